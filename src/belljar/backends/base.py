@@ -1,0 +1,75 @@
+"""The contract of a backend: a process behind a byte stream, and a kill switch.
+
+Everything else (running code, output, files, commands) is spoken over the stream with the one
+guest program, the same on every backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from belljar.environment import Environment
+from belljar.isolation import Isolation
+from belljar.limits import Limits
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuestSpec:
+    """What the caller asked for, validated."""
+
+    id: str
+    environment: Environment
+    limits: Limits
+    env: Mapping[str, str] = field(default_factory=dict)
+    strict: bool | None = None  # None: strict about the limits the caller set himself
+
+    def insists_on(self, limit: str) -> bool:
+        return self.strict if self.strict is not None else limit in self.limits.explicit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What a guest has used so far, as the host sees it; None: this host cannot tell."""
+
+    cpu: float | None
+    peak_memory: int | None
+    memory_kills: int  # processes ended for want of memory
+
+
+class Stream(Protocol):
+    """A byte stream to the guest, used by one reader and one writer at a time."""
+
+    async def receive(self) -> bytes:
+        """Some bytes; b"" when the guest is gone."""
+
+    async def send(self, data: bytes) -> None:
+        """All of it. Raises OSError when the guest is gone."""
+
+
+class Guest(Protocol):
+    """A live guest. All methods may be called from any thread but for the awaited ones."""
+
+    stream: Stream
+    isolation: Isolation
+
+    def reading(self, *, from_now: bool = False) -> Reading:
+        """Called by the sandbox around each cell. `from_now` lets the peak count anew."""
+
+    def kill(self) -> None:
+        """End every process of the guest at once. Called at any time, also twice."""
+
+    async def close(self) -> None:
+        """kill(), and leave nothing behind. Called once for each guest, also after its death."""
+
+
+class Backend(Protocol):
+    name: str
+
+    async def start(self, spec: GuestSpec) -> Guest:
+        """A guest that is confined and waits for its first frame.
+
+        Called by a sandbox at its start, and again when its guest was lost. Leaves nothing
+        behind when it raises or is cancelled.
+        """

@@ -1,0 +1,145 @@
+"""The control group of one sandbox, once it is made: entered, read, killed, removed."""
+
+import contextlib
+import os
+import threading
+from collections.abc import Sequence
+
+from belljar.backends.native.cgroup import tree
+from belljar.backends.native.cgroup.files import METERS, Meter
+from belljar.backends.native.cgroup.plan import Hierarchy
+
+
+class Cgroup:
+    """The group of one sandbox, in every hierarchy used.
+
+    Readings are taken around every cell, so their files are opened once and kept. A reading is
+    None where the kernel does not offer it, and after remove(). Safe to use from any thread.
+    """
+
+    def __init__(
+        self, owner: tree.Owner, places: Sequence[tuple[Hierarchy, str]], enforced: frozenset[str]
+    ) -> None:
+        self.enforced = enforced
+        self._owner = owner
+        self._paths = [path for _, path in places]
+        self._places = {
+            controller: (hierarchy.version, path)
+            for hierarchy, path in places
+            for controller in hierarchy.controllers
+        }
+        self._lock = threading.Lock()
+        self._join: list[int] = []
+        self._files: dict[str, tuple[int, Meter]] = {}
+        self.closed = False
+
+    def join_fds(self) -> list[int]:
+        """Descriptors on which a process writes b"0" to enter, one for each hierarchy.
+
+        Opened by us, so that it is our permission that counts, not the new process's.
+        """
+        with self._lock:
+            if not self._join and not self.closed:
+                with contextlib.ExitStack() as undo:
+                    opened = []
+                    for path in self._paths:
+                        fd = os.open(f"{path}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+                        undo.callback(os.close, fd)
+                        opened.append(fd)
+                    undo.pop_all()
+                self._join = opened
+            return list(self._join)
+
+    def close_join_fds(self) -> None:
+        with self._lock:
+            while self._join:
+                os.close(self._join.pop())
+
+    def cpu_seconds(self) -> float | None:
+        return self._read("cpu")
+
+    def memory_current(self) -> int | None:
+        return _whole(self._read("current"))
+
+    def memory_peak(self) -> int | None:
+        return _whole(self._read("peak"))
+
+    def reset_peak(self) -> bool:
+        """Let the peak count from now on; False where it is that of the whole life."""
+        with self._lock:
+            opened = self._open("peak")
+            if opened is None:
+                return False
+            try:
+                # v2 (Linux 6.12) resets it for readers of this very descriptor.
+                os.pwrite(opened[0], b"0", 0)
+            except OSError:
+                return False
+            return True
+
+    def oom_kills(self) -> int | None:
+        return _whole(self._read("oom_kills"))
+
+    def pids_max_hits(self) -> int | None:
+        return _whole(self._read("pids_max_hits"))
+
+    def processes_alive(self) -> list[int]:
+        # All hierarchies: a process on its way in is in some of them only.
+        return sorted(set[int]().union(*map(tree.members, self._paths)))
+
+    def kill(self) -> bool:
+        """SIGKILL to every member; True when none is left. May be called again."""
+        return self._is_ours() and tree.kill(self._paths)
+
+    def remove(self) -> bool:
+        """Remove the group once its processes are gone; True if it is not there any more.
+
+        Waits a short while for processes that are exiting; called again, it tries again.
+        """
+        self.close_join_fds()
+        with self._lock:
+            self.closed = True
+            while self._files:
+                os.close(self._files.popitem()[1][0])
+        return self._is_ours() and tree.remove(self._paths)
+
+    def _is_ours(self) -> bool:
+        """Not so in a fork of the owner: what it inherited goes on belonging to its parent."""
+        return os.getpid() == self._owner.pid
+
+    def _read(self, what: str) -> float | None:
+        with self._lock:
+            opened = self._open(what)
+            if opened is None:
+                return None
+            fd, meter = opened
+            try:
+                text = os.pread(fd, 4096, 0)
+            except OSError:
+                return None  # ENODEV: somebody else removed the group
+        if meter.key is None:
+            return int(text) * meter.unit
+        for line in text.splitlines():
+            key, _, value = line.partition(b" ")
+            if key == meter.key:
+                return int(value) * meter.unit
+        return None
+
+    def _open(self, what: str) -> tuple[int, Meter] | None:
+        if what in self._files or self.closed:
+            return self._files.get(what)
+        for version, meter in METERS[what].items():
+            place = self._places.get(meter.controller)
+            if place is None or place[0] != version:
+                continue
+            # Before Linux 6.12 the peak of v2 can only be read.
+            for access in (os.O_RDWR, os.O_RDONLY) if what == "peak" else (os.O_RDONLY,):
+                with contextlib.suppress(OSError):
+                    fd = os.open(f"{place[1]}/{meter.file}", access | os.O_CLOEXEC)
+                    self._files[what] = fd, meter
+                    return fd, meter
+        return None
+
+
+def _whole(reading: float | None) -> int | None:
+    return None if reading is None else int(reading)

@@ -1,0 +1,224 @@
+"""From a fork of the zygote to a guest: every layer, in the one order that works.
+
+`confine` shows the order. Each step is named, so that a failure says which layer is missing;
+nothing of the caller's is read before the last of them.
+"""
+
+import fcntl
+import os
+import resource
+import signal
+import socket
+import struct
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from . import landlock
+from . import syscalls as sys_
+
+INSIDE_ID = 1000  # uid and gid the code sees
+_TMPFS = sys_.MS_NOSUID | sys_.MS_NODEV
+_DEVICES = ["null", "zero", "full", "random", "urandom"]
+
+
+class StepFailed(Exception):
+    def __init__(self, step: str, error: OSError) -> None:
+        super().__init__(f"{step}: {error}")
+        self.step = step
+        self.errno = error.errno
+
+
+def confine(spec: Dict[str, Any], join: List[int]) -> Dict[str, Any]:
+    """Turn this process (PID 1 of its new pid namespace) into a guest. What was measured."""
+    facts: Dict[str, Any] = {}
+    kernel: List[int] = []  # a descriptor of /proc/sys, taken before it is masked
+    steps: List[Tuple[str, Callable[[], Any]]] = [
+        # First, so that everything from here on is charged to the guest.
+        ("cgroup", lambda: _join(join)),
+        ("namespaces", _enter_namespaces),
+        ("host name", lambda: sys_.sethostname("belljar")),
+        ("loopback", _loopback_up),
+        ("file systems", lambda: kernel.append(_mount(spec))),
+        # Mounts, network and pids stay owned by the zygote's user namespace: even a guest that
+        # became root in its own would have no power over them.
+        ("identity", lambda: _become(spec["uid"], kernel.pop())),
+        ("capabilities", _drop_capabilities),
+        ("limits", lambda: _set_limits(spec["rlimits"])),
+        ("cpus", lambda: _set_affinity(spec["affinity"])),
+        ("landlock", lambda: facts.update(landlock=landlock.restrict(*_writable()))),
+        # Last: it takes away most calls used above.
+        ("seccomp", lambda: sys_.seccomp_filter(spec["seccomp"])),
+        ("dumpable", lambda: sys_.prctl(sys_.PR_SET_DUMPABLE, 0)),
+        ("probe", lambda: facts.update(escaped=probe())),
+    ]
+    for name, step in steps:
+        try:
+            step()
+        except OSError as error:
+            raise StepFailed(name, error) from None
+    return facts
+
+
+def _join(descriptors: List[int]) -> None:
+    for fd in descriptors:
+        os.write(fd, b"0")  # "the writer"
+        os.close(fd)
+
+
+def _enter_namespaces() -> None:
+    # cgroup: after joining, so that the guest sees its own group as the root.
+    sys_.unshare(
+        sys_.CLONE_NEWNS
+        | sys_.CLONE_NEWNET
+        | sys_.CLONE_NEWIPC
+        | sys_.CLONE_NEWUTS
+        | sys_.CLONE_NEWCGROUP
+    )
+
+
+def _loopback_up() -> None:
+    """Servers and clients inside the sandbox may talk to each other, and to nobody else."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = struct.pack("16sh22x", b"lo", 1)  # IFF_UP
+        fcntl.ioctl(any_socket, 0x8914, request)  # SIOCSIFFLAGS
+
+
+# -- file systems ---------------------------------------------------------------------------
+
+
+def _mount(spec: Dict[str, Any]) -> int:
+    uid = spec["uid"]
+    kernel = _mount_proc(spec)
+    for path, size, inodes in (
+        ("/workspace", spec["workspace"], 65536),
+        ("/tmp", spec["tmp"], 16384),
+        ("/dev/shm", spec["tmp"], 4096),
+    ):
+        options = f"size={size},nr_inodes={inodes},mode=0700,uid={uid},gid={uid}"
+        sys_.mount("tmpfs", path, "tmpfs", _TMPFS, options)
+    return kernel
+
+
+def _mount_proc(spec: Dict[str, Any]) -> int:
+    """A /proc of this pid namespace, in which all that tells of the host, or sets it, is masked:
+    everything but the processes and a short list, so that what future kernels add is masked."""
+    sys_.mount("proc", "/proc", "proc", _TMPFS | sys_.MS_NOEXEC)
+    kernel = os.open("/proc/sys", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    # The scratch tmpfs lives on through the binds made of it, after the real /tmp covers it.
+    sys_.mount("tmpfs", "/tmp", "tmpfs", _TMPFS | sys_.MS_NOEXEC, "size=64k,mode=0755")
+    os.mkdir("/tmp/empty")
+    for name, text in (("/tmp/nothing", ""), ("/tmp/meminfo", spec["meminfo"])):
+        with open(name, "w") as file:
+            file.write(text)
+    for name in os.listdir("/proc"):
+        path = "/proc/" + name
+        if name.isdigit() or name in _PROC_KEPT or os.path.islink(path):
+            continue
+        if name == "meminfo":
+            source = "/tmp/meminfo"
+        elif name == "sys":
+            source = "/run/belljar/sys"
+        else:
+            source = "/tmp/empty" if os.path.isdir(path) else "/tmp/nothing"
+        sys_.mount(source, path, None, sys_.MS_BIND)
+        sys_.mount(None, path, None, sys_.MS_REMOUNT | sys_.MS_BIND | sys_.MS_RDONLY | _TMPFS)
+    return kernel
+
+
+# What ordinary programs (ps, free, psutil, the C library) read, and CPUID tells anyway.
+_PROC_KEPT = {"cpuinfo", "stat", "uptime", "loadavg", "version", "filesystems"}
+
+
+# -- identity -------------------------------------------------------------------------------
+
+
+# Counted for each user namespace, and against the host user's own share as well: so a guest
+# may make no namespaces, and cannot use up what its neighbours need.
+_SYSCTLS = {
+    "max_user_namespaces": 0,
+    "max_mnt_namespaces": 0,
+    "max_pid_namespaces": 0,
+    "max_net_namespaces": 0,
+    "max_ipc_namespaces": 0,
+    "max_uts_namespaces": 0,
+    "max_cgroup_namespaces": 0,
+    "max_time_namespaces": 0,
+    "max_inotify_instances": 8,
+    "max_inotify_watches": 4096,
+}
+
+
+def _become(uid: int, kernel: int) -> None:
+    """An unprivileged uid, and a user namespace that maps it alone."""
+    if uid:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+        # Changing the uid made /proc/self root's; the maps below must be written by us.
+        sys_.prctl(sys_.PR_SET_DUMPABLE, 1)
+    sys_.unshare(sys_.CLONE_NEWUSER)
+    _write("/proc/self/setgroups", "deny")
+    _write("/proc/self/uid_map", f"{INSIDE_ID} {uid} 1")
+    _write("/proc/self/gid_map", f"{INSIDE_ID} {uid} 1")
+    for name, value in _SYSCTLS.items():
+        _write(f"user/{name}", str(value), kernel)
+    os.close(kernel)
+
+
+def _drop_capabilities() -> None:
+    sys_.prctl(sys_.PR_SET_NO_NEW_PRIVS, 1)
+    sys_.prctl(sys_.PR_CAP_AMBIENT, sys_.PR_CAP_AMBIENT_CLEAR_ALL)
+    sys_.prctl(sys_.PR_SET_SECUREBITS, sys_.SECUREBITS_LOCKED)
+    sys_.drop_bounding_set()
+    sys_.capset_none()
+    # A change of credentials clears it. The zygote's end takes the guest along.
+    sys_.prctl(sys_.PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _set_limits(limits: Dict[str, int]) -> None:
+    for name, value in limits.items():
+        kind = getattr(resource, name)
+        _, hard = resource.getrlimit(kind)
+        # An inherited lower limit stays: it cannot be raised, and is at least as strict.
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (value, value))
+
+
+def _set_affinity(cpus: List[int]) -> None:
+    if cpus:
+        os.sched_setaffinity(0, cpus)
+
+
+def _writable() -> Tuple[List[str], List[str]]:
+    return ["/workspace", "/tmp", "/dev/shm"], ["/dev/" + name for name in _DEVICES]
+
+
+def _write(path: str, text: str, below: Optional[int] = None) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=below)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+# -- the probe ------------------------------------------------------------------------------
+
+
+def probe() -> List[str]:
+    """Powers that should be gone, tried again: the names of those that are not."""
+    attempts: List[Tuple[str, Callable[[], object]]] = [
+        ("mount a file system", lambda: sys_.mount("tmpfs", "/workspace", "tmpfs", 0)),
+        ("enter a new user namespace", lambda: sys_.unshare(sys_.CLONE_NEWUSER)),
+        ("write into the root", lambda: os.close(os.open("/usr/.probe", os.O_CREAT | os.O_WRONLY))),
+        ("become uid 0", lambda: os.setuid(0)),
+        ("open a raw socket", lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1).close()),
+        ("open a vsock socket", lambda: socket.socket(40, socket.SOCK_STREAM).close()),
+        ("reach the network", _connect),
+        ("change the host name", lambda: sys_.sethostname("probe")),
+        ("set a kernel variable", lambda: _write("/proc/sys/kernel/core_pattern", "core")),
+    ]
+    return [what for what, attempt in attempts if sys_.must_fail(what, attempt)]
+
+
+def _connect() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.connect(("192.0.2.1", 9))

@@ -1,0 +1,110 @@
+"""The launcher: from an ordinary process to a zygote inside its own namespaces.
+
+    host process ── spawns ──> launcher ── clone ──> child: new root, then the Environment's Python
+
+It runs on the host's interpreter, in the host's user namespace, so that it may write the
+child's uid map; it stays as the zygote's parent and dies with the host process, and the zygote
+(PID 1 of its namespace) with it.
+"""
+
+import json
+import os
+import signal
+import socket
+from typing import Any, Dict, NoReturn
+
+from . import roots
+from . import syscalls as sys_
+
+_NAMESPACES = (
+    sys_.CLONE_NEWUSER
+    | sys_.CLONE_NEWNS
+    | sys_.CLONE_NEWPID
+    | sys_.CLONE_NEWNET
+    | sys_.CLONE_NEWIPC
+    | sys_.CLONE_NEWUTS
+)
+
+
+class Failed(Exception):
+    """A step that did not work, by name."""
+
+
+def main(config: Dict[str, Any]) -> NoReturn:
+    control = socket.socket(fileno=config["control"])
+    step = "start"
+    try:
+        sys_.prctl(sys_.PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != config["parent"]:
+            os._exit(0)  # the host process ended before the line above
+        if config["root"]:
+            # Sources below directories only root may enter must be bound before the user
+            # namespace, in which root is nobody.
+            step = "mount namespace"
+            sys_.unshare(sys_.CLONE_NEWNS)
+            step = "root file system"
+            roots.build(config["steps"])
+        step = "user namespace"
+        mapped, proceed = os.pipe()
+        pid = sys_.clone(_NAMESPACES)
+        if pid == 0:
+            os.close(proceed)
+            _child(config, mapped)
+        os.close(mapped)
+        step = "uid map"
+        _write_maps(pid, config)
+        os.write(proceed, b"1")
+        control.close()
+        _, status = os.waitpid(pid, 0)
+        os._exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 1)
+    except OSError as error:
+        _report(control, step, error)
+        os._exit(1)
+
+
+def _write_maps(pid: int, config: Dict[str, Any]) -> None:
+    """As root: a range of host uids nobody uses, one for each guest. Else: the one uid we are."""
+    if not config["root"]:
+        _write(f"/proc/{pid}/setgroups", "deny")
+    first, count = config["uids"]
+    _write(f"/proc/{pid}/uid_map", f"0 {first} {count}")
+    first, count = config["gids"]
+    _write(f"/proc/{pid}/gid_map", f"0 {first} {count}")
+
+
+def _child(config: Dict[str, Any], mapped: int) -> NoReturn:
+    control = socket.socket(fileno=config["control"])
+    step = "uid map"
+    try:
+        if os.read(mapped, 1) != b"1":
+            os._exit(1)
+        os.close(mapped)
+        if config["root"]:
+            step = "identity"
+            os.setgroups([])
+            os.setresgid(0, 0, 0)
+            os.setresuid(0, 0, 0)
+        else:
+            step = "root file system"
+            roots.build(config["steps"])
+        step = "pivot"
+        roots.enter()
+        sys_.sethostname("belljar")
+        step = "execute the Environment's Python"
+        os.set_inheritable(config["control"], True)
+        os.set_inheritable(config["bundle"], True)
+        os.lseek(config["bundle"], 0, os.SEEK_SET)
+        os.execve(config["python"], config["argv"], config["env"])
+    except OSError as error:
+        _report(control, step, error)
+    os._exit(1)
+
+
+def _report(control: socket.socket, step: str, error: OSError) -> None:
+    message = {"failed": step, "errno": error.errno, "message": str(error)}
+    control.send(json.dumps(message).encode())
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)

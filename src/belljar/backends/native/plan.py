@@ -1,0 +1,200 @@
+"""What a native guest will be, as data: decided here, without touching anything.
+
+`root_steps` is the root file system all guests of a zygote share; `guest_spec` what one guest
+gets of its own. `roots.py` and `confine.py` carry them out.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from ...interpreter import Interpreter, guest_python
+from ...limits import Limits
+
+Step = list[object]
+
+GUEST_ENV = "/opt/env"
+GUEST_PYTHON_PREFIX = "/opt/python"
+
+# As root, each guest gets a host uid of its own from a range that no distribution hands out.
+UID_FIRST = 0x4000_0000
+UID_COUNT = 0x1000_0000
+
+_SYSTEM = ("/usr/bin", "/usr/sbin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec")
+_SYSTEM_DATA = ("/usr/share", "/usr/include")
+_TOP_LEVEL = ("/bin", "/sbin", "/lib", "/lib32", "/lib64")
+
+_ETC = {
+    "passwd": "root:x:0:0:root:/root:/usr/sbin/nologin\nuser:x:1000:1000:user:/tmp:/bin/sh\n",
+    "group": "root:x:0:\nuser:x:1000:\n",
+    "hosts": "127.0.0.1 localhost belljar\n::1 localhost\n",
+    "hostname": "belljar\n",
+    "resolv.conf": "",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+    "os-release": 'NAME="Belljar"\nID=belljar\n',
+}
+
+# /proc/sys as the guest sees it: a few harmless values that programs ask for.
+_SYSCTLS = {
+    "kernel/ostype": "Linux\n",
+    "kernel/hostname": "belljar\n",
+    "kernel/pid_max": "32768\n",
+    "kernel/ngroups_max": "65536\n",
+    "kernel/cap_last_cap": "40\n",
+    "vm/overcommit_memory": "0\n",
+    "net/core/somaxconn": "4096\n",
+    "fs/file-max": "65536\n",
+}
+
+
+def root_steps(environment: Path, interpreter: Interpreter) -> list[Step]:
+    return [
+        *_skeleton(),
+        *_system(),
+        *_interpreter(interpreter),
+        ["bind", str(environment), GUEST_ENV, "dir"],
+        *_etc(),
+        *_devices(),
+    ]
+
+
+def _skeleton() -> Iterator[Step]:
+    directories = "/proc /tmp /workspace /dev /dev/shm /etc /opt /run /run/belljar /usr /usr/local"
+    for path in (*directories.split(), "/home", "/root", "/var", "/var/tmp", "/usr/local/bin"):
+        yield ["dir", path]
+    for name, text in _SYSCTLS.items():
+        yield ["dir", f"/run/belljar/sys/{os.path.dirname(name)}"]
+        yield ["file", f"/run/belljar/sys/{name}", text]
+
+
+def _system() -> Iterator[Step]:
+    for path in (*_SYSTEM, *_SYSTEM_DATA):
+        if os.path.islink(path):
+            yield ["symlink", os.readlink(path), path]
+        elif os.path.isdir(path):
+            yield ["bind", path, path, "dir"]
+    for path in _TOP_LEVEL:
+        if os.path.islink(path):
+            yield ["symlink", os.readlink(path), path]
+        elif os.path.isdir(path):
+            yield ["bind", path, path, "dir"]
+    # Packages of the host's own Python are not the guest's business.
+    for packages in sorted(Path("/usr/lib").glob("python3*/*-packages")):
+        yield ["mask", str(packages)]
+
+
+def _interpreter(interpreter: Interpreter) -> Iterator[Step]:
+    """An interpreter outside /usr appears at a fixed place: its own may be somebody's home."""
+    if interpreter.prefix == "/usr":
+        return
+    yield ["dir", f"{GUEST_PYTHON_PREFIX}/bin"]
+    yield ["bind", interpreter.executable, guest_python(interpreter), "file"]
+    libraries = f"{GUEST_PYTHON_PREFIX}/lib"
+    name = "python{}.{}".format(*interpreter.version)
+    if interpreter.prefix == "/usr/local":
+        # Other software lives there too: only what is Python's.
+        yield ["bind", interpreter.stdlib, f"{libraries}/{name}", "dir"]
+        for library in sorted(Path(interpreter.libdir).glob("libpython3*.so*")):
+            yield ["bind", str(library.resolve()), f"{libraries}/{library.name}", "file"]
+    else:
+        yield ["bind", os.path.dirname(interpreter.stdlib), libraries, "dir"]
+    if os.path.isdir(os.path.join(interpreter.stdlib, "site-packages")):
+        yield ["mask", f"{libraries}/{name}/site-packages"]
+
+
+def _etc() -> Iterator[Step]:
+    for name, text in _ETC.items():
+        yield ["file", f"/etc/{name}", text]
+    if os.path.exists("/usr/share/zoneinfo/UTC"):
+        yield ["symlink", "/usr/share/zoneinfo/UTC", "/etc/localtime"]
+    # Debian's names for "the awk that is installed": links into /usr, and nothing else.
+    alternatives = Path("/etc/alternatives")
+    if not alternatives.is_dir():
+        return
+    yield ["dir", "/etc/alternatives"]
+    for link in sorted(alternatives.iterdir()):
+        if link.is_symlink() and (target := os.readlink(link)).startswith("/usr/"):
+            yield ["symlink", target, f"/etc/alternatives/{link.name}"]
+
+
+def _devices() -> Iterator[Step]:
+    for name in ("null", "zero", "full", "random", "urandom"):
+        if stat.S_ISCHR(os.stat(f"/dev/{name}").st_mode):
+            yield ["device", name]
+    yield ["symlink", "/proc/self/fd", "/dev/fd"]
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        yield ["symlink", f"/proc/self/fd/{number}", f"/dev/{name}"]
+
+
+# -- one guest ------------------------------------------------------------------------------
+
+
+def pick_uid(root: bool) -> int:
+    """In the zygote's user namespace: one of many as root, else the only one there is."""
+    return random.SystemRandom().randrange(1, UID_COUNT) if root else 0
+
+
+def rlimits(limits: Limits, *, memory_in_cgroup: bool, baseline: int) -> dict[str, int]:
+    """`baseline`: writable memory a guest has at birth, before it allocates anything."""
+    chosen = {
+        "RLIMIT_CORE": 0,
+        "RLIMIT_NOFILE": limits.open_files,
+        "RLIMIT_NPROC": limits.processes + 1,  # and init
+        "RLIMIT_MSGQUEUE": 819200,
+        "RLIMIT_MEMLOCK": 65536,
+        "RLIMIT_SIGPENDING": 1024,
+        "RLIMIT_RTPRIO": 0,
+        "RLIMIT_NICE": 0,
+        "RLIMIT_FSIZE": max(limits.workspace, limits.tmp),
+    }
+    if not memory_in_cgroup:
+        chosen["RLIMIT_DATA"] = baseline + limits.memory
+    return chosen
+
+
+def affinity(cpus: float, available: set[int]) -> list[int]:
+    """Without a cgroup: as many processors as whole ones were asked for, anywhere."""
+    wanted = max(1, -int(-cpus // 1))
+    if wanted >= len(available):
+        return []
+    return sorted(random.sample(sorted(available), wanted))
+
+
+def meminfo(memory: int) -> str:
+    """/proc/meminfo as the guest sees it: its limit, so that programs size themselves by it."""
+    total = memory // 1024
+    rows = {"MemTotal": total, "MemFree": total, "MemAvailable": total, "Buffers": 0, "Cached": 0}
+    rows |= {"SwapCached": 0, "Active": 0, "Inactive": 0, "SwapTotal": 0, "SwapFree": 0}
+    rows |= {"Shmem": 0, "Slab": 0, "SReclaimable": 0}
+    return "".join(f"{name + ':':<16}{value:>8} kB\n" for name, value in rows.items())
+
+
+def environment_variables(interpreter: Interpreter) -> dict[str, str]:
+    """All a guest's environment holds, but for what the caller adds."""
+    variables = {
+        "PATH": f"{GUEST_ENV}/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+        "HOME": "/tmp",
+        "USER": "user",
+        "LOGNAME": "user",
+        "SHELL": "/bin/sh",
+        "TMPDIR": "/tmp",
+        "LANG": "C.UTF-8",
+        "TZ": "UTC",
+        "TERM": "dumb",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "MPLBACKEND": "Agg",
+        "MPLCONFIGDIR": "/tmp/.matplotlib",
+        # One thread each: more cannot survive the fork that makes a guest.
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "NUMEXPR_NUM_THREADS": "1",
+    }
+    if interpreter.shared and interpreter.prefix != "/usr":
+        variables["LD_LIBRARY_PATH"] = f"{GUEST_PYTHON_PREFIX}/lib"
+    return variables

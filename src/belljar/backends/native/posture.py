@@ -1,0 +1,61 @@
+"""The posture of a live guest, read from outside: /proc of the host, never the guest's word."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from belljar.errors import StartError
+
+NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Posture:
+    uid: int  # as the host counts
+    capabilities: int  # effective, permitted, inheritable, bounding and ambient, together
+    no_new_privs: bool
+    seccomp: int  # 2: a filter
+    namespaces: frozenset[str]  # those that are not the host's
+
+
+def read(pid: int) -> Posture:
+    status = _status(pid)
+    capabilities = 0
+    for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
+        capabilities |= int(status[name], 16)
+    return Posture(
+        uid=int(status["Uid"].split()[0]),
+        capabilities=capabilities,
+        no_new_privs=status["NoNewPrivs"] == "1",
+        seccomp=int(status["Seccomp"]),
+        namespaces=frozenset(kind for kind in NAMESPACES if _own(pid, kind)),
+    )
+
+
+def check(posture: Posture, *, root: bool) -> None:
+    """A guest that lacks a layer is not used, whatever the reason."""
+    wrong = []
+    if missing := set(NAMESPACES) - posture.namespaces:
+        wrong.append(f"shares the host's {', '.join(sorted(missing))} namespace")
+    if posture.capabilities:
+        wrong.append(f"has capabilities {posture.capabilities:#x}")
+    if not posture.no_new_privs:
+        wrong.append("may gain privileges")
+    if posture.seccomp != 2:
+        wrong.append("has no seccomp filter")
+    if root and posture.uid == 0:
+        wrong.append("runs as root")
+    if wrong:
+        raise StartError(f"the new guest is not confined: it {', and '.join(wrong)}")
+
+
+def _status(pid: int) -> Mapping[str, str]:
+    with open(f"/proc/{pid}/status") as file:
+        rows = (line.partition(":") for line in file)
+        return {name: value.strip() for name, _, value in rows}
+
+
+def _own(pid: int, kind: str) -> bool:
+    return os.readlink(f"/proc/{pid}/ns/{kind}") != os.readlink(f"/proc/self/ns/{kind}")

@@ -1,0 +1,124 @@
+"""The zygote: has imported the Environment's preload modules, and forks guests.
+
+PID 1 of its own namespaces, in the root that all its guests share. When it ends, for whatever
+reason, the kernel ends every guest with it.
+"""
+
+import base64
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+from typing import Any, Dict, List, NoReturn, Tuple
+
+from ...guest import init, wire
+from . import confine
+from . import syscalls as sys_
+
+
+def main(config: Dict[str, Any]) -> NoReturn:
+    control = socket.socket(fileno=config["control"])
+    os.close(config["bundle"])
+    sys_.prctl(sys_.PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is the host's
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # guests are reaped by the kernel
+    try:
+        _preload(config["preload"])
+    except BaseException as error:
+        last = "".join(traceback.format_exception_only(type(error), error)).strip()
+        _say(control, {"failed": "preload", "message": last})
+        os._exit(1)
+    threads = len(os.listdir("/proc/self/task"))
+    if threads != 1:
+        # A fork copies one thread only; locks the others held would stay locked for ever.
+        _say(control, {"failed": "threads", "message": f"{threads - 1} threads are running"})
+        os._exit(1)
+    config["seccomp"] = base64.b64decode(config["seccomp"])
+    own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    gc.collect()
+    gc.freeze()  # the collector would otherwise write to, and so copy, every shared page
+    _say(control, {"ready": True, "data": _data_size()})
+    while True:
+        request, fds = _receive(control)
+        _fork_guest(config, request, fds, own_pids)
+
+
+def _preload(modules: List[str]) -> None:
+    for name in modules:
+        importlib.import_module(name)
+
+
+def _data_size() -> int:
+    with open("/proc/self/status") as file:
+        for line in file:
+            if line.startswith("VmData:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def _receive(control: socket.socket) -> Tuple[Dict[str, Any], List[int]]:
+    data, fds, _, _ = socket.recv_fds(control, 65536, 8)
+    if not data:
+        os._exit(0)  # the host process is gone
+    return json.loads(data), fds
+
+
+def _fork_guest(
+    config: Dict[str, Any], request: Dict[str, Any], fds: List[int], own_pids: int
+) -> None:
+    """The next child is PID 1 of a new pid namespace; the one after it shall not be."""
+    sys_.unshare(sys_.CLONE_NEWPID)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _guest(config, request, fds)
+    finally:
+        sys_.setns(own_pids, sys_.CLONE_NEWPID)
+    for fd in fds:
+        os.close(fd)
+
+
+def _guest(config: Dict[str, Any], request: Dict[str, Any], fds: List[int]) -> NoReturn:
+    channel = socket.socket(fileno=fds[0])
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        init.close_descriptors({0, 1, 2, *fds})
+        os.setsid()
+        os.umask(0o022)
+        spec = {**request, "seccomp": config["seccomp"]}
+        if request["deny_memfd"]:
+            spec["seccomp"] = base64.b64decode(config["seccomp_no_memfd"])
+        facts = confine.confine(spec, fds[1:])
+        if facts["escaped"]:
+            raise confine.StepFailed("probe", OSError(f"it can still {facts['escaped']}"))
+        channel.sendall(wire.pack(wire.HELLO, 0, facts))
+        os.environ.clear()
+        os.environ.update(request["env"])
+        setup = {
+            "workspace": "/workspace",
+            "output": request["output"],
+            "worker_started": _worker_started,
+        }
+        init.main(channel, setup)
+    except confine.StepFailed as error:
+        failure = {"failed": error.step, "errno": error.errno, "message": str(error)}
+        channel.sendall(wire.pack(wire.HELLO, 0, failure))
+    except BaseException as error:
+        traceback.print_exc(file=sys.stderr)
+        failure = {"failed": "start", "errno": None, "message": repr(error)[:1000]}
+        channel.sendall(wire.pack(wire.HELLO, 0, failure))
+    finally:
+        os._exit(1)
+
+
+def _worker_started() -> None:
+    # init is not dumpable; the worker may look at itself (/proc/self) and its children.
+    sys_.prctl(sys_.PR_SET_DUMPABLE, 1)
+
+
+def _say(control: socket.socket, message: Dict[str, Any]) -> None:
+    control.send(json.dumps(message).encode())

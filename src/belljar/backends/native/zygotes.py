@@ -1,0 +1,174 @@
+"""The host's handle of a zygote: started once for each Environment, asked for guests.
+
+Started by the runtime's own thread, because the kernel ties a child's death signal to the
+thread that made it: a thread of the caller's may end any time.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+from belljar import bundle
+from belljar.backends.native import plan, seccomp
+from belljar.environment import Built
+from belljar.errors import BackendUnavailable, SandboxError, StartError
+
+START_TIMEOUT = 120.0  # imports of large packages on a cold disk
+
+
+class Zygote:
+    def __init__(self, built: Built) -> None:
+        self.root = os.geteuid() == 0
+        self.baseline = 0
+        self.variables = plan.environment_variables(built.interpreter)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, _memfd(bundle.make(self._config(built, theirs.fileno()))) as source:
+            try:
+                self._process = _spawn(source, theirs.fileno())
+            except OSError as error:
+                ours.close()
+                raise StartError(f"the zygote did not start: {error}") from error
+        self._control = ours
+        self._name = built.environment.name
+
+    def _config(self, built: Built, control: int) -> dict[str, object]:
+        profile = seccomp.load_profile()
+        machine = platform.machine()
+        first = plan.UID_FIRST if self.root else os.geteuid()
+        group = plan.UID_FIRST if self.root else os.getegid()
+        count = plan.UID_COUNT if self.root else 1
+        entry = f"{bundle.PACKAGE}.backends.native.zygote"
+        return {
+            "parent": os.getpid(),
+            "root": self.root,
+            "control": control,
+            "uids": [first, count],
+            "gids": [group, count],
+            "steps": plan.root_steps(built.path, built.interpreter),
+            "python": f"{plan.GUEST_ENV}/bin/python",
+            "argv": ["python", "-I", "-c", bundle.BOOTSTRAP, _FD, entry],
+            "env": self.variables,
+            "preload": list(built.environment.preload),
+            "seccomp": _b64(seccomp.compile_profile(profile, machine)),
+            "seccomp_no_memfd": _b64(
+                seccomp.compile_profile(profile, machine, deny=("memfd_create",))
+            ),
+        }
+
+    def wait_ready(self) -> None:
+        """Blocks until its imports are done. Called once, by the runtime, in a worker thread."""
+        self._control.settimeout(START_TIMEOUT)
+        try:
+            data = self._control.recv(65536)
+        except TimeoutError:
+            self.close()
+            raise StartError(
+                f"the imports of environment {self._name!r} took more than {START_TIMEOUT:.0f} s"
+            ) from None
+        if not data:
+            status = self._process.wait()
+            self.close()
+            raise StartError(
+                f"the zygote of environment {self._name!r} ended with status {status}",
+                hint="`belljar doctor` tells what this host allows",
+            )
+        answer = json.loads(data)
+        if "failed" in answer:
+            self.close()
+            raise failure(answer, self._name)
+        self.baseline = int(answer["data"])
+        self._control.setblocking(False)
+
+    def spawn(self, request: Mapping[str, object], fds: Sequence[int]) -> None:
+        """Ask for a guest; it answers on its own channel, fds[0]."""
+        try:
+            socket.send_fds(self._control, [json.dumps(request).encode()], fds)
+        except OSError as error:
+            raise StartError(f"the zygote is gone: {error}") from error
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        """End it and, by the kernel's rule, every guest of its."""
+        self._control.close()
+        self._process.kill()
+        self._process.wait()
+
+    def abandon(self) -> None:
+        """In a fork of the host process: let go of what belongs to the parent."""
+        self._control.close()
+        self._process.returncode = 0  # so that Popen does not wait for another's child
+
+
+_FD = "3"
+
+
+def _spawn(source: int, control: int) -> subprocess.Popen[bytes]:
+    # An own session: Ctrl-C at the terminal is for the host process to handle.
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            bundle.BOOTSTRAP,
+            str(source),
+            f"{bundle.PACKAGE}.backends.native.launcher",
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=None if os.environ.get("BELLJAR_DEBUG") else subprocess.DEVNULL,
+        pass_fds=(source, control),
+        env={},
+        cwd="/",
+        start_new_session=True,
+    )
+
+
+@contextlib.contextmanager
+def _memfd(data: bytes):  # type: ignore[no-untyped-def]
+    fd = os.memfd_create("belljar", os.MFD_CLOEXEC)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+        os.lseek(fd, 0, os.SEEK_SET)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _b64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+_REMEDIES = {
+    "user namespace": "user namespaces are forbidden for this user: allow them (sysctl "
+    "kernel.unprivileged_userns_clone=1, user.max_user_namespaces>0, on Ubuntu also "
+    "kernel.apparmor_restrict_unprivileged_userns=0), or use another backend",
+    "root file system": "a container without CAP_SYS_ADMIN, or a kernel before 5.12?",
+    "pivot": "a masked /proc (inside a container?) keeps a new one from being mounted",
+    "execute the Environment's Python": "its files must be readable by every user",
+    "preload": "fix or remove the module in the Environment's `preload`",
+    "threads": "a module of the Environment's `preload` starts threads: leave it out of `preload`",
+}
+
+
+def failure(answer: Mapping[str, object], environment: str) -> SandboxError:
+    """What a zygote or a guest says went wrong, as the caller shall see it."""
+    step = str(answer["failed"])
+    kind = StartError if step in ("preload", "threads") else BackendUnavailable
+    return kind(
+        f"could not confine a guest of environment {environment!r} ({step}): {answer['message']}",
+        hint=_REMEDIES.get(step, "`belljar doctor` tells what this host allows"),
+    )

@@ -1,0 +1,62 @@
+"""The guest's program as text, to be sent to the other side.
+
+A bundle is one JSON object of module names and sources. The other side needs nothing but a
+Python: `BOOTSTRAP` reads the bundle and makes its modules importable. Their file names start
+with `<belljar>`, by which tracebacks know what not to show.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from importlib import resources
+
+PACKAGE = "_belljar"  # so that it can never be mistaken for the library itself
+
+_GUEST = ("wire", "values", "display", "streams", "pump", "files", "commands", "worker", "init")
+_NATIVE = ("syscalls", "landlock", "roots", "launcher", "confine", "zygote")
+
+# Run with `python -c`: argv is the descriptor of the bundle and the module whose main() to call.
+BOOTSTRAP = """
+import json, os, sys, types
+fd, entry = int(sys.argv[1]), sys.argv[2]
+with open(os.dup(fd), "rb") as file:
+    bundle = json.loads(file.read())
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        import importlib.util
+        if name in bundle["sources"]:
+            return importlib.util.spec_from_loader(name, Finder, is_package=bundle["sources"][name] is None)
+    @staticmethod
+    def create_module(spec):
+        return None
+    @staticmethod
+    def exec_module(module):
+        source = bundle["sources"][module.__name__]
+        if source is not None:
+            file = "<belljar>/" + module.__name__.replace(".", "/") + ".py"
+            exec(compile(source, file, "exec", dont_inherit=True), module.__dict__)
+sys.meta_path.append(Finder)
+import importlib
+importlib.import_module(entry).main(bundle["config"])
+"""
+
+
+@functools.cache
+def sources() -> dict[str, str | None]:
+    """Module name -> source; None for a package."""
+    found: dict[str, str | None] = {PACKAGE: None}
+    for package, names in (("guest", _GUEST), ("backends.native", _NATIVE)):
+        parts = package.split(".")
+        for depth in range(1, len(parts) + 1):
+            found[".".join((PACKAGE, *parts[:depth]))] = None
+        directory = resources.files("belljar").joinpath(*parts)
+        for name in names:
+            text = directory.joinpath(f"{name}.py").read_text(encoding="utf-8")
+            found[f"{PACKAGE}.{package}.{name}"] = text
+    return found
+
+
+def make(config: dict[str, object]) -> bytes:
+    return json.dumps({"sources": sources(), "config": config}).encode()

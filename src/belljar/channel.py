@@ -1,0 +1,166 @@
+"""The host's end of the wire: requests out, frames back, several at once.
+
+There is no background task. Whoever waits for an answer reads the stream for all: one waiter is
+the reader, and hands each frame to the request it belongs to; when it has its own answer, the
+next waiter reads on. So a channel works under any event loop, and nothing runs when nobody asks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+
+import anyio
+
+from belljar.backends.base import Stream
+from belljar.errors import GuestLost, ProtocolError
+from belljar.guest import wire
+
+SEND_TIMEOUT = 30.0
+MAX_QUEUED = 64 * 1024 * 1024  # bytes waiting for one request that does not read its frames
+
+
+class Lost(Exception):
+    """The stream ended. What that means is for the sandbox to say."""
+
+
+class Exchange:
+    """One request and the frames that answer it."""
+
+    def __init__(self, channel: Channel, number: int) -> None:
+        self.number = number
+        self._channel = channel
+        self._frames: deque[wire.Frame] = deque()
+        self.queued = 0
+
+    def push(self, frame: wire.Frame) -> None:
+        self._frames.append(frame)
+        self.queued += len(frame.payload) + wire.HEAD.size
+        if self.queued > MAX_QUEUED:
+            raise ProtocolError("the guest sent more than anybody asked for")
+
+    async def next(self) -> wire.Frame:
+        """The next frame for this request. Raises Lost when the guest is gone."""
+        while not self._frames:
+            await self._channel.pump(self)
+        frame = self._frames.popleft()
+        self.queued -= len(frame.payload) + wire.HEAD.size
+        return frame
+
+    @property
+    def waiting(self) -> bool:
+        return not self._frames
+
+    def close(self) -> None:
+        self._channel.forget(self)
+
+
+class Channel:
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._reader = wire.Reader(wire.FROM_GUEST)
+        self._exchanges: dict[int, Exchange] = {}
+        self._last = 0
+        self._sending = anyio.Lock()
+        self._reading = False
+        self._news = anyio.Event()
+        self._failed: Exception | None = None
+
+    def open(self) -> Exchange:
+        self._last += 1
+        exchange = self._exchanges[self._last] = Exchange(self, self._last)
+        return exchange
+
+    def forget(self, exchange: Exchange) -> None:
+        self._exchanges.pop(exchange.number, None)
+
+    async def send(
+        self,
+        kind: int,
+        request: int,
+        header: Mapping[str, object] | None = None,
+        payload: bytes = b"",
+    ) -> None:
+        """Shielded: half a frame would garble all that follow. The guest's init always reads,
+        so a send that takes long means that it is gone or broken."""
+        data = wire.pack(kind, request, dict(header) if header else None, payload)
+        with anyio.CancelScope(shield=True):
+            async with self._sending:
+                self._check()
+                try:
+                    with anyio.fail_after(SEND_TIMEOUT):
+                        await self._stream.send(data)
+                except (OSError, TimeoutError) as error:
+                    self._fail(Lost())
+                    raise Lost from error
+
+    async def pump(self, exchange: Exchange) -> None:
+        """Bring news to `exchange`: by reading, or by waiting for the one who reads."""
+        self._check()
+        if self._reading:
+            await self._news.wait()
+            return
+        self._reading = True
+        try:
+            while exchange.waiting and self._failed is None:
+                self._take(await self._stream.receive())
+                if len(self._exchanges) > 1:
+                    self._tell()
+        finally:
+            self._reading = False
+            self._tell()
+        self._check_for(exchange)
+
+    def _take(self, data: bytes) -> None:
+        if not data:
+            self._fail(Lost())
+            return
+        try:
+            self._reader.feed(data)
+            for frame in self._reader.frames():
+                exchange = self._exchanges.get(frame.request)
+                # A request that was given up: its late frames are nobody's.
+                if exchange is not None:
+                    exchange.push(frame)
+        except wire.WireError as error:
+            self._fail(ProtocolError(f"the guest broke the protocol: {error}"))
+        except ProtocolError as error:
+            self._fail(error)
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = anyio.Event()
+
+    def _fail(self, error: Exception) -> None:
+        if self._failed is None:
+            self._failed = error
+        self._tell()
+
+    def _check(self) -> None:
+        if self._failed is not None:
+            raise self._failed
+
+    def _check_for(self, exchange: Exchange) -> None:
+        if exchange.waiting:
+            self._check()
+
+    async def call(
+        self, kind: int, header: Mapping[str, object] | None = None, payload: bytes = b""
+    ) -> tuple[dict[str, object], bytes]:
+        """A request with one answer: its header, and the data that came before it."""
+        exchange = self.open()
+        data = bytearray()
+        try:
+            await self.send(kind, exchange.number, header, payload)
+            while True:
+                frame = await exchange.next()
+                if frame.kind == wire.DATA:
+                    data += frame.payload
+                elif frame.kind == wire.REPLY:
+                    return frame.header, bytes(data)
+                else:
+                    raise ProtocolError(f"unexpected answer of kind {frame.kind}")
+        except Lost:
+            raise GuestLost("the guest died during the operation") from None
+        finally:
+            exchange.close()

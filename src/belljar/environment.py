@@ -1,0 +1,304 @@
+"""Environment: which Python and which packages a guest has; built once, kept by content.
+
+    >>> Environment("geo", packages=["shapely>=2", "numpy"], preload=["shapely"]).packages
+    ('numpy', 'shapely>=2')
+
+A built environment is a directory under the user's cache that guests see read-only at /opt/env.
+Its key is made of everything that decides its content, so it never changes once it exists; the
+name is only for people, and two environments of the same content share one directory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+from belljar.build_progress import BuildProgress, Listener, Step, listening
+from belljar.environment_store import Store
+from belljar.errors import EnvironmentBuildError, InvalidOption, unknown_option
+from belljar.interpreter import Interpreter, guest_python, interpreter
+from belljar.requirement import check_package, fingerprint, shown
+
+__all__ = [
+    "BUILTIN",
+    "Built",
+    "Environment",
+    "Interpreter",
+    "Listing",
+    "build",
+    "builtin",
+    "guest_python",
+    "interpreter",
+    "key_of",
+    "list_built",
+    "remove",
+    "resolve",
+]
+
+LAYOUT = 1  # of the directory; a new number makes every environment be built anew
+DESCRIPTION = "belljar.json"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A description; `build` makes the directory."""
+
+    name: str
+    _: KW_ONLY
+    packages: Sequence[str] = ()  # PEP 508 requirements, or paths of wheels
+    python: str | None = None  # a path, or a version like "3.12"; None: the one Belljar runs on
+    preload: Sequence[str] = ()  # modules imported once, before any guest starts
+    # Building a source distribution runs its code on this host, outside any sandbox.
+    allow_builds: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            raise InvalidOption(
+                f"environment name {self.name!r} is not allowed",
+                hint="use letters, digits, '.', '_' and '-' (at most 64, first a letter or digit)",
+            )
+        for field, values in (("packages", self.packages), ("preload", self.preload)):
+            if isinstance(values, (str, bytes)):
+                raise InvalidOption(f"{field} must be a list of strings, not {values!r}")
+        if not isinstance(self.python, (str, type(None))) or self.python == "":
+            raise InvalidOption(f"python must be a path or a version, not {self.python!r}")
+        for module in self.preload:
+            if not isinstance(module, str) or not _MODULE.fullmatch(module):
+                raise InvalidOption(f"preload: {module!r} is not a module name")
+        checked = sorted({check_package(package) for package in self.packages})
+        object.__setattr__(self, "packages", tuple(checked))
+        object.__setattr__(self, "preload", tuple(self.preload))
+
+
+BUILTIN = MappingProxyType(
+    {
+        environment.name: environment
+        for environment in (
+            Environment(
+                "python",
+                preload=(
+                    *("collections", "datetime", "decimal", "functools", "itertools", "json"),
+                    *("linecache", "math", "random", "re", "statistics", "traceback"),
+                ),
+            ),
+            Environment(
+                "data",
+                packages=(
+                    *("matplotlib", "numpy", "pandas", "pyarrow", "scikit-learn", "scipy"),
+                    "tzdata",  # guests do not see the host's zoneinfo
+                ),
+                preload=("numpy", "pandas", "matplotlib", "matplotlib.pyplot"),
+            ),
+        )
+    }
+)
+
+
+def builtin(name: str) -> Environment:
+    """The environment of this name that comes with Belljar."""
+    if name not in BUILTIN:
+        raise unknown_option("environment", name, BUILTIN)
+    return BUILTIN[name]
+
+
+def resolve(spec: str | Environment) -> Environment:
+    """The environment meant by a name or a description."""
+    return spec if isinstance(spec, Environment) else builtin(spec)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """An environment that exists as a directory."""
+
+    environment: Environment
+    key: str
+    path: Path
+    interpreter: Interpreter
+
+    def hold(self) -> int:
+        """A descriptor that keeps the files, even if the environment is removed meanwhile.
+
+        Whoever mounts the directory opens it first and closes it last; children inherit it.
+        """
+        return Store(self.path.parent).hold(self.path)
+
+
+def key_of(environment: Environment, python: Interpreter) -> str:
+    """The hash of everything that decides the content of the directory."""
+    try:
+        binary = os.stat(python.executable)
+    except OSError as error:
+        raise EnvironmentBuildError(
+            f"cannot read interpreter {python.executable}: {error.strerror}"
+        ) from error
+    parts = [
+        LAYOUT,
+        sorted(fingerprint(package) for package in environment.packages),
+        [python.executable, python.prefix, python.version, python.abi, os.uname().machine],
+        [binary.st_mtime_ns, binary.st_size],
+        ["allow_builds"] if environment.allow_builds else [],
+    ]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def build(
+    environment: str | Environment, *, progress: Listener | Literal["auto"] | None = "auto"
+) -> Built:
+    """The environment's directory, made now if there is none. Blocks; threads and processes may
+    ask for the same one at once: one builds, the others wait.
+
+    `progress`: "auto" shows a display on a terminal and two lines elsewhere, both on stderr.
+    """
+    environment = resolve(environment)
+    store = Store.default()
+    python = interpreter(environment.python)
+    key = key_of(environment, python)
+    path = store.find(environment.name, key)
+    if path is None:
+        path = _build(environment, python, key, store, progress)
+    store.touch(path)
+    return Built(environment=environment, key=key, path=path, interpreter=python)
+
+
+def _build(
+    environment: Environment,
+    python: Interpreter,
+    key: str,
+    store: Store,
+    progress: Listener | Literal["auto"] | None,
+) -> Path:
+    # Imported here: what is already built needs no installer.
+    from belljar.environment_build import Recipe, assemble
+
+    name = environment.name
+    if progress == "auto" and not environment.packages:
+        progress = None  # a bare environment takes milliseconds
+    with listening(progress) as listener:
+
+        def say(step: Step, text: str, packages: int | None = None) -> None:
+            listener(BuildProgress(environment=name, step=step, text=text, packages=packages))
+
+        def on_wait() -> None:
+            say("waiting", f"waiting for another process that is building environment {name!r}")
+
+        with store.building(key, on_wait) as lock:
+            path = store.find(name, key)
+            if path is not None:
+                return path
+            store.sweep()
+            started = time.monotonic()
+            say(
+                "resolving", f"building environment {name!r} ({_count(environment.packages)}), once"
+            )
+            with store.scratch(key) as directory:
+                recipe = Recipe(
+                    interpreter=python,
+                    packages=environment.packages,
+                    allow_builds=environment.allow_builds,
+                    lock=lock,
+                )
+                distributions = assemble(directory, recipe, say)
+                size = _describe(directory, environment, key, python, distributions)
+                path = store.publish(directory, name, key)
+            took = time.monotonic() - started
+            what = f"{_count(distributions)}, {size / 2**20:.0f} MB"
+            say(
+                "finished",
+                f"environment {name!r} built in {took:.1f} s ({what})",
+                len(distributions),
+            )
+            return path
+
+
+def _count(packages: Sequence[str] | dict[str, str]) -> str:
+    return f"{len(packages)} package{'' if len(packages) == 1 else 's'}"
+
+
+def _describe(
+    directory: Path,
+    environment: Environment,
+    key: str,
+    python: Interpreter,
+    distributions: dict[str, str],
+) -> int:
+    """Write the description that guests may read (so it names no place of this host)."""
+    size = sum(
+        os.lstat(os.path.join(parent, name)).st_blocks * 512
+        for parent, _, files in os.walk(directory)
+        for name in files
+    )
+    description = {
+        "name": environment.name,
+        "key": key,
+        "packages": [shown(package) for package in environment.packages],
+        "python": ".".join(map(str, python.version)),
+        "abi": python.abi,
+        "distributions": distributions,
+        "created": time.time(),
+        "size": size,
+    }
+    path = directory / DESCRIPTION
+    path.write_text(json.dumps(description, indent=1) + "\n")
+    path.chmod(0o644)
+    return size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """One environment in the cache."""
+
+    name: str
+    key: str
+    path: Path
+    packages: tuple[str, ...]  # as asked for
+    distributions: dict[str, str]  # as installed: name -> version
+    python: str  # its version
+    created: float  # seconds since the epoch, as time.time()
+    last_used: float
+    size: int  # bytes on disk
+
+
+def list_built() -> list[Listing]:
+    """The environments in the cache, the last used first."""
+    store = Store.default()
+    found = []
+    for path in store.complete():
+        try:
+            text = (path / DESCRIPTION).read_text()
+        except FileNotFoundError:
+            continue  # removed while we looked, or nothing of ours
+        described = json.loads(text)
+        found.append(
+            Listing(
+                name=described["name"],
+                key=described["key"],
+                path=path,
+                packages=tuple(described["packages"]),
+                distributions=described["distributions"],
+                python=described["python"],
+                created=described["created"],
+                last_used=store.last_used(path),
+                size=described["size"],
+            )
+        )
+    return sorted(found, key=lambda each: each.last_used, reverse=True)
+
+
+def remove(name_or_key: str) -> int:
+    """Remove every built environment of this name or key from the cache; give how many."""
+    store = Store.default()
+    return sum(
+        store.remove(each.path)
+        for each in list_built()
+        if name_or_key in (each.name, each.key, each.path.name)
+    )

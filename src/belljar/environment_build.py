@@ -1,0 +1,240 @@
+"""Fill an empty directory with an interpreter's packages, then turn it into what guests mount.
+
+The steps: an ordinary virtual environment (PEP 405) is laid out, uv installs into it, and then
+everything that names a place of this host is changed to the place in the guest. From then on the
+directory is valid only inside a guest, at /opt/env. Nothing out of a package is run here, unless
+the caller allowed source builds.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from belljar.build_progress import Step
+from belljar.errors import EnvironmentBuildError
+from belljar.execution import printable
+from belljar.interpreter import Interpreter, guest_python
+from belljar.uv_tool import find_uv, read_pip_files, uv_settings
+
+GUEST_ROOT = "/opt/env"
+_KEPT_LINES = 12  # of uv's messages, in an error
+Say = Callable[[Step, str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What to put into the directory."""
+
+    interpreter: Interpreter
+    packages: Sequence[str]
+    allow_builds: bool
+    lock: int  # a descriptor that uv inherits, see Store.building
+
+
+def assemble(directory: Path, recipe: Recipe, say: Say) -> dict[str, str]:
+    """Make the environment in `directory`; give the installed distributions and versions."""
+    _lay_out(directory, recipe.interpreter)
+    if recipe.packages:
+        _install(directory, recipe, say)
+    _relocate(directory, recipe.interpreter)
+    if recipe.packages:
+        say("compiling", "compiling bytecode")
+        _compile(directory, recipe.interpreter)
+    _open_to_all(directory)
+    found = metadata.distributions(path=[str(site_packages(directory, recipe.interpreter))])
+    return dict(sorted((each.name, each.version) for each in found))
+
+
+def site_packages(directory: Path, interpreter: Interpreter) -> Path:
+    # The standard library's own directory name, because free-threaded builds add a "t".
+    return directory / "lib" / Path(interpreter.stdlib).name / "site-packages"
+
+
+def _lay_out(directory: Path, interpreter: Interpreter) -> None:
+    site_packages(directory, interpreter).mkdir(parents=True)
+    (directory / "lib64").symlink_to("lib")
+    (directory / "bin").mkdir()
+    _point_at(directory, interpreter, interpreter.executable)
+
+
+def _point_at(directory: Path, interpreter: Interpreter, executable: str) -> None:
+    """Let the environment's `python` be `executable`."""
+    for name in ("python", "python3", f"python{interpreter.short_version}"):
+        link = directory / "bin" / name
+        link.unlink(missing_ok=True)
+        link.symlink_to(executable)
+    (directory / "pyvenv.cfg").write_text(
+        f"home = {os.path.dirname(executable)}\n"
+        "include-system-site-packages = false\n"
+        f"version = {'.'.join(map(str, interpreter.version))}\n"
+    )
+
+
+def _install(directory: Path, recipe: Recipe, say: Say) -> None:
+    env, arguments = uv_settings(os.environ, read_pip_files(os.environ))
+    command = [
+        find_uv(),
+        # Settings of whatever project the caller happens to stand in are not meant for guests.
+        "--project",
+        str(directory),
+        "pip",
+        "install",
+        "--python",
+        str(directory / "bin" / "python"),
+        # Hard links would share files with uv's cache: what edits one would edit the other.
+        "--link-mode",
+        "copy",
+        *arguments,
+        *(() if recipe.allow_builds else ("--only-binary", ":all:")),
+        "--",
+        *recipe.packages,
+    ]
+    say("resolving", "resolving packages")
+    last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
+    with subprocess.Popen(
+        command,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+        pass_fds=(recipe.lock,),
+    ) as uv:
+        try:
+            assert uv.stderr is not None
+            for line in uv.stderr:
+                line = _without_passwords(printable(line.rstrip()))
+                last_lines.append(line)
+                _tell(line.strip(), say)
+        except BaseException:
+            uv.kill()
+            raise
+    if uv.returncode != 0:
+        raise _install_error("\n".join(last_lines), uv.returncode, recipe)
+
+
+def _tell(line: str, say: Say) -> None:
+    """Pass on what one line of uv's messages means."""
+    if line.startswith("Resolved "):
+        say("downloading", f"downloading ({line.split(' in ')[0].lower()})")
+    elif line.startswith(("Downloading ", "Building ")):
+        say("downloading", line[0].lower() + line[1:])
+    elif line.startswith("Prepared "):
+        say("installing", "installing")
+
+
+def _without_passwords(line: str) -> str:
+    return re.sub(r"://[^/@\s]+@", "://***@", line)
+
+
+# What uv says -> what to do about it. The first that matches is given as the hint.
+_REMEDIES = (
+    (
+        r"building from source is disabled|no usable wheels|Building source distributions|"
+        r"--no-build|only-binary",
+        "only ready-made wheels are installed, because building a package runs its code on this "
+        "host, outside any sandbox; if you trust it: Environment(…, allow_builds=True)",
+    ),
+    (
+        r"network was disabled|offline",
+        "uv was told to stay offline (UV_OFFLINE), and its cache lacks a package",
+    ),
+    (
+        r"certificate|UnknownIssuer",
+        "name your CA bundle in SSL_CERT_FILE (PIP_CERT and REQUESTS_CA_BUNDLE are read too)",
+    ),
+    (
+        r"dns error|error sending request|Failed to fetch|[Cc]onnect|timed out|Could not resolve",
+        "the package index could not be reached; check the network, or name a mirror in "
+        "UV_DEFAULT_INDEX or PIP_INDEX_URL, or a directory of wheels in UV_FIND_LINKS",
+    ),
+    (
+        r"not found in the package registry|not found in the provided|there is no version|"
+        r"unsatisfiable|No solution",
+        "check the spelling and version; with several indexes uv takes the first that knows the "
+        "name (UV_INDEX_STRATEGY changes that)",
+    ),
+    (r"No space left", "free some disk space, or set BELLJAR_CACHE to a larger file system"),
+)
+
+
+def _install_error(said: str, status: int, recipe: Recipe) -> EnvironmentBuildError:
+    how = f"exit status {status}" if status > 0 else f"killed by signal {-status}"
+    hint = next((hint for pattern, hint in _REMEDIES if re.search(pattern, said)), None)
+    return EnvironmentBuildError(
+        f"installing {', '.join(recipe.packages)} failed (uv: {how})\n{said}", hint=hint
+    )
+
+
+def _relocate(directory: Path, interpreter: Interpreter) -> None:
+    """Change every place of this host to the place in the guest."""
+    _point_at(directory, interpreter, guest_python(interpreter))
+    for script in (directory / "bin").iterdir():
+        if script.is_file() and not script.is_symlink():
+            _relocate_script(script, str(directory).encode())
+    (directory / ".lock").unlink(missing_ok=True)  # uv's
+    # Where a wheel came from, which may be a home directory, and uv's notes on its cache.
+    for name in ("direct_url.json", "uv_cache.json", "uv_build.json"):
+        for note in site_packages(directory, interpreter).glob(f"*.dist-info/{name}"):
+            note.unlink()
+
+
+def _relocate_script(script: Path, here: bytes) -> None:
+    text = script.read_bytes()
+    first, _, rest = text.partition(b"\n")
+    if first == b"#!/bin/sh" and rest.startswith(b"'''exec' "):
+        # For a path too long for a first line, installers write a line of shell in a Python string.
+        rest = rest.split(b"\n", 2)[2]
+    elif not (first.startswith(b"#!") and here in first):
+        return
+    script.write_bytes(f"#!{GUEST_ROOT}/bin/python\n".encode() + rest)
+
+
+def _compile(directory: Path, interpreter: Interpreter) -> None:
+    """Write bytecode whose file names are the guest's, so that no build path is in it.
+
+    Validity is not tied to time stamps: the guest cannot write, so a copy of the directory with
+    new times would otherwise be compiled again at every import. The packages' own tests, a third
+    of the files of the scientific ones, are left as they are.
+    """
+    jobs = min(len(os.sched_getaffinity(0)), 8)
+    command = [interpreter.executable, "-I", "-S", "-W", "ignore", "-m", "compileall"]
+    command += ["-qq", "--invalidation-mode", "unchecked-hash"]
+    command += ["-p", GUEST_ROOT, "-x", "/tests/"]
+    failure = ""
+    # Parallel compilation needs semaphores, which some containers (no /dev/shm) do not have.
+    for attempt in (jobs, 1):
+        done = subprocess.run(
+            [*command, "-j", str(attempt), "lib"],
+            cwd=directory,
+            env={"LC_ALL": "C.UTF-8"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
+        )
+        # Status 1 without a message: a file that is no valid Python, such as a template.
+        if done.returncode in (0, 1) and not done.stderr:
+            return
+        failure = printable(done.stderr)[-2000:] or f"exit status {done.returncode}"
+    raise EnvironmentBuildError(f"compiling bytecode failed\n{failure}")
+
+
+def _open_to_all(directory: Path) -> None:
+    """Readable by the unprivileged users guests run as, whatever the umask of the builder."""
+    directory.chmod(0o755)
+    for parent, directories, files in os.walk(directory):
+        for name in (*directories, *files):
+            path = os.path.join(parent, name)
+            if not os.path.islink(path):
+                executable = name in directories or os.stat(path).st_mode & 0o111
+                os.chmod(path, 0o755 if executable else 0o644)

@@ -1,0 +1,149 @@
+"""Commands: programs that init starts at the caller's request, beside the worker."""
+
+import os
+import selectors
+import signal
+import subprocess
+from typing import Any, Dict, List
+
+from . import wire
+from .pump import Pump
+
+NOT_FOUND = 127
+CANNOT_RUN = 126
+
+
+def start(init: Any, frame: wire.Frame) -> None:
+    header = frame.header
+    environment = {**os.environ, **(header.get("env") or {})}
+    try:
+        process = subprocess.Popen(
+            header["argv"],
+            stdin=subprocess.PIPE if frame.payload else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=header["cwd"],
+            env=environment,
+            start_new_session=True,
+            bufsize=0,
+        )
+    except (OSError, ValueError) as error:
+        code = NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_RUN
+        init.send(wire.STREAM, frame.request, {"name": "stderr"}, f"{error}\n".encode())
+        init.send(wire.DONE, frame.request, {"exit_code": code, "signal": None})
+        return
+    init.commands[frame.request] = Command(init, frame, process)
+
+
+class Command:
+    def __init__(self, init: Any, frame: wire.Frame, process: "subprocess.Popen[bytes]") -> None:
+        self._init = init
+        self._request = frame.request
+        self._process = process
+        self._room = int(frame.header["output"])
+        self.pid = process.pid
+        self._pumps: List[Pump] = []
+        for name, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
+            assert pipe is not None
+            # The pump owns its own copy, so that the Popen object can be dropped with its own.
+            self._pumps.append(Pump(init, os.dup(pipe.fileno()), name, self._on_output))
+            pipe.close()
+        self._input = memoryview(frame.payload)
+        if process.stdin is not None:
+            os.set_blocking(process.stdin.fileno(), False)
+            init.selector.register(process.stdin, selectors.EVENT_WRITE, self._on_input)
+        prefer_for_oom(self.pid)
+
+    def _on_input(self, pipe: Any, events: int) -> None:
+        try:
+            self._input = self._input[os.write(pipe.fileno(), self._input[: wire.CHUNK]) :]
+        except BlockingIOError:
+            return
+        except OSError:
+            self._input = memoryview(b"")  # the command does not want the rest
+        if not self._input:
+            self._close_input()
+
+    def _close_input(self) -> None:
+        pipe = self._process.stdin
+        if pipe is not None and not pipe.closed:
+            self._init.selector.unregister(pipe)
+            pipe.close()
+
+    def _on_output(self, pump: Pump, data: bytes) -> None:
+        if self._room < 0:
+            return
+        kept = data[: self._room]
+        if kept:
+            self._init.send(wire.STREAM, self._request, {"name": pump.name}, kept)
+        self._room -= len(data)
+        if self._room < 0:
+            self._init.send(wire.OVERFLOW, self._request)
+
+    def signal(self, number: int) -> None:
+        """To the whole process group; the leader is not reaped yet, so the number is its own."""
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            pass  # it has just ended; its status is on the way
+
+    def on_exit(self, status: int) -> None:
+        """What a background child still writes after this is not waited for, nor shown."""
+        self._process.returncode = status  # reaped by init: Popen must not wait again
+        self._close_input()
+        for pump in self._pumps:
+            pump.drain()
+            pump.close()
+        del self._init.commands[self._request]
+        died = os.WIFSIGNALED(status)
+        header: Dict[str, Any] = {
+            "signal": os.WTERMSIG(status) if died else None,
+            "exit_code": None if died else os.WEXITSTATUS(status),
+        }
+        self._init.send(wire.DONE, self._request, header)
+
+
+def prefer_for_oom(pid: int) -> None:
+    """Out of memory, the kernel shall pick what the code started before it picks init."""
+    try:
+        with open(f"/proc/{pid}/oom_score_adj", "w") as file:
+            file.write("1000")
+    except OSError:
+        pass  # already gone; init keeps the lower score either way
+
+
+def kill_leftovers(init: Any) -> None:
+    """End whatever the worker started: everything but init and the commands that still run.
+
+    Without commands one kill(-1) reaches all at once, so nothing can fork away from it.
+    """
+    if not init.commands:
+        try:
+            os.kill(-1, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # nothing left
+        return
+    sessions = {command.pid for command in init.commands.values()}
+    for _ in range(100):
+        victims = [pid for pid in _processes() if not _in_sessions(pid, sessions)]
+        if not victims:
+            return
+        for pid in victims:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+def _processes() -> List[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
+
+
+def _in_sessions(pid: int, sessions: "set[int]") -> bool:
+    try:
+        if os.getsid(pid) in sessions:
+            return True
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+    except OSError:
+        return True  # gone meanwhile

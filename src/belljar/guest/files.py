@@ -1,0 +1,178 @@
+"""File operations, done inside the sandbox: the host never resolves a path of the guest's.
+
+Nothing here may block init: files are opened without blocking, and only regular ones are read.
+"""
+
+import errno
+import os
+import stat as modes
+from typing import Any, Callable, Dict, Iterator, Optional
+
+from . import wire
+
+MAX_LIST = 10_000
+
+
+class Refused(OSError):
+    """An operation this module will not do, with the reason."""
+
+
+def serve(init: Any, frame: wire.Frame) -> None:
+    operations: Dict[str, Callable[[wire.Frame], Any]] = {
+        "write": _write,
+        "list": _list,
+        "stat": lambda frame: _info(frame.header["path"]),
+        "make_dir": _make_dir,
+        "remove": _remove,
+        "rename": _rename,
+    }
+    try:
+        if frame.header["op"] == "read":
+            init.send(wire.REPLY, frame.request, {"result": _read(init, frame)})
+        else:
+            init.send(wire.REPLY, frame.request, {"result": operations[frame.header["op"]](frame)})
+    except OSError as error:
+        detail = {"errno": error.errno or errno.EIO, "message": error.strerror or str(error)}
+        init.send(wire.REPLY, frame.request, {"error": detail})
+
+
+def _open_regular(path: str, flags: int) -> int:
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666)
+    status = os.fstat(fd)
+    if modes.S_ISREG(status.st_mode):
+        return fd
+    os.close(fd)
+    if modes.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "it is a directory")
+    raise Refused(errno.EINVAL, "it is not a regular file")
+
+
+def _read(init: Any, frame: wire.Frame) -> Dict[str, Any]:
+    """Send one part, from `offset`: the host asks for the next when it has taken this one, so
+    a large file waits for nobody in memory."""
+    header = frame.header
+    fd = _open_regular(header["path"], os.O_RDONLY)
+    try:
+        size = os.fstat(fd).st_size
+        data = os.pread(fd, min(int(header["size"]), wire.MAX_PAYLOAD), int(header["offset"]))
+    finally:
+        os.close(fd)
+    init.send(wire.DATA, frame.request, None, data)
+    return {"size": size}
+
+
+def _write(frame: wire.Frame) -> Dict[str, Any]:
+    header = frame.header
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if header.get("append") else os.O_TRUNC)
+    parent = os.path.dirname(header["path"])
+    if parent:
+        os.makedirs(parent, exist_ok=True)
+    fd = _open_regular(header["path"], flags)
+    try:
+        view = memoryview(frame.payload)
+        while view:
+            view = view[os.write(fd, view) :]
+    finally:
+        os.close(fd)
+    return _info(header["path"])
+
+
+def _list(frame: wire.Frame) -> Dict[str, Any]:
+    offset = int(frame.header["offset"])
+    with os.scandir(frame.header["path"]) as entries:
+        names = sorted(entry.name for entry in _capped(entries))
+    page = names[offset : offset + 500]
+    found = [_info(os.path.join(frame.header["path"], name), missing_ok=True) for name in page]
+    return {"entries": [info for info in found if info is not None], "total": len(names)}
+
+
+def _capped(entries: "Iterator[os.DirEntry[str]]") -> "Iterator[os.DirEntry[str]]":
+    for count, entry in enumerate(entries):
+        if count >= MAX_LIST:
+            raise Refused(errno.E2BIG, f"the directory has more than {MAX_LIST} entries")
+        yield entry
+
+
+def _info(path: str, missing_ok: bool = False) -> Optional[Dict[str, Any]]:
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        if missing_ok:
+            return None
+        raise
+    kind = "other"
+    for name, test in (("file", modes.S_ISREG), ("dir", modes.S_ISDIR), ("symlink", modes.S_ISLNK)):
+        if test(status.st_mode):
+            kind = name
+    return {
+        "path": path,
+        "type": kind,
+        "size": status.st_size,
+        "mode": modes.S_IMODE(status.st_mode),
+        "mtime": status.st_mtime,
+    }
+
+
+def _make_dir(frame: wire.Frame) -> Optional[Dict[str, Any]]:
+    os.makedirs(frame.header["path"], exist_ok=True)
+    return _info(frame.header["path"])
+
+
+def _remove(frame: wire.Frame) -> None:
+    path = frame.header["path"]
+    if modes.S_ISDIR(os.lstat(path).st_mode):
+        _remove_tree(path)
+    else:
+        os.unlink(path)
+
+
+def _remove_tree(path: str) -> None:
+    """Without recursion, by descriptors: a tree may be thousands deep, and a path too long."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    parent = os.open(os.path.dirname(path) or ".", flags & ~os.O_NOFOLLOW)
+    name = os.path.basename(path.rstrip("/"))
+    try:
+        top = os.open(name, flags, dir_fd=parent)
+        try:
+            _empty(top, flags)
+        finally:
+            os.close(top)
+        os.rmdir(name, dir_fd=parent)
+    finally:
+        os.close(parent)
+
+
+def _empty(top: int, flags: int) -> None:
+    """Empty a directory by lifting every nested directory up into it, so that depth costs
+    neither stack nor descriptors."""
+    lifted = 0
+    while True:
+        directories = _unlink_files(top, top)
+        if not directories:
+            return
+        for name in directories:
+            inner = os.open(name, flags, dir_fd=top)
+            try:
+                for child in _unlink_files(inner, top):
+                    lifted += 1
+                    os.rename(child, f".belljar-removing-{lifted}", src_dir_fd=inner, dst_dir_fd=top)
+            finally:
+                os.close(inner)
+            os.rmdir(name, dir_fd=top)
+
+
+def _unlink_files(directory: int, top: int) -> "list[str]":
+    """Unlink what is not a directory; the names of the directories."""
+    directories = []
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                directories.append(entry.name)
+            else:
+                os.unlink(entry.name, dir_fd=directory)
+    return directories
+
+
+def _rename(frame: wire.Frame) -> Optional[Dict[str, Any]]:
+    os.rename(frame.header["path"], frame.header["to"])
+    return _info(frame.header["to"])

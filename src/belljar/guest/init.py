@@ -1,0 +1,407 @@
+"""The guest's init: PID 1 of the sandbox, between the host and the code.
+
+It speaks the wire with the host, forks the worker and watches it die, pumps output through
+capped pipes, runs commands and file operations with the sandbox's own eyes. It never blocks:
+every descriptor is non-blocking, and what it holds for a slow reader is bounded.
+
+The worker can neither signal it (PID 1 has no handler the worker could trigger), nor trace it,
+nor open its descriptors (it is not dumpable).
+"""
+
+import gc
+import os
+import selectors
+import signal
+import socket
+import sys
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+from . import commands, files, wire, worker
+from .pump import Pump
+
+HIGH_WATER = 4 * 1024 * 1024  # bytes waiting for the host; above it, output is not read
+MAX_STALE = 16  # pipes of earlier cells that are still held open by what they left behind
+MAX_BACKGROUND = 64 * 1024
+
+
+class Cell:
+    """One run: its pipes, and what the worker has said about it so far."""
+
+    def __init__(self, request: int, limit: int) -> None:
+        self.request = request
+        self.done: Optional[wire.Frame] = None
+        self.pumps: List[Pump] = []
+        self.room = limit
+
+
+class Init:
+    def __init__(self, channel: socket.socket, setup: Dict[str, Any]) -> None:
+        self.setup = setup
+        self.selector = selectors.DefaultSelector()
+        self._channel = channel
+        self._reader = wire.Reader(wire.FROM_HOST)
+        self._out = bytearray()
+        self._events = selectors.EVENT_READ
+        self._paused: List[Pump] = []
+        self._cell: Optional[Cell] = None
+        self._idle_pumps: List[Pump] = []
+        self._background = bytearray()
+        self._background_lost = 0
+        self._fresh = False  # variables were lost since the last cell
+        self._worker = 0
+        self._control: Optional[socket.socket] = None
+        self._control_out = bytearray()
+        self._worker_reader = wire.Reader(wire.FROM_WORKER)
+        self._restart: Optional[int] = None
+        self.commands: Dict[int, commands.Command] = {}
+
+    # -- the loop ---------------------------------------------------------------------------
+
+    def run(self) -> None:
+        channel = self._channel
+        channel.setblocking(False)
+        self.selector.register(channel, self._events, self._on_channel)
+        self.selector.register(_child_signals(), selectors.EVENT_READ, self._on_child)
+        gc.freeze()
+        self._start_worker()
+        while True:
+            for key, events in self.selector.select():
+                key.data(key.fileobj, events)
+            self._flush()
+
+    def _on_channel(self, channel: Any, events: int) -> None:
+        if not events & selectors.EVENT_READ:
+            return
+        try:
+            data = channel.recv(wire.CHUNK)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            data = b""
+        if not data:
+            os._exit(0)  # the host is gone: PID 1 ends, and the kernel ends the rest
+        self._reader.feed(data)
+        for frame in self._reader.frames():
+            self._serve(frame)
+
+    def send(self, kind: int, request: int, header: Any = None, payload: bytes = b"") -> None:
+        self._out += wire.pack(kind, request, header, payload)
+        if len(self._out) > wire.CHUNK:
+            self._flush()
+
+    def _flush(self) -> None:
+        while self._out:
+            try:
+                sent = self._channel.send(memoryview(self._out)[: wire.CHUNK])
+            except BlockingIOError:
+                break
+            except ConnectionError:
+                os._exit(0)
+            del self._out[:sent]
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out else 0)
+        if events != self._events:
+            self._events = events
+            self.selector.modify(self._channel, events, self._on_channel)
+        if self._paused and not self.congested:
+            paused, self._paused = self._paused, []
+            for pump in paused:
+                pump.resume()
+
+    @property
+    def congested(self) -> bool:
+        return len(self._out) > HIGH_WATER
+
+    def pause(self, pump: Pump) -> None:
+        """The host reads slower than this pump writes: wait until it has caught up."""
+        self._paused.append(pump)
+
+    # -- requests ---------------------------------------------------------------------------
+
+    def _serve(self, frame: wire.Frame) -> None:
+        serve: Dict[int, Callable[[wire.Frame], None]] = {
+            wire.RUN: self._serve_run,
+            wire.INTERRUPT: self._serve_interrupt,
+            wire.KILL: self._serve_kill,
+            wire.RESTART: self._serve_restart,
+            wire.EXEC: lambda frame: commands.start(self, frame),
+            wire.FILE: lambda frame: files.serve(self, frame),
+            wire.PING: lambda frame: self.send(wire.REPLY, frame.request),
+        }
+        serve[frame.kind](frame)
+
+    def _serve_run(self, frame: wire.Frame) -> None:
+        if self._cell is not None:
+            self.send(wire.REPLY, frame.request, {"error": "busy"})
+            return
+        self._retire_pumps()
+        cell = Cell(frame.request, int(frame.header["output"]))
+        ends = []
+        for name in ("stdout", "stderr"):
+            reading, writing = os.pipe()
+            cell.pumps.append(Pump(self, reading, name, self._on_output))
+            ends.append(writing)
+        self._cell = cell
+        header = {"count": frame.header["count"], "env": frame.header.get("env")}
+        message = wire.pack(wire.CELL, frame.request, header, frame.payload)
+        if not self._worker:
+            self._start_worker()  # the last attempt met the process limit
+        self._send_control(message, ends)
+        for end in ends:
+            os.close(end)
+        if not self._worker:
+            gone = {"status": "died", "signal": None, "exit_code": None, "lost": True}
+            self._finish(cell, gone)
+
+    def _serve_interrupt(self, frame: wire.Frame) -> None:
+        command = self.commands.get(frame.request)
+        if command is not None:
+            command.signal(signal.SIGINT)
+        elif self._cell is not None and self._cell.request == frame.request:
+            if self._cell.done is None and self._worker:
+                os.kill(self._worker, signal.SIGINT)
+
+    def _serve_kill(self, frame: wire.Frame) -> None:
+        command = self.commands.get(frame.request)
+        if command is not None:
+            command.signal(signal.SIGKILL)
+        elif self._cell is not None and self._cell.request == frame.request and self._worker:
+            os.kill(self._worker, signal.SIGKILL)
+
+    def _serve_restart(self, frame: wire.Frame) -> None:
+        self._restart = frame.request
+        if self._worker:
+            os.kill(self._worker, signal.SIGKILL)
+
+    # -- output -----------------------------------------------------------------------------
+
+    def _on_output(self, pump: Pump, data: bytes) -> None:
+        cell = self._cell
+        if cell is None or pump not in cell.pumps:
+            room = MAX_BACKGROUND - len(self._background)
+            self._background += data[:room]
+            self._background_lost += max(len(data) - room, 0)
+            return
+        if cell.room >= 0:
+            kept = data[: cell.room]
+            if kept:
+                self.send(wire.STREAM, cell.request, {"name": pump.name}, kept)
+            cell.room -= len(data)
+            if cell.room < 0:
+                self.send(wire.OVERFLOW, cell.request)
+
+    def _retire_pumps(self) -> None:
+        """Pipes of earlier cells stay open while something still holds them, up to a number."""
+        self._idle_pumps = [pump for pump in self._idle_pumps if not pump.closed]
+        while len(self._idle_pumps) > MAX_STALE:
+            self._idle_pumps.pop(0).close()
+
+    # -- the worker -------------------------------------------------------------------------
+
+    def _start_worker(self) -> None:
+        ours, theirs = socket.socketpair()
+        try:
+            pid = os.fork()
+        except OSError:
+            # Dying processes still count against the limit for a moment; try again on SIGCHLD
+            # or with the next request.
+            ours.close()
+            theirs.close()
+            self._control = None
+            return
+        if pid == 0:
+            self._become_worker(theirs)
+        theirs.close()
+        ours.setblocking(False)
+        self._worker, self._control = pid, ours
+        self._worker_reader = wire.Reader(wire.FROM_WORKER)
+        self._control_out.clear()
+        self.selector.register(ours, selectors.EVENT_READ, self._on_worker)
+
+    def _become_worker(self, control: socket.socket) -> None:
+        try:
+            keep = control.fileno()
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self.selector.close()
+            null = os.open(os.devnull, os.O_RDWR)
+            for fd in (0, 1, 2):
+                os.dup2(null, fd)
+            close_descriptors({0, 1, 2, keep})
+            os.setsid()
+            self.setup.get("worker_started", _nothing)()
+            commands.prefer_for_oom(os.getpid())
+            worker.main(control, self.setup)
+        except BaseException as error:
+            os.write(2, repr(error).encode())
+        finally:
+            os._exit(1)
+
+    def _on_worker(self, control: Any, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            self._flush_control()
+        if not events & selectors.EVENT_READ or control is not self._control:
+            return
+        try:
+            data = control.recv(wire.CHUNK)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            data = b""
+        try:
+            self._worker_reader.feed(data)
+            for frame in self._worker_reader.frames():
+                self._on_worker_frame(frame)
+        except wire.WireError:
+            data = b""  # forged frames: the worker forfeits its life
+        if not data:
+            self.selector.unregister(control)
+            control.close()
+            self._control = None
+            if self._worker:
+                os.kill(self._worker, signal.SIGKILL)
+
+    def _on_worker_frame(self, frame: wire.Frame) -> None:
+        cell = self._cell
+        if cell is None:
+            return  # said between cells: about nothing
+        if frame.kind == wire.CELL_RESULT:
+            self._drain(cell)
+            self.send(wire.RESULT, cell.request, frame.header, frame.payload)
+        elif frame.kind == wire.CELL_DONE and frame.request == cell.request and not cell.done:
+            # Believed only when the worker is back at its socket: it may claim to be done and
+            # then exit, and the exit status is what counts.
+            cell.done = frame
+            self._drain(cell)
+            self._send_control(wire.pack(wire.SYNC, cell.request))
+        elif frame.kind == wire.SYNCED and frame.request == cell.request and cell.done:
+            self._finish(cell, {**cell.done.header, "lost": False}, cell.done.payload)
+
+    def _send_control(self, message: bytes, fds: "Sequence[int]" = ()) -> None:
+        """To the worker, without waiting for it: one that does not read its socket between
+        cells is broken, and its end is reported like any other."""
+        control = self._control
+        if control is None:
+            return
+        try:
+            sent = socket.send_fds(control, [message], fds) if fds else 0
+        except OSError:
+            os.kill(self._worker, signal.SIGKILL)
+            return
+        self._control_out += message[sent:]
+        self._flush_control()
+
+    def _flush_control(self) -> None:
+        control = self._control
+        if control is None:
+            return
+        try:
+            while self._control_out:
+                sent = control.send(memoryview(self._control_out)[: wire.CHUNK])
+                del self._control_out[:sent]
+        except BlockingIOError:
+            pass  # the selector says when there is room again
+        except OSError:
+            self._control_out.clear()  # it died: SIGCHLD tells how
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._control_out else 0)
+        self.selector.modify(control, events, self._on_worker)
+
+    def _drain(self, cell: Cell) -> None:
+        for pump in cell.pumps:
+            pump.drain()
+
+    def _finish(self, cell: Cell, header: Dict[str, Any], payload: bytes = b"") -> None:
+        self._drain(cell)
+        self._cell = None
+        self._idle_pumps += cell.pumps
+        if self._background:
+            data = bytes(self._background)
+            self.send(wire.STREAM, cell.request, {"name": "background"}, data)
+            self._background.clear()
+        header = {**header, "fresh": self._fresh, "background_lost": self._background_lost}
+        self._fresh = bool(header["lost"])
+        self._background_lost = 0
+        self.send(wire.DONE, cell.request, header, payload)
+
+    # -- deaths -----------------------------------------------------------------------------
+
+    def _on_child(self, pipe: Any, events: int) -> None:
+        try:
+            os.read(pipe, 4096)
+        except BlockingIOError:
+            pass
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            if pid == self._worker:
+                self._on_worker_gone(status)
+                continue
+            for command in list(self.commands.values()):
+                if command.pid == pid:
+                    command.on_exit(status)
+        if not self._worker:
+            self._start_worker()
+
+    def _on_worker_gone(self, status: int) -> None:
+        """The verdict of the kernel. What the worker left running belongs to it and goes too."""
+        self._worker = 0
+        if self._control is not None:
+            self.selector.unregister(self._control)
+            self._control.close()
+            self._control = None
+        commands.kill_leftovers(self)
+        if self._cell is not None:
+            cell = self._cell
+            self._finish(cell, {"status": "died", **exit_status(status), "lost": True})
+        else:
+            self._fresh = True
+        if self._restart is not None:
+            self._fresh = False  # asked for
+            self.send(wire.REPLY, self._restart, {})
+            self._restart = None
+
+
+def _nothing() -> None:
+    """What a backend without further steps does when a worker has been forked."""
+
+
+def exit_status(status: int) -> Dict[str, Any]:
+    if os.WIFSIGNALED(status):
+        return {"signal": os.WTERMSIG(status), "exit_code": None}
+    return {"signal": None, "exit_code": os.WEXITSTATUS(status)}
+
+
+def close_descriptors(keep: "set[int]") -> None:
+    for name in os.listdir("/proc/self/fd"):
+        fd = int(name)
+        if fd not in keep:
+            try:
+                os.close(fd)
+            except OSError:
+                pass  # the descriptor of the listing itself
+
+
+def _child_signals() -> int:
+    """A descriptor that becomes readable when a child has ended."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    os.set_blocking(writing, False)
+    signal.signal(signal.SIGCHLD, lambda signum, frame: None)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    # PID 1 is only reached by signals it has handlers for: have none but SIGCHLD's.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    return reading
+
+
+def main(channel: socket.socket, setup: Dict[str, Any]) -> None:
+    """Serve the host. Never returns: the end of init is the end of the sandbox."""
+    try:
+        Init(channel, setup).run()
+    except BaseException as error:
+        sys.stderr.write(f"belljar init: {type(error).__name__}: {error}\n")
+    finally:
+        os._exit(70)

@@ -1,0 +1,99 @@
+"""The worker's standard streams: written through at once, and honest about who wrote.
+
+A thread or an asyncio task that outlives its cell goes on running. What it prints later goes to
+the pipe of the cell it came from, which init reports as background output, so it is never taken
+for output of the cell that happens to run now. Threads that a cell starts belong to that cell.
+"""
+
+import contextvars
+import io
+import os
+import sys
+import threading
+from typing import Any, Dict, List
+
+# Which cell the running code belongs to. Tasks inherit it; new threads start without.
+CELL: "contextvars.ContextVar[int]" = contextvars.ContextVar("belljar_cell")
+
+
+class CellStream(io.TextIOWrapper):
+    """`sys.stdout` or `sys.stderr` of the worker.
+
+    Written through without buffering, so that text, writes of C code to the descriptor, and
+    output of children arrive in the order in which they were made.
+    """
+
+    def __init__(self, fd: int) -> None:
+        raw = io.FileIO(fd, "wb", closefd=False)
+        super().__init__(_Unbuffered(raw), "utf-8", "backslashreplace", "\n", write_through=True)
+        self._fd = fd
+        self._cell = 0
+        self._old: Dict[int, int] = {}  # cell -> descriptor of its pipe
+        self._leftover: Dict[int, int] = {}  # thread -> its cell
+
+    def write(self, text: str) -> int:
+        if self._old:
+            cell = CELL.get(0) or self._leftover.get(threading.get_ident(), self._cell)
+            old = self._old.get(cell)
+            if old is not None:
+                return _write_text(old, text)
+        return super().write(text)
+
+    def begin(self, cell: int, pipe: int, leftover: List[int], keep: bool) -> None:
+        """Point the descriptor at the pipe of a new cell; what earlier cells left keeps theirs."""
+        if leftover or keep or self._old:
+            self._keep_old(leftover)
+        os.dup2(pipe, self._fd)
+        self._cell = cell
+
+    def _keep_old(self, threads: List[int]) -> None:
+        for ident in threads:
+            self._leftover.setdefault(ident, self._cell)
+        self._leftover = {i: c for i, c in self._leftover.items() if i in threads}
+        self._old[self._cell] = os.dup(self._fd)
+        # Tasks of asyncio carry their cell in a context that cannot be listed: keep a few pipes.
+        for cell in sorted(self._old)[:-8]:
+            os.close(self._old.pop(cell))
+
+
+class _Unbuffered(io.BufferedIOBase):
+    """The binary layer: every write goes to the descriptor whole, or fails."""
+
+    def __init__(self, raw: io.FileIO) -> None:
+        self.raw = raw
+
+    def write(self, data: Any) -> int:
+        return _write_all(self.raw.fileno(), data)
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self.raw.fileno()
+
+    def isatty(self) -> bool:
+        return False
+
+
+def _write_text(fd: int, text: str) -> int:
+    _write_all(fd, text.encode("utf-8", "backslashreplace"))
+    return len(text)
+
+
+def _write_all(fd: int, data: Any) -> int:
+    view = memoryview(data)
+    done = 0
+    while done < len(view):
+        done += os.write(fd, view[done:])
+    return done
+
+
+def install() -> List[CellStream]:
+    streams = [CellStream(1), CellStream(2)]
+    sys.stdout, sys.stderr = streams
+    sys.__stdout__, sys.__stderr__ = streams  # type: ignore[misc]
+    return streams
+
+
+def threads() -> List[int]:
+    return [thread.ident for thread in threading.enumerate() if thread.ident is not None]

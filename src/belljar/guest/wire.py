@@ -1,0 +1,126 @@
+"""The wire: frames between host and guest, and between the guest's init and its worker.
+
+A frame is a fixed head (kind, request, two lengths), a small JSON object, and raw payload:
+
+    +------+---------+------------+-------------+---------------+-----------+
+    | kind | request | len(header)| len(payload)| header (JSON) | payload   |
+    | u8   | u32     | u32        | u32         |               |           |
+    +------+---------+------------+-------------+---------------+-----------+
+
+Both ends use this one file. Every length is checked before a byte of it is awaited, so a
+hostile peer can make the reader hold at most one frame of the largest allowed size.
+"""
+
+import json
+import struct
+from typing import Any, Dict, Iterator, NamedTuple, Optional
+
+HEAD = struct.Struct("!BIII")
+MAX_HEADER = 256 * 1024
+MAX_PAYLOAD = 16 * 1024 * 1024
+CHUNK = 256 * 1024  # how much of a file or stream travels in one frame
+
+# host -> guest
+RUN = 1  # run a cell; payload: the code
+INTERRUPT = 2  # raise KeyboardInterrupt in the cell (request: the cell's)
+KILL = 3  # end the worker, or the command of this request, with SIGKILL
+RESTART = 4  # a fresh worker; files stay
+EXEC = 5  # run a command; payload: its standard input
+FILE = 6  # an operation on files; payload: data to write
+PING = 7
+
+# guest -> host
+HELLO = 32  # every layer is on; or which step failed
+STREAM = 33  # payload: bytes of {"name": "stdout" | "stderr" | "background"}
+RESULT = 34  # one rich result
+DONE = 35  # how a cell or a command ended
+REPLY = 36  # the answer to FILE, RESTART and PING
+DATA = 37  # a part of a file
+OVERFLOW = 38  # the output limit of this request was passed; the rest is dropped
+
+# init <-> worker
+CELL = 64
+CELL_RESULT = 65
+CELL_DONE = 66
+SYNC = 67
+SYNCED = 68
+
+FROM_GUEST = frozenset((HELLO, STREAM, RESULT, DONE, REPLY, DATA, OVERFLOW))
+FROM_HOST = frozenset((RUN, INTERRUPT, KILL, RESTART, EXEC, FILE, PING))
+FROM_WORKER = frozenset((CELL_RESULT, CELL_DONE, SYNCED))
+FROM_INIT = frozenset((CELL, SYNC))
+
+Header = Dict[str, Any]
+
+
+class WireError(Exception):
+    """The peer sent what no honest peer sends."""
+
+
+class Frame(NamedTuple):
+    kind: int
+    request: int
+    header: Header
+    payload: bytes
+
+
+def pack(kind: int, request: int, header: Optional[Header] = None, payload: bytes = b"") -> bytes:
+    # ensure_ascii keeps lone surrogates alive: they travel as \udXXX escapes.
+    text = json.dumps(header, ensure_ascii=True).encode("ascii") if header else b""
+    if len(text) > MAX_HEADER:
+        raise WireError(f"a header of {len(text)} bytes is more than {MAX_HEADER}")
+    if len(payload) > MAX_PAYLOAD:
+        raise WireError(f"a payload of {len(payload)} bytes is more than {MAX_PAYLOAD}")
+    return HEAD.pack(kind, request, len(text), len(payload)) + text + payload
+
+
+class Reader:
+    """Turns received bytes into frames: feed it, then take what is complete."""
+
+    def __init__(self, kinds: "frozenset[int]") -> None:
+        self._kinds = kinds
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        self._buffer += data
+
+    def __len__(self) -> int:
+        return len(self._buffer)
+
+    def frames(self) -> Iterator[Frame]:
+        while True:
+            frame = self._next()
+            if frame is None:
+                return
+            yield frame
+
+    def _next(self) -> Optional[Frame]:
+        buffer = self._buffer
+        if len(buffer) < HEAD.size:
+            return None
+        kind, request, header_size, payload_size = HEAD.unpack_from(buffer)
+        if kind not in self._kinds:
+            raise WireError(f"unexpected frame kind {kind}")
+        if header_size > MAX_HEADER or payload_size > MAX_PAYLOAD:
+            raise WireError(f"frame too large: header {header_size}, payload {payload_size}")
+        start = HEAD.size + header_size
+        end = start + payload_size
+        if len(buffer) < end:
+            return None
+        header = _parse(bytes(buffer[HEAD.size : start]))
+        payload = bytes(buffer[start:end])
+        del buffer[:end]
+        return Frame(kind, request, header, payload)
+
+
+def _parse(text: bytes) -> Header:
+    if not text:
+        return {}
+    try:
+        header = json.loads(text)
+    # RecursionError: deeply nested JSON. ValueError covers bad UTF-8, bad JSON, huge integers.
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"bad frame header: {type(error).__name__}") from None
+    if not isinstance(header, dict):
+        raise WireError("a frame header is an object")
+    return header

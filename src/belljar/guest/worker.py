@@ -1,0 +1,239 @@
+"""The worker: runs cells in one namespace, and may die of what they do.
+
+Nothing it says is believed beyond its own result: how it ended is seen by init from the kernel,
+and limits are kept by init and the host. It holds no secret and no descriptor of init's.
+"""
+
+import ast
+import asyncio
+import builtins
+import inspect
+import json
+import linecache
+import os
+import random
+import signal
+import socket
+import sys
+import traceback
+import types
+from typing import Any, Dict, List, Optional, Tuple
+
+from . import display, streams, values, wire
+
+SOURCE = "<belljar>"  # every file of ours is compiled under a name that starts so
+MAX_TRACEBACK = 64 * 1024  # characters
+
+
+def main(control: socket.socket, setup: Dict[str, Any]) -> None:
+    """Serve cells until init closes the socket. Never returns."""
+    worker = Worker(control, setup)
+    try:
+        worker.serve()
+    finally:
+        os._exit(0)
+
+
+class Worker:
+    def __init__(self, control: socket.socket, setup: Dict[str, Any]) -> None:
+        self._control = control
+        self._pid = os.getpid()
+        self._reader = wire.Reader(wire.FROM_INIT)
+        self._in_cell = False
+        self._loop: Optional[asyncio.AbstractEventLoop] = None
+        self._streams = streams.install()
+        self._threads = streams.threads()
+        self._module = _main_module()
+        self._output_limit = int(setup["output"])
+        _reseed()
+        display.install(self._show)
+        builtins.input = _no_input
+        signal.signal(signal.SIGINT, self._on_interrupt)
+        os.chdir(setup["workspace"])
+        sys.argv = [""]
+        if "" not in sys.path:
+            sys.path.insert(0, "")
+
+    def serve(self) -> None:
+        pipes: List[int] = []
+        while True:
+            try:
+                data, fds, _, _ = socket.recv_fds(self._control, wire.CHUNK, 4)
+                if not data:
+                    return
+                pipes += fds
+                self._reader.feed(data)
+                for frame in self._reader.frames():
+                    if frame.kind == wire.SYNC:
+                        self._control.sendall(wire.pack(wire.SYNCED, frame.request))
+                    else:
+                        mine, pipes = pipes[:2], pipes[2:]
+                        self._serve_cell(frame, mine)
+            except KeyboardInterrupt:
+                continue  # an interrupt that came after its cell had ended
+
+    def _serve_cell(self, frame: wire.Frame, pipes: List[int]) -> None:
+        leftover = [ident for ident in streams.threads() if ident not in self._threads]
+        tasks = self._loop is not None and bool(asyncio.all_tasks(self._loop))
+        for stream, pipe in zip(self._streams, pipes):
+            stream.begin(frame.request, pipe, leftover, keep=tasks)
+            os.close(pipe)
+        signal.signal(signal.SIGINT, self._on_interrupt)
+        streams.CELL.set(frame.request)
+        header, payload = self._run(frame)
+        if os.getpid() != self._pid:
+            # A child that the cell forked came back here: it is not the worker.
+            os._exit(int(header.get("exit_code") or 0) & 0xFF)
+        self._control.sendall(wire.pack(wire.CELL_DONE, frame.request, header, payload))
+
+    # -- one cell ---------------------------------------------------------------------------
+
+    def _run(self, frame: wire.Frame) -> Tuple[Dict[str, Any], bytes]:
+        name = f"<cell {frame.header['count']}>"
+        restore = _set_environment(frame.header.get("env") or {})
+        payload = b""
+        try:
+            self._in_cell = True
+            try:
+                code = frame.payload.decode("utf-8", "surrogatepass")
+                value = self._execute(code, name)
+                header: Dict[str, Any] = {"status": "ok"}
+                if value is not None:
+                    payload = self._main_result(value)
+            finally:
+                self._in_cell = False
+        except SystemExit as stop:
+            header = {"status": "exit", "exit_code": _exit_code(stop)}
+        except BaseException as error:
+            header = {"status": "error"}
+            payload = json.dumps(self._describe(error)).encode("ascii")
+        finally:
+            self._in_cell = False
+            _restore_environment(restore)
+        return header, payload
+
+    def _execute(self, code: str, name: str) -> Any:
+        linecache.cache[name] = (len(code), None, code.splitlines(True), name)
+        tree = compile(code, name, "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        last = None
+        if tree.body and isinstance(tree.body[-1], ast.Expr):
+            last = ast.Expression(tree.body.pop().value)
+        if tree.body:
+            self._evaluate(tree, name, "exec")
+        return self._evaluate(last, name, "eval") if last is not None else None
+
+    def _evaluate(self, tree: Any, name: str, mode: str) -> Any:
+        code = compile(tree, name, mode, ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+        value = eval(code, self._module.__dict__)
+        if code.co_flags & inspect.CO_COROUTINE:
+            return self._await(value)
+        return value
+
+    def _await(self, coroutine: Any) -> Any:
+        if self._loop is None or self._loop.is_closed():
+            self._loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(self._loop)
+        task = self._loop.create_task(coroutine)
+        try:
+            return self._loop.run_until_complete(task)
+        except BaseException:
+            if not task.done():  # interrupted: let the cell's own `finally` blocks run
+                task.cancel()
+                self._loop.run_until_complete(asyncio.wait([task], timeout=1.0))
+            raise
+
+    def _main_result(self, value: Any) -> bytes:
+        self._show(display.bundle(value), True)
+        try:
+            return values.encode(value)
+        except values.NotPlain:
+            return b""  # its text travels all the same
+
+    def _show(self, bundle: Dict[str, Any], main: bool) -> None:
+        header, payload = display.flatten(bundle, main, self._output_limit)
+        self._control.sendall(wire.pack(wire.CELL_RESULT, 0, header, payload))
+
+    def _on_interrupt(self, signum: int, frame: Any) -> None:
+        if self._in_cell and os.getpid() == self._pid:
+            raise KeyboardInterrupt
+
+    # -- errors -----------------------------------------------------------------------------
+
+    def _describe(self, error: BaseException) -> Dict[str, str]:
+        """Name, message and traceback. Formatting runs the guest's code (`__str__`), so it is
+        done here, under the cell's deadline, and whatever it raises is only noted."""
+        try:
+            self._in_cell = True
+            try:
+                text = _format(error)
+                value = str(error)
+            finally:
+                self._in_cell = False
+        except BaseException as second:
+            text = f"{type(error).__name__}: <its traceback could not be formatted>\n"
+            value = f"<str() raised {type(second).__name__}>"
+        return {
+            "name": type(error).__name__,
+            "value": display.cap_text(value, MAX_TRACEBACK),
+            "traceback": display.cap_text(text, MAX_TRACEBACK),
+        }
+
+
+def _format(error: BaseException) -> str:
+    shown = traceback.TracebackException(type(error), error, error.__traceback__, compact=False)
+    _hide_ours(shown, set())
+    return "".join(shown.format())
+
+
+def _hide_ours(shown: Any, seen: "set[int]") -> None:
+    """Take frames of this package out of a traceback and of those chained to it."""
+    if shown is None or id(shown) in seen:
+        return
+    seen.add(id(shown))
+    kept = [f for f in shown.stack if not f.filename.startswith(SOURCE)]
+    shown.stack[:] = kept
+    for inner in [shown.__cause__, shown.__context__, *(getattr(shown, "exceptions", None) or ())]:
+        _hide_ours(inner, seen)
+
+
+def _exit_code(stop: SystemExit) -> int:
+    """What the interpreter would have exited with; a message goes to stderr, as there."""
+    if stop.code is None:
+        return 0
+    if isinstance(stop.code, int):
+        return int(stop.code)
+    print(stop.code, file=sys.stderr)
+    return 1
+
+
+def _main_module() -> types.ModuleType:
+    module = types.ModuleType("__main__")
+    module.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = module
+    return module
+
+
+def _no_input(prompt: object = "") -> str:
+    raise EOFError("input() has nobody to ask: the code runs in a sandbox without a keyboard")
+
+
+def _reseed() -> None:
+    """Siblings are forks of one process: without this they would draw the same numbers."""
+    random.seed()
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+
+
+def _set_environment(env: Dict[str, str]) -> Dict[str, Optional[str]]:
+    before = {name: os.environ.get(name) for name in env}
+    os.environ.update(env)
+    return before
+
+
+def _restore_environment(before: Dict[str, Optional[str]]) -> None:
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

@@ -1,0 +1,847 @@
+"""Control groups: where they may live (from text), and that they hold (on this kernel)."""
+
+import errno
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.backends.native import cgroup
+from belljar.backends.native.cgroup import control, tree
+from belljar.backends.native.cgroup.files import settings
+from belljar.backends.native.cgroup.plan import Directory, Hierarchy, Plan, parse_mounts, plan
+from belljar.errors import StartError
+
+MB = 1 << 20
+LIMITS = frozenset({"memory", "pids", "cpu"})
+ALL = LIMITS | {"cpuacct"}
+
+# --- where groups may live -------------------------------------------------------------------
+
+V2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
+V1 = """\
+31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw,mode=755
+32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct
+33 31 0:30 / /sys/fs/cgroup/memory rw shared:9 - cgroup cgroup rw,memory
+34 31 0:31 / /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids
+35 31 0:32 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,xattr,name=systemd
+"""
+V1_PATHS = "9:name=systemd:/svc\n8:pids:/svc\n4:memory:/svc\n2:cpu,cpuacct:/\n"
+EMPTY_V2 = "36 31 0:33 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
+
+
+def group(*, writable=True, controllers=LIMITS, subtree=(), occupied=False, is_root=False):
+    return Directory(
+        writable=writable,
+        controllers=frozenset(controllers),
+        subtree=frozenset(subtree),
+        occupied=occupied,
+        is_root=is_root,
+    )
+
+
+def places(decided):
+    return {(h.version, h.base, h.controllers) for h in decided.hierarchies}
+
+
+def writable(*paths):
+    return lambda path: Directory(writable=path in paths)
+
+
+def test_v2_service_run_by_root_goes_to_the_nearest_group_without_processes():
+    found = {
+        "/sys/fs/cgroup": group(subtree=LIMITS, occupied=True, is_root=True),
+        "/sys/fs/cgroup/system.slice": group(subtree={"memory", "pids"}),
+        "/sys/fs/cgroup/system.slice/app.service": group(occupied=True),
+    }
+    decided = plan(V2, "0::/system.slice/app.service\n", found.get)
+    assert places(decided) == {(2, "/sys/fs/cgroup/system.slice", ALL)}
+    assert decided.why == {}
+
+
+def test_v2_true_root_may_have_processes_and_limited_children():
+    decided = plan(V2, "0::/\n", {"/sys/fs/cgroup": group(occupied=True, is_root=True)}.get)
+    assert places(decided) == {(2, "/sys/fs/cgroup", ALL)}
+
+
+def test_v2_delegated_user_uses_its_own_slice_and_is_told_why_cpu_is_missing():
+    user = "/sys/fs/cgroup/user.slice/user-1000.slice"
+    two = {"memory", "pids"}
+    found = {
+        "/sys/fs/cgroup": group(writable=False, subtree=LIMITS, is_root=True),
+        "/sys/fs/cgroup/user.slice": group(writable=False, subtree=LIMITS),
+        user: group(writable=False, subtree=two),
+        f"{user}/user@1000.service": group(controllers=two, subtree=two),
+        f"{user}/user@1000.service/app.slice": group(controllers=two, subtree=two),
+        f"{user}/user@1000.service/app.slice/run-1.scope": group(controllers=two, occupied=True),
+    }
+    own = "0::/user.slice/user-1000.slice/user@1000.service/app.slice/run-1.scope\n"
+    decided = plan(V2, own, found.get)
+    base = f"{user}/user@1000.service/app.slice"
+    assert places(decided) == {(2, base, frozenset({"memory", "pids", "cpuacct"}))}
+    assert decided.why.keys() == {"cpu"}
+    assert "Delegate=" in decided.why["cpu"]
+
+
+def test_v2_login_session_of_a_user_has_nothing_and_is_told_of_systemd_run():
+    session = "/sys/fs/cgroup/user.slice/user-1000.slice/session-1.scope"
+    found = {session: group(writable=False, occupied=True)}
+    found["/sys/fs/cgroup"] = group(writable=False, subtree=LIMITS, is_root=True)
+    decided = plan(V2, "0::/user.slice/user-1000.slice/session-1.scope\n", found.get)
+    assert decided.hierarchies == ()
+    assert decided.why.keys() == ALL
+    assert all("systemd-run --user --scope" in reason for reason in decided.why.values())
+
+
+def test_v2_root_of_a_container_with_processes_is_told_to_move_them():
+    decided = plan(V2, "0::/\n", {"/sys/fs/cgroup": group(occupied=True)}.get)
+    assert decided.hierarchies == ()
+    assert "mkdir /sys/fs/cgroup/init" in decided.why["memory"]
+
+
+def test_v2_nearest_place_wins_among_equals_but_memory_is_worth_the_way_up():
+    found = {
+        "/sys/fs/cgroup": group(is_root=True),
+        "/sys/fs/cgroup/a": group(),
+        "/sys/fs/cgroup/a/b": group(controllers={"pids", "cpu"}),
+        "/sys/fs/cgroup/a/b/c": group(controllers={"pids"}, occupied=True),
+    }
+    decided = plan(V2, "0::/a/b/c\n", found.get)
+    assert places(decided) == {(2, "/sys/fs/cgroup/a", ALL)}
+
+
+def test_v1_groups_go_below_our_own_in_each_hierarchy_and_mounted_together_share_one():
+    bases = {"memory": "/sys/fs/cgroup/memory/svc", "pids": "/sys/fs/cgroup/pids/svc"}
+    decided = plan(V1, V1_PATHS, writable(*bases.values(), "/sys/fs/cgroup/cpu,cpuacct"))
+    assert places(decided) == {
+        (1, bases["memory"], frozenset({"memory"})),
+        (1, bases["pids"], frozenset({"pids"})),
+        (1, "/sys/fs/cgroup/cpu,cpuacct", frozenset({"cpu", "cpuacct"})),
+    }
+    assert decided.why == {}
+
+
+def test_v1_reasons_stand_beside_what_is_missing_only():
+    decided = plan(V1, V1_PATHS, writable("/sys/fs/cgroup/memory/svc"))
+    assert places(decided) == {(1, "/sys/fs/cgroup/memory/svc", frozenset({"memory"}))}
+    assert decided.why.keys() == {"pids", "cpu", "cpuacct"}
+    assert "/sys/fs/cgroup/pids/svc may not be written" in decided.why["pids"]
+
+
+def test_hybrid_with_an_empty_v2_is_v1():
+    def look(path):
+        if path == "/sys/fs/cgroup/unified":
+            return group(controllers={"hugetlb"}, occupied=True, is_root=True)
+        return Directory(writable=True)
+
+    decided = plan(V1 + EMPTY_V2, V1_PATHS + "0::/\n", look)
+    assert {h.version for h in decided.hierarchies} == {1}
+    assert frozenset().union(*(h.controllers for h in decided.hierarchies)) == ALL
+
+
+def test_hybrid_takes_each_controller_from_where_it_is():
+    mounts = V1.replace("rw,memory", "rw,name=other") + EMPTY_V2
+
+    def look(path):
+        if path == "/sys/fs/cgroup/unified":
+            return group(controllers={"memory"}, occupied=True, is_root=True)
+        return Directory(writable=True)
+
+    decided = plan(mounts, V1_PATHS.replace("memory", "name=other") + "0::/\n", look)
+    assert places(decided) == {
+        (2, "/sys/fs/cgroup/unified", frozenset({"memory", "cpuacct"})),
+        (1, "/sys/fs/cgroup/pids/svc", frozenset({"pids"})),
+        (1, "/sys/fs/cgroup/cpu,cpuacct", frozenset({"cpu"})),
+    }
+
+
+def test_mount_of_a_part_of_the_hierarchy_is_seen_relative_to_it():
+    mounts = "33 31 0:30 /docker/x /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+    look = writable("/sys/fs/cgroup/memory", "/sys/fs/cgroup/memory/in")
+    assert plan(mounts, "4:memory:/docker/x\n", look).hierarchies[0].base.endswith("/memory")
+    assert plan(mounts, "4:memory:/docker/x/in\n", look).hierarchies[0].base.endswith("/in")
+    assert plan(mounts, "4:memory:/docker/xy\n", lambda _: group()).hierarchies == ()
+
+
+@pytest.mark.parametrize(("root", "own"), [("/../..", "/"), ("/", "/../other")])
+def test_outside_of_our_cgroup_namespace_no_place_is_guessed(root, own):
+    mounts = f"33 31 0:30 {root} /m rw - cgroup cgroup rw,memory\n"
+    decided = plan(mounts, f"4:memory:{own}\n", lambda _: group())
+    assert decided.hierarchies == ()
+    assert "cgroup namespace" in decided.why["memory"]
+
+
+def test_without_control_groups_every_controller_has_a_reason():
+    decided = plan("22 1 0:5 / /proc rw - proc proc rw\n", "", lambda _: None)
+    assert decided.hierarchies == ()
+    assert decided.why.keys() == ALL
+
+
+def test_blanks_in_a_mount_point_are_understood():
+    mounts = r"33 31 0:30 / /my\040groups rw - cgroup cgroup rw,memory" + "\n"
+    assert [m.point for m in parse_mounts(mounts)] == ["/my groups"]
+
+
+@given(st.text(), st.text())
+def test_no_text_makes_the_decision_fail(mountinfo, own):
+    decided = plan(V1 + EMPTY_V2 + mountinfo, V1_PATHS + own, lambda _: None)
+    assert decided.why.keys() == ALL
+
+
+# --- what is written -------------------------------------------------------------------------
+
+
+def written(version, **limits):
+    hierarchy = Hierarchy(version=version, base="/x", controllers=ALL)
+    return [(s.file, s.value) for s in settings(hierarchy, **limits)]
+
+
+def test_v1_settings_limit_memory_before_memory_and_swap():
+    assert written(1, memory=64 * MB, processes=10, cpus=0.5) == [
+        ("memory.limit_in_bytes", "67108864"),
+        ("memory.memsw.limit_in_bytes", "67108864"),
+        ("memory.swappiness", "0"),
+        ("pids.max", "10"),
+        ("cpu.cfs_period_us", "20000"),
+        ("cpu.cfs_quota_us", "10000"),
+    ]
+
+
+def test_v2_settings_turn_swap_off():
+    assert written(2, memory=64 * MB, processes=10, cpus=2) == [
+        ("memory.max", "67108864"),
+        ("memory.swap.max", "0"),
+        ("pids.max", "10"),
+        ("cpu.max", "40000 20000"),
+    ]
+
+
+def test_smallest_share_of_a_cpu_is_a_quota_the_kernel_takes():
+    assert written(2, memory=None, processes=None, cpus=0.01) == [("cpu.max", "1000 100000")]
+
+
+# --- v2 with controllers, on a pretended kernel ----------------------------------------------
+
+
+@pytest.fixture
+def pretended_v2(tmp_path, monkeypatch):
+    """A directory that behaves like v2: new groups have files, settings replace them."""
+    files = {
+        "cgroup.procs": "",
+        "cgroup.type": "domain\n",
+        "cgroup.controllers": "cpu memory pids\n",
+        "cgroup.subtree_control": "",
+        "memory.max": "max\n",
+        "memory.peak": "4096\n",
+        "memory.current": "2048\n",
+        "memory.events": "low 0\noom 2\noom_kill 1\noom_group_kill 0\n",
+        "pids.max": "max\n",
+        "pids.events": "max 7\n",
+        "cpu.max": "max 100000\n",
+        "cpu.stat": "usage_usec 1500000\nuser_usec 1\n",
+    }
+    mkdir, rmdir, write = os.mkdir, os.rmdir, tree.write
+
+    def populated_mkdir(path, *args):
+        mkdir(path, *args)
+        for name, text in files.items():
+            Path(path, name).write_text(text)
+
+    def emptying_rmdir(path):
+        for name in files:
+            Path(path, name).unlink(missing_ok=True)
+        rmdir(path)
+
+    def setting(path, value):
+        if path.endswith("cgroup.subtree_control"):
+            value = f"{Path(path).read_text()} {value.removeprefix('+')}"
+        elif not os.path.exists(path):
+            raise FileNotFoundError(errno.ENOENT, "not here", path)
+        if not path.startswith(str(tmp_path)):
+            return write(path, value)
+        Path(path).write_text(value)
+
+    monkeypatch.setattr(os, "mkdir", populated_mkdir)
+    monkeypatch.setattr(os, "rmdir", emptying_rmdir)
+    monkeypatch.setattr(tree, "write", setting)
+    base = tmp_path / "app.slice"
+    populated_mkdir(base)
+    own = base / "run.scope"
+    populated_mkdir(own)
+    (own / "cgroup.procs").write_text("1\n")
+    texts = (f"30 23 0:26 / {tmp_path} rw - cgroup2 cgroup2 rw\n", "0::/app.slice/run.scope\n")
+    return base, plan(*texts, control._look)
+
+
+def test_v2_hands_controllers_on_writes_limits_and_takes_readings(pretended_v2):
+    base, decided = pretended_v2
+    groups = control.Cgroups(tree.Owner.current(), decided)
+    assert (groups.version, groups.controllers, groups.why) == (2, ALL, {})
+    made = groups.create("box", memory=64 * MB, processes=10, cpus=0.5)
+    parent = base / tree.Owner.current().name
+    for directory in (base, parent):
+        assert set((directory / "cgroup.subtree_control").read_text().split()) == LIMITS
+    # memory.swap.max is not there: no swap accounting, which is not a failure.
+    assert made.enforced == {"memory", "processes", "cpus"}
+    assert (parent / "box" / "memory.max").read_text() == str(64 * MB)
+    assert (parent / "box" / "pids.max").read_text() == "10"
+    assert (parent / "box" / "cpu.max").read_text() == "10000 20000"
+    assert made.cpu_seconds() == pytest.approx(1.5)
+    assert (made.memory_peak(), made.memory_current()) == (4096, 2048)
+    assert (made.oom_kills(), made.pids_max_hits()) == (1, 7)
+    assert len(made.join_fds()) == 1
+    groups.close()
+    assert [p.name for p in base.iterdir() if p.is_dir()] == ["run.scope"]
+
+
+# --- on this kernel --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def groups():
+    found = cgroup.detect()
+    if not found.controllers >= LIMITS:
+        pytest.skip(f"no control groups here: {dict(found.why)}")
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def make(groups):
+    def create(name="box", *, memory=None, processes=None, cpus=None):
+        return groups.create(name, memory=memory, processes=processes, cpus=cpus)
+
+    return create
+
+
+@pytest.fixture
+def unified():
+    """Where the machine's v2 hierarchy is, even if v1 has left it no controller we want."""
+    mounts = parse_mounts(tree.read("/proc/self/mountinfo"))
+    point = next((m.point for m in mounts if m.kind == "cgroup2"), "")
+    facts = control._look(point)
+    if not (facts and facts.writable and facts.is_root):
+        pytest.skip("no v2 hierarchy whose root we may write")
+    return point
+
+
+def on_v2(base, *controllers):
+    only = Hierarchy(version=2, base=base, controllers=frozenset({"cpuacct", *controllers}))
+    return control.Cgroups(tree.Owner.current(), Plan(hierarchies=(only,), why={}))
+
+
+JOIN = """
+import os, sys, time
+for fd in map(int, sys.argv[1].split()):
+    os.write(fd, b"0")
+"""
+
+
+def start_inside(joined, program):
+    fds = joined.join_fds()
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", JOIN + dedent(program), " ".join(map(str, fds))],
+        pass_fds=fds,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    joined.close_join_fds()
+    return process
+
+
+def run_inside(joined, program):
+    with start_inside(joined, program) as process:
+        out, _ = process.communicate(timeout=60)
+    return process.returncode, out
+
+
+def existing(name):
+    """All directories of this name in any hierarchy."""
+    mounts = [m.point for m in parse_mounts(tree.read("/proc/self/mountinfo"))]
+    return [d for point in mounts for d, _, _ in os.walk(point) if os.path.basename(d) == name]
+
+
+BOMBS = {
+    "one process": """
+        hoard = []
+        while True:
+            hoard.append(bytearray(os.urandom(1 << 20)))
+    """,
+    "memfd without a mapping": """
+        fd = os.memfd_create("hoard")
+        while True:
+            os.write(fd, b"x" * (1 << 20))
+    """,
+    "several processes, each below the limit": """
+        for _ in range(4):
+            os.fork()
+        hoard = [bytearray(os.urandom(1 << 20)) for _ in range(20)]
+        time.sleep(60)
+    """,
+}
+
+
+@pytest.mark.parametrize("program", BOMBS.values(), ids=BOMBS)
+def test_memory_bomb_is_killed_inside_and_stays_below_the_limit(make, program):
+    box = make(memory=64 * MB, processes=64)
+    assert box.enforced == {"memory", "processes"}
+    assert box.oom_kills() == 0
+    with start_inside(box, program) as process:
+        deadline = time.monotonic() + 30
+        while box.oom_kills() == 0 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert box.kill()
+    assert process.returncode == -signal.SIGKILL
+    assert box.oom_kills() >= 1
+    assert 32 * MB < box.memory_peak() <= 64 * MB
+
+
+def test_fork_bomb_gets_eagain_and_dies_as_a_whole(make):
+    box = make(memory=64 * MB, processes=20)
+    returncode, out = run_inside(
+        box,
+        """
+        try:
+            while os.fork():
+                pass
+        except OSError as error:
+            print(error.errno, flush=True)
+            os._exit(0)
+        os.close(1)
+        time.sleep(60)
+        """,
+    )
+    assert (returncode, int(out)) == (0, errno.EAGAIN)
+    assert box.pids_max_hits() >= 1
+    assert len(box.processes_alive()) == 19
+    assert box.kill()
+    assert box.processes_alive() == []
+    assert box.remove()
+
+
+RACE = """
+    print("go", flush=True)
+    os.close(1)
+    while True:
+        try:
+            if not os.fork():
+                time.sleep(0.001)
+        except OSError:
+            try:
+                os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                os._exit(0)
+"""
+
+
+def test_kill_outruns_processes_that_keep_forking_and_leaves_the_group_usable(make):
+    box = make(memory=64 * MB, processes=30)
+    with start_inside(box, RACE) as process:
+        assert process.stdout.readline() == "go\n"
+        assert box.kill()
+    assert box.processes_alive() == []
+    assert run_inside(box, "os._exit(7 if os.fork() else 0)")[0] == 7
+
+
+def test_half_a_cpu_is_half_a_cpu_however_many_processes_spin(make):
+    box = make(cpus=0.5)
+    assert box.enforced == {"cpus"}
+    with start_inside(box, "os.fork()\nprint('go', flush=True)\nwhile True: pass") as process:
+        assert process.stdout.readline() == "go\n"
+        before, start = box.cpu_seconds(), time.monotonic()
+        time.sleep(1.5)
+        share = (box.cpu_seconds() - before) / (time.monotonic() - start)
+        assert box.kill()
+    assert 0.3 < share < 0.6
+
+
+def test_swap_counts_as_memory(make):
+    box = make(memory=64 * MB)
+    version, path = box._places["memory"]
+    files = ("memory.memsw.limit_in_bytes", "memory.swap.max")
+    found = [f for f in files if os.path.exists(f"{path}/{f}")]
+    if not found:
+        pytest.skip("this kernel does not account swap")
+    expected = 64 * MB if version == 1 else 0
+    assert int(tree.read(f"{path}/{found[0]}")) == expected
+
+
+def test_peak_counts_from_the_reset(make):
+    box = make(memory=64 * MB)
+    run_inside(box, "bytearray(os.urandom(30 << 20))")
+    assert box.memory_peak() > 30 * MB
+    if not box.reset_peak():
+        pytest.skip("this kernel cannot reset the peak")
+    assert box.memory_peak() < 20 * MB
+    assert box.memory_current() <= box.memory_peak()
+
+
+def test_cpu_time_is_counted_for_all_processes_that_were_inside(make):
+    box = make()
+    assert box.enforced == frozenset()
+    assert box.cpu_seconds() == 0
+    run_inside(box, "end = time.process_time() + 0.3\nwhile time.process_time() < end: pass")
+    assert 0.3 <= box.cpu_seconds() < 2
+
+
+def test_v2_group_is_joined_counted_killed_and_removed(unified):
+    groups = on_v2(unified)
+    box = groups.create("box", memory=MB, processes=1, cpus=1)
+    assert box.enforced == frozenset()
+    with start_inside(box, RACE.replace("0.001", "0.01")) as process:
+        assert process.stdout.readline() == "go\n"
+        assert process.pid in box.processes_alive()
+        assert box.kill()
+    assert box.processes_alive() == []
+    assert box.cpu_seconds() > 0
+    assert box.memory_peak() is None
+    assert box.remove()
+    groups.close()
+
+
+def test_v2_controller_is_handed_on_to_the_sandbox(unified):
+    facts = control._look(unified)
+    spare = sorted(facts.controllers & {"hugetlb", "misc", "rdma"} - facts.subtree)
+    if not spare:
+        pytest.skip("no controller that is not in use")
+    try:
+        groups = on_v2(unified, spare[0], "no-such-controller")
+        assert groups.controllers == {"cpuacct", spare[0]}
+        assert groups.why["no-such-controller"].endswith("subtree_control: Invalid argument")
+        box = groups.create("box", memory=None, processes=None, cpus=None)
+        inside = control._look(box._paths[0])
+        assert (inside.controllers, inside.is_root, inside.occupied) == ({spare[0]}, False, False)
+        groups.close()
+    finally:
+        tree.write(f"{unified}/cgroup.subtree_control", f"-{spare[0]}")
+
+
+@pytest.mark.parametrize("delegated", [True, False])
+def test_v2_user_may_enter_its_group_if_it_may_write_the_common_ancestor(unified, delegated):
+    base = f"{unified}/given-{os.getpid()}"
+    own = f"{base}/run.scope"
+
+    def as_nobody():
+        tree.write(f"{own}/cgroup.procs", "0")
+        os.setresgid(65534, 65534, 65534)
+        os.setresuid(65534, 65534, 65534)
+        groups = on_v2(base)
+        box = groups.create("box", memory=None, processes=None, cpus=None)
+        fds = box.join_fds()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os._exit(os.write(fds[0], b"0"))
+            except PermissionError:
+                os._exit(99)
+        entered = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        groups.close()
+        return control._look(base).writable, control._look(own).occupied, entered
+
+    try:
+        for path in (base, own):
+            os.mkdir(path)
+            os.chown(path, 65534, 65534)
+        for file in ("cgroup.procs", "cgroup.subtree_control") if delegated else ():
+            os.chown(f"{base}/{file}", 65534, 65534)
+        expected = (True, True, 1) if delegated else (False, True, 99)
+        assert in_fork(as_nobody) == repr(expected)
+    finally:
+        assert tree.remove([base])
+
+
+def test_removing_twice_is_fine_and_ends_the_readings(make, groups):
+    box = make("gone", memory=64 * MB)
+    box.join_fds()
+    assert box.cpu_seconds() is not None
+    assert len(existing("gone")) == len(groups._hierarchies)
+    assert box.remove()
+    assert box.remove()
+    assert existing("gone") == []
+    assert box.cpu_seconds() is None
+    assert box.join_fds() == []
+    assert box.reset_peak() is False
+
+
+def test_group_with_a_living_process_is_not_removed_until_that_has_gone(make):
+    box = make()
+    with start_inside(box, "print('go', flush=True)\ntime.sleep(60)") as process:
+        assert process.stdout.readline() == "go\n"
+        assert not box.remove()
+        assert process.poll() is None
+        assert box.kill()
+    assert box.remove()
+
+
+def test_failed_creation_leaves_nothing_and_names_the_file(make):
+    with pytest.raises(StartError, match=r"half/pids\.max: Invalid argument"):
+        make("half", memory=64 * MB, processes=-5)
+    assert existing("half") == []
+
+
+def test_name_that_exists_is_refused_and_its_owner_keeps_it(make, groups):
+    make("same")
+    with pytest.raises(StartError):
+        make("same")
+    assert len(existing("same")) == len(groups._hierarchies)
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "../x", "a b", ".x", "x" * 101, "a\n"])
+def test_names_that_are_paths_are_refused(make, name):
+    with pytest.raises(ValueError, match="not a name"):
+        make(name)
+
+
+def test_no_descriptor_is_inherited_by_programs_we_start(make):
+    box = make(memory=64 * MB)
+    box.memory_peak(), box.cpu_seconds(), box.oom_kills()
+    opened = [*box.join_fds(), *(fd for fd, _ in box._files.values())]
+    assert len(opened) >= 4
+    assert not any(map(os.get_inheritable, opened))
+
+
+def test_closing_kills_and_removes_everything_and_may_be_repeated(groups, make):
+    with start_inside(make(), "print('go', flush=True)\ntime.sleep(60)") as process:
+        assert process.stdout.readline() == "go\n"
+        groups.close()
+    assert process.returncode == -signal.SIGKILL
+    groups.close()
+    assert existing(tree.Owner.current().name) == []
+
+
+def test_two_in_one_process_do_not_disturb_each_other(groups, make):
+    cgroup.detect().close()
+    assert make(memory=64 * MB).enforced == {"memory"}
+    cgroup.detect().close()
+    assert existing("box")
+
+
+def test_tighter_share_of_the_group_we_are_in_is_no_failure(groups):
+    place = next(h for h in groups._hierarchies if "cpu" in h.controllers)
+    if place.version != 1:
+        pytest.skip("v1 only: v2 takes any value")
+    narrow = f"{place.base}/narrow-{os.getpid()}"
+    os.mkdir(narrow)
+    try:
+        tree.write(f"{narrow}/cpu.cfs_quota_us", "20000")
+        program = f"""
+            import os
+            from belljar.backends.native import cgroup
+            open("{narrow}/cgroup.procs", "w").write("0")
+            groups = cgroup.detect()
+            box = groups.create("box", memory=None, processes=None, cpus=1.0)
+            print(sorted(box.enforced))
+            groups.close()
+        """
+        out = subprocess.check_output([sys.executable, "-c", dedent(program)], text=True)
+        assert out == "['cpus']\n"
+    finally:
+        assert tree.remove([narrow])
+
+
+def in_fork(work):
+    """The text that `work` returns in a forked process."""
+    receive, send = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(send, repr(work()).encode())
+        except BaseException as error:
+            os.write(send, repr(error).encode())
+        os._exit(0)
+    os.close(send)
+    with open(receive) as answer:
+        text = answer.read()
+    os.waitpid(pid, 0)
+    return text
+
+
+def test_fork_of_the_owner_can_neither_remove_nor_make_groups(groups, make):
+    box = make("parents")
+
+    def child():
+        groups.close()
+        return box.kill(), box.remove()
+
+    assert in_fork(child) == "(False, False)"
+    assert "another process" in in_fork(lambda: make("childs"))
+    assert len(existing("parents")) == len(groups._hierarchies)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_ordinary_user_without_delegation_gets_reasons_instead_of_groups():
+    def as_nobody():
+        os.setgroups([])
+        os.setresgid(65534, 65534, 65534)
+        os.setresuid(65534, 65534, 65534)
+        found = cgroup.detect()
+        refused = found.create("box", memory=MB, processes=None, cpus=None).enforced
+        found.close()
+        return found.version, sorted(found.controllers), sorted(found.why), refused, cgroup.sweep()
+
+    expected = (0, [], ["cpu", "cpuacct", "memory", "pids"], frozenset(), 0)
+    assert in_fork(as_nobody) == repr(expected)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_ordinary_user_started_in_v1_groups_of_its_own_can_limit(groups):
+    if {h.version for h in groups._hierarchies} != {1}:
+        pytest.skip("v1 only")
+    given = [f"{h.base}/given-{os.getpid()}" for h in groups._hierarchies]
+
+    def as_nobody():
+        for path in given:
+            os.mkdir(path)
+            os.chown(path, 65534, 65534)
+            tree.write(f"{path}/cgroup.procs", "0")
+        os.setresgid(65534, 65534, 65534)
+        os.setresuid(65534, 65534, 65534)
+        found = cgroup.detect()
+        box = found.create("box", memory=16 * MB, processes=10, cpus=0.5)
+        fds = box.join_fds()
+        pid = os.fork()
+        if pid == 0:
+            for fd in fds:
+                os.write(fd, b"0")
+            hoard = [bytearray(os.urandom(MB)) for _ in range(64)]
+            os._exit(len(hoard))
+        status = os.waitpid(pid, 0)[1]
+        result = found.version, sorted(box.enforced), status, box.oom_kills()
+        found.close()
+        return result
+
+    try:
+        expected = (1, ["cpus", "memory", "processes"], int(signal.SIGKILL), 1)
+        assert in_fork(as_nobody) == repr(expected)
+        assert [name for path in given for name in tree.subgroups(path)] == []
+    finally:
+        assert tree.remove(given)
+
+
+# --- leftovers -------------------------------------------------------------------------------
+
+HOST = """
+import subprocess, sys
+from belljar.backends.native import cgroup
+groups = cgroup.detect()
+box = groups.create("box", memory=64 << 20, processes=10, cpus=None)
+fds = box.join_fds()
+join = "import os, time\\nfor fd in %r: os.write(fd, b'0')\\nprint(os.getpid(), flush=True)\\n"
+guest = subprocess.Popen([sys.executable, "-c", join % fds + "time.sleep(600)"], pass_fds=fds)
+guest.wait()
+"""
+
+
+@pytest.fixture
+def start_host(groups):
+    """Starts a process that owns a group with a guest in it: (process, guest's pidfd, tree)."""
+    started = []
+
+    def start():
+        host = subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True)
+        started.append(host)
+        guest = os.pidfd_open(int(host.stdout.readline()))
+        start_time = tree._start_of_living(host.pid)
+        owner = tree.Owner(host.pid, start_time, os.stat("/proc/self/ns/pid").st_ino)
+        return host, guest, owner.name
+
+    yield start
+    for host in started:
+        host.kill()
+        host.wait()
+        host.stdout.close()
+    cgroup.sweep()
+
+
+def ends(pidfd):
+    """Whether the process ends soon; also for one that is not our child."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(5000))
+
+
+def test_sweep_removes_the_tree_of_a_dead_owner_with_its_processes_and_no_other(
+    groups, make, start_host
+):
+    make("mine")
+    dead, orphan, dead_tree = start_host()
+    living, guest, living_tree = start_host()
+    strangers = [f"{h.base}/belljar-of-somebody" for h in groups._hierarchies]
+    # A pid of another pid namespace: nothing can be said about its owner.
+    strangers += [f"{h.base}/belljar-{dead.pid}-1-1" for h in groups._hierarchies]
+    try:
+        for path in strangers:
+            os.mkdir(path)
+        dead.kill()
+        # Left as a zombie: that is dead, too.
+        os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
+        assert existing(dead_tree)
+        assert cgroup.sweep() >= 1
+        assert existing(dead_tree) == []
+        assert ends(orphan)
+        assert len(existing(living_tree)) == len(groups._hierarchies)
+        assert living.poll() is None
+        signal.pidfd_send_signal(guest, 0)
+        assert all(map(os.path.isdir, strangers))
+        assert len(existing("mine")) == len(groups._hierarchies)
+    finally:
+        tree.remove(strangers)
+        os.close(orphan)
+        os.close(guest)
+
+
+def test_pid_given_out_again_does_not_protect_the_tree_of_its_former_owner(groups):
+    us = tree.Owner.current()
+    former = tree.Owner(us.pid, us.start - 1, us.namespace)
+    for hierarchy in groups._hierarchies:
+        os.mkdir(f"{hierarchy.base}/{former.name}")
+    assert cgroup.sweep() >= 1
+    assert existing(former.name) == []
+    assert existing(us.name)
+
+
+def test_two_sweeps_at_once_do_not_fail(start_host):
+    hosts = [start_host() for _ in range(6)]
+    for host, guest, _ in hosts:
+        host.kill()
+        host.wait()
+        os.close(guest)
+    program = (
+        "import sys; from belljar.backends.native import cgroup; "
+        "print('ready', flush=True); sys.stdin.read(); print(cgroup.sweep())"
+    )
+    sweepers = [
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    for sweeper in sweepers:
+        assert sweeper.stdout.readline() == "ready\n"
+    for sweeper in sweepers:
+        sweeper.stdin.close()
+    for sweeper in sweepers:
+        with sweeper.stdout:
+            assert int(sweeper.stdout.read()) >= 0
+        assert sweeper.wait(30) == 0
+    assert [name for _, _, name in hosts if existing(name)] == []
+
+
+def test_names_carry_pid_start_time_and_pid_namespace():
+    us = tree.Owner.current()
+    assert tree.Owner.parse(us.name) == us
+    assert us.name.startswith(f"belljar-{os.getpid()}-")
+    assert not us.is_dead(seen_by=us)
+    for name in ("belljar", "belljar-1-2", "belljar-1-2-x", "xbelljar-1-2-3", "belljar-1-2-3-4"):
+        assert tree.Owner.parse(name) is None

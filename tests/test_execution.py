@@ -1,0 +1,332 @@
+import copy
+import doctest
+import json
+import pickle
+import signal
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar import execution as execution_module
+from belljar.errors import ExecutionError, ExecutionOutOfMemory, ExecutionTimeout, SandboxError
+from belljar.execution import (
+    CommandResult,
+    ErrorInfo,
+    Execution,
+    Logs,
+    Outcome,
+    Result,
+    Usage,
+    printable,
+)
+
+USAGE = Usage(wall=0.0012, cpu=0.001, peak_memory=None, output_bytes=0)
+ZERO_DIVISION = ErrorInfo(
+    name="ZeroDivisionError",
+    value="division by zero",
+    traceback='Traceback (most recent call last):\n  File "<cell 1>", line 1\nZeroDivisionError',
+)
+
+
+def make(**changes):
+    return Execution(
+        **{
+            "outcome": Outcome.ok,
+            "text": None,
+            "value": None,
+            "results": (),
+            "stdout": "",
+            "stderr": "",
+            "logs": Logs(stdout=(), stderr=()),
+            "error": None,
+            "exit_code": None,
+            "signal": None,
+            "execution_count": 1,
+            "usage": USAGE,
+            "state_preserved": True,
+            "truncated": False,
+            **changes,
+        }
+    )
+
+
+def command(**changes):
+    return CommandResult(
+        **{
+            "stdout": "",
+            "stderr": "",
+            "exit_code": 0,
+            "signal": None,
+            "outcome": Outcome.ok,
+            "usage": USAGE,
+            "truncated": False,
+            **changes,
+        }
+    )
+
+
+def test_the_examples_in_the_docstrings_are_true():
+    assert doctest.testmod(execution_module).failed == 0
+
+
+# printable
+
+
+def test_control_bytes_are_escaped_and_newline_and_tab_stay():
+    assert printable("a\tb\n\x1b[31m\x07\r\x7f\x9b\x00é") == (
+        "a\tb\n\\x1b[31m\\x07\\x0d\\x7f\\x9b\\x00é"
+    )
+
+
+def test_lone_surrogates_and_text_direction_overrides_are_escaped():
+    assert printable("\udc80 \u202e \u2066") == "\\udc80 \\u202e \\u2066"
+
+
+@given(st.text(st.characters()))
+def test_printable_text_can_be_encoded_holds_no_control_and_is_stable(text):
+    shown = printable(text)
+    shown.encode()
+    assert not [c for c in shown if unicodedata.category(c) in {"Cc", "Cs"} and c not in "\n\t"]
+    assert printable(shown) == shown
+
+
+# Outcome
+
+
+def test_the_outcomes_are_the_documented_ones_and_are_plain_text():
+    assert [str(outcome) for outcome in Outcome] == [
+        *("ok", "error", "exit", "timeout", "out_of_memory", "killed"),
+        *("output_limit", "rejected", "cancelled", "lost"),
+    ]
+    assert all(outcome.name == outcome.value for outcome in Outcome)
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_every_outcome_but_ok_raises_and_carries_the_execution(outcome):
+    run = make(outcome=outcome)
+    if outcome is Outcome.ok:
+        assert run.ok
+        assert run.raise_for_outcome() is run
+    else:
+        assert not run.ok
+        with pytest.raises(ExecutionError, match=r"^the code ") as caught:
+            run.raise_for_outcome()
+        assert caught.value.execution is run
+
+
+def test_a_time_out_and_a_lack_of_memory_raise_their_own_error_with_a_remedy():
+    with pytest.raises(ExecutionTimeout, match=r"after 1.2 ms\n.*timeout="):
+        make(outcome=Outcome.timeout).raise_for_outcome()
+    with pytest.raises(ExecutionOutOfMemory, match=r"Limits\(memory="):
+        make(outcome=Outcome.out_of_memory).raise_for_outcome()
+
+
+def test_an_exception_in_the_guest_is_named_and_its_traceback_is_a_note():
+    with pytest.raises(ExecutionError) as caught:
+        make(outcome=Outcome.error, error=ZERO_DIVISION).raise_for_outcome()
+    assert str(caught.value) == "the code raised ZeroDivisionError: division by zero"
+    assert '  |   File "<cell 1>", line 1\n' in caught.value.__notes__[0]
+
+
+def test_the_guests_words_reach_the_exception_short_and_escaped():
+    hostile = ErrorInfo(name="E\x1b]0;", value="\n" + "x" * 10**6, traceback="\x1b[2J" * 10**5)
+    with pytest.raises(ExecutionError) as caught:
+        make(outcome=Outcome.error, error=hostile).raise_for_outcome()
+    shown = str(caught.value) + caught.value.__notes__[0]
+    assert "\x1b" not in shown
+    assert len(shown) < 20_000
+
+
+@pytest.mark.parametrize(
+    ("ending", "sentence"),
+    [
+        ({"outcome": Outcome.exit, "exit_code": 3}, "the code ended: exit code 3"),
+        ({"outcome": Outcome.killed, "signal": 11}, "the code ended: killed by SIGSEGV"),
+        ({"outcome": Outcome.killed}, "the code ended: killed, no exit code"),
+    ],
+)
+def test_an_end_is_told_by_its_code_or_its_signal(ending, sentence):
+    with pytest.raises(ExecutionError) as caught:
+        make(**ending).raise_for_outcome()
+    assert str(caught.value) == sentence
+
+
+def test_an_execution_error_with_its_execution_survives_pickle():
+    with pytest.raises(ExecutionTimeout) as caught:
+        make(outcome=Outcome.timeout, stdout="so far").raise_for_outcome()
+    assert pickle.loads(pickle.dumps(caught.value)).execution.stdout == "so far"
+
+
+def test_signals_have_names_and_those_without_one_a_number():
+    assert make(signal=signal.SIGKILL).signal_name == "SIGKILL"
+    assert make(signal=signal.SIGRTMIN + 3).signal_name == f"signal {signal.SIGRTMIN + 3}"
+    assert make().signal_name is None
+
+
+# Execution as data and as text
+
+
+def test_an_execution_survives_json_with_everything_in_it():
+    run = make(
+        text="{'a': (1, 2)}",
+        value={"a": (1, 2)},
+        results=(Result(data={"image/png": b"\x89PNG"}, is_main_result=True),),
+        stdout="out \udc80",
+        logs=Logs(stdout=("out ", "\udc80"), stderr=(), background=("late",)),
+        error=ZERO_DIVISION,
+        notes=("a note",),
+    )
+    data = json.loads(run.to_json(indent=2))
+    assert data == run.to_dict()
+    assert data.keys() == run.__dataclass_fields__.keys()
+    assert data["value"] == {"a": [1, 2]}
+    assert data["results"][0]["data"] == {"image/png": "iVBORw=="}
+    assert data["logs"] == {"stdout": ["out ", "\udc80"], "stderr": [], "background": ["late"]}
+    assert data["error"]["name"] == "ZeroDivisionError"
+
+
+def nested(depth):
+    value = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [float("nan"), [float("inf")], b"bytes", {1, 2}, object(), 10**5000, {(1,): 2}, nested(10**5)],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_value_that_json_cannot_carry_is_null_and_nothing_fails(value):
+    assert json.loads(make(value=value, text="its repr").to_json())["value"] is None
+
+
+def test_the_plain_data_shares_nothing_with_the_value():
+    run = make(value={"a": []})
+    run.to_dict()["value"]["a"].append(1)
+    assert run.value == {"a": []}
+
+
+def test_executions_are_compared_by_identity_whatever_their_value():
+    run = make(value={"unhashable": []})
+    assert run in {run}
+    assert run != copy.copy(run)
+
+
+def test_repr_is_one_short_line_without_control_characters():
+    run = make(text="\x1b[2J\n" + "x" * 10**6, execution_count=3)
+    assert repr(run).startswith("<Execution ok [3] \\x1b[2J\\nxxx")
+    assert len(repr(run)) < 120
+    assert repr(make(text="2")) == "<Execution ok [1] 2 1.2 ms>"
+    assert repr(make(outcome=Outcome.killed, signal=9)) == (
+        "<Execution killed [1] killed by SIGKILL 1.2 ms>"
+    )
+    assert repr(make(stdout="a  b\n")) == "<Execution ok [1] stdout: a  b\\n 1.2 ms>"
+
+
+def test_str_shows_output_then_value_then_notes():
+    run = make(stdout="hello\n", stderr="oh\n", text="2", truncated=True, notes=("a note",))
+    assert str(run) == "hello\noh\n2\n[the output was truncated]\n[a note]"
+
+
+def test_str_shows_how_it_ended_and_escapes_what_the_guest_wrote():
+    failed = make(outcome=Outcome.error, stdout="\x1b[2J", error=ZERO_DIVISION)
+    assert str(failed) == "\\x1b[2J\n" + ZERO_DIVISION.traceback
+    assert str(make(outcome=Outcome.timeout)) == "[the code ran out of time after 1.2 ms]"
+
+
+# Result
+
+
+def test_a_result_gives_each_format_by_its_short_name():
+    text = {
+        "text": "text/plain",
+        "html": "text/html",
+        "markdown": "text/markdown",
+        "svg": "image/svg+xml",
+        "latex": "text/latex",
+    }
+    binary = {"png": "image/png", "jpeg": "image/jpeg", "pdf": "application/pdf"}
+    full = Result(
+        data={m: n for n, m in text.items()} | {m: n.encode() for n, m in binary.items()},
+        is_main_result=False,
+    )
+    empty = Result(data={}, is_main_result=False)
+    assert full.formats() == [*text, *binary]
+    for name in [*text, *binary]:
+        assert getattr(full, name) == (name if name in text else name.encode())
+        assert getattr(empty, name) is None
+
+
+def test_a_format_without_a_short_name_is_listed_by_its_mime_type():
+    result = Result(data={"application/x-arrow": b""}, is_main_result=False)
+    assert result.formats() == ["application/x-arrow"]
+
+
+def test_content_of_the_wrong_type_is_not_handed_out_as_the_right_one():
+    result = Result(data={"image/png": "text", "text/html": b"bytes"}, is_main_result=False)
+    assert result.png is None
+    assert result.html is None
+
+
+def test_bytes_are_written_in_base64_and_said_to_be():
+    result = Result(data={"text/plain": "a", "image/png": b"\x00"}, is_main_result=True)
+    assert result.to_dict() == {
+        "data": {"text/plain": "a", "image/png": "AA=="},
+        "base64": ["image/png"],
+        "is_main_result": True,
+    }
+
+
+def test_json_is_parsed():
+    assert Result(data={"application/json": '{"a": [1]}'}, is_main_result=True).json == {"a": [1]}
+    assert Result(data={}, is_main_result=True).json is None
+
+
+@pytest.mark.parametrize("text", ["{", "NaN", "[Infinity]", "9" * 5000, "[" * 10**5, ""])
+def test_json_that_is_none_raises_our_own_error(text):
+    with pytest.raises(SandboxError, match="application/json"):
+        _ = Result(data={"application/json": text}, is_main_result=True).json
+
+
+def test_the_repr_of_a_result_shows_formats_and_escapes_them():
+    result = Result(data={"text/plain": "secret", "x/\x1b": b""}, is_main_result=True)
+    assert repr(result) == "<Result main 'text', 'x/\\x1b'>"
+
+
+# CommandResult
+
+
+def test_a_command_is_ok_only_with_the_exit_code_0():
+    assert command().ok
+    assert not command(exit_code=None).ok
+    assert not command(exit_code=1).ok
+    assert not command(outcome=Outcome.timeout).ok
+
+
+def test_a_command_that_succeeded_is_given_back():
+    result = command()
+    assert result.raise_for_exit() is result
+
+
+def test_a_command_that_failed_raises_with_its_code_and_the_end_of_its_stderr():
+    result = command(exit_code=2, stderr="early\n" * 10**5 + "no such table\x07\n")
+    with pytest.raises(ExecutionError, match=r"^the command ended: exit code 2\n") as caught:
+        result.raise_for_exit()
+    assert caught.value.execution is result
+    assert caught.value.__notes__[0].endswith("  | no such table\\x07")
+
+
+def test_a_command_that_timed_out_raises_a_time_out():
+    with pytest.raises(ExecutionTimeout, match=r"^the command ran out of time"):
+        command(outcome=Outcome.timeout, exit_code=None, signal=9).raise_for_exit()
+
+
+def test_a_command_result_survives_json():
+    result = command(exit_code=None, signal=9, outcome=Outcome.killed)
+    data = json.loads(json.dumps(result.to_dict()))
+    assert data["outcome"] == "killed"
+    assert data["usage"] == {"wall": 0.0012, "cpu": 0.001, "peak_memory": None, "output_bytes": 0}
+    assert result.signal_name == "SIGKILL"
