@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
 
@@ -366,7 +367,12 @@ def run_inside(joined, program):
 def existing(name):
     """All directories of this name in any hierarchy."""
     mounts = [m.point for m in parse_mounts(tree.read("/proc/self/mountinfo"))]
-    return [d for point in mounts for d, _, _ in os.walk(point) if os.path.basename(d) == name]
+    return [d for point in mounts for d, _, _ in os.walk(point) if d.endswith(f"/{name}")]
+
+
+def ours(name):
+    """All groups of this name that this process owns."""
+    return existing(f"{tree.Owner.current().name}/{name}")
 
 
 BOMBS = {
@@ -448,6 +454,11 @@ def test_kill_outruns_processes_that_keep_forking_and_leaves_the_group_usable(ma
         assert process.stdout.readline() == "go\n"
         assert box.kill()
     assert box.processes_alive() == []
+    # Orphans are counted until the machine's init has taken note of their end.
+    current = f"{box._places['pids'][1]}/pids.current"
+    deadline = time.monotonic() + 10
+    while int(tree.read(current)) and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert run_inside(box, "os._exit(7 if os.fork() else 0)")[0] == 7
 
 
@@ -460,7 +471,20 @@ def test_half_a_cpu_is_half_a_cpu_however_many_processes_spin(make):
         time.sleep(1.5)
         share = (box.cpu_seconds() - before) / (time.monotonic() - start)
         assert box.kill()
-    assert 0.3 < share < 0.6
+    # A busy machine may give less, never more.
+    assert 0.1 < share < 0.6
+
+
+def test_group_with_next_to_no_cpu_still_dies_at_once_and_keeps_its_share(make):
+    box = make(cpus=0.02, processes=10)
+    with start_inside(box, "print('go', flush=True)\nos.fork()\nos.fork()\nwhile True: pass"):
+        time.sleep(0.5)
+        start = time.monotonic()
+        assert box.kill()
+        assert time.monotonic() - start < 1
+    version, path = box._places["cpu"]
+    share = tree.read(f"{path}/{'cpu.cfs_quota_us' if version == 1 else 'cpu.max'}")
+    assert share.split()[0] == "2000"
 
 
 def test_swap_counts_as_memory(make):
@@ -562,10 +586,10 @@ def test_removing_twice_is_fine_and_ends_the_readings(make, groups):
     box = make("gone", memory=64 * MB)
     box.join_fds()
     assert box.cpu_seconds() is not None
-    assert len(existing("gone")) == len(groups._hierarchies)
+    assert len(ours("gone")) == len(groups._hierarchies)
     assert box.remove()
     assert box.remove()
-    assert existing("gone") == []
+    assert ours("gone") == []
     assert box.cpu_seconds() is None
     assert box.join_fds() == []
     assert box.reset_peak() is False
@@ -584,14 +608,14 @@ def test_group_with_a_living_process_is_not_removed_until_that_has_gone(make):
 def test_failed_creation_leaves_nothing_and_names_the_file(make):
     with pytest.raises(StartError, match=r"half/pids\.max: Invalid argument"):
         make("half", memory=64 * MB, processes=-5)
-    assert existing("half") == []
+    assert ours("half") == []
 
 
 def test_name_that_exists_is_refused_and_its_owner_keeps_it(make, groups):
     make("same")
     with pytest.raises(StartError):
         make("same")
-    assert len(existing("same")) == len(groups._hierarchies)
+    assert len(ours("same")) == len(groups._hierarchies)
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "../x", "a b", ".x", "x" * 101, "a\n"])
@@ -621,7 +645,7 @@ def test_two_in_one_process_do_not_disturb_each_other(groups, make):
     cgroup.detect().close()
     assert make(memory=64 * MB).enforced == {"memory"}
     cgroup.detect().close()
-    assert existing("box")
+    assert ours("box")
 
 
 def test_tighter_share_of_the_group_we_are_in_is_no_failure(groups):
@@ -673,7 +697,7 @@ def test_fork_of_the_owner_can_neither_remove_nor_make_groups(groups, make):
 
     assert in_fork(child) == "(False, False)"
     assert "another process" in in_fork(lambda: make("childs"))
-    assert len(existing("parents")) == len(groups._hierarchies)
+    assert len(ours("parents")) == len(groups._hierarchies)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -774,7 +798,7 @@ def test_sweep_removes_the_tree_of_a_dead_owner_with_its_processes_and_no_other(
     make("mine")
     dead, orphan, dead_tree = start_host()
     living, guest, living_tree = start_host()
-    strangers = [f"{h.base}/belljar-of-somebody" for h in groups._hierarchies]
+    strangers = [f"{h.base}/belljar-of-{os.getpid()}" for h in groups._hierarchies]
     # A pid of another pid namespace: nothing can be said about its owner.
     strangers += [f"{h.base}/belljar-{dead.pid}-1-1" for h in groups._hierarchies]
     try:
@@ -784,28 +808,37 @@ def test_sweep_removes_the_tree_of_a_dead_owner_with_its_processes_and_no_other(
         # Left as a zombie: that is dead, too.
         os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
         assert existing(dead_tree)
-        assert cgroup.sweep() >= 1
+        cgroup.sweep()
         assert existing(dead_tree) == []
         assert ends(orphan)
         assert len(existing(living_tree)) == len(groups._hierarchies)
         assert living.poll() is None
         signal.pidfd_send_signal(guest, 0)
         assert all(map(os.path.isdir, strangers))
-        assert len(existing("mine")) == len(groups._hierarchies)
+        assert len(ours("mine")) == len(groups._hierarchies)
     finally:
         tree.remove(strangers)
         os.close(orphan)
         os.close(guest)
 
 
-def test_pid_given_out_again_does_not_protect_the_tree_of_its_former_owner(groups):
+def test_pid_given_out_again_does_not_protect_the_tree_of_its_former_owner(groups, monkeypatch):
     us = tree.Owner.current()
     former = tree.Owner(us.pid, us.start - 1, us.namespace)
-    for hierarchy in groups._hierarchies:
-        os.mkdir(f"{hierarchy.base}/{former.name}")
-    assert cgroup.sweep() >= 1
-    assert existing(former.name) == []
-    assert existing(us.name)
+    # A place of its own, so that no other sweep on this machine can be faster.
+    place = replace(groups._hierarchies[0], base=f"{groups._hierarchies[0].base}/{us.name}/place")
+    monkeypatch.setattr(control, "_plan", lambda: Plan(hierarchies=(place,), why={}))
+    names = {us.name, former.name, "belljar"}
+    try:
+        for name in ("", *names):
+            os.mkdir(f"{place.base}/{name}")
+        assert cgroup.sweep() == 1
+        assert {os.path.basename(path) for path in tree.subgroups(place.base)} == {
+            us.name,
+            "belljar",
+        }
+    finally:
+        tree.remove([place.base])
 
 
 def test_two_sweeps_at_once_do_not_fail(start_host):

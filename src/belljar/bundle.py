@@ -27,7 +27,8 @@ class Finder:
     def find_spec(name, path=None, target=None):
         import importlib.util
         if name in bundle["sources"]:
-            return importlib.util.spec_from_loader(name, Finder, is_package=bundle["sources"][name] is None)
+            package = bundle["sources"][name] is None
+            return importlib.util.spec_from_loader(name, Finder, is_package=package)
     @staticmethod
     def create_module(spec):
         return None
@@ -39,7 +40,7 @@ class Finder:
             exec(compile(source, file, "exec", dont_inherit=True), module.__dict__)
 sys.meta_path.append(Finder)
 import importlib
-importlib.import_module(entry).main(bundle["config"])
+importlib.import_module(entry).main({**bundle["config"], "bundle": fd})
 """
 
 

@@ -66,6 +66,16 @@ class Channel:
         self._news = anyio.Event()
         self._failed: Exception | None = None
 
+    @property
+    def alive(self) -> bool:
+        return self._failed is None
+
+    async def quiet(self) -> None:
+        """Wait until nobody reads any more, so that the stream can be closed. Called after the
+        guest was killed: readers meet the end of the stream at once."""
+        while self._exchanges:
+            await self._news.wait()
+
     def open(self) -> Exchange:
         self._last += 1
         exchange = self._exchanges[self._last] = Exchange(self, self._last)
@@ -73,6 +83,7 @@ class Channel:
 
     def forget(self, exchange: Exchange) -> None:
         self._exchanges.pop(exchange.number, None)
+        self._tell()
 
     async def send(
         self,

@@ -24,7 +24,7 @@ from belljar.interpreter import Interpreter, guest_python
 from belljar.uv_tool import find_uv, read_pip_files, uv_settings
 
 GUEST_ROOT = "/opt/env"
-_KEPT_LINES = 12  # of uv's messages, in an error
+_SHOWN_LINES = 12  # of uv's complaint, from its start and again from its end
 Say = Callable[[Step, str], None]
 
 
@@ -97,7 +97,7 @@ def _install(directory: Path, recipe: Recipe, say: Say) -> None:
         *recipe.packages,
     ]
     say("resolving", "resolving packages")
-    last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
+    lines: deque[str] = deque(maxlen=1000)
     with subprocess.Popen(
         command,
         env=env,
@@ -112,13 +112,13 @@ def _install(directory: Path, recipe: Recipe, say: Say) -> None:
             assert uv.stderr is not None
             for line in uv.stderr:
                 line = _without_passwords(printable(line.rstrip()))
-                last_lines.append(line)
+                lines.append(line)
                 _tell(line.strip(), say)
         except BaseException:
             uv.kill()
             raise
     if uv.returncode != 0:
-        raise _install_error("\n".join(last_lines), uv.returncode, recipe)
+        raise _install_error(list(lines), uv.returncode, recipe)
 
 
 def _tell(line: str, say: Say) -> None:
@@ -166,12 +166,16 @@ _REMEDIES = (
 )
 
 
-def _install_error(said: str, status: int, recipe: Recipe) -> EnvironmentBuildError:
-    how = f"exit status {status}" if status > 0 else f"killed by signal {-status}"
+def _install_error(lines: list[str], status: int, recipe: Recipe) -> EnvironmentBuildError:
+    said = "\n".join(lines)
     hint = next((hint for pattern, hint in _REMEDIES if re.search(pattern, said)), None)
-    return EnvironmentBuildError(
-        f"installing {', '.join(recipe.packages)} failed (uv: {how})\n{said}", hint=hint
-    )
+    starts = [i for i, line in enumerate(lines) if re.match(r"\s*(error\b|×)", line)]
+    complaint = lines[starts[0] :] if starts else lines
+    if len(complaint) > 2 * _SHOWN_LINES:
+        complaint = [*complaint[:_SHOWN_LINES], "…", *complaint[-_SHOWN_LINES:]]
+    how = f"exit status {status}" if status > 0 else f"killed by signal {-status}"
+    message = f"installing {', '.join(recipe.packages)} failed (uv: {how})"
+    return EnvironmentBuildError("\n".join([message, *complaint]), hint=hint)
 
 
 def _relocate(directory: Path, interpreter: Interpreter) -> None:

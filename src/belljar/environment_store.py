@@ -108,8 +108,8 @@ class Store:
         return final
 
     def touch(self, path: Path) -> None:
-        # A cache made by root and read by others has its times kept by root alone.
-        with suppress(PermissionError, FileNotFoundError):
+        # Only a note: a cache of root's, or on a read-only file system, is used all the same.
+        with suppress(OSError):
             os.utime(self._lock(f"{path.name}.use"))
 
     def last_used(self, path: Path) -> float:

@@ -132,7 +132,8 @@ def _run_facts(executable: str) -> Interpreter:
         raise EnvironmentBuildError(f"does not answer as a Python does ({error})") from error
     if answer is None:
         lines = asked.stderr.strip().splitlines() or ["no message"]
-        raise EnvironmentBuildError(f"exit status {asked.returncode}: {lines[-1]}")
+        line = lines[-1] if lines[0].startswith("Traceback") else lines[0]
+        raise EnvironmentBuildError(f"exit status {asked.returncode}: {line}")
     return _parse(answer)
 
 

@@ -1,8 +1,11 @@
 """What one Python says about itself.
 
 Two readers: `interpreter.py` imports it to ask the running Python, and hands the file to any other
-Python (`python -I -S interpreter_facts.py`). It therefore runs on 3.9, standard library only.
+Python (`python -I -S interpreter_facts.py`). It therefore runs on any Python 3.7, also to say that
+it is too old.
 """
+
+from __future__ import annotations
 
 import json
 import os

@@ -6,9 +6,11 @@ trusted-host, proxy. Where packages come from is decided by one tool's settings,
 if any of uv's index settings is present, pip's indexes are left out.
 
 pip treats all indexes as equal and takes the highest version anywhere, so a stranger who uploads a
-private package's name to the public index wins. uv takes the first index that knows the name, extra
-indexes before the default one. We keep uv's rule; UV_INDEX_STRATEGY is inherited for those who
-want another.
+private package's name to the public index wins. uv stops at the first index that knows the name,
+extra indexes before the default one; a mirror that has a package, but not for this Python, then
+fails where pip would not. For indexes out of pip's settings we take the middle way: the next index
+is asked only when no version in the earlier one fits. Indexes in uv's own settings keep uv's own
+rule, and UV_INDEX_STRATEGY overrides both.
 """
 
 from __future__ import annotations
@@ -81,6 +83,8 @@ def uv_settings(
     if not any(environ.get(name) for name in _INDEX_VARIABLES):
         _put(env, "UV_INDEX_URL", pip.get("index-url"))
         _put(env, "UV_EXTRA_INDEX_URL", pip.get("extra-index-url"))
+        if pip.get("extra-index-url"):
+            env.setdefault("UV_INDEX_STRATEGY", "unsafe-first-match")
     if not environ.get("UV_FIND_LINKS"):
         # uv separates by commas, pip by white space.
         _put(env, "UV_FIND_LINKS", ",".join(pip.get("find-links", "").split()))

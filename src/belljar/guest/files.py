@@ -147,21 +147,23 @@ def _empty(top: int, flags: int) -> None:
     neither stack nor descriptors."""
     lifted = 0
     while True:
-        directories = _unlink_files(top, top)
+        directories = _unlink_files(top)
         if not directories:
             return
         for name in directories:
             inner = os.open(name, flags, dir_fd=top)
             try:
-                for child in _unlink_files(inner, top):
+                for child in _unlink_files(inner):
                     lifted += 1
-                    os.rename(child, f".belljar-removing-{lifted}", src_dir_fd=inner, dst_dir_fd=top)
+                    os.rename(
+                        child, f".belljar-removing-{lifted}", src_dir_fd=inner, dst_dir_fd=top
+                    )
             finally:
                 os.close(inner)
             os.rmdir(name, dir_fd=top)
 
 
-def _unlink_files(directory: int, top: int) -> "list[str]":
+def _unlink_files(directory: int) -> "list[str]":
     """Unlink what is not a directory; the names of the directories."""
     directories = []
     with os.scandir(directory) as entries:

@@ -156,16 +156,18 @@ class Init:
         command = self.commands.get(frame.request)
         if command is not None:
             command.signal(signal.SIGINT)
-        elif self._cell is not None and self._cell.request == frame.request:
-            if self._cell.done is None and self._worker:
-                os.kill(self._worker, signal.SIGINT)
+        elif self._is_current(frame) and self._worker:
+            os.kill(self._worker, signal.SIGINT)
 
     def _serve_kill(self, frame: wire.Frame) -> None:
         command = self.commands.get(frame.request)
         if command is not None:
             command.signal(signal.SIGKILL)
-        elif self._cell is not None and self._cell.request == frame.request and self._worker:
+        elif self._is_current(frame) and self._worker:
             os.kill(self._worker, signal.SIGKILL)
+
+    def _is_current(self, frame: wire.Frame) -> bool:
+        return self._cell is not None and self._cell.request == frame.request
 
     def _serve_restart(self, frame: wire.Frame) -> None:
         self._restart = frame.request

@@ -72,7 +72,11 @@ def _lower_dict(value: Any, path: str, depth: int, size: List[int]) -> Any:
 def _unwrap(value: Any, path: str) -> Any:
     """A numpy scalar is the number in it; anything else stays where it is."""
     kind = type(value)
-    if kind.__module__ == "numpy" and getattr(value, "shape", None) == () and hasattr(value, "item"):
+    if (
+        kind.__module__ == "numpy"
+        and getattr(value, "shape", None) == ()
+        and hasattr(value, "item")
+    ):
         plain = value.item()
         if type(plain) in (bool, int, float, str, bytes):
             return plain

@@ -113,7 +113,9 @@ class Worker:
         return header, payload
 
     def _execute(self, code: str, name: str) -> Any:
-        linecache.cache[name] = (len(code), None, code.splitlines(True), name)
+        # As linecache itself would keep them: every line ends, and None keeps the entry for good.
+        lines = [line + "\n" for line in code.splitlines()]
+        linecache.cache[name] = (len(code), None, lines, name)
         tree = compile(code, name, "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         last = None
         if tree.body and isinstance(tree.body[-1], ast.Expr):

@@ -26,10 +26,6 @@ _NAMESPACES = (
 )
 
 
-class Failed(Exception):
-    """A step that did not work, by name."""
-
-
 def main(config: Dict[str, Any]) -> NoReturn:
     control = socket.socket(fileno=config["control"])
     step = "start"
@@ -64,12 +60,13 @@ def main(config: Dict[str, Any]) -> NoReturn:
 
 def _write_maps(pid: int, config: Dict[str, Any]) -> None:
     """As root: a range of host uids nobody uses, one for each guest. Else: the one uid we are."""
+    proc = f"{roots.OLD}/proc/{pid}" if config["root"] else f"/proc/{pid}"
     if not config["root"]:
-        _write(f"/proc/{pid}/setgroups", "deny")
+        _write(f"{proc}/setgroups", "deny")
     first, count = config["uids"]
-    _write(f"/proc/{pid}/uid_map", f"0 {first} {count}")
+    _write(f"{proc}/uid_map", f"0 {first} {count}")
     first, count = config["gids"]
-    _write(f"/proc/{pid}/gid_map", f"0 {first} {count}")
+    _write(f"{proc}/gid_map", f"0 {first} {count}")
 
 
 def _child(config: Dict[str, Any], mapped: int) -> NoReturn:
@@ -94,7 +91,8 @@ def _child(config: Dict[str, Any], mapped: int) -> NoReturn:
         os.set_inheritable(config["control"], True)
         os.set_inheritable(config["bundle"], True)
         os.lseek(config["bundle"], 0, os.SEEK_SET)
-        os.execve(config["python"], config["argv"], config["env"])
+        arguments = ["-I", "-c", config["bootstrap"], str(config["bundle"]), config["entry"]]
+        os.execve(config["python"], ["python", *arguments], config["env"])
     except OSError as error:
         _report(control, step, error)
     os._exit(1)

@@ -12,8 +12,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from ...interpreter import Interpreter, guest_python
-from ...limits import Limits
+from belljar.interpreter import Interpreter, guest_python
+from belljar.limits import Limits
 
 Step = list[object]
 

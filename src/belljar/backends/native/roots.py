@@ -5,7 +5,8 @@ of its own, before anything of the Environment runs.
 """
 
 import os
-from typing import Any, Callable, Dict, List
+from collections.abc import Callable
+from typing import Any
 
 from . import syscalls as sys_
 
@@ -15,10 +16,10 @@ OLD = "/oldroot"
 
 _READ_ONLY = sys_.MOUNT_ATTR_RDONLY | sys_.MOUNT_ATTR_NOSUID | sys_.MOUNT_ATTR_NODEV
 
-Step = List[Any]
+Step = list[Any]
 
 
-def build(steps: List[Step]) -> None:
+def build(steps: list[Step]) -> None:
     """Leave the process in a tmpfs that has the host's root at OLD and the guests' at NEW."""
     sys_.mount(None, "/", None, sys_.MS_REC | sys_.MS_PRIVATE)
     flags = sys_.MS_NOSUID | sys_.MS_NODEV
@@ -28,7 +29,7 @@ def build(steps: List[Step]) -> None:
     # The host's root moves below the new one, so that sources under BASE stay reachable.
     sys_.pivot_root(BASE, BASE + OLD)
     os.chdir("/")
-    apply: Dict[str, Callable[..., None]] = {
+    apply: dict[str, Callable[..., None]] = {
         "dir": _dir,
         "file": _file,
         "symlink": _symlink,

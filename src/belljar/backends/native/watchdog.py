@@ -37,9 +37,24 @@ class Watchdog:
         if total <= self._memory:
             return
         shares.pop(self._init, None)
-        if shares:
-            os.kill(max(shares, key=lambda pid: shares[pid]), signal.SIGKILL)
+        if shares and self._kill(max(shares, key=lambda pid: shares[pid])):
             self.kills += 1
+
+    def _kill(self, pid: int) -> bool:
+        """By descriptor, and only if it is still the guest's: numbers are used again."""
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return False
+        try:
+            if pid not in processes(self._init):
+                return False
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            return True
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(pidfd)
 
     def reading(self, *, from_now: bool = False) -> Reading:
         pids = processes(self._init)

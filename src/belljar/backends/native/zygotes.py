@@ -14,13 +14,14 @@ import platform
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from belljar import bundle
 from belljar.backends.native import plan, seccomp
 from belljar.environment import Built
 from belljar.errors import BackendUnavailable, SandboxError, StartError
 
+CLOSE_TIMEOUT = 3.0
 START_TIMEOUT = 120.0  # imports of large packages on a cold disk
 
 
@@ -45,7 +46,6 @@ class Zygote:
         first = plan.UID_FIRST if self.root else os.geteuid()
         group = plan.UID_FIRST if self.root else os.getegid()
         count = plan.UID_COUNT if self.root else 1
-        entry = f"{bundle.PACKAGE}.backends.native.zygote"
         return {
             "parent": os.getpid(),
             "root": self.root,
@@ -54,7 +54,8 @@ class Zygote:
             "gids": [group, count],
             "steps": plan.root_steps(built.path, built.interpreter),
             "python": f"{plan.GUEST_ENV}/bin/python",
-            "argv": ["python", "-I", "-c", bundle.BOOTSTRAP, _FD, entry],
+            "bootstrap": bundle.BOOTSTRAP,
+            "entry": f"{bundle.PACKAGE}.backends.native.zygote",
             "env": self.variables,
             "preload": list(built.environment.preload),
             "seccomp": _b64(seccomp.compile_profile(profile, machine)),
@@ -99,18 +100,18 @@ class Zygote:
         return self._process.poll() is None
 
     def close(self) -> None:
-        """End it and, by the kernel's rule, every guest of its."""
-        self._control.close()
-        self._process.kill()
-        self._process.wait()
+        """End it and, by the kernel's rule, every guest of its; returns when they are gone."""
+        self._control.close()  # it leaves when it reads the end, and its parent when it is gone
+        try:
+            self._process.wait(CLOSE_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     def abandon(self) -> None:
         """In a fork of the host process: let go of what belongs to the parent."""
         self._control.close()
         self._process.returncode = 0  # so that Popen does not wait for another's child
-
-
-_FD = "3"
 
 
 def _spawn(source: int, control: int) -> subprocess.Popen[bytes]:
@@ -136,7 +137,7 @@ def _spawn(source: int, control: int) -> subprocess.Popen[bytes]:
 
 
 @contextlib.contextmanager
-def _memfd(data: bytes):  # type: ignore[no-untyped-def]
+def _memfd(data: bytes) -> Iterator[int]:
     fd = os.memfd_create("belljar", os.MFD_CLOEXEC)
     try:
         view = memoryview(data)

@@ -71,20 +71,24 @@ class Cgroups:
         group = Cgroup(self._owner, places, frozenset(enforced))
         with self._lock:
             # Those removed meanwhile need no closing.
-            self._groups = {other for other in self._groups if not other.closed} | {group}
+            self._groups = {other for other in self._groups if not other.gone} | {group}
         return group
 
     def close(self) -> None:
-        """Kill and remove all groups and the directories above them. May be called twice."""
+        """Kill and remove all groups and the directories above them. May be called twice.
+
+        Does nothing in a fork of the owner.
+        """
+        if self._owner is None or os.getpid() != self._owner.pid:
+            return
         with self._lock:
             groups, self._groups = self._groups, set()
         for group in groups:
             group.kill()
             group.remove()
-        if self._owner and os.getpid() == self._owner.pid:
-            for hierarchy in self._hierarchies:
-                with contextlib.suppress(OSError):  # not empty, or gone: another detect() uses it
-                    os.rmdir(self._tree(hierarchy))
+        for hierarchy in self._hierarchies:
+            with contextlib.suppress(OSError):  # not empty, or gone: another detect() uses it
+                os.rmdir(self._tree(hierarchy))
 
     def _tree(self, hierarchy: Hierarchy) -> str:
         assert self._owner is not None
@@ -148,26 +152,27 @@ def _write(path: str, value: str) -> None:
 
 def _look(path: str) -> Directory | None:
     """The facts about a group that plan() asks for."""
-
-    def may_write(file: str) -> bool:
-        return os.access(f"{path}/{file}", os.W_OK, effective_ids=True)
-
-    if not os.path.exists(f"{path}/cgroup.procs"):
-        return None
-    writable = os.access(path, os.W_OK | os.X_OK, effective_ids=True)
+    writable = _may_write(path)
+    if not os.path.exists(f"{path}/cgroup.controllers"):
+        return Directory(writable=writable) if os.path.exists(f"{path}/cgroup.procs") else None
+    needed = ("cgroup.procs", "cgroup.subtree_control")
     try:
-        controllers = frozenset(tree.read(f"{path}/cgroup.controllers").split())
-    except FileNotFoundError:
-        return Directory(writable=writable)
-    with open(f"{path}/cgroup.procs", "rb", buffering=0) as procs:
-        occupied = bool(procs.read(1))
-    return Directory(
-        writable=writable and may_write("cgroup.procs") and may_write("cgroup.subtree_control"),
-        controllers=controllers,
-        subtree=frozenset(tree.read(f"{path}/cgroup.subtree_control").split()),
-        occupied=occupied,
-        is_root=not os.path.exists(f"{path}/cgroup.type"),
-    )
+        # The first byte tells; the root of a large machine lists thousands.
+        with open(f"{path}/cgroup.procs", "rb", buffering=0) as procs:
+            occupied = bool(procs.read(1))
+        return Directory(
+            writable=writable and all(_may_write(f"{path}/{file}") for file in needed),
+            controllers=frozenset(tree.read(f"{path}/cgroup.controllers").split()),
+            subtree=frozenset(tree.read(f"{path}/cgroup.subtree_control").split()),
+            occupied=occupied,
+            is_root=not os.path.exists(f"{path}/cgroup.type"),
+        )
+    except OSError:
+        return None  # a group of threads, whose processes cannot be listed, or one just removed
+
+
+def _may_write(path: str) -> bool:
+    return os.access(path, os.W_OK, effective_ids=True)
 
 
 def _plan() -> Plan:
@@ -194,7 +199,8 @@ def sweep() -> int:
     for base in bases:
         for path in tree.subgroups(base):
             owner = tree.Owner.parse(os.path.basename(path))
-            if owner and owner.is_dead(seen_by=us):
+            # Another user's tree is that user's to sweep.
+            if owner and _may_write(path) and owner.is_dead(seen_by=us):
                 leftovers.setdefault(owner.name, []).append(path)
     return sum(_sweep_tree(paths) for paths in leftovers.values())
 
@@ -206,4 +212,4 @@ def _sweep_tree(paths: list[str]) -> bool:
             return False
         return tree.kill(paths) and tree.remove(paths)
     except OSError:
-        return False  # another user's, or another sweep was faster
+        return False  # another sweep was faster

@@ -31,7 +31,8 @@ class Cgroup:
         self._lock = threading.Lock()
         self._join: list[int] = []
         self._files: dict[str, tuple[int, Meter]] = {}
-        self.closed = False
+        self._closed = False
+        self.gone = False  # remove() has succeeded
 
     def join_fds(self) -> list[int]:
         """Descriptors on which a process writes b"0" to enter, one for each hierarchy.
@@ -39,7 +40,7 @@ class Cgroup:
         Opened by us, so that it is our permission that counts, not the new process's.
         """
         with self._lock:
-            if not self._join and not self.closed:
+            if not self._join and not self._closed:
                 with contextlib.ExitStack() as undo:
                     opened = []
                     for path in self._paths:
@@ -96,15 +97,21 @@ class Cgroup:
 
         Waits a short while for processes that are exiting; called again, it tries again.
         """
+        if not self._is_ours():
+            return False
         self.close_join_fds()
         with self._lock:
-            self.closed = True
+            self._closed = True
             while self._files:
                 os.close(self._files.popitem()[1][0])
-        return self._is_ours() and tree.remove(self._paths)
+        self.gone = self.gone or tree.remove(self._paths)
+        return self.gone
 
     def _is_ours(self) -> bool:
-        """Not so in a fork of the owner: what it inherited goes on belonging to its parent."""
+        """Not so in a fork of the owner: what it inherited goes on belonging to its parent.
+
+        Asked before the lock is taken: a fork may inherit that in a locked state.
+        """
         return os.getpid() == self._owner.pid
 
     def _read(self, what: str) -> float | None:
@@ -126,7 +133,7 @@ class Cgroup:
         return None
 
     def _open(self, what: str) -> tuple[int, Meter] | None:
-        if what in self._files or self.closed:
+        if what in self._files or self._closed:
             return self._files.get(what)
         for version, meter in METERS[what].items():
             place = self._places.get(meter.controller)

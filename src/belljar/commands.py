@@ -1,0 +1,113 @@
+"""Commands: programs run in the sandbox beside its interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from belljar import options
+from belljar.cell import OnText, Run
+from belljar.errors import InvalidOption
+from belljar.execution import CommandResult, Outcome
+from belljar.files import WORKSPACE, absolute
+from belljar.guest import wire
+
+if TYPE_CHECKING:
+    from belljar.sandbox import AsyncSandbox
+
+
+class AsyncCommands:
+    def __init__(self, sandbox: AsyncSandbox) -> None:
+        self._sandbox = sandbox
+
+    async def run(
+        self,
+        cmd: str | Sequence[str],
+        *,
+        timeout: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | bytes | None = None,
+        on_stdout: OnText | None = None,
+        on_stderr: OnText | None = None,
+    ) -> CommandResult:
+        """Run a shell command (a text), or a program (a sequence), and wait for its end.
+
+        A command that fails is a value too: see `exit_code`, or call `raise_for_exit()`.
+        """
+        from belljar.sandbox import check_timeout
+
+        limits = self._sandbox.limits
+        header = {
+            "argv": arguments(cmd),
+            "cwd": absolute(cwd) if cwd is not None else WORKSPACE,
+            "env": options.texts("env", env),
+            "output": limits.output,
+        }
+        timeout = check_timeout(timeout, limits.timeout)
+        payload = encode_input(stdin)
+        channel, guest = await self._sandbox.connected()
+        run = Run(
+            channel,
+            guest,
+            timeout=timeout,
+            output=limits.output,
+            on_stdout=on_stdout,
+            on_stderr=on_stderr,
+        )
+        with self._sandbox.working():
+            await run.drive(wire.EXEC, header, payload)
+        return judge(run)
+
+
+def judge(run: Run) -> CommandResult:
+    after = run.after()
+    code, signal = run.number("exit_code"), run.number("signal")
+    gone = run.done is None
+    if run.memory_kills(after) > 0 and (gone or signal == 9):
+        outcome = Outcome.out_of_memory
+    elif run.stopped_for is not None:
+        outcome = run.stopped_for
+    elif gone:
+        outcome = Outcome.lost
+    elif signal is not None:
+        outcome = Outcome.killed
+    else:
+        outcome = Outcome.ok if code == 0 else Outcome.exit
+    return CommandResult(
+        stdout=run.streams["stdout"].text,
+        stderr=run.streams["stderr"].text,
+        exit_code=code,
+        signal=signal,
+        outcome=outcome,
+        usage=run.usage(after),
+        truncated=run.truncated,
+    )
+
+
+def arguments(cmd: str | Sequence[str]) -> list[str]:
+    if isinstance(cmd, str):
+        argv = ["/bin/sh", "-c", cmd]
+    elif isinstance(cmd, Sequence) and not isinstance(cmd, (bytes, bytearray)):
+        argv = list(cmd)
+    else:
+        raise InvalidOption(f"a command is a str or a list of str, not {type(cmd).__name__}")
+    if not argv or not all(isinstance(part, str) and "\0" not in part for part in argv):
+        raise InvalidOption("a command has at least one part, and no NUL character")
+    if sum(map(len, argv)) > 128 * 1024:
+        raise InvalidOption(
+            "the command is longer than 128 KiB", hint="write it to a file and run that"
+        )
+    return argv
+
+
+def encode_input(stdin: str | bytes | None) -> bytes:
+    if stdin is None:
+        return b""
+    data = stdin.encode("utf-8", "surrogateescape") if isinstance(stdin, str) else bytes(stdin)
+    if len(data) > wire.MAX_PAYLOAD:
+        raise InvalidOption(
+            f"stdin has {len(data)} bytes, more than {wire.MAX_PAYLOAD}",
+            hint="write it to a file with files.write(), and redirect",
+        )
+    return data

@@ -1,0 +1,82 @@
+"""The options of a sandbox, validated once: what is unknown or ill-formed is said at once."""
+
+from __future__ import annotations
+
+import inspect
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from belljar.environment import Environment, resolve
+from belljar.errors import InvalidOption, unknown_option
+from belljar.limits import Limits
+
+BACKENDS = ("auto", "native")
+NETWORKS = ("none",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    id: str
+    backend: str
+    environment: Environment
+    limits: Limits
+    env: Mapping[str, str]
+    network: str
+    strict: bool | None
+    metadata: Mapping[str, str]
+
+
+def make(
+    *,
+    backend: str,
+    environment: str | Environment,
+    limits: Limits | Mapping[str, object] | None,
+    env: Mapping[str, str] | None,
+    network: str,
+    strict: bool | None,
+    metadata: Mapping[str, str] | None,
+) -> Options:
+    if backend not in BACKENDS:
+        raise unknown_option("backend", backend, BACKENDS)
+    if network not in NETWORKS:
+        raise unknown_option("network", network, NETWORKS)
+    if strict is not None and not isinstance(strict, bool):
+        raise InvalidOption(f"strict is True, False or None, not {strict!r}")
+    return Options(
+        id=f"bj-{uuid.uuid4().hex[:16]}",
+        backend=backend,
+        environment=resolve(environment),
+        limits=Limits.coerce(limits),
+        env=MappingProxyType(texts("env", env)),
+        network=network,
+        strict=strict,
+        metadata=MappingProxyType(texts("metadata", metadata)),
+    )
+
+
+def texts(option: str, given: Mapping[str, str] | None) -> dict[str, str]:
+    """A mapping of texts, such as environment variables."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise InvalidOption(f"{option} is a mapping of texts, not {type(given).__name__}")
+    for name, value in given.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidOption(f"{option} holds texts only, not {name!r}: {value!r}")
+        if option == "env" and (not name or "=" in name or "\0" in name + value):
+            raise InvalidOption(f"{name!r} cannot be an environment variable")
+    return dict(given)
+
+
+def check_known(function: Callable[..., object], given: Mapping[str, object]) -> None:
+    """An option nobody knows is an error that names the nearest one."""
+    known = [
+        name
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    ]
+    for name in given:
+        if name not in known:
+            raise unknown_option("option", name, known)
