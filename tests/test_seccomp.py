@@ -197,6 +197,17 @@ def test_every_operator_compares_all_64_bits(groups, nr, args):
     assert got == expected(document, "x86_64", nr, args)
 
 
+@pytest.mark.parametrize("op", ["NE", "LT", "LE", "EQ", "GE", "GT"])
+@pytest.mark.parametrize("value", [0, 7, U32, 1 << 32, 5 << 32 | 7, U64])
+def test_operators_are_exact_at_the_edges(op, value):
+    document = profile(rule(arg(3, op, value)))
+    program = seccomp.compile_profile(seccomp.parse_profile(document), "x86_64")
+    for step in (-(1 << 32), -1, 0, 1, 1 << 32):
+        args = (0, 0, 0, (value + step) & U64)
+        got = simulate(program, arch=AUDIT["x86_64"], nr=0, args=args)
+        assert got == expected(document, "x86_64", 0, args), args
+
+
 def test_jumps_over_more_than_255_instructions_arrive():
     many = [
         {

@@ -194,6 +194,7 @@ def environment_variables(interpreter: Interpreter) -> dict[str, str]:
         "OPENBLAS_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
         "NUMEXPR_NUM_THREADS": "1",
+        "JE_ARROW_MALLOC_CONF": "background_thread:false",
     }
     if interpreter.shared and interpreter.prefix != "/usr":
         variables["LD_LIBRARY_PATH"] = f"{GUEST_PYTHON_PREFIX}/lib"

@@ -221,14 +221,13 @@ def compile_profile(profile: Profile, machine: str, *, deny: tuple[str, ...] = (
     """
     if machine not in _MACHINES or _MACHINES[machine][0] not in profile.architectures:
         raise ValueError(f"the seccomp profile is not for {machine!r}")
-    refused = Rule(names=deny, action=ERRNO | EPERM)
     by_number: dict[int, list[Rule]] = {}
-    for rule in (refused, *profile.rules):
+    for rule in (Rule(names=deny, action=ERRNO | EPERM), *profile.rules):  # the first match wins
         for name in rule.names:
             if not any(name in numbers for numbers in syscall_numbers().values()):
                 raise ValueError(f"unknown system call {name!r}")
-            number = syscall_numbers()[machine].get(name)  # None: a call of the other machine
-            if number is not None and (rule is refused or name not in deny):
+            number = syscall_numbers()[machine].get(name)
+            if number is not None:  # None: a call of the other machine only
                 by_number.setdefault(number, []).append(rule)
 
     code = _Code()

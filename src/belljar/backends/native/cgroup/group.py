@@ -29,6 +29,8 @@ class Cgroup:
             for controller in hierarchy.controllers
         }
         self._lock = threading.Lock()
+        # kill() changes limits and restores them: a second one must not take the changed ones.
+        self._killing = threading.Lock()
         self._join: list[int] = []
         self._files: dict[str, tuple[int, Meter]] = {}
         self._closed = False
@@ -90,7 +92,10 @@ class Cgroup:
 
     def kill(self) -> bool:
         """SIGKILL to every member; True when none is left. May be called again."""
-        return self._is_ours() and tree.kill(self._paths)
+        if not self._is_ours():
+            return False
+        with self._killing:
+            return tree.kill(self._paths)
 
     def remove(self) -> bool:
         """Remove the group once its processes are gone; True if it is not there any more.

@@ -146,13 +146,10 @@ def kill(directories: Iterable[str], *, patience: float = _PATIENCE) -> bool:
     return False
 
 
-def _offer(path: str, value: str) -> bool:
-    """Write where the file exists and takes the value: a help, which nothing relies on."""
-    try:
+def _offer(path: str, value: str) -> None:
+    """Write if the file is there and takes the value: a help, which nothing relies on."""
+    with contextlib.suppress(OSError):
         write(path, value)
-    except OSError:
-        return False
-    return True
 
 
 def _signal(groups: Sequence[str]) -> bool:
