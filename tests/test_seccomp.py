@@ -396,10 +396,14 @@ def test_calls_that_reach_beyond_the_process_are_on_no_allow_list():
 def test_the_numbers_are_those_of_the_kernels_headers(machine, header):
     if not os.path.exists(header):
         pytest.skip(f"no {header}")
+    compared = 0
     for line in Path(header).read_text().splitlines():
         if line.startswith("#define __NR_"):
             name, number = line.removeprefix("#define __NR_").split()
-            assert NUMBERS[machine][name] == int(number)
+            # A header may be newer than the table; a call missing there is ENOSYS.
+            assert NUMBERS[machine].get(name, int(number)) == int(number)
+            compared += name in NUMBERS[machine]
+    assert compared > 290
 
 
 @pytest.mark.parametrize("machine", sorted(AUDIT))
@@ -500,13 +504,27 @@ class ArgCmp(ctypes.Structure):
     )
 
 
+def libseccomp():
+    try:
+        return ctypes.CDLL("libseccomp.so.2")
+    except OSError:
+        pytest.skip("no libseccomp here")
+
+
+@pytest.mark.parametrize("machine", sorted(AUDIT))
+def test_libseccomp_knows_the_calls_by_the_same_numbers(machine):
+    resolve = libseccomp().seccomp_syscall_resolve_name_arch
+    resolve.argtypes = [ctypes.c_uint32, ctypes.c_char_p]
+    theirs = {name: resolve(AUDIT[machine], name.encode()) for name in NUMBERS[machine]}
+    theirs = {name: number for name, number in theirs.items() if number >= 0}
+    assert len(theirs) > 290
+    assert theirs == {name: NUMBERS[machine][name] for name in theirs}
+
+
 @functools.cache
 def libseccomp_program():
     """The profile as runc gives it to libseccomp: program, and the names libseccomp knows."""
-    try:
-        lib = ctypes.CDLL("libseccomp.so.2")
-    except OSError:
-        pytest.skip("no libseccomp here")
+    lib = libseccomp()
     lib.seccomp_init.restype = ctypes.c_void_p
     lib.seccomp_init.argtypes = [ctypes.c_uint32]
     lib.seccomp_arch_add.argtypes = [ctypes.c_void_p, ctypes.c_uint32]

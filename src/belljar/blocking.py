@@ -69,6 +69,8 @@ class Files:
     def read(self, path: str, *, format: Literal["bytes"]) -> bytes: ...
     def read(self, path: str, *, format: Literal["text", "bytes"] = "text") -> str | bytes:
         """The content of a file: text (UTF-8), or `format="bytes"`."""
+        if format == "bytes":
+            return wait(self._files.read, path, format="bytes")
         return wait(self._files.read, path, format=format)
 
     def write(self, path: str, data: str | bytes) -> FileInfo:

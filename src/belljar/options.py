@@ -11,8 +11,8 @@ from types import MappingProxyType
 from belljar.environment import Environment, resolve
 from belljar.errors import InvalidOption, unknown_option
 from belljar.limits import Limits
+from belljar.runtime import BACKENDS
 
-BACKENDS = ("auto", "native")
 NETWORKS = ("none",)
 
 

@@ -6,7 +6,7 @@ guest program, the same on every backend.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -51,8 +51,11 @@ class Stream(Protocol):
 class Guest(Protocol):
     """A live guest. All methods may be called from any thread but for the awaited ones."""
 
-    stream: Stream
-    isolation: Isolation
+    @property
+    def stream(self) -> Stream: ...
+
+    @property
+    def isolation(self) -> Isolation: ...
 
     def reading(self, *, from_now: bool = False) -> Reading:
         """Called by the sandbox around each cell. `from_now` lets the peak count anew."""
@@ -64,6 +67,25 @@ class Guest(Protocol):
         """kill(), and leave nothing behind. Called once for each guest, also after its death."""
 
 
+class Minded(Protocol):
+    """Something that wants to be looked at regularly, until it says it is `stopped`."""
+
+    stopped: bool
+
+    def look(self) -> None:
+        """Called by the runtime's thread, ten times a second. Never blocks."""
+
+
+class Host(Protocol):
+    """What the process-wide runtime offers to a backend."""
+
+    def submit(self, function: Callable[[], Awaitable[None]]) -> None:
+        """Run a task on the runtime's own thread, which lives as long as the process."""
+
+    def mind(self, minded: Minded) -> None:
+        """Look at it from now on."""
+
+
 class Backend(Protocol):
     name: str
 
@@ -73,3 +95,9 @@ class Backend(Protocol):
         Called by a sandbox at its start, and again when its guest was lost. Leaves nothing
         behind when it raises or is cancelled.
         """
+
+    def close(self) -> None:
+        """End every guest. Called once, by the runtime at its end; blocks until they are gone."""
+
+    def abandon(self) -> None:
+        """Let go of everything without ending it. Called in a fork of the host process."""

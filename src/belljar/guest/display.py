@@ -76,6 +76,5 @@ def flatten(data: Bundle, main: bool, limit: int) -> "Tuple[Dict[str, Any], byte
     return {"parts": parts, "main": main, "dropped": dropped}, b"".join(chunks)
 
 
-def cap_text(text: Any, limit: int) -> str:
-    text = str(text)
+def cap_text(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[:limit] + "\u2026"

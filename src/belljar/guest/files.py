@@ -61,7 +61,7 @@ def _read(init: Any, frame: wire.Frame) -> Dict[str, Any]:
     return {"size": size}
 
 
-def _write(frame: wire.Frame) -> Dict[str, Any]:
+def _write(frame: wire.Frame) -> Optional[Dict[str, Any]]:
     header = frame.header
     flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if header.get("append") else os.O_TRUNC)
     parent = os.path.dirname(header["path"])

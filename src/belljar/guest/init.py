@@ -241,7 +241,7 @@ class Init:
     def _on_worker(self, control: Any, events: int) -> None:
         if events & selectors.EVENT_WRITE:
             self._flush_control()
-        if not events & selectors.EVENT_READ or control is not self._control:
+        if not events & selectors.EVENT_READ or self._control is None:
             return
         try:
             data = control.recv(wire.CHUNK)

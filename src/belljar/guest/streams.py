@@ -61,6 +61,7 @@ class _Unbuffered(io.BufferedIOBase):
 
     def __init__(self, raw: io.FileIO) -> None:
         self.raw = raw
+        self.name = raw.name
 
     def write(self, data: Any) -> int:
         return _write_all(self.raw.fileno(), data)

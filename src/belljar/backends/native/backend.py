@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import functools
 import os
 import platform
 import signal
 import socket
 import struct
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Mapping
 
 import anyio
+import anyio.to_thread
 
-from belljar.backends.base import Guest, GuestSpec, Reading
-from belljar.backends.native import plan, posture
-from belljar.backends.native.cgroup import Cgroup, Cgroups
+from belljar.backends.base import Guest, GuestSpec, Host, Reading
+from belljar.backends.native import cgroup, plan, posture
+from belljar.backends.native.cgroup import Cgroup
 from belljar.backends.native.watchdog import Watchdog
 from belljar.backends.native.zygotes import Zygote, failure
+from belljar.environment import Environment, build
 from belljar.errors import BackendUnavailable, LimitNotEnforceable, ProtocolError, StartError
 from belljar.guest import wire
-from belljar.isolation import Isolation, Layer
+from belljar.isolation import Isolation, Layer, State
 from belljar.limits import Limits, format_size
 
 HELLO_TIMEOUT = 30.0
@@ -57,12 +62,12 @@ class SocketStream:
 
 class NativeGuest:
     def __init__(
-        self, stream: SocketStream, pid: int, pidfd: int, cgroup: Cgroup | None, memory: int
+        self, stream: SocketStream, pid: int, pidfd: int, group: Cgroup | None, memory: int
     ) -> None:
         self.stream = stream
         self.pid = pid
         self._pidfd = pidfd
-        self._cgroup = cgroup
+        self._cgroup = group
         self._closed = False
         self.isolation = Isolation(backend="native", layers=(), limits=())
         self.watchdog = Watchdog(pid, memory)
@@ -106,47 +111,95 @@ class NativeGuest:
                 self.stream.socket.close()
 
 
-def _remove_slowly(cgroup: Cgroup) -> None:
-    cgroup.kill()
-    cgroup.remove()
+def _remove_slowly(group: Cgroup) -> None:
+    group.kill()
+    group.remove()
 
 
 class NativeBackend:
     name = "native"
 
-    def __init__(
-        self, zygote: Callable[[GuestSpec], object], cgroups: Cgroups, watch: Callable[..., None]
-    ) -> None:
-        self._zygote = zygote
-        self._cgroups = cgroups
-        self._watch = watch
+    def __init__(self, host: Host) -> None:
+        check_host()
+        self._host = host
+        self._lock = threading.Lock()
+        self._zygotes: dict[Environment, concurrent.futures.Future[Zygote]] = {}
+        cgroup.sweep()  # what earlier processes left when they were killed
+        self._cgroups = cgroup.detect()
 
     async def start(self, spec: GuestSpec) -> Guest:
-        zygote = await self._zygote(spec)  # type: ignore[misc]
-        assert isinstance(zygote, Zygote)
-        cgroup = self._make_cgroup(spec)
+        zygote = await self._zygote(spec.environment)
+        group = self._make_cgroup(spec)
         try:
-            return await self._start(spec, zygote, cgroup)
+            return await self._start(spec, zygote, group)
         except BaseException:
-            if cgroup is not None:
+            if group is not None:
                 with anyio.CancelScope(shield=True):
-                    await anyio.to_thread.run_sync(_remove_slowly, cgroup)
+                    await anyio.to_thread.run_sync(_remove_slowly, group)
             raise
+
+    # -- zygotes ----------------------------------------------------------------------------
+
+    async def _zygote(self, environment: Environment) -> Zygote:
+        """The warm zygote of an Environment; the first caller starts it, others wait for it."""
+        with self._lock:
+            started = self._zygotes.get(environment)
+            if started is not None and started.done():
+                if not started.exception() and started.result().alive:
+                    return started.result()
+                started = None  # it failed, or was killed: a new one
+            if started is None:
+                started = self._zygotes[environment] = concurrent.futures.Future()
+                self._host.submit(functools.partial(self._start_zygote, environment, started))
+        return await anyio.to_thread.run_sync(started.result, abandon_on_cancel=True)
+
+    async def _start_zygote(
+        self, environment: Environment, started: concurrent.futures.Future[Zygote]
+    ) -> None:
+        try:
+            built = await anyio.to_thread.run_sync(build, environment)
+            zygote = Zygote(built)  # in this thread: the kernel binds its life to it
+            await anyio.to_thread.run_sync(zygote.wait_ready)
+        except BaseException as error:
+            started.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            started.set_result(zygote)
+
+    def close(self) -> None:
+        for zygote in self._take_zygotes():
+            zygote.close()
+        self._cgroups.close()
+
+    def abandon(self) -> None:
+        self._lock = threading.Lock()
+        for zygote in self._take_zygotes():
+            zygote.abandon()
+
+    def _take_zygotes(self) -> list[Zygote]:
+        with self._lock:
+            futures = list(self._zygotes.values())
+            self._zygotes.clear()
+        return [f.result() for f in futures if f.done() and f.exception() is None]
+
+    # -- guests -----------------------------------------------------------------------------
 
     def _make_cgroup(self, spec: GuestSpec) -> Cgroup | None:
         if not self._cgroups.controllers:
             self._insist(spec, frozenset())
             return None
         limits = spec.limits
-        cgroup = self._cgroups.create(
+        # One more process for init.
+        group = self._cgroups.create(
             spec.id, memory=limits.memory, processes=limits.processes + 1, cpus=limits.cpus
         )
         try:
-            self._insist(spec, cgroup.enforced)
+            self._insist(spec, group.enforced)
         except LimitNotEnforceable:
-            cgroup.remove()
+            group.remove()
             raise
-        return cgroup
+        return group
 
     def _insist(self, spec: GuestSpec, in_cgroup: frozenset[str]) -> None:
         for layer in limit_layers(spec.limits, in_cgroup, self._cgroups.why):
@@ -156,15 +209,15 @@ class NativeBackend:
                     hint=layer.remedy,
                 )
 
-    async def _start(self, spec: GuestSpec, zygote: Zygote, cgroup: Cgroup | None) -> NativeGuest:
-        in_cgroup = cgroup.enforced if cgroup is not None else frozenset[str]()
+    async def _start(self, spec: GuestSpec, zygote: Zygote, group: Cgroup | None) -> NativeGuest:
+        in_cgroup = group.enforced if group is not None else frozenset[str]()
         ours, theirs = socket.socketpair()
         with theirs:
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-            join = cgroup.join_fds() if cgroup is not None else []
+            join = group.join_fds() if group is not None else []
             zygote.spawn(_request(spec, zygote, in_cgroup), [theirs.fileno(), *join])
-        if cgroup is not None:
-            cgroup.close_join_fds()
+        if group is not None:
+            group.close_join_fds()
         stream = SocketStream(ours)
         try:
             with anyio.fail_after(HELLO_TIMEOUT):
@@ -176,7 +229,7 @@ class NativeBackend:
         except BaseException:
             ours.close()
             raise
-        guest = NativeGuest(stream, pid, pidfd, cgroup, spec.limits.memory)
+        guest = NativeGuest(stream, pid, pidfd, group, spec.limits.memory)
         try:
             if "failed" in hello:
                 raise failure(hello, spec.environment.name)
@@ -186,7 +239,7 @@ class NativeBackend:
             layers = _layers(seen, hello)
             guest.isolation = Isolation(backend=self.name, layers=layers, limits=limits)
             if "memory" not in in_cgroup:
-                self._watch(guest.watchdog)
+                self._host.mind(guest.watchdog)
         except BaseException:
             await guest.close()
             raise
@@ -266,7 +319,7 @@ def limit_layers(
     """How each limit is kept on this host."""
 
     def row(name: str, ok: bool, detail: str, remedy: str | None = None) -> Layer:
-        state = "enforced" if ok else "best-effort"
+        state: State = "enforced" if ok else "best-effort"
         return Layer(name=name, state=state, detail=detail, remedy=None if ok else remedy)
 
     memory = "memory" in in_cgroup

@@ -29,16 +29,22 @@ class Watchdog:
     def look(self) -> None:
         """Measure; over the limit, kill what holds most. Called by the runtime's thread."""
         pids = processes(self._init)
+        self._note_peak(pids)
         if sum(map(_resident, pids)) <= self._memory:
             return  # shared pages counted in full, and still below: no need to look closer
         shares = {pid: _share(pid) for pid in pids}
         total = sum(shares.values())
-        self._peak = max(self._peak, total)
         if total <= self._memory:
             return
         shares.pop(self._init, None)
         if shares and self._kill(max(shares, key=lambda pid: shares[pid])):
             self.kills += 1
+
+    def _note_peak(self, pids: list[int]) -> None:
+        """What the guest has beyond its birth: init shows how much of it all of them share."""
+        born = _resident(self._init)
+        beyond = (_resident(pid) - born for pid in pids)
+        self._peak = max(self._peak, sum(size for size in beyond if size > 0))
 
     def _kill(self, pid: int) -> bool:
         """By descriptor, and only if it is still the guest's: numbers are used again."""
@@ -60,7 +66,7 @@ class Watchdog:
         pids = processes(self._init)
         if from_now:
             self._peak = 0
-        self._peak = max(self._peak, sum(map(_share, pids)))
+        self._note_peak(pids)
         cpu = sum(map(_cpu, pids))
         return Reading(cpu=cpu, peak_memory=self._peak, memory_kills=self.kills)
 
