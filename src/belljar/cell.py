@@ -22,6 +22,7 @@ from belljar.guest import values, wire
 
 GRACE = 1.0  # seconds between KeyboardInterrupt and SIGKILL
 DEATH = 5.0  # seconds a killed worker may take to be reported, before the whole guest goes
+MAX_BACKGROUND = 64 * 1024
 MAX_RESULTS = 1000
 MAX_RESULT_BYTES = 64 * 1024 * 1024
 
@@ -65,6 +66,7 @@ class Run:
         *,
         timeout: float | None,
         output: int,
+        grace: float = GRACE,
         on_stdout: OnText | None = None,
         on_stderr: OnText | None = None,
         on_result: OnResult | None = None,
@@ -73,7 +75,9 @@ class Run:
         self._guest = guest
         self._exchange = channel.open()
         self._timeout = timeout
+        self._grace = grace
         self._room = output
+        self._background_room = MAX_BACKGROUND
         self._on_result = on_result
         self.streams = {
             "stdout": Stream(on_stdout),
@@ -125,11 +129,13 @@ class Run:
         await self._end()
 
     async def _end(self) -> None:
-        await self.interrupt()
-        with anyio.move_on_after(GRACE):
-            await self._collect()
-        if self.done is not None:
-            return
+        """End it, with all it started: politely if there is a grace, then by SIGKILL."""
+        if self._grace:
+            await self._channel.send(wire.INTERRUPT, self._exchange.number, {"end": True})
+            with anyio.move_on_after(self._grace):
+                await self._collect()
+            if self.done is not None:
+                return
         await self._channel.send(wire.KILL, self._exchange.number)
         with anyio.move_on_after(DEATH):
             await self._collect()
@@ -177,6 +183,11 @@ class Run:
         stream = self.streams.get(str(frame.header.get("name")))
         if stream is None:
             raise ProtocolError("output of an unknown stream")
+        if stream is self.streams["background"]:
+            # Not the cell's output, so not on its account; init keeps to the same number.
+            await stream.feed(frame.payload[: self._background_room])
+            self._background_room -= min(len(frame.payload), self._background_room)
+            return
         kept = frame.payload[: max(self._room, 0)]
         self._room -= len(frame.payload)
         self.output_bytes += len(kept)

@@ -52,6 +52,7 @@ class AsyncCommands:
             guest,
             timeout=timeout,
             output=limits.output,
+            grace=0.0,  # shells do not pass an interrupt on
             on_stdout=on_stdout,
             on_stderr=on_stderr,
         )

@@ -4,7 +4,7 @@ import os
 import selectors
 import signal
 import subprocess
-from typing import Any, Dict, List
+from typing import Any, Callable, Dict, List
 
 from . import wire
 from .pump import Pump
@@ -117,22 +117,52 @@ def kill_leftovers(init: Any) -> None:
 
     Without commands one kill(-1) reaches all at once, so nothing can fork away from it.
     """
-    if not init.commands:
-        try:
-            os.kill(-1, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # nothing left
-        return
+    if init.commands:
+        _kill_until_none(init, lambda pid: True)
+    else:
+        _kill_all()
+
+
+def kill_since(init: Any, began: float, worker: int) -> None:
+    """End what a cell has started, and nothing older: for a cell that passed a limit but whose
+    interpreter lives on. What forks faster than it can be killed costs the interpreter."""
+    ticks = int(began * os.sysconf("SC_CLK_TCK"))
+    if not _kill_until_none(init, lambda pid: pid != worker and _started(pid) >= ticks):
+        _kill_all()
+
+
+def _kill_all() -> None:
+    try:
+        os.kill(-1, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # nothing left
+
+
+def _kill_until_none(init: Any, wanted: "Callable[[int], bool]") -> bool:
     sessions = {command.pid for command in init.commands.values()}
     for _ in range(100):
-        victims = [pid for pid in _processes() if not _in_sessions(pid, sessions)]
+        victims = [p for p in _processes() if wanted(p) and not _in_sessions(p, sessions)]
         if not victims:
-            return
+            return True
         for pid in victims:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
+    return False
+
+
+def _started(pid: int) -> int:
+    """When, in clock ticks since boot; never, if it is gone."""
+    try:
+        return int(_stat(pid)[19])
+    except OSError:
+        return -1
+
+
+def _stat(pid: int) -> List[bytes]:
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()
 
 
 def _processes() -> List[int]:
@@ -143,7 +173,6 @@ def _in_sessions(pid: int, sessions: "set[int]") -> bool:
     try:
         if os.getsid(pid) in sessions:
             return True
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+        return _stat(pid)[0] in (b"Z", b"X")
     except OSError:
         return True  # gone meanwhile

@@ -14,6 +14,7 @@ import selectors
 import signal
 import socket
 import sys
+import time
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from . import commands, files, wire, worker
@@ -29,6 +30,8 @@ class Cell:
 
     def __init__(self, request: int, limit: int) -> None:
         self.request = request
+        self.began = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self.ending = False  # a limit was passed: what it started goes with it
         self.done: Optional[wire.Frame] = None
         self.pumps: List[Pump] = []
         self.room = limit
@@ -156,7 +159,8 @@ class Init:
         command = self.commands.get(frame.request)
         if command is not None:
             command.signal(signal.SIGINT)
-        elif self._is_current(frame) and self._worker:
+        elif self._cell is not None and self._is_current(frame) and self._worker:
+            self._cell.ending = self._cell.ending or bool(frame.header.get("end"))
             os.kill(self._worker, signal.SIGINT)
 
     def _serve_kill(self, frame: wire.Frame) -> None:
@@ -312,6 +316,8 @@ class Init:
             pump.drain()
 
     def _finish(self, cell: Cell, header: Dict[str, Any], payload: bytes = b"") -> None:
+        if cell.ending and self._worker:
+            commands.kill_since(self, cell.began, self._worker)
         self._drain(cell)
         self._cell = None
         self._idle_pumps += cell.pumps

@@ -30,15 +30,15 @@ class Zygote:
         self.root = os.geteuid() == 0
         self.baseline = 0
         self.variables = plan.environment_variables(built.interpreter)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._name = built.environment.name
+        self._hold = built.hold()  # its files stay, even if somebody removes the Environment
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, _memfd(bundle.make(self._config(built, theirs.fileno()))) as source:
             try:
                 self._process = _spawn(source, theirs.fileno())
             except OSError as error:
-                ours.close()
+                self._let_go()
                 raise StartError(f"the zygote did not start: {error}") from error
-        self._control = ours
-        self._name = built.environment.name
 
     def _config(self, built: Built, control: int) -> dict[str, object]:
         profile = seccomp.load_profile()
@@ -101,7 +101,7 @@ class Zygote:
 
     def close(self) -> None:
         """End it and, by the kernel's rule, every guest of its; returns when they are gone."""
-        self._control.close()  # it leaves when it reads the end, and its parent when it is gone
+        self._let_go()  # it leaves when it reads the end, and its parent when it is gone
         try:
             self._process.wait(CLOSE_TIMEOUT)
         except subprocess.TimeoutExpired:
@@ -110,8 +110,14 @@ class Zygote:
 
     def abandon(self) -> None:
         """In a fork of the host process: let go of what belongs to the parent."""
-        self._control.close()
+        self._let_go()
         self._process.returncode = 0  # so that Popen does not wait for another's child
+
+    def _let_go(self) -> None:
+        self._control.close()
+        if self._hold >= 0:
+            os.close(self._hold)
+            self._hold = -1
 
 
 def _spawn(source: int, control: int) -> subprocess.Popen[bytes]:

@@ -1,0 +1,82 @@
+# Set-up shared by the scripts: source it, then call `setup`. Quick when everything is there.
+#
+#   setup            makes .venv with the project (editable) and its dev tools; sets VENV
+#   say, die         progress on stderr; one sentence and out
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+VENV=$ROOT/.venv
+
+say() { printf '\033[1m==>\033[0m %s\n' "$*" >&2; }
+[ -t 2 ] || say() { printf '==> %s\n' "$*" >&2; }
+
+die() {
+    printf 'error: %s\n' "$*" >&2
+    exit 1
+}
+
+# The first Python that will do: $PYTHON if given, python3, or a newer one beside an old python3.
+find_python() {
+    local candidate candidates=(python3 python3.14 python3.13 python3.12 python3.11)
+    [ -z "${PYTHON-}" ] || candidates=("$PYTHON")
+    for candidate in "${candidates[@]}"; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            echo "$candidate"
+            return
+        fi
+    done
+    if command -v "${PYTHON:-python3}" >/dev/null; then
+        die "Belljar needs Python 3.11 or later, and ${PYTHON:-python3} is $("${PYTHON:-python3}" -V 2>&1); set PYTHON=/path/to/python."
+    fi
+    die "There is no ${PYTHON:-python3}: install Python 3.11 or later (Debian: apt install python3 python3-venv)."
+}
+
+make_venv() {
+    local python
+    python=$(find_python) || exit 1
+    "$python" -c 'import ensurepip, venv' 2>/dev/null ||
+        die "$python has no venv module: install it (Debian: apt install python3-venv)."
+    say "making .venv with $("$python" -V)"
+    "$python" -m venv --clear "$VENV" || die "$python could not make $VENV."
+}
+
+# Also for another interpreter: install_project PYTHON SOURCE. pip of .venv does the work, so
+# that its settings and its cache serve both.
+install_project() {
+    local group
+    # pip learned about dependency groups late (25.1); they are data, so read them here.
+    group=$("$VENV/bin/python" - "$2/pyproject.toml" <<'PYTHON'
+import sys, tomllib
+with open(sys.argv[1], "rb") as file:
+    print("\n".join(tomllib.load(file)["dependency-groups"]["dev"]))
+PYTHON
+    ) || return 1
+    local requirements=()
+    mapfile -t requirements <<<"$group"
+    PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 \
+        "$VENV/bin/python" -m pip --python "$1" install --quiet --editable "$2" "${requirements[@]}"
+}
+
+# What the installation depends on: it is made anew when one of these changes.
+stamp() {
+    echo "$ROOT" && "$VENV/bin/python" -V && cat "$ROOT/pyproject.toml"
+}
+
+setup() {
+    [ "$(uname -s)" = Linux ] || die "Belljar's native backend needs Linux, and this is $(uname -s)."
+    [ -w "$ROOT" ] || die "$ROOT is not writable: .venv goes there."
+    # One at a time: two scripts may be started at once.
+    exec 9<"$ROOT"
+    flock 9
+    # Made anew also when the directory has moved: the scripts in it hold its full path.
+    if [ "$(head -n 1 "$VENV/.belljar-setup" 2>/dev/null)" != "$ROOT" ] ||
+        ! "$VENV/bin/python" -c 'import pip' 2>/dev/null; then
+        make_venv
+    fi
+    if [ "$(stamp)" != "$(cat "$VENV/.belljar-setup" 2>/dev/null)" ]; then
+        say "installing Belljar and its tools into .venv"
+        install_project "$VENV/bin/python" "$ROOT" ||
+            die "The installation into .venv failed; the lines above say why."
+        stamp >"$VENV/.belljar-setup"
+    fi
+    exec 9<&-
+}
