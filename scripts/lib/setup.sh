@@ -53,7 +53,7 @@ PYTHON
     local requirements=()
     mapfile -t requirements <<<"$group"
     PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 \
-        "$VENV/bin/python" -m pip --python "$1" install --quiet --editable "$2" "${requirements[@]}"
+        "$VENV/bin/python" -m pip --python "$1" install -qq --editable "$2" "${requirements[@]}"
 }
 
 # What the installation depends on: it is made anew when one of these changes.

@@ -13,7 +13,10 @@ from importlib import resources
 
 PACKAGE = "_belljar"  # so that it can never be mistaken for the library itself
 
-_GUEST = ("wire", "values", "display", "streams", "pump", "files", "commands", "worker", "init")
+_GUEST = (
+    *("wire", "values", "display", "streams", "claims", "pump", "files", "commands"),
+    *("worker", "init"),
+)
 _NATIVE = ("syscalls", "landlock", "roots", "launcher", "confine", "zygote")
 
 # Run with `python -c`: argv is the descriptor of the bundle and the module whose main() to call.

@@ -95,6 +95,7 @@ def arguments(cmd: str | Sequence[str]) -> list[str]:
         raise InvalidOption(f"a command is a str or a list of str, not {type(cmd).__name__}")
     if not argv or not all(isinstance(part, str) and "\0" not in part for part in argv):
         raise InvalidOption("a command has at least one part, and no NUL character")
+    options.check_encodable("a command", "".join(argv))
     if sum(map(len, argv)) > 128 * 1024:
         raise InvalidOption(
             "the command is longer than 128 KiB", hint="write it to a file and run that"

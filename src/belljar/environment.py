@@ -58,6 +58,7 @@ class Environment:
     packages: Sequence[str] = ()  # PEP 508 requirements, or paths of wheels
     python: str | None = None  # a path, or a version like "3.12"; None: the one Belljar runs on
     preload: Sequence[str] = ()  # modules imported once, before any guest starts
+    warmup: str = ""  # code run once after them: what libraries do at first use, guests need not
     # Building a source distribution runs its code on this host, outside any sandbox.
     allow_builds: bool = False
 
@@ -72,6 +73,8 @@ class Environment:
                 raise InvalidOption(f"{field} must be a list of strings, not {values!r}")
         if not isinstance(self.python, (str, type(None))) or self.python == "":
             raise InvalidOption(f"python must be a path or a version, not {self.python!r}")
+        if not isinstance(self.warmup, str):
+            raise InvalidOption(f"warmup is code as a str, not {type(self.warmup).__name__}")
         for module in self.preload:
             if not isinstance(module, str) or not _MODULE.fullmatch(module):
                 raise InvalidOption(f"preload: {module!r} is not a module name")
@@ -79,6 +82,18 @@ class Environment:
         object.__setattr__(self, "packages", tuple(checked))
         object.__setattr__(self, "preload", tuple(self.preload))
 
+
+# The first frame, its text and the first figure of a process cost a hundred times the second.
+_WARMUP = """
+import io, pandas, matplotlib.pyplot
+frame = pandas.DataFrame({"a": [1, 2], "b": ["x", "y"]})
+frame.groupby("b").sum(), frame.describe(), repr(frame), frame.to_html(), frame["a"].sum()
+frame.merge(frame, on="a"), frame.sort_values("b"), pandas.date_range("2024-01-01", periods=2)
+figure, axes = matplotlib.pyplot.subplots()
+axes.plot([1, 2], label="a"), axes.set_title("a"), axes.legend()
+figure.savefig(io.BytesIO(), format="png")
+matplotlib.pyplot.close(figure)
+"""
 
 BUILTIN = MappingProxyType(
     {
@@ -98,6 +113,7 @@ BUILTIN = MappingProxyType(
                     "tzdata",  # guests do not see the host's zoneinfo
                 ),
                 preload=("numpy", "pandas", "matplotlib", "matplotlib.pyplot"),
+                warmup=_WARMUP,
             ),
         )
     }

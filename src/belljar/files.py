@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import posixpath
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from belljar import options
 from belljar.errors import FileError, InvalidOption, ProtocolError, file_error
 from belljar.guest import wire
 from belljar.limits import format_size
@@ -89,7 +91,7 @@ class AsyncFiles:
         for start in range(0, max(len(view), 1), PART):
             header = {"op": "write", "path": target, "append": start > 0}
             result, _ = await self._call(target, header, bytes(view[start : start + PART]))
-        return info(result)
+        return info(target, result)
 
     async def list(self, path: str = WORKSPACE) -> list[FileInfo]:
         """What a directory holds, by name."""
@@ -97,12 +99,10 @@ class AsyncFiles:
         found: list[FileInfo] = []
         offset, total = 0, 1
         while offset < total:
-            result, _ = await self._call(target, {"op": "list", "path": target, "offset": offset})
-            entries = result.get("entries")
-            if not isinstance(entries, list):
-                raise ProtocolError("a listing without entries")
-            found += map(info, entries)
-            total, offset = number(result, "total"), offset + 500
+            header = {"op": "list", "path": target, "offset": offset}
+            result, data = await self._call(target, header)
+            found += (info(posixpath.join(target, name), body) for name, body in listing(data))
+            total, offset = number(result, "total"), offset + max(number(result, "page"), 1)
         return found
 
     async def exists(self, path: str) -> bool:
@@ -115,12 +115,12 @@ class AsyncFiles:
     async def stat(self, path: str) -> FileInfo:
         """Of the path itself: a symbolic link is not followed."""
         target = absolute(path)
-        return info((await self._call(target, {"op": "stat", "path": target}))[0])
+        return info(target, (await self._call(target, {"op": "stat", "path": target}))[0])
 
     async def make_dir(self, path: str) -> FileInfo:
         """Make a directory, and those above it; one that is there already is fine."""
         target = absolute(path)
-        return info((await self._call(target, {"op": "make_dir", "path": target}))[0])
+        return info(target, (await self._call(target, {"op": "make_dir", "path": target}))[0])
 
     async def remove(self, path: str) -> None:
         """Remove a file, or a directory with all that is in it."""
@@ -130,7 +130,7 @@ class AsyncFiles:
     async def rename(self, old: str, new: str) -> FileInfo:
         target = absolute(old)
         header = {"op": "rename", "path": target, "to": absolute(new)}
-        return info((await self._call(target, header))[0])
+        return info(absolute(new), (await self._call(target, header))[0])
 
     async def _call(
         self, path: str, header: dict[str, Any], payload: bytes = b""
@@ -150,6 +150,7 @@ def absolute(path: str) -> str:
         raise InvalidOption(f"a path is a non-empty str, not {path!r}")
     if "\0" in path:
         raise InvalidOption(f"a path has no NUL character: {path!r}")
+    options.check_encodable("a path", path)
     return posixpath.join(WORKSPACE, path)
 
 
@@ -160,16 +161,21 @@ def number(body: dict[str, Any], name: str) -> int:
     return value
 
 
-def info(body: Any) -> FileInfo:
+def listing(data: bytes) -> list[tuple[str, dict[str, Any]]]:
+    try:
+        entries = json.loads(data) if data else []
+        return [(str(entry["name"]), entry) for entry in entries]
+    except (ValueError, RecursionError, KeyError, TypeError):
+        raise ProtocolError("a malformed listing") from None
+
+
+def info(path: str, body: dict[str, Any]) -> FileInfo:
     """Out of an answer that a hostile guest may have made."""
-    if not isinstance(body, dict) or not isinstance(body.get("path"), str):
-        raise ProtocolError("a malformed file description")
     kind, mtime = body.get("type"), body.get("mtime")
     if kind not in ("file", "dir", "symlink", "other") or not isinstance(mtime, (int, float)):
         raise ProtocolError("a malformed file description")
-    path = body["path"]
     return FileInfo(
-        name=posixpath.basename(path),
+        name=posixpath.basename(path.rstrip("/")) or path,
         path=path,
         type=kind,
         size=number(body, "size"),

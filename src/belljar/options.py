@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -67,7 +68,16 @@ def texts(option: str, given: Mapping[str, str] | None) -> dict[str, str]:
             raise InvalidOption(f"{option} holds texts only, not {name!r}: {value!r}")
         if option == "env" and (not name or "=" in name or "\0" in name + value):
             raise InvalidOption(f"{name!r} cannot be an environment variable")
+        check_encodable(option, name + value)
     return dict(given)
+
+
+def check_encodable(what: str, text: str) -> None:
+    """The kernel takes bytes; lone surrogates that stand for no byte cannot become any."""
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError as error:
+        raise InvalidOption(f"{what} cannot be encoded: {error.reason}: {text!r}") from None
 
 
 def check_known(function: Callable[..., object], given: Mapping[str, object]) -> None:

@@ -316,7 +316,7 @@ class AsyncSandbox:
         return Execution(
             outcome=outcome,
             text=main.text if main is not None else None,
-            value=cell.parse_value(payload) if outcome is Outcome.ok else None,
+            value=cell.parse_value(payload, self.limits.output) if outcome is Outcome.ok else None,
             results=tuple(run.results),
             stdout=run.streams["stdout"].text,
             stderr=run.streams["stderr"].text,

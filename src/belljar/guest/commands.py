@@ -106,10 +106,13 @@ class Command:
 def prefer_for_oom(pid: int) -> None:
     """Out of memory, the kernel shall pick what the code started before it picks init."""
     try:
-        with open(f"/proc/{pid}/oom_score_adj", "w") as file:
-            file.write("1000")
+        fd = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY)
     except OSError:
-        pass  # already gone; init keeps the lower score either way
+        return  # already gone
+    try:
+        os.write(fd, b"1000")
+    finally:
+        os.close(fd)
 
 
 def kill_leftovers(init: Any) -> None:

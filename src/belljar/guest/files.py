@@ -4,13 +4,17 @@ Nothing here may block init: files are opened without blocking, and only regular
 """
 
 import errno
+import json
 import os
 import stat as modes
-from typing import Any, Callable, Dict, Iterator, Optional
+from typing import Any, Callable, Dict, Iterator, Tuple
 
 from . import wire
 
 MAX_LIST = 10_000
+PAGE = 500
+
+Answer = Tuple[Dict[str, Any], bytes]
 
 
 class Refused(OSError):
@@ -19,21 +23,23 @@ class Refused(OSError):
 
 def serve(init: Any, frame: wire.Frame) -> None:
     operations: Dict[str, Callable[[wire.Frame], Any]] = {
+        "read": _read,
         "write": _write,
         "list": _list,
-        "stat": lambda frame: _info(frame.header["path"]),
+        "stat": lambda frame: (_info(frame.header["path"]), b""),
         "make_dir": _make_dir,
         "remove": _remove,
         "rename": _rename,
     }
     try:
-        if frame.header["op"] == "read":
-            init.send(wire.REPLY, frame.request, {"result": _read(init, frame)})
-        else:
-            init.send(wire.REPLY, frame.request, {"result": operations[frame.header["op"]](frame)})
+        result, data = operations[frame.header["op"]](frame)
     except OSError as error:
-        detail = {"errno": error.errno or errno.EIO, "message": error.strerror or str(error)}
+        detail = {"errno": error.errno or errno.EIO, "message": error.strerror or "refused"}
         init.send(wire.REPLY, frame.request, {"error": detail})
+        return
+    if data:
+        init.send(wire.DATA, frame.request, None, data)
+    init.send(wire.REPLY, frame.request, {"result": result})
 
 
 def _open_regular(path: str, flags: int) -> int:
@@ -47,8 +53,8 @@ def _open_regular(path: str, flags: int) -> int:
     raise Refused(errno.EINVAL, "it is not a regular file")
 
 
-def _read(init: Any, frame: wire.Frame) -> Dict[str, Any]:
-    """Send one part, from `offset`: the host asks for the next when it has taken this one, so
+def _read(frame: wire.Frame) -> Answer:
+    """One part, from `offset`: the host asks for the next when it has taken this one, so
     a large file waits for nobody in memory."""
     header = frame.header
     fd = _open_regular(header["path"], os.O_RDONLY)
@@ -57,11 +63,10 @@ def _read(init: Any, frame: wire.Frame) -> Dict[str, Any]:
         data = os.pread(fd, min(int(header["size"]), wire.MAX_PAYLOAD), int(header["offset"]))
     finally:
         os.close(fd)
-    init.send(wire.DATA, frame.request, None, data)
-    return {"size": size}
+    return {"size": size}, data
 
 
-def _write(frame: wire.Frame) -> Optional[Dict[str, Any]]:
+def _write(frame: wire.Frame) -> Answer:
     header = frame.header
     flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if header.get("append") else os.O_TRUNC)
     parent = os.path.dirname(header["path"])
@@ -74,16 +79,21 @@ def _write(frame: wire.Frame) -> Optional[Dict[str, Any]]:
             view = view[os.write(fd, view) :]
     finally:
         os.close(fd)
-    return _info(header["path"])
+    return _info(header["path"]), b""
 
 
-def _list(frame: wire.Frame) -> Dict[str, Any]:
+def _list(frame: wire.Frame) -> Answer:
+    """One page. Names travel as payload: five hundred long ones do not fit into a header."""
     offset = int(frame.header["offset"])
     with os.scandir(frame.header["path"]) as entries:
         names = sorted(entry.name for entry in _capped(entries))
-    page = names[offset : offset + 500]
-    found = [_info(os.path.join(frame.header["path"], name), missing_ok=True) for name in page]
-    return {"entries": [info for info in found if info is not None], "total": len(names)}
+    found = []
+    for name in names[offset : offset + PAGE]:
+        try:
+            found.append({"name": name, **_info(os.path.join(frame.header["path"], name))})
+        except FileNotFoundError:
+            continue  # removed meanwhile
+    return {"total": len(names), "page": PAGE}, json.dumps(found).encode("ascii")
 
 
 def _capped(entries: "Iterator[os.DirEntry[str]]") -> "Iterator[os.DirEntry[str]]":
@@ -93,19 +103,13 @@ def _capped(entries: "Iterator[os.DirEntry[str]]") -> "Iterator[os.DirEntry[str]
         yield entry
 
 
-def _info(path: str, missing_ok: bool = False) -> Optional[Dict[str, Any]]:
-    try:
-        status = os.lstat(path)
-    except FileNotFoundError:
-        if missing_ok:
-            return None
-        raise
+def _info(path: str) -> Dict[str, Any]:
+    status = os.lstat(path)
     kind = "other"
     for name, test in (("file", modes.S_ISREG), ("dir", modes.S_ISDIR), ("symlink", modes.S_ISLNK)):
         if test(status.st_mode):
             kind = name
     return {
-        "path": path,
         "type": kind,
         "size": status.st_size,
         "mode": modes.S_IMODE(status.st_mode),
@@ -113,17 +117,18 @@ def _info(path: str, missing_ok: bool = False) -> Optional[Dict[str, Any]]:
     }
 
 
-def _make_dir(frame: wire.Frame) -> Optional[Dict[str, Any]]:
+def _make_dir(frame: wire.Frame) -> Answer:
     os.makedirs(frame.header["path"], exist_ok=True)
-    return _info(frame.header["path"])
+    return _info(frame.header["path"]), b""
 
 
-def _remove(frame: wire.Frame) -> None:
+def _remove(frame: wire.Frame) -> Answer:
     path = frame.header["path"]
     if modes.S_ISDIR(os.lstat(path).st_mode):
         _remove_tree(path)
     else:
         os.unlink(path)
+    return {}, b""
 
 
 def _remove_tree(path: str) -> None:
@@ -175,6 +180,6 @@ def _unlink_files(directory: int) -> "list[str]":
     return directories
 
 
-def _rename(frame: wire.Frame) -> Optional[Dict[str, Any]]:
+def _rename(frame: wire.Frame) -> Answer:
     os.rename(frame.header["path"], frame.header["to"])
-    return _info(frame.header["to"])
+    return _info(frame.header["to"]), b""

@@ -10,6 +10,7 @@ nor open its descriptors (it is not dumpable).
 
 import gc
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -17,12 +18,13 @@ import sys
 import time
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
-from . import commands, files, wire, worker
+from . import claims, commands, files, wire, worker
 from .pump import Pump
 
 HIGH_WATER = 4 * 1024 * 1024  # bytes waiting for the host; above it, output is not read
 MAX_STALE = 16  # pipes of earlier cells that are still held open by what they left behind
 MAX_BACKGROUND = 64 * 1024
+CONTROL = 3  # the worker's only descriptor beside the standard ones
 
 
 class Cell:
@@ -32,7 +34,9 @@ class Cell:
         self.request = request
         self.began = time.clock_gettime(time.CLOCK_BOOTTIME)
         self.ending = False  # a limit was passed: what it started goes with it
-        self.done: Optional[wire.Frame] = None
+        self.done: Optional[Dict[str, Any]] = None
+        self.payload = b""
+        self.nonce = ""
         self.pumps: List[Pump] = []
         self.room = limit
 
@@ -136,6 +140,7 @@ class Init:
         if self._cell is not None:
             self.send(wire.REPLY, frame.request, {"error": "busy"})
             return
+        self._reap()  # a worker that died since the last cell must not be blamed on this one
         self._retire_pumps()
         cell = Cell(frame.request, int(frame.header["output"]))
         ends = []
@@ -225,14 +230,16 @@ class Init:
 
     def _become_worker(self, control: socket.socket) -> None:
         try:
-            keep = control.fileno()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            self.selector.close()
             null = os.open(os.devnull, os.O_RDWR)
             for fd in (0, 1, 2):
                 os.dup2(null, fd)
-            close_descriptors({0, 1, 2, keep})
+            if control.fileno() != CONTROL:
+                os.dup2(control.detach(), CONTROL)
+                control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=CONTROL)
+            # What init has open is not the worker's; there is no descriptor above its limit.
+            os.closerange(CONTROL + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
             os.setsid()
             self.setup.get("worker_started", _nothing)()
             commands.prefer_for_oom(os.getpid())
@@ -272,15 +279,17 @@ class Init:
             return  # said between cells: about nothing
         if frame.kind == wire.CELL_RESULT:
             self._drain(cell)
-            self.send(wire.RESULT, cell.request, frame.header, frame.payload)
+            self.send(wire.RESULT, cell.request, claims.result(frame.header), frame.payload)
         elif frame.kind == wire.CELL_DONE and frame.request == cell.request and not cell.done:
             # Believed only when the worker is back at its socket: it may claim to be done and
-            # then exit, and the exit status is what counts.
-            cell.done = frame
+            # then exit, and the exit status is what counts. It cannot have guessed the nonce.
+            cell.done = claims.done(frame.header)
+            cell.payload = frame.payload
+            cell.nonce = os.urandom(8).hex()
             self._drain(cell)
-            self._send_control(wire.pack(wire.SYNC, cell.request))
-        elif frame.kind == wire.SYNCED and frame.request == cell.request and cell.done:
-            self._finish(cell, {**cell.done.header, "lost": False}, cell.done.payload)
+            self._send_control(wire.pack(wire.SYNC, cell.request, {"nonce": cell.nonce}))
+        elif frame.kind == wire.SYNCED and cell.done and frame.header.get("nonce") == cell.nonce:
+            self._finish(cell, {**cell.done, "lost": False}, cell.payload)
 
     def _send_control(self, message: bytes, fds: "Sequence[int]" = ()) -> None:
         """To the worker, without waiting for it: one that does not read its socket between
@@ -337,6 +346,9 @@ class Init:
             os.read(pipe, 4096)
         except BlockingIOError:
             pass
+        self._reap()
+
+    def _reap(self) -> None:
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)

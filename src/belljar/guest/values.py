@@ -19,32 +19,33 @@ class NotPlain(Exception):
     """This value cannot travel as plain data; the message names the path inside it."""
 
 
-def encode(value: Any) -> bytes:
-    text = json.dumps(_lower(value, "value", MAX_DEPTH, [0]), ensure_ascii=True).encode("ascii")
-    if len(text) > MAX_BYTES:
-        raise NotPlain(f"value takes {len(text)} bytes, more than {MAX_BYTES}")
+def encode(value: Any, limit: int = MAX_BYTES) -> bytes:
+    room = [limit]
+    text = json.dumps(_lower(value, "value", MAX_DEPTH, room), ensure_ascii=True).encode("ascii")
+    if len(text) > limit:
+        raise NotPlain(f"value takes {len(text)} bytes, more than {limit}")
     return text
 
 
-def decode(data: bytes) -> Any:
-    if len(data) > MAX_BYTES:
-        raise NotPlain(f"value takes {len(data)} bytes, more than {MAX_BYTES}")
+def decode(data: bytes, limit: int = MAX_BYTES) -> Any:
+    """Objects take some thirty times the bytes they are made of: keep the limit small."""
+    if len(data) > limit:
+        raise NotPlain(f"value takes {len(data)} bytes, more than {limit}")
     try:
         return _raise_up(json.loads(data), MAX_DEPTH + 1)
     except (ValueError, RecursionError, TypeError, KeyError) as error:
         raise NotPlain(f"malformed value: {type(error).__name__}") from None
 
 
-def _lower(value: Any, path: str, depth: int, size: List[int]) -> Any:
+def _lower(value: Any, path: str, depth: int, room: List[int]) -> Any:
+    """`room` shrinks by at least what each part will take, so that a huge value stops early."""
     if depth < 0:
         raise NotPlain(f"{path} is nested more than {MAX_DEPTH} deep")
-    size[0] += 1
-    if size[0] > MAX_BYTES // 4:
-        raise NotPlain(f"value has too many parts (at {path})")
     kind = type(value)
+    room[0] -= len(value) if kind in (str, bytes, bytearray) else 1
+    if room[0] < 0:
+        raise NotPlain(f"value is too large (at {path})")
     if value is None or kind is bool or kind is str:
-        if kind is str and len(value) > MAX_BYTES:
-            raise NotPlain(f"{path} is a text of {len(value)} characters")
         return value
     if kind is int:
         return value if value.bit_length() <= _DECIMAL_BITS else {"int": hex(value)}
@@ -53,19 +54,19 @@ def _lower(value: Any, path: str, depth: int, size: List[int]) -> Any:
     if kind is bytes or kind is bytearray:
         return {"bytes": base64.b64encode(value).decode("ascii")}
     if kind is list or kind is tuple:
-        items = [_lower(v, f"{path}[{i}]", depth - 1, size) for i, v in enumerate(value)]
+        items = [_lower(v, f"{path}[{i}]", depth - 1, room) for i, v in enumerate(value)]
         return {"list" if kind is list else "tuple": items}
     if kind is dict:
-        return {"dict": _lower_dict(value, path, depth, size)}
-    return _lower(_unwrap(value, path), path, depth - 1, size)
+        return {"dict": _lower_dict(value, path, depth, room)}
+    return _lower(_unwrap(value, path), path, depth - 1, room)
 
 
-def _lower_dict(value: Any, path: str, depth: int, size: List[int]) -> Any:
+def _lower_dict(value: Any, path: str, depth: int, room: List[int]) -> Any:
     lowered = {}
     for key, item in value.items():
         if type(key) is not str:
             raise NotPlain(f"{path} has a key of type {type(key).__name__}; only str can travel")
-        lowered[key] = _lower(item, f"{path}[{key!r}]", depth - 1, size)
+        lowered[key] = _lower(item, f"{path}[{key!r}]", depth - 1, room)
     return lowered
 
 

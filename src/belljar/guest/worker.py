@@ -65,7 +65,7 @@ class Worker:
                 self._reader.feed(data)
                 for frame in self._reader.frames():
                     if frame.kind == wire.SYNC:
-                        self._control.sendall(wire.pack(wire.SYNCED, frame.request))
+                        self._control.sendall(wire.pack(wire.SYNCED, 0, frame.header))
                     else:
                         mine, pipes = pipes[:2], pipes[2:]
                         self._serve_cell(frame, mine)
@@ -147,7 +147,7 @@ class Worker:
     def _main_result(self, value: Any) -> bytes:
         self._show(display.bundle(value), True)
         try:
-            return values.encode(value)
+            return values.encode(value, self._output_limit)
         except values.NotPlain:
             return b""  # its text travels all the same
 
@@ -203,7 +203,7 @@ def _exit_code(stop: SystemExit) -> int:
     if stop.code is None:
         return 0
     if isinstance(stop.code, int):
-        return int(stop.code)
+        return int(stop.code) & 0xFFFFFFFF if abs(stop.code) >= 2**31 else int(stop.code)
     print(stop.code, file=sys.stderr)
     return 1
 

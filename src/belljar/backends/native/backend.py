@@ -216,6 +216,7 @@ class NativeBackend:
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             join = group.join_fds() if group is not None else []
             zygote.spawn(_request(spec, zygote, in_cgroup), [theirs.fileno(), *join])
+            self._cgroups.anticipate(zygote.pid)
         if group is not None:
             group.close_join_fds()
         stream = SocketStream(ours)

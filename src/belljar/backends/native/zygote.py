@@ -27,7 +27,7 @@ def main(config: Dict[str, Any]) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is the host's
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # guests are reaped by the kernel
     try:
-        _preload(config["preload"])
+        _preload(config["preload"], config["warmup"])
     except BaseException as error:
         last = "".join(traceback.format_exception_only(type(error), error)).strip()
         _say(control, {"failed": "preload", "message": last})
@@ -47,9 +47,10 @@ def main(config: Dict[str, Any]) -> NoReturn:
         _fork_guest(config, request, fds, own_pids)
 
 
-def _preload(modules: List[str]) -> None:
+def _preload(modules: List[str], warmup: str) -> None:
     for name in modules:
         importlib.import_module(name)
+    exec(compile(warmup, "<warmup>", "exec"), {})
 
 
 def _data_size() -> int:

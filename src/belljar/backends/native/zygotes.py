@@ -58,6 +58,7 @@ class Zygote:
             "entry": f"{bundle.PACKAGE}.backends.native.zygote",
             "env": self.variables,
             "preload": list(built.environment.preload),
+            "warmup": built.environment.warmup,
             "seccomp": _b64(seccomp.compile_profile(profile, machine)),
             "seccomp_no_memfd": _b64(
                 seccomp.compile_profile(profile, machine, deny=("memfd_create",))
@@ -94,6 +95,11 @@ class Zygote:
             socket.send_fds(self._control, [json.dumps(request).encode()], fds)
         except OSError as error:
             raise StartError(f"the zygote is gone: {error}") from error
+
+    @property
+    def pid(self) -> int:
+        """Of its parent, the launcher, which stays in the host's own namespaces."""
+        return self._process.pid
 
     @property
     def alive(self) -> bool:
@@ -166,7 +172,7 @@ _REMEDIES = {
     "root file system": "a container without CAP_SYS_ADMIN, or a kernel before 5.12?",
     "pivot": "a masked /proc (inside a container?) keeps a new one from being mounted",
     "execute the Environment's Python": "its files must be readable by every user",
-    "preload": "fix or remove the module in the Environment's `preload`",
+    "preload": "fix the Environment's `preload` and `warmup`",
     "threads": "a module of the Environment's `preload` starts threads: leave it out of `preload`",
 }
 

@@ -1,0 +1,168 @@
+"""`belljar`: parse the command line, hand over to a command, answer for every error.
+
+Nothing heavy is imported here: `belljar --version` and `--help` answer at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import NoReturn
+
+from belljar._version import __version__
+from belljar.cli import doctor, env, exit_codes, repl, run
+from belljar.errors import (
+    FileError,
+    InvalidOption,
+    LimitNotEnforceable,
+    SandboxError,
+    unknown_option,
+)
+
+Command = Callable[[argparse.Namespace], int]
+
+_DESCRIPTION = "Run Python that nobody has read, and get back everything it did."
+_EPILOG = """\
+start here:
+  belljar doctor                      what this host can enforce
+  belljar run script.py               run a file
+  belljar repl                        try things out
+
+`belljar COMMAND --help` tells the rest.
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """Its errors are ours: one sentence and a hint, instead of a page of usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InvalidOption(message, hint=f"see `{self.prog} --help`")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The console script. Gives the exit code; see `exit_codes`."""
+    _prepare_streams()
+    try:
+        args = parse(sys.argv[1:] if argv is None else argv)
+        with _Signals():
+            command: Command = args.command
+            return command(args)
+    except SandboxError as error:
+        return _explain(error)
+    except KeyboardInterrupt:
+        print("belljar: interrupted", file=sys.stderr)
+        return exit_codes.INTERRUPTED
+    except BrokenPipeError:
+        # The reader has enough (`| head`). The interpreter must not try to flush once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def _explain(error: SandboxError) -> int:
+    from belljar.execution import printable
+
+    text = str(error)
+    if isinstance(error, LimitNotEnforceable):
+        text += "\n  hint: --best-effort starts all the same; `belljar doctor` tells more"
+    # A message may quote the guest.
+    print(f"belljar: {printable(text)}", file=sys.stderr)
+    if isinstance(error, InvalidOption):
+        return exit_codes.USAGE
+    return exit_codes.FILE if isinstance(error, FileError) else exit_codes.CANNOT_RUN
+
+
+# -- parsing ------------------------------------------------------------------------------------
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    top = Parser(
+        prog="belljar",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    top.add_argument("--version", action="version", version=f"belljar {__version__}")
+    top.set_defaults(command=lambda args: _help(top))
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
+    parsers: dict[str, argparse.ArgumentParser] = {"": top}
+    for name, module in (("run", run), ("repl", repl), ("doctor", doctor)):
+        parsers[name] = commands.add_parser(name, help=module.SUMMARY, allow_abbrev=False)
+        parsers[name].set_defaults(command=module.run)
+        module.add_arguments(parsers[name])
+    parsers["env"] = commands.add_parser("env", help=env.SUMMARY, allow_abbrev=False)
+    parsers["env"].set_defaults(command=lambda args: _help(parsers["env"]))
+    parsers |= {f"env {name}": each for name, each in env.add_commands(parsers["env"]).items()}
+    return _parse(argv, top, parsers)
+
+
+def _parse(
+    argv: Sequence[str], top: Parser, parsers: dict[str, argparse.ArgumentParser]
+) -> argparse.Namespace:
+    """Before argparse says that a word is wrong, say which one was probably meant."""
+    chosen = ""
+    for word in argv[:2]:
+        deeper = {name.removeprefix(chosen).strip() for name in parsers if name.startswith(chosen)}
+        deeper = {name for name in deeper if name and " " not in name}
+        if word.startswith("-") or not deeper:
+            break
+        if word not in deeper:
+            raise unknown_option(f"{chosen} command".strip(), word, sorted(deeper))
+        chosen = f"{chosen} {word}".strip()
+    args, unknown = top.parse_known_args(argv)
+    for word in unknown:
+        if word.startswith("-"):
+            known = [o for o in parsers[chosen]._option_string_actions if o.startswith("--")]
+            raise unknown_option("option", word.partition("=")[0], known)
+    if unknown:
+        parsers[chosen].error(f"too many arguments: {' '.join(unknown)}")
+    return args
+
+
+def _help(parser: argparse.ArgumentParser) -> int:
+    parser.print_help()
+    return exit_codes.OK
+
+
+# -- the process --------------------------------------------------------------------------------
+
+
+def _prepare_streams() -> None:
+    """A stream that is closed, or cannot encode a character, is no reason to fail."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+class _Signals:
+    """Ends by SIGTERM and SIGHUP are orderly too: `with` blocks close their sandboxes.
+
+    (Death without a chance, SIGKILL, is the backend's to survive.)
+    """
+
+    def __enter__(self) -> None:
+        self._before: list[signal.Signals] = []
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:  # nohup and the like stay as they are
+                signal.signal(number, self._leave)
+                self._before.append(number)
+
+    def __exit__(self, *exception: object) -> None:
+        for number in self._before:
+            signal.signal(number, signal.SIG_DFL)
+
+    @staticmethod
+    def _leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)

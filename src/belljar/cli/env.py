@@ -1,0 +1,156 @@
+"""`belljar env list|build|remove`: the environments in the cache."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import TYPE_CHECKING
+
+from belljar.errors import InvalidOption, unknown_option
+
+if TYPE_CHECKING:
+    from belljar.environment import Environment
+
+SUMMARY = "list, build and remove environments (sets of packages)"
+
+
+def add_commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    parser.description = "Environments: which Python and which packages the code in a sandbox has."
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    listing = commands.add_parser("list", help="what there is", allow_abbrev=False)
+    listing.add_argument("--json", action="store_true", help="as JSON")
+    listing.set_defaults(command=show)
+
+    building = commands.add_parser(
+        "build",
+        help="build one now, instead of at its first use",
+        description="Build an environment. With --packages, --python or --preload it is a new one, "
+        "which `belljar run --env NAME` knows from then on.",
+        epilog="example: belljar env build geo --packages 'shapely>=2' numpy --preload shapely",
+        allow_abbrev=False,
+    )
+    building.add_argument("name", metavar="NAME")
+    building.add_argument(
+        "--packages",
+        metavar="PACKAGE",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="as for pip, or wheels",
+    )
+    building.add_argument("--python", help='a version such as "3.12", or the path of a python')
+    building.add_argument(
+        "--preload",
+        metavar="MODULE",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="import it once, before any sandbox starts",
+    )
+    building.add_argument(
+        "--allow-builds",
+        action="store_true",
+        help="also packages without a wheel; building them runs their code on this host",
+    )
+    building.add_argument("--json", action="store_true", help="say what was built as JSON")
+    building.set_defaults(command=build)
+
+    removing = commands.add_parser("remove", help="remove from the cache", allow_abbrev=False)
+    removing.add_argument("names", metavar="NAME", nargs="+", help="a name or a key of the list")
+    removing.set_defaults(command=remove)
+    return {"list": listing, "build": building, "remove": removing}
+
+
+def show(args: argparse.Namespace) -> int:
+    from belljar.cli import saved_environments, terminal
+    from belljar.environment import list_built
+
+    built = list_built()
+    missing = [name for name in saved_environments.names() if name not in {b.name for b in built}]
+    if args.json:
+        described: list[dict[str, object]] = [
+            {
+                "name": each.name,
+                "built": True,
+                "key": each.key,
+                "path": str(each.path),
+                "python": each.python,
+                "packages": each.packages,
+                "distributions": each.distributions,
+                "size": each.size,
+                "created": each.created,
+                "last_used": each.last_used,
+            }
+            for each in built
+        ]
+        described += [{"name": name, "built": False} for name in missing]
+        print(json.dumps(described, indent=2))
+        return 0
+    rows = [
+        [
+            each.name,
+            each.key,
+            each.python,
+            " ".join(each.packages) or "-",
+            terminal.size(each.size),
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(each.last_used)),
+        ]
+        for each in built
+    ]
+    rows += [[name, "-", "-", "-", "-", "not built"] for name in missing]
+    terminal.table(rows, ("NAME", "KEY", "PYTHON", "PACKAGES", "SIZE", "LAST USED"))
+    return 0
+
+
+def build(args: argparse.Namespace) -> int:
+    from belljar import environment
+    from belljar.cli import saved_environments, terminal
+
+    described = _described(args)
+    built = environment.build(described or saved_environments.resolve(args.name))
+    if described is not None:
+        saved_environments.save(described)  # only now: what cannot be built is not worth a name
+    python = ".".join(map(str, built.interpreter.version))
+    if args.json:
+        facts = {"name": args.name, "key": built.key, "path": str(built.path), "python": python}
+        print(json.dumps(facts, indent=2))
+    else:
+        print(terminal.one_line(f"{args.name}  {built.key}  Python {python}  {built.path}"))
+    return 0
+
+
+def _described(args: argparse.Namespace) -> Environment | None:
+    """The new environment that the options describe; None if there are none."""
+    from belljar.environment import BUILTIN, Environment
+
+    if not (args.packages or args.python or args.preload):
+        return None
+    if args.name in BUILTIN:
+        raise InvalidOption(
+            f"the environment {args.name!r} comes with Belljar and cannot be described anew",
+            hint="choose another name",
+        )
+    return Environment(
+        args.name,
+        packages=args.packages,
+        python=args.python,
+        preload=args.preload,
+        allow_builds=args.allow_builds,
+    )
+
+
+def remove(args: argparse.Namespace) -> int:
+    from belljar import environment
+    from belljar.cli import saved_environments, terminal
+
+    for name in args.names:
+        removed = environment.remove(name)
+        forgotten = saved_environments.forget(name)
+        if not removed and not forgotten:
+            known = {each.name for each in environment.list_built()}
+            raise unknown_option(
+                "environment", name, sorted(known | set(saved_environments.names()))
+            )
+        terminal.say(f"removed {name}")
+    return 0

@@ -1,0 +1,54 @@
+"""What the exit code of `belljar` says. The help, the commands and the tests read this table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from belljar.execution import Execution
+
+OK = 0
+ERROR = 1
+USAGE = 2
+CANNOT_RUN = 120
+FILE = 121
+INTERRUPTED = 130
+KILLED = 128  # plus the number of the signal
+
+_BY_OUTCOME = {
+    "ok": OK,
+    "error": ERROR,
+    "lost": 122,
+    "output_limit": 123,
+    "timeout": 124,
+    "out_of_memory": 125,
+    "rejected": 126,
+    "cancelled": INTERRUPTED,
+}
+
+HELP = """\
+exit codes:
+  0     the code ran to its end
+  1     the code raised an exception
+  N     the code called sys.exit(N); --json tells such an N from those below
+  2     wrong usage; nothing ran
+  120   the sandbox could not be started or used
+  121   a file could not be put, fetched or saved
+  122   the sandbox was lost while the code ran
+  123   the code wrote more than --output
+  124   the code ran longer than --timeout
+  125   the code wanted more than --memory
+  126   the code was rejected; nothing ran
+  128   the code's process ended itself without Python's leave (os._exit)
+  128+N the code's process was killed by signal N (139: it crashed)
+  130   interrupted (Ctrl-C)
+"""
+
+
+def of(execution: Execution) -> int:
+    """The exit code that tells this outcome from the others."""
+    if execution.outcome == "exit":
+        return (execution.exit_code or 0) & 0xFF
+    if execution.outcome == "killed":
+        return KILLED + (execution.signal or 0)
+    return _BY_OUTCOME[execution.outcome.value]

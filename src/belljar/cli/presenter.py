@@ -1,0 +1,105 @@
+"""Shows a run as it goes: its output, then value or traceback, then what we have to say."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from belljar.cli import results, terminal
+from belljar.cli.results import ResultFiles
+from belljar.errors import ExecutionError, FileError
+
+if TYPE_CHECKING:
+    from belljar.execution import Execution, Result
+
+_HINTS = {
+    "timeout": "give it more time with --timeout SECONDS",
+    "out_of_memory": "give it more with --memory SIZE",
+    "output_limit": "print less, or allow more with --output SIZE",
+}
+
+
+class Presenter:
+    def __init__(
+        self,
+        *,
+        raw: bool,
+        quiet: bool,  # nothing but the code's own output and errors
+        notes: bool,  # what concerns a later cell, or is said otherwise already
+        cost: bool,
+        files: ResultFiles | None = None,
+    ) -> None:
+        self._stdout = terminal.Writer(sys.stdout, raw=raw)
+        self._stderr = terminal.Writer(sys.stderr, raw=raw)
+        self._quiet = quiet
+        self._notes = notes
+        self._cost = cost
+        self._files = files
+        self.failed_to_save = False
+        self._said_how_to_keep_pictures = False
+
+    def on_stdout(self, text: str) -> None:
+        self._stdout.write(text)
+
+    def on_stderr(self, text: str) -> None:
+        self._stderr.write(text)
+
+    def on_result(self, result: Result) -> None:
+        # The value of the last expression is shown at the end, as in a REPL.
+        if not result.is_main_result and result.text is not None and not self._quiet:
+            self._stdout.write_lines(result.text)
+        self.keep(result)
+
+    def keep(self, result: Result) -> None:
+        """Save it where --out said. A disk that is full is no reason to stop the code."""
+        if self._files is not None:
+            try:
+                for path in self._files.save(result):
+                    self._remark(f"saved {path}")
+            except FileError as error:
+                self.failed_to_save = True
+                terminal.say(str(error))
+        elif results.has_picture(result) and not self._said_how_to_keep_pictures:
+            self._said_how_to_keep_pictures = True
+            self._remark("the code showed a picture; save such results with --out DIR")
+
+    def finish(self, execution: Execution) -> None:
+        if execution.error is not None:
+            self._stderr.write_lines(execution.error.traceback)
+        elif execution.text is not None and not self._quiet:
+            self._stdout.write_lines(execution.text)
+        if execution.outcome not in ("ok", "exit") and (
+            execution.outcome != "error" or execution.error is None
+        ):
+            hint = _HINTS.get(execution.outcome.value)
+            terminal.say(_sentence(execution) + (f"\n  hint: {hint}" if hint else ""))
+        if execution.logs.background and not self._quiet:
+            self._stderr.write_lines("".join(execution.logs.background))
+        for note in execution.notes if self._notes else ():
+            self._remark(note)
+        if self._cost:
+            self._remark(cost(execution))
+
+    def _remark(self, text: str) -> None:
+        if not self._quiet:
+            terminal.say(text)
+
+
+def _sentence(execution: Execution) -> str:
+    try:
+        execution.raise_for_outcome()
+    except ExecutionError as failure:
+        return failure.message
+    return execution.outcome.value
+
+
+def cost(execution: Execution) -> str:
+    """One line: what it was and what it cost."""
+    usage = execution.usage
+    parts = [f"{execution.outcome} in {terminal.seconds(usage.wall)}"]
+    if usage.cpu is not None:
+        parts.append(f"cpu {terminal.seconds(usage.cpu)}")
+    if usage.peak_memory is not None:
+        parts.append(f"peak memory {terminal.size(usage.peak_memory)}")
+    parts.append(f"output {terminal.size(usage.output_bytes)}")
+    return ", ".join(parts)

@@ -1,0 +1,303 @@
+"""`belljar repl`: a session at a terminal, or statements out of a pipe."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from belljar.cli import exit_codes, sandbox_options
+from belljar.cli.statements import Splitter
+from belljar.errors import InvalidOption, SandboxClosed, SandboxError, unknown_option
+
+if TYPE_CHECKING:
+    from belljar.blocking import Sandbox
+    from belljar.cli.presenter import Presenter
+
+SUMMARY = "a Python prompt in a sandbox"
+HISTORY_LENGTH = 2000
+
+HELP = """\
+%help                 this text
+%reset                a fresh interpreter: variables are gone, files stay
+%files [PATH]         what is in /workspace, or in PATH
+%put FILE[:PATH]      copy a file of this host into the sandbox
+%get PATH[:DEST]      copy a file out of the sandbox
+%isolation            what holds this sandbox
+%exit                 leave (also Ctrl-D)
+
+Ctrl-C interrupts the code that runs and keeps the session; twice ends its process if it must."""
+
+
+class Leave(Exception):
+    """The session is over."""
+
+    def __init__(self, exit_code: int) -> None:
+        self.exit_code = exit_code
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "A Python prompt in a sandbox: variables persist, an empty line ends a block, %help lists "
+        "the commands. From a pipe, statement after statement is run; the exit code is then that "
+        "of the first one that failed (as of `belljar run`)."
+    )
+    parser.add_argument(
+        "--out", metavar="DIR", help="save pictures and the like: DIR/result-1.png, ..."
+    )
+    parser.add_argument(
+        "--raw", action="store_true", help="do not escape control characters on a terminal"
+    )
+    parser.add_argument("-q", "--quiet", action="store_true", help="no greeting, no notes")
+    parser.add_argument("-v", "--verbose", action="store_true", help="say what each statement cost")
+    sandbox_options.add_all(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from belljar.cli.presenter import Presenter
+    from belljar.cli.results import ResultFiles
+
+    presenter = Presenter(
+        raw=args.raw,
+        quiet=args.quiet,
+        notes=True,
+        cost=args.verbose,
+        files=ResultFiles(Path(args.out)) if args.out else None,
+    )
+    with sandbox_options.make(args) as sandbox:
+        session = Session(sandbox, presenter)
+        try:
+            if sys.stdin.isatty():
+                if not args.quiet:
+                    _greet(sandbox)
+                return _at_terminal(session)
+            return _from_pipe(session)
+        except Leave as leave:
+            return leave.exit_code
+
+
+def _greet(sandbox: Sandbox) -> None:
+    from belljar import __version__
+    from belljar.limits import format_size
+
+    memory = format_size(sandbox.limits.memory)
+    timeout = sandbox.limits.timeout
+    print(
+        f"Belljar {__version__}, environment {sandbox.environment.name!r}, {memory} of memory, "
+        f"{'no time limit' if timeout is None else f'{timeout:g} s for each statement'}. "
+        "%help lists commands; Ctrl-D leaves."
+    )
+
+
+# -- input --------------------------------------------------------------------------------------
+
+
+def _at_terminal(session: Session) -> int:
+    splitter = Splitter(empty_line_ends_block=True)
+    with _history():
+        while True:
+            try:
+                line = input("... " if splitter.pending else ">>> ")
+            except EOFError:
+                print()
+                for statement in splitter.finish():
+                    session.run(statement)
+                return exit_codes.OK
+            except KeyboardInterrupt:
+                print("\nKeyboardInterrupt")
+                splitter.discard()
+                continue
+            session.take(splitter, line)
+
+
+def _from_pipe(session: Session) -> int:
+    splitter = Splitter(empty_line_ends_block=False)
+    # Bytes that are no text become an error in the guest, not here.
+    sys.stdin.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
+    for line in sys.stdin:
+        session.take(splitter, line.rstrip("\r\n"))
+    for statement in splitter.finish():
+        session.run(statement)
+    return session.first_failure
+
+
+@contextmanager
+def _history() -> Iterator[None]:
+    """Line editing and a history that lasts, where this Python has readline."""
+    try:
+        import readline
+    except ImportError:
+        yield
+        return
+    path = history_path()
+    # History is a convenience: a home that cannot be written to is no reason to fail.
+    with suppress(OSError):
+        readline.read_history_file(path)
+    readline.set_history_length(HISTORY_LENGTH)
+    readline.set_completer(_indent)
+    readline.parse_and_bind("tab: complete")
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(mode=0o600)  # what one types is nobody else's business
+            readline.write_history_file(path)
+
+
+def history_path() -> Path:
+    """$XDG_STATE_HOME/belljar/history, else ~/.local/state/belljar/history."""
+    xdg = os.environ.get("XDG_STATE_HOME", "")
+    base = Path(xdg) if os.path.isabs(xdg) else Path(os.path.expanduser("~"), ".local", "state")
+    return base / "belljar" / "history"
+
+
+def _indent(text: str, state: int) -> str | None:
+    """The tab key indents; names of this host's files are no completion for the guest's code."""
+    return "    " if state == 0 and not text else None
+
+
+# -- the session --------------------------------------------------------------------------------
+
+
+class Session:
+    def __init__(self, sandbox: Sandbox, presenter: Presenter) -> None:
+        self._sandbox = sandbox
+        self._presenter = presenter
+        self.first_failure = exit_codes.OK
+
+    def take(self, splitter: Splitter, line: str) -> None:
+        """One line of input: run what is complete with it."""
+        # No statement of Python begins with "%".
+        if line.startswith("%") and splitter.at_rest:
+            for statement in splitter.finish():
+                self.run(statement)
+            self._guarded(lambda: self.command(line))
+            return
+        if line.strip() in ("exit", "quit") and not splitter.pending:
+            raise Leave(exit_codes.OK)
+        for statement in splitter.feed(line):
+            self.run(statement)
+
+    def run(self, statement: str) -> None:
+        self._guarded(lambda: self._run(statement))
+
+    def _run(self, statement: str) -> None:
+        with _interrupting(self._sandbox):
+            execution = self._sandbox.run_code(
+                statement,
+                on_stdout=self._presenter.on_stdout,
+                on_stderr=self._presenter.on_stderr,
+                on_result=self._presenter.on_result,
+            )
+        self._presenter.finish(execution)
+        exit_code = exit_codes.of(execution)
+        if execution.outcome == "exit":
+            raise Leave(self.first_failure or exit_code)
+        self.first_failure = self.first_failure or exit_code
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        """What fails is said, and the session goes on, as long as there is a sandbox."""
+        from belljar.cli import terminal
+
+        try:
+            action()
+        except KeyboardInterrupt:
+            terminal.say("the statement was stopped; its process may have been ended with it")
+            self.first_failure = self.first_failure or exit_codes.INTERRUPTED
+        except SandboxClosed:
+            raise
+        except SandboxError as error:
+            terminal.say(str(error))
+            code = exit_codes.USAGE if isinstance(error, InvalidOption) else exit_codes.CANNOT_RUN
+            self.first_failure = self.first_failure or code
+
+    # -- commands ---------------------------------------------------------------------------
+
+    def command(self, line: str) -> None:
+        try:
+            name, *words = shlex.split(line)
+        except ValueError as error:
+            raise InvalidOption(f"cannot read {line!r}: {error}") from error
+        commands: dict[str, Callable[[list[str]], None]] = {
+            "%help": lambda _: print(HELP),
+            "%reset": lambda _: self._sandbox.restart(),
+            "%files": self._files,
+            "%put": self._put,
+            "%get": self._get,
+            "%isolation": self._isolation,
+            "%exit": self._exit,
+        }
+        if name not in commands:
+            raise unknown_option("command", name, commands)
+        commands[name](words)
+
+    def _files(self, words: list[str]) -> None:
+        from belljar.cli import terminal
+
+        found = self._sandbox.files.list(words[0] if words else "/workspace")
+        rows = [
+            [each.name + "/" * (each.type == "dir"), each.type, terminal.size(each.size)]
+            for each in found
+        ]
+        if rows:
+            terminal.table(rows)
+
+    def _put(self, words: list[str]) -> None:
+        from belljar.cli import transfer
+
+        for put in map(transfer.parse_put, words):
+            self._sandbox.files.write(put.target, transfer.load(put))
+
+    def _get(self, words: list[str]) -> None:
+        from belljar.cli import transfer
+
+        for get in map(transfer.parse_get, words):
+            transfer.fetch(self._sandbox, get)
+
+    def _isolation(self, words: list[str]) -> None:
+        from belljar.cli import terminal
+
+        isolation = self._sandbox.isolation
+        terminal.table(
+            [
+                [each.state, each.name, each.detail]
+                for each in (*isolation.layers, *isolation.limits)
+            ]
+        )
+
+    def _exit(self, words: list[str]) -> None:
+        raise Leave(self.first_failure)
+
+
+@contextmanager
+def _interrupting(sandbox: Sandbox) -> Iterator[None]:
+    """The first Ctrl-C interrupts the cell, and its traceback is shown; the second gives it up."""
+    pressed = 0
+
+    def interrupt() -> None:
+        # If it is closed meanwhile, the cell itself tells.
+        with suppress(SandboxError):
+            sandbox.interrupt()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        pressed += 1
+        if pressed > 1:
+            raise KeyboardInterrupt
+        # In a thread: this one waits for the cell, and a handler must not wait.
+        threading.Thread(target=interrupt, daemon=True).start()
+
+    before = signal.signal(signal.SIGINT, on_signal)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,245 @@
+"""A census of what belljar may leave behind, taken from outside: /proc and directories.
+
+Nothing here asks belljar. `take()` before, `take()` after, and `leaks()` says what is new.
+"""
+
+import ctypes
+import dataclasses
+import os
+import stat
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def become_subreaper():
+    """Orphans of our descendants become our children, so that the census misses none."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+@dataclasses.dataclass(frozen=True)
+class Process:
+    pid: int
+    parent: int
+    state: str
+    started: int  # clock ticks since boot
+    name: str
+
+    @property
+    def dead(self):
+        return self.state in "ZX"
+
+    def __str__(self):
+        return f"process {self.pid} ({self.name}, {self.state}): {command_line(self.pid)}"
+
+
+def process(pid):
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    name, _, rest = text.partition("(")[2].rpartition(")")
+    fields = rest.split()
+    return Process(int(pid), int(fields[1]), fields[0], int(fields[19]), name)
+
+
+def command_line(pid):
+    try:
+        text = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+    except OSError:
+        return ""
+    return text.decode(errors="replace")[:120].replace("\n", " ")
+
+
+def processes():
+    """Every process that can be seen, by number."""
+    found = (process(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    return {p.pid: p for p in found if p is not None}
+
+
+def descendants(pid):
+    """Everything below a process (not itself), zombies left out."""
+    everything = processes()
+    children = {}
+    for p in everything.values():
+        children.setdefault(p.parent, []).append(p)
+    found, todo = [], [pid]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += [p.pid for p in below]
+    return [p for p in found if not p.dead]
+
+
+def alive(pid, started=None):
+    p = process(pid)
+    return p is not None and not p.dead and started in (None, p.started)
+
+
+def inside_pid(pid):
+    """The number a process has in its innermost pid namespace; None when it is gone."""
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("NSpid:"):
+                return int(line.split()[-1])
+    except OSError:
+        return None
+    return None
+
+
+def wait_until(condition, timeout=5.0, what="it"):
+    """The last resort of the tests: for what nobody tells us about, such as a death elsewhere."""
+    deadline = time.monotonic() + timeout
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what} did not happen within {timeout} s")
+        time.sleep(0.01)
+
+
+# --- the census ------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Census:
+    processes: frozenset
+    threads: frozenset
+    mounts: frozenset
+    cgroups: frozenset
+    namespaces: frozenset
+    descriptors: Counter
+    directories: frozenset
+    shared_memory: frozenset
+    sysv: frozenset
+
+
+def take(*directories):
+    """What there is now. `directories`: those in which belljar may make temporary entries."""
+    return Census(
+        processes=frozenset((p.pid, p.started) for p in descendants(os.getpid())),
+        threads=frozenset(t.name for t in threading.enumerate()),
+        mounts=frozenset(_mounts()),
+        cgroups=frozenset(cgroup_directories()),
+        namespaces=frozenset(_namespaces()),
+        descriptors=_descriptors(),
+        directories=frozenset(_entries([tempfile.gettempdir(), *directories])),
+        shared_memory=frozenset(_shared_memory()),
+        sysv=frozenset(_sysv()),
+    )
+
+
+def leaks(before, after):
+    """What is there after that was not there before, as sentences."""
+    found = []
+    for pid, started in sorted(after.processes - before.processes):
+        p = process(pid)
+        if p is not None and p.started == started:
+            found.append(str(p))
+    found += [f"thread {name}" for name in sorted(after.threads - before.threads)]
+    found += [f"mount {line}" for line in sorted(after.mounts - before.mounts)]
+    found += [f"cgroup {path}" for path in sorted(after.cgroups - before.cgroups) if _ours(path)]
+    found += [f"namespace {name}" for name in sorted(after.namespaces - before.namespaces)]
+    extra = after.descriptors - before.descriptors
+    found += [f"{number} descriptor(s) of {kind}" for kind, number in sorted(extra.items())]
+    found += [f"directory entry {path}" for path in sorted(after.directories - before.directories)]
+    new = after.shared_memory - before.shared_memory
+    found += [f"shared memory {path}" for path in sorted(new)]
+    found += [f"SysV {row}" for row in sorted(after.sysv - before.sysv)]
+    return found
+
+
+def settle(before, *directories, timeout=5.0):
+    """The leaks that stay: what is just ending gets a moment."""
+    deadline = time.monotonic() + timeout
+    while True:
+        found = leaks(before, take(*directories))
+        if not found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.05)
+
+
+def _mounts():
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields = line.split()
+        yield f"{fields[4]} ({fields[fields.index('-') + 1]})"
+
+
+def cgroup_directories():
+    """Every control group called belljar-*, in every hierarchy."""
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields = line.split()
+        if fields[fields.index("-") + 1] in ("cgroup", "cgroup2"):
+            for path, names, _ in os.walk(fields[4]):
+                yield from (os.path.join(path, n) for n in names if n.startswith("belljar-"))
+                names[:] = [n for n in names if not n.startswith("belljar-")]
+
+
+def _ours(path):
+    """Not that of another belljar process that is alive on this machine."""
+    words = os.path.basename(path).split("-")
+    try:
+        pid, started = int(words[1]), int(words[2])
+    except (IndexError, ValueError):
+        return True
+    return pid == os.getpid() or not alive(pid, started)
+
+
+def _namespaces():
+    """Of our descendants, and those that a descriptor of ours keeps alive."""
+    for p in descendants(os.getpid()):
+        for kind in ("net", "mnt", "pid", "user", "ipc", "uts", "cgroup"):
+            try:
+                yield os.readlink(f"/proc/{p.pid}/ns/{kind}")
+            except OSError:
+                continue
+    for kind in _descriptors():
+        if kind.partition(":")[0] in ("net", "mnt", "pid", "user", "ipc", "uts", "cgroup"):
+            yield kind
+
+
+def _descriptors():
+    found = Counter()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue  # that of the listing itself
+        # Numbers of sockets and pipes differ from time to time; their count does not.
+        kind = target.partition(":")[0]
+        found[kind if kind in ("socket", "pipe") else target] += 1
+    return found
+
+
+def _entries(directories):
+    for directory in map(Path, directories):
+        if directory.is_dir():
+            # pytest keeps the directories of its last runs.
+            yield from (str(p) for p in directory.iterdir() if not p.name.startswith("pytest-of-"))
+
+
+def _shared_memory():
+    for entry in os.scandir("/dev/shm"):
+        if entry.stat(follow_symlinks=False).st_uid == os.getuid() or _of_a_guest(entry):
+            yield entry.path
+
+
+def _of_a_guest(entry):
+    status = entry.stat(follow_symlinks=False)
+    return status.st_uid >= 0x40000000 and not stat.S_ISDIR(status.st_mode)
+
+
+def _sysv():
+    for kind in ("shm", "sem", "msg"):
+        try:
+            rows = Path(f"/proc/sysvipc/{kind}").read_text().splitlines()[1:]
+        except OSError:
+            continue
+        yield from (f"{kind} {' '.join(row.split()[:2])}" for row in rows)

@@ -1,0 +1,107 @@
+"""Sandbox and AsyncSandbox: the same names, the same signatures, one awaited."""
+
+import inspect
+import typing
+
+import pytest
+
+from belljar import AsyncSandbox, Sandbox
+from belljar.blocking import Commands, Files
+from belljar.commands import AsyncCommands
+from belljar.files import AsyncFiles
+
+PAIRS = [(Sandbox, AsyncSandbox), (Files, AsyncFiles), (Commands, AsyncCommands)]
+# What the parts of AsyncSandbox use among each other; nobody else is meant to.
+INTERNAL = {"busy", "connected", "end", "working"}
+
+# Written here and not derived, so that a name that vanishes from both is missed.
+PROMISED = {
+    Sandbox: [
+        "create",
+        "run_code",
+        "interrupt",
+        "restart",
+        "kill",
+        "close",
+        "id",
+        "metadata",
+        "limits",
+        "environment",
+        "isolation",
+        "start",
+        "commands",
+        "files",
+    ],
+    Files: ["read", "write", "list", "exists", "stat", "make_dir", "remove", "rename"],
+    Commands: ["run"],
+}
+
+
+def public(cls):
+    names = {name for name in dir(cls) if not name.startswith("_")}
+    return names - INTERNAL
+
+
+def instance_names(cls):
+    return {name for name in vars(cls()) if not name.startswith("_")} - INTERNAL
+
+
+@pytest.mark.parametrize(("blocking", "awaited"), PAIRS)
+def test_both_have_the_same_names(blocking, awaited):
+    assert public(blocking) == public(awaited)
+
+
+def test_both_have_the_same_parts():
+    assert instance_names(Sandbox) == instance_names(AsyncSandbox) == {"commands", "files"}
+
+
+@pytest.mark.parametrize("cls", PROMISED)
+def test_everything_promised_is_there(cls):
+    there = public(cls) | (instance_names(cls) if cls is Sandbox else set())
+    assert there == set(PROMISED[cls])
+
+
+def methods():
+    for blocking, awaited in PAIRS:
+        for name in sorted(public(blocking) | {"__init__"}):
+            if callable(getattr(blocking, name)):
+                yield pytest.param(blocking, awaited, name, id=f"{blocking.__name__}.{name}")
+
+
+@pytest.mark.parametrize(("blocking", "awaited", "name"), list(methods()))
+def test_signatures_and_documentation_are_the_same(blocking, awaited, name):
+    ours, theirs = getattr(blocking, name), getattr(awaited, name)
+    ours, theirs = inspect.unwrap(ours), inspect.unwrap(theirs)
+    if name != "__init__":
+        assert inspect.signature(ours) == inspect.signature(theirs)
+        assert ours.__doc__ == theirs.__doc__
+    else:
+        given, wanted = (inspect.signature(f).parameters for f in (ours, theirs))
+        if blocking is Sandbox:
+            assert dict(given) == dict(wanted)
+
+
+@pytest.mark.parametrize(("blocking", "awaited", "name"), list(methods()))
+def test_exactly_one_of_the_two_is_awaited(blocking, awaited, name):
+    if name == "__init__":
+        return
+    assert not inspect.iscoroutinefunction(getattr(blocking, name))
+    assert inspect.iscoroutinefunction(getattr(awaited, name))
+
+
+def test_overloads_of_files_read_are_the_same():
+    ours, theirs = typing.get_overloads(Files.read), typing.get_overloads(AsyncFiles.read)
+    assert [inspect.signature(f) for f in ours] == [inspect.signature(f) for f in theirs]
+    assert len(ours) == 2
+
+
+def test_plain_facts_are_properties_of_both():
+    for name in ("id", "metadata", "limits", "environment", "isolation"):
+        assert isinstance(getattr(Sandbox, name), property)
+        assert isinstance(getattr(AsyncSandbox, name), property)
+        assert getattr(Sandbox, name).__doc__ == getattr(AsyncSandbox, name).__doc__
+
+
+def test_both_are_context_managers_of_their_kind():
+    assert {"__enter__", "__exit__"} <= set(dir(Sandbox))
+    assert {"__aenter__", "__aexit__"} <= set(dir(AsyncSandbox))

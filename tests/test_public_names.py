@@ -1,0 +1,138 @@
+"""What `import belljar` offers, and what it does not do."""
+
+import ast
+import importlib
+import json
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+import belljar
+
+PUBLIC = [
+    "AsyncSandbox",
+    "BackendUnavailable",
+    "CommandResult",
+    "Environment",
+    "EnvironmentBuildError",
+    "ErrorInfo",
+    "Execution",
+    "ExecutionError",
+    "ExecutionOutOfMemory",
+    "ExecutionTimeout",
+    "FileError",
+    "FileInfo",
+    "FileMissing",
+    "GuestLost",
+    "InvalidOption",
+    "Isolation",
+    "Layer",
+    "LimitNotEnforceable",
+    "Limits",
+    "Logs",
+    "Outcome",
+    "ProtocolError",
+    "Result",
+    "Sandbox",
+    "SandboxClosed",
+    "SandboxError",
+    "StartError",
+    "Usage",
+    "__version__",
+    "run",
+]
+PACKAGE = Path(belljar.__file__).parent
+
+
+def test_the_public_names_are_these():
+    """A name that comes or goes is a decision: change this list with it."""
+    assert sorted(belljar.__all__) == sorted(PUBLIC)
+
+
+def test_every_public_name_is_there_and_says_what_it_is():
+    for name in PUBLIC:
+        assert getattr(belljar, name).__doc__, name
+
+
+def test_a_name_that_is_not_public_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="Sandbx"):
+        belljar.Sandbx  # noqa: B018
+
+
+def test_completion_offers_the_public_names():
+    assert set(PUBLIC) <= set(dir(belljar))
+
+
+def test_every_name_is_the_one_that_type_checkers_see():
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    seen = {
+        alias.name: node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("belljar")
+        for alias in node.names
+    }
+    assert sorted(seen) == sorted(PUBLIC)
+    for name, module in seen.items():
+        assert getattr(belljar, name) is getattr(importlib.import_module(module), name)
+
+
+def test_every_error_of_ours_has_one_root():
+    for name in PUBLIC:
+        value = getattr(belljar, name)
+        if isinstance(value, type) and issubclass(value, BaseException):
+            assert issubclass(value, belljar.SandboxError), name
+
+
+def test_the_version_is_that_of_the_installed_package():
+    assert belljar.__version__ == metadata.version("belljar")
+
+
+def test_the_package_is_typed():
+    assert (PACKAGE / "py.typed").is_file()
+
+
+def imported(*flags):
+    """What happens in a new interpreter while it imports all of belljar's names."""
+    program = """
+        import json, sys, threading, time
+        events = []
+        WATCHED = ("subprocess.", "os.fork", "os.posix_spawn", "os.exec", "os.system", "socket.",
+                   "os.mkdir", "os.remove", "os.rename", "_thread.start_new", "ctypes.dlopen")
+        def hook(event, args):
+            if event.startswith(WATCHED):
+                events.append(event)
+            if event == "open" and isinstance(args[1], str) and set(args[1]) & set("wax+"):
+                events.append(f"open {args[0]} {args[1]}")
+        sys.dont_write_bytecode = True
+        sys.addaudithook(hook)
+        before = time.perf_counter()
+        import belljar
+        for name in belljar.__all__:
+            getattr(belljar, name)
+        took = time.perf_counter() - before
+        print(json.dumps({"events": events, "threads": threading.active_count(), "took": took,
+                          "modules": sorted(sys.modules)}))
+    """
+    command = [sys.executable, *flags, "-c", dedent(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr == ""
+    return json.loads(done.stdout)
+
+
+def test_importing_starts_nothing_and_writes_nothing():
+    seen = imported("-W", "error")
+    assert seen["events"] == []
+    assert seen["threads"] == 1
+
+
+def test_importing_is_fast():
+    assert min(imported()["took"] for _ in range(5)) < 0.4
+
+
+def test_importing_does_not_pull_in_what_most_programs_do_not_need():
+    heavy = {"numpy", "pandas", "rich", "trio", "multiprocessing", "tkinter", "belljar.cli"}
+    assert heavy.isdisjoint(imported()["modules"])

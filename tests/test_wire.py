@@ -1,0 +1,398 @@
+"""The wire: frames survive any cutting, and a hostile peer can neither hang nor fill the host."""
+
+import itertools
+import json
+import random
+import tracemalloc
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from belljar import channel as channels
+from belljar.backends.base import Reading
+from belljar.cell import Run
+from belljar.channel import Channel
+from belljar.errors import GuestLost, ProtocolError, SandboxError
+from belljar.guest import wire
+
+PATIENCE = 20.0  # seconds after which a test says "it hangs"
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=10,
+)
+headers = st.dictionaries(st.text(max_size=10), json_values, max_size=4)
+from_guest = st.sampled_from(sorted(wire.FROM_GUEST))
+frames = st.builds(
+    wire.Frame,
+    kind=from_guest,
+    request=st.integers(0, 2**32 - 1),
+    header=headers,
+    payload=st.binary(max_size=2000),
+)
+
+
+def cut(data, places):
+    edges = [0, *sorted(place % (len(data) + 1) for place in places), len(data)]
+    return [data[a:b] for a, b in itertools.pairwise(edges)]
+
+
+@given(st.lists(frames, max_size=6), st.lists(st.integers(0, 10**6), max_size=12))
+def test_frames_arrive_as_sent_however_the_bytes_are_cut(sent, places):
+    data = b"".join(wire.pack(*frame) for frame in sent)
+    reader = wire.Reader(wire.FROM_GUEST)
+    received = []
+    for piece in cut(data, places):
+        reader.feed(piece)
+        received += reader.frames()
+    assert received == sent
+    assert len(reader) == 0
+
+
+def test_lone_surrogates_travel_in_a_header():
+    reader = wire.Reader(wire.FROM_GUEST)
+    reader.feed(wire.pack(wire.REPLY, 1, {"path": "\udcff\ud800"}))
+    assert next(iter(reader.frames())).header == {"path": "\udcff\ud800"}
+
+
+def test_a_payload_of_the_largest_size_passes_and_one_byte_more_is_refused_by_both_ends():
+    reader = wire.Reader(wire.FROM_GUEST)
+    reader.feed(wire.pack(wire.DATA, 1, None, bytes(wire.MAX_PAYLOAD)))
+    assert len(next(iter(reader.frames())).payload) == wire.MAX_PAYLOAD
+    with pytest.raises(wire.WireError, match="payload"):
+        wire.pack(wire.DATA, 1, None, bytes(wire.MAX_PAYLOAD + 1))
+    with pytest.raises(wire.WireError, match="header"):
+        wire.pack(wire.DATA, 1, {"x": "y" * wire.MAX_HEADER})
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        wire.HEAD.pack(wire.DATA, 1, 0, wire.MAX_PAYLOAD + 1),
+        wire.HEAD.pack(wire.DATA, 1, wire.MAX_HEADER + 1, 0),
+        wire.HEAD.pack(wire.DATA, 1, 2**32 - 1, 2**32 - 1),
+        wire.HEAD.pack(0, 1, 0, 0),
+        wire.HEAD.pack(wire.RUN, 1, 0, 0),
+        wire.HEAD.pack(wire.CELL_DONE, 1, 0, 0),
+    ],
+)
+def test_a_forbidden_head_is_refused_before_its_body_is_awaited(head):
+    reader = wire.Reader(wire.FROM_GUEST)
+    reader.feed(head)
+    with pytest.raises(wire.WireError):
+        list(reader.frames())
+
+
+BAD_HEADERS = [
+    b"{",
+    b"[]",
+    b"null",
+    b'"text"',
+    b"\xff\xfe",
+    b"[" * 100_000,
+    b'{"a":' * 20_000,
+    b'{"a":' + b"9" * 10_000 + b"}",
+    b"{}{}",
+]
+
+
+@pytest.mark.parametrize("text", BAD_HEADERS, ids=lambda text: repr(text[:8]))
+def test_a_header_that_is_no_json_object_is_refused(text):
+    reader = wire.Reader(wire.FROM_GUEST)
+    reader.feed(wire.HEAD.pack(wire.DATA, 1, len(text), 0) + text)
+    with pytest.raises(wire.WireError):
+        list(reader.frames())
+
+
+# --- a hostile guest -------------------------------------------------------------------------
+
+
+class HostileStream:
+    """Plays given bytes and then, like a socket whose peer died, nothing."""
+
+    def __init__(self, pieces):
+        self._pieces = iter(pieces)
+        self.served = 0
+
+    async def receive(self):
+        await anyio.lowlevel.checkpoint()
+        piece = next(self._pieces, b"")
+        self.served += len(piece)
+        return piece
+
+    async def send(self, data):
+        await anyio.lowlevel.checkpoint()
+
+
+class FakeGuest:
+    def __init__(self):
+        self.killed = False
+
+    def reading(self, *, from_now=False):
+        return Reading(cpu=None, peak_memory=None, memory_kills=0)
+
+    def kill(self):
+        self.killed = True
+
+
+def ask(pieces):
+    """One request over a hostile stream: its answer or its error. Fails when it hangs."""
+    stream = HostileStream(pieces)
+
+    async def main():
+        with anyio.fail_after(PATIENCE):
+            try:
+                return await Channel(stream).call(wire.FILE, {"op": "stat"})
+            except SandboxError as error:
+                return error
+
+    return anyio.run(main), stream
+
+
+def drive(pieces, *, timeout=5.0, output=10_000):
+    """One cell over a hostile stream. Fails when it hangs."""
+    guest = FakeGuest()
+    stream = HostileStream(pieces)
+
+    async def main():
+        run = Run(Channel(stream), guest, timeout=timeout, output=output)
+        with anyio.fail_after(PATIENCE):
+            await run.drive(wire.RUN, {}, b"")
+        return run
+
+    return anyio.run(main), guest, stream
+
+
+garbage = st.lists(st.binary(max_size=200), max_size=10)
+kinds = from_guest | st.integers(0, 255)
+hostile_frames = st.builds(
+    lambda kind, request, header, payload, sizes: (
+        wire.HEAD.pack(kind, request, sizes[0] or len(header), sizes[1] or len(payload))
+        + header
+        + payload
+    ),
+    kinds,
+    st.integers(0, 3),
+    headers.map(lambda header: json.dumps(header).encode())
+    | st.sampled_from([b"", b"{", b"[]", b"\xff", b'{"name":"stdout"}', b'{"parts":[{}]}'])
+    | st.binary(max_size=20),
+    st.binary(max_size=300),
+    st.tuples(st.sampled_from([0, 0, 0, 1, 2**31]), st.sampled_from([0, 0, 0, 7, 2**32 - 1])),
+)
+
+
+@given(garbage | st.lists(hostile_frames, max_size=12))
+@settings(max_examples=300, deadline=None)
+def test_a_request_to_a_hostile_guest_ends_with_an_answer_or_our_own_error(pieces):
+    answer, _ = ask(pieces)
+    assert isinstance(answer, (tuple, GuestLost, ProtocolError))
+
+
+@given(garbage | st.lists(hostile_frames, max_size=12))
+@settings(max_examples=300, deadline=None)
+def test_a_cell_of_a_hostile_guest_ends_and_is_done_or_lost(pieces):
+    run, guest, _ = drive(pieces)
+    assert (run.done is None) != (run.lost is None)
+    if isinstance(run.lost, ProtocolError):
+        assert guest.killed
+    assert run.output_bytes <= 10_000
+
+
+def honest_conversation():
+    return [
+        wire.pack(wire.STREAM, 1, {"name": "stdout"}, b"hello\n"),
+        wire.pack(wire.RESULT, 1, {"parts": [{"mime": "text/plain", "size": 1}], "main": True}),
+        wire.pack(wire.STREAM, 1, {"name": "background"}, b"late\n"),
+        wire.pack(wire.DONE, 1, {"status": "ok", "lost": False, "fresh": False}, b"42"),
+    ]
+
+
+def test_the_honest_conversation_that_is_mutated_below_is_understood():
+    run, guest, _ = drive(honest_conversation())
+    assert run.done is not None
+    assert run.streams["stdout"].text == "hello\n"
+    assert len(run.results) == 1
+    assert not guest.killed
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=8),
+    st.lists(st.integers(0, 10**6), max_size=6),
+)
+@settings(max_examples=300, deadline=None)
+def test_a_mutated_conversation_never_hangs_nor_raises_anything_foreign(changes, places):
+    data = bytearray(b"".join(honest_conversation()))
+    for place, value in changes:
+        data[place % len(data)] = value
+    run, guest, _ = drive(cut(bytes(data), places))
+    assert (run.done is None) != (run.lost is None)
+    if isinstance(run.lost, ProtocolError):
+        assert guest.killed
+
+
+FLOODS = {
+    "data for the request": wire.pack(wire.DATA, 1, None, bytes(2**20)),
+    "output for the request": wire.pack(wire.STREAM, 1, {"name": "stdout"}, bytes(2**20)),
+    "results for the request": wire.pack(wire.RESULT, 1, {"parts": []}, bytes(2**20)),
+    "data for nobody": wire.pack(wire.DATA, 9, None, bytes(2**20)),
+    "frames without end": wire.HEAD.pack(wire.DATA, 1, 0, wire.MAX_PAYLOAD) + bytes(2**20),
+    "empty frames": wire.pack(wire.DATA, 1) * 10_000,
+    "many small frames": wire.pack(wire.DATA, 1, None, b"x" * 100) * 10_000,
+}
+
+
+def flood(piece):
+    """400 MB, if the guest is let; of small frames fewer, because they cost time."""
+    return itertools.repeat(piece, 400 if piece.count(piece[:100]) < 100 else 20)
+
+
+@pytest.mark.parametrize("piece", FLOODS.values(), ids=FLOODS)
+def test_a_flood_does_not_fill_the_host(piece):
+    tracemalloc.start()
+    try:
+        answer, stream = ask(flood(piece))
+        assert isinstance(answer, (GuestLost, ProtocolError))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # What may be held: one frame, what is queued for the request, and copies of these.
+    assert peak < 2 * channels.MAX_QUEUED + 4 * wire.MAX_PAYLOAD, f"after {stream.served} bytes"
+
+
+@pytest.mark.parametrize("piece", FLOODS.values(), ids=FLOODS)
+def test_a_flood_during_a_cell_ends_with_the_cell(piece):
+    tracemalloc.start()
+    try:
+        run, _, _ = drive(flood(piece), timeout=2.0)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert run.done is None
+    assert run.output_bytes <= 10_000
+    assert peak < 2 * channels.MAX_QUEUED + 4 * wire.MAX_PAYLOAD
+
+
+def test_random_bytes_in_bulk_are_refused_at_once():
+    source = random.Random(7)
+    for _ in range(200):
+        answer, stream = ask([source.randbytes(4096)] * 100)
+        assert isinstance(answer, (GuestLost, ProtocolError))
+        assert stream.served <= 100 * 4096
+
+
+# --- several requests on one channel ---------------------------------------------------------
+
+
+class LiveStream:
+    """A stream whose other end is the test."""
+
+    def __init__(self):
+        self.sender, self._receiver = anyio.create_memory_object_stream(100)
+        self.sent = []
+
+    async def receive(self):
+        try:
+            return await self._receiver.receive()
+        except anyio.EndOfStream:
+            return b""
+
+    async def send(self, data):
+        reader = wire.Reader(wire.FROM_HOST)
+        reader.feed(data)
+        self.sent += reader.frames()
+
+    def close(self):
+        self.sender.close()
+        self._receiver.close()
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+def test_answers_in_another_order_reach_those_who_asked(loop):
+    async def main():
+        stream = LiveStream()
+        channel = Channel(stream)
+        answers = {}
+
+        async def client(name):
+            answers[name] = await channel.call(wire.FILE, {"name": name})
+
+        with anyio.fail_after(PATIENCE):
+            async with anyio.create_task_group() as group:
+                for name in ("a", "b", "c"):
+                    group.start_soon(client, name)
+                while len(stream.sent) < 3:
+                    await anyio.lowlevel.checkpoint()
+                for frame in reversed(stream.sent):
+                    answer = wire.pack(wire.REPLY, frame.request, {"to": frame.header["name"]})
+                    await stream.sender.send(answer)
+        stream.close()
+        assert {name: answer[0]["to"] for name, answer in answers.items()} == {
+            "a": "a",
+            "b": "b",
+            "c": "c",
+        }
+
+    anyio.run(main, backend=loop)
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+def test_when_the_one_who_reads_is_cancelled_the_others_still_get_their_answers(loop):
+    async def main():
+        stream = LiveStream()
+        channel = Channel(stream)
+        with anyio.fail_after(PATIENCE):
+            async with anyio.create_task_group() as group:
+                first = anyio.CancelScope()
+
+                async def reader():
+                    with first:
+                        await channel.call(wire.FILE, {"name": "reader"})
+
+                answers = []
+
+                async def other():
+                    answers.append(await channel.call(wire.FILE, {"name": "other"}))
+
+                group.start_soon(reader)
+                while len(stream.sent) < 1:
+                    await anyio.lowlevel.checkpoint()
+                group.start_soon(other)
+                while len(stream.sent) < 2:
+                    await anyio.lowlevel.checkpoint()
+                first.cancel()
+                number = next(f.request for f in stream.sent if f.header["name"] == "other")
+                await stream.sender.send(wire.pack(wire.REPLY, number, {"ok": 1}))
+        stream.close()
+        assert answers == [({"ok": 1}, b"")]
+
+    anyio.run(main, backend=loop)
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+def test_the_death_of_the_guest_is_told_to_everybody_who_waits(loop):
+    async def main():
+        stream = LiveStream()
+        channel = Channel(stream)
+        lost = []
+
+        async def client():
+            try:
+                await channel.call(wire.FILE)
+            except GuestLost:
+                lost.append(1)
+
+        with anyio.fail_after(PATIENCE):
+            async with anyio.create_task_group() as group:
+                for _ in range(3):
+                    group.start_soon(client)
+                while len(stream.sent) < 3:
+                    await anyio.lowlevel.checkpoint()
+                stream.sender.close()
+        stream.close()
+        assert len(lost) == 3
+        assert not channel.alive
+
+    anyio.run(main, backend=loop)
