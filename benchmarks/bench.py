@@ -14,6 +14,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 from rich import box
@@ -36,7 +37,7 @@ ROWS = {
     "close": "close",
     "one_shot": "new sandbox, first pandas result, close",
     "live": 'run_code("1+1"), live sandbox',
-    "live_async": 'the same, awaited (AsyncSandbox)',
+    "live_async": "the same, awaited (AsyncSandbox)",
 }
 # name: (numerator, denominator)
 RATIOS = {
@@ -47,6 +48,8 @@ RATIOS = {
 
 
 class Bench:
+    scratch: str  # where the unconfined Python may keep caches
+
     def __init__(self) -> None:
         self.times: dict[str, list[float]] = {name: [] for name in ROWS}
 
@@ -56,7 +59,7 @@ class Bench:
     def run(self, rounds: int) -> None:
         built = build("data")
         self.cold()
-        with Sandbox() as live:
+        with Sandbox() as live, tempfile.TemporaryDirectory() as self.scratch:
             asyncio.run(self.rounds(rounds, built, live))
 
     def cold(self) -> None:
@@ -82,7 +85,7 @@ class Bench:
     def subprocesses(self, built: Built) -> None:
         for row, code in (("interpreter", "pass"), ("imports", IMPORTS)):
             began = time.perf_counter()
-            _python(built, code)
+            _python(built, code, self.scratch)
             self.note(row, began)
 
     def fresh(self) -> None:
@@ -130,15 +133,13 @@ class Bench:
         return {"unit": "seconds", "host": _host(), "rows": rows, "ratios": ratios}
 
 
-def _python(built: Built, code: str) -> None:
+def _python(built: Built, code: str, scratch: str) -> None:
     """The Environment's interpreter with the Environment's packages, outside of any sandbox."""
     version = "python{}.{}".format(*built.interpreter.version)
     packages = built.path / "lib" / version / "site-packages"
-    subprocess.run(
-        [built.interpreter.executable, "-c", code],
-        env={"PATH": os.defpath, "PYTHONPATH": str(packages), "MPLBACKEND": "Agg"},
-        check=True,
-    )
+    environ = {"PATH": os.defpath, "HOME": scratch, "PYTHONPATH": str(packages)}
+    environ |= {"MPLBACKEND": "Agg", "MPLCONFIGDIR": scratch}
+    subprocess.run([built.interpreter.executable, "-c", code], env=environ, check=True)
 
 
 def _expect(got: str | None, wanted: str) -> None:
@@ -181,8 +182,8 @@ def show(bench: Bench) -> None:
     ratios = Table("ratio of medians", box=frame)
     ratios.add_column("", justify="right")
     for name, (top, bottom) in RATIOS.items():
-        low, high = (statistics.median(bench.times[row]) for row in (top, bottom))
-        ratios.add_row(name, f"{low / high:.3f}  (1/{high / low:.1f})")
+        one, other = (statistics.median(bench.times[row]) for row in (top, bottom))
+        ratios.add_row(name, f"1/{other / one:.1f}" if one < other else f"{one / other:.1f}")
     console.print(ratios)
 
 

@@ -262,7 +262,9 @@ class Demo:
         console.print(table)
         for layer in (*isolation.layers, *isolation.limits):
             if layer.state != "enforced":
-                console.print(f"  {layer.name} is {layer.state}. {layer.remedy or ''}", markup=False)
+                console.print(
+                    f"  {layer.name} is {layer.state}. {layer.remedy or ''}", markup=False
+                )
 
 
 def _unconfined(code: str) -> str:

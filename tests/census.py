@@ -225,6 +225,11 @@ def _entries(directories):
             yield from (str(p) for p in directory.iterdir() if not p.name.startswith("pytest-of-"))
 
 
+def unfinished(envs):
+    """What builds of environments left half-made, or half-removed."""
+    return frozenset(map(str, Path(envs).glob(".[bt]*-*")))
+
+
 def _shared_memory():
     for entry in os.scandir("/dev/shm"):
         if entry.stat(follow_symlinks=False).st_uid == os.getuid() or _of_a_guest(entry):

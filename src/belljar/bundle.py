@@ -43,7 +43,7 @@ class Finder:
             exec(compile(source, file, "exec", dont_inherit=True), module.__dict__)
 sys.meta_path.append(Finder)
 import importlib
-importlib.import_module(entry).main({**bundle["config"], "bundle": fd})
+importlib.import_module(entry).main({**bundle.pop("config"), "bundle": fd})
 """
 
 

@@ -18,7 +18,7 @@ from belljar.backends.base import Guest, Reading
 from belljar.channel import Channel, Lost
 from belljar.errors import ProtocolError
 from belljar.execution import ErrorInfo, Logs, Outcome, Result, Usage
-from belljar.guest import values, wire
+from belljar.guest import claims, values, wire
 
 GRACE = 1.0  # seconds between KeyboardInterrupt and SIGKILL
 DEATH = 5.0  # seconds a killed worker may take to be reported, before the whole guest goes
@@ -196,7 +196,8 @@ class Run:
         await stream.feed(kept)
 
     async def _take_result(self, frame: wire.Frame) -> None:
-        self._result_bytes += len(frame.payload)
+        # The header counts too: many empty parts are large as well.
+        self._result_bytes += len(frame.payload) + 256 * len(frame.header.get("parts") or ())
         if len(self.results) >= MAX_RESULTS or self._result_bytes > MAX_RESULT_BYTES:
             self.truncated = True
             return
@@ -270,8 +271,8 @@ def parse_result(frame: wire.Frame) -> Result:
     data: dict[str, str | bytes] = {}
     position = 0
     parts = frame.header.get("parts")
-    if not isinstance(parts, list):
-        raise ProtocolError("a result without parts")
+    if not isinstance(parts, list) or len(parts) > claims.MAX_PARTS:
+        raise ProtocolError("a result without parts, or with too many")
     for part in parts:
         if not isinstance(part, dict):
             raise ProtocolError("a malformed result")

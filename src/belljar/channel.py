@@ -17,6 +17,7 @@ from belljar.errors import GuestLost, ProtocolError
 from belljar.guest import wire
 
 SEND_TIMEOUT = 30.0
+CALL_TIMEOUT = 60.0  # for requests that do not run the guest's code
 MAX_QUEUED = 64 * 1024 * 1024  # bytes waiting for one request that does not read its frames
 
 
@@ -160,18 +161,30 @@ class Channel:
     ) -> tuple[dict[str, object], bytes]:
         """A request with one answer: its header, and the data that came before it."""
         exchange = self.open()
-        data = bytearray()
         try:
             await self.send(kind, exchange.number, header, payload)
-            while True:
-                frame = await exchange.next()
-                if frame.kind == wire.DATA:
-                    data += frame.payload
-                elif frame.kind == wire.REPLY:
-                    return frame.header, bytes(data)
-                else:
-                    raise ProtocolError(f"unexpected answer of kind {frame.kind}")
+            with anyio.fail_after(CALL_TIMEOUT):
+                return await self._answer(exchange)
         except Lost:
             raise GuestLost("the guest died during the operation") from None
+        except TimeoutError:
+            self._fail(Lost())
+            raise GuestLost(
+                f"the guest did not answer in {CALL_TIMEOUT:.0f} s, and was given up"
+            ) from None
         finally:
             exchange.close()
+
+    async def _answer(self, exchange: Exchange) -> tuple[dict[str, object], bytes]:
+        data = bytearray()
+        while True:
+            frame = await exchange.next()
+            if frame.kind == wire.REPLY:
+                return frame.header, bytes(data)
+            if frame.kind != wire.DATA:
+                raise ProtocolError(f"unexpected answer of kind {frame.kind}")
+            data += frame.payload
+            if len(data) > wire.MAX_PAYLOAD:
+                error = ProtocolError("the guest sent more than it was asked for")
+                self._fail(error)
+                raise error

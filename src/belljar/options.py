@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from belljar.environment import Environment, resolve
 from belljar.errors import InvalidOption, unknown_option
-from belljar.limits import Limits
+from belljar.limits import RULES, Limits
 from belljar.runtime import BACKENDS
 
 NETWORKS = ("none",)
@@ -88,5 +88,10 @@ def check_known(function: Callable[..., object], given: Mapping[str, object]) ->
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     ]
     for name in given:
-        if name not in known:
-            raise unknown_option("option", name, known)
+        if name in known:
+            continue
+        if name in RULES:
+            raise InvalidOption(
+                f"unknown option {name!r}", hint=f"it is a limit: limits=Limits({name}=...)"
+            )
+        raise unknown_option("option", name, known)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 SUMMARY = "a Python prompt in a sandbox"
 HISTORY_LENGTH = 2000
+PATIENCE = 1.0  # seconds after Ctrl-C before we say how to insist
 
 HELP = """\
 %help                 this text
@@ -281,12 +282,17 @@ class Session:
 @contextmanager
 def _interrupting(sandbox: Sandbox) -> Iterator[None]:
     """The first Ctrl-C interrupts the cell, and its traceback is shown; the second gives it up."""
+    from belljar.cli import terminal
+
     pressed = 0
+    ended = threading.Event()
 
     def interrupt() -> None:
         # If it is closed meanwhile, the cell itself tells.
         with suppress(SandboxError):
             sandbox.interrupt()
+        if not ended.wait(PATIENCE):
+            terminal.say("the code does not stop; Ctrl-C once more ends its process")
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         nonlocal pressed
@@ -300,4 +306,5 @@ def _interrupting(sandbox: Sandbox) -> Iterator[None]:
     try:
         yield
     finally:
+        ended.set()
         signal.signal(signal.SIGINT, before)

@@ -12,13 +12,17 @@ from .pump import Pump
 NOT_FOUND = 127
 CANNOT_RUN = 126
 
+# init's own limit of open files is higher than the code's; a shell can lower it before it
+# becomes the command, without a copy of init being made for that.
+_LIMITED = ("/bin/sh", "-c", 'ulimit -n "$0" && exec "$@"')
+
 
 def start(init: Any, frame: wire.Frame) -> None:
     header = frame.header
     environment = {**os.environ, **(header.get("env") or {})}
     try:
         process = subprocess.Popen(
-            header["argv"],
+            [*_LIMITED, str(init.setup["open_files"]), *header["argv"]],
             stdin=subprocess.PIPE if frame.payload else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

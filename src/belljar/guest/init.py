@@ -24,6 +24,7 @@ from .pump import Pump
 HIGH_WATER = 4 * 1024 * 1024  # bytes waiting for the host; above it, output is not read
 MAX_STALE = 16  # pipes of earlier cells that are still held open by what they left behind
 MAX_BACKGROUND = 64 * 1024
+MAX_FILES = 16384  # descriptors of init
 CONTROL = 3  # the worker's only descriptor beside the standard ones
 
 
@@ -44,6 +45,9 @@ class Cell:
 class Init:
     def __init__(self, channel: socket.socket, setup: Dict[str, Any]) -> None:
         self.setup = setup
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        limit = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
         self.selector = selectors.DefaultSelector()
         self._channel = channel
         self._reader = wire.Reader(wire.FROM_HOST)
@@ -238,8 +242,11 @@ class Init:
             if control.fileno() != CONTROL:
                 os.dup2(control.detach(), CONTROL)
                 control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=CONTROL)
-            # What init has open is not the worker's; there is no descriptor above its limit.
-            os.closerange(CONTROL + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+            # What init has open is not the worker's. init itself keeps a higher limit, so that
+            # the code cannot use up what init needs.
+            os.closerange(CONTROL + 1, MAX_FILES)
+            files_limit = min(self.setup["open_files"], MAX_FILES)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (files_limit, files_limit))
             os.setsid()
             self.setup.get("worker_started", _nothing)()
             commands.prefer_for_oom(os.getpid())

@@ -216,7 +216,6 @@ class NativeBackend:
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             join = group.join_fds() if group is not None else []
             zygote.spawn(_request(spec, zygote, in_cgroup), [theirs.fileno(), *join])
-            self._cgroups.anticipate(zygote.pid)
         if group is not None:
             group.close_join_fds()
         stream = SocketStream(ours)
@@ -254,6 +253,7 @@ def _request(spec: GuestSpec, zygote: Zygote, in_cgroup: frozenset[str]) -> dict
         "workspace": limits.workspace,
         "tmp": limits.tmp,
         "output": limits.output,
+        "open_files": limits.open_files,
         "meminfo": plan.meminfo(limits.memory),
         "rlimits": plan.rlimits(
             limits, memory_in_cgroup="memory" in in_cgroup, baseline=zygote.baseline
@@ -261,8 +261,8 @@ def _request(spec: GuestSpec, zygote: Zygote, in_cgroup: frozenset[str]) -> dict
         "affinity": []
         if "cpus" in in_cgroup
         else plan.affinity(limits.cpus, os.sched_getaffinity(0)),
-        # Without a cgroup nothing counts the pages of a memfd.
-        "deny_memfd": "memory" not in in_cgroup,
+        # Without a cgroup nothing counts pages that are in no process's memory.
+        "deny_hidden_memory": "memory" not in in_cgroup,
         "env": {**zygote.variables, **spec.env},
     }
 
@@ -334,7 +334,7 @@ def limit_layers(
             memory,
             f"cgroup, {format_size(limits.memory)}"
             if memory
-            else "address space limit for each process, and a watchdog over all; "
+            else "a limit on the writable memory of each process, and a watchdog over all; "
             + why.get("memory", "no memory cgroup"),
             _DELEGATE,
         ),
@@ -356,9 +356,14 @@ def limit_layers(
         row("workspace", True, f"tmpfs, {format_size(limits.workspace)}"),
         row("tmp", True, f"tmpfs, {format_size(limits.tmp)}"),
         row("output", True, f"counted by the host, {format_size(limits.output)}"),
-        row("timeout", True, "the host's clock"),
-        row("lifetime", True, "the host's clock"),
-        row("idle", True, "the host's clock"),
+        *(
+            row(name, True, "not set" if value is None else f"the host's clock, {value:g} s")
+            for name, value in (
+                ("timeout", limits.timeout),
+                ("lifetime", limits.lifetime),
+                ("idle", limits.idle),
+            )
+        ),
     )
 
 

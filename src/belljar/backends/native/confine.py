@@ -32,12 +32,12 @@ def confine(spec: Dict[str, Any], join: List[int]) -> Dict[str, Any]:
     facts: Dict[str, Any] = {}
     kernel: List[int] = []  # a descriptor of /proc/sys, taken before it is masked
     steps: List[Tuple[str, Callable[[], Any]]] = [
+        # First, so that everything from here on is charged to the guest.
+        ("cgroup", lambda: _join(join)),
         ("namespaces", _enter_namespaces),
         ("host name", lambda: sys_.sethostname("belljar")),
         ("loopback", _loopback_up),
         ("file systems", lambda: kernel.append(_mount(spec))),
-        # Not the first step, because it may have to wait for the kernel: see Cgroups.anticipate.
-        ("cgroup", lambda: _join(join)),
         # Mounts, network and pids stay owned by the zygote's user namespace: even a guest that
         # became root in its own would have no power over them.
         ("identity", lambda: _become(spec["uid"], kernel.pop())),
@@ -62,13 +62,17 @@ def _join(descriptors: List[int]) -> None:
     for fd in descriptors:
         os.write(fd, b"0")  # "the writer"
         os.close(fd)
-    # After joining, so that the guest sees its own group as the root.
-    sys_.unshare(sys_.CLONE_NEWCGROUP)
 
 
 def _enter_namespaces() -> None:
-    flags = sys_.CLONE_NEWNS | sys_.CLONE_NEWNET | sys_.CLONE_NEWIPC | sys_.CLONE_NEWUTS
-    sys_.unshare(flags)
+    # cgroup: after joining, so that the guest sees its own group as the root.
+    sys_.unshare(
+        sys_.CLONE_NEWNS
+        | sys_.CLONE_NEWNET
+        | sys_.CLONE_NEWIPC
+        | sys_.CLONE_NEWUTS
+        | sys_.CLONE_NEWCGROUP
+    )
 
 
 def _loopback_up() -> None:

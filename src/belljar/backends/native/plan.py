@@ -142,7 +142,6 @@ def rlimits(limits: Limits, *, memory_in_cgroup: bool, baseline: int) -> dict[st
     """`baseline`: writable memory a guest has at birth, before it allocates anything."""
     chosen = {
         "RLIMIT_CORE": 0,
-        "RLIMIT_NOFILE": limits.open_files,
         "RLIMIT_NPROC": limits.processes + 1,  # and init
         "RLIMIT_MSGQUEUE": 819200,
         "RLIMIT_MEMLOCK": 65536,

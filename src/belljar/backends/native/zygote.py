@@ -23,6 +23,8 @@ from . import syscalls as sys_
 def main(config: Dict[str, Any]) -> NoReturn:
     control = socket.socket(fileno=config["control"])
     os.close(config["bundle"])
+    for name in ("steps", "parent", "uids", "gids"):
+        del config[name]  # of the host: no business of guests, which inherit this memory
     sys_.prctl(sys_.PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is the host's
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # guests are reaped by the kernel
@@ -91,8 +93,8 @@ def _guest(config: Dict[str, Any], request: Dict[str, Any], fds: List[int]) -> N
         os.setsid()
         os.umask(0o022)
         spec = {**request, "seccomp": config["seccomp"]}
-        if request["deny_memfd"]:
-            spec["seccomp"] = base64.b64decode(config["seccomp_no_memfd"])
+        if request["deny_hidden_memory"]:
+            spec["seccomp"] = base64.b64decode(config["seccomp_stricter"])
         facts = confine.confine(spec, fds[1:])
         if facts["escaped"]:
             raise confine.StepFailed("probe", OSError(f"it can still {facts['escaped']}"))
@@ -102,6 +104,7 @@ def _guest(config: Dict[str, Any], request: Dict[str, Any], fds: List[int]) -> N
         setup = {
             "workspace": "/workspace",
             "output": request["output"],
+            "open_files": request["open_files"],
             "worker_started": _worker_started,
         }
         init.main(channel, setup)

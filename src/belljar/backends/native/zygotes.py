@@ -60,8 +60,8 @@ class Zygote:
             "preload": list(built.environment.preload),
             "warmup": built.environment.warmup,
             "seccomp": _b64(seccomp.compile_profile(profile, machine)),
-            "seccomp_no_memfd": _b64(
-                seccomp.compile_profile(profile, machine, deny=("memfd_create",))
+            "seccomp_stricter": _b64(
+                seccomp.compile_profile(profile, machine, deny=("memfd_create", "shmget"))
             ),
         }
 
@@ -95,11 +95,6 @@ class Zygote:
             socket.send_fds(self._control, [json.dumps(request).encode()], fds)
         except OSError as error:
             raise StartError(f"the zygote is gone: {error}") from error
-
-    @property
-    def pid(self) -> int:
-        """Of its parent, the launcher, which stays in the host's own namespaces."""
-        return self._process.pid
 
     @property
     def alive(self) -> bool:

@@ -29,7 +29,6 @@ class Cgroups:
         self._groups: set[Cgroup] = set()
         self._hierarchies: list[Hierarchy] = []
         self._lock = threading.Lock()
-        self._anticipating = threading.Lock()
         why = dict(decided.why)
         for hierarchy in decided.hierarchies:
             # Tried, not guessed: a security module or a read-only mount may still say no.
@@ -74,25 +73,6 @@ class Cgroups:
             # Those removed meanwhile need no closing.
             self._groups = {other for other in self._groups if not other.gone} | {group}
         return group
-
-    def anticipate(self, member: int) -> None:
-        """Warn the kernel, from another thread, that a process is about to enter a group.
-
-        The first move after a pause waits for all processors (an RCU grace period, 5 to 15 ms);
-        one that follows at once does not. So `member`, a process of ours that sits in our own
-        group, is "moved" to where it is, while the new guest is still being made.
-        """
-        old = next((h.base for h in self._hierarchies if h.version == 1), None)
-        if old is not None and self._anticipating.acquire(blocking=False):
-            threading.Thread(target=self._move, args=(old, member), daemon=True).start()
-
-    def _move(self, group: str, member: int) -> None:
-        try:
-            tree.write(f"{group}/cgroup.procs", str(member))
-        except OSError:
-            return  # only a matter of speed
-        finally:
-            self._anticipating.release()
 
     def close(self) -> None:
         """Kill and remove all groups and the directories above them. May be called twice.

@@ -23,6 +23,7 @@ class Cgroup:
         self.enforced = enforced
         self._owner = owner
         self._paths = [path for _, path in places]
+        self._doors = [(p, "tasks" if h.version == 1 else "cgroup.procs") for h, p in places]
         self._places = {
             controller: (hierarchy.version, path)
             for hierarchy, path in places
@@ -39,14 +40,16 @@ class Cgroup:
     def join_fds(self) -> list[int]:
         """Descriptors on which a process writes b"0" to enter, one for each hierarchy.
 
-        Opened by us, so that it is our permission that counts, not the new process's.
+        Opened by us, so that it is our permission that counts, not the new process's. In v1 a
+        single thread that moves itself (`tasks`) needs no lock on all processes, which would
+        wait for every processor: 0.04 ms instead of 6 to 15. The writer must have one thread.
         """
         with self._lock:
             if not self._join and not self._closed:
                 with contextlib.ExitStack() as undo:
                     opened = []
-                    for path in self._paths:
-                        fd = os.open(f"{path}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+                    for path, file in self._doors:
+                        fd = os.open(f"{path}/{file}", os.O_WRONLY | os.O_CLOEXEC)
                         undo.callback(os.close, fd)
                         opened.append(fd)
                     undo.pop_all()

@@ -1,0 +1,44 @@
+"""Each example runs by itself, in a process of its own, and does what it says."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DIRECTORY = Path(__file__).parent.parent / "examples"
+
+SAID = {
+    "agent_loop.py": ["attempt 1", "FileNotFoundError", "attempt 3: the answer is 22.0"],
+    "demo.py": ["failed, as it should: fill the memory of the host"],
+    "fan_out.py": ["20 sandboxes", "pi is about 3.1"],
+    "grade.py": [
+        "ada: passed",
+        "bob: wrong answer",
+        "cyd: too slow",
+        "dan: too much memory",
+        "eve: ended its own process",
+        "fay: OSError",
+        "gus: SyntaxError",
+    ],
+    "own_environment.py": ["2.5 billion"],
+    "plot.py": ["growth.csv", "growth.png"],
+    "streaming.py": ["step 5", "stopped after 6 lines", "the loop stood at step 5"],
+}
+MAKES_A_PICTURE = {"demo.py": "demo-output/revenue.png", "plot.py": "plot-output/growth.png"}
+
+
+def test_every_example_is_run_here():
+    assert {path.name for path in DIRECTORY.glob("*.py")} == set(SAID)
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_example_runs(native, name, tmp_path):
+    command = [sys.executable, "-W", "error", str(DIRECTORY / name)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for words in SAID[name]:
+        assert words in done.stdout
+    if name in MAKES_A_PICTURE:
+        assert (tmp_path / MAKES_A_PICTURE[name]).read_bytes().startswith(b"\x89PNG")
+    assert "SUCCEEDED" not in done.stdout

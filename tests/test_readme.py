@@ -1,0 +1,71 @@
+"""What the README says is so: its examples run, its tables are those of the code."""
+
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import belljar
+from belljar import Outcome, errors
+from belljar.cli import exit_codes
+from belljar.limits import RULES, format_size
+
+README = Path(__file__).parent.parent / "README.md"
+TEXT = README.read_text()
+
+
+def blocks(language):
+    for match in re.finditer(rf"^```{language}\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL):
+        yield TEXT.count("\n", 0, match.start(1)) + 1, match[1]
+
+
+EXAMPLES = [pytest.param(line, code, id=f"line-{line}") for line, code in blocks("python")]
+
+
+@pytest.mark.parametrize(("line", "code"), EXAMPLES)
+def test_example_of_the_readme_runs(native, line, code, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    # Blank lines in front, so that a traceback has the line of the README.
+    exec(compile("\n" * (line - 1) + code, str(README), "exec"), {"__name__": "__main__"})
+    printed = capsys.readouterr().out
+    if line == EXAMPLES[0].values[0]:
+        assert printed.strip() in TEXT, "what the first example prints is said below it"
+
+
+def default(rule):
+    if rule.default is None:
+        return "None"
+    return format_size(rule.default) if rule.kind == "size" else f"{rule.default:g}"
+
+
+def test_table_of_limits_is_that_of_the_code():
+    rows = [
+        f"| `{name}` | {default(rule)} | {rule.range} | {rule.meaning} |"
+        for name, rule in RULES.items()
+    ]
+    assert "\n".join(rows) in TEXT
+
+
+def test_table_of_outcomes_has_each_outcome_once():
+    for outcome in Outcome:
+        assert len(re.findall(rf"^\| `{outcome}` \|", TEXT, re.MULTILINE)) == 1
+
+
+def test_exit_codes_are_those_of_the_command():
+    _, _, listing = exit_codes.HELP.partition("\n")
+    assert textwrap.dedent(listing).strip() in {code.strip() for _, code in blocks("text")}
+
+
+def test_tree_of_errors_is_that_of_the_code():
+    tree = textwrap.dedent(errors.__doc__.split("\n\n")[2]).strip()
+    assert tree in {code.strip() for _, code in blocks("text")}
+
+
+def test_links_lead_to_files():
+    for target in re.findall(r"\]\(([^)#]+)\)", TEXT):
+        assert (README.parent / target).exists(), target
+
+
+def test_version_in_the_status_is_this_one():
+    assert f"Version {belljar.__version__.rpartition('.')[0]}," in TEXT
