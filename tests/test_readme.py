@@ -1,4 +1,4 @@
-"""What the README says is so: its examples run, its tables are those of the code."""
+"""What the documents say is so: examples run, tables are those of the code, files exist."""
 
 import re
 import textwrap
@@ -11,7 +11,8 @@ from belljar import Outcome, errors
 from belljar.cli import exit_codes
 from belljar.limits import RULES, format_size
 
-README = Path(__file__).parent.parent / "README.md"
+PROJECT = Path(__file__).parent.parent
+README = PROJECT / "README.md"
 TEXT = README.read_text()
 
 
@@ -48,8 +49,8 @@ def test_table_of_limits_is_that_of_the_code():
 
 
 def test_table_of_outcomes_has_each_outcome_once():
-    for outcome in Outcome:
-        assert len(re.findall(rf"^\| `{outcome}` \|", TEXT, re.MULTILINE)) == 1
+    table = TEXT[TEXT.index("| outcome |") :].partition("\n\n")[0]
+    assert sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == sorted(Outcome)
 
 
 def test_exit_codes_are_those_of_the_command():
@@ -62,9 +63,23 @@ def test_tree_of_errors_is_that_of_the_code():
     assert tree in {code.strip() for _, code in blocks("text")}
 
 
-def test_links_lead_to_files():
-    for target in re.findall(r"\]\(([^)#]+)\)", TEXT):
-        assert (README.parent / target).exists(), target
+@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md", "SECURITY.md"])
+def test_files_that_a_document_names_exist(name):
+    text = (PROJECT / name).read_text()
+    named = re.findall(r"\]\(([^)#]+)\)", text) + re.findall(
+        r"`((?:tests|scripts|examples)/.*?)`", text
+    )
+    assert named
+    for path in named:
+        assert (PROJECT / path).exists(), path
+
+
+def test_architecture_names_every_source_file():
+    text = (PROJECT / "ARCHITECTURE.md").read_text()
+    listed = {"cli", "cgroup"}  # named as directories
+    for path in (PROJECT / "src" / "belljar").rglob("*.py"):
+        if path.name != "__init__.py" and path.parent.name not in listed:
+            assert f"{path.name}`" in text, path
 
 
 def test_version_in_the_status_is_this_one():

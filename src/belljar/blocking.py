@@ -5,7 +5,9 @@ from __future__ import annotations
 import queue
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, ParamSpec, Self, TypeVar, overload
+from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, overload
+
+import anyio
 
 from belljar import options, runtime
 from belljar.cell import OnResult, OnText
@@ -19,6 +21,7 @@ from belljar.sandbox import AsyncSandbox
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Events = queue.SimpleQueue[Callable[[], object] | None]  # None: the work has ended
 
 
 def wait(function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -28,32 +31,53 @@ def wait(function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs)
     (Ctrl-C above all, or one of a callback) cancels the work, which ends what runs in the guest,
     and is raised when that is done.
     """
-    events: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+    events: Events = queue.SimpleQueue()
     for name in ("on_stdout", "on_stderr", "on_result"):
         callback = kwargs.get(name)
         if callback is not None:
             kwargs[name] = _deferred(events, callback)
 
-    async def call() -> T:
-        return await function(*args, **kwargs)
-
-    future = runtime.current().portal.start_task_soon(call)
-    done: list[bool] = []
-    future.add_done_callback(lambda _: events.put(lambda: done.append(True)))
+    work: Work[T] = Work(lambda: function(*args, **kwargs), events)
+    portal = runtime.current().portal
+    future = portal.start_task_soon(work.run)
     try:
-        while not done:
-            events.get()()
+        while (event := events.get()) is not None:
+            event()
     except BaseException:
-        future.cancel()
-        while not done:
-            events.get()
-            if future.done():
-                break
+        portal.start_task_soon(work.cancel)
+        while events.get() is not None:
+            continue  # callbacks are not called any more
         raise
     return future.result()
 
 
-def _deferred(events: queue.SimpleQueue[Callable[[], object]], callback: Any) -> Any:
+class Work(Generic[T]):
+    """One awaitable on the runtime's loop. Unlike a cancelled future, a cancelled Work says when
+    it has really come to its end."""
+
+    def __init__(self, function: Callable[[], Awaitable[T]], events: Events) -> None:
+        self._function = function
+        self._events = events
+        self._scope: anyio.CancelScope | None = None
+        self._cancelled = False
+
+    async def run(self) -> T:
+        try:
+            with anyio.CancelScope() as self._scope:
+                if self._cancelled:
+                    self._scope.cancel()
+                return await self._function()
+            raise RuntimeError("cancelled")  # seen by nobody: the caller has its own exception
+        finally:
+            self._events.put(None)
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        if self._scope is not None:
+            self._scope.cancel()
+
+
+def _deferred(events: Events, callback: Any) -> Any:
     return lambda item: events.put(lambda: callback(item))
 
 

@@ -71,10 +71,13 @@ class Channel:
     def alive(self) -> bool:
         return self._failed is None
 
-    async def quiet(self) -> None:
-        """Wait until nobody reads any more, so that the stream can be closed. Called after the
-        guest was killed: readers meet the end of the stream at once."""
-        while self._exchanges:
+    async def retire(self) -> None:
+        """Use the stream no more, and wait until nobody reads it, so that it can be closed.
+
+        Called after the guest was killed: a reader meets the end of the stream at once.
+        """
+        self._fail(Lost())
+        while self._reading:
             await self._news.wait()
 
     def open(self) -> Exchange:
@@ -84,7 +87,6 @@ class Channel:
 
     def forget(self, exchange: Exchange) -> None:
         self._exchanges.pop(exchange.number, None)
-        self._tell()
 
     async def send(
         self,

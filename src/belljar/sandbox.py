@@ -187,7 +187,7 @@ class AsyncSandbox:
         if guest is not None and channel is not None:
             guest.kill()
             with anyio.CancelScope(shield=True):
-                await channel.quiet()
+                await channel.retire()
                 await guest.close()
 
     def _check_usable(self) -> None:
@@ -249,7 +249,7 @@ class AsyncSandbox:
         guest = getattr(self, "_guest", None)
         if guest is not None and os.getpid() == self._pid:
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2)
-            guest.kill()
+            guest.discard()
 
     # -- code -------------------------------------------------------------------------------
 

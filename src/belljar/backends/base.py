@@ -66,6 +66,9 @@ class Guest(Protocol):
     async def close(self) -> None:
         """kill(), and leave nothing behind. Called once for each guest, also after its death."""
 
+    def discard(self) -> None:
+        """kill(), and let go of it without waiting. Called for a sandbox nobody closed."""
+
 
 class Minded(Protocol):
     """Something that wants to be looked at regularly, until it says it is `stopped`."""

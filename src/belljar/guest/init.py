@@ -418,9 +418,9 @@ def _child_signals() -> int:
     os.set_blocking(writing, False)
     signal.signal(signal.SIGCHLD, lambda signum, frame: None)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    # PID 1 is only reached by signals it has handlers for: have none but SIGCHLD's.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    # PID 1 is only reached by signals it has handlers for: have none but SIGCHLD's. Not SIG_IGN,
+    # which the worker and all programs would inherit.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     return reading
 
 

@@ -23,6 +23,7 @@ from . import display, streams, values, wire
 
 SOURCE = "<belljar>"  # every file of ours is compiled under a name that starts so
 MAX_TRACEBACK = 64 * 1024  # characters
+_VALUE = "__belljar_value__"
 
 
 def main(control: socket.socket, setup: Dict[str, Any]) -> None:
@@ -117,27 +118,27 @@ class Worker:
         lines = [line + "\n" for line in code.splitlines()]
         linecache.cache[name] = (len(code), None, lines, name)
         tree = compile(code, name, "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-        last = None
+        # The last expression becomes an assignment, so that the cell stays one piece of code:
+        # with a top-level `await` anywhere, all of it runs in one coroutine.
         if tree.body and isinstance(tree.body[-1], ast.Expr):
-            last = ast.Expression(tree.body.pop().value)
-        if tree.body:
-            self._evaluate(tree, name, "exec")
-        return self._evaluate(last, name, "eval") if last is not None else None
+            last = tree.body[-1]
+            target = ast.copy_location(ast.Name(_VALUE, ast.Store()), last)
+            tree.body[-1] = ast.copy_location(ast.Assign([target], last.value), last)
+        compiled = compile(tree, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+        namespace = self._module.__dict__
+        namespace.pop(_VALUE, None)
+        made = eval(compiled, namespace)
+        if compiled.co_flags & inspect.CO_COROUTINE:
+            self._await(made)
+        return namespace.pop(_VALUE, None)
 
-    def _evaluate(self, tree: Any, name: str, mode: str) -> Any:
-        code = compile(tree, name, mode, ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-        value = eval(code, self._module.__dict__)
-        if code.co_flags & inspect.CO_COROUTINE:
-            return self._await(value)
-        return value
-
-    def _await(self, coroutine: Any) -> Any:
+    def _await(self, coroutine: Any) -> None:
         if self._loop is None or self._loop.is_closed():
             self._loop = asyncio.new_event_loop()
             asyncio.set_event_loop(self._loop)
         task = self._loop.create_task(coroutine)
         try:
-            return self._loop.run_until_complete(task)
+            self._loop.run_until_complete(task)
         except BaseException:
             if not task.done():  # interrupted: let the cell's own `finally` blocks run
                 task.cancel()
@@ -152,6 +153,8 @@ class Worker:
             return b""  # its text travels all the same
 
     def _show(self, bundle: Dict[str, Any], main: bool) -> None:
+        if os.getpid() != self._pid:
+            return  # a child that the cell forked: the socket is the worker's
         header, payload = display.flatten(bundle, main, self._output_limit)
         self._control.sendall(wire.pack(wire.CELL_RESULT, 0, header, payload))
 
@@ -182,18 +185,20 @@ class Worker:
 
 
 def _format(error: BaseException) -> str:
-    shown = traceback.TracebackException(type(error), error, error.__traceback__, compact=False)
+    shown = traceback.TracebackException(type(error), error, error.__traceback__)
     _hide_ours(shown, set())
     return "".join(shown.format())
 
 
 def _hide_ours(shown: Any, seen: "set[int]") -> None:
-    """Take frames of this package out of a traceback and of those chained to it."""
+    """Take what is not the user's out of a traceback and of those chained to it: the way down
+    to the cell (this file, and the event loop of a top-level await)."""
     if shown is None or id(shown) in seen:
         return
     seen.add(id(shown))
-    kept = [f for f in shown.stack if not f.filename.startswith(SOURCE)]
-    shown.stack[:] = kept
+    stack = shown.stack
+    first = next((i for i, frame in enumerate(stack) if frame.filename.startswith("<cell ")), 0)
+    stack[:] = [frame for frame in stack[first:] if not frame.filename.startswith(SOURCE)]
     for inner in [shown.__cause__, shown.__context__, *(getattr(shown, "exceptions", None) or ())]:
         _hide_ours(inner, seen)
 

@@ -110,6 +110,15 @@ class NativeGuest:
                 os.close(self._pidfd)
                 self.stream.socket.close()
 
+    def discard(self) -> None:
+        if not self._closed:
+            self.kill()
+            self._closed = True
+            self.watchdog.stop()
+            os.close(self._pidfd)
+            self.stream.socket.close()
+            # Its cgroup is removed with those of the process: tasks may still be leaving it.
+
 
 def _remove_slowly(group: Cgroup) -> None:
     group.kill()

@@ -141,7 +141,8 @@ def pick_uid(root: bool) -> int:
 def rlimits(limits: Limits, *, memory_in_cgroup: bool, baseline: int) -> dict[str, int]:
     """`baseline`: writable memory a guest has at birth, before it allocates anything."""
     chosen = {
-        "RLIMIT_CORE": 0,
+        # Not 0, which does not stop a core_pattern that pipes to a program; 1 stops both.
+        "RLIMIT_CORE": 1,
         "RLIMIT_NPROC": limits.processes + 1,  # and init
         "RLIMIT_MSGQUEUE": 819200,
         "RLIMIT_MEMLOCK": 65536,
