@@ -6,6 +6,7 @@ and limits are kept by init and the host. It holds no secret and no descriptor o
 
 import ast
 import asyncio
+import asyncio.base_events
 import builtins
 import inspect
 import json
@@ -199,6 +200,8 @@ def _hide_ours(shown: Any, seen: "set[int]") -> None:
     stack = shown.stack
     first = next((i for i, frame in enumerate(stack) if frame.filename.startswith("<cell ")), 0)
     stack[:] = [frame for frame in stack[first:] if not frame.filename.startswith(SOURCE)]
+    if stack and stack[0].filename == asyncio.base_events.__file__:
+        stack.clear()  # interrupted while the event loop was waiting: all of it is machinery
     for inner in [shown.__cause__, shown.__context__, *(getattr(shown, "exceptions", None) or ())]:
         _hide_ours(inner, seen)
 
