@@ -178,13 +178,13 @@ def show(bench: Bench) -> None:
     for name, times in bench.times.items():
         measured = (statistics.median(times), _p90(times), min(times))
         table.add_row(ROWS[name], *(f"{t * 1000:.2f} ms" for t in measured), str(len(times)))
-    console.print(table)
+    console.print(table, soft_wrap=False)
     ratios = Table("ratio of medians", box=frame)
     ratios.add_column("", justify="right")
     for name, (top, bottom) in RATIOS.items():
         one, other = (statistics.median(bench.times[row]) for row in (top, bottom))
         ratios.add_row(name, f"1/{other / one:.1f}" if one < other else f"{one / other:.1f}")
-    console.print(ratios)
+    console.print(ratios, soft_wrap=False)
 
 
 def main() -> None:

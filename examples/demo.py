@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent, indent
+from typing import Self
 
 from rich import box
 from rich.console import Console
@@ -103,21 +104,33 @@ while True:
 class Listener:
     """A TCP and a Unix socket on the host that count who comes."""
 
-    def __init__(self) -> None:
+    def __enter__(self) -> Self:
         self.visits = 0
-        self._tcp = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._tcp.getsockname()[1]
+        tcp = socket.create_server(("127.0.0.1", 0))
+        self.port: int = tcp.getsockname()[1]
         self.unix = f"\0belljar-demo-{secrets.token_hex(8)}"  # abstract: no file, no permissions
-        self._unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._unix.bind(self.unix)
-        self._unix.listen()
-        for server in (self._tcp, self._unix):
-            threading.Thread(target=self._count, args=(server,), daemon=True).start()
+        unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        unix.bind(self.unix)
+        unix.listen()
+        self._servers = (tcp, unix)
+        self._threads = [threading.Thread(target=self._count, args=(s,)) for s in self._servers]
+        for thread in self._threads:
+            thread.start()
+        return self
 
     def _count(self, server: socket.socket) -> None:
         while True:
-            server.accept()[0].close()
+            try:
+                server.accept()[0].close()
+            except OSError:
+                return  # shut down
             self.visits += 1
+
+    def __exit__(self, *exception: object) -> None:
+        for server, thread in zip(self._servers, self._threads, strict=True):
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            server.close()
 
 
 class Demo:
@@ -210,14 +223,14 @@ class Demo:
         )
 
     def open_a_socket(self, sandbox: Sandbox) -> None:
-        listener = Listener()
-        code = OPEN_SOCKET.format(port=listener.port, unix=listener.unix)
-        _unconfined(code)
-        _settle(lambda: listener.visits == 2)
-        expected = listener.visits
-        execution = self.run(sandbox, "attack: connect to a listener on the host", code)
-        time.sleep(0.2)  # a visit would be counted by another thread
-        inside = listener.visits - expected
+        with Listener() as listener:
+            code = OPEN_SOCKET.format(port=listener.port, unix=listener.unix)
+            _unconfined(code)
+            _settle(lambda: listener.visits == 2)
+            expected = listener.visits
+            execution = self.run(sandbox, "attack: connect to a listener on the host", code)
+            time.sleep(0.2)  # a visit would be counted by another thread
+            inside = listener.visits - expected
         self.verdict(
             "connect to a listener on the host",
             expected > 0 and inside == 0 and execution.outcome is not Outcome.lost,
@@ -252,14 +265,14 @@ class Demo:
             cpu = "?" if usage.cpu is None else f"{usage.cpu * 1000:.1f} ms"
             peak = _megabytes(usage.peak_memory)
             costs.add_row(title, execution.outcome, f"{usage.wall * 1000:.1f} ms", cpu, peak)
-        console.print(costs)
+        console.print(costs, soft_wrap=False)
         self.chapter("5. What held it, as measured on the live guest")
         isolation = sandbox.isolation
         colours = {"enforced": "green", "best-effort": "yellow", "absent": "red"}
         table = Table("layer or limit", "state", "how", box=FRAME)
         for layer in (*isolation.layers, *isolation.limits):
             table.add_row(layer.name, f"[{colours[layer.state]}]{layer.state}", layer.detail)
-        console.print(table)
+        console.print(table, soft_wrap=False)
         for layer in (*isolation.layers, *isolation.limits):
             if layer.state != "enforced":
                 console.print(

@@ -121,8 +121,8 @@ class Census:
     sysv: frozenset
 
 
-def take(*directories):
-    """What there is now. `directories`: those in which belljar may make temporary entries."""
+def take(envs=None):
+    """What there is now. `envs`: the directory of built environments, if that is of interest."""
     return Census(
         processes=frozenset((p.pid, p.started) for p in descendants(os.getpid())),
         threads=frozenset(t.name for t in threading.enumerate()),
@@ -130,7 +130,7 @@ def take(*directories):
         cgroups=frozenset(cgroup_directories()),
         namespaces=frozenset(_namespaces()),
         descriptors=_descriptors(),
-        directories=frozenset(_entries([tempfile.gettempdir(), *directories])),
+        directories=frozenset(_temporary()) | (unfinished(envs) if envs else frozenset()),
         shared_memory=frozenset(_shared_memory()),
         sysv=frozenset(_sysv()),
     )
@@ -156,11 +156,11 @@ def leaks(before, after):
     return found
 
 
-def settle(before, *directories, timeout=5.0):
+def settle(before, envs=None, timeout=5.0):
     """The leaks that stay: what is just ending gets a moment."""
     deadline = time.monotonic() + timeout
     while True:
-        found = leaks(before, take(*directories))
+        found = leaks(before, take(envs))
         if not found or time.monotonic() > deadline:
             return found
         time.sleep(0.05)
@@ -218,16 +218,17 @@ def _descriptors():
     return found
 
 
-def _entries(directories):
-    for directory in map(Path, directories):
-        if directory.is_dir():
-            # pytest keeps the directories of its last runs.
-            yield from (str(p) for p in directory.iterdir() if not p.name.startswith("pytest-of-"))
+def _temporary():
+    for path in Path(tempfile.gettempdir()).iterdir():
+        # pytest keeps the directories of its last runs.
+        if not path.name.startswith("pytest-of-"):
+            yield str(path)
 
 
 def unfinished(envs):
     """What builds of environments left half-made, or half-removed."""
-    return frozenset(map(str, Path(envs).glob(".[bt]*-*")))
+    found = (path for kind in ("building", "trash") for path in Path(envs).glob(f".{kind}-*"))
+    return frozenset(map(str, found))
 
 
 def _shared_memory():

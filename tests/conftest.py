@@ -15,6 +15,7 @@ from belljar.environment_store import cache_root
 
 ROOT = os.geteuid() == 0
 BACKEND = "native-root" if ROOT else "native-user"
+ENVS = cache_root() / "envs"
 REQUIRED = os.environ.get("BELLJAR_TEST_REQUIRE", "").split()
 
 
@@ -64,19 +65,15 @@ def pytest_runtest_setup(item):
 
 
 def pytest_sessionstart(session):
-    session.belljar_before = census.take(*_watched())
+    session.belljar_before = census.take(ENVS)
 
 
 def pytest_sessionfinish(session, exitstatus):
     runtime.shutdown()
-    found = census.settle(session.belljar_before, *_watched())
+    found = census.settle(session.belljar_before, ENVS)
     session.belljar_leaks = found
     if found and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-def _watched():
-    return [str(cache_root()), str(cache_root() / "envs")]
 
 
 def pytest_terminal_summary(terminalreporter, exitstatus, config):

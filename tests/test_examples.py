@@ -1,5 +1,7 @@
 """Each example runs by itself, in a process of its own, and does what it says."""
 
+import dataclasses
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -42,3 +44,21 @@ def test_example_runs(native, name, tmp_path):
     if name in MAKES_A_PICTURE:
         assert (tmp_path / MAKES_A_PICTURE[name]).read_bytes().startswith(b"\x89PNG")
     assert "SUCCEEDED" not in done.stdout
+
+
+@pytest.mark.parametrize("attack", ["read_a_secret", "open_a_socket"])
+def test_demo_notices_an_attack_that_succeeds(attack, sandbox, tmp_path, monkeypatch):
+    monkeypatch.setenv("BELLJAR_DEMO_SECRET", "")  # set by the demo; as before afterwards
+    demo = runpy.run_path(str(DIRECTORY / "demo.py"))
+    story = demo["Demo"](tmp_path)
+
+    class Broken:
+        """A sandbox that is none: its code runs on the host."""
+
+        def run_code(self, code):
+            return dataclasses.replace(sandbox.run_code(""), stdout=demo["_unconfined"](code))
+
+    getattr(story, attack)(Broken())
+    assert [held for _, held in story.attacks] == [False]
+    getattr(story, attack)(sandbox)
+    assert [held for _, held in story.attacks] == [False, True]

@@ -43,11 +43,7 @@ class Lexer:
             if self._quote:
                 end = _STRING_END[self._quote].match(line, at)
                 if end is None:
-                    # Only a long string, or one with a backslash at its end, goes on; a short one
-                    # that does not is an error, for the guest to tell.
-                    if len(self._quote) == 1 and not _ends_in_backslash(line):
-                        self._quote = ""
-                    return code
+                    break
                 self._quote, at = "", end.end()
                 continue
             token = _TOKEN.search(line, at)
@@ -63,6 +59,10 @@ class Lexer:
             else:
                 self._depth = max(0, self._depth + (1 if token[0] in "([{" else -1))
                 code += token[0]
+        # Only a long string, or one with a backslash at its end, goes on in the next line; a short
+        # one that does not is an error, for the guest to tell.
+        if len(self._quote) == 1 and not _ends_in_backslash(line):
+            self._quote = ""
         return code
 
 

@@ -42,6 +42,7 @@ class Worker:
         self._pid = os.getpid()
         self._reader = wire.Reader(wire.FROM_INIT)
         self._in_cell = False
+        self._reserve = _reserve()
         self._loop: Optional[asyncio.AbstractEventLoop] = None
         self._streams = streams.install()
         self._threads = streams.threads()
@@ -82,6 +83,8 @@ class Worker:
             os.close(pipe)
         signal.signal(signal.SIGINT, self._on_interrupt)
         streams.CELL.set(frame.request)
+        if not self._reserve:
+            self._reserve = _reserve()
         header, payload = self._run(frame)
         if os.getpid() != self._pid:
             # A child that the cell forked came back here: it is not the worker.
@@ -107,6 +110,7 @@ class Worker:
         except SystemExit as stop:
             header = {"status": "exit", "exit_code": _exit_code(stop)}
         except BaseException as error:
+            self._reserve.clear()  # out of memory, telling so takes some
             header = {"status": "error"}
             payload = json.dumps(self._describe(error)).encode("ascii")
         finally:
@@ -214,6 +218,14 @@ def _exit_code(stop: SystemExit) -> int:
         return int(stop.code) & 0xFFFFFFFF if abs(stop.code) >= 2**31 else int(stop.code)
     print(stop.code, file=sys.stderr)
     return 1
+
+
+def _reserve() -> bytearray:
+    """Memory to give up when there is none left; nothing, if there is none even now."""
+    try:
+        return bytearray(2 * 1024 * 1024)
+    except MemoryError:
+        return bytearray()
 
 
 def _main_module() -> types.ModuleType:

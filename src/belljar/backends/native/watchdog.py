@@ -10,7 +10,6 @@ import signal
 
 from belljar.backends.base import Reading
 
-INTERVAL = 0.1
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICK = os.sysconf("SC_CLK_TCK")
 
@@ -29,22 +28,13 @@ class Watchdog:
     def look(self) -> None:
         """Measure; over the limit, kill what holds most. Called by the runtime's thread."""
         pids = processes(self._init)
-        self._note_peak(pids)
         if sum(map(_resident, pids)) <= self._memory:
             return  # shared pages counted in full, and still below: no need to look closer
-        shares = {pid: _share(pid) for pid in pids}
+        shares = {pid: _share(pid) for pid in pids if pid != self._init}
         total = sum(shares.values())
-        if total <= self._memory:
-            return
-        shares.pop(self._init, None)
-        if shares and self._kill(max(shares, key=lambda pid: shares[pid])):
+        self._peak = max(self._peak, total)
+        if total > self._memory and self._kill(max(shares, key=lambda pid: shares[pid])):
             self.kills += 1
-
-    def _note_peak(self, pids: list[int]) -> None:
-        """What the guest has beyond its birth: init shows how much of it all of them share."""
-        born = _resident(self._init)
-        beyond = (_resident(pid) - born for pid in pids)
-        self._peak = max(self._peak, sum(size for size in beyond if size > 0))
 
     def _kill(self, pid: int) -> bool:
         """By descriptor, and only if it is still the guest's: numbers are used again."""
@@ -64,9 +54,13 @@ class Watchdog:
 
     def reading(self, *, from_now: bool = False) -> Reading:
         pids = processes(self._init)
+        workers = [pid for pid in pids if pid != self._init]
         if from_now:
             self._peak = 0
-        self._note_peak(pids)
+            for pid in workers:
+                _reset_peak(pid)
+        else:
+            self._peak = max(self._peak, sum(map(_peak_share, workers)))
         cpu = sum(map(_cpu, pids))
         return Reading(cpu=cpu, peak_memory=self._peak, memory_kills=self.kills)
 
@@ -92,24 +86,49 @@ def _resident(pid: int) -> int:
 
 def _share(pid: int) -> int:
     """Its proportional share of memory, so that pages shared by forks count once."""
+    return _kilobytes(f"/proc/{pid}/smaps_rollup", "Pss")["Pss"] * 1024
+
+
+def _peak_share(pid: int) -> int:
+    """Its share, and how much more it had at its peak."""
+    sizes = _kilobytes(f"/proc/{pid}/status", "VmHWM", "VmRSS")
+    return _share(pid) + max(sizes["VmHWM"] - sizes["VmRSS"], 0) * 1024
+
+
+def _reset_peak(pid: int) -> None:
     try:
-        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
-            for line in file:
-                if line.startswith(b"Pss:"):
-                    return int(line.split()[1]) * 1024
+        with open(f"/proc/{pid}/clear_refs", "w") as file:
+            file.write("5")  # VmHWM counts from now
     except OSError:
-        return 0
-    return 0
+        return  # then it is the peak of its whole life
 
 
 def _cpu(pid: int) -> float:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
+        tasks = os.listdir(f"/proc/{pid}/task")
     except OSError:
         return 0.0
-    # utime, stime, and those of its children that ended
-    return sum(int(value) for value in fields[11:15]) / _TICK
+    # utime and stime, and those of its children that ended: complete, but in coarse ticks. Of
+    # the threads that live, the scheduler knows the nanoseconds.
+    own, ended = (sum(map(int, fields[i : i + 2])) / _TICK for i in (11, 13))
+    exact = sum(int(_words(f"/proc/{pid}/task/{task}/schedstat", 0)) for task in tasks)
+    return max(own, exact / 1e9) + ended
+
+
+def _kilobytes(path: str, *names: str) -> dict[str, int]:
+    """Rows of the form `Name:   123 kB`; 0 for those of a process that has ended."""
+    found = dict.fromkeys(names, 0)
+    try:
+        with open(path) as file:
+            for line in file:
+                name, _, value = line.partition(":")
+                if name in found:
+                    found[name] = int(value.split()[0])
+    except OSError:
+        return dict.fromkeys(names, 0)
+    return found
 
 
 def _words(path: str, index: int) -> str:

@@ -1,0 +1,26 @@
+# row: 1
+# attempt: read the host's secrets: a file, keys, credentials, the environment
+# expect: outcome=ok
+# control: plain
+# trips: secret
+import glob
+import os
+
+from hostile import attempt, show, target
+
+show("environment", lambda: dict(os.environ, TARGETS="", SYSCALLS=""))
+attempt("the canary", lambda: open(target("secret_file")).read())
+for path in (
+    "/etc/shadow",
+    "/etc/machine-id",
+    "/root/.bashrc",
+    "/root/.ssh/id_rsa",
+    "/root/.aws/credentials",
+    "/var/run/secrets/kubernetes.io/serviceaccount/token",
+    target("home") + "/.profile",
+    target("home") + "/.ssh/authorized_keys",
+):
+    attempt(path, lambda path=path: open(path).read())
+for pattern in ("/root/*", "/root/.*", "/home/*", "/var/*/*", target("directory") + "/*"):
+    for path in glob.glob(pattern):
+        print("ACHIEVED a look at", path)

@@ -1,0 +1,23 @@
+# row: 6
+# attempt: descriptors of its own and of others that lead out of the sandbox
+# expect: outcome=ok
+# control: plain
+# trips: secret
+import os
+
+from hostile import attempt, show
+
+for pid in [p for p in os.listdir("/proc") if p.isdigit() and p != str(os.getpid())]:
+    attempt(f"descriptors of {pid}", lambda pid=pid: os.listdir(f"/proc/{pid}/fd"))
+for number in range(1024):
+    try:
+        os.fstat(number)
+    except OSError:
+        continue
+    show(f"descriptor {number}", lambda number=number: os.readlink(f"/proc/self/fd/{number}"))
+    for name in ("secret.txt", "../../etc/shadow"):
+        try:
+            with open(os.open(name, os.O_RDONLY, dir_fd=number)) as file:
+                print("ACHIEVED", name, file.read())
+        except (OSError, TypeError):
+            continue

@@ -1,0 +1,16 @@
+# row: 7
+# attempt: climb out by the working directory
+# expect: outcome=ok
+# control: plain
+# trips: secret
+import os
+
+from hostile import attempt, target
+
+for _ in range(100):
+    os.chdir("..")
+attempt("relative", lambda: open(target("secret_file")[1:]).read())
+attempt("by /proc", lambda: open("/proc/self/cwd/../.." + target("secret_file")).read())
+fd = os.open(".", os.O_RDONLY)
+attempt("by a descriptor", lambda: os.read(os.open("../.." + target("secret_file"), 0, dir_fd=fd), 99))
+os.close(fd)

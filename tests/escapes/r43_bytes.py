@@ -1,0 +1,14 @@
+# row: 43
+# attempt: output that is no text
+# expect: outcome=ok
+# control: simulated: the test looks for the text around it
+import os
+import sys
+
+os.write(1, b"begin\xff\xfe\x00\xed\xa0\x80\xc3")
+os.write(1, b"\xa9")
+print("\ud800 \udcff")
+sys.stderr.write("\udfff")
+os.write(2, bytes(range(256)))
+os.write(1, b"end")
+"\ud800"

@@ -1,0 +1,14 @@
+# row: 45, 54
+# attempt: results made of thousands of empty parts, to fill the host's memory
+# expect: outcome=killed|ok|error|output_limit|lost
+# timeout: 10
+# within: 8
+# oracle: flood
+# control: simulated: test_control_of_the_flood_oracle
+from hostile import RESULT, forge, worker
+
+runner, request = worker()
+parts = ",".join('{"mime":"%x","size":0}' % number for number in range(7000))
+frame = forge(RESULT, request, ('{"parts":[' + parts + "]}").encode())
+for _ in range(300):
+    runner._control.sendall(frame)

@@ -1,0 +1,10 @@
+# row: 40, 45
+# attempt: results without end
+# expect: outcome=output_limit
+# limits: output=64k
+# timeout: 10
+# within: 8
+# oracle: flood
+# control: simulated: test_control_of_the_flood_oracle
+while True:
+    display("x" * 1000)  # noqa: F821

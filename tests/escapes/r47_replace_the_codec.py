@@ -1,0 +1,19 @@
+# row: 47
+# attempt: replace the codec, the builtins and the streams, then raise
+# expect: outcome=error|killed|ok
+# within: 5
+# control: simulated: test_control_of_the_verdict
+import builtins
+import json
+import sys
+
+
+def broken(*args, **kw):
+    raise SystemExit(0)
+
+
+json.dumps = json.loads = broken
+sys.stdout = sys.stderr = object()
+sys.excepthook = broken
+builtins.__import__ = broken
+raise ZeroDivisionError

@@ -1,0 +1,13 @@
+# row: 51
+# attempt: put other descriptors over the runner's socket
+# expect: outcome=killed
+# within: 5
+# timeout: 2
+# control: simulated: test_control_of_the_verdict
+import os
+
+from hostile import worker
+
+runner, _ = worker()
+reading, writing = os.pipe()
+os.dup2(writing, runner._control.fileno())

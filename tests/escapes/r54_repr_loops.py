@@ -1,0 +1,15 @@
+# row: 54
+# attempt: a result whose text never comes
+# expect: outcome=timeout
+# timeout: 0.5
+# within: 4
+# control: simulated: test_control_of_the_verdict
+
+
+class Endless:
+    def __repr__(self):
+        while True:
+            pass
+
+
+Endless()

@@ -1,0 +1,29 @@
+# row: 82
+# attempt: plant code that the next interpreter, shell or sandbox would load
+# expect: outcome=ok
+# control: simulated: test_planted_files_are_not_loaded
+import os
+import site
+import sys
+
+from hostile import CONFINED
+
+PAYLOAD = "import os; os.environ['PLANTED'] = 'yes'; print('PLANTED')\n"
+if CONFINED:
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    user_site = f"/tmp/.local/lib/{version}/site-packages"
+    os.makedirs(user_site, exist_ok=True)
+    places = ["/workspace", "/tmp", user_site, *site.getsitepackages()]
+    for place in places:
+        for name in ("sitecustomize.py", "usercustomize.py", "x.pth", "_belljar.py", "wire.py"):
+            try:
+                with open(f"{place}/{name}", "w") as file:
+                    file.write(PAYLOAD)
+            except OSError as error:
+                print("refused", error)
+    with open("/tmp/.profile", "w") as file:
+        file.write("echo PLANTED\n")
+    os.environ["PYTHONSTARTUP"] = "/workspace/sitecustomize.py"
+    os.environ["LD_PRELOAD"] = "/workspace/evil.so"
+    os.environ["PYTHONPATH"] = "/workspace"
+    os.environ["BASH_ENV"] = os.environ["ENV"] = "/tmp/.profile"

@@ -1,0 +1,17 @@
+# row: 36
+# attempt: wait in vfork for a child that sleeps, where signals do not reach
+# expect: outcome=timeout
+# timeout: 0.5
+# within: 4
+# machine: x86_64
+# control: plain
+# trips: hang
+import ctypes
+import mmap
+
+# vfork; in the child pause() for ever; then ret.
+program = bytes.fromhex("b83a0000000f05" "85c0" "7509" "b8220000000f05" "ebf7" "c3")
+code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+code.write(program)
+address = ctypes.addressof(ctypes.c_char.from_buffer(code))
+ctypes.CFUNCTYPE(ctypes.c_int)(address)()

@@ -1,0 +1,376 @@
+"""Files of a sandbox: what is written is read, errors are errors, hostile trees do no harm."""
+
+import errno
+import os
+import stat
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from belljar import FileError, FileMissing, Limits, Outcome, Sandbox, SandboxError
+
+MB = 1 << 20
+
+
+def test_text_and_bytes_are_read_as_written(sandbox):
+    sandbox.files.write("a.txt", "héllo\n🎈\r\n")
+    assert sandbox.files.read("a.txt") == "héllo\n🎈\r\n"
+    assert sandbox.files.read("a.txt", format="bytes") == "héllo\n🎈\r\n".encode()
+    sandbox.files.write("a.bin", bytes(range(256)))
+    assert sandbox.files.read("a.bin", format="bytes") == bytes(range(256))
+
+
+def test_code_and_files_see_the_same(sandbox):
+    sandbox.files.write("in.txt", "from outside")
+    assert sandbox.run_code("open('in.txt').read()").value == "from outside"
+    sandbox.run_code("open('/workspace/out.txt', 'w').write('from inside')")
+    assert sandbox.files.read("/workspace/out.txt") == "from inside"
+
+
+def test_an_empty_file_is_empty(sandbox):
+    assert sandbox.files.write("empty", "").size == 0
+    assert sandbox.files.read("empty") == ""
+    assert sandbox.files.read("empty", format="bytes") == b""
+
+
+def test_writing_replaces_what_was_there(sandbox):
+    sandbox.files.write("a", "a long text")
+    sandbox.files.write("a", "short")
+    assert sandbox.files.read("a") == "short"
+
+
+def test_writing_makes_the_directories_above(sandbox):
+    info = sandbox.files.write("a/b/c.txt", "x")
+    assert info.path == "/workspace/a/b/c.txt"
+    assert sandbox.files.stat("a/b").type == "dir"
+
+
+def test_a_file_of_many_parts_is_whole(make_sandbox):
+    sandbox = make_sandbox()
+    data = os.urandom(9 * MB + 17)
+    assert sandbox.files.write("big", data).size == len(data)
+    assert sandbox.files.read("big", format="bytes") == data
+
+
+def test_code_can_be_busy_while_files_are_used(sandbox):
+    """The cell ends when it finds the file; the callback runs while it is busy."""
+    code = """if True:
+        import os
+        print("ready")
+        while not os.path.exists("stop"): pass
+    """
+    seen = []
+
+    def on_stdout(text):
+        sandbox.files.write("other", "x" * MB)
+        seen.append(len(sandbox.files.read("other")))
+        sandbox.files.write("stop", "")
+
+    assert sandbox.run_code(code, on_stdout=on_stdout, timeout=20).ok
+    assert seen == [MB]
+
+
+def test_a_description_says_what_a_file_is(sandbox):
+    sandbox.run_code(
+        "import os\n"
+        "open('f', 'w').write('12345'); os.chmod('f', 0o640); os.utime('f', (1, 1234567.5))\n"
+        "os.mkdir('d'); os.symlink('/nowhere', 'l'); os.mkfifo('p')"
+    )
+    info = sandbox.files.stat("f")
+    assert (info.name, info.path, info.type) == ("f", "/workspace/f", "file")
+    assert (info.size, info.mode, info.mtime) == (5, 0o640, 1234567.5)
+    kinds = {entry.name: entry.type for entry in sandbox.files.list()}
+    assert kinds == {"f": "file", "d": "dir", "l": "symlink", "p": "other"}
+    assert sandbox.files.stat("l").type == "symlink"
+
+
+def test_a_listing_is_sorted_and_whole(sandbox):
+    sandbox.run_code("for i in range(1234): open(f'{i:04}', 'w').close()")
+    assert [entry.name for entry in sandbox.files.list()] == [f"{i:04}" for i in range(1234)]
+    assert sandbox.files.list("/workspace") == sandbox.files.list(".")
+
+
+def test_exists_tells_true_from_false_and_does_not_follow_links(sandbox):
+    sandbox.run_code("import os; os.symlink('/nowhere', 'dangling'); open('f', 'w').close()")
+    assert sandbox.files.exists("f")
+    assert sandbox.files.exists("dangling")
+    assert not sandbox.files.exists("missing")
+    assert not sandbox.files.exists("f/below")
+
+
+def test_make_dir_may_be_repeated(sandbox):
+    assert sandbox.files.make_dir("a/b").type == "dir"
+    assert sandbox.files.make_dir("a/b").type == "dir"
+
+
+def test_rename_moves_files_and_directories(sandbox):
+    sandbox.files.write("d/f", "x")
+    assert sandbox.files.rename("d", "e").path == "/workspace/e"
+    assert sandbox.files.rename("e/f", "/tmp/g").path == "/tmp/g"
+    assert sandbox.files.read("/tmp/g") == "x"
+    assert not sandbox.files.exists("d")
+
+
+def test_remove_takes_files_links_and_whole_trees(sandbox):
+    sandbox.run_code(
+        "import os\nos.makedirs('t/a/b'); open('t/a/f', 'w').close()\n"
+        "os.symlink('/workspace/kept', 't/link'); os.mkfifo('t/p'); open('kept', 'w').close()"
+    )
+    sandbox.files.remove("t")
+    assert [entry.name for entry in sandbox.files.list()] == ["kept"]
+    sandbox.files.remove("kept")
+    assert sandbox.files.list() == []
+
+
+# --- errors ----------------------------------------------------------------------------------
+
+
+def test_errors_of_files_are_ours_and_the_builtin_ones(sandbox):
+    sandbox.files.write("f", "x")
+    sandbox.files.make_dir("d")
+    cases = [
+        (lambda: sandbox.files.read("missing"), FileNotFoundError, errno.ENOENT),
+        (lambda: sandbox.files.stat("missing"), FileNotFoundError, errno.ENOENT),
+        (lambda: sandbox.files.list("missing"), FileNotFoundError, errno.ENOENT),
+        (lambda: sandbox.files.remove("missing"), FileNotFoundError, errno.ENOENT),
+        (lambda: sandbox.files.rename("missing", "x"), FileNotFoundError, errno.ENOENT),
+        (lambda: sandbox.files.read("d"), IsADirectoryError, errno.EISDIR),
+        (lambda: sandbox.files.write("d", "x"), IsADirectoryError, errno.EISDIR),
+        (lambda: sandbox.files.read("f/x"), NotADirectoryError, errno.ENOTDIR),
+        (lambda: sandbox.files.list("f"), NotADirectoryError, errno.ENOTDIR),
+        (lambda: sandbox.files.make_dir("f"), FileExistsError, errno.EEXIST),
+        (lambda: sandbox.files.write("/etc/passwd", "x"), OSError, None),
+        (lambda: sandbox.files.write("/new", "x"), OSError, None),
+        (lambda: sandbox.files.remove("/usr"), OSError, None),
+        (lambda: sandbox.files.remove("/"), OSError, None),
+        (lambda: sandbox.files.read("x" * 5000), OSError, errno.ENAMETOOLONG),
+    ]
+    for act, kind, number in cases:
+        with pytest.raises(kind) as caught:
+            act()
+        assert isinstance(caught.value, FileError)
+        assert isinstance(caught.value, SandboxError)
+        assert number in (None, caught.value.errno)
+        assert caught.value.path.startswith("/")
+    assert sandbox.run_code("1 + 1").value == 2
+
+
+def test_a_missing_file_is_file_missing_and_names_the_path(sandbox):
+    with pytest.raises(FileMissing, match=r"nothing\.txt"):
+        sandbox.files.read("nothing.txt")
+
+
+def test_bytes_that_are_no_text_are_said_to_be_none(sandbox):
+    sandbox.files.write("f", b"a\xff")
+    with pytest.raises(SandboxError, match="UTF-8") as caught:
+        sandbox.files.read("f")
+    assert 'format="bytes"' in caught.value.hint
+
+
+@pytest.mark.parametrize("path", ["", "a\0b", None, b"x", 3])
+def test_a_path_that_is_none_is_refused(sandbox, path):
+    for act in (sandbox.files.read, sandbox.files.stat, sandbox.files.list, sandbox.files.remove):
+        with pytest.raises(ValueError, match="path"):
+            act(path)
+
+
+@pytest.mark.parametrize("data", [None, 3, ["x"]])
+def test_data_that_is_neither_text_nor_bytes_is_refused(sandbox, data):
+    with pytest.raises(ValueError, match="data"):
+        sandbox.files.write("f", data)
+    assert not sandbox.files.exists("f")
+
+
+def test_an_unknown_format_is_refused(sandbox):
+    with pytest.raises(ValueError, match="format"):
+        sandbox.files.read("f", format="json")
+
+
+# --- what only a hostile guest makes ---------------------------------------------------------
+
+
+def test_a_fifo_is_refused_at_once(sandbox):
+    sandbox.run_code("import os; os.mkfifo('p')")
+    before = time.monotonic()
+    for act in (lambda: sandbox.files.read("p"), lambda: sandbox.files.write("p", "x")):
+        with pytest.raises(FileError):
+            act()
+    assert time.monotonic() - before < 5
+    assert sandbox.run_code("1 + 1").value == 2
+
+
+def test_a_fifo_somebody_reads_is_refused_too(sandbox):
+    sandbox.run_code(
+        "import os, subprocess\nos.mkfifo('p')\nchild = subprocess.Popen(['cat', 'p'])"
+    )
+    with pytest.raises(FileError):
+        sandbox.files.write("p", "x")
+    sandbox.run_code("child.kill(); child.wait()")
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", "/dev/full", "/dev/urandom"])
+def test_devices_are_no_files(sandbox, path):
+    with pytest.raises(FileError):
+        sandbox.files.read(path)
+
+
+def test_files_that_lie_about_their_size_end(sandbox):
+    for path in ("/proc/self/status", "/proc/meminfo", "/proc/self/pagemap"):
+        try:
+            assert len(sandbox.files.read(path, format="bytes")) < 16 * MB
+        except FileError:
+            continue
+
+
+def test_a_socket_and_a_loop_of_links_are_refused(sandbox):
+    sandbox.run_code(
+        "import os, socket\ns = socket.socket(socket.AF_UNIX); s.bind('s')\n"
+        "os.symlink('l2', 'l1'); os.symlink('l1', 'l2')"
+    )
+    for path, number in (("s", errno.ENXIO), ("l1", errno.ELOOP)):
+        with pytest.raises(FileError) as caught:
+            sandbox.files.read(path)
+        assert caught.value.errno == number
+
+
+def test_a_link_out_of_the_workspace_leads_nowhere_but_into_the_sandbox(sandbox, tmp_path):
+    """The host's file of the same path is not what is read or written."""
+    canary = tmp_path / "canary"
+    canary.write_text("secret")
+    os.chmod(canary, 0o666)
+    sandbox.run_code(f"import os; os.symlink({str(canary)!r}, 'link')")
+    with pytest.raises(FileError):
+        sandbox.files.read("link")
+    with pytest.raises(FileError):
+        sandbox.files.write("link", "overwritten")
+    with pytest.raises(FileError):
+        sandbox.files.read("../../../.." + str(canary))
+    assert canary.read_text() == "secret"
+
+
+def test_a_file_that_grows_while_it_is_read_ends(sandbox):
+    sandbox.run_code(
+        "import threading\n"
+        "def grow():\n"
+        "    with open('f', 'ab') as file:\n"
+        "        for _ in range(100): file.write(bytes(1 << 20)); file.flush()\n"
+        "t = threading.Thread(target=grow); t.start()"
+    )
+    assert len(sandbox.files.read("f", format="bytes")) <= 100 * MB
+
+
+def test_a_sparse_giant_is_refused_before_it_is_read(make_sandbox):
+    sandbox = make_sandbox()
+    sandbox.run_code("open('f', 'w').truncate(1 << 40)")
+    before = time.monotonic()
+    with pytest.raises(FileError):
+        sandbox.files.read("f", format="bytes")
+    assert time.monotonic() - before < 5
+    assert sandbox.run_code("1 + 1").value == 2
+
+
+def test_a_tree_thousands_deep_is_removed(sandbox):
+    made = sandbox.run_code(
+        "import os\nfor _ in range(3000): os.mkdir('d' * 20); os.chdir('d' * 20)\n"
+        "open('leaf', 'w').close(); os.chdir('/workspace')",
+        timeout=60,
+    )
+    assert made.ok
+    sandbox.files.remove("d" * 20)
+    assert sandbox.files.list() == []
+
+
+def test_a_tree_thousands_wide_is_removed(sandbox):
+    made = sandbox.run_code(
+        "import os\nos.mkdir('w')\n"
+        "for i in range(3000): os.mkdir(f'w/{i}'); open(f'w/{i}/f', 'w').close()",
+        timeout=60,
+    )
+    assert made.ok
+    sandbox.files.remove("w")
+    assert sandbox.files.list() == []
+
+
+def test_a_directory_too_large_to_list_is_refused_and_the_sandbox_goes_on(sandbox):
+    sandbox.run_code("for i in range(10_001): open(str(i), 'w').close()", timeout=60)
+    with pytest.raises(FileError, match="entries"):
+        sandbox.files.list()
+    assert sandbox.run_code("1 + 1").value == 2
+
+
+def test_names_that_are_no_text_are_listed_read_and_removed(sandbox):
+    sandbox.run_code(
+        "import os\n"
+        "for name in (b'\\xff\\xfe', b'new\\nline', b'\\x1b[31m', b' ', b'-rf', b'\\\\', b'*'):\n"
+        "    with open(name, 'w') as file: file.write('x')"
+    )
+    names = [entry.name for entry in sandbox.files.list()]
+    assert len(names) == 7
+    for name in names:
+        assert sandbox.files.read(name) == "x"
+        sandbox.files.remove(name)
+    assert sandbox.files.list() == []
+
+
+def test_names_of_the_greatest_length_are_listed(sandbox):
+    sandbox.run_code("for i in range(600): open(f'{i:04}' + 'é' * 125, 'w').close()")
+    assert len(sandbox.files.list()) == 600
+
+
+def test_a_deep_path_is_refused_clearly(sandbox):
+    with pytest.raises(FileError):
+        sandbox.files.write("d/" * 3000 + "f", "x")
+    assert sandbox.run_code("1 + 1").value == 2
+
+
+def test_the_workspace_limit_holds_for_writes_from_outside_too(make_sandbox):
+    sandbox = make_sandbox(limits=Limits(workspace="1m"))
+    with pytest.raises(FileError) as caught:
+        sandbox.files.write("f", bytes(2 * MB))
+    assert caught.value.errno == errno.ENOSPC
+    sandbox.files.remove("f")
+    assert sandbox.files.write("f", bytes(MB // 2)).size == MB // 2
+    full = sandbox.run_code("open('g', 'wb').write(bytes(1 << 20))")
+    assert full.outcome is Outcome.error
+    assert full.error.name == "OSError"
+
+
+def test_files_stay_when_the_interpreter_dies_and_are_gone_with_the_sandbox(make_sandbox):
+    sandbox = make_sandbox()
+    sandbox.files.write("f", "x")
+    sandbox.run_code("import os; os._exit(1)")
+    assert sandbox.files.read("f") == "x"
+    assert not make_sandbox().files.exists("f")
+
+
+def test_modes_of_new_files_are_usual(sandbox):
+    assert sandbox.files.write("f", "x").mode == 0o644
+    assert sandbox.files.make_dir("d").mode == 0o755
+    sandbox.run_code("open('g', 'w').close()")
+    assert stat.filemode(sandbox.files.stat("g").mode)[1:] == "rw-r--r--"
+
+
+@pytest.fixture(scope="module")
+def one_sandbox(native):
+    with Sandbox(environment="python") as sandbox:
+        yield sandbox
+
+
+@given(st.text(st.characters(exclude_characters="\0/"), min_size=1, max_size=60), st.binary())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_any_name_and_any_content_travel(one_sandbox, name, data):
+    if name in (".", "..") or len(name.encode("utf-8", "surrogatepass")) > 255:
+        return
+    try:
+        name.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        with pytest.raises(SandboxError):
+            one_sandbox.files.write(name, data)
+        return
+    info = one_sandbox.files.write(f"/tmp/{name}", data)
+    assert info.name == name
+    assert one_sandbox.files.read(f"/tmp/{name}", format="bytes") == data
+    assert name in [entry.name for entry in one_sandbox.files.list("/tmp")]
+    one_sandbox.files.remove(f"/tmp/{name}")
