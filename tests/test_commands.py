@@ -136,12 +136,11 @@ def test_a_time_out_ends_the_command_and_all_it_started(sandbox, outside):
     )
 
 
-def test_a_stubborn_command_is_killed_after_a_grace(sandbox, outside):
-    result = sandbox.commands.run(
-        "trap '' INT TERM; echo no; while :; do sleep 0.1; done", timeout=0.5
-    )
+def test_a_stubborn_command_is_killed(sandbox):
+    command = "trap '' INT TERM HUP; echo no; while :; do sleep 0.1; done"
+    result = sandbox.commands.run(command, timeout=0.5)
     assert (result.outcome, result.signal, result.stdout) == (Outcome.timeout, 9, "no\n")
-    assert 1 < result.usage.wall < 5
+    assert 0.5 <= result.usage.wall < 4
 
 
 def test_a_time_out_of_a_command_does_not_touch_the_interpreter(sandbox):
@@ -190,8 +189,9 @@ def test_a_command_survives_the_death_of_the_interpreter(sandbox):
     results = []
 
     def on_stdout(text):
-        results.append(sandbox.run_code("import os; os._exit(1)").outcome)
-        sandbox.files.write("go", "")
+        if "ready" in text:
+            results.append(sandbox.run_code("import os; os._exit(1)").outcome)
+            sandbox.files.write("go", "")
 
     command = "echo ready; while [ ! -e go ]; do sleep 0.02; done; echo after"
     result = sandbox.commands.run(command, on_stdout=on_stdout, timeout=20)

@@ -35,8 +35,6 @@ class AsyncCommands:
 
         A command that fails is a value too: see `exit_code`, or call `raise_for_exit()`.
         """
-        from belljar.sandbox import check_timeout
-
         limits = self._sandbox.limits
         header = {
             "argv": arguments(cmd),
@@ -44,7 +42,7 @@ class AsyncCommands:
             "env": options.texts("env", env),
             "output": limits.output,
         }
-        timeout = check_timeout(timeout, limits.timeout)
+        timeout = options.check_timeout(timeout, limits.timeout)
         payload = encode_input(stdin)
         channel, guest = await self._sandbox.connected()
         run = Run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import uuid
 from collections.abc import Callable, Mapping
@@ -11,10 +12,12 @@ from types import MappingProxyType
 
 from belljar.environment import Environment, resolve
 from belljar.errors import InvalidOption, unknown_option
+from belljar.guest import wire
 from belljar.limits import RULES, Limits
 from belljar.runtime import BACKENDS
 
 NETWORKS = ("none",)
+MAX_CODE = wire.MAX_PAYLOAD
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,3 +98,27 @@ def check_known(function: Callable[..., object], given: Mapping[str, object]) ->
                 f"unknown option {name!r}", hint=f"it is a limit: limits=Limits({name}=...)"
             )
         raise unknown_option("option", name, known)
+
+
+def encode_code(code: str) -> bytes:
+    if not isinstance(code, str):
+        raise InvalidOption(
+            f"code is a str, not {type(code).__name__}", hint="decode bytes before running them"
+        )
+    payload = code.removeprefix("\ufeff").encode("utf-8", "surrogatepass")
+    if len(payload) > MAX_CODE:
+        raise InvalidOption(
+            f"the code has {len(payload)} bytes, more than {MAX_CODE}",
+            hint="write large data to a file with files.write()",
+        )
+    return payload
+
+
+def check_timeout(given: float | None, default: float | None) -> float | None:
+    if given is None:
+        return default
+    if isinstance(given, bool) or not isinstance(given, (int, float)):
+        raise InvalidOption(f"timeout is a number of seconds, not {given!r}")
+    if not math.isfinite(given) or given <= 0:
+        raise InvalidOption(f"timeout must be above 0 and finite, not {given!r}")
+    return float(given)

@@ -6,9 +6,7 @@ The whole path in one sitting: options → backend → guest → channel → cel
 from __future__ import annotations
 
 import contextlib
-import math
 import os
-import time
 import warnings
 from collections.abc import Iterator, Mapping
 from types import TracebackType
@@ -20,16 +18,15 @@ from belljar import cell, options, runtime
 from belljar.backends.base import Guest, GuestSpec
 from belljar.cell import OnResult, OnText, Run
 from belljar.channel import Channel
+from belljar.clock import Clock
 from belljar.commands import AsyncCommands
 from belljar.environment import Environment
-from belljar.errors import InvalidOption, SandboxClosed
+from belljar.errors import SandboxClosed
 from belljar.execution import Execution, Outcome
 from belljar.files import AsyncFiles
 from belljar.guest import wire
 from belljar.isolation import Isolation
 from belljar.limits import Limits
-
-MAX_CODE = wire.MAX_PAYLOAD
 
 
 class AsyncSandbox:
@@ -269,8 +266,8 @@ class AsyncSandbox:
         Belljar could not do. `timeout` is in seconds (None: that of the limits). The callbacks
         get output and results while the code runs.
         """
-        payload = encode_code(code)
-        timeout = check_timeout(timeout, self.limits.timeout)
+        payload = options.encode_code(code)
+        timeout = options.check_timeout(timeout, self.limits.timeout)
         variables = options.texts("env", env)
         async with self._turn:
             channel, guest = await self.connected()
@@ -351,51 +348,3 @@ class AsyncSandbox:
         if run.streams["background"].chunks:
             notes.append("threads or processes of earlier cells wrote output: see logs.background")
         return notes
-
-
-class Clock:
-    """Keeps the limits `lifetime` and `idle` of one sandbox; minded by the runtime."""
-
-    def __init__(self, sandbox: AsyncSandbox) -> None:
-        self._sandbox = sandbox
-        self._born = self._used = time.monotonic()
-        self.stopped = False
-
-    def used(self) -> None:
-        self._used = time.monotonic()
-
-    def look(self) -> None:
-        limits, now = self._sandbox.limits, time.monotonic()
-        if limits.lifetime is not None and now - self._born > limits.lifetime:
-            self._end(f"has reached its lifetime of {limits.lifetime:g} s")
-        idle = now - self._used if not self._sandbox.busy else 0.0
-        if limits.idle is not None and idle > limits.idle:
-            self._end(f"was idle for more than {limits.idle:g} s")
-
-    def _end(self, why: str) -> None:
-        self.stopped = True
-        self._sandbox.end(why)
-
-
-def encode_code(code: str) -> bytes:
-    if not isinstance(code, str):
-        raise InvalidOption(
-            f"code is a str, not {type(code).__name__}", hint="decode bytes before running them"
-        )
-    payload = code.removeprefix("\ufeff").encode("utf-8", "surrogatepass")
-    if len(payload) > MAX_CODE:
-        raise InvalidOption(
-            f"the code has {len(payload)} bytes, more than {MAX_CODE}",
-            hint="write large data to a file with files.write()",
-        )
-    return payload
-
-
-def check_timeout(given: float | None, default: float | None) -> float | None:
-    if given is None:
-        return default
-    if isinstance(given, bool) or not isinstance(given, (int, float)):
-        raise InvalidOption(f"timeout is a number of seconds, not {given!r}")
-    if not math.isfinite(given) or given <= 0:
-        raise InvalidOption(f"timeout must be above 0 and finite, not {given!r}")
-    return float(given)

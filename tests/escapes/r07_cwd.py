@@ -12,5 +12,7 @@ for _ in range(100):
 attempt("relative", lambda: open(target("secret_file")[1:]).read())
 attempt("by /proc", lambda: open("/proc/self/cwd/../.." + target("secret_file")).read())
 fd = os.open(".", os.O_RDONLY)
-attempt("by a descriptor", lambda: os.read(os.open("../.." + target("secret_file"), 0, dir_fd=fd), 99))
+attempt(
+    "by a descriptor", lambda: os.read(os.open("../.." + target("secret_file"), 0, dir_fd=fd), 99)
+)
 os.close(fd)

@@ -18,7 +18,23 @@ for name, kind, major, minor in (
     device = os.makedev(major, minor)
     attempt(f"mknod {name}", lambda n=name, k=kind, d=device: os.mknod(n, k | 0o666, d) or "made")
 opened = []
-for name in "mem kmem port kvm fuse vda sda kmsg ptmx tty tty0 console net/tun input loop0".split():
+for name in [
+    "mem",
+    "kmem",
+    "port",
+    "kvm",
+    "fuse",
+    "vda",
+    "sda",
+    "kmsg",
+    "ptmx",
+    "tty",
+    "tty0",
+    "console",
+    "net/tun",
+    "input",
+    "loop0",
+]:
     for flags in (os.O_RDWR, os.O_RDONLY):
         path = f"/dev/{name}"
         opened.append(attempt(path, lambda p=path, f=flags: os.open(p, f | os.O_NONBLOCK)))

@@ -18,9 +18,7 @@ class iovec(ctypes.Structure):
 for pid in {1, os.getppid(), target("pid"), os.getpid()}:
     ours = iovec(ctypes.addressof(buffer), 32)
     theirs = iovec(target("address"), 32)
-    size = syscall(
-        "process_vm_readv", pid, ctypes.byref(ours), 1, ctypes.byref(theirs), 1, 0
-    )
+    size = syscall("process_vm_readv", pid, ctypes.byref(ours), 1, ctypes.byref(theirs), 1, 0)
     if size > 0:
         print(buffer.raw)
     syscall("kcmp", pid, os.getpid(), 1, 0, 0) if pid in (1, target("pid")) else None

@@ -18,5 +18,10 @@ if CONFINED:
     attempt("clock", lambda: time.clock_settime(time.CLOCK_REALTIME, 1) or "set")
     attempt("name", lambda: socket.sethostname("owned") or "set")
     syscall("setdomainname", ctypes.c_char_p(b"owned"), 5)
-    for name in ("kernel/hostname", "vm/overcommit_memory", "kernel/pid_max", "net/ipv4/ip_forward"):
+    for name in (
+        "kernel/hostname",
+        "vm/overcommit_memory",
+        "kernel/pid_max",
+        "net/ipv4/ip_forward",
+    ):
         attempt(name, lambda name=name: open(f"/proc/sys/{name}", "w").write("1"))

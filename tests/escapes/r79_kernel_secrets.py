@@ -7,11 +7,37 @@ import os
 
 from hostile import attempt
 
-for name in (
-    "kcore keys kallsyms timer_list kmsg kpagecount kpageflags iomem ioports modules slabinfo "
-    "vmallocinfo sched_debug interrupts diskstats partitions swaps cmdline config.gz crypto "
-    "key-users locks net/../../1/environ 1/maps 1/environ 1/mem consoles buddyinfo zoneinfo"
-).split():
+for name in [
+    "kcore",
+    "keys",
+    "kallsyms",
+    "timer_list",
+    "kmsg",
+    "kpagecount",
+    "kpageflags",
+    "iomem",
+    "ioports",
+    "modules",
+    "slabinfo",
+    "vmallocinfo",
+    "sched_debug",
+    "interrupts",
+    "diskstats",
+    "partitions",
+    "swaps",
+    "cmdline",
+    "config.gz",
+    "crypto",
+    "key-users",
+    "locks",
+    "net/../../1/environ",
+    "1/maps",
+    "1/environ",
+    "1/mem",
+    "consoles",
+    "buddyinfo",
+    "zoneinfo",
+]:
     path = f"/proc/{name}"
     try:
         with open(path, "rb") as file:

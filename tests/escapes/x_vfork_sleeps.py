@@ -10,7 +10,7 @@ import ctypes
 import mmap
 
 # vfork; in the child pause() for ever; then ret.
-program = bytes.fromhex("b83a0000000f05" "85c0" "7509" "b8220000000f05" "ebf7" "c3")
+program = bytes.fromhex("b83a0000000f0585c07509b8220000000f05ebf7c3")
 code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
 code.write(program)
 address = ctypes.addressof(ctypes.c_char.from_buffer(code))

@@ -1,0 +1,138 @@
+"""One native guest, from the host's side: its channel, its pidfd, its cgroup."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+from collections.abc import Mapping
+
+import anyio
+import anyio.to_thread
+
+from belljar.backends.base import Reading
+from belljar.backends.native.cgroup import Cgroup
+from belljar.backends.native.watchdog import Watchdog
+from belljar.errors import ProtocolError, StartError
+from belljar.guest import wire
+from belljar.isolation import Isolation
+
+DEATH_TIMEOUT = 5.0
+
+
+class SocketStream:
+    """The guest's channel: one end of a socket pair."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+        sock.setblocking(False)
+
+    async def receive(self) -> bytes:
+        while True:
+            try:
+                return self.socket.recv(wire.CHUNK)
+            except BlockingIOError:
+                await anyio.wait_readable(self.socket)
+            except ConnectionError:
+                return b""
+
+    async def send(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[self.socket.send(view) :]
+            except BlockingIOError:
+                await anyio.wait_writable(self.socket)
+
+
+class NativeGuest:
+    def __init__(
+        self, stream: SocketStream, pid: int, pidfd: int, group: Cgroup | None, memory: int
+    ) -> None:
+        self.stream = stream
+        self.pid = pid
+        self._pidfd = pidfd
+        self._cgroup = group
+        self._closed = False
+        self.isolation = Isolation(backend="native", layers=(), limits=())
+        self.watchdog = Watchdog(pid, memory)
+
+    def reading(self, *, from_now: bool = False) -> Reading:
+        if self._cgroup is None:
+            return self.watchdog.reading(from_now=from_now)
+        if from_now:
+            self._cgroup.reset_peak()
+        cpu, peak = self._cgroup.cpu_seconds(), self._cgroup.memory_peak()
+        fallback = self.watchdog.reading(from_now=from_now) if None in (cpu, peak) else None
+        return Reading(
+            cpu=cpu if fallback is None or cpu is not None else fallback.cpu,
+            peak_memory=peak if fallback is None or peak is not None else fallback.peak_memory,
+            memory_kills=(self._cgroup.oom_kills() or 0) + self.watchdog.kills,
+        )
+
+    def kill(self) -> None:
+        if self._closed:
+            return
+        try:
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            return  # it has ended already
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        with anyio.CancelScope(shield=True):
+            self.kill()
+            self._closed = True
+            self.watchdog.stop()
+            try:
+                # Readable when PID 1 has ended, which is after everything in its namespace has.
+                with anyio.fail_after(DEATH_TIMEOUT):
+                    await anyio.wait_readable(self._pidfd)
+                if self._cgroup is not None and not self._cgroup.remove():
+                    await anyio.to_thread.run_sync(remove_cgroup, self._cgroup)
+            finally:
+                os.close(self._pidfd)
+                self.stream.socket.close()
+
+    def discard(self) -> None:
+        if not self._closed:
+            self.kill()
+            self._closed = True
+            self.watchdog.stop()
+            os.close(self._pidfd)
+            self.stream.socket.close()
+            # Its cgroup is removed with those of the process: tasks may still be leaving it.
+
+
+def remove_cgroup(group: Cgroup) -> None:
+    group.kill()
+    group.remove()
+
+
+async def hello(stream: SocketStream) -> tuple[int, Mapping[str, object]]:
+    """The guest's first frame, and its pid as the kernel (not the guest) gives it to us."""
+    pid = 0
+    reader = wire.Reader(frozenset((wire.HELLO,)))
+    while True:
+        try:
+            data, ancillary, _, _ = stream.socket.recvmsg(wire.CHUNK, socket.CMSG_SPACE(12))
+        except BlockingIOError:
+            await anyio.wait_readable(stream.socket)
+            continue
+        if not data:
+            raise StartError(
+                "the guest ended before it was confined",
+                hint="out of processes or memory? `belljar doctor` tells what this host allows",
+            )
+        for level, kind, body in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
+                pid = struct.unpack("iII", body[:12])[0]
+        reader.feed(data)
+        try:
+            for frame in reader.frames():
+                stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
+                return pid, frame.header
+        except wire.WireError as error:
+            raise ProtocolError(f"the guest broke the protocol: {error}") from error

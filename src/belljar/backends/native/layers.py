@@ -1,0 +1,92 @@
+"""What `isolation` says of a native guest: layers as measured, and how each limit is kept."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+
+from belljar.backends.native import posture
+from belljar.isolation import Layer, State
+from belljar.limits import Limits, format_size
+
+_DELEGATE = (
+    "run as root, or in a delegated cgroup "
+    "(systemd-run --user --scope -p Delegate=yes ...); strict=False accepts best effort"
+)
+
+
+def measured(seen: posture.Posture, hello: Mapping[str, object]) -> tuple[Layer, ...]:
+    landlock = int(str(hello.get("landlock") or 0))
+    return (
+        *(
+            Layer(name=f"{kind} namespace", state="enforced", detail="its own")
+            for kind in posture.NAMESPACES
+        ),
+        Layer(name="seccomp", state="enforced", detail="allow-list filter"),
+        Layer(name="capabilities", state="enforced", detail="none, not even in the bounding set"),
+        Layer(name="no_new_privs", state="enforced", detail="set"),
+        Layer(name="uid", state="enforced", detail=f"host uid {seen.uid}, 1000 inside"),
+        Layer(
+            name="landlock",
+            state="enforced" if landlock else "absent",
+            detail=f"version {landlock}" if landlock else "not in this kernel",
+            remedy=None if landlock else "a kernel of 5.13 or later with Landlock enabled",
+        ),
+    )
+
+
+def kept(limits: Limits, in_cgroup: frozenset[str], why: Mapping[str, str]) -> tuple[Layer, ...]:
+    """How each limit is kept on this host."""
+
+    def row(name: str, ok: bool, detail: str, remedy: str | None = None) -> Layer:
+        state: State = "enforced" if ok else "best-effort"
+        return Layer(name=name, state=state, detail=detail, remedy=None if ok else remedy)
+
+    memory = "memory" in in_cgroup
+    cpus = "cpus" in in_cgroup
+    whole = limits.cpus == int(limits.cpus) or limits.cpus >= (os.cpu_count() or 1)
+    counted = "processes" in in_cgroup
+    per_namespace = _kernel() >= (5, 14)
+    return (
+        row(
+            "memory",
+            memory,
+            f"cgroup, {format_size(limits.memory)}"
+            if memory
+            else "a limit on the writable memory of each process, and a watchdog over all; "
+            + why.get("memory", "no memory cgroup"),
+            _DELEGATE,
+        ),
+        row(
+            "cpus",
+            cpus or whole,
+            f"cgroup quota, {limits.cpus:g}"
+            if cpus
+            else f"pinned to {max(1, -int(-limits.cpus // 1))} processor(s)",
+            _DELEGATE,
+        ),
+        row(
+            "processes",
+            counted or per_namespace,
+            f"{'cgroup' if counted else 'RLIMIT_NPROC in its user namespace'}, {limits.processes}",
+            "Linux 5.14 counts processes for each user namespace",
+        ),
+        row("open_files", True, f"RLIMIT_NOFILE for each process, {limits.open_files}"),
+        row("workspace", True, f"tmpfs, {format_size(limits.workspace)}"),
+        row("tmp", True, f"tmpfs, {format_size(limits.tmp)}"),
+        row("output", True, f"counted by the host, {format_size(limits.output)}"),
+        *(
+            row(name, True, "not set" if value is None else f"the host's clock, {value:g} s")
+            for name, value in (
+                ("timeout", limits.timeout),
+                ("lifetime", limits.lifetime),
+                ("idle", limits.idle),
+            )
+        ),
+    )
+
+
+def _kernel() -> tuple[int, int]:
+    major, minor = platform.release().split(".")[:2]
+    return int(major), int("".join(c for c in minor if c.isdigit()) or 0)
