@@ -76,10 +76,16 @@ def test_files_that_a_document_names_exist(name):
 
 def test_architecture_names_every_source_file():
     text = (PROJECT / "ARCHITECTURE.md").read_text()
-    listed = {"cli", "cgroup"}  # named as directories
-    for path in (PROJECT / "src" / "belljar").rglob("*.py"):
-        if path.name != "__init__.py" and path.parent.name not in listed:
-            assert f"{path.name}`" in text, path
+    sources = (PROJECT / "src" / "belljar").rglob("*.py")
+    named_as_directories = ("cli", "cgroup")
+    missing = [
+        path.name
+        for path in sources
+        if path.name != "__init__.py"
+        and path.parent.name not in named_as_directories
+        and f"{path.name}`" not in text
+    ]
+    assert missing == []
 
 
 def test_version_in_the_status_is_this_one():

@@ -15,7 +15,7 @@ PACKAGE = "_belljar"  # so that it can never be mistaken for the library itself
 
 _GUEST = (
     *("wire", "values", "display", "streams", "claims", "pump", "files", "commands"),
-    *("worker", "init"),
+    *("worker", "keeper", "init"),
 )
 _NATIVE = ("syscalls", "landlock", "roots", "launcher", "confine", "zygote")
 

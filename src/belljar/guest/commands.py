@@ -59,6 +59,8 @@ class Command:
         prefer_for_oom(self.pid)
 
     def _on_input(self, pipe: Any, events: int) -> None:
+        if pipe.closed:
+            return  # the command ended in this very round
         try:
             self._input = self._input[os.write(pipe.fileno(), self._input[: wire.CHUNK]) :]
         except BlockingIOError:

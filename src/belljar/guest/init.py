@@ -16,16 +16,15 @@ import signal
 import socket
 import sys
 import time
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional
 
-from . import claims, commands, files, wire, worker
+from . import claims, commands, files, wire
+from .keeper import MAX_FILES, Keeper
 from .pump import Pump
 
 HIGH_WATER = 4 * 1024 * 1024  # bytes waiting for the host; above it, output is not read
 MAX_STALE = 16  # pipes of earlier cells that are still held open by what they left behind
 MAX_BACKGROUND = 64 * 1024
-MAX_FILES = 16384  # descriptors of init
-CONTROL = 3  # the worker's only descriptor beside the standard ones
 
 
 class Cell:
@@ -53,16 +52,13 @@ class Init:
         self._reader = wire.Reader(wire.FROM_HOST)
         self._out = bytearray()
         self._events = selectors.EVENT_READ
-        self._paused: List[Pump] = []
+        self._paused: List[Any] = []  # pumps, and the keeper
         self._cell: Optional[Cell] = None
         self._idle_pumps: List[Pump] = []
         self._background = bytearray()
         self._background_lost = 0
         self._fresh = False  # variables were lost since the last cell
-        self._worker = 0
-        self._control: Optional[socket.socket] = None
-        self._control_out = bytearray()
-        self._worker_reader = wire.Reader(wire.FROM_WORKER)
+        self._worker = Keeper(self, setup, self._on_worker_frame)
         self._restart: Optional[int] = None
         self.commands: Dict[int, commands.Command] = {}
 
@@ -74,7 +70,7 @@ class Init:
         self.selector.register(channel, self._events, self._on_channel)
         self.selector.register(_child_signals(), selectors.EVENT_READ, self._on_child)
         gc.freeze()
-        self._start_worker()
+        self._worker.start()
         while True:
             for key, events in self.selector.select():
                 key.data(key.fileobj, events)
@@ -115,16 +111,16 @@ class Init:
             self.selector.modify(self._channel, events, self._on_channel)
         if self._paused and not self.congested:
             paused, self._paused = self._paused, []
-            for pump in paused:
-                pump.resume()
+            for source in paused:
+                source.resume()
 
     @property
     def congested(self) -> bool:
         return len(self._out) > HIGH_WATER
 
-    def pause(self, pump: Pump) -> None:
-        """The host reads slower than this pump writes: wait until it has caught up."""
-        self._paused.append(pump)
+    def pause(self, source: Any) -> None:
+        """The host reads slower than this source writes: wait until it has caught up."""
+        self._paused.append(source)
 
     # -- requests ---------------------------------------------------------------------------
 
@@ -155,12 +151,12 @@ class Init:
         self._cell = cell
         header = {"count": frame.header["count"], "env": frame.header.get("env")}
         message = wire.pack(wire.CELL, frame.request, header, frame.payload)
-        if not self._worker:
-            self._start_worker()  # the last attempt met the process limit
-        self._send_control(message, ends)
+        if not self._worker.pid:
+            self._worker.start()  # the last attempt met the process limit
+        self._worker.send(message, ends)
         for end in ends:
             os.close(end)
-        if not self._worker:
+        if not self._worker.pid:
             gone = {"status": "died", "signal": None, "exit_code": None, "lost": True}
             self._finish(cell, gone)
 
@@ -168,24 +164,23 @@ class Init:
         command = self.commands.get(frame.request)
         if command is not None:
             command.signal(signal.SIGINT)
-        elif self._cell is not None and self._is_current(frame) and self._worker:
+        elif self._cell is not None and self._is_current(frame):
             self._cell.ending = self._cell.ending or bool(frame.header.get("end"))
-            os.kill(self._worker, signal.SIGINT)
+            self._worker.signal(signal.SIGINT)
 
     def _serve_kill(self, frame: wire.Frame) -> None:
         command = self.commands.get(frame.request)
         if command is not None:
             command.signal(signal.SIGKILL)
-        elif self._is_current(frame) and self._worker:
-            os.kill(self._worker, signal.SIGKILL)
+        elif self._is_current(frame):
+            self._worker.signal(signal.SIGKILL)
 
     def _is_current(self, frame: wire.Frame) -> bool:
         return self._cell is not None and self._cell.request == frame.request
 
     def _serve_restart(self, frame: wire.Frame) -> None:
         self._restart = frame.request
-        if self._worker:
-            os.kill(self._worker, signal.SIGKILL)
+        self._worker.signal(signal.SIGKILL)
 
     # -- output -----------------------------------------------------------------------------
 
@@ -212,74 +207,6 @@ class Init:
 
     # -- the worker -------------------------------------------------------------------------
 
-    def _start_worker(self) -> None:
-        ours, theirs = socket.socketpair()
-        try:
-            pid = os.fork()
-        except OSError:
-            # Dying processes still count against the limit for a moment; try again on SIGCHLD
-            # or with the next request.
-            ours.close()
-            theirs.close()
-            self._control = None
-            return
-        if pid == 0:
-            self._become_worker(theirs)
-        theirs.close()
-        ours.setblocking(False)
-        self._worker, self._control = pid, ours
-        self._worker_reader = wire.Reader(wire.FROM_WORKER)
-        self._control_out.clear()
-        self.selector.register(ours, selectors.EVENT_READ, self._on_worker)
-
-    def _become_worker(self, control: socket.socket) -> None:
-        try:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            null = os.open(os.devnull, os.O_RDWR)
-            for fd in (0, 1, 2):
-                os.dup2(null, fd)
-            if control.fileno() != CONTROL:
-                os.dup2(control.detach(), CONTROL)
-                control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=CONTROL)
-            # What init has open is not the worker's. init itself keeps a higher limit, so that
-            # the code cannot use up what init needs.
-            os.closerange(CONTROL + 1, MAX_FILES)
-            files_limit = min(self.setup["open_files"], MAX_FILES)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (files_limit, files_limit))
-            os.setsid()
-            self.setup.get("worker_started", _nothing)()
-            commands.prefer_for_oom(os.getpid())
-            worker.main(control, self.setup)
-        except BaseException as error:
-            os.write(2, repr(error).encode())
-        finally:
-            os._exit(1)
-
-    def _on_worker(self, control: Any, events: int) -> None:
-        if events & selectors.EVENT_WRITE:
-            self._flush_control()
-        if not events & selectors.EVENT_READ or self._control is None:
-            return
-        try:
-            data = control.recv(wire.CHUNK)
-        except BlockingIOError:
-            return
-        except ConnectionError:
-            data = b""
-        try:
-            self._worker_reader.feed(data)
-            for frame in self._worker_reader.frames():
-                self._on_worker_frame(frame)
-        except wire.WireError:
-            data = b""  # forged frames: the worker forfeits its life
-        if not data:
-            self.selector.unregister(control)
-            control.close()
-            self._control = None
-            if self._worker:
-                os.kill(self._worker, signal.SIGKILL)
-
     def _on_worker_frame(self, frame: wire.Frame) -> None:
         cell = self._cell
         if cell is None:
@@ -294,46 +221,17 @@ class Init:
             cell.payload = frame.payload
             cell.nonce = os.urandom(8).hex()
             self._drain(cell)
-            self._send_control(wire.pack(wire.SYNC, cell.request, {"nonce": cell.nonce}))
+            self._worker.send(wire.pack(wire.SYNC, cell.request, {"nonce": cell.nonce}))
         elif frame.kind == wire.SYNCED and cell.done and frame.header.get("nonce") == cell.nonce:
             self._finish(cell, {**cell.done, "lost": False}, cell.payload)
-
-    def _send_control(self, message: bytes, fds: "Sequence[int]" = ()) -> None:
-        """To the worker, without waiting for it: one that does not read its socket between
-        cells is broken, and its end is reported like any other."""
-        control = self._control
-        if control is None:
-            return
-        try:
-            sent = socket.send_fds(control, [message], fds) if fds else 0
-        except OSError:
-            os.kill(self._worker, signal.SIGKILL)
-            return
-        self._control_out += message[sent:]
-        self._flush_control()
-
-    def _flush_control(self) -> None:
-        control = self._control
-        if control is None:
-            return
-        try:
-            while self._control_out:
-                sent = control.send(memoryview(self._control_out)[: wire.CHUNK])
-                del self._control_out[:sent]
-        except BlockingIOError:
-            pass  # the selector says when there is room again
-        except OSError:
-            self._control_out.clear()  # it died: SIGCHLD tells how
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._control_out else 0)
-        self.selector.modify(control, events, self._on_worker)
 
     def _drain(self, cell: Cell) -> None:
         for pump in cell.pumps:
             pump.drain()
 
     def _finish(self, cell: Cell, header: Dict[str, Any], payload: bytes = b"") -> None:
-        if cell.ending and self._worker:
-            commands.kill_since(self, cell.began, self._worker)
+        if cell.ending and self._worker.pid:
+            commands.kill_since(self, cell.began, self._worker.pid)
         self._drain(cell)
         self._cell = None
         self._idle_pumps += cell.pumps
@@ -363,22 +261,18 @@ class Init:
                 break
             if pid == 0:
                 break
-            if pid == self._worker:
+            if pid == self._worker.pid:
                 self._on_worker_gone(status)
                 continue
             for command in list(self.commands.values()):
                 if command.pid == pid:
                     command.on_exit(status)
-        if not self._worker:
-            self._start_worker()
+        if not self._worker.pid:
+            self._worker.start()
 
     def _on_worker_gone(self, status: int) -> None:
         """The verdict of the kernel. What the worker left running belongs to it and goes too."""
-        self._worker = 0
-        if self._control is not None:
-            self.selector.unregister(self._control)
-            self._control.close()
-            self._control = None
+        self._worker.gone()
         commands.kill_leftovers(self)
         if self._cell is not None:
             cell = self._cell
@@ -389,10 +283,6 @@ class Init:
             self._fresh = False  # asked for
             self.send(wire.REPLY, self._restart, {})
             self._restart = None
-
-
-def _nothing() -> None:
-    """What a backend without further steps does when a worker has been forked."""
 
 
 def exit_status(status: int) -> Dict[str, Any]:

@@ -1,0 +1,171 @@
+"""The keeper: init's side of the worker. Forks it, talks to it, and knows it only by its socket.
+
+What comes over the socket may be forged by the code in the worker; that it has died, and how, is
+the kernel's word alone.
+"""
+
+import os
+import resource
+import selectors
+import signal
+import socket
+from typing import Any, Callable, Dict, Optional, Sequence
+
+from . import commands, wire, worker
+
+CONTROL = 3  # the worker's only descriptor beside the standard ones
+MAX_FILES = 16384  # descriptors of init
+
+
+class Keeper:
+    def __init__(
+        self, init: Any, setup: Dict[str, Any], on_frame: "Callable[[wire.Frame], None]"
+    ) -> None:
+        self._init = init
+        self._setup = setup
+        self._on_frame = on_frame
+        self.pid = 0  # 0: there is none
+        self._control: Optional[socket.socket] = None
+        self._out = bytearray()
+        self._reader = wire.Reader(wire.FROM_WORKER)
+        self._events = 0
+        self._paused = False
+
+    def start(self) -> None:
+        ours, theirs = socket.socketpair()
+        try:
+            pid = os.fork()
+        except OSError:
+            # Dying processes still count against the limit for a moment: init tries again when
+            # the next one is gone, or with the next request.
+            ours.close()
+            theirs.close()
+            return
+        if pid == 0:
+            self._become_worker(theirs)
+        theirs.close()
+        ours.setblocking(False)
+        self.pid, self._control = pid, ours
+        self._reader = wire.Reader(wire.FROM_WORKER)
+        self._out.clear()
+        self._events, self._paused = selectors.EVENT_READ, False
+        self._init.selector.register(ours, self._events, self._on_ready)
+
+    def _become_worker(self, control: socket.socket) -> None:
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            null = os.open(os.devnull, os.O_RDWR)
+            for fd in (0, 1, 2):
+                os.dup2(null, fd)
+            if control.fileno() != CONTROL:
+                os.dup2(control.detach(), CONTROL)
+                control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=CONTROL)
+            # What init has open is not the worker's. init itself keeps a higher limit, so that
+            # the code cannot use up what init needs.
+            os.closerange(CONTROL + 1, MAX_FILES)
+            limit = min(self._setup["open_files"], MAX_FILES)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+            os.setsid()
+            self._setup.get("worker_started", _nothing)()
+            commands.prefer_for_oom(os.getpid())
+            worker.main(control, self._setup)
+        finally:
+            os._exit(1)
+
+    def signal(self, number: int) -> None:
+        """The worker is not reaped by anybody else, so the number is its own while it is set."""
+        if self.pid:
+            os.kill(self.pid, number)
+
+    def gone(self) -> None:
+        """It has been reaped."""
+        self.pid = 0
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        control, self._control = self._control, None
+        if control is not None:
+            self._watch(control, 0)
+            control.close()
+
+    # -- the socket -------------------------------------------------------------------------
+
+    def send(self, message: bytes, fds: "Sequence[int]" = ()) -> None:
+        """Without waiting for it: a worker that does not read its socket between cells is
+        broken, and its end is reported like any other."""
+        control = self._control
+        if control is None:
+            return
+        try:
+            sent = socket.send_fds(control, [message], fds) if fds else 0
+        except OSError:
+            self.signal(signal.SIGKILL)
+            return
+        self._out += message[sent:]
+        self._flush(control)
+
+    def _flush(self, control: socket.socket) -> None:
+        try:
+            while self._out:
+                sent = control.send(memoryview(self._out)[: wire.CHUNK])
+                del self._out[:sent]
+        except BlockingIOError:
+            pass  # the selector says when there is room again
+        except OSError:
+            self._out.clear()  # it died: SIGCHLD tells how
+        reading = 0 if self._paused else selectors.EVENT_READ
+        self._watch(control, reading | (selectors.EVENT_WRITE if self._out else 0))
+
+    def _watch(self, control: socket.socket, events: int) -> None:
+        if events == self._events:
+            return
+        if not self._events:
+            self._init.selector.register(control, events, self._on_ready)
+        elif not events:
+            self._init.selector.unregister(control)
+        else:
+            self._init.selector.modify(control, events, self._on_ready)
+        self._events = events
+
+    def resume(self) -> None:
+        """The host has caught up with what the worker sent."""
+        self._paused = False
+        if self._control is not None:
+            self._flush(self._control)
+
+    def _on_ready(self, ready: Any, events: int) -> None:
+        control = self._control
+        if control is None or ready is not control:
+            return  # of a worker that has been replaced in this very round
+        if events & selectors.EVENT_WRITE:
+            self._flush(control)
+        if not events & selectors.EVENT_READ:
+            return
+        try:
+            data = control.recv(wire.CHUNK)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            data = b""
+        if not data or not self._take(data):
+            self._hang_up()
+            self.signal(signal.SIGKILL)
+        elif self._init.congested and self._control is not None:
+            self._paused = True
+            self._flush(self._control)
+            self._init.pause(self)
+
+    def _take(self, data: bytes) -> bool:
+        """Whether all was as it should be: forged frames cost the worker its life."""
+        try:
+            self._reader.feed(data)
+            for frame in self._reader.frames():
+                self._on_frame(frame)
+        except wire.WireError:
+            return False
+        return True
+
+
+def _nothing() -> None:
+    """What a backend without further steps does when a worker has been forked."""
