@@ -74,9 +74,8 @@ class Canaries:
         self.secret_file = self.directory / "secret.txt"
         self.victim = self.directory / "victim"
         self.hits = Counter()
-        self._sockets = []
+        self._sockets = {}
         self._stop = threading.Event()
-        self._links = contextlib.ExitStack()
 
     def __enter__(self):
         self.secret_file.write_text(self.secret)
@@ -125,13 +124,12 @@ class Canaries:
         if sock.type == socket.SOCK_STREAM:
             sock.listen(16)
         sock.setblocking(False)
-        sock.name = name
-        self._sockets.append(sock)
+        self._sockets[sock] = name
 
     def _serve(self):
         while not self._stop.is_set():
-            for sock in select.select(self._sockets, [], [], 0.05)[0]:
-                self.hits[sock.name] += 1
+            for sock in select.select(list(self._sockets), [], [], 0.05)[0]:
+                self.hits[self._sockets[sock]] += 1
                 if sock.type == socket.SOCK_DGRAM:
                     sock.recv(4096)
                     continue
@@ -147,15 +145,12 @@ class Canaries:
             user=NOBODY if ROOT else None,
             env={"PROCESS_SECRET": self.secret},
         )
-        self._ask(self.secret)
+        self.address = int(self._ask(self.secret))
 
     def _ask(self, line):
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
-        answer = self.process.stdout.readline().strip()
-        if answer.isdigit() and not hasattr(self, "address"):
-            self.address = int(answer)
-        return answer
+        return self.process.stdout.readline().strip()
 
     def environment(self, *, confined):
         """What a guest is told: where the canaries are, never the secret itself."""
@@ -215,15 +210,9 @@ class Canaries:
 
     def revive(self):
         """After a control has done its damage."""
-        if self.process.poll() is not None:
-            self.process.communicate()
-            del self.address
-            self._start_process()
-        else:
-            self.process.kill()
-            self.process.communicate()
-            del self.address
-            self._start_process()
+        self.process.kill()
+        self.process.communicate()
+        self._start_process()
         for path in self.directory.iterdir():
             if path.name not in self._before:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -347,6 +336,8 @@ def _kind(pid, number, link):
         with _borrowed(pid, number) as fd:
             size = fcntl.fcntl(fd, 1032)  # F_GETPIPE_SZ
         return "pipe" if size <= 65536 else f"pipe of {size} bytes"
+    if link.startswith("pidfd:"):
+        return "pidfd"
     if link.startswith("anon_inode:"):
         return link.partition(":")[2].strip("[]")
     if os.path.isdir(f"/proc/{pid}/fd/{number}"):

@@ -38,7 +38,7 @@ class Cli:
         self.directory = directory
         self.environ = {
             **os.environ,
-            "PYTHONPATH": str(ROOT / "src"),
+            "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *filter(None, sys.path)]),
             "BELLJAR_CACHE": str(cache),
             "XDG_STATE_HOME": str(directory / "state"),
             "TERM": "xterm-256color",

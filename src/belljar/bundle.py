@@ -14,7 +14,7 @@ from importlib import resources
 PACKAGE = "_belljar"  # so that it can never be mistaken for the library itself
 
 _GUEST = (
-    *("wire", "values", "display", "streams", "claims", "pump", "files", "commands"),
+    *("wire", "values", "figures", "display", "streams", "claims", "pump", "files", "commands"),
     *("worker", "keeper", "init"),
 )
 _NATIVE = ("syscalls", "landlock", "roots", "launcher", "confine", "zygote")

@@ -151,7 +151,9 @@ def absolute(path: str) -> str:
     if "\0" in path:
         raise InvalidOption(f"a path has no NUL character: {path!r}")
     options.check_encodable("a path", path)
-    return posixpath.join(WORKSPACE, path)
+    # "." goes, ".." stays: what it means depends on links only the guest can see.
+    parts = [part for part in posixpath.join(WORKSPACE, path).split("/") if part not in ("", ".")]
+    return "/" + "/".join(parts)
 
 
 def number(body: dict[str, Any], name: str) -> int:

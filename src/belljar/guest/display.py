@@ -3,7 +3,7 @@
 import builtins
 from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
-from . import wire
+from . import figures, wire
 
 Bundle = Dict[str, Union[str, bytes]]
 
@@ -40,6 +40,9 @@ def show(*objects: Any) -> None:
 def bundle(value: Any) -> Bundle:
     """Everything `value` offers. A method that fails costs its own format, never the result."""
     data: Bundle = {}
+    picture = figures.png(value)
+    if picture is not None:
+        return {"image/png": picture, "text/plain": repr(value)}
     for mime, method in _METHODS:
         if isinstance(value, type):
             break

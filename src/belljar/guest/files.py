@@ -34,12 +34,21 @@ def serve(init: Any, frame: wire.Frame) -> None:
     try:
         result, data = operations[frame.header["op"]](frame)
     except OSError as error:
-        detail = {"errno": error.errno or errno.EIO, "message": error.strerror or "refused"}
-        init.send(wire.REPLY, frame.request, {"error": detail})
+        _refuse(init, frame, error.errno or errno.EIO, error.strerror or "refused")
+        return
+    except RecursionError:
+        _refuse(init, frame, errno.ENAMETOOLONG, "nested too deep")
+        return
+    except Exception as error:  # out of memory, or a name this system cannot encode
+        _refuse(init, frame, errno.EINVAL, type(error).__name__)
         return
     if data:
         init.send(wire.DATA, frame.request, None, data)
     init.send(wire.REPLY, frame.request, {"result": result})
+
+
+def _refuse(init: Any, frame: wire.Frame, number: int, message: str) -> None:
+    init.send(wire.REPLY, frame.request, {"error": {"errno": number, "message": message}})
 
 
 def _open_regular(path: str, flags: int) -> int:

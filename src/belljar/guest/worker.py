@@ -20,7 +20,7 @@ import traceback
 import types
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import display, streams, values, wire
+from . import display, figures, streams, values, wire
 
 SOURCE = "<belljar>"  # every file of ours is compiled under a name that starts so
 MAX_TRACEBACK = 64 * 1024  # characters
@@ -105,6 +105,7 @@ class Worker:
                 header: Dict[str, Any] = {"status": "ok"}
                 if value is not None:
                     payload = self._main_result(value)
+                self._show_figures()
             finally:
                 self._in_cell = False
         except SystemExit as stop:
@@ -157,6 +158,10 @@ class Worker:
         except values.NotPlain:
             return b""  # its text travels all the same
 
+    def _show_figures(self) -> None:
+        for picture in figures.take_open():
+            self._show({"image/png": picture, "text/plain": "<Figure>"}, False)
+
     def _show(self, bundle: Dict[str, Any], main: bool) -> None:
         if os.getpid() != self._pid:
             return  # a child that the cell forked: the socket is the worker's
@@ -177,6 +182,7 @@ class Worker:
             try:
                 text = _format(error)
                 value = str(error)
+                self._show_figures()
             finally:
                 self._in_cell = False
         except BaseException as second:
