@@ -75,13 +75,13 @@ def _child(config: Dict[str, Any], mapped: int) -> NoReturn:
     try:
         if os.read(mapped, 1) != b"1":
             os._exit(1)
-        os.close(mapped)
         if config["root"]:
             step = "identity"
             os.setgroups([])
             os.setresgid(0, 0, 0)
             os.setresuid(0, 0, 0)
-        else:
+        _die_with_parent(mapped)
+        if not config["root"]:
             step = "root file system"
             roots.build(config["steps"])
         step = "pivot"
@@ -96,6 +96,18 @@ def _child(config: Dict[str, Any], mapped: int) -> NoReturn:
     except OSError as error:
         _report(control, step, error)
     os._exit(1)
+
+
+def _die_with_parent(mapped: int) -> None:
+    """Asked for after the last change of credentials, which would undo it. A parent that ended
+    before has closed its end of the pipe."""
+    sys_.prctl(sys_.PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.set_blocking(mapped, False)
+    try:
+        if os.read(mapped, 1) == b"":
+            os._exit(1)
+    except BlockingIOError:
+        os.close(mapped)  # it lives
 
 
 def _report(control: socket.socket, step: str, error: OSError) -> None:

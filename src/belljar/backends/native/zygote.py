@@ -74,13 +74,17 @@ def _fork_guest(
     config: Dict[str, Any], request: Dict[str, Any], fds: List[int], own_pids: int
 ) -> None:
     """The next child is PID 1 of a new pid namespace; the one after it shall not be."""
-    sys_.unshare(sys_.CLONE_NEWPID)
     try:
-        pid = os.fork()
-        if pid == 0:
-            _guest(config, request, fds)
-    finally:
-        sys_.setns(own_pids, sys_.CLONE_NEWPID)
+        sys_.unshare(sys_.CLONE_NEWPID)
+        try:
+            if os.fork() == 0:
+                _guest(config, request, fds)
+        finally:
+            sys_.setns(own_pids, sys_.CLONE_NEWPID)
+    except OSError as error:
+        # Out of processes or of namespaces: this guest's misfortune, not that of the others.
+        failure = {"failed": "fork", "errno": error.errno, "message": str(error)}
+        os.write(fds[0], wire.pack(wire.HELLO, 0, failure))
     for fd in fds:
         os.close(fd)
 

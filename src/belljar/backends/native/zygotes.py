@@ -19,9 +19,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from belljar import bundle
 from belljar.backends.native import plan, seccomp
 from belljar.environment import Built
-from belljar.errors import BackendUnavailable, SandboxError, StartError
+from belljar.errors import BackendUnavailable, InvalidOption, SandboxError, StartError
 
 CLOSE_TIMEOUT = 3.0
+MAX_REQUEST = 65536
 START_TIMEOUT = 120.0  # imports of large packages on a cold disk
 
 
@@ -91,8 +92,14 @@ class Zygote:
 
     def spawn(self, request: Mapping[str, object], fds: Sequence[int]) -> None:
         """Ask for a guest; it answers on its own channel, fds[0]."""
+        message = json.dumps(request).encode()
+        if len(message) > MAX_REQUEST:
+            raise InvalidOption(
+                f"the options of the sandbox take {len(message)} bytes, more than {MAX_REQUEST}",
+                hint="is `env` that large? write a file instead",
+            )
         try:
-            socket.send_fds(self._control, [json.dumps(request).encode()], fds)
+            socket.send_fds(self._control, [message], fds)
         except OSError as error:
             raise StartError(f"the zygote is gone: {error}") from error
 
@@ -137,7 +144,8 @@ def _spawn(source: int, control: int) -> subprocess.Popen[bytes]:
         stdout=subprocess.DEVNULL,
         stderr=None if os.environ.get("BELLJAR_DEBUG") else subprocess.DEVNULL,
         pass_fds=(source, control),
-        env={},
+        # Only what the interpreter itself may need to start.
+        env={k: v for k, v in os.environ.items() if k == "LD_LIBRARY_PATH"},
         cwd="/",
         start_new_session=True,
     )
@@ -167,6 +175,7 @@ _REMEDIES = {
     "root file system": "a container without CAP_SYS_ADMIN, or a kernel before 5.12?",
     "pivot": "a masked /proc (inside a container?) keeps a new one from being mounted",
     "execute the Environment's Python": "its files must be readable by every user",
+    "fork": "too many processes, or pid namespaces (user.max_pid_namespaces), on this host",
     "preload": "fix the Environment's `preload` and `warmup`",
     "threads": "a module of the Environment's `preload` starts threads: leave it out of `preload`",
 }
@@ -175,7 +184,7 @@ _REMEDIES = {
 def failure(answer: Mapping[str, object], environment: str) -> SandboxError:
     """What a zygote or a guest says went wrong, as the caller shall see it."""
     step = str(answer["failed"])
-    kind = StartError if step in ("preload", "threads") else BackendUnavailable
+    kind = StartError if step in ("preload", "threads", "fork") else BackendUnavailable
     return kind(
         f"could not confine a guest of environment {environment!r} ({step}): {answer['message']}",
         hint=_REMEDIES.get(step, "`belljar doctor` tells what this host allows"),
