@@ -37,6 +37,8 @@ ROOT = os.geteuid() == 0
 HERE = Path(__file__).parent
 ESCAPES = HERE / "escapes"
 NOBODY = 65534
+# Of canaries and controls: when the tests run as root, these do not.
+UNPRIVILEGED = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if ROOT else {}
 # One that an unprivileged user may execute, for canaries and controls.
 PYTHON = "/usr/bin/python3" if ROOT else sys.executable
 NUMBERS = json.loads(
@@ -142,8 +144,8 @@ class Canaries:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            user=NOBODY if ROOT else None,
             env={"PROCESS_SECRET": self.secret},
+            **UNPRIVILEGED,
         )
         self.address = int(self._ask(self.secret))
 
@@ -221,7 +223,8 @@ class Canaries:
         self.victim.chmod(0o666)
         for row in sysv() - self._host["sysv"]:
             kind, _, number = row.split()
-            subprocess.run(["ipcrm", f"-{kind[2] if kind != 'msg' else 'q'}", number], check=True)
+            option = {"shm": "-m", "sem": "-s", "msg": "-q"}[kind]
+            subprocess.run(["ipcrm", option, number], check=True)
         self.reset()
 
 
@@ -526,11 +529,10 @@ class Control:
         command = [PYTHON, "-c", _RUNNER]
         if self._kind == "namespace":
             command = ["unshare", "--user", "--map-root-user", "--mount", *command]
+        identity = UNPRIVILEGED
         if self._kind == "saved-root":
-            command = ["setpriv", "--ruid", str(NOBODY), "--euid", str(NOBODY), *command]
-        identity = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
-        if not ROOT or self._kind == "saved-root":
-            identity = {}
+            leave = f"import os; os.setresuid({NOBODY}, {NOBODY}, 0)"
+            command, identity = [PYTHON, "-c", leave + _RUNNER], {}
         environment = self._canaries.environment(confined=False)
         try:
             self._process = subprocess.Popen(

@@ -38,7 +38,7 @@ class Cli:
         self.directory = directory
         self.environ = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *filter(None, sys.path)]),
+            "PYTHONPATH": f"{ROOT / 'src'}:{os.environ.get('PYTHONPATH', '')}".rstrip(":"),
             "BELLJAR_CACHE": str(cache),
             "XDG_STATE_HOME": str(directory / "state"),
             "TERM": "xterm-256color",
@@ -460,6 +460,19 @@ def test_reader_that_has_enough_ends_the_run_quietly(belljar: Cli) -> None:
         assert process.wait(30) == 128 + signal.SIGPIPE
         assert process.stderr.read() == b""
         assert family.survivors() == []
+
+
+def test_output_that_cannot_be_written_is_said_with_exit_code_121(belljar: Cli) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*BELLJAR, "run", "-e", "python", "-"],
+            input=b"print('x')",
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=belljar.environ,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (121, b"belljar: No space left on device\n")
 
 
 # -- run: files -----------------------------------------------------------------------------------

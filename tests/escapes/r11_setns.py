@@ -3,6 +3,7 @@
 # expect: outcome=ok
 # control: namespace
 # trips: posture
+import contextlib
 import os
 import subprocess
 import time
@@ -13,24 +14,18 @@ from hostile import syscall
 other = subprocess.Popen(["unshare", "--mount", "sleep", "20"], stderr=subprocess.DEVNULL)
 time.sleep(0.2)
 own = {kind: os.readlink(f"/proc/self/ns/{kind}") for kind in ("mnt", "net", "uts", "user")}
-for pid in [str(other.pid), *filter(str.isdigit, os.listdir("/proc"))]:
+for pid in [str(other.pid), "1", str(os.getppid())]:
     for kind in own:
-        path = f"/proc/{pid}/ns/{kind}"
-        try:
-            if os.readlink(path) == own[kind] and kind != "user":
-                syscall("setns", os.open(path, os.O_RDONLY), 0, number=None) if pid == "1" else None
-                continue
-            fd = os.open(path, os.O_RDONLY)
-        except OSError:
-            continue
-        syscall("setns", fd, 0)
+        with contextlib.suppress(OSError):
+            fd = os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY)
+            syscall("setns", fd, 0)
+            os.close(fd)
+    with contextlib.suppress(OSError):
+        fd = os.pidfd_open(int(pid))
+        syscall("setns", fd, 0x20000)
         os.close(fd)
-    if pid == str(other.pid):
-        try:
-            syscall("setns", os.pidfd_open(other.pid), 0x20000)
-        except OSError as error:
-            print("refused", error)
-        break
-syscall("setns", os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC), 0x10000000)
+fd = os.open("/proc/self/ns/user", os.O_RDONLY)
+syscall("setns", fd, 0x10000000)
+os.close(fd)
 other.kill()
 other.wait()

@@ -2,6 +2,7 @@
 # attempt: interrupt its own runner without end, during the cell and after it
 # expect: outcome=ok|error|killed
 # within: 5
+# next: later
 # control: simulated: test_control_of_the_verdict
 import os
 import signal

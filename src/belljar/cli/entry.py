@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import NoReturn
@@ -58,10 +59,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("belljar: interrupted", file=sys.stderr)
         return exit_codes.INTERRUPTED
-    except BrokenPipeError:
-        # The reader has enough (`| head`). The interpreter must not try to flush once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader has enough (`| head`)
+        _give_up_stdout()
         return 128 + signal.SIGPIPE
+    except OSError as error:  # output that cannot be written: the disk is full
+        _give_up_stdout()
+        print(f"belljar: {error.strerror}", file=sys.stderr)
+        return exit_codes.FILE
+    except Exception:
+        # A mistake of ours must not look like one of the code (exit code 1).
+        traceback.print_exc()
+        return exit_codes.CANNOT_RUN
+
+
+def _give_up_stdout() -> None:
+    """The interpreter flushes once more at its end, and must not fail at it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _explain(error: SandboxError) -> int:

@@ -1,0 +1,205 @@
+"""Many sandboxes leave nothing behind, and the census that says so sees what it should see."""
+
+import gc
+import multiprocessing.shared_memory
+import os
+import subprocess
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import census
+from belljar import Outcome, Sandbox, SandboxError
+from belljar.backends.native import cgroup
+
+
+def use(number):
+    with Sandbox(environment="python") as sandbox:
+        assert sandbox.run_code(f"{number} + 1").value == number + 1
+
+
+def use_hard(number):
+    """What must be cleaned up after, of all kinds."""
+    with Sandbox(environment="python") as sandbox:
+        kind = number % 4
+        if kind == 0:
+            sandbox.run_code("import subprocess; subprocess.Popen(['sleep', '1000'])")
+        elif kind == 1:
+            sandbox.run_code("import os; os._exit(1)")
+        elif kind == 2:
+            sandbox.files.write("f", "x" * 100_000)
+            sandbox.commands.run("sleep 1000 &")
+        else:
+            assert sandbox.run_code("while True: pass", timeout=0.2).outcome is Outcome.timeout
+
+
+def without_threads(found):
+    """Worker threads of the runtime come and go; descriptors and processes must not."""
+    return [leak for leak in found if not leak.startswith("thread")]
+
+
+@pytest.fixture
+def leaves_nothing(native):
+    with ThreadPoolExecutor(20) as pool:  # the runtime and its threads are there to stay
+        list(pool.map(use, range(20)))
+    gc.collect()
+    before = census.take()
+    yield
+    gc.collect()
+    assert without_threads(census.settle(before)) == []
+
+
+def test_a_hundred_sandboxes_in_a_row_leave_nothing(leaves_nothing):
+    for number in range(100):
+        use(number)
+
+
+def test_sandboxes_with_all_kinds_of_leftovers_leave_nothing(leaves_nothing):
+    for number in range(12):
+        use_hard(number)
+
+
+def test_twenty_sandboxes_at_once_leave_nothing(leaves_nothing):
+    with ThreadPoolExecutor(20) as pool:
+        list(pool.map(use, range(40)))
+
+
+def test_sandboxes_that_could_not_start_leave_nothing(leaves_nothing):
+    for _ in range(5):
+        with pytest.raises(SandboxError):
+            Sandbox.create(environment="python", limits={"memory": "16m", "open_files": "x"})
+
+
+def test_a_forgotten_sandbox_leaves_nothing(leaves_nothing):
+    forgotten = [Sandbox.create(environment="python") for _ in range(3)]
+    with pytest.warns(ResourceWarning):
+        gc.collect(forgotten.clear() or 2)
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(600)
+def test_a_thousand_sandboxes_in_a_row_leave_nothing(leaves_nothing):
+    for number in range(1000):
+        use(number)
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(600)
+def test_two_hundred_sandboxes_in_batches_of_twenty_leave_nothing(leaves_nothing):
+    with ThreadPoolExecutor(20) as pool:
+        list(pool.map(use, range(200)))
+
+
+# --- the census itself -----------------------------------------------------------------------
+
+
+def seen_by_the_census(before):
+    return census.leaks(before, census.take())
+
+
+def test_the_census_sees_a_process_and_an_orphan():
+    before = census.take()
+    child = subprocess.Popen(["sleep", "1000"])
+    orphan = subprocess.run(
+        ["sh", "-c", "sleep 1000 >&- 2>&- & echo $!"], stdout=subprocess.PIPE, text=True, check=True
+    )
+    pid = int(orphan.stdout)
+    try:
+        found = " ".join(seen_by_the_census(before))
+        assert f"process {child.pid} " in found
+        assert f"process {pid} " in found
+    finally:
+        child.kill()
+        child.wait()
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)  # it has become ours
+    assert seen_by_the_census(before) == []
+
+
+def test_the_census_sees_a_descriptor_a_thread_and_a_temporary_directory():
+    before = census.take()
+    reading, writing = os.pipe()
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait, name="left-behind")
+    thread.start()
+    directory = tempfile.mkdtemp()
+    try:
+        found = seen_by_the_census(before)
+        assert "2 descriptor(s) of pipe" in found
+        assert "thread left-behind" in found
+        assert f"directory entry {directory}" in found
+    finally:
+        os.close(reading)
+        os.close(writing)
+        stop.set()
+        thread.join()
+        os.rmdir(directory)
+    assert seen_by_the_census(before) == []
+
+
+def test_the_census_sees_shared_memory():
+    before = census.take()
+    memory = multiprocessing.shared_memory.SharedMemory(create=True, size=100)
+    try:
+        assert any(leak.startswith("shared memory") for leak in seen_by_the_census(before))
+    finally:
+        memory.close()
+        memory.unlink()
+
+
+def test_the_census_sees_half_made_environments(tmp_path):
+    before = census.take(tmp_path)
+    (tmp_path / ".building-abc-x").mkdir()
+    (tmp_path / "python-abc").mkdir()
+    found = census.leaks(before, census.take(tmp_path))
+    assert found == [f"directory entry {tmp_path}/.building-abc-x"]
+
+
+def test_the_census_sees_a_namespace_held_by_a_descriptor(native):
+    with Sandbox(environment="python") as sandbox:
+        pid = sandbox._sandbox._guest.pid
+        before = census.take()
+        try:
+            held = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
+        except PermissionError:
+            pytest.skip("this user may not open the guest's namespaces, so cannot hold them")
+        name = os.readlink(f"/proc/self/fd/{held}")
+    try:
+        assert f"namespace {name}" in seen_by_the_census(before) or name in str(before.namespaces)
+        assert any(name in leak for leak in census.leaks(before, census.take()))
+    finally:
+        os.close(held)
+
+
+@pytest.mark.root_only
+def test_the_census_sees_a_mount(tmp_path):
+    before = census.take()
+    subprocess.run(["mount", "-t", "tmpfs", "none", str(tmp_path)], check=True)
+    try:
+        assert f"mount {tmp_path} (tmpfs)" in seen_by_the_census(before)
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+@pytest.mark.needs_cgroup
+def test_the_census_sees_a_control_group_of_a_dead_owner(native):
+    with Sandbox(environment="python") as sandbox:
+        sandbox.run_code("1")
+        ours = [path for path in census.cgroup_directories() if f"-{os.getpid()}-" in path]
+        assert ours
+        base = Path(ours[0]).parent
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    before = census.take()
+    left = base / f"belljar-{dead.pid}-1"
+    left.mkdir()
+    try:
+        assert f"cgroup {left}" in seen_by_the_census(before)
+        cgroup.sweep()
+        assert seen_by_the_census(before) == []
+    finally:
+        if left.exists():
+            left.rmdir()

@@ -1,0 +1,430 @@
+"""The process around the sandboxes: Ctrl-C, forks, exits, and SIGKILL at any moment."""
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+import belljar
+import census
+from belljar import Sandbox, runtime
+
+SOURCE = str(Path(belljar.__file__).parents[1])
+PATIENCE = 30.0
+
+
+class Script:
+    """A host process of its own, in its own process group as a shell would start it."""
+
+    def __init__(self, program):
+        program = "import os, sys, belljar\nfrom belljar import Sandbox\n" + dedent(program)
+        environment = {**os.environ, "PYTHONPATH": SOURCE, "PYTHONUNBUFFERED": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+        self.pid = self.process.pid
+        self.started = census.process(self.pid).started
+
+    def line(self):
+        """What it says next."""
+        text = self.process.stdout.readline()
+        assert text, f"it ended: {self.process.stderr.read()}"
+        return text.strip()
+
+    def end(self):
+        """Wait for its end: exit status, the rest of its output, its errors."""
+        out, err = self.process.communicate(timeout=PATIENCE)
+        return self.process.returncode, out, err
+
+
+@pytest.fixture
+def script(native):
+    with contextlib.ExitStack() as stack:
+
+        def start(program):
+            made = Script(program)
+            stack.callback(made.process.stdout.close)
+            stack.callback(made.process.stderr.close)
+            stack.callback(made.process.wait)
+            stack.callback(made.process.kill)
+            return made
+
+        yield start
+
+
+@pytest.fixture
+def nothing_left(native):
+    """After the test no process, cgroup or directory is there that was not there before."""
+    before = census.take()
+    yield
+    found = [leak for leak in census.settle(before) if not leak.startswith(("thread", "namespace"))]
+    assert found == []
+
+
+def strangers(before):
+    """Processes below us that were not there before: orphans come to us, as a subreaper."""
+    return [p for p in census.descendants(os.getpid()) if (p.pid, p.started) not in before]
+
+
+def known():
+    return {(p.pid, p.started) for p in census.descendants(os.getpid())}
+
+
+# --- the end of the process ------------------------------------------------------------------
+
+
+def test_a_script_that_does_not_close_its_sandbox_leaves_nothing(script, nothing_left):
+    made = script(
+        """
+        sandbox = Sandbox.create(environment="python")
+        print(sandbox.run_code("1 + 1").value)
+        """
+    )
+    status, out, err = made.end()
+    assert (status, out) == (0, "2\n")
+
+
+def test_a_script_that_fails_within_its_with_block_leaves_nothing(script, nothing_left):
+    made = script(
+        """
+        with Sandbox(environment="python") as sandbox:
+            sandbox.run_code("import subprocess; subprocess.Popen(['sleep', '1000'])")
+            raise RuntimeError("mine")
+        """
+    )
+    status, _, err = made.end()
+    assert status == 1
+    assert "RuntimeError: mine" in err
+
+
+@pytest.mark.parametrize("how", ["sys.exit(3)", "os._exit(3)"])
+def test_a_script_that_exits_while_a_cell_runs_in_a_thread_leaves_nothing(
+    script, nothing_left, how
+):
+    made = script(
+        f"""
+        import threading
+        sandbox = Sandbox.create(environment="python")
+        begun = threading.Event()
+        work = lambda: sandbox.run_code("print(1)\\nwhile True: pass", on_stdout=lambda t: begun.set())
+        threading.Thread(target=work, daemon=True).start()
+        begun.wait()
+        {how}
+        """
+    )
+    status, _, _ = made.end()
+    assert status == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_signal_that_ends_the_process_ends_its_guests(script, number):
+    before = known()
+    made = script(
+        """
+        sandbox = Sandbox.create(environment="python")
+        sandbox.run_code("import subprocess; subprocess.Popen(['sleep', '1000'])")
+        sandbox.run_code("print('begun')\\nwhile True: pass", on_stdout=print)
+        """
+    )
+    assert made.line() == "begun"
+    below = census.descendants(made.pid)
+    assert len(below) >= 5  # launcher, zygote, init, worker, sleep
+    os.kill(made.pid, number)
+    made.process.wait(PATIENCE)
+    census.wait_until(lambda: not strangers(before), timeout=2.0, what="the end of all guests")
+
+
+# --- Ctrl-C ----------------------------------------------------------------------------------
+
+
+def test_ctrl_c_raises_keyboard_interrupt_and_the_sandbox_can_go_on(script, nothing_left):
+    made = script(
+        """
+        with Sandbox(environment="python") as sandbox:
+            sandbox.run_code("x = 1")
+            try:
+                sandbox.run_code("print('begun')\\nwhile True: pass", on_stdout=print)
+            except KeyboardInterrupt:
+                print("KeyboardInterrupt")
+            print(sandbox.run_code("x").value)
+        """
+    )
+    assert made.line() == "begun"
+    before = time.monotonic()
+    os.killpg(made.pid, signal.SIGINT)
+    status, out, err = made.end()
+    assert (status, out.split()) == (0, ["KeyboardInterrupt", "1"]), err
+    assert time.monotonic() - before < 5
+
+
+def test_ctrl_c_that_nobody_catches_ends_the_script_and_leaves_nothing(script, nothing_left):
+    made = script(
+        """
+        with Sandbox(environment="python") as sandbox:
+            code = "import signal\\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\\nprint('begun')\\n"
+            sandbox.run_code(code + "while True: pass", on_stdout=print)
+        """
+    )
+    assert made.line() == "begun"
+    os.killpg(made.pid, signal.SIGINT)
+    status, _, err = made.end()
+    assert status == -signal.SIGINT
+    assert "KeyboardInterrupt" in err
+
+
+def test_ctrl_c_ends_a_command(script, nothing_left):
+    made = script(
+        """
+        with Sandbox(environment="python") as sandbox:
+            try:
+                sandbox.commands.run("echo begun; sleep 1000", on_stdout=print)
+            except KeyboardInterrupt:
+                print("KeyboardInterrupt")
+            print(sandbox.commands.run("echo fine").stdout)
+        """
+    )
+    assert made.line() == "begun"
+    os.killpg(made.pid, signal.SIGINT)
+    status, out, err = made.end()
+    assert (status, out.split()) == (0, ["KeyboardInterrupt", "fine"]), err
+
+
+def test_ctrl_c_during_the_start_leaves_nothing(script, nothing_left):
+    for delay in (0.1, 0.2, 0.3, 0.4, 0.6):
+        made = script(
+            """
+            print("begun")
+            with Sandbox(environment="python") as sandbox:
+                sandbox.run_code("while True: pass")
+            """
+        )
+        assert made.line() == "begun"
+        time.sleep(delay)  # a moment of the start, which one does not matter
+        os.killpg(made.pid, signal.SIGINT)
+        status, _, err = made.end()
+        assert status == -signal.SIGINT, err
+
+
+def test_ctrl_c_twice_still_ends(script, nothing_left):
+    made = script(
+        """
+        with Sandbox(environment="python") as sandbox:
+            code = "import signal\\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\\nprint('begun')\\n"
+            sandbox.run_code(code + "while True: pass", on_stdout=print)
+        """
+    )
+    assert made.line() == "begun"
+    os.killpg(made.pid, signal.SIGINT)
+    time.sleep(0.1)
+    os.killpg(made.pid, signal.SIGINT)
+    status, _, _ = made.end()
+    assert status in (-signal.SIGINT, 1)
+
+
+# --- forks -----------------------------------------------------------------------------------
+
+
+def test_a_fork_starts_its_own_runtime_and_does_not_disturb_the_parents(script, nothing_left):
+    made = script(
+        """
+        import warnings
+        warnings.simplefilter("ignore", DeprecationWarning)
+        sandbox = Sandbox.create(environment="python")
+        sandbox.run_code("x = 5")
+        child = os.fork()
+        if child == 0:
+            try:
+                sandbox.run_code("x = 6")
+            except belljar.SandboxClosed as error:
+                print("child:", error.message)
+            with Sandbox(environment="python") as own:
+                print("child:", own.run_code("1 + 1").value, "x" in own.run_code("dir()").value)
+            sandbox.close()
+            sys.exit(0)
+        print("parent:", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        print("parent:", sandbox.run_code("x").value)
+        sandbox.close()
+        print("parent:", belljar.run("2 + 2", environment="python").value)
+        """
+    )
+    status, out, err = made.end()
+    assert status == 0, err
+    assert [line for line in out.splitlines() if line.startswith("child")] == [
+        "child: this sandbox belongs to the process that made it",
+        "child: 2 False",
+    ]
+    assert [line for line in out.splitlines() if line.startswith("parent")] == [
+        "parent: 0",
+        "parent: 5",
+        "parent: 4",
+    ]
+
+
+def test_a_fork_while_other_threads_use_sandboxes_is_fine(script, nothing_left):
+    made = script(
+        """
+        import threading, warnings
+        warnings.simplefilter("ignore", DeprecationWarning)
+        stop = threading.Event()
+        def work():
+            with Sandbox(environment="python") as sandbox:
+                while not stop.is_set():
+                    assert sandbox.run_code("1 + 1").value == 2
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads: thread.start()
+        codes = []
+        for _ in range(5):
+            child = os.fork()
+            if child == 0:
+                code = 1
+                try:
+                    code = 0 if belljar.run("3", environment="python").value == 3 else 2
+                finally:
+                    belljar.runtime.shutdown() if hasattr(belljar, "runtime") else None
+                    os._exit(code)
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        stop.set()
+        for thread in threads: thread.join()
+        print(codes)
+        """
+    )
+    status, out, err = made.end()
+    assert (status, out.strip()) == (0, "[0, 0, 0, 0, 0]"), err
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_of_multiprocessing_have_their_own_sandboxes(
+    script, nothing_left, method, tmp_path
+):
+    module = tmp_path / "work_module.py"
+    module.write_text(
+        "import belljar\n"
+        "def work(n): return belljar.run(f'{n} * {n}', environment='python').value\n"
+    )
+    made = script(
+        f"""
+        import multiprocessing, warnings
+        warnings.simplefilter("ignore", DeprecationWarning)
+        sys.path.insert(0, {str(tmp_path)!r})
+        from work_module import work
+        with Sandbox(environment="python") as sandbox:
+            sandbox.run_code("x = 5")
+            with multiprocessing.get_context({method!r}).Pool(2) as pool:
+                print(pool.map(work, range(4)))
+            print(sandbox.run_code("x").value)
+        """
+    )
+    status, out, err = made.end()
+    assert (status, out.splitlines()) == (0, ["[0, 1, 4, 9]", "5"]), err
+
+
+def test_a_child_killed_does_not_take_the_parents_guests_with_it(script, nothing_left):
+    made = script(
+        """
+        import signal, warnings
+        warnings.simplefilter("ignore", DeprecationWarning)
+        sandbox = Sandbox.create(environment="python")
+        sandbox.run_code("x = 5")
+        child = os.fork()
+        if child == 0:
+            own = Sandbox.create(environment="python")
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.waitpid(child, 0)
+        print(sandbox.run_code("x").value)
+        """
+    )
+    status, out, err = made.end()
+    assert (status, out) == (0, "5\n"), err
+
+
+# --- shutdown --------------------------------------------------------------------------------
+
+
+def test_shutdown_closes_everything_and_the_next_sandbox_starts_anew(script, nothing_left):
+    made = script(
+        """
+        import threading
+        from belljar import runtime
+        for _ in range(3):
+            sandbox = Sandbox.create(environment="python")
+            assert sandbox.run_code("1 + 1").value == 2
+            sandbox.close()
+            runtime.shutdown()
+            runtime.shutdown()
+            print([t.name for t in threading.enumerate()], os.listdir("/proc/self/task") == [str(os.getpid())])
+            children = open(f"/proc/self/task/{os.getpid()}/children").read()
+            assert children == "", children
+        """
+    )
+    status, out, err = made.end()
+    assert status == 0, err
+    assert out.splitlines() == ["['MainThread'] True"] * 3
+
+
+def test_the_runtime_is_shared_and_started_once(native):
+    with Sandbox(environment="python") as a, Sandbox(environment="python") as b:
+        a.run_code("1")
+        b.run_code("1")
+        parents = {census.process(s._sandbox._guest.pid).parent for s in (a, b)}
+        assert len(parents) == 1  # one zygote
+    assert runtime.current() is runtime.current()
+
+
+# --- SIGKILL of the host ---------------------------------------------------------------------
+
+VICTIM = """
+    import threading
+    def work():
+        while True:
+            with Sandbox(environment="python") as sandbox:
+                sandbox.run_code("import subprocess; subprocess.Popen(['sleep', '1000'])")
+                sandbox.run_code("1 + 1")
+    for _ in range(2):
+        threading.Thread(target=work).start()
+    print("begun")
+"""
+
+
+def kill_at_random_moments(script, times, seed):
+    moments = random.Random(seed)
+    temporary = census.take().directories
+    for _ in range(times):
+        before = known()
+        made = script(VICTIM)
+        if moments.random() < 0.8:
+            assert made.line() == "begun"
+        time.sleep(moments.random() * 1.2)  # the random moment itself
+        os.kill(made.pid, signal.SIGKILL)
+        made.process.wait(PATIENCE)
+        census.wait_until(
+            lambda before=before: not strangers(before), timeout=2.0, what="the end of all guests"
+        )
+    victims = set(census.cgroup_directories())
+    # The next start sweeps what the dead have left.
+    status, out, err = script('print(belljar.run("1 + 1", environment="python").value)').end()
+    assert (status, out) == (0, "2\n"), err
+    left = [path for path in victims & set(census.cgroup_directories()) if census._ours(path)]
+    assert [path for path in left if str(os.getpid()) not in path.split("-")] == []
+    assert census.take().directories - temporary == set()
+
+
+def test_sigkill_of_the_host_at_a_random_moment_leaves_nothing(script):
+    kill_at_random_moments(script, 5, seed=time.time_ns())
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(900)
+def test_sigkill_of_the_host_at_fifty_random_moments_leaves_nothing(script):
+    kill_at_random_moments(script, 50, seed=time.time_ns())
