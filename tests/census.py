@@ -156,11 +156,11 @@ def leaks(before, after):
     return found
 
 
-def settle(before, envs=None, timeout=5.0):
-    """The leaks that stay: what is just ending gets a moment."""
+def settle(before, envs=None, timeout=5.0, ignore=()):
+    """The leaks that stay: what is just ending gets a moment. `ignore`: how some may begin."""
     deadline = time.monotonic() + timeout
     while True:
-        found = leaks(before, take(envs))
+        found = [leak for leak in leaks(before, take(envs)) if not leak.startswith(tuple(ignore))]
         if not found or time.monotonic() > deadline:
             return found
         time.sleep(0.05)
@@ -192,17 +192,21 @@ def _ours(path):
     return pid == os.getpid() or not alive(pid, started)
 
 
+_KINDS = ("net", "mnt", "pid", "user", "ipc", "uts", "cgroup")
+
+
 def _namespaces():
-    """Of our descendants, and those that a descriptor of ours keeps alive."""
+    """Not our own: those of our descendants, and those a descriptor of ours keeps alive."""
+    own = {os.readlink(f"/proc/self/ns/{kind}") for kind in _KINDS}
     for p in descendants(os.getpid()):
-        for kind in ("net", "mnt", "pid", "user", "ipc", "uts", "cgroup"):
+        for kind in _KINDS:
             try:
-                yield os.readlink(f"/proc/{p.pid}/ns/{kind}")
+                name = os.readlink(f"/proc/{p.pid}/ns/{kind}")
             except OSError:
-                continue
-    for kind in _descriptors():
-        if kind.partition(":")[0] in ("net", "mnt", "pid", "user", "ipc", "uts", "cgroup"):
-            yield kind
+                continue  # it has just ended, or is not ours to look at
+            if name not in own:
+                yield name
+    yield from (target for target in _descriptors() if target.partition(":")[0] in _KINDS)
 
 
 def _descriptors():

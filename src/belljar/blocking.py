@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import queue
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
@@ -13,6 +14,7 @@ from belljar import options, runtime
 from belljar.cell import OnResult, OnText
 from belljar.commands import AsyncCommands
 from belljar.environment import Environment
+from belljar.errors import InvalidOption
 from belljar.execution import CommandResult, Execution
 from belljar.files import WORKSPACE, AsyncFiles, FileInfo
 from belljar.isolation import Isolation
@@ -34,7 +36,12 @@ def wait(function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs)
     events: Events = queue.SimpleQueue()
     for name in ("on_stdout", "on_stderr", "on_result"):
         callback = kwargs.get(name)
-        if callback is not None:
+        if inspect.iscoroutinefunction(callback):
+            raise InvalidOption(
+                f"{name} is a coroutine function, which nothing here can await",
+                hint="use AsyncSandbox, or an ordinary function",
+            )
+        if callable(callback):
             kwargs[name] = _deferred(events, callback)
 
     work: Work[T] = Work(lambda: function(*args, **kwargs), events)

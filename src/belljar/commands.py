@@ -44,6 +44,7 @@ class AsyncCommands:
         }
         timeout = options.check_timeout(timeout, limits.timeout)
         payload = encode_input(stdin)
+        options.check_callbacks(on_stdout=on_stdout, on_stderr=on_stderr)
         channel, guest = await self._sandbox.connected()
         run = Run(
             channel,

@@ -129,7 +129,11 @@ def builtin(name: str) -> Environment:
 
 def resolve(spec: str | Environment) -> Environment:
     """The environment meant by a name or a description."""
-    return spec if isinstance(spec, Environment) else builtin(spec)
+    if isinstance(spec, Environment):
+        return spec
+    if not isinstance(spec, str):
+        raise InvalidOption(f"environment is a name or an Environment, not {spec!r}")
+    return builtin(spec)
 
 
 @dataclass(frozen=True, kw_only=True)

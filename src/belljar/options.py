@@ -42,10 +42,11 @@ def make(
     strict: bool | None,
     metadata: Mapping[str, str] | None,
 ) -> Options:
-    if backend not in BACKENDS:
-        raise unknown_option("backend", backend, BACKENDS)
-    if network not in NETWORKS:
-        raise unknown_option("network", network, NETWORKS)
+    for name, word, known in (("backend", backend, BACKENDS), ("network", network, NETWORKS)):
+        if not isinstance(word, str):
+            raise InvalidOption(f"{name} is a str, not {word!r}", hint=f"one of {', '.join(known)}")
+        if word not in known:
+            raise unknown_option(name, word, known)
     if strict is not None and not isinstance(strict, bool):
         raise InvalidOption(f"strict is True, False or None, not {strict!r}")
     return Options(
@@ -73,6 +74,13 @@ def texts(option: str, given: Mapping[str, str] | None) -> dict[str, str]:
             raise InvalidOption(f"{name!r} cannot be an environment variable")
         check_encodable(option, name + value)
     return dict(given)
+
+
+def check_callbacks(**callbacks: object) -> None:
+    """Before the code has run, not when its first output comes."""
+    for name, callback in callbacks.items():
+        if callback is not None and not callable(callback):
+            raise InvalidOption(f"{name} must be callable, not {callback!r}")
 
 
 def check_encodable(what: str, text: str) -> None:

@@ -269,6 +269,7 @@ class AsyncSandbox:
         payload = options.encode_code(code)
         timeout = options.check_timeout(timeout, self.limits.timeout)
         variables = options.texts("env", env)
+        options.check_callbacks(on_stdout=on_stdout, on_stderr=on_stderr, on_result=on_result)
         async with self._turn:
             channel, guest = await self.connected()
             self._count += 1

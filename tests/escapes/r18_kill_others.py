@@ -6,7 +6,7 @@
 import os
 import signal
 
-from hostile import CONFINED, attempt, syscall, target
+from hostile import _NUMBERS, CONFINED, attempt, libc, target
 
 attempt("the canary", lambda: os.kill(target("pid"), signal.SIGKILL) or "sent")
 if CONFINED:
@@ -17,7 +17,7 @@ if CONFINED:
                 os.kill(pid, number)
             except OSError:
                 continue
-    syscall("tgkill", 1, 1, int(signal.SIGKILL))
+    libc.syscall(_NUMBERS["tgkill"], 1, 1, int(signal.SIGKILL))
     for number in (signal.SIGTERM, signal.SIGSTOP, signal.SIGKILL):
         try:
             os.kill(-1, number)

@@ -2,7 +2,7 @@
 
 import io
 import sys
-from typing import Any, List, Optional
+from typing import Any, Callable, List, Optional
 
 
 def png(value: Any) -> Optional[bytes]:
@@ -15,6 +15,13 @@ def png(value: Any) -> Optional[bytes]:
     if pyplot is not None:
         pyplot.close(value)
     return picture
+
+
+def catch_show(show: "Callable[[], None]") -> None:
+    """Let `pyplot.show()` show: it may be followed by `close()` before the cell has ended."""
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    if pyplot is not None:
+        pyplot.__dict__["show"] = lambda *args, **kwargs: show()
 
 
 def take_open() -> List[bytes]:

@@ -5,6 +5,7 @@ the pipe of the cell it came from, which init reports as background output, so i
 for output of the cell that happens to run now. Threads that a cell starts belong to that cell.
 """
 
+import builtins
 import contextvars
 import io
 import os
@@ -87,6 +88,31 @@ def _write_all(fd: int, data: Any) -> int:
     while done < len(view):
         done += os.write(fd, view[done:])
     return done
+
+
+_print = builtins.print
+
+
+def print_whole(*values: Any, **options: Any) -> None:
+    """`print`, but the line reaches its stream in one piece: one write instead of one for each
+    value, separator and end."""
+    file = options.get("file") or sys.stdout
+    sep, end = options.get("sep"), options.get("end")
+    plain = isinstance(file, CellStream) and options.keys() <= {"sep", "end", "file", "flush"}
+    if (
+        not plain
+        or not isinstance(sep, (str, type(None)))
+        or not isinstance(end, (str, type(None)))
+    ):
+        _print(*values, **options)
+        return
+    file.write(
+        (" " if sep is None else sep).join(map(str, values)) + ("\n" if end is None else end)
+    )
+
+
+print_whole.__name__ = print_whole.__qualname__ = "print"
+print_whole.__doc__ = _print.__doc__
 
 
 def install() -> List[CellStream]:

@@ -51,6 +51,7 @@ class Worker:
         _reseed()
         display.install(self._show)
         builtins.input = _no_input
+        builtins.print = streams.print_whole
         signal.signal(signal.SIGINT, self._on_interrupt)
         os.chdir(setup["workspace"])
         sys.argv = [""]
@@ -60,20 +61,17 @@ class Worker:
     def serve(self) -> None:
         pipes: List[int] = []
         while True:
-            try:
-                data, fds, _, _ = socket.recv_fds(self._control, wire.CHUNK, 4)
-                if not data:
-                    return
-                pipes += fds
-                self._reader.feed(data)
-                for frame in self._reader.frames():
-                    if frame.kind == wire.SYNC:
-                        self._control.sendall(wire.pack(wire.SYNCED, 0, frame.header))
-                    else:
-                        mine, pipes = pipes[:2], pipes[2:]
-                        self._serve_cell(frame, mine)
-            except KeyboardInterrupt:
-                continue  # an interrupt that came after its cell had ended
+            data, fds, _, _ = socket.recv_fds(self._control, wire.CHUNK, 4)
+            if not data:
+                return
+            pipes += fds
+            self._reader.feed(data)
+            for frame in self._reader.frames():
+                if frame.kind == wire.SYNC:
+                    self._control.sendall(wire.pack(wire.SYNCED, 0, frame.header))
+                else:
+                    mine, pipes = pipes[:2], pipes[2:]
+                    self._serve_cell(frame, mine)
 
     def _serve_cell(self, frame: wire.Frame, pipes: List[int]) -> None:
         leftover = [ident for ident in streams.threads() if ident not in self._threads]
@@ -85,6 +83,7 @@ class Worker:
         streams.CELL.set(frame.request)
         if not self._reserve:
             self._reserve = _reserve()
+        figures.catch_show(self._show_figures)
         header, payload = self._run(frame)
         if os.getpid() != self._pid:
             # A child that the cell forked came back here: it is not the worker.
@@ -109,7 +108,7 @@ class Worker:
             finally:
                 self._in_cell = False
         except SystemExit as stop:
-            header = {"status": "exit", "exit_code": _exit_code(stop)}
+            header = {"status": "exit", "exit_code": self._exit_code(stop)}
         except BaseException as error:
             self._reserve.clear()  # out of memory, telling so takes some
             header = {"status": "error"}
@@ -172,6 +171,22 @@ class Worker:
         if self._in_cell and os.getpid() == self._pid:
             raise KeyboardInterrupt
 
+    def _exit_code(self, stop: SystemExit) -> int:
+        """What the interpreter would have exited with; a message goes to stderr, as there."""
+        if stop.code is None:
+            return 0
+        if isinstance(stop.code, int):
+            return stop.code & 0xFFFFFFFF if abs(stop.code) >= 2**31 else int(stop.code)
+        try:
+            self._in_cell = True
+            try:
+                print(stop.code, file=sys.stderr)
+            finally:
+                self._in_cell = False
+        except BaseException as error:  # the message's own __str__, which may raise anything
+            os.write(2, f"<str() raised {type(error).__name__}>\n".encode())
+        return 1
+
     # -- errors -----------------------------------------------------------------------------
 
     def _describe(self, error: BaseException) -> Dict[str, str]:
@@ -214,16 +229,6 @@ def _hide_ours(shown: Any, seen: "set[int]") -> None:
         stack.clear()  # interrupted while the event loop was waiting: all of it is machinery
     for inner in [shown.__cause__, shown.__context__, *(getattr(shown, "exceptions", None) or ())]:
         _hide_ours(inner, seen)
-
-
-def _exit_code(stop: SystemExit) -> int:
-    """What the interpreter would have exited with; a message goes to stderr, as there."""
-    if stop.code is None:
-        return 0
-    if isinstance(stop.code, int):
-        return int(stop.code) & 0xFFFFFFFF if abs(stop.code) >= 2**31 else int(stop.code)
-    print(stop.code, file=sys.stderr)
-    return 1
 
 
 def _reserve() -> bytearray:

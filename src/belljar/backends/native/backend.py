@@ -53,9 +53,11 @@ class NativeBackend:
         with self._lock:
             started = self._zygotes.get(environment)
             if started is not None and started.done():
-                if not started.exception() and started.result().alive:
-                    return started.result()
-                started = None  # it failed, or was killed: a new one
+                if not started.exception():
+                    if started.result().alive:
+                        return started.result()
+                    started.result().close()  # somebody killed it
+                started = None
             if started is None:
                 started = self._zygotes[environment] = concurrent.futures.Future()
                 self._host.submit(functools.partial(self._start_zygote, environment, started))
