@@ -97,18 +97,13 @@ def print_whole(*values: Any, **options: Any) -> None:
     """`print`, but the line reaches its stream in one piece: one write instead of one for each
     value, separator and end."""
     file = options.get("file") or sys.stdout
-    sep, end = options.get("sep"), options.get("end")
-    plain = isinstance(file, CellStream) and options.keys() <= {"sep", "end", "file", "flush"}
-    if (
-        not plain
-        or not isinstance(sep, (str, type(None)))
-        or not isinstance(end, (str, type(None)))
-    ):
+    words = [options.get("sep", " "), options.get("end", "\n")]
+    known = options.keys() <= {"sep", "end", "file", "flush"}
+    if not known or not isinstance(file, CellStream) or not all(type(w) is str for w in words):
         _print(*values, **options)
         return
-    file.write(
-        (" " if sep is None else sep).join(map(str, values)) + ("\n" if end is None else end)
-    )
+    sep, end = words
+    file.write(sep.join(map(str, values)) + end)
 
 
 print_whole.__name__ = print_whole.__qualname__ = "print"
