@@ -241,15 +241,15 @@ class Demo:
         execution = self.run(sandbox, "attack: fill the memory of the host", MEMORY_BOMB)
         peak = execution.usage.peak_memory or 0
         how = sandbox.isolation.layer("memory")
-        # Best effort may overshoot between two looks of the watchdog, by what fits into 0.1 s.
+        # Best effort may overshoot, by what fits between two looks of the watchdog.
         allowed = limits.memory if how.state == "enforced" else 2 * limits.memory
         self.verdict(
             "fill the memory of the host",
             execution.outcome is Outcome.out_of_memory and 0 < peak <= allowed,
-            f"peak {_megabytes(peak)} of {_megabytes(limits.memory)} allowed ({how.state}); "
+            f"peak {_megabytes(peak)}, the limit is {_megabytes(limits.memory)} ({how.state}); "
             f"{_megabytes(before)} were free on the host",
         )
-        after = self.run(sandbox, "the sandbox lives on, and says what was lost", "1 + 1")
+        after = self.run(sandbox, "the sandbox lives on", "1 + 1")
         if after.text != "2":
             self.attacks.append(("the sandbox lives on", False))
 

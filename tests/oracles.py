@@ -427,7 +427,11 @@ def init_of(sandbox):
 def worker_of(sandbox):
     """The process that runs the cells: the one child of init that is not a command."""
     init = init_of(sandbox)
-    children = [p for p in census.descendants(init) if p.parent == init]
+
+    def born():
+        return [p for p in census.descendants(init) if p.parent == init]
+
+    children = census.wait_until(born, what="a worker")
     return min(children, key=lambda p: p.started).pid
 
 

@@ -104,11 +104,13 @@ def _mount_proc(spec: Dict[str, Any]) -> int:
     sys_.mount("proc", "/proc", "proc", _TMPFS | sys_.MS_NOEXEC)
     kernel = os.open("/proc/sys", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     # The scratch tmpfs lives on through the binds made of it, after the real /tmp covers it.
-    sys_.mount("tmpfs", "/tmp", "tmpfs", _TMPFS | sys_.MS_NOEXEC, "size=64k,mode=0755")
+    scratch = _TMPFS | sys_.MS_NOEXEC
+    sys_.mount("tmpfs", "/tmp", "tmpfs", scratch, "size=64k,mode=0755")
     os.mkdir("/tmp/empty")
     for name, text in (("/tmp/nothing", ""), ("/tmp/meminfo", spec["meminfo"])):
         with open(name, "w") as file:
             file.write(text)
+    sys_.mount(None, "/tmp", None, sys_.MS_REMOUNT | sys_.MS_RDONLY | scratch)  # with all binds
     for name in os.listdir("/proc"):
         path = "/proc/" + name
         if name.isdigit() or name in _PROC_KEPT or os.path.islink(path):
@@ -116,11 +118,10 @@ def _mount_proc(spec: Dict[str, Any]) -> int:
         if name == "meminfo":
             source = "/tmp/meminfo"
         elif name == "sys":
-            source = "/run/belljar/sys"
+            source = "/run/belljar/sys"  # of the root, which is read-only
         else:
             source = "/tmp/empty" if os.path.isdir(path) else "/tmp/nothing"
         sys_.mount(source, path, None, sys_.MS_BIND)
-        sys_.mount(None, path, None, sys_.MS_REMOUNT | sys_.MS_BIND | sys_.MS_RDONLY | _TMPFS)
     return kernel
 
 

@@ -60,7 +60,7 @@ class Watchdog:
             for pid in workers:
                 _reset_peak(pid)
         else:
-            self._peak = max(self._peak, sum(map(_peak_share, workers)))
+            self._peak = max(self._peak, sum(map(_peak, workers)))
         cpu = sum(map(_cpu, pids))
         return Reading(cpu=cpu, peak_memory=self._peak, memory_kills=self.kills)
 
@@ -89,10 +89,9 @@ def _share(pid: int) -> int:
     return _kilobytes(f"/proc/{pid}/smaps_rollup", "Pss")["Pss"] * 1024
 
 
-def _peak_share(pid: int) -> int:
-    """Its share, and how much more it had at its peak."""
-    sizes = _kilobytes(f"/proc/{pid}/status", "VmHWM", "VmRSS")
-    return _share(pid) + max(sizes["VmHWM"] - sizes["VmRSS"], 0) * 1024
+def _peak(pid: int) -> int:
+    """The most it had in memory, with what it shares: cheap enough for every cell."""
+    return _kilobytes(f"/proc/{pid}/status", "VmHWM")["VmHWM"] * 1024
 
 
 def _reset_peak(pid: int) -> None:

@@ -1,0 +1,386 @@
+"""The posture of a live guest, read from outside and compared with a golden description.
+
+Exhaustive on purpose: every task, every namespace, every descriptor, every mount and limit. What
+is not written down here is not allowed; who adds something to a guest adds it here too.
+"""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import census
+import oracles
+from belljar.backends.native import plan
+from belljar.environment import build, resolve
+from oracles import ROOT, descriptors, init_of, mounts, posture, status, threads, tree, worker_of
+
+pytestmark = pytest.mark.timeout(60)
+
+BUSY = """
+import os, subprocess, threading, time
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+child = os.fork()
+if child == 0:
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+    os.setsid()
+    time.sleep(60)
+    os._exit(0)
+program = subprocess.Popen(["sleep", "60"])
+"""
+
+
+@pytest.fixture
+def busy(make_sandbox):
+    """A guest with everything a guest can have: threads, children, programs, a daemon."""
+    sandbox = make_sandbox(limits={"open_files": 100, "processes": 20}, env={"GIVEN": "by caller"})
+    sandbox.run_code(BUSY)
+    return sandbox
+
+
+def tasks(sandbox):
+    return [(pid, tid) for pid in tree(init_of(sandbox)) for tid in threads(pid)]
+
+
+# --- identity and filters ------------------------------------------------------------------------
+
+
+def test_every_task_has_no_power_and_the_filter(busy):
+    everyone = tasks(busy)
+    assert len(everyone) >= 6, "init, worker and its thread, a child and its thread, a program"
+    uid = status(init_of(busy))["Uid"].split()[0]
+    golden = {
+        "Uid": " ".join([uid] * 4),
+        "Gid": " ".join([uid if ROOT else str(os.getgid())] * 4),
+        "CapInh": "0" * 16,
+        "CapPrm": "0" * 16,
+        "CapEff": "0" * 16,
+        "CapBnd": "0" * 16,
+        "CapAmb": "0" * 16,
+        "NoNewPrivs": "1",
+        "Seccomp": "2",
+        "Seccomp_filters": "1",
+        "TracerPid": "0",
+        "Umask": "0022",
+    }
+    # An unprivileged user cannot leave groups; they give no rights to anything in the root.
+    golden["Groups"] = "" if ROOT else status(os.getpid())["Groups"]
+    for pid, tid in everyone:
+        state = status(pid, tid)
+        assert {name: state.get(name) for name in golden} == golden, (pid, tid, state["Name"])
+    if ROOT:
+        assert plan.UID_FIRST < int(uid) < plan.UID_FIRST + plan.UID_COUNT
+    else:
+        assert int(uid) == os.getuid()
+
+
+def test_control_an_ordinary_process_has_none_of_it():
+    state = status(os.getpid())
+    assert state["Seccomp"] == "0"
+    assert state["NoNewPrivs"] == "0"
+
+
+def test_the_user_namespace_maps_one_user_and_one_group(busy):
+    uid = status(init_of(busy))["Uid"].split()[0]
+    gid = status(init_of(busy))["Gid"].split()[0]
+    for pid in tree(init_of(busy)):
+        base = Path(f"/proc/{pid}")
+        # Seen from the host's namespace.
+        assert base.joinpath("uid_map").read_text().split() == ["1000", uid, "1"]
+        assert base.joinpath("gid_map").read_text().split() == ["1000", gid, "1"]
+        assert base.joinpath("setgroups").read_text().strip() == "deny"
+
+
+def test_only_the_clock_is_shared_with_the_host(busy):
+    ours = {kind: os.readlink(f"/proc/self/ns/{kind}") for kind in oracles.NAMESPACES}
+    first = {kind: os.readlink(f"/proc/{init_of(busy)}/ns/{kind}") for kind in oracles.NAMESPACES}
+    assert {kind for kind in ours if ours[kind] == first[kind]} == {"time"}
+    for pid, tid in tasks(busy):
+        for kind, link in first.items():
+            assert os.readlink(f"/proc/{pid}/task/{tid}/ns/{kind}") == link, (pid, tid)
+    zygote = census.process(init_of(busy)).parent
+    shared = {k for k in ours if os.readlink(f"/proc/{zygote}/ns/{k}") == first[k]}
+    assert shared == {"time"}, "a guest shares a namespace with the zygote"
+
+
+def test_the_zygote_and_its_parent_are_out_of_reach(busy, make_sandbox):
+    """They are not in the guest's pid namespace: it has no number for them."""
+    numbers = [status(pid)["NSpid"].split() for pid in tree(init_of(busy))]
+    assert numbers[0][-1] == "1"
+    zygote = census.process(init_of(busy)).parent
+    launcher = census.process(zygote).parent
+    for pid in (zygote, launcher):
+        assert len(status(pid)["NSpid"].split()) < len(numbers[0])
+    seen = busy.run_code("import os; sorted(int(p) for p in os.listdir('/proc') if p.isdigit())")
+    assert seen.value == sorted(int(words[-1]) for words in numbers)
+
+
+# --- what it holds open --------------------------------------------------------------------------
+
+
+def test_descriptors_of_init_and_worker_are_these_and_no_more(make_sandbox):
+    sandbox = make_sandbox()
+    sandbox.run_code("1")
+    kinds = sorted(descriptors(init_of(sandbox)).values())
+    allowed = {"/dev/null", "eventpoll", "pipe", "socket unix stream", "signalfd", "pidfd"}
+    assert set(kinds) <= allowed, kinds
+    assert kinds.count("socket unix stream") == 2  # the host's, the worker's
+    assert len(kinds) <= 14
+    held = descriptors(worker_of(sandbox))
+    assert held.pop(0) == "/dev/null"
+    assert held.pop(1) == held.pop(2) == "pipe"
+    assert sorted(held.values()) == ["socket unix stream"]
+
+
+def test_no_task_holds_a_directory_or_a_file_of_the_host(busy):
+    for pid in tree(init_of(busy)):
+        for number, kind in descriptors(pid).items():
+            assert not kind.startswith("directory"), (pid, number, kind)
+            assert kind.startswith(
+                ("pipe", "socket unix", "/dev/null", "eventpoll", "signalfd", "pidfd")
+            ), (pid, number, kind)
+
+
+def test_programs_get_the_standard_descriptors_only(busy):
+    program = next(p for p in tree(init_of(busy)) if census.process(p).name == "sleep")
+    assert sorted(descriptors(program)) == [0, 1, 2]
+    out = busy.commands.run("ls -l /proc/self/fd").stdout
+    assert "socket" not in out
+
+
+def test_the_working_directory_and_root_are_inside(busy):
+    for pid in tree(init_of(busy)):
+        assert os.readlink(f"/proc/{pid}/cwd") in ("/", "/workspace")
+        assert os.stat(f"/proc/{pid}/root/").st_dev != os.stat("/").st_dev
+
+
+# --- environment -----------------------------------------------------------------------------------
+
+
+def test_the_environment_is_the_allow_list_and_what_the_caller_gave(busy):
+    built = build(resolve("python"))
+    golden = plan.environment_variables(built.interpreter)
+    for pid in tree(init_of(busy)):
+        text = Path(f"/proc/{pid}/environ").read_bytes().decode()
+        found = dict(word.split("=", 1) for word in text.split("\0") if word)
+        assert oracles.ENVIRONMENT_SECRET not in text
+        if census.process(pid).name == "sleep":
+            assert found.keys() - golden.keys() - {"LC_CTYPE"} == {"GIVEN"}
+        else:
+            assert found.keys() <= golden.keys() | {"GIVEN", "LC_CTYPE"}
+        home = os.path.expanduser("~")
+        assert not [v for v in found.values() if home != "/" and home in v]
+
+
+# --- mounts ----------------------------------------------------------------------------------------
+
+
+def golden_mounts(sandbox):
+    """Mount point -> type, writable. Below /usr and /opt what is bound depends on the host."""
+    writable = {"/workspace": "tmpfs", "/tmp": "tmpfs", "/dev/shm": "tmpfs", "/proc": "proc"}
+    devices = {f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")}
+    return writable, devices
+
+
+def test_nothing_is_writable_but_three_sized_places(busy):
+    writable, devices = golden_mounts(busy)
+    top = {}  # the last mount on a place is the one that is seen
+    for place, options, kind, _ in mounts(init_of(busy)):
+        top[place] = (set(options.split(",")), kind)
+    for place, (options, kind) in top.items():
+        if place in writable:
+            assert kind == writable[place]
+            assert {"rw", "nosuid", "nodev"} <= options, place
+        elif place in devices:
+            assert kind == "devtmpfs" or not ROOT
+        else:
+            assert {"ro", "nosuid"} <= options, (place, options)
+            known = r"/$|/(usr|bin|sbin|lib|lib32|lib64|opt)(/|$)|/proc/[\w.-]+$"
+            assert re.match(known, place), f"an unknown mount: {place}"
+    assert set(writable) <= set(top)
+    assert devices <= set(top)
+    assert "noexec" in top["/proc"][0]
+    assert not [place for place in top if place.startswith("/sys")]
+    sizes = {place: data for place, _, kind, data in mounts(init_of(busy)) if kind == "tmpfs"}
+    for place in ("/workspace", "/tmp", "/dev/shm"):
+        assert re.search(r"size=\d+k", sizes[place])
+        assert re.search(r"nr_inodes=\d+", sizes[place])
+
+
+def test_every_task_sees_the_same_mounts(busy):
+    first = mounts(init_of(busy))
+    for pid, tid in tasks(busy):
+        assert posture(pid, tid)["mounts"] == first
+
+
+def test_the_root_holds_nothing_of_the_hosts_but_programs_and_libraries(busy):
+    root = f"/proc/{init_of(busy)}/root"
+    allowed = {"bin", "sbin", "lib", "lib32", "lib64", "usr", "opt", "etc", "dev", "proc", "tmp"}
+    allowed |= {"workspace", "run", "home", "root", "var"}
+    assert set(os.listdir(root)) <= allowed
+    for empty in ("home", "root", "var/tmp", "usr/local/bin"):
+        if not os.path.islink(f"{root}/{empty}"):
+            assert os.listdir(f"{root}/{empty}") == [], empty
+    etc = set(os.listdir(f"{root}/etc"))
+    assert etc <= {
+        "passwd",
+        "group",
+        "hosts",
+        "hostname",
+        "resolv.conf",
+        "nsswitch.conf",
+        "os-release",
+        "localtime",
+        "alternatives",
+        "ld.so.cache",
+        "ssl",
+    }
+    assert Path(f"{root}/etc/passwd").read_text() != Path("/etc/passwd").read_text()
+    assert "shadow" not in etc
+    devices = {
+        "null",
+        "zero",
+        "full",
+        "random",
+        "urandom",
+        "shm",
+        "fd",
+        "stdin",
+        "stdout",
+        "stderr",
+    }
+    assert set(os.listdir(f"{root}/dev")) == devices
+
+
+KEPT_IN_PROC = {"cpuinfo", "stat", "uptime", "loadavg", "version", "filesystems", "meminfo"}
+
+
+def test_proc_tells_of_the_sandbox_and_not_of_the_host(busy):
+    code = """
+    import os
+    def read(name):
+        path = '/proc/' + name
+        if os.path.islink(path): return None
+        if os.path.isdir(path): return os.listdir(path)
+        try: return open(path, 'rb').read(4096)
+        except OSError: return None
+    {name: read(name) for name in os.listdir('/proc') if not name.isdigit()}
+    """
+    import textwrap
+
+    told = busy.run_code(textwrap.dedent(code)).value
+    assert len(told) > 20
+    speaking = {name for name, content in told.items() if content}
+    assert speaking <= KEPT_IN_PROC | {"sys"}, speaking - KEPT_IN_PROC
+    names = Path("/proc/self/mountinfo").read_text()
+    assert told["meminfo"] != Path("/proc/meminfo").read_bytes()
+    assert names
+
+
+def test_the_kernels_variables_are_copies(busy):
+    found = busy.run_code(
+        "import os\n[os.path.join(d, f) for d, _, fs in os.walk('/proc/sys') for f in fs]"
+    ).value
+    assert sorted(found) == sorted(f"/proc/sys/{name}" for name in plan._SYSCTLS)
+
+
+# --- limits and scheduling --------------------------------------------------------------------------
+
+
+def rlimits(pid):
+    rows = {}
+    for line in Path(f"/proc/{pid}/limits").read_text().splitlines()[1:]:
+        name, soft, hard = re.match(r"(.*?)  +(\S+) +(\S+)", line).groups()
+        rows[name] = (soft, hard)
+    return rows
+
+
+def test_limits_of_every_process_but_init_are_set_and_cannot_be_raised(busy):
+    limits = busy.limits
+    golden = {
+        "Max core file size": 1,  # 0 would still start a helper that core_pattern names
+        "Max processes": limits.processes + 1,
+        "Max open files": limits.open_files,
+        "Max pending signals": 1024,
+        "Max msgqueue size": 819200,
+        "Max locked memory": 65536,
+        "Max nice priority": 0,
+        "Max realtime priority": 0,
+        "Max file size": max(limits.workspace, limits.tmp),
+    }
+    for pid in tree(init_of(busy)):
+        found = rlimits(pid)
+        for name, value in golden.items():
+            if pid == init_of(busy) and name == "Max open files":
+                continue  # init passes descriptors; it has its own, higher one
+            soft, hard = found[name]
+            assert soft == hard, (pid, name)
+            assert int(soft) <= value, (pid, name, soft)
+
+
+def test_scheduling_is_ordinary(busy):
+    for pid, tid in tasks(busy):
+        assert os.sched_getscheduler(tid) == os.SCHED_OTHER
+        fields = Path(f"/proc/{pid}/task/{tid}/stat").read_text().rpartition(")")[2].split()
+        assert int(fields[16]) >= 0, "a better nice value than the host's"
+        assert pid != tid or int(fields[15]) == 20
+
+
+@pytest.mark.needs_cgroup
+def test_every_task_is_in_the_guests_own_control_groups(busy):
+    counters = oracles.Counters(init_of(busy))
+    assert counters.inside
+    assert counters.memory_limit == busy.limits.memory
+    assert counters.processes == len(tasks(busy))
+    first = Path(f"/proc/{init_of(busy)}/cgroup").read_text()
+    for pid, tid in tasks(busy):
+        assert Path(f"/proc/{pid}/task/{tid}/cgroup").read_text() == first
+    inside = busy.run_code("print(open('/proc/self/cgroup').read())").stdout
+    assert "belljar" not in inside
+
+
+def test_init_is_out_of_the_workers_reach(busy):
+    """Not dumpable: its files in /proc belong to the root of the zygote's user namespace."""
+    init, worker = init_of(busy), worker_of(busy)
+    owner = plan.UID_FIRST if ROOT else os.getuid()
+    assert os.stat(f"/proc/{init}/environ").st_uid == owner
+    assert os.stat(f"/proc/{worker}/environ").st_uid == int(status(worker)["Uid"].split()[0])
+    ignored = int(status(init)["SigIgn"], 16)
+    caught = int(status(init)["SigCgt"], 16)
+    for number in (1, 2, 15):  # SIGHUP, SIGINT, SIGTERM
+        assert not caught >> (number - 1) & 1
+        assert ignored >> (number - 1) & 1
+
+
+def test_isolation_says_what_was_measured(busy):
+    seen = {layer.name: layer.state for layer in busy.isolation.layers}
+    for kind in ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup"):
+        assert seen[f"{kind} namespace"] == "enforced"
+    for name in ("seccomp", "capabilities", "no_new_privs", "uid"):
+        assert seen[name] == "enforced"
+    memory = busy.isolation.layer("memory").state
+    in_group = oracles.Counters(init_of(busy)).inside
+    assert memory == ("enforced" if in_group else "best-effort")
+    assert sys.platform == "linux"
+
+
+def test_a_restarted_worker_has_the_posture_of_the_first(make_sandbox):
+    sandbox = make_sandbox()
+    first, held = posture(worker_of(sandbox)), sorted(descriptors(worker_of(sandbox)).values())
+    sandbox.run_code("import os; os._exit(1)")
+    census.wait_until(lambda: census.descendants(init_of(sandbox)), what="a new worker")
+    sandbox.run_code("1")
+    sandbox.restart()
+    assert posture(worker_of(sandbox)) == first
+    assert len(held) <= 4
+
+
+def test_two_newborn_guests_have_the_same_posture(make_sandbox):
+    one, two = (posture(worker_of(make_sandbox())) for _ in range(2))
+    own = {f"{kind} namespace" for kind in oracles.NAMESPACES} | {"Uid", "Gid", "root", "mounts"}
+    assert {k: v for k, v in one.items() if k not in own} == {
+        k: v for k, v in two.items() if k not in own
+    }
+    assert [row[:3] for row in one["mounts"]] == [row[:3] for row in two["mounts"]]
