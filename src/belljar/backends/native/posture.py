@@ -21,6 +21,13 @@ class Posture:
 
 
 def read(pid: int) -> Posture:
+    try:
+        return _read(pid)
+    except OSError as error:
+        raise StartError(f"the posture of the new guest cannot be read: {error}") from error
+
+
+def _read(pid: int) -> Posture:
     status = _status(pid)
     capabilities = 0
     for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
