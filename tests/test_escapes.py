@@ -45,7 +45,7 @@ pytestmark = pytest.mark.timeout(60)
 MIB = 1 << 20
 
 
-# --- the guests as data ----------------------------------------------------------------------
+# --- the guests as data --------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +134,7 @@ def release(make_sandbox, canaries):
     return run
 
 
-# --- every guest -----------------------------------------------------------------------------
+# --- every guest ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("guest", **_ids(HERE))
@@ -227,6 +227,12 @@ def _look_descriptors(guest, sandbox, init, execution, before):
     assert max(open_) <= sandbox.limits.open_files
 
 
+def _look_init(guest, sandbox, init, execution, before):
+    kinds = list(oracles.descriptors(init).values())
+    assert len(kinds) <= 16, kinds
+    assert not [kind for kind in kinds if kind.startswith("directory")]
+
+
 def _look_flood(guest, sandbox, init, execution, before):
     assert len(execution.stdout) + len(execution.stderr) <= sandbox.limits.output
     assert oracles.own_memory() - before < 96 * MIB, (
@@ -248,13 +254,14 @@ ORACLES = {
     "tasks": _look_tasks,
     "disk": _look_disk,
     "descriptors": _look_descriptors,
+    "init": _look_init,
     "flood": _look_flood,
     "core": _look_core,
     "none": _look_nowhere,
 }
 
 
-# --- the controls: where nothing stops it, the oracle must trip -------------------------------
+# --- the controls: where nothing stops it, the oracle must trip ----------------------------------
 
 
 @pytest.mark.parametrize(
@@ -342,15 +349,17 @@ def test_control_of_the_census():
     process.wait()
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    left = [p.pid for p in census.descendants(os.getpid()) if "import os,time" in str(p)]
-    assert left
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, 0)
+
+    def left():
+        ours = [p for p in census.descendants(os.getpid()) if "import os,time" in str(p)]
+        return ours if len(ours) == 1 and ours[0].parent == os.getpid() else None
+
+    (daemon,) = census.wait_until(left, what="the daemon")
+    os.kill(daemon.pid, signal.SIGKILL)
+    os.waitpid(daemon.pid, 0)
 
 
-# --- files: links, pipes and trees made by the guest -------------------------------------------
+# --- files: links, pipes and trees made by the guest ---------------------------------------------
 
 
 # row 3, row 59
@@ -440,7 +449,7 @@ def test_a_guest_that_makes_directories_faster_than_they_are_removed_is_not_wait
     assert sandbox.run_code("1").ok
 
 
-# --- limits ------------------------------------------------------------------------------------
+# --- limits --------------------------------------------------------------------------------------
 
 
 # row 33, row 26
@@ -619,7 +628,7 @@ def test_a_killed_host_process_leaves_no_guest(canaries):
     import os, sys
     from belljar import Sandbox
     sandbox = Sandbox.create(environment="python")
-    sandbox.run_code("import os\\nif os.fork() == 0:\\n    os.setsid()\\n    import time; time.sleep(60)")
+    sandbox.run_code("import os, time\\nif os.fork() == 0: os.setsid(); time.sleep(60)")
     inner = getattr(sandbox, "_sandbox", sandbox)
     print(inner._guest.pid, flush=True)
     sandbox.run_code("import time; time.sleep(60)", timeout=60)
@@ -743,7 +752,7 @@ def test_what_an_earlier_cell_left_does_not_speak_for_a_later_one(make_sandbox):
 # row 52
 def test_a_stubborn_interpreter_is_restarted_and_closed_in_time(release):
     guest = next(g for g in GUESTS if g.name == "r52_never_ends")
-    sandbox, execution, _ = release(guest)
+    sandbox, _, _ = release(guest)
     began = time.monotonic()
     sandbox.restart()
     assert sandbox.run_code("'stubborn' in globals()").value is False
@@ -827,7 +836,7 @@ def test_forged_values_are_values_or_refused(release, payload):
     assert sandbox.run_code("1 + 1").value == 2
 
 
-# --- terminals, network ----------------------------------------------------------------------------
+# --- terminals, network --------------------------------------------------------------------------
 
 _ON_A_TERMINAL = """
 import fcntl, os, sys, termios
@@ -898,7 +907,7 @@ def _is_up(net, name):
     return name in Path(f"{net}/if_inet6").read_text() or name in Path(f"{net}/route").read_text()
 
 
-# --- one after another, and side by side -------------------------------------------------------------
+# --- one after another, and side by side ---------------------------------------------------------
 
 
 # row 82
@@ -933,7 +942,7 @@ def test_a_sandbox_sees_nothing_of_another(make_sandbox):
     seek = """
     import ctypes, glob, os, socket
     found = []
-    for pattern in ('/workspace/*', '/tmp/*', '/dev/shm/*', '/proc/[0-9]*/environ', '/proc/*/cmdline'):
+    for pattern in ('/workspace/*', '/tmp/*', '/dev/shm/*', '/proc/[0-9]*/environ', '/proc/*/stat'):
         for path in glob.glob(pattern):
             try: found.append(open(path).read())
             except OSError as error: found.append(str(error))
@@ -980,8 +989,8 @@ def test_a_newborn_sandbox_is_the_same_whatever_went_before(make_sandbox):
     describe = """
     import os, resource, sys, threading
     (sorted(os.environ.items()), sorted(sys.modules), threading.active_count(), os.getcwd(),
-     os.umask(0o022), sys.path, [resource.getrlimit(k) for k in range(16)], os.listdir('/workspace'),
-     os.listdir('/tmp'), os.listdir('/dev/shm'), sorted(os.listdir('/proc/self/fd')),
+     os.umask(0o022), sys.path, [resource.getrlimit(k) for k in range(16)],
+     os.listdir('/workspace'), os.listdir('/tmp'), os.listdir('/dev/shm'), sorted(os.listdir('/proc/self/fd')),
      sys.getrecursionlimit())
     """
     # The time that is left, and memory that depends on it, are the only differences allowed.
@@ -1303,6 +1312,59 @@ def test_sockets_given_to_a_thread_do_not_let_it_speak_for_another_cell(release)
     assert execution.outcome in ("ok", "exit", "killed")  # its own process: its own loss
     assert sandbox.run_code("1 + 1").outcome in ("ok", "killed")
     assert sandbox.run_code("1 + 1").value == 2
+
+
+_FUZZ = """
+import json, os, random, time
+from hostile import forge, worker
+runner, request = worker()
+chance = random.Random({seed})
+values = [None, True, -1, 10**30, 1e308, "x", "\\ud800", [], {{}}, [[]] * 50, {{"a": 1}}, "ok", "died"]
+names = ["status", "parts", "main", "dropped", "exit_code", "signal", "lost", "nonce", "x"]
+def header():
+    body = {{chance.choice(names): chance.choice(values) for _ in range(chance.randrange(6))}}
+    text = json.dumps(body).encode()
+    return chance.choice([text, text, text, text[:-1], b"[]", b"\\xff", b"null", b""])
+for _ in range(60):
+    kind = chance.choice([64, 65, 65, 65, 66, 66, 67, 68, 68, chance.randrange(256)])
+    number = chance.choice([request, request, request, 0, request + 1, 2**32 - 1])
+    frame = bytearray(forge(kind, number, header(), os.urandom(chance.choice([0, 0, 3, 5000]))))
+    if chance.random() < 0.1: frame[chance.randrange(len(frame))] ^= 1 << chance.randrange(8)
+    try: runner._control.sendall(frame)
+    except OSError: break
+    if chance.random() < 0.1: time.sleep(0.002)
+"""
+
+
+# row 45
+def test_no_frame_of_a_worker_ends_init_or_surprises_the_host(release):
+    """Random and mutated frames: an Execution comes back every time, and the files stay."""
+    sandbox = release.start()
+    sandbox.files.write("kept.txt", "kept")
+    init = init_of(sandbox)
+    for seed in range(60):
+        execution = sandbox.run_code(_FUZZ.format(seed=seed), timeout=3)
+        assert isinstance(execution, belljar.Execution)
+        repr(execution), execution.to_json()
+        assert census.alive(init), f"seed {seed} ended init"
+    assert sandbox.files.read("kept.txt") == "kept"
+    assert sandbox.run_code("1", timeout=3).outcome in ("ok", "killed")
+    assert sandbox.run_code("1 + 1").value == 2
+
+
+def test_restarts_that_race_with_dying_workers_all_come_back(make_sandbox):
+    sandbox = make_sandbox()
+    began = time.monotonic()
+    for number in range(15):
+        delay = 0.002 * (number % 5)
+        timer = threading.Timer(delay, sandbox.restart)
+        timer.start()
+        deed = ("os._exit(1)", "os.kill(os.getpid(), 9)", "os.closerange(0, 99)")[number % 3]
+        execution = sandbox.run_code(f"import os, time; time.sleep({delay}); {deed}", timeout=5)
+        assert execution.outcome in ("killed", "lost", "cancelled"), execution
+        timer.join()
+    assert sandbox.run_code("1 + 1").value == 2
+    assert time.monotonic() - began < 20
 
 
 def test_a_host_address_is_no_address_of_the_guest(sandbox):

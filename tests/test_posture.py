@@ -158,7 +158,7 @@ def test_the_working_directory_and_root_are_inside(busy):
         assert os.stat(f"/proc/{pid}/root/").st_dev != os.stat("/").st_dev
 
 
-# --- environment -----------------------------------------------------------------------------------
+# --- environment ---------------------------------------------------------------------------------
 
 
 def test_the_environment_is_the_allow_list_and_what_the_caller_gave(busy):
@@ -176,7 +176,7 @@ def test_the_environment_is_the_allow_list_and_what_the_caller_gave(busy):
         assert not [v for v in found.values() if home != "/" and home in v]
 
 
-# --- mounts ----------------------------------------------------------------------------------------
+# --- mounts --------------------------------------------------------------------------------------
 
 
 def golden_mounts(sandbox):
@@ -286,7 +286,7 @@ def test_the_kernels_variables_are_copies(busy):
     assert sorted(found) == sorted(f"/proc/sys/{name}" for name in plan._SYSCTLS)
 
 
-# --- limits and scheduling --------------------------------------------------------------------------
+# --- limits and scheduling -----------------------------------------------------------------------
 
 
 def rlimits(pid):

@@ -59,6 +59,13 @@ class Script:
         out, err = self.process.communicate(timeout=PATIENCE)
         return self.process.returncode, out, err
 
+    def kill(self):
+        """SIGKILL, if it still runs; what it started is not touched."""
+        self.process.kill()
+        self.process.wait(PATIENCE)
+        self.process.stdout.close()
+        self.process.stderr.close()
+
 
 @pytest.fixture
 def script(native):
@@ -66,10 +73,7 @@ def script(native):
 
         def start(program):
             made = Script(program)
-            stack.callback(made.process.stdout.close)
-            stack.callback(made.process.stderr.close)
-            stack.callback(made.process.wait)
-            stack.callback(made.process.kill)
+            stack.callback(made.kill)
             return made
 
         yield start
@@ -300,15 +304,19 @@ def test_a_fork_starts_its_own_runtime_and_does_not_disturb_the_parents(script, 
 def test_a_fork_while_other_threads_use_sandboxes_is_fine(script, nothing_left):
     made = script(
         """
-        import threading, warnings
+        import threading, warnings, belljar.runtime
         warnings.simplefilter("ignore", DeprecationWarning)
         stop = threading.Event()
+        begun = threading.Barrier(4)
         def work():
             with Sandbox(environment="python") as sandbox:
+                sandbox.run_code("1")
+                begun.wait()  # a fork in the middle of an import is beyond anybody's help
                 while not stop.is_set():
                     assert sandbox.run_code("1 + 1").value == 2
         threads = [threading.Thread(target=work) for _ in range(3)]
         for thread in threads: thread.start()
+        begun.wait()
         codes = []
         for _ in range(5):
             child = os.fork()
@@ -316,8 +324,8 @@ def test_a_fork_while_other_threads_use_sandboxes_is_fine(script, nothing_left):
                 code = 1
                 try:
                     code = 0 if belljar.run("3", environment="python").value == 3 else 2
+                    belljar.runtime.shutdown()
                 finally:
-                    belljar.runtime.shutdown() if hasattr(belljar, "runtime") else None
                     os._exit(code)
             codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         stop.set()
@@ -390,6 +398,8 @@ def test_shutdown_closes_everything_and_the_next_sandbox_starts_anew(script, not
             sandbox.close()
             runtime.shutdown()
             runtime.shutdown()
+            for thread in set(threading.enumerate()) - {threading.main_thread()}:
+                thread.join(5)  # those of anyio's pool are told to end, and end soon
             print([thread.name for thread in threading.enumerate()])
             children = open(f"/proc/self/task/{os.getpid()}/children").read()
             assert children == "", children
@@ -432,8 +442,7 @@ def kill_at_random_moments(script, times, seed):
         if moments.random() < 0.8:
             assert made.line() == "begun"
         time.sleep(moments.random() * 1.2)  # the random moment itself
-        os.kill(made.pid, signal.SIGKILL)
-        made.process.wait(PATIENCE)
+        made.kill()
         census.wait_until(
             lambda before=before: not strangers(before), timeout=2.0, what="the end of all guests"
         )

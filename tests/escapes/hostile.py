@@ -55,6 +55,16 @@ def show(what, action):
         print(f"refused {what}: {type(error).__name__} {error}")
 
 
+def read(path, mode="r"):
+    with open(path, mode) as file:
+        return file.read()
+
+
+def write(path, text):
+    with open(path, "w") as file:
+        return file.write(text)
+
+
 def worker():
     """By its frames: the object that runs the cells, and the number of this cell."""
     import sys

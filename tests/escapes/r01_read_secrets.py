@@ -6,10 +6,10 @@
 import glob
 import os
 
-from hostile import attempt, show, target
+from hostile import attempt, read, show, target
 
 show("environment", lambda: dict(os.environ, TARGETS="", SYSCALLS=""))
-attempt("the canary", lambda: open(target("secret_file")).read())
+attempt("the canary", lambda: read(target("secret_file")))
 for path in (
     "/etc/shadow",
     "/etc/machine-id",
@@ -20,7 +20,7 @@ for path in (
     target("home") + "/.profile",
     target("home") + "/.ssh/authorized_keys",
 ):
-    attempt(path, lambda path=path: open(path).read())
+    attempt(path, lambda path=path: read(path))
 for pattern in ("/root/*", "/root/.*", "/home/*", "/var/*/*", target("directory") + "/*"):
     for path in glob.glob(pattern):
         print("ACHIEVED a look at", path)

@@ -5,7 +5,7 @@
 # trips: secret
 import os
 
-from hostile import attempt, target
+from hostile import attempt, read, target
 
 for name, to in (
     ("absolute", target("secret_file")),
@@ -14,4 +14,4 @@ for name, to in (
     ("by_init", "/proc/1/root" + target("secret_file")),
 ):
     os.symlink(to, name)
-    attempt(name, lambda name=name: open(name).read())
+    attempt(name, lambda name=name: read(name))

@@ -5,9 +5,9 @@
 # trips: secret
 import os
 
-from hostile import attempt, target
+from hostile import attempt, read, target
 
 secret = target("secret_file")
 for pid in ["self", "1", *filter(str.isdigit, os.listdir("/proc"))]:
     for way in ("root", "root/../../..", "cwd/" + "../" * 20, "task/1/root"):
-        attempt(f"{pid} {way}", lambda path=f"/proc/{pid}/{way}{secret}": open(path).read())
+        attempt(f"{pid} {way}", lambda path=f"/proc/{pid}/{way}{secret}": read(path))

@@ -6,11 +6,11 @@
 import ctypes
 import os
 
-from hostile import attempt, syscall, target
+from hostile import attempt, read, syscall, target
 
 os.mkdir("jail")
 syscall("chroot", ctypes.c_char_p(b"jail"))
 for _ in range(50):
     os.chdir("..")
 syscall("pivot_root", ctypes.c_char_p(b"."), ctypes.c_char_p(b"."))
-attempt("the canary", lambda: open("." + target("secret_file")).read())
+attempt("the canary", lambda: read("." + target("secret_file")))

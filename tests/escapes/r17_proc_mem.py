@@ -5,7 +5,7 @@
 # trips: memory
 import os
 
-from hostile import attempt, target
+from hostile import attempt, read, target
 
 
 def write(pid):
@@ -16,7 +16,7 @@ def write(pid):
 attempt("init", lambda: write(1))
 attempt("a process of the host", lambda: write(target("pid")))
 for name in ("environ", "maps", "auxv", "stack", "syscall", "io"):
-    attempt(name, lambda path=f"/proc/1/{name}": open(path).read())
+    attempt(name, lambda path=f"/proc/1/{name}": read(path))
 for name in ("cwd", "exe", "root"):
     attempt(name, lambda path=f"/proc/1/{name}": os.readlink(path))
 # Which numbers there are is no secret; what is behind them is.

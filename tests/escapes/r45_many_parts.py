@@ -8,7 +8,7 @@
 from hostile import RESULT, forge, worker
 
 runner, request = worker()
-parts = ",".join('{"mime":"%x","size":0}' % number for number in range(7000))
+parts = ",".join(f'{{"mime":"{number:x}","size":0}}' for number in range(7000))
 frame = forge(RESULT, request, ('{"parts":[' + parts + "]}").encode())
 for _ in range(300):
     runner._control.sendall(frame)

@@ -5,4 +5,4 @@
 # control: simulated: test_control_of_the_flood_oracle
 cycle = []
 cycle.append({"self": cycle})
-cycle
+cycle  # noqa: B018

@@ -14,4 +14,4 @@ class Bomb:
 
 data = pickle.dumps(Bomb())
 display(data)  # noqa: F821
-[data, {"reduce": data}]
+[data, {"reduce": data}]  # noqa: B018

@@ -6,7 +6,7 @@ import ctypes
 import socket
 import time
 
-from hostile import CONFINED, attempt, syscall
+from hostile import CONFINED, attempt, syscall, write
 
 if CONFINED:
     now = (ctypes.c_long * 2)(1, 0)
@@ -24,4 +24,4 @@ if CONFINED:
         "kernel/pid_max",
         "net/ipv4/ip_forward",
     ):
-        attempt(name, lambda name=name: open(f"/proc/sys/{name}", "w").write("1"))
+        attempt(name, lambda name=name: write(f"/proc/sys/{name}", "1"))

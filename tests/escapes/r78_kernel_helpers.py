@@ -5,7 +5,7 @@
 import glob
 import os
 
-from hostile import CONFINED, attempt
+from hostile import CONFINED, attempt, write
 
 if CONFINED:
     for path in (
@@ -21,7 +21,7 @@ if CONFINED:
         "/proc/irq/0/smp_affinity",
         *glob.glob("/proc/bus/pci/*/*"),
     ):
-        attempt(path, lambda path=path: open(path, "w").write("|/workspace/x"))
+        attempt(path, lambda path=path: write(path, "|/workspace/x"))
     for path in ("/sys", "/sys/fs/cgroup", "/proc/scsi", "/proc/fs", "/proc/tty", "/proc/driver"):
         found = os.listdir(path) if os.path.isdir(path) else []
         if found:

@@ -8,7 +8,7 @@
 import glob
 import os
 
-from hostile import attempt
+from hostile import attempt, write
 
 for pid, value in (("self", "-1000"), ("1", "1000"), ("self", "0")):
     try:
@@ -17,7 +17,7 @@ for pid, value in (("self", "-1000"), ("1", "1000"), ("self", "0")):
     except OSError as error:
         print("refused", pid, value, error)
 for path in glob.glob("/sys/fs/cgroup/**/cgroup.procs", recursive=True):
-    attempt(path, lambda path=path: open(path, "w").write("0"))
+    attempt(path, lambda path=path: write(path, "0"))
 held = []
 while len(held) < 25:
     held.append(bytearray(os.urandom(1 << 20) * 8))

@@ -93,6 +93,13 @@ class Command:
         except ProcessLookupError:
             pass  # it has just ended; its status is on the way
 
+    def kill(self) -> None:
+        """With what it started, also in sessions of their own. What has been daemonised (its
+        parent has ended) cannot be told from other orphans and lives on."""
+        for pid in _descendants(self.pid):
+            _kill(pid)
+        self.signal(signal.SIGKILL)
+
     def on_exit(self, status: int) -> None:
         """What a background child still writes after this is not waited for, nor shown."""
         self._process.returncode = status  # reaped by init: Popen must not wait again
@@ -154,11 +161,30 @@ def _kill_until_none(init: Any, wanted: "Callable[[int], bool]") -> bool:
         if not victims:
             return True
         for pid in victims:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+            _kill(pid)
     return False
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # it was faster
+
+
+def _descendants(pid: int) -> List[int]:
+    children: Dict[int, List[int]] = {}
+    for other in _processes():
+        try:
+            children.setdefault(int(_stat(other)[1]), []).append(other)
+        except OSError:
+            continue  # ended meanwhile
+    found: List[int] = []
+    todo = children.get(pid, [])
+    while todo:
+        found.append(todo.pop())
+        todo += children.get(found[-1], [])
+    return found
 
 
 def _started(pid: int) -> int:

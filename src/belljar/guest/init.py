@@ -171,7 +171,7 @@ class Init:
     def _serve_kill(self, frame: wire.Frame) -> None:
         command = self.commands.get(frame.request)
         if command is not None:
-            command.signal(signal.SIGKILL)
+            command.kill()
         elif self._is_current(frame):
             self._worker.signal(signal.SIGKILL)
 

@@ -1,0 +1,20 @@
+# row: 19, 20
+# attempt: make children that are init's and not its own, and let them end in every way
+# expect: outcome=ok
+# within: 8
+# machine: x86_64
+# control: simulated: test_control_of_the_verdict
+import os
+import signal
+
+from hostile import _NUMBERS, CONFINED, libc
+
+CLONE_PARENT = 0x8000
+for number in range(200):
+    pid = libc.syscall(_NUMBERS["clone"], CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0)
+    if pid == 0:
+        if number % 3 == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        libc.syscall(_NUMBERS["exit_group"], number & 0xFF)
+    if not CONFINED:
+        break

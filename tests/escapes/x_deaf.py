@@ -1,0 +1,12 @@
+# row: 45, 51
+# attempt: hear nothing more of init
+# expect: outcome=killed|ok|timeout
+# within: 6
+# timeout: 2
+# control: simulated: test_control_of_the_verdict
+import socket
+
+from hostile import worker
+
+runner, _ = worker()
+runner._control.shutdown(socket.SHUT_RD)

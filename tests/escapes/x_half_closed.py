@@ -1,0 +1,12 @@
+# row: 45, 51
+# attempt: close one direction of the runner's socket
+# expect: outcome=killed
+# within: 5
+# timeout: 3
+# control: simulated: test_control_of_the_verdict
+import socket
+
+from hostile import worker
+
+runner, _ = worker()
+runner._control.shutdown(socket.SHUT_WR)
