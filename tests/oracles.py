@@ -412,8 +412,10 @@ def drift(reference, pids, *, known=()):
             for number, kind in descriptors(pid).items():
                 if unusual(kind) and kind not in known:
                     found.append(f"descriptor {number} of {pid} is {kind}")
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it ended while we looked
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            # It ended while we looked. (What is just ending is nobody's: EACCES for a user.)
+            if census.alive(pid):
+                raise
     return found
 
 

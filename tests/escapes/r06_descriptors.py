@@ -5,11 +5,8 @@
 # trips: secret
 import os
 
-from hostile import attempt, show
+from hostile import show
 
-for pid in [p for p in os.listdir("/proc") if p.isdigit() and p != str(os.getpid())]:
-    for number in range(64):
-        attempt(f"{pid} {number}", lambda p=f"/proc/{pid}/fd/{number}": os.open(p, os.O_NONBLOCK))
 for number in range(1024):
     try:
         os.fstat(number)
@@ -21,4 +18,11 @@ for number in range(1024):
             with open(os.open(name, os.O_RDONLY, dir_fd=number)) as file:
                 print("ACHIEVED", name, file.read())
         except (OSError, TypeError):
+            continue
+for pid in [p for p in os.listdir("/proc") if p.isdigit() and p != str(os.getpid())]:
+    for number in range(64):
+        try:
+            os.close(os.open(f"/proc/{pid}/fd/{number}", os.O_NONBLOCK))
+            print("ACHIEVED", pid, number)
+        except OSError:
             continue

@@ -15,8 +15,14 @@ import anyio.to_thread
 from belljar.backends.base import Guest, GuestSpec, Host
 from belljar.backends.native import cgroup, layers, plan, posture
 from belljar.backends.native.cgroup import Cgroup
-from belljar.backends.native.guest import NativeGuest, SocketStream, hello, remove_cgroup
-from belljar.backends.native.zygotes import Zygote, failure
+from belljar.backends.native.guest import (
+    NativeGuest,
+    SocketStream,
+    Stillborn,
+    hello,
+    remove_cgroup,
+)
+from belljar.backends.native.zygotes import Zygote, ZygoteGone, failure
 from belljar.environment import Environment, build
 from belljar.errors import BackendUnavailable, LimitNotEnforceable, StartError
 from belljar.isolation import Isolation
@@ -37,9 +43,18 @@ class NativeBackend:
 
     async def start(self, spec: GuestSpec) -> Guest:
         zygote = await self._zygote(spec.environment)
+        try:
+            return await self._start(spec, zygote)
+        except (ZygoteGone, Stillborn):
+            # Somebody may have killed the zygote (the kernel, out of memory): once more.
+            if not await anyio.to_thread.run_sync(zygote.died):
+                raise
+        return await self._start(spec, await self._zygote(spec.environment))
+
+    async def _start(self, spec: GuestSpec, zygote: Zygote) -> Guest:
         group = self._make_cgroup(spec)
         try:
-            return await self._start(spec, zygote, group)
+            return await self._confine(spec, zygote, group)
         except BaseException:
             if group is not None:
                 with anyio.CancelScope(shield=True):
@@ -119,30 +134,28 @@ class NativeBackend:
                     hint=layer.remedy,
                 )
 
-    async def _start(self, spec: GuestSpec, zygote: Zygote, group: Cgroup | None) -> NativeGuest:
+    async def _confine(self, spec: GuestSpec, zygote: Zygote, group: Cgroup | None) -> NativeGuest:
         in_cgroup = group.enforced if group is not None else frozenset[str]()
         ours, theirs = socket.socketpair()
-        with theirs:
-            ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-            join = group.join_fds() if group is not None else []
-            zygote.spawn(_request(spec, zygote, in_cgroup), [theirs.fileno(), *join])
-        if group is not None:
-            group.close_join_fds()
-        stream = SocketStream(ours)
         try:
+            with theirs:
+                ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+                join = group.join_fds() if group is not None else []
+                zygote.spawn(_request(spec, zygote, in_cgroup), [theirs.fileno(), *join])
+            if group is not None:
+                group.close_join_fds()
+            stream = SocketStream(ours)
             with anyio.fail_after(HELLO_TIMEOUT):
                 pid, said = await hello(stream)
             if "failed" in said:
                 raise failure(said, spec.environment.name)
             pidfd = os.pidfd_open(pid)
-        except TimeoutError:
+        except BaseException as error:
             ours.close()
-            raise StartError(f"the guest did not come up in {HELLO_TIMEOUT:.0f} s") from None
-        except ProcessLookupError:
-            ours.close()
-            raise StartError("the guest died as soon as it was confined") from None
-        except BaseException:
-            ours.close()
+            if isinstance(error, TimeoutError):
+                raise StartError(f"the guest did not come up in {HELLO_TIMEOUT:.0f} s") from None
+            if isinstance(error, ProcessLookupError):
+                raise StartError("the guest died as soon as it was confined") from None
             raise
         guest = NativeGuest(stream, pid, pidfd, group, spec.limits.memory)
         try:

@@ -21,6 +21,10 @@ from belljar.isolation import Isolation
 DEATH_TIMEOUT = 5.0
 
 
+class Stillborn(StartError):
+    """The guest said nothing at all."""
+
+
 class SocketStream:
     """The guest's channel: one end of a socket pair."""
 
@@ -122,7 +126,7 @@ async def hello(stream: SocketStream) -> tuple[int, Mapping[str, object]]:
             await anyio.wait_readable(stream.socket)
             continue
         if not data:
-            raise StartError(
+            raise Stillborn(
                 "the guest ended before it was confined",
                 hint="out of processes or memory? `belljar doctor` tells what this host allows",
             )

@@ -26,6 +26,10 @@ MAX_REQUEST = 65536
 START_TIMEOUT = 120.0  # imports of large packages on a cold disk
 
 
+class ZygoteGone(StartError):
+    """It was killed: nothing is wrong with the guest that was asked for. Try with a new one."""
+
+
 class Zygote:
     def __init__(self, built: Built) -> None:
         self.root = os.geteuid() == 0
@@ -101,7 +105,15 @@ class Zygote:
         try:
             socket.send_fds(self._control, [message], fds)
         except OSError as error:
-            raise StartError(f"the zygote is gone: {error}") from error
+            raise ZygoteGone(f"the zygote is gone: {error}") from error
+
+    def died(self) -> bool:
+        """Whether it has ended, or is about to: its parent needs a moment to notice."""
+        try:
+            self._process.wait(0.2)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     @property
     def alive(self) -> bool:
