@@ -69,7 +69,7 @@ class Channel:
 
     @property
     def alive(self) -> bool:
-        return self._failed is None
+        return self._failed is None and not self._stream.ended()
 
     async def retire(self) -> None:
         """Use the stream no more, and wait until nobody reads it, so that it can be closed.

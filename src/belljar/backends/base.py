@@ -47,6 +47,9 @@ class Stream(Protocol):
     async def send(self, data: bytes) -> None:
         """All of it. Raises OSError when the guest is gone."""
 
+    def ended(self) -> bool:
+        """Whether the guest is known to be gone, without waiting. Asked before each request."""
+
 
 class Guest(Protocol):
     """A live guest. All methods may be called from any thread but for the awaited ones."""

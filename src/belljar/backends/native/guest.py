@@ -49,6 +49,14 @@ class SocketStream:
             except BlockingIOError:
                 await anyio.wait_writable(self.socket)
 
+    def ended(self) -> bool:
+        try:
+            return not self.socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
 
 class NativeGuest:
     def __init__(
