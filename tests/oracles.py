@@ -256,7 +256,6 @@ _HOST_FILES = (
     "/proc/swaps",
     "/proc/modules",
     "/sys/kernel/uevent_helper",
-    "/etc/passwd",
     "/etc/hosts",
 )
 

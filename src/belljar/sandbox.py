@@ -69,6 +69,7 @@ class AsyncSandbox:
         self.busy = 0  # cells and commands under way
         self._count = 0
         self._state_lost = False
+        self._memory_kills = 0  # of this guest, up to the last cell
         self._starting = anyio.Lock()
         self._turn = anyio.Lock()
         self._clock: Clock | None = None
@@ -173,6 +174,7 @@ class AsyncSandbox:
         )
         guest = await runtime.current().backend(self._options.backend).start(spec)
         self._guest, self._channel = guest, Channel(guest.stream)
+        self._memory_kills = 0
         if self._clock is None and (self.limits.lifetime or self.limits.idle):
             self._clock = Clock(self)
             runtime.current().mind(self._clock)
@@ -296,7 +298,10 @@ class AsyncSandbox:
         status = str(run.done.header.get("status")) if run.done is not None else None
         payload = run.done.payload if run.done is not None else b""
         error = cell.parse_error(payload) if status == "error" else None
-        kills = run.memory_kills(after)
+        # Since the last cell, not since the start of this one: what is killed in between, for
+        # memory that the last one left behind, may die only now.
+        kills = after.memory_kills - self._memory_kills
+        self._memory_kills = after.memory_kills
         outcome = cell.decide(
             status=status,
             error=error.name if error else None,
