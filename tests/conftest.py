@@ -39,6 +39,10 @@ def pytest_configure(config):
 
 
 def pytest_unconfigure(config):
+    # Orphans came to us, as their subreaper: those that have ended shall not stay as zombies.
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            continue
     shutil.rmtree(config.belljar_tmp, ignore_errors=True)
 
 

@@ -400,21 +400,31 @@ def tree(pid):
 
 def drift(reference, pids, *, known=()):
     """How any task of these processes differs from the reference. Empty: not at all."""
-    found = []
-    for pid in pids:
+    return [line for pid in pids for line in _drift(reference, pid, known)]
+
+
+def _drift(reference, pid, known):
+    for _ in range(40):
         try:
-            for tid in threads(pid):
-                now = posture(pid, tid)
-                for name, value in reference.items():
-                    if now[name] != value:
-                        found.append(f"{name} of {pid}/{tid}: {value!r:.200} -> {now[name]!r:.200}")
-            for number, kind in descriptors(pid).items():
-                if unusual(kind) and kind not in known:
-                    found.append(f"descriptor {number} of {pid} is {kind}")
+            return _differences(reference, pid, known)
         except (FileNotFoundError, ProcessLookupError, PermissionError):
-            # It ended while we looked. (What is just ending is nobody's: EACCES for a user.)
-            if census.alive(pid):
-                raise
+            # A process that is just ending is nobody's, and a thread may be gone.
+            if not census.alive(pid):
+                return []
+            time.sleep(0.05)
+    return _differences(reference, pid, known)
+
+
+def _differences(reference, pid, known):
+    found = []
+    for tid in threads(pid):
+        now = posture(pid, tid)
+        for name, value in reference.items():
+            if now[name] != value:
+                found.append(f"{name} of {pid}/{tid}: {value!r:.200} -> {now[name]!r:.200}")
+    for number, kind in descriptors(pid).items():
+        if unusual(kind) and kind not in known:
+            found.append(f"descriptor {number} of {pid} is {kind}")
     return found
 
 

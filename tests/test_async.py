@@ -155,7 +155,9 @@ def test_cancelling_a_command_ends_it(run_async, open_sandbox, outside):
                 await sandbox.commands.run(
                     "echo x; sleep 1000", on_stdout=lambda text: scope.cancel()
                 )
-            assert not any(p.name == "sleep" for p in seen.processes())
+            census.wait_until(
+                lambda: not any(p.name == "sleep" for p in seen.processes()), what="its end"
+            )
             assert (await sandbox.commands.run("echo y")).stdout == "y\n"
 
     run_async(main)
