@@ -68,6 +68,7 @@ class AsyncSandbox:
         self._ended: str | None = None  # why it can be used no more
         self.busy = 0  # cells and commands under way
         self._count = 0
+        self._guests = 0  # more than one, if one was lost
         self._state_lost = False
         self._memory_kills = 0  # of this guest, up to the last cell
         self._starting = anyio.Lock()
@@ -165,8 +166,9 @@ class AsyncSandbox:
             return await self._start_guest()
 
     async def _start_guest(self) -> tuple[Channel, Guest]:
+        self._guests += 1
         spec = GuestSpec(
-            id=self.id,
+            id=f"{self.id}-{self._guests}",
             environment=self.environment,
             limits=self.limits,
             env=self._options.env,

@@ -19,7 +19,7 @@ from belljar.limits import Limits
 class GuestSpec:
     """What the caller asked for, validated."""
 
-    id: str
+    id: str  # unique for each guest, also for the second of one sandbox
     environment: Environment
     limits: Limits
     env: Mapping[str, str] = field(default_factory=dict)

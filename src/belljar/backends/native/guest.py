@@ -14,7 +14,7 @@ import anyio.to_thread
 from belljar.backends.base import Reading
 from belljar.backends.native.cgroup import Cgroup
 from belljar.backends.native.watchdog import Watchdog
-from belljar.errors import ProtocolError, StartError
+from belljar.errors import ProtocolError, SandboxError, StartError
 from belljar.guest import wire
 from belljar.isolation import Isolation
 
@@ -100,8 +100,13 @@ class NativeGuest:
             self.watchdog.stop()
             try:
                 # Readable when PID 1 has ended, which is after everything in its namespace has.
-                with anyio.fail_after(DEATH_TIMEOUT):
+                with anyio.move_on_after(DEATH_TIMEOUT) as waiting:
                     await anyio.wait_readable(self._pidfd)
+                if waiting.cancelled_caught:
+                    raise SandboxError(
+                        f"a killed guest (pid {self.pid}) has not ended in {DEATH_TIMEOUT:.0f} s",
+                        hint="the kernel is stuck in one of its system calls; see dmesg",
+                    )
                 if self._cgroup is not None and not self._cgroup.remove():
                     await anyio.to_thread.run_sync(remove_cgroup, self._cgroup)
             finally:
