@@ -9,6 +9,8 @@ Each file in `escapes/` is one attempt; the comments at its head are data:
     control  where the same file must succeed: "plain" (an unprivileged process), "namespace"
              (root of a bare namespace), "saved-root"; or "simulated", and by what
     trips    the oracle that must see it there    keeps    what must survive it
+    next     "later" where it may cost the next cell, but not those after; `expect-user` is what
+             an ordinary user's sandbox, without control groups, must say instead
 
 After every attempt every oracle of `oracles.py` is asked, and a new sandbox must work.
 """
@@ -732,7 +734,7 @@ def test_no_path_of_the_host_is_in_the_guests_own_program(make_sandbox):
     for item in gc.get_objects():
         if isinstance(item, dict): places.update(v for v in item.values() if isinstance(v, str))
         if isinstance(item, (list, tuple)): places.update(v for v in item if isinstance(v, str))
-    sorted(p for p in places if re.match('/(root|home|work|tmp/.*belljar)/', p))[:50]
+    sorted(p for p in places if re.match('/(root|home|tmp/.*belljar)/', p))[:50]
     """
     found = make_sandbox().run_code(textwrap.dedent(code)).value
     home = os.path.expanduser("~")

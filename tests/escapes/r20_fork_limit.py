@@ -5,7 +5,6 @@
 # larger: processes=60
 # within: 10
 # oracle: tasks
-# may: forks below the limit
 import os
 import time
 
