@@ -77,7 +77,7 @@ def _fork_guest(
     try:
         sys_.unshare(sys_.CLONE_NEWPID)
         try:
-            if os.fork() == 0:
+            if sys_.fork() == 0:
                 _guest(config, request, fds)
         finally:
             sys_.setns(own_pids, sys_.CLONE_NEWPID)
