@@ -11,6 +11,7 @@ import builtins
 import inspect
 import json
 import linecache
+import mmap
 import os
 import random
 import signal
@@ -81,7 +82,7 @@ class Worker:
             os.close(pipe)
         signal.signal(signal.SIGINT, self._on_interrupt)
         streams.CELL.set(frame.request)
-        if not self._reserve:
+        if self._reserve is None:
             self._reserve = _reserve()
         figures.catch_show(self._show_figures)
         header, payload = self._run(frame)
@@ -110,7 +111,7 @@ class Worker:
         except SystemExit as stop:
             header = {"status": "exit", "exit_code": self._exit_code(stop)}
         except BaseException as error:
-            self._reserve.clear()  # out of memory, telling so takes some
+            self._give_up_reserve()  # out of memory, telling so takes some
             header = {"status": "error"}
             payload = json.dumps(self._describe(error)).encode("ascii")
         finally:
@@ -170,6 +171,11 @@ class Worker:
     def _on_interrupt(self, signum: int, frame: Any) -> None:
         if self._in_cell and os.getpid() == self._pid:
             raise KeyboardInterrupt
+
+    def _give_up_reserve(self) -> None:
+        reserve, self._reserve = self._reserve, None
+        if reserve is not None:
+            reserve.close()
 
     def _exit_code(self, stop: SystemExit) -> int:
         """What the interpreter would have exited with; a message goes to stderr, as there."""
@@ -231,12 +237,13 @@ def _hide_ours(shown: Any, seen: "set[int]") -> None:
         _hide_ours(inner, seen)
 
 
-def _reserve() -> bytearray:
-    """Memory to give up when there is none left; nothing, if there is none even now."""
+def _reserve() -> "Optional[mmap.mmap]":
+    """Memory to give up when there is none left; None, if there is none even now. It is only
+    reserved, never touched: it costs nothing until it is needed."""
     try:
-        return bytearray(2 * 1024 * 1024)
-    except MemoryError:
-        return bytearray()
+        return mmap.mmap(-1, 2 * 1024 * 1024, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (MemoryError, OSError):
+        return None
 
 
 def _main_module() -> types.ModuleType:
