@@ -189,7 +189,7 @@ def _request(spec: GuestSpec, zygote: Zygote, in_cgroup: frozenset[str]) -> dict
         else plan.affinity(limits.cpus, os.sched_getaffinity(0)),
         # Without a cgroup nothing counts pages that are in no process's memory.
         "deny_hidden_memory": "memory" not in in_cgroup,
-        "env": {**zygote.variables, **spec.env},
+        "env": dict(spec.env),
     }
 
 

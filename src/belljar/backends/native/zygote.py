@@ -103,8 +103,7 @@ def _guest(config: Dict[str, Any], request: Dict[str, Any], fds: List[int]) -> N
         if facts["escaped"]:
             raise confine.StepFailed("probe", OSError(f"it can still {facts['escaped']}"))
         channel.sendall(wire.pack(wire.HELLO, 0, facts))
-        os.environ.clear()
-        os.environ.update(request["env"])
+        os.environ.update(request["env"])  # the rest is as the zygote was started with
         setup = {
             "workspace": "/workspace",
             "output": request["output"],

@@ -34,7 +34,6 @@ class Zygote:
     def __init__(self, built: Built) -> None:
         self.root = os.geteuid() == 0
         self.baseline = 0
-        self.variables = plan.environment_variables(built.interpreter)
         self._name = built.environment.name
         self._hold = built.hold()  # its files stay, even if somebody removes the Environment
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -61,7 +60,7 @@ class Zygote:
             "python": f"{plan.GUEST_ENV}/bin/python",
             "bootstrap": bundle.BOOTSTRAP,
             "entry": f"{bundle.PACKAGE}.backends.native.zygote",
-            "env": self.variables,
+            "env": plan.environment_variables(built.interpreter),
             "preload": list(built.environment.preload),
             "warmup": built.environment.warmup,
             "seccomp": _b64(seccomp.compile_profile(profile, machine)),
