@@ -160,7 +160,9 @@ def test_a_script_that_exits_while_a_cell_runs_in_a_thread_leaves_nothing(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-def test_a_signal_that_ends_the_process_ends_its_guests(script, number):
+def test_a_signal_that_ends_the_process_ends_its_guests(
+    script, nothing_left_after_the_next_start, number
+):
     before = known()
     made = script(
         """
@@ -174,6 +176,7 @@ def test_a_signal_that_ends_the_process_ends_its_guests(script, number):
     assert len(below) >= 5  # launcher, zygote, init, worker, sleep
     os.kill(made.pid, number)
     made.process.wait(PATIENCE)
+    made.kill()  # closes its pipes
     census.wait_until(lambda: not strangers(before), timeout=2.0, what="the end of all guests")
 
 

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from belljar.backends.native import seccomp
+from belljar.backends.native import seccomp, zygotes
 
 AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 AUDIT_I386 = 0x40000003
@@ -265,6 +265,35 @@ def test_another_abi_is_killed(machine):
     if machine == "x86_64":
         for nr in (X32, X32 | 39, X32 | 512, U32):
             assert simulate(program, arch=AUDIT[machine], nr=nr) == KILL_PROCESS
+
+
+def test_core_dumps_stay_switched_off_by_the_one_value_that_stops_pipes_too():
+    core, new = 4, 0x7FFF0000
+    assert verdict("setrlimit", core, new) == EPERM
+    assert verdict("setrlimit", core | 1 << 32, new) == EPERM  # the kernel looks at 32 bits
+    assert verdict("prlimit64", 0, core, new) == EPERM
+    assert verdict("prlimit64", 0, core, 0, new) == ALLOW  # only asks
+    for other in (0, 1, 2, 3, *range(5, 16)):
+        assert verdict("setrlimit", other, new) == ALLOW
+        assert verdict("prlimit64", 0, other, new) == ALLOW
+
+
+def test_huge_pages_which_no_cgroup_counts_are_refused():
+    private_anonymous, hugetlb = 0x22, 0x40000
+    assert verdict("mmap", 0, 4096, 3, private_anonymous) == ALLOW
+    assert verdict("mmap", 0, 4096, 3, private_anonymous | hugetlb) == EPERM
+    assert verdict("memfd_create", 0, 4) == EPERM
+    assert verdict("shmget", 0, 4096, 0x800) == EPERM
+
+
+def test_without_a_cgroup_no_page_can_be_held_outside_of_a_process():
+    shared_anonymous, validated, private, file = 0x21, 0x23, 0x22, 0x01
+    deny = zygotes.HIDDEN_MEMORY
+    assert verdict("mmap", 0, 4096, 3, shared_anonymous, deny=deny) == EPERM
+    assert verdict("mmap", 0, 4096, 3, validated, deny=deny) == EPERM
+    assert verdict("mmap", 0, 4096, 3, private, deny=deny) == ALLOW
+    assert verdict("mmap", 0, 4096, 3, file, deny=deny) == ALLOW
+    assert verdict("memfd_create", 0, 0, deny=deny) == EPERM
 
 
 def test_deny_takes_a_call_away_and_nothing_else():
@@ -863,7 +892,7 @@ PROGRAMS = {
                 mmap.mmap(file.fileno(), 0).flush()
             os.mkfifo(path.with_name("f")); os.sync()
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 0
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 30, 1 << 30))
         os.getloadavg(); os.sched_getaffinity(0); os.cpu_count(); os.getrandom(4); os.nice(1)
         os.uname(); time.sleep(0.001); time.process_time(); os.times()
     """,

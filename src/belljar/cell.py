@@ -24,7 +24,8 @@ GRACE = 1.0  # seconds between KeyboardInterrupt and SIGKILL
 DEATH = 5.0  # seconds a killed worker may take to be reported, before the whole guest goes
 MAX_BACKGROUND = 64 * 1024
 MAX_RESULTS = 1000
-MAX_RESULT_BYTES = 64 * 1024 * 1024
+RESULT_SHARE = 64
+MAX_RESULT_BYTES = 128 * 1024 * 1024
 
 OnText = Callable[[str], object]
 OnResult = Callable[[Result], object]
@@ -86,6 +87,8 @@ class Run:
         }
         self.results: list[Result] = []
         self._result_bytes = 0
+        # Pictures are larger than text: results have their own, wider share of the limit.
+        self._max_results = min(RESULT_SHARE * output, MAX_RESULT_BYTES)
         self.output_bytes = 0
         self.truncated = False
         self.dropped = False  # parts of results that were too large
@@ -196,9 +199,9 @@ class Run:
         await stream.feed(kept)
 
     async def _take_result(self, frame: wire.Frame) -> None:
-        # The header counts too: many empty parts are large as well.
-        self._result_bytes += len(frame.payload) + 256 * len(frame.header.get("parts") or ())
-        if len(self.results) >= MAX_RESULTS or self._result_bytes > MAX_RESULT_BYTES:
+        # As it will lie in memory: a character may take four bytes, an empty part is not free.
+        self._result_bytes += 4 * len(frame.payload) + 256 * len(frame.header.get("parts") or ())
+        if len(self.results) >= MAX_RESULTS or self._result_bytes > self._max_results:
             self.truncated = True
             return
         result = parse_result(frame)
@@ -286,6 +289,8 @@ def parse_result(frame: wire.Frame) -> Result:
 
 
 def parse_error(payload: bytes) -> ErrorInfo | None:
+    if len(payload) > claims.MAX_ERROR:
+        return None
     try:
         body = json.loads(payload)
         fields = {name: body[name] for name in ("name", "value", "traceback")}

@@ -11,6 +11,7 @@ from . import wire
 
 MAX_PARTS = 32
 MAX_NAME = 100
+MAX_ERROR = 512 * 1024  # bytes of JSON: name, message and traceback at their longest
 
 
 def result(header: wire.Header) -> Dict[str, Any]:
@@ -35,10 +36,12 @@ def _part(part: Any) -> Dict[str, Any]:
     return {"mime": mime, "size": size, "text": part.get("text") is True}
 
 
-def done(header: wire.Header) -> Dict[str, Any]:
+def done(header: wire.Header, payload: bytes, output: int) -> Dict[str, Any]:
     status, code = header.get("status"), header.get("exit_code")
     if status not in ("ok", "error", "exit"):
         raise wire.WireError("an unknown status")
+    if len(payload) > (MAX_ERROR if status == "error" else output):
+        raise wire.WireError("more than an error or a value may take")
     if code is not None and (type(code) is not int or not -(2**31) <= code < 2**32):
         raise wire.WireError("a malformed exit code")
     return {"status": status, "exit_code": code}

@@ -147,6 +147,17 @@ def kill_since(init: Any, began: float, worker: int) -> None:
         _kill_all()
 
 
+def threads_since(worker: int, began: float) -> bool:
+    """Whether the worker still runs threads that a cell has started. They cannot be ended but
+    with it."""
+    ticks = int(began * os.sysconf("SC_CLK_TCK"))
+    try:
+        tasks = [int(name) for name in os.listdir(f"/proc/{worker}/task")]
+    except OSError:
+        return False  # gone, threads and all
+    return any(task != worker and _started(task) >= ticks for task in tasks)
+
+
 def _kill_all() -> None:
     try:
         os.kill(-1, signal.SIGKILL)

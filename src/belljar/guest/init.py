@@ -217,12 +217,15 @@ class Init:
         elif frame.kind == wire.CELL_DONE and frame.request == cell.request and not cell.done:
             # Believed only when the worker is back at its socket: it may claim to be done and
             # then exit, and the exit status is what counts. It cannot have guessed the nonce.
-            cell.done = claims.done(frame.header)
+            cell.done = claims.done(frame.header, frame.payload, self.setup["output"])
             cell.payload = frame.payload
             cell.nonce = os.urandom(8).hex()
             self._drain(cell)
             self._worker.send(wire.pack(wire.SYNC, cell.request, {"nonce": cell.nonce}))
         elif frame.kind == wire.SYNCED and cell.done and frame.header.get("nonce") == cell.nonce:
+            if cell.ending and commands.threads_since(self._worker.pid, cell.began):
+                self._worker.signal(signal.SIGKILL)  # a limit ends all the cell has started
+                return
             self._finish(cell, {**cell.done, "lost": False}, cell.payload)
 
     def _drain(self, cell: Cell) -> None:

@@ -24,7 +24,8 @@ from typing import Any, Dict, List, Optional, Tuple
 from . import display, figures, streams, values, wire
 
 SOURCE = "<belljar>"  # every file of ours is compiled under a name that starts so
-MAX_TRACEBACK = 64 * 1024  # characters
+MAX_TRACEBACK = 32 * 1024  # characters
+MAX_MESSAGE = 8 * 1024
 _VALUE = "__belljar_value__"
 
 
@@ -210,8 +211,8 @@ class Worker:
             text = f"{type(error).__name__}: <its traceback could not be formatted>\n"
             value = f"<str() raised {type(second).__name__}>"
         return {
-            "name": type(error).__name__,
-            "value": display.cap_text(value, MAX_TRACEBACK),
+            "name": display.cap_text(type(error).__name__, 200),
+            "value": display.cap_text(value, MAX_MESSAGE),
             "traceback": display.cap_text(text, MAX_TRACEBACK),
         }
 

@@ -148,8 +148,15 @@ _SYSCTLS = {
 }
 
 
+# Of its network namespace: connections inside the sandbox need no large buffers, and where there
+# is no cgroup nothing else bounds them.
+_NETWORK = {"tcp_rmem": "4096 65536 262144", "tcp_wmem": "4096 65536 262144"}
+
+
 def _become(uid: int, kernel: int) -> None:
     """An unprivileged uid, and a user namespace that maps it alone."""
+    for name, values in _NETWORK.items():
+        _write(f"net/ipv4/{name}", values, kernel)
     if uid:
         os.setgroups([])
         os.setresgid(uid, uid, uid)

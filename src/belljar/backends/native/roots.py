@@ -88,6 +88,8 @@ def _device(name: str) -> None:
     target = "/dev/" + name
     _file(target, "")
     sys_.mount(OLD + target, NEW + target, None, sys_.MS_BIND)
+    # A device can be written to on a read-only mount; its times and mode, the host's, cannot.
+    sys_.mount_setattr(NEW + target, sys_.MOUNT_ATTR_RDONLY | sys_.MOUNT_ATTR_NOSUID)
 
 
 def _mask(path: str) -> None:

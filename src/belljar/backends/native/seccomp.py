@@ -214,15 +214,17 @@ def _number(value: object, where: str, maximum: int) -> int:
 
 
 @lru_cache(maxsize=8)
-def compile_profile(profile: Profile, machine: str, *, deny: tuple[str, ...] = ()) -> bytes:
+def compile_profile(profile: Profile, machine: str, *, deny: tuple[str | Rule, ...] = ()) -> bytes:
     """The filter for `machine` (as os.uname() says it): an array of struct sock_filter.
 
-    `deny` names further calls to refuse with EPERM, whatever the profile says about them.
+    `deny` names further calls to refuse with EPERM, whatever the profile says about them, or has
+    rules that come before those of the profile.
     """
     if machine not in _MACHINES or _MACHINES[machine][0] not in profile.architectures:
         raise ValueError(f"the seccomp profile is not for {machine!r}")
     by_number: dict[int, list[Rule]] = {}
-    for rule in (Rule(names=deny, action=ERRNO | EPERM), *profile.rules):  # the first match wins
+    denied = [r if isinstance(r, Rule) else Rule(names=(r,), action=ERRNO | EPERM) for r in deny]
+    for rule in (*denied, *profile.rules):  # the first match wins
         for name in rule.names:
             if not any(name in numbers for numbers in syscall_numbers().values()):
                 raise ValueError(f"unknown system call {name!r}")

@@ -26,6 +26,19 @@ MAX_REQUEST = 65536
 START_TIMEOUT = 120.0  # imports of large packages on a cold disk
 
 
+# Pages that can be held without being in any process's memory; refused where no cgroup counts
+# them. mmap: MAP_SHARED and MAP_ANONYMOUS together.
+HIDDEN_MEMORY = (
+    "memfd_create",
+    "shmget",
+    seccomp.Rule(
+        names=("mmap",),
+        action=seccomp.ERRNO | seccomp.EPERM,
+        conditions=(seccomp.Condition(index=3, op="MASKED_EQ", mask=0x21, value=0x21),),
+    ),
+)
+
+
 class ZygoteGone(StartError):
     """It was killed: nothing is wrong with the guest that was asked for. Try with a new one."""
 
@@ -64,9 +77,7 @@ class Zygote:
             "preload": list(built.environment.preload),
             "warmup": built.environment.warmup,
             "seccomp": _b64(seccomp.compile_profile(profile, machine)),
-            "seccomp_stricter": _b64(
-                seccomp.compile_profile(profile, machine, deny=("memfd_create", "shmget"))
-            ),
+            "seccomp_stricter": _b64(seccomp.compile_profile(profile, machine, deny=HIDDEN_MEMORY)),
         }
 
     def wait_ready(self) -> None:

@@ -36,6 +36,9 @@ def settings(
 _MISSING = frozenset({errno.ENOENT})
 
 
+_SOCKETS = 16 * 1024 * 1024  # bytes of socket buffers, beside the limit on memory
+
+
 def _memory_v1(memory: int) -> list[Setting]:
     value = str(memory)
     return [
@@ -43,6 +46,13 @@ def _memory_v1(memory: int) -> list[Setting]:
         Setting(limit="memory", file="memory.limit_in_bytes", value=value),
         Setting(limit="memory", file="memory.memsw.limit_in_bytes", value=value, tolerate=_MISSING),
         Setting(limit="memory", file="memory.swappiness", value="0", tolerate=_MISSING),
+        # Buffers of sockets have a counter of their own, which counts only once it has a limit.
+        Setting(
+            limit="memory",
+            file="memory.kmem.tcp.limit_in_bytes",
+            value=str(min(memory, _SOCKETS)),
+            tolerate=_MISSING,
+        ),
     ]
 
 
