@@ -210,6 +210,7 @@ def test_v1_settings_limit_memory_before_memory_and_swap():
         ("memory.limit_in_bytes", "67108864"),
         ("memory.memsw.limit_in_bytes", "67108864"),
         ("memory.swappiness", "0"),
+        ("memory.kmem.tcp.limit_in_bytes", "16777216"),
         ("pids.max", "10"),
         ("cpu.cfs_period_us", "20000"),
         ("cpu.cfs_quota_us", "10000"),

@@ -1,4 +1,5 @@
 import copy
+import dataclasses
 import doctest
 import json
 import pickle
@@ -21,6 +22,7 @@ from belljar.execution import (
     Usage,
     printable,
 )
+from belljar.isolation import Isolation, Layer
 
 USAGE = Usage(wall=0.0012, cpu=0.001, peak_memory=None, output_bytes=0)
 ZERO_DIVISION = ErrorInfo(
@@ -227,8 +229,27 @@ def test_repr_is_one_short_line_without_control_characters():
 
 
 def test_str_shows_output_then_value_then_notes():
-    run = make(stdout="hello\n", stderr="oh\n", text="2", truncated=True, notes=("a note",))
-    assert str(run) == "hello\noh\n2\n[the output was truncated]\n[a note]"
+    run = make(stdout="hello\n", stderr="oh\n", text="2", notes=("a note",))
+    assert str(run) == "hello\noh\n2\n[a note]"
+
+
+def test_str_says_once_that_output_is_missing():
+    assert str(make(truncated=True)) == "[the output was truncated]"
+    run = make(truncated=True, notes=("output past the limit was dropped",))
+    assert str(run) == "[output past the limit was dropped]"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason"),
+    [
+        (Outcome.timeout, "[the code ran out of time after 1.2 ms]"),
+        (Outcome.output_limit, "[the code wrote more output than its limit]"),
+        (Outcome.cancelled, "[the code was cancelled]"),
+    ],
+)
+def test_str_says_why_code_was_interrupted_below_its_traceback(outcome, reason):
+    interrupted = ErrorInfo(name="KeyboardInterrupt", value="", traceback="KeyboardInterrupt\n")
+    assert str(make(outcome=outcome, error=interrupted)) == f"KeyboardInterrupt\n{reason}"
 
 
 def test_str_shows_how_it_ended_and_escapes_what_the_guest_wrote():
@@ -330,3 +351,27 @@ def test_a_command_result_survives_json():
     assert data["outcome"] == "killed"
     assert data["usage"] == {"wall": 0.0012, "cpu": 0.001, "peak_memory": None, "output_bytes": 0}
     assert result.signal_name == "SIGKILL"
+
+
+def test_the_repr_of_a_command_result_is_one_short_line_without_control_characters():
+    assert repr(command()) == "<CommandResult ok 1.2 ms>"
+    assert repr(command(stdout="a\n", stderr="b")) == "<CommandResult ok stdout: a\\n 1.2 ms>"
+    failed = command(outcome=Outcome.exit, exit_code=2, stdout="a", stderr="\x1b" + "x" * 10**6)
+    assert repr(failed).startswith("<CommandResult exit exit code 2 stderr: \\x1bxxx")
+    assert len(repr(failed)) < 120
+    assert repr(command(outcome=Outcome.killed, exit_code=None, signal=9)) == (
+        "<CommandResult killed killed by SIGKILL 1.2 ms>"
+    )
+
+
+# Isolation
+
+
+def test_the_repr_of_an_isolation_counts_layers_and_names_what_is_not_enforced():
+    enforced = Layer(name="seccomp", state="enforced", detail="")
+    weak = Layer(name="memory", state="best-effort", detail="", remedy="a cgroup")
+    whole = Isolation(backend="native", layers=(enforced, enforced), limits=(enforced,))
+    assert repr(whole) == "<Isolation native: 2 layers, 1 limits, all enforced>"
+    assert repr(dataclasses.replace(whole, limits=(weak,))) == (
+        "<Isolation native: 2 layers, 1 limits, memory best-effort>"
+    )

@@ -238,6 +238,10 @@ class Run:
         value = self.done.header.get(name) if self.done is not None else None
         return value if type(value) is int else None
 
+    def text(self, name: str) -> str | None:
+        value = self.done.header.get(name) if self.done is not None else None
+        return value if isinstance(value, str) else None
+
     def flag(self, name: str) -> bool:
         return self.done is not None and self.done.header.get(name) is True
 

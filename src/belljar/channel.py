@@ -18,7 +18,8 @@ from belljar.guest import wire
 
 SEND_TIMEOUT = 30.0
 CALL_TIMEOUT = 60.0  # for requests that do not run the guest's code
-MAX_QUEUED = 64 * 1024 * 1024  # bytes waiting for one request that does not read its frames
+MAX_QUEUED = 32 * 1024 * 1024  # bytes waiting for one request that does not read its frames
+FRAME_COST = 1024  # bytes a small frame takes as objects, beside its text
 
 
 class Lost(Exception):
@@ -36,7 +37,7 @@ class Exchange:
 
     def push(self, frame: wire.Frame) -> None:
         self._frames.append(frame)
-        self.queued += len(frame.payload) + wire.HEAD.size
+        self.queued += frame.size + FRAME_COST
         if self.queued > MAX_QUEUED:
             raise ProtocolError("the guest sent more than anybody asked for")
 
@@ -45,7 +46,7 @@ class Exchange:
         while not self._frames:
             await self._channel.pump(self)
         frame = self._frames.popleft()
-        self.queued -= len(frame.payload) + wire.HEAD.size
+        self.queued -= frame.size + FRAME_COST
         return frame
 
     @property

@@ -73,7 +73,7 @@ class Usage:
 
     wall: float  # seconds
     cpu: float | None  # seconds of all processes together
-    peak_memory: int | None  # bytes
+    peak_memory: int | None  # bytes; without a cgroup also those shared with other sandboxes
     output_bytes: int  # bytes written to stdout and stderr, also those not kept
 
 
@@ -201,7 +201,7 @@ class Execution:
 
     outcome: Outcome
     text: str | None  # repr() of the last expression, made in the guest; None if there is none
-    value: object  # the last expression itself, where it can travel
+    value: object  # the last expression itself if it is plain data, else None
     results: tuple[Result, ...]  # everything displayed, in order
     stdout: str
     stderr: str
@@ -277,15 +277,16 @@ class Execution:
             shown.append(self.error.traceback)
         elif self.text is not None:
             shown.append(self.text)
-        if not self.ok and not self.error:
+        # A traceback tells why, unless it is the KeyboardInterrupt with which a limit came.
+        if not self.ok and not (self.error and self.outcome is Outcome.error):
             shown.append(f"[{_sentence(self, 'the code')}]")
-        if self.truncated:
+        if self.truncated and not self.notes:  # the notes of a sandbox say what was left out
             shown.append("[the output was truncated]")
         shown += [f"[{note}]" for note in self.notes]
         return "\n".join(printable(text.removesuffix("\n")) for text in shown if text)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class CommandResult:
     """What one command did."""
 
@@ -316,6 +317,15 @@ class CommandResult:
     def to_dict(self) -> dict[str, object]:
         """Give plain data that JSON can carry."""
         return asdict(self) | {"outcome": self.outcome.value}
+
+    def __repr__(self) -> str:
+        """Tell the outcome, the first of what came out, and the time, in one short line."""
+        parts = [f"CommandResult {self.outcome}", "" if self.ok else _ended_by(self)]
+        # What went wrong is on stderr, if it is anywhere.
+        names = ("stdout", "stderr") if self.ok else ("stderr", "stdout")
+        written = [(name, getattr(self, name)) for name in names if getattr(self, name)]
+        parts += [f"{name}: {_one_line(text)}" for name, text in written[:1]]
+        return f"<{' '.join(filter(None, [*parts, _seconds(self.usage.wall)]))}>"
 
 
 _ERRORS: dict[Outcome, type[ExecutionError]] = {

@@ -18,7 +18,7 @@ class Layer:
     remedy: str | None = None  # how to get it enforced on this host
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Isolation:
     """`sandbox.isolation`: the layers around a guest, and how each limit is kept."""
 
@@ -39,3 +39,12 @@ class Isolation:
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self)
+
+    def __repr__(self) -> str:
+        """Count what there is, and name what is not enforced."""
+        counted = f"{len(self.layers)} layers, {len(self.limits)} limits"
+        if self.enforced:
+            return f"<Isolation {self.backend}: {counted}, all enforced>"
+        rest = [each for each in (*self.layers, *self.limits) if each.state != "enforced"]
+        named = ", ".join(f"{each.name} {each.state}" for each in rest)
+        return f"<Isolation {self.backend}: {counted}, {named}>"

@@ -66,7 +66,8 @@ def texts(option: str, given: Mapping[str, str] | None) -> dict[str, str]:
     if given is None:
         return {}
     if not isinstance(given, Mapping):
-        raise InvalidOption(f"{option} is a mapping of texts, not {type(given).__name__}")
+        hint = "the Environment is `environment=`" if option == "env" else None
+        raise InvalidOption(f"{option} is a mapping of texts, not {given!r}", hint=hint)
     for name, value in given.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidOption(f"{option} holds texts only, not {name!r}: {value!r}")

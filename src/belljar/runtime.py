@@ -12,11 +12,15 @@ import os
 import threading
 from collections.abc import Awaitable, Callable
 
+# The event loop's modules are imported here, not by the runtime's thread: a fork of the process
+# in the middle of an import would leave the child waiting for ever for the import to end.
 import anyio
+import anyio._backends._asyncio
 import anyio.from_thread
 from anyio.abc import TaskGroup
 
 from belljar.backends.base import Backend, Minded
+from belljar.backends.native.backend import NativeBackend
 from belljar.errors import unknown_option
 
 MIND_INTERVAL = 0.1
@@ -33,6 +37,7 @@ class Runtime:
         self._backends: dict[str, Backend] = {}
         self._minded: list[Minded] = []
         self._minding = False
+        self._closed = threading.Event()
         self._ready: concurrent.futures.Future[None] = concurrent.futures.Future()
         # A daemon, because the interpreter waits for other threads before it runs atexit.
         self._thread = threading.Thread(target=self._run, name="belljar", daemon=True)
@@ -75,8 +80,6 @@ class Runtime:
         """`auto` is native where the host allows it. Never a less safe one without a word."""
         if name not in BACKENDS:
             raise unknown_option("backend", name, BACKENDS)
-        from belljar.backends.native.backend import NativeBackend  # Linux only
-
         with self._lock:
             if "native" not in self._backends:
                 self._backends["native"] = NativeBackend(self)
@@ -85,16 +88,18 @@ class Runtime:
     # -- the minder -------------------------------------------------------------------------
 
     def mind(self, minded: Minded) -> None:
-        """Look at it ten times a second, in the runtime's thread, until it is stopped."""
+        """Look at it ten times a second until it is stopped.
+
+        In a thread of its own: what a look costs is up to the guest, and must not delay others.
+        """
         with self._lock:
             self._minded.append(minded)
             start, self._minding = not self._minding, True
         if start:
-            self.submit(self._mind)
+            threading.Thread(target=self._mind, name="belljar-minder", daemon=True).start()
 
-    async def _mind(self) -> None:
-        while True:
-            await anyio.sleep(MIND_INTERVAL)
+    def _mind(self) -> None:
+        while not self._closed.wait(MIND_INTERVAL):
             with self._lock:
                 self._minded = [minded for minded in self._minded if not minded.stopped]
                 if not self._minded:
@@ -108,6 +113,7 @@ class Runtime:
 
     def close(self) -> None:
         """End every guest and leave nothing behind."""
+        self._closed.set()
         for backend in self._backends.values():
             backend.close()
         self.portal.call(self.portal.stop, True)

@@ -349,6 +349,8 @@ class AsyncSandbox:
             notes.append("variables of earlier cells were not there: their interpreter had died")
         if kills > 0 and outcome is not Outcome.out_of_memory:
             notes.append("a process was killed because the sandbox was out of memory")
+        if outcome is Outcome.ok and (unplain := run.text("unplain")):
+            notes.append(f"value is None, because {unplain}; see text and results")
         if run.truncated:
             notes.append("output past the limit was dropped")
         if run.dropped:

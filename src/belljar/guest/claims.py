@@ -11,6 +11,7 @@ from . import wire
 
 MAX_PARTS = 32
 MAX_NAME = 100
+MAX_REASON = 250
 MAX_ERROR = 512 * 1024  # bytes of JSON: name, message and traceback at their longest
 
 
@@ -44,4 +45,7 @@ def done(header: wire.Header, payload: bytes, output: int) -> Dict[str, Any]:
         raise wire.WireError("more than an error or a value may take")
     if code is not None and (type(code) is not int or not -(2**31) <= code < 2**32):
         raise wire.WireError("a malformed exit code")
-    return {"status": status, "exit_code": code}
+    unplain = header.get("unplain")
+    if not isinstance(unplain, (str, type(None))) or len(unplain or "") > MAX_REASON:
+        raise wire.WireError("a malformed reason")
+    return {"status": status, "exit_code": code, "unplain": unplain}

@@ -12,17 +12,19 @@ from .pump import Pump
 NOT_FOUND = 127
 CANNOT_RUN = 126
 
-# init's own limit of open files is higher than the code's; a shell can lower it before it
-# becomes the command, without a copy of init being made for that.
-_LIMITED = ("/bin/sh", "-c", 'ulimit -n "$0" && exec "$@"')
+# init's own limits of open files and memory are higher than the code's; a shell can lower them
+# before it becomes the command, without a copy of init being made for that.
+_LIMITED = ("/bin/sh", "-c", 'ulimit -n "$0" && ulimit -d "$1" && shift && exec "$@"')
 
 
 def start(init: Any, frame: wire.Frame) -> None:
     header = frame.header
     environment = {**os.environ, **(header.get("env") or {})}
+    limit = init.setup.get("data")
+    data = "unlimited" if limit is None else str(limit // 1024)
     try:
         process = subprocess.Popen(
-            [*_LIMITED, str(init.setup["open_files"]), *header["argv"]],
+            [*_LIMITED, str(init.setup["open_files"]), data, *header["argv"]],
             stdin=subprocess.PIPE if frame.payload else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

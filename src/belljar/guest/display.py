@@ -3,7 +3,7 @@
 import builtins
 from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
-from . import figures, wire
+from . import figures
 
 Bundle = Dict[str, Union[str, bytes]]
 
@@ -59,20 +59,21 @@ def bundle(value: Any) -> Bundle:
     return data
 
 
-def flatten(data: Bundle, main: bool, limit: int) -> "Tuple[Dict[str, Any], bytes]":
+def flatten(data: Bundle, main: bool, text: int, limit: int) -> "Tuple[Dict[str, Any], bytes]":
     """One result as header and payload: its parts follow each other in the payload. A part that
-    does not fit into `limit` is left out, and named; text is cut instead."""
+    does not fit into `limit` is left out, and named; plain text is cut at `text` instead."""
     parts: List[Dict[str, Any]] = []
     chunks: List[bytes] = []
     dropped: List[str] = []
-    room = min(limit, wire.MAX_PAYLOAD)
+    room = limit
     for mime, content in data.items():
         raw = content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass")
-        if len(raw) > room:
+        most = min(room, text) if mime == "text/plain" else room
+        if len(raw) > most:
             dropped.append(mime)
             if mime != "text/plain":
                 continue
-            raw = raw[:room]
+            raw = raw[:most]
         parts.append({"mime": mime, "size": len(raw), "text": isinstance(content, str)})
         chunks.append(raw)
         room -= len(raw)

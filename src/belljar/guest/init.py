@@ -47,7 +47,8 @@ class Init:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         limit = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-        self.selector = selectors.DefaultSelector()
+        # Not epoll: its watches are counted by the user, whose guests could use them all up.
+        self.selector = selectors.PollSelector()
         self._channel = channel
         self._reader = wire.Reader(wire.FROM_HOST)
         self._out = bytearray()
@@ -143,12 +144,8 @@ class Init:
         self._reap()  # a worker that died since the last cell must not be blamed on this one
         self._retire_pumps()
         cell = Cell(frame.request, int(frame.header["output"]))
-        ends = []
-        for name in ("stdout", "stderr"):
-            reading, writing = os.pipe()
-            cell.pumps.append(Pump(self, reading, name, self._on_output))
-            ends.append(writing)
         self._cell = cell
+        ends = self._open_pipes(cell)
         header = {"count": frame.header["count"], "env": frame.header.get("env")}
         message = wire.pack(wire.CELL, frame.request, header, frame.payload)
         if not self._worker.pid:
@@ -159,6 +156,18 @@ class Init:
         if not self._worker.pid:
             gone = {"status": "died", "signal": None, "exit_code": None, "lost": True}
             self._finish(cell, gone)
+
+    def _open_pipes(self, cell: Cell) -> List[int]:
+        """The ends to write to; none, if the host has no more descriptors to give."""
+        ends: List[int] = []
+        try:
+            for name in ("stdout", "stderr"):
+                reading, writing = os.pipe()
+                cell.pumps.append(Pump(self, reading, name, self._on_output))
+                ends.append(writing)
+        except OSError:
+            self._worker.signal(signal.SIGKILL)  # reported as the end of this cell
+        return ends
 
     def _serve_interrupt(self, frame: wire.Frame) -> None:
         command = self.commands.get(frame.request)

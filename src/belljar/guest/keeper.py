@@ -27,7 +27,8 @@ class Keeper:
         self.pid = 0  # 0: there is none
         self._control: Optional[socket.socket] = None
         self._out = bytearray()
-        self._reader = wire.Reader(wire.FROM_WORKER)
+        self._max_payload = int(setup["result"])
+        self._reader = wire.Reader(wire.FROM_WORKER, self._max_payload)
         self._events = 0
         self._paused = False
 
@@ -46,7 +47,7 @@ class Keeper:
         theirs.close()
         ours.setblocking(False)
         self.pid, self._control = pid, ours
-        self._reader = wire.Reader(wire.FROM_WORKER)
+        self._reader = wire.Reader(wire.FROM_WORKER, self._max_payload)
         self._out.clear()
         self._events, self._paused = selectors.EVENT_READ, False
         self._init.selector.register(ours, self._events, self._on_ready)
@@ -66,6 +67,9 @@ class Keeper:
             os.closerange(CONTROL + 1, MAX_FILES)
             limit = min(self._setup["open_files"], MAX_FILES)
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+            data = self._setup.get("data")
+            if data is not None:
+                resource.setrlimit(resource.RLIMIT_DATA, (data, data))
             os.setsid()
             self._setup.get("worker_started", _nothing)()
             commands.prefer_for_oom(os.getpid())

@@ -62,6 +62,7 @@ class Frame(NamedTuple):
     request: int
     header: Header
     payload: bytes
+    size: int = 0  # bytes it took on the wire
 
 
 def pack(kind: int, request: int, header: Optional[Header] = None, payload: bytes = b"") -> bytes:
@@ -77,8 +78,9 @@ def pack(kind: int, request: int, header: Optional[Header] = None, payload: byte
 class Reader:
     """Turns received bytes into frames: feed it, then take what is complete."""
 
-    def __init__(self, kinds: "frozenset[int]") -> None:
+    def __init__(self, kinds: "frozenset[int]", max_payload: int = MAX_PAYLOAD) -> None:
         self._kinds = kinds
+        self._max_payload = max_payload
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> None:
@@ -101,7 +103,7 @@ class Reader:
         kind, request, header_size, payload_size = HEAD.unpack_from(buffer)
         if kind not in self._kinds:
             raise WireError(f"unexpected frame kind {kind}")
-        if header_size > MAX_HEADER or payload_size > MAX_PAYLOAD:
+        if header_size > MAX_HEADER or payload_size > self._max_payload:
             raise WireError(f"frame too large: header {header_size}, payload {payload_size}")
         start = HEAD.size + header_size
         end = start + payload_size
@@ -110,7 +112,7 @@ class Reader:
         header = _parse(bytes(buffer[HEAD.size : start]))
         payload = bytes(buffer[start:end])
         del buffer[:end]
-        return Frame(kind, request, header, payload)
+        return Frame(kind, request, header, payload, end)
 
 
 def _parse(text: bytes) -> Header:

@@ -50,6 +50,7 @@ class Worker:
         self._threads = streams.threads()
         self._module = _main_module()
         self._output_limit = int(setup["output"])
+        self._result_limit = int(setup["result"])
         _reseed()
         display.install(self._show)
         builtins.input = _no_input
@@ -105,7 +106,7 @@ class Worker:
                 value = self._execute(code, name)
                 header: Dict[str, Any] = {"status": "ok"}
                 if value is not None:
-                    payload = self._main_result(value)
+                    payload, header["unplain"] = self._main_result(value)
                 self._show_figures()
             finally:
                 self._in_cell = False
@@ -152,12 +153,12 @@ class Worker:
                 self._loop.run_until_complete(asyncio.wait([task], timeout=1.0))
             raise
 
-    def _main_result(self, value: Any) -> bytes:
+    def _main_result(self, value: Any) -> Tuple[bytes, Optional[str]]:
         self._show(display.bundle(value), True)
         try:
-            return values.encode(value, self._output_limit)
-        except values.NotPlain:
-            return b""  # its text travels all the same
+            return values.encode(value, min(self._output_limit, self._result_limit)), None
+        except values.NotPlain as error:
+            return b"", display.cap_text(str(error), 200)  # its text travels all the same
 
     def _show_figures(self) -> None:
         for picture in figures.take_open():
@@ -166,7 +167,7 @@ class Worker:
     def _show(self, bundle: Dict[str, Any], main: bool) -> None:
         if os.getpid() != self._pid:
             return  # a child that the cell forked: the socket is the worker's
-        header, payload = display.flatten(bundle, main, self._output_limit)
+        header, payload = display.flatten(bundle, main, self._output_limit, self._result_limit)
         self._control.sendall(wire.pack(wire.CELL_RESULT, 0, header, payload))
 
     def _on_interrupt(self, signum: int, frame: Any) -> None:

@@ -25,9 +25,11 @@ from belljar.backends.native.guest import (
 from belljar.backends.native.zygotes import Zygote, ZygoteGone, failure
 from belljar.environment import Environment, build
 from belljar.errors import BackendUnavailable, LimitNotEnforceable, StartError
+from belljar.guest import wire
 from belljar.isolation import Isolation
 
 HELLO_TIMEOUT = 30.0
+RESULT_SHARE = 8  # one result may be so many times the output limit: pictures are
 
 
 class NativeBackend:
@@ -76,7 +78,10 @@ class NativeBackend:
             if started is None:
                 started = self._zygotes[environment] = concurrent.futures.Future()
                 self._host.submit(functools.partial(self._start_zygote, environment, started))
-        return await anyio.to_thread.run_sync(started.result, abandon_on_cancel=True)
+        # Looked at now and then: a thread for each of many waiters would leave none for the start.
+        while not started.done():
+            await anyio.sleep(0.005)
+        return started.result()
 
     async def _start_zygote(
         self, environment: Environment, started: concurrent.futures.Future[Zygote]
@@ -180,10 +185,10 @@ def _request(spec: GuestSpec, zygote: Zygote, in_cgroup: frozenset[str]) -> dict
         "tmp": limits.tmp,
         "output": limits.output,
         "open_files": limits.open_files,
+        "result": min(RESULT_SHARE * limits.output, limits.memory // 8, wire.MAX_PAYLOAD),
+        "data": None if "memory" in in_cgroup else zygote.baseline + limits.memory,
         "meminfo": plan.meminfo(limits.memory),
-        "rlimits": plan.rlimits(
-            limits, memory_in_cgroup="memory" in in_cgroup, baseline=zygote.baseline
-        ),
+        "rlimits": plan.rlimits(limits),
         "affinity": []
         if "cpus" in in_cgroup
         else plan.affinity(limits.cpus, os.sched_getaffinity(0)),

@@ -138,9 +138,9 @@ def pick_uid(root: bool) -> int:
     return random.SystemRandom().randrange(1, UID_COUNT) if root else 0
 
 
-def rlimits(limits: Limits, *, memory_in_cgroup: bool, baseline: int) -> dict[str, int]:
-    """`baseline`: writable memory a guest has at birth, before it allocates anything."""
-    chosen = {
+def rlimits(limits: Limits) -> dict[str, int]:
+    """Of all processes of a guest. Open files and memory are for the code only, not for init."""
+    return {
         # Not 0, which does not stop a core_pattern that pipes to a program; 1 stops both.
         "RLIMIT_CORE": 1,
         "RLIMIT_NPROC": limits.processes + 1,  # and init
@@ -151,9 +151,6 @@ def rlimits(limits: Limits, *, memory_in_cgroup: bool, baseline: int) -> dict[st
         "RLIMIT_NICE": 0,
         "RLIMIT_FSIZE": max(limits.workspace, limits.tmp),
     }
-    if not memory_in_cgroup:
-        chosen["RLIMIT_DATA"] = baseline + limits.memory
-    return chosen
 
 
 def affinity(cpus: float, available: set[int]) -> list[int]:

@@ -108,6 +108,8 @@ def _guest(config: Dict[str, Any], request: Dict[str, Any], fds: List[int]) -> N
             "workspace": "/workspace",
             "output": request["output"],
             "open_files": request["open_files"],
+            "result": request["result"],
+            "data": request["data"],
             "worker_started": _worker_started,
         }
         init.main(channel, setup)

@@ -206,7 +206,12 @@ _REMEDIES = {
 def failure(answer: Mapping[str, object], environment: str) -> SandboxError:
     """What a zygote or a guest says went wrong, as the caller shall see it."""
     step = str(answer["failed"])
-    kind = StartError if step in ("preload", "threads", "fork") else BackendUnavailable
+    if step == "preload":
+        return StartError(
+            f"the preload or warmup of environment {environment!r} failed: {answer['message']}",
+            hint=_REMEDIES[step],
+        )
+    kind = StartError if step in ("threads", "fork") else BackendUnavailable
     return kind(
         f"could not confine a guest of environment {environment!r} ({step}): {answer['message']}",
         hint=_REMEDIES.get(step, "`belljar doctor` tells what this host allows"),
