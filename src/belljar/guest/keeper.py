@@ -35,7 +35,7 @@ class Keeper:
     def start(self) -> None:
         ours, theirs = socket.socketpair()
         try:
-            pid = os.fork()
+            pid = self._setup.get("fork", os.fork)()
         except OSError:
             # Dying processes still count against the limit for a moment: init tries again when
             # the next one is gone, or with the next request.

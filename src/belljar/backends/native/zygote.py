@@ -111,6 +111,7 @@ def _guest(config: Dict[str, Any], request: Dict[str, Any], fds: List[int]) -> N
             "result": request["result"],
             "data": request["data"],
             "worker_started": _worker_started,
+            "fork": sys_.fork,
         }
         init.main(channel, setup)
     except confine.StepFailed as error:
