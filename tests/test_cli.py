@@ -19,7 +19,10 @@ from pathlib import Path
 
 import pytest
 
+from belljar.cli import doctor
+from belljar.cli.host_facts import Fact
 from belljar.cli.statements import Splitter
+from belljar.isolation import Isolation, Layer
 
 ROOT = Path(__file__).parents[1]
 BELLJAR = [sys.executable, "-m", "belljar"]
@@ -289,12 +292,18 @@ def test_unknown_word_names_the_nearest(belljar: Cli, args: list[str], meant: st
     assert f"did you mean '{meant}'?" in done.stderr
 
 
+def test_help_speaks_of_set_env_only_where_there_is_such_an_option(belljar: Cli) -> None:
+    for command in ("run", "repl", "doctor", "env list", "env build", "env remove"):
+        text = belljar(*command.split(), "--help").stdout
+        assert ("--set-env" in text) == (command in ("run", "repl"))
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [
         (["run"], "FILE"),
         (["run", "missing.py"], "cannot read 'missing.py'"),
-        (["run", "a", "b"], "too many arguments: b"),
+        (["run", "a", "b"], "too many arguments: b\n  hint: those for the code itself come after"),
         (["run", "-", "--memory", "1k"], "16m to 1t"),
         (["run", "-", "--memory", "lots"], "is not a size"),
         (["run", "-", "--timeout", "soon"], "is not a number"),
@@ -435,6 +444,50 @@ def test_variable_is_set_by_set_env_and_the_hosts_are_not_passed_on(belljar: Cli
     assert belljar.run(code, "--set-env", "GIVEN=a=b").stdout == "a=b False\n"
 
 
+def test_code_of_a_file_gets_its_name_and_what_follows_two_dashes(belljar: Cli) -> None:
+    (belljar.directory / "sub").mkdir()
+    code = "import sys; print(sys.argv, __file__)\n1/0"
+    (belljar.directory / "sub" / "it's.py").write_text(code)
+    strange = ["--json", "a b", "--", "\"'\\\n{}", "\u00e4"]
+    done = belljar("run", "sub/it's.py", "-q", "-e", "python", "--", *strange)
+    expected = ["it's.py", *strange]
+    assert done.stdout == f"{expected!r} it's.py\n"
+    assert "line 2" in done.stderr  # its own lines, in a traceback
+    assert done.returncode == 1
+
+
+def test_names_given_to_the_code_add_no_others_and_the_result_is_its_own(belljar: Cli) -> None:
+    (belljar.directory / "code.py").write_text("sorted(n for n in globals() if '__' not in n)")
+    done = belljar("run", "code.py", "-e", "python", "--json")
+    described = json.loads(done.stdout)
+    assert described["value"] == []
+    assert (described["state_preserved"], described["notes"], done.stderr) == (True, [], "")
+
+
+def test_code_from_standard_input_can_have_arguments_too(belljar: Cli) -> None:
+    code = "import sys; print(sys.argv, '__file__' in globals())"
+    assert belljar.run(code).stdout == "[''] False\n"
+    done = belljar("run", "-e", "python", "-", "--", "a", code=code)
+    assert done.stdout == "['-', 'a'] False\n"
+
+
+def test_end_of_the_lifetime_is_named_as_the_reason(belljar: Cli) -> None:
+    done = belljar.run("import time; time.sleep(30)", "--lifetime", "1")
+    assert done.returncode == 128
+    assert "lifetime" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can enforce every limit")
+def test_limit_that_cannot_be_enforced_has_one_hint_that_names_the_option(belljar: Cli) -> None:
+    done = belljar.run("1", "--memory", "64m")
+    if done.returncode == 0:
+        pytest.skip("this user has a cgroup")
+    assert done.returncode == 120
+    assert done.stderr.count("hint:") == 1
+    assert "--best-effort" in done.stderr
+    assert "strict=" not in done.stderr
+
+
 def test_json_is_the_whole_execution_and_nothing_else(belljar: Cli) -> None:
     done = belljar.run("print('out')\n[1, 2]", "--json")
     described = json.loads(done.stdout)
@@ -523,7 +576,7 @@ def test_get_fetches_also_after_the_codes_process_died(belljar: Cli) -> None:
 def test_file_that_is_not_there_is_said_and_the_others_are_fetched(belljar: Cli) -> None:
     done = belljar.run("open('b', 'w').write('B');", "--get", "a", "--get", "b")
     assert done.returncode == 121
-    assert "No such file" in done.stderr
+    assert done.stderr == "belljar: --get: the code left no 'a'\n"
     assert (belljar.directory / "b").read_text() == "B"
     assert belljar.run("1/0", "--get", "a").returncode == 1
 
@@ -577,6 +630,7 @@ Picture()
     assert (saved / "result-1.png").read_bytes() == b"\x89PNG..."
     assert "saved new/results/result-1.png" in done.stderr
     assert "--out DIR" in belljar.run(code).stderr
+    assert belljar.run(code, "--json").stderr == ""
 
 
 def test_result_that_cannot_be_saved_is_exit_code_121(belljar: Cli) -> None:
@@ -751,13 +805,36 @@ def test_ctrl_d_leaves_with_exit_code_0_and_nothing_running(belljar: Cli) -> Non
 
 
 @pytest.mark.parametrize(
-    ("typed", "exit_code"), [("exit", 0), ("%exit", 0), ("import sys; sys.exit(9)", 9)]
+    ("typed", "exit_code"),
+    [("exit", 0), ("exit()", 0), ("%exit", 0), ("\x04", 0), ("import sys; sys.exit(9)", 9)],
 )
-def test_exit_leaves_the_repl(belljar: Cli, typed: str, exit_code: int) -> None:
+def test_exit_leaves_the_repl_whatever_failed_before(
+    belljar: Cli, typed: str, exit_code: int
+) -> None:
     with session(belljar) as terminal:
-        terminal.type(typed + "\n")
+        terminal.type("1/0\n")
+        terminal.read_until(PROMPT)
+        terminal.type(typed if typed == "\x04" else typed + "\n")
         terminal.read_all()
         assert terminal.process.returncode == exit_code
+
+
+@pytest.mark.parametrize("last", ["exit", "%exit", "import sys; sys.exit(9)"])
+def test_piped_repl_that_is_left_early_tells_the_first_failure(belljar: Cli, last: str) -> None:
+    assert belljar("repl", "-e", "python", code=f"1/0\n{last}\n").returncode == 1
+
+
+def test_greeting_of_the_repl_fits_into_80_columns(belljar: Cli) -> None:
+    with belljar.terminal("repl", "-e", "python", "--timeout", "none") as terminal:
+        lines = terminal.read_until(PROMPT).splitlines()
+    assert any("Belljar" in line for line in lines)
+    assert max(map(len, lines)) < 80
+
+
+def test_beginning_of_a_repl_command_suggests_that_command(belljar: Cli) -> None:
+    done = belljar("repl", "-e", "python", code="%iso\n%e\n")
+    assert "did you mean '%isolation'?" in done.stderr
+    assert "did you mean '%exit'?" in done.stderr
 
 
 def test_repl_history_is_kept_for_the_next_session_and_private(belljar: Cli) -> None:
@@ -938,6 +1015,24 @@ def test_doctor_on_a_host_that_cannot_run_says_why_with_exit_code_2(belljar: Cli
     assert belljar("doctor").returncode == 2
 
 
+def test_doctor_says_a_reason_and_a_remedy_once(capsys: pytest.CaptureFixture[str]) -> None:
+    why = [f"/{name} may not be written: run as root" for name in ("cpu", "memory")]
+    facts = [
+        Fact(name=f"cgroup {number}", state="no", detail=text) for number, text in enumerate(why)
+    ]
+    limits = tuple(
+        Layer(name=name, state="best-effort", detail=f"watched; {text}", remedy="delegate")
+        for name, text in zip(("cpus", "memory"), why, strict=True)
+    )
+    isolation = Isolation(backend="native", layers=(), limits=limits)
+    measured = doctor.Measured(isolation=isolation, first_start=1, next_start=1, round_trip=1)
+    doctor._show_host(facts)
+    doctor._show_guest("python", facts, measured, None, doctor.BEST_EFFORT)
+    shown = capsys.readouterr().out
+    assert [shown.count(text) for text in ("run as root", "delegate", "/memory may")] == [1, 1, 1]
+    assert "remedy (also for memory): delegate" in shown
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="this run is an ordinary user's already")
 def test_doctor_of_an_ordinary_user_says_what_is_best_effort_and_the_remedy(
     tmp_path: Path,
@@ -1024,6 +1119,25 @@ def test_environment_of_ones_own_is_built_listed_used_and_removed(
     assert not any(e["built"] for e in json.loads(belljar("env", "list", "--json").stdout))
     done = belljar("run", "-e", "mine", "-", code="1")
     assert (done.returncode, "unknown environment 'mine'" in done.stderr) == (2, True)
+
+
+def test_environment_made_in_python_is_marked_and_why_its_name_is_not_known_is_said(
+    belljar: Cli, tmp_path: Path
+) -> None:
+    belljar.environ["BELLJAR_CACHE"] = str(tmp_path / "own-cache")
+    make = "from belljar import environment as e; e.build(e.Environment('mine', preload=['json']))"
+    subprocess.run([sys.executable, "-c", make], env=belljar.environ, check=True)
+    assert "mine (made in Python)" in belljar("env", "list").stdout
+    listed = {
+        each["name"]: each["named"] for each in json.loads(belljar("env", "list", "--json").stdout)
+    }
+    assert listed == {"mine": False, "python": True, "data": True}
+    done = belljar("run", "-e", "mine", "-", code="1")
+    assert done.returncode == 2
+    assert "'mine' was made in Python" in done.stderr
+    assert belljar("env", "build", "mine", "--preload", "json").returncode == 0
+    assert "made in Python" not in belljar("env", "list").stdout
+    assert belljar("run", "-e", "mine", "-", code="6 * 7").stdout == "42\n"
 
 
 def test_description_that_somebody_else_could_have_written_is_refused(

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(_as_dict(facts, measured, problem, verdict), indent=2))
     else:
-        _show_guest(environment.name, measured, problem, verdict)
+        _show_guest(environment.name, facts, measured, problem, verdict)
     return verdict
 
 
@@ -113,11 +113,18 @@ def _show_host(facts: list[Fact]) -> None:
     from belljar.cli import terminal
 
     terminal.heading("host")
-    terminal.table(_with_remedies([[f.state, f.name, f.detail, f.remedy or ""] for f in facts]))
+    said: set[str] = set()
+    terminal.table(
+        _with_remedies([[f.state, f.name, _once(f.detail, said), f.remedy or ""] for f in facts])
+    )
 
 
 def _show_guest(
-    environment: str, measured: Measured | None, problem: SandboxError | None, verdict: int
+    environment: str,
+    facts: list[Fact],
+    measured: Measured | None,
+    problem: SandboxError | None,
+    verdict: int,
 ) -> None:
     from belljar.cli import terminal
 
@@ -129,7 +136,7 @@ def _show_guest(
         terminal.table(
             _with_remedies(
                 [
-                    [each.state, each.name, each.detail, each.remedy or ""]
+                    [each.state, each.name, _without(each.detail, facts), each.remedy or ""]
                     for each in (*isolation.layers, *isolation.limits)
                 ]
             )
@@ -146,13 +153,35 @@ def _show_guest(
 
 
 def _with_remedies(rows: list[list[str]]) -> list[list[str]]:
-    """A remedy is on a line of its own, below what it is for."""
+    """A remedy is on a line of its own, once, below the first that it is for."""
     shown = []
+    said: set[str] = set()
     for *cells, remedy in rows:
         shown.append(cells)
-        if remedy:
-            shown.append(["", "", f"remedy: {remedy}"])
+        if remedy and remedy not in said:
+            said.add(remedy)
+            others = ", ".join(row[1] for row in rows if row[-1] == remedy and row[1] != cells[1])
+            too = f" (also for {others})" if others else ""
+            text = remedy.replace("strict=False", "--best-effort")  # as it is spelled here
+            shown.append(["", "", f"remedy{too}: {text}"])
     return shown
+
+
+def _once(detail: str, said: set[str]) -> str:
+    """Of "reason: what to do" only the reason, if what to do was said of another one already."""
+    reason, _, advice = detail.partition(": ")
+    if advice in said:
+        return reason
+    said.add(advice)
+    return detail
+
+
+def _without(detail: str, facts: list[Fact]) -> str:
+    """A layer's detail without what was said of the host already."""
+    for fact in facts:
+        if fact.state == "no":
+            detail = detail.replace(f"; {fact.detail}", "")
+    return detail
 
 
 def _as_dict(

@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The console script. Gives the exit code; see `exit_codes`."""
     _prepare_streams()
     try:
-        args = parse(sys.argv[1:] if argv is None else argv)
+        args = parse(sys.argv[1:] if argv is None else list(argv))
         with _Signals():
             command: Command = args.command
             return command(args)
@@ -81,8 +81,8 @@ def _explain(error: SandboxError) -> int:
     from belljar.execution import printable
 
     text = str(error)
-    if isinstance(error, LimitNotEnforceable):
-        text += "\n  hint: --best-effort starts all the same; `belljar doctor` tells more"
+    if isinstance(error, LimitNotEnforceable):  # its own hint is for those who write Python
+        text = f"{error.message}\n  hint: --best-effort starts all the same; see `belljar doctor`"
     # A message may quote the guest.
     print(f"belljar: {printable(text)}", file=sys.stderr)
     if isinstance(error, InvalidOption):
@@ -119,6 +119,7 @@ def _parse(
     argv: Sequence[str], top: Parser, parsers: dict[str, argparse.ArgumentParser]
 ) -> argparse.Namespace:
     """Before argparse says that a word is wrong, say which one was probably meant."""
+    argv, arguments = _cut(argv)
     chosen = ""
     for word in argv[:2]:
         deeper = {name.removeprefix(chosen).strip() for name in parsers if name.startswith(chosen)}
@@ -134,8 +135,20 @@ def _parse(
             known = [o for o in parsers[chosen]._option_string_actions if o.startswith("--")]
             raise unknown_option("option", word.partition("=")[0], known)
     if unknown:
-        parsers[chosen].error(f"too many arguments: {' '.join(unknown)}")
+        message = f"too many arguments: {' '.join(unknown)}"
+        if chosen == "run":
+            raise InvalidOption(message, hint="those for the code itself come after `--`")
+        parsers[chosen].error(message)
+    args.arguments = arguments
     return args
+
+
+def _cut(argv: Sequence[str]) -> tuple[Sequence[str], list[str]]:
+    """`belljar run FILE -- ARG...`: what follows is the code's, whatever it looks like."""
+    if argv[:1] != ["run"] or "--" not in argv:
+        return argv, []
+    at = argv.index("--")
+    return argv[:at], list(argv[at + 1 :])
 
 
 def _help(parser: argparse.ArgumentParser) -> int:

@@ -67,12 +67,14 @@ def show(args: argparse.Namespace) -> int:
     from belljar.environment import list_built
 
     built = list_built()
-    missing = [name for name in saved_environments.names() if name not in {b.name for b in built}]
+    named = saved_environments.names()
+    missing = [name for name in named if name not in {each.name for each in built}]
     if args.json:
         described: list[dict[str, object]] = [
             {
                 "name": each.name,
                 "built": True,
+                "named": each.name in named,  # `run --env NAME` knows it
                 "key": each.key,
                 "path": str(each.path),
                 "python": each.python,
@@ -84,12 +86,12 @@ def show(args: argparse.Namespace) -> int:
             }
             for each in built
         ]
-        described += [{"name": name, "built": False} for name in missing]
+        described += [{"name": name, "built": False, "named": True} for name in missing]
         print(json.dumps(described, indent=2))
         return 0
     rows = [
         [
-            each.name,
+            each.name if each.name in named else f"{each.name} (made in Python)",
             each.key,
             each.python,
             " ".join(each.packages) or "-",

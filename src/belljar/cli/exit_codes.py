@@ -31,7 +31,7 @@ exit codes:
   0     the code ran to its end
   1     the code raised an exception
   N     the code called sys.exit(N); --json tells such an N from those below
-  2     wrong usage; nothing ran
+  2     wrong usage, or a file of this host that cannot be read; nothing ran
   120   the sandbox could not be started or used
   121   a file could not be put, fetched or saved
   122   the sandbox was lost while the code ran

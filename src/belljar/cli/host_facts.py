@@ -138,9 +138,12 @@ def _cgroups() -> list[Fact]:
         facts = [
             Fact(name="cgroups", state="ok" if found.version else "no", detail=f"{what}: {usable}")
         ]
+        names: dict[str, list[str]] = {}
+        for name, why in sorted(found.why.items()):
+            names.setdefault(why, []).append(name)
         return facts + [
-            Fact(name=f"cgroup {name}", state="no", detail=why)
-            for name, why in sorted(found.why.items())
+            Fact(name=f"cgroup {', '.join(those)}", state="no", detail=why)
+            for why, those in names.items()
         ]
     finally:
         found.close()

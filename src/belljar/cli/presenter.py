@@ -36,7 +36,7 @@ class Presenter:
         self._cost = cost
         self._files = files
         self.failed_to_save = False
-        self._said_how_to_keep_pictures = False
+        self._said_how_to_save = False
 
     def on_stdout(self, text: str) -> None:
         self._stdout.write(text)
@@ -48,20 +48,21 @@ class Presenter:
         # The value of the last expression is shown at the end, as in a REPL.
         if not result.is_main_result and result.text is not None and not self._quiet:
             self._stdout.write_lines(result.text)
-        self.keep(result)
-
-    def keep(self, result: Result) -> None:
-        """Save it where --out said. A disk that is full is no reason to stop the code."""
-        if self._files is not None:
-            try:
-                for path in self._files.save(result):
-                    self._remark(f"saved {path}")
-            except FileError as error:
-                self.failed_to_save = True
-                terminal.say(str(error))
-        elif results.has_picture(result) and not self._said_how_to_keep_pictures:
-            self._said_how_to_keep_pictures = True
+        self.save(result)
+        if self._files is None and results.has_picture(result) and not self._said_how_to_save:
+            self._said_how_to_save = True
             self._remark("the code showed a picture; save such results with --out DIR")
+
+    def save(self, result: Result) -> None:
+        """Where --out said, if it did. A disk that is full is no reason to stop the code."""
+        if self._files is None:
+            return
+        try:
+            for path in self._files.save(result):
+                self._remark(f"saved {path}")
+        except FileError as error:
+            self.failed_to_save = True
+            terminal.say(str(error))
 
     def finish(self, execution: Execution) -> None:
         if execution.error is not None:
@@ -75,8 +76,12 @@ class Presenter:
             terminal.say(_sentence(execution) + (f"\n  hint: {hint}" if hint else ""))
         if execution.logs.background and not self._quiet:
             self._stderr.write_lines("".join(execution.logs.background))
-        for note in execution.notes if self._notes else ():
-            self._remark(note)
+        if execution.outcome in ("killed", "lost"):
+            for note in execution.notes:  # what ended it, such as --lifetime
+                terminal.say(note)
+        elif self._notes:
+            for note in execution.notes:
+                self._remark(note)
         if self._cost:
             self._remark(cost(execution))
 

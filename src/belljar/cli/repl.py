@@ -8,7 +8,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         files=ResultFiles(Path(args.out)) if args.out else None,
     )
     with sandbox_options.make(args) as sandbox:
-        session = Session(sandbox, presenter)
+        session = Session(sandbox, presenter, at_terminal=sys.stdin.isatty())
         try:
             if sys.stdin.isatty():
                 if not args.quiet:
@@ -91,11 +91,9 @@ def _greet(sandbox: Sandbox) -> None:
 
     memory = format_size(sandbox.limits.memory)
     timeout = sandbox.limits.timeout
-    print(
-        f"Belljar {__version__}, environment {sandbox.environment.name!r}, {memory} of memory, "
-        f"{'no time limit' if timeout is None else f'{timeout:g} s for each statement'}. "
-        "%help lists commands; Ctrl-D leaves."
-    )
+    time = "no time limit" if timeout is None else f"{timeout:g} s for each statement"
+    print(f"Belljar {__version__}, environment {sandbox.environment.name!r}")
+    print(f"{memory} of memory, {time}; %help lists commands, Ctrl-D leaves")
 
 
 # -- input --------------------------------------------------------------------------------------
@@ -170,9 +168,10 @@ def _indent(text: str, state: int) -> str | None:
 
 
 class Session:
-    def __init__(self, sandbox: Sandbox, presenter: Presenter) -> None:
+    def __init__(self, sandbox: Sandbox, presenter: Presenter, *, at_terminal: bool) -> None:
         self._sandbox = sandbox
         self._presenter = presenter
+        self._at_terminal = at_terminal
         self.first_failure = exit_codes.OK
 
     def take(self, splitter: Splitter, line: str) -> None:
@@ -184,7 +183,7 @@ class Session:
             self._guarded(lambda: self.command(line))
             return
         if line.strip() in ("exit", "quit") and not splitter.pending:
-            raise Leave(exit_codes.OK)
+            raise self._leave()
         for statement in splitter.feed(line):
             self.run(statement)
 
@@ -202,7 +201,7 @@ class Session:
         self._presenter.finish(execution)
         exit_code = exit_codes.of(execution)
         if execution.outcome == "exit":
-            raise Leave(self.first_failure or exit_code)
+            raise self._leave(exit_code)
         self.first_failure = self.first_failure or exit_code
 
     def _guarded(self, action: Callable[[], None]) -> None:
@@ -238,7 +237,7 @@ class Session:
             "%exit": self._exit,
         }
         if name not in commands:
-            raise unknown_option("command", name, commands)
+            raise _unknown(name, commands)
         commands[name](words)
 
     def _files(self, words: list[str]) -> None:
@@ -276,7 +275,23 @@ class Session:
         )
 
     def _exit(self, words: list[str]) -> None:
-        raise Leave(self.first_failure)
+        raise self._leave()
+
+    def _leave(self, exit_code: int = exit_codes.OK) -> Leave:
+        """A person has seen what failed; a script has to be told at the end."""
+        return Leave(exit_code if self._at_terminal else self.first_failure or exit_code)
+
+
+def _unknown(name: str, commands: Iterable[str]) -> InvalidOption:
+    """Who types the beginning of a command means that one, however near another one is."""
+    begun = [each for each in commands if each.startswith(name) and name != "%"]
+    if not begun:
+        return unknown_option("command", name, commands)
+    meant = " or ".join(map(repr, begun))
+    return InvalidOption(
+        f"unknown command {name!r}",
+        hint=f"did you mean {meant}? options: {', '.join(commands)}",
+    )
 
 
 @contextmanager

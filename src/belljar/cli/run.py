@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from belljar.cli import exit_codes, sandbox_options
-from belljar.errors import InvalidOption, SandboxError
+from belljar.errors import FileMissing, InvalidOption, SandboxError
 
 if TYPE_CHECKING:
     from belljar.blocking import Sandbox
@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from belljar.execution import Execution
 
 SUMMARY = "run a file of Python in a sandbox"
+INTRODUCTION = 30.0  # seconds, for what takes a millisecond
 
 _EXAMPLES = """\
 examples:
   belljar run analysis.py --put sales.csv --get chart.png
+  belljar run convert.py --put data.csv -- data.csv --rows 10
   echo 'print(6 * 7)' | belljar run -
   belljar run untrusted.py --env python --timeout 5 --memory 256m --json
 
@@ -29,9 +31,11 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.usage = "%(prog)s [OPTION ...] FILE [-- ARG ...]"
     parser.description = (
         "Run a file of Python in a sandbox of its own. Its output passes through as it comes; the\n"
-        "value of a last expression is printed as in a REPL; a traceback goes to stderr."
+        "value of a last expression is printed as in a REPL; a traceback goes to stderr. What\n"
+        "follows `--` are the code's own arguments, sys.argv[1:]."
     )
     parser.epilog = _EXAMPLES + exit_codes.HELP
     parser.add_argument("file", metavar="FILE", help="the code; `-` is standard input")
@@ -97,6 +101,7 @@ def run(args: argparse.Namespace) -> int:
     with sandbox:
         for path, content in puts:
             sandbox.files.write(path, content)
+        _introduce(sandbox, args.file, args.arguments)
         execution = _execute(sandbox, code, presenter, as_json=args.json)
         missed = [get for get in gets if not _fetch(sandbox, get)]
     exit_code = exit_codes.of(execution)
@@ -117,11 +122,27 @@ def read_code(name: str) -> str:
         raise InvalidOption(f"{name!r} is not Python source: {error}") from error
 
 
+def _introduce(sandbox: Sandbox, name: str, arguments: list[str]) -> None:
+    """Tell the code its name and its arguments, in a cell of its own before it.
+
+    In the same cell it would shift the lines of tracebacks. It leaves no name but `__file__`.
+    """
+    file = "-" if name == "-" else Path(name).name  # where it lies on this host is not told
+    if name == "-" and not arguments:
+        return
+    words = ", ".join(map(ascii, [file, *arguments]))
+    code = f"__import__('sys').argv = [{words}]"
+    if name != "-":
+        code += f"; __file__ = {file!a}"
+    # The limit of time is for the code that was asked for.
+    sandbox.run_code(code, timeout=INTRODUCTION).raise_for_outcome()
+
+
 def _execute(sandbox: Sandbox, code: str, presenter: Presenter, *, as_json: bool) -> Execution:
     if as_json:
         execution = sandbox.run_code(code)
         for result in execution.results:
-            presenter.keep(result)
+            presenter.save(result)
         print(execution.to_json(indent=2), flush=True)
         return execution
     execution = sandbox.run_code(
@@ -140,6 +161,9 @@ def _fetch(sandbox: Sandbox, get: Get) -> bool:
 
     try:
         transfer.fetch(sandbox, get)
+    except FileMissing:
+        terminal.say(f"--get: the code left no {get.path!r}")
+        return False
     except SandboxError as error:
         terminal.say(str(error))
         return False

@@ -22,7 +22,7 @@ def add_environment(parser: argparse.ArgumentParser, default: str) -> None:
         metavar="NAME",
         default=default,
         help=f"the packages the code has: python, data, or one of `belljar env build` "
-        f"(default: {default}); a variable is set with --set-env",
+        f"(default: {default})",
     )
 
 
@@ -34,7 +34,7 @@ def add_all(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         action="append",
         default=[],
-        help="set an environment variable for the code (repeatable)",
+        help="set an environment variable for the code (repeatable; --env is something else)",
     )
     parser.add_argument("--backend", default="auto", help="auto or native (default: auto)")
     parser.add_argument(

@@ -13,7 +13,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from belljar.environment import BUILTIN, Environment
+from belljar.environment import BUILTIN, Environment, list_built
 from belljar.environment_store import cache_root
 from belljar.errors import EnvironmentBuildError, InvalidOption, unknown_option
 
@@ -29,6 +29,11 @@ def resolve(name: str) -> Environment:
         return BUILTIN[name]
     paths = _paths()
     if name not in paths:
+        if any(each.name == name for each in list_built()):
+            raise InvalidOption(
+                f"the environment {name!r} was made in Python; its description is not known here",
+                hint=f"describe it once: belljar env build {name} --packages ...",
+            )
         raise unknown_option("environment", name, names())
     return _load(paths[name])
 
