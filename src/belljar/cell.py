@@ -200,11 +200,11 @@ class Run:
 
     async def _take_result(self, frame: wire.Frame) -> None:
         # As it will lie in memory: a character may take four bytes, an empty part is not free.
-        self._result_bytes += 4 * len(frame.payload) + 256 * len(frame.header.get("parts") or ())
+        result = parse_result(frame)
+        self._result_bytes += 4 * len(frame.payload) + 256 * len(result.data)
         if len(self.results) >= MAX_RESULTS or self._result_bytes > self._max_results:
             self.truncated = True
             return
-        result = parse_result(frame)
         self.dropped = self.dropped or bool(frame.header.get("dropped"))
         self.results.append(result)
         if self._on_result is not None:

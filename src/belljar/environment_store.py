@@ -18,6 +18,7 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -38,6 +39,9 @@ def cache_root(environ: Mapping[str, str] = os.environ) -> Path:
     xdg = environ.get("XDG_CACHE_HOME", "")
     base = Path(xdg) if os.path.isabs(xdg) else Path(os.path.expanduser("~"), ".cache")
     return base / "belljar"
+
+
+HOLD_TIMEOUT = 10.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,14 @@ class Store:
             use = os.open(self._lock(f"{path.name}.use"), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError as error:
             raise EnvironmentBuildError(f"environment {path.name} was removed") from error
-        fcntl.flock(use, fcntl.LOCK_SH)
+        try:
+            _share(use)
+        except TimeoutError as error:
+            os.close(use)
+            raise EnvironmentBuildError(
+                f"environment {path.name} has been locked for {HOLD_TIMEOUT:.0f} s by another",
+                hint="`lsof` on its file in .locks tells by whom",
+            ) from error
         if not path.is_dir():
             os.close(use)
             raise EnvironmentBuildError(f"environment {path.name} was removed")
@@ -204,3 +215,16 @@ def _delete(path: Path) -> None:
             shutil.rmtree(path)
         except FileNotFoundError:
             continue  # somebody else was faster with one file; go on with the rest
+
+
+def _share(lock: int) -> None:
+    """Only removal locks it for itself, and briefly; but whoever can read it could, for ever."""
+    deadline = time.monotonic() + HOLD_TIMEOUT
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise TimeoutError from None
+            time.sleep(0.01)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from belljar import options
 from belljar.errors import FileError, InvalidOption, ProtocolError, file_error
+from belljar.guest import files as guest_files
 from belljar.guest import wire
 from belljar.limits import format_size
 
@@ -102,7 +103,9 @@ class AsyncFiles:
             header = {"op": "list", "path": target, "offset": offset}
             result, data = await self._call(target, header)
             found += (info(posixpath.join(target, name), body) for name, body in listing(data))
-            total, offset = number(result, "total"), offset + max(number(result, "page"), 1)
+            total, offset = number(result, "total"), offset + guest_files.PAGE
+            if total > guest_files.MAX_LIST:
+                raise ProtocolError("a listing longer than any")
         return found
 
     async def exists(self, path: str) -> bool:
@@ -174,7 +177,7 @@ def listing(data: bytes) -> list[tuple[str, dict[str, Any]]]:
 def info(path: str, body: dict[str, Any]) -> FileInfo:
     """Out of an answer that a hostile guest may have made."""
     kind, mtime = body.get("type"), body.get("mtime")
-    if kind not in ("file", "dir", "symlink", "other") or not isinstance(mtime, (int, float)):
+    if kind not in ("file", "dir", "symlink", "other") or not isinstance(mtime, float):
         raise ProtocolError("a malformed file description")
     return FileInfo(
         name=posixpath.basename(path.rstrip("/")) or path,
@@ -182,5 +185,5 @@ def info(path: str, body: dict[str, Any]) -> FileInfo:
         type=kind,
         size=number(body, "size"),
         mode=number(body, "mode"),
-        mtime=float(mtime),
+        mtime=mtime,
     )

@@ -81,7 +81,8 @@ class Presenter:
                 terminal.say(note)
         elif self._notes:
             for note in execution.notes:
-                self._remark(note)
+                if not note.startswith("value "):  # here only its text is shown
+                    self._remark(note)
         if self._cost:
             self._remark(cost(execution))
 

@@ -7,12 +7,14 @@ import errno
 import json
 import os
 import stat as modes
+import time
 from typing import Any, Callable, Dict, Iterator, Tuple
 
 from . import wire
 
 MAX_LIST = 10_000
 PAGE = 500
+REMOVE_TIMEOUT = 5.0  # seconds; init serves nothing else meanwhile
 
 Answer = Tuple[Dict[str, Any], bytes]
 
@@ -102,7 +104,7 @@ def _list(frame: wire.Frame) -> Answer:
             found.append({"name": name, **_info(os.path.join(frame.header["path"], name))})
         except FileNotFoundError:
             continue  # removed meanwhile
-    return {"total": len(names), "page": PAGE}, json.dumps(found).encode("ascii")
+    return {"total": len(names)}, json.dumps(found).encode("ascii")
 
 
 def _capped(entries: "Iterator[os.DirEntry[str]]") -> "Iterator[os.DirEntry[str]]":
@@ -160,7 +162,8 @@ def _empty(top: int, flags: int) -> None:
     """Empty a directory by lifting every nested directory up into it, so that depth costs
     neither stack nor descriptors."""
     lifted = 0
-    while True:
+    deadline = time.monotonic() + REMOVE_TIMEOUT
+    while time.monotonic() < deadline:
         directories = _unlink_files(top)
         if not directories:
             return
@@ -175,6 +178,7 @@ def _empty(top: int, flags: int) -> None:
             finally:
                 os.close(inner)
             os.rmdir(name, dir_fd=top)
+    raise Refused(errno.EBUSY, "it is being filled faster than it can be emptied")
 
 
 def _unlink_files(directory: int) -> "list[str]":

@@ -88,7 +88,8 @@ class NativeBackend:
     ) -> None:
         try:
             built = await anyio.to_thread.run_sync(build, environment)
-            zygote = Zygote(built)  # in this thread: the kernel binds its life to it
+            hold = await anyio.to_thread.run_sync(built.hold)
+            zygote = Zygote(built, hold)  # in this thread: the kernel binds its life to it
             await anyio.to_thread.run_sync(zygote.wait_ready)
         except BaseException as error:
             started.set_exception(error)

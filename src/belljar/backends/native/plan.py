@@ -20,9 +20,10 @@ Step = list[object]
 GUEST_ENV = "/opt/env"
 GUEST_PYTHON_PREFIX = "/opt/python"
 
-# As root, each guest gets a host uid of its own from a range that no distribution hands out.
-UID_FIRST = 0x4000_0000
-UID_COUNT = 0x1000_0000
+# As root, each guest gets a host uid of its own from a range that neither distributions nor
+# systemd (whose containers end at 0x6fffffff) hand out.
+UID_FIRST = 0x7000_0000
+UID_COUNT = 0x0FFD_0000
 
 _SYSTEM = ("/usr/bin", "/usr/sbin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec")
 _SYSTEM_DATA = ("/usr/share", "/usr/include")

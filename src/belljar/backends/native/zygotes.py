@@ -44,11 +44,12 @@ class ZygoteGone(StartError):
 
 
 class Zygote:
-    def __init__(self, built: Built) -> None:
+    def __init__(self, built: Built, hold: int) -> None:
+        """`hold`: the descriptor that keeps the Environment's files, even if it is removed."""
         self.root = os.geteuid() == 0
         self.baseline = 0
         self._name = built.environment.name
-        self._hold = built.hold()  # its files stay, even if somebody removes the Environment
+        self._hold = hold
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, _memfd(bundle.make(self._config(built, theirs.fileno()))) as source:
             try:
