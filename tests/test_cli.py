@@ -831,6 +831,10 @@ def test_greeting_of_the_repl_fits_into_80_columns(belljar: Cli) -> None:
     assert max(map(len, lines)) < 80
 
 
+def test_repl_does_not_say_that_a_value_did_not_travel(belljar: Cli) -> None:
+    assert belljar("repl", "-e", "python", code="object").stderr == ""
+
+
 def test_beginning_of_a_repl_command_suggests_that_command(belljar: Cli) -> None:
     done = belljar("repl", "-e", "python", code="%iso\n%e\n")
     assert "did you mean '%isolation'?" in done.stderr
