@@ -243,7 +243,7 @@ def _shared_memory():
 
 def _of_a_guest(entry):
     status = entry.stat(follow_symlinks=False)
-    return status.st_uid >= 0x40000000 and not stat.S_ISDIR(status.st_mode)
+    return status.st_uid >= 0x70000000 and not stat.S_ISDIR(status.st_mode)
 
 
 def _sysv():

@@ -235,7 +235,7 @@ def test_every_guest_of_root_has_its_own_host_uid(make_sandbox, outside):
     assert all(len(uid) == 1 for uid in uids)
     numbers = {int(uid.pop()) for uid in uids}
     assert len(numbers) == 3
-    assert min(numbers) >= 0x40000000
+    assert min(numbers) >= 0x70000000
 
 
 @pytest.mark.user_only
