@@ -231,7 +231,7 @@ def _build(
                 size = _describe(directory, environment, key, python, distributions)
                 path = store.publish(directory, name, key)
             took = time.monotonic() - started
-            what = f"{_count(distributions)}, {size / 2**20:.1f} MB"
+            what = f"{_count(distributions)}, {size / 2**20:.1f} MiB"
             say(
                 "finished",
                 f"environment {name!r} built in {took:.1f} s ({what})",

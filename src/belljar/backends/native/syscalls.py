@@ -134,8 +134,8 @@ def clone(flags: int) -> int:
 def fork() -> int:
     """fork() without Python's hooks, which touch, and so copy, hundreds of pages in the child.
 
-    For a process with one thread: no lock is held by another one, and there is nothing that the
-    hooks would have to repair. (PyDLL: the interpreter's own lock stays held meanwhile.)
+    For init, which has one thread, and in which nothing has run since the hooks ran when it was
+    forked itself. (PyDLL: the interpreter's own lock stays held meanwhile.)
     """
     return _check(_python.fork(), "fork")
 

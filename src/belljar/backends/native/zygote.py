@@ -77,7 +77,9 @@ def _fork_guest(
     try:
         sys_.unshare(sys_.CLONE_NEWPID)
         try:
-            if sys_.fork() == 0:
+            # With the hooks of the libraries, which have their last chance here: descriptors they
+            # hold are closed next.
+            if os.fork() == 0:
                 _guest(config, request, fds)
         finally:
             sys_.setns(own_pids, sys_.CLONE_NEWPID)
