@@ -134,10 +134,16 @@ def clone(flags: int) -> int:
 def fork() -> int:
     """fork() without Python's hooks, which touch, and so copy, hundreds of pages in the child.
 
-    For init, which has one thread, and in which nothing has run since the hooks ran when it was
-    forked itself. (PyDLL: the interpreter's own lock stays held meanwhile.)
+    For a process with one thread, in which nothing has run since run_fork_hooks(). (PyDLL: the
+    interpreter's own lock stays held meanwhile.)
     """
     return _check(_python.fork(), "fork")
+
+
+def run_fork_hooks() -> None:
+    """What os.fork() runs in a child (os.register_at_fork), here and now."""
+    ctypes.pythonapi.PyOS_BeforeFork()
+    ctypes.pythonapi.PyOS_AfterFork_Child()
 
 
 def prctl(option: int, *args: int) -> None:

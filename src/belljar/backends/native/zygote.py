@@ -39,6 +39,8 @@ def main(config: Dict[str, Any]) -> NoReturn:
         # A fork copies one thread only; locks the others held would stay locked for ever.
         _say(control, {"failed": "threads", "message": f"{threads - 1} threads are running"})
         os._exit(1)
+    # Once, for all guests: libraries let go of what a fork must not share, descriptors above all.
+    sys_.run_fork_hooks()
     config["seccomp"] = base64.b64decode(config["seccomp"])
     own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     gc.collect()
@@ -77,9 +79,7 @@ def _fork_guest(
     try:
         sys_.unshare(sys_.CLONE_NEWPID)
         try:
-            # With the hooks of the libraries, which have their last chance here: descriptors they
-            # hold are closed next.
-            if os.fork() == 0:
+            if sys_.fork() == 0:
                 _guest(config, request, fds)
         finally:
             sys_.setns(own_pids, sys_.CLONE_NEWPID)
