@@ -1,4 +1,4 @@
-"""Sandbox: the blocking twin of AsyncSandbox, one line a method, through the runtime's portal."""
+"""Sandbox: the blocking twin of AsyncSandbox, one line a method, on the runtime's event loop."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ def wait(function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs)
             kwargs[name] = _deferred(events, callback)
 
     work: Work[T] = Work(lambda: function(*args, **kwargs), events)
-    portal = runtime.current().portal
-    future = portal.start_task_soon(work.run)
+    current = runtime.current()
+    current.submit(work.run)
     try:
         while (event := events.get()) is not None:
             event()
     except BaseException:
-        portal.start_task_soon(work.cancel)
+        current.call_soon(work.cancel)
         while events.get() is not None:
             continue  # callbacks are not called any more
         raise
-    return future.result()
+    return work.result()
 
 
 class Work(Generic[T]):
@@ -67,16 +67,24 @@ class Work(Generic[T]):
         self._events = events
         self._scope: anyio.CancelScope | None = None
         self._cancelled = False
+        self._made: list[T] = []
+        self._error: BaseException = RuntimeError("cancelled")
 
-    async def run(self) -> T:
+    async def run(self) -> None:
         try:
             with anyio.CancelScope() as self._scope:
                 if self._cancelled:
                     self._scope.cancel()
-                return await self._function()
-            raise RuntimeError("cancelled")  # seen by nobody: the caller has its own exception
+                self._made.append(await self._function())
+        except Exception as error:
+            self._error = error
         finally:
             self._events.put(None)
+
+    def result(self) -> T:
+        if not self._made:
+            raise self._error
+        return self._made[0]
 
     def cancel(self) -> None:
         self._cancelled = True

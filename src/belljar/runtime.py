@@ -1,4 +1,4 @@
-"""What belongs to the process, not to one sandbox: backends, the portal, the minder.
+"""What belongs to the process, not to one sandbox: backends, the event loop, the minder.
 
 Started on first use, closed at exit. After a fork of the host process the child starts its own
 and never touches the parent's.
@@ -6,18 +6,17 @@ and never touches the parent's.
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import concurrent.futures
 import os
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 
 # The event loop's modules are imported here, not by the runtime's thread: a fork of the process
 # in the middle of an import would leave the child waiting for ever for the import to end.
 import anyio
 import anyio._backends._asyncio
-import anyio.from_thread
-from anyio.abc import TaskGroup
 
 from belljar.backends.base import Backend, Minded
 from belljar.backends.native.backend import NativeBackend
@@ -28,13 +27,14 @@ BACKENDS = ("auto", "native")
 
 
 class Runtime:
-    portal: anyio.from_thread.BlockingPortal
-    _tasks: TaskGroup
+    _loop: asyncio.AbstractEventLoop
+    _stop: anyio.Event
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._lock = threading.Lock()
         self._backends: dict[str, Backend] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._minded: list[Minded] = []
         self._minding = False
         self._closed = threading.Event()
@@ -55,24 +55,27 @@ class Runtime:
             self._ready.set_exception(error)
 
     async def _main(self) -> None:
-        async with (
-            anyio.create_task_group() as self._tasks,
-            anyio.from_thread.BlockingPortal() as self.portal,
-        ):
-            self._ready.set_result(None)
-            await self.portal.sleep_until_stopped()
-            self._tasks.cancel_scope.cancel()
+        self._loop = asyncio.get_running_loop()
+        self._stop = anyio.Event()
+        self._ready.set_result(None)
+        await self._stop.wait()  # tasks that are left are cancelled by the end of anyio.run
 
-    def submit(self, function: Callable[[], Awaitable[None]]) -> None:
-        """Start a task on the runtime's thread, from whichever thread."""
+    def submit(self, function: Callable[[], Coroutine[None, None, None]]) -> None:
+        """Start a task on the runtime's thread, from whichever thread. It must not raise.
 
-        async def task() -> None:
-            await function()
+        Without waiting for the loop to take it, as anyio's own portal does: that would double
+        the way of every blocking call.
+        """
+        self._loop.call_soon_threadsafe(self._start, function)
 
-        if threading.get_ident() == self._thread.ident:
-            self._tasks.start_soon(task)
-        else:
-            self.portal.start_task_soon(task)
+    def _start(self, function: Callable[[], Coroutine[None, None, None]]) -> None:
+        task = self._loop.create_task(function())
+        self._tasks.add(task)  # the loop itself keeps only a weak reference
+        task.add_done_callback(self._tasks.discard)
+
+    def call_soon(self, function: Callable[[], None]) -> None:
+        """Call a function on the runtime's thread, from whichever thread."""
+        self._loop.call_soon_threadsafe(function)
 
     # -- backends ---------------------------------------------------------------------------
 
@@ -116,7 +119,7 @@ class Runtime:
         self._closed.set()
         for backend in self._backends.values():
             backend.close()
-        self.portal.call(self.portal.stop, True)
+        self.call_soon(self._stop.set)
         self._thread.join(5.0)
 
     def abandon(self) -> None:

@@ -6,7 +6,7 @@ guest program, the same on every backend.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -85,7 +85,7 @@ class Minded(Protocol):
 class Host(Protocol):
     """What the process-wide runtime offers to a backend."""
 
-    def submit(self, function: Callable[[], Awaitable[None]]) -> None:
+    def submit(self, function: Callable[[], Coroutine[None, None, None]]) -> None:
         """Run a task on the runtime's own thread, which lives as long as the process."""
 
     def mind(self, minded: Minded) -> None:
