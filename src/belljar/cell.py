@@ -24,7 +24,7 @@ GRACE = 1.0  # seconds between KeyboardInterrupt and SIGKILL
 DEATH = 5.0  # seconds a killed worker may take to be reported, before the whole guest goes
 MAX_BACKGROUND = 64 * 1024
 MAX_RESULTS = 1000
-RESULT_SHARE = 64
+ALL_RESULTS = 64  # times the output limit that all results of a cell may take in memory
 MAX_RESULT_BYTES = 128 * 1024 * 1024
 
 OnText = Callable[[str], object]
@@ -88,7 +88,7 @@ class Run:
         self.results: list[Result] = []
         self._result_bytes = 0
         # Pictures are larger than text: results have their own, wider share of the limit.
-        self._max_results = min(RESULT_SHARE * output, MAX_RESULT_BYTES)
+        self._max_results = min(ALL_RESULTS * output, MAX_RESULT_BYTES)
         self.output_bytes = 0
         self.truncated = False
         self.dropped = False  # parts of results that were too large

@@ -1,8 +1,9 @@
 """The guest's init: PID 1 of the sandbox, between the host and the code.
 
 It speaks the wire with the host, forks the worker and watches it die, pumps output through
-capped pipes, runs commands and file operations with the sandbox's own eyes. It never blocks:
-every descriptor is non-blocking, and what it holds for a slow reader is bounded.
+capped pipes, runs commands and file operations with the sandbox's own eyes. Its
+descriptors are non-blocking, and what it holds for a slow reader is bounded. It waits in two places
+only: for a command until its program has started, and a few seconds at most to remove a tree.
 
 The worker can neither signal it (PID 1 has no handler the worker could trigger), nor trace it,
 nor open its descriptors (it is not dumpable).

@@ -29,7 +29,7 @@ from belljar.guest import wire
 from belljar.isolation import Isolation
 
 HELLO_TIMEOUT = 30.0
-RESULT_SHARE = 8  # one result may be so many times the output limit: pictures are
+ONE_RESULT = 8  # times the output limit that one result may take: pictures are large
 
 
 class NativeBackend:
@@ -186,7 +186,7 @@ def _request(spec: GuestSpec, zygote: Zygote, in_cgroup: frozenset[str]) -> dict
         "tmp": limits.tmp,
         "output": limits.output,
         "open_files": limits.open_files,
-        "result": min(RESULT_SHARE * limits.output, limits.memory // 8, wire.MAX_PAYLOAD),
+        "result": min(ONE_RESULT * limits.output, limits.memory // 8, wire.MAX_PAYLOAD),
         "data": None if "memory" in in_cgroup else zygote.baseline + limits.memory,
         "meminfo": plan.meminfo(limits.memory),
         "rlimits": plan.rlimits(limits),
