@@ -171,7 +171,7 @@ class Outside:
 
     def __init__(self, sandbox):
         inner = getattr(sandbox, "_sandbox", sandbox)
-        self.pid = inner._guest.pid
+        self.pid = inner._place.guest.pid
         self.started = census.process(self.pid).started
 
     def processes(self):

@@ -432,7 +432,7 @@ def _differences(reference, pid, known):
 
 
 def init_of(sandbox):
-    return sandbox._sandbox._guest.pid if hasattr(sandbox, "_sandbox") else sandbox._guest.pid
+    return getattr(sandbox, "_sandbox", sandbox)._place.guest.pid
 
 
 def worker_of(sandbox):

@@ -9,7 +9,7 @@ from belljar import AsyncSandbox, Outcome, runtime
 
 
 def guest(sandbox):
-    return sandbox._sandbox._guest
+    return sandbox._sandbox._place.guest
 
 
 def test_a_time_out_ends_threads_that_the_cell_started(sandbox):
@@ -53,7 +53,7 @@ def test_the_core_limit_that_stops_pipes_cannot_be_changed(sandbox):
         "try: resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
         "except (ValueError, OSError): pass"
     )
-    pids = sandbox._sandbox._guest.pid
+    pids = sandbox._sandbox._place.guest.pid
     with open(f"/proc/{pids}/limits") as file:
         (line,) = [line for line in file if line.startswith("Max core file size")]
     assert line.split()[4:6] == ["1", "1"]
@@ -85,10 +85,10 @@ def test_a_flooding_guest_does_not_keep_others_waiting(make_sandbox):
     flood = """
     import struct, sys
     frame = sys._getframe()
-    while not hasattr(frame.f_locals.get("self"), "_control"): frame = frame.f_back
+    while not hasattr(frame.f_locals.get("self"), "_link"): frame = frame.f_back
     header = b'{"parts":[{"mime":"text/plain","size":60000,"text":true}]}'
     message = struct.pack("!BIII", 65, 0, len(header), 60000) + header + b"x" * 60000
-    while True: frame.f_locals["self"]._control.sendall(message)
+    while True: frame.f_locals["self"]._link._socket.sendall(message)
     """
 
     async def both():

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from belljar import environment_store
 from belljar.cli import doctor
 from belljar.cli.host_facts import Fact
 from belljar.cli.statements import Splitter
@@ -176,6 +177,12 @@ class Terminal:
 @pytest.fixture
 def belljar(tmp_path: Path, cache: Path) -> Cli:
     return Cli(tmp_path, cache)
+
+
+@pytest.fixture
+def data_belljar(tmp_path: Path) -> Cli:
+    """With the cache that all tests share: the environment "data" is built once only."""
+    return Cli(tmp_path, environment_store.cache_root())
 
 
 class Family:
@@ -631,6 +638,58 @@ Picture()
     assert "saved new/results/result-1.png" in done.stderr
     assert "--out DIR" in belljar.run(code).stderr
     assert belljar.run(code, "--json").stderr == ""
+
+
+DATA = """
+import matplotlib.pyplot as plt, pandas as pd
+plt.plot([1, 2], [3, 4])
+plt.show()
+display({"application/vnd.plotly.v1+json": {"data": []}, "text/plain": "plotly"}, raw=True)
+display({"application/vnd.vegalite.v5+json": {"mark": "bar"}, "text/plain": "altair"}, raw=True)
+pd.DataFrame({"name": ["ada", "bob"] * 15, "age": range(30)})
+"""
+
+
+def test_figures_charts_and_tables_are_saved_where_out_says(data_belljar: Cli) -> None:
+    pytest.importorskip("pandas")
+    done = data_belljar("run", "--out", "results", "-", code=DATA)
+    assert done.returncode == 0, done.stderr
+    saved = data_belljar.directory / "results"
+    assert sorted(os.listdir(saved)) == [
+        "result-1.chart.json",
+        "result-1.png",
+        "result-2.plotly.json",
+        "result-3.vega.json",
+        "result-4.csv",
+        "result-4.html",
+    ]
+    assert (saved / "result-1.png").read_bytes().startswith(b"\x89PNG")
+    chart = json.loads((saved / "result-1.chart.json").read_text())
+    assert chart["elements"][0]["points"] == [[1.0, 3.0], [2.0, 4.0]]
+    assert (saved / "result-4.csv").read_text().splitlines()[:2] == [",name,age", "0,ada,0"]
+    assert json.loads((saved / "result-3.vega.json").read_text()) == {"mark": "bar"}
+    # In a pipe a table is the text that the code would have printed.
+    assert done.stdout.splitlines()[-1] == "29  bob   29"
+
+
+def test_table_that_cannot_be_read_is_said_and_the_rest_is_saved(belljar: Cli) -> None:
+    code = """
+display({"application/vnd.belljar.table": b"\\x80\\x04.", "text/html": "<b>"}, raw=True)
+"""
+    done = belljar.run(code, "--out", "results")
+    assert done.returncode == 0
+    assert os.listdir(belljar.directory / "results") == ["result-1.html"]
+    assert "no CSV: the guest's table cannot be read" in done.stderr
+
+
+def test_table_is_drawn_at_a_terminal(data_belljar: Cli) -> None:
+    pytest.importorskip("pandas")
+    (data_belljar.directory / "code.py").write_text(DATA)
+    with data_belljar.terminal("run", "code.py") as terminal:
+        seen = terminal.read_all()
+    assert "save such results with --out DIR" in seen
+    assert "───" in seen
+    assert "20 of 30 rows" in seen
 
 
 def test_result_that_cannot_be_saved_is_exit_code_121(belljar: Cli) -> None:

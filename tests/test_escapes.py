@@ -637,7 +637,7 @@ def test_a_killed_host_process_leaves_no_guest(canaries):
     sandbox = Sandbox.create(environment="python")
     sandbox.run_code("import os, time\\nif os.fork() == 0: os.setsid(); time.sleep(60)")
     inner = getattr(sandbox, "_sandbox", sandbox)
-    print(inner._guest.pid, flush=True)
+    print(inner._place.guest.pid, flush=True)
     sandbox.run_code("import time; time.sleep(60)", timeout=60)
     """
     host = subprocess.Popen(

@@ -5,12 +5,16 @@ import json
 import pickle
 import signal
 import unicodedata
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar import execution as execution_module
+from belljar import printable as printable_module
+from belljar import result as result_module
 from belljar.errors import ExecutionError, ExecutionOutOfMemory, ExecutionTimeout, SandboxError
 from belljar.execution import (
     CommandResult,
@@ -69,8 +73,11 @@ def command(**changes):
     )
 
 
-def test_the_examples_in_the_docstrings_are_true():
-    assert doctest.testmod(execution_module).failed == 0
+@pytest.mark.parametrize("module", [printable_module, result_module], ids=lambda m: m.__name__)
+def test_the_examples_in_the_docstrings_are_true(module):
+    ran = doctest.testmod(module)
+    assert ran.attempted > 0
+    assert ran.failed == 0
 
 
 # printable
@@ -174,7 +181,7 @@ def test_an_execution_survives_json_with_everything_in_it():
     run = make(
         text="{'a': (1, 2)}",
         value={"a": (1, 2)},
-        results=(Result(data={"image/png": b"\x89PNG"}, is_main_result=True),),
+        results=(Result(raw={"image/png": b"\x89PNG"}, is_main_result=True),),
         stdout="out \udc80",
         logs=Logs(stdout=("out ", "\udc80"), stderr=(), background=("late",)),
         error=ZERO_DIVISION,
@@ -184,7 +191,7 @@ def test_an_execution_survives_json_with_everything_in_it():
     assert data == run.to_dict()
     assert data.keys() == run.__dataclass_fields__.keys()
     assert data["value"] == {"a": [1, 2]}
-    assert data["results"][0]["data"] == {"image/png": "iVBORw=="}
+    assert data["results"][0]["raw"] == {"image/png": "iVBORw=="}
     assert data["logs"] == {"stdout": ["out ", "\udc80"], "stderr": [], "background": ["late"]}
     assert data["error"]["name"] == "ZeroDivisionError"
 
@@ -203,6 +210,46 @@ def nested(depth):
 )
 def test_a_value_that_json_cannot_carry_is_null_and_nothing_fails(value):
     assert json.loads(make(value=value, text="its repr").to_json())["value"] is None
+
+
+@pytest.mark.parametrize(
+    ("value", "carried"),
+    [
+        (datetime(2024, 1, 2, 3, tzinfo=UTC), "2024-01-02T03:00:00+00:00"),
+        ([date(2024, 1, 2), time(3, 4)], ["2024-01-02", "03:04:00"]),
+        (timedelta(days=1), "1 day, 0:00:00"),
+        ({"a": (Decimal("1.10"), UUID(int=1))}, {"a": ["1.10", str(UUID(int=1))]}),
+    ],
+)
+def test_what_has_a_usual_text_is_carried_as_that(value, carried):
+    assert json.loads(make(value=value).to_json())["value"] == carried
+
+
+def test_scalars_and_small_arrays_of_numpy_are_numbers_and_lists():
+    numpy = pytest.importorskip("numpy")
+    value = {
+        "i": numpy.int64(3),
+        "f": numpy.float32(0.5),
+        "b": numpy.bool_(True),
+        "a": numpy.array([[1, 2], [3, 4]]),
+        "t": numpy.datetime64("2024-01-02T03", "ns"),
+    }
+    assert json.loads(make(value=value).to_json())["value"] == {
+        "i": 3,
+        "f": 0.5,
+        "b": True,
+        "a": [[1, 2], [3, 4]],
+        "t": "2024-01-02T03:00:00.000000000",
+    }
+    assert make(value=numpy.zeros(10**6)).to_dict()["value"] is None
+    assert make(value=numpy.array([numpy.nan])).to_dict()["value"] is None
+
+
+def test_a_table_is_not_carried_as_json():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": [1]})
+    assert make(value=frame).to_dict()["value"] is None
+    assert make(value=[frame]).to_dict()["value"] is None
 
 
 def test_the_plain_data_shares_nothing_with_the_value():
@@ -271,10 +318,10 @@ def test_a_result_gives_each_format_by_its_short_name():
     }
     binary = {"png": "image/png", "jpeg": "image/jpeg", "pdf": "application/pdf"}
     full = Result(
-        data={m: n for n, m in text.items()} | {m: n.encode() for n, m in binary.items()},
+        raw={m: n for n, m in text.items()} | {m: n.encode() for n, m in binary.items()},
         is_main_result=False,
     )
-    empty = Result(data={}, is_main_result=False)
+    empty = Result(raw={}, is_main_result=False)
     assert full.formats() == [*text, *binary]
     for name in [*text, *binary]:
         assert getattr(full, name) == (name if name in text else name.encode())
@@ -282,38 +329,38 @@ def test_a_result_gives_each_format_by_its_short_name():
 
 
 def test_a_format_without_a_short_name_is_listed_by_its_mime_type():
-    result = Result(data={"application/x-arrow": b""}, is_main_result=False)
+    result = Result(raw={"application/x-arrow": b""}, is_main_result=False)
     assert result.formats() == ["application/x-arrow"]
 
 
 def test_content_of_the_wrong_type_is_not_handed_out_as_the_right_one():
-    result = Result(data={"image/png": "text", "text/html": b"bytes"}, is_main_result=False)
+    result = Result(raw={"image/png": "text", "text/html": b"bytes"}, is_main_result=False)
     assert result.png is None
     assert result.html is None
 
 
 def test_bytes_are_written_in_base64_and_said_to_be():
-    result = Result(data={"text/plain": "a", "image/png": b"\x00"}, is_main_result=True)
+    result = Result(raw={"text/plain": "a", "image/png": b"\x00"}, is_main_result=True)
     assert result.to_dict() == {
-        "data": {"text/plain": "a", "image/png": "AA=="},
+        "raw": {"text/plain": "a", "image/png": "AA=="},
         "base64": ["image/png"],
         "is_main_result": True,
     }
 
 
 def test_json_is_parsed():
-    assert Result(data={"application/json": '{"a": [1]}'}, is_main_result=True).json == {"a": [1]}
-    assert Result(data={}, is_main_result=True).json is None
+    assert Result(raw={"application/json": '{"a": [1]}'}, is_main_result=True).json == {"a": [1]}
+    assert Result(raw={}, is_main_result=True).json is None
 
 
 @pytest.mark.parametrize("text", ["{", "NaN", "[Infinity]", "9" * 5000, "[" * 10**5, ""])
 def test_json_that_is_none_raises_our_own_error(text):
     with pytest.raises(SandboxError, match="application/json"):
-        _ = Result(data={"application/json": text}, is_main_result=True).json
+        _ = Result(raw={"application/json": text}, is_main_result=True).json
 
 
 def test_the_repr_of_a_result_shows_formats_and_escapes_them():
-    result = Result(data={"text/plain": "secret", "x/\x1b": b""}, is_main_result=True)
+    result = Result(raw={"text/plain": "secret", "x/\x1b": b""}, is_main_result=True)
     assert repr(result) == "<Result main 'text', 'x/\\x1b'>"
 
 

@@ -12,13 +12,21 @@ from belljar.files import AsyncFiles
 
 PAIRS = [(Sandbox, AsyncSandbox), (Files, AsyncFiles), (Commands, AsyncCommands)]
 # What the parts of AsyncSandbox use among each other; nobody else is meant to.
-INTERNAL = {"busy", "connected", "end", "working"}
+INTERNAL = {"busy", "call", "changed", "end", "put_all", "using", "working"}
 
 # Written here and not derived, so that a name that vanishes from both is missed.
 PROMISED = {
     Sandbox: [
         "create",
         "run_code",
+        "put",
+        "set",
+        "get",
+        "expose",
+        "checkpoint",
+        "rollback",
+        "release",
+        "fork",
         "interrupt",
         "restart",
         "kill",
@@ -32,7 +40,18 @@ PROMISED = {
         "commands",
         "files",
     ],
-    Files: ["read", "write", "list", "exists", "stat", "make_dir", "remove", "rename"],
+    Files: [
+        "read",
+        "write",
+        "list",
+        "exists",
+        "stat",
+        "make_dir",
+        "remove",
+        "rename",
+        "upload",
+        "download",
+    ],
     Commands: ["run"],
 }
 

@@ -417,7 +417,7 @@ def test_the_runtime_is_shared_and_started_once(native):
     with Sandbox(environment="python") as a, Sandbox(environment="python") as b:
         a.run_code("1")
         b.run_code("1")
-        parents = {census.process(s._sandbox._guest.pid).parent for s in (a, b)}
+        parents = {census.process(s._sandbox._place.guest.pid).parent for s in (a, b)}
         assert len(parents) == 1  # one zygote
     assert runtime.current() is runtime.current()
 

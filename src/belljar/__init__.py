@@ -15,9 +15,13 @@ from belljar._version import __version__
 
 if TYPE_CHECKING:
     from belljar.blocking import Sandbox
+    from belljar.chart import Chart, ChartType
+    from belljar.checkpoint import Checkpoint
     from belljar.environment import Environment
     from belljar.errors import (
         BackendUnavailable,
+        CannotTravel,
+        CheckpointLost,
         EnvironmentBuildError,
         ExecutionError,
         ExecutionOutOfMemory,
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
         InvalidOption,
         IsADirectory,
         LimitNotEnforceable,
+        NameMissing,
         NotADirectory,
         PermissionDenied,
         ProtocolError,
@@ -37,25 +42,35 @@ if TYPE_CHECKING:
         StartError,
     )
     from belljar.execution import (
+        Call,
         CommandResult,
         ErrorInfo,
         Execution,
+        FileChanges,
         Logs,
         Outcome,
         Result,
         Usage,
     )
     from belljar.files import FileInfo
+    from belljar.functions import HostFunction
     from belljar.isolation import Isolation, Layer
     from belljar.limits import Limits
+    from belljar.mount import Mount
     from belljar.oneshot import run
+    from belljar.replaying import Replay, replay
     from belljar.sandbox import AsyncSandbox
+    from belljar.transfers import Transfer
 
 _HOME = {
     "belljar.blocking": ("Sandbox",),
+    "belljar.chart": ("Chart", "ChartType"),
+    "belljar.checkpoint": ("Checkpoint",),
     "belljar.environment": ("Environment",),
     "belljar.errors": (
         "BackendUnavailable",
+        "CannotTravel",
+        "CheckpointLost",
         "EnvironmentBuildError",
         "ExecutionError",
         "ExecutionOutOfMemory",
@@ -67,6 +82,7 @@ _HOME = {
         "InvalidOption",
         "IsADirectory",
         "LimitNotEnforceable",
+        "NameMissing",
         "NotADirectory",
         "PermissionDenied",
         "ProtocolError",
@@ -75,27 +91,35 @@ _HOME = {
         "StartError",
     ),
     "belljar.execution": (
+        "Call",
         "CommandResult",
         "ErrorInfo",
         "Execution",
+        "FileChanges",
         "Logs",
         "Outcome",
         "Result",
         "Usage",
     ),
     "belljar.files": ("FileInfo",),
+    "belljar.functions": ("HostFunction",),
     "belljar.isolation": (
         "Isolation",
         "Layer",
     ),
     "belljar.limits": ("Limits",),
+    "belljar.mount": ("Mount",),
     "belljar.oneshot": ("run",),
+    "belljar.replaying": ("Replay", "replay"),
     "belljar.sandbox": ("AsyncSandbox",),
+    "belljar.transfers": ("Transfer",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
+    if name == "functions":  # a module that is used by its name: belljar.functions.stubs(...)
+        return importlib.import_module("belljar.functions")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'belljar' has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(_MODULE_OF[name]), name)
@@ -109,6 +133,12 @@ def __dir__() -> list[str]:
 __all__ = [
     "AsyncSandbox",
     "BackendUnavailable",
+    "Call",
+    "CannotTravel",
+    "Chart",
+    "ChartType",
+    "Checkpoint",
+    "CheckpointLost",
     "CommandResult",
     "Environment",
     "EnvironmentBuildError",
@@ -117,11 +147,13 @@ __all__ = [
     "ExecutionError",
     "ExecutionOutOfMemory",
     "ExecutionTimeout",
+    "FileChanges",
     "FileError",
     "FileExists",
     "FileInfo",
     "FileMissing",
     "GuestLost",
+    "HostFunction",
     "InvalidOption",
     "IsADirectory",
     "Isolation",
@@ -129,16 +161,21 @@ __all__ = [
     "LimitNotEnforceable",
     "Limits",
     "Logs",
+    "Mount",
+    "NameMissing",
     "NotADirectory",
     "Outcome",
     "PermissionDenied",
     "ProtocolError",
+    "Replay",
     "Result",
     "Sandbox",
     "SandboxClosed",
     "SandboxError",
     "StartError",
+    "Transfer",
     "Usage",
     "__version__",
+    "replay",
     "run",
 ]

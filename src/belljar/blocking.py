@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
 import queue
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, overload
 
@@ -12,14 +13,18 @@ import anyio
 
 from belljar import options, runtime
 from belljar.cell import OnResult, OnText
+from belljar.checkpoint import Checkpoint
 from belljar.commands import AsyncCommands
 from belljar.environment import Environment
 from belljar.errors import InvalidOption
 from belljar.execution import CommandResult, Execution
 from belljar.files import WORKSPACE, AsyncFiles, FileInfo
+from belljar.functions import Functions
 from belljar.isolation import Isolation
 from belljar.limits import Limits
+from belljar.mount import Mount
 from belljar.sandbox import AsyncSandbox
+from belljar.transfers import OnProgress, Transfer
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -34,7 +39,7 @@ def wait(function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs)
     and is raised when that is done.
     """
     events: Events = queue.SimpleQueue()
-    for name in ("on_stdout", "on_stderr", "on_result"):
+    for name in ("on_stdout", "on_stderr", "on_result", "on_progress"):
         callback = kwargs.get(name)
         if inspect.iscoroutinefunction(callback):
             raise InvalidOption(
@@ -93,7 +98,7 @@ class Work(Generic[T]):
 
 
 def _deferred(events: Events, callback: Any) -> Any:
-    return lambda item: events.put(lambda: callback(item))
+    return lambda *items: events.put(lambda: callback(*items))
 
 
 class Files:
@@ -137,6 +142,38 @@ class Files:
 
     def rename(self, old: str, new: str) -> FileInfo:
         return wait(self._files.rename, old, new)
+
+    def upload(
+        self,
+        local: str | os.PathLike[str],
+        path: str | None = None,
+        *,
+        on_progress: OnProgress | None = None,
+    ) -> Transfer:
+        """Bring a file, or a directory with all that is in it, into the sandbox.
+
+        `path` is where it will be (None: its name, in /workspace; with a "/" at its end: its name,
+        in that directory). Files that are there already are replaced, directories merged. Links in
+        a tree are carried if they stay inside it. `on_progress` gets the bytes so far and in all.
+        """
+        return wait(self._files.upload, local, path, on_progress=on_progress)
+
+    def download(
+        self,
+        path: str,
+        local: str | os.PathLike[str],
+        *,
+        max_size: int | str | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Transfer:
+        """Bring a file, or a directory with all that is in it, to this host.
+
+        `local` is what it will be called here; a file goes into it, if it is a directory. Each file
+        appears at once and whole; those that are there already are replaced, directories merged.
+        No link of the sandbox's is followed here, and those that would lead out are not made.
+        `max_size` bounds the bytes (None: what fits into the sandbox's own file systems).
+        """
+        return wait(self._files.download, path, local, max_size=max_size, on_progress=on_progress)
 
 
 class Commands:
@@ -194,8 +231,13 @@ class Sandbox:
         network: str = "none",
         strict: bool | None = None,
         metadata: Mapping[str, str] | None = None,
+        functions: Functions | None = None,
+        workspace: str | os.PathLike[str] | None = None,
+        session: str | None = None,
+        mounts: Iterable[Mount] = (),
+        record: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._sandbox = AsyncSandbox(
+        sandbox = AsyncSandbox(
             backend=backend,
             environment=environment,
             limits=limits,
@@ -203,9 +245,18 @@ class Sandbox:
             network=network,
             strict=strict,
             metadata=metadata,
+            functions=functions,
+            workspace=workspace,
+            session=session,
+            mounts=mounts,
+            record=record,
         )
-        self.commands = Commands(self._sandbox.commands)
-        self.files = Files(self._sandbox.files)
+        self._prepare(sandbox)
+
+    def _prepare(self, sandbox: AsyncSandbox) -> None:
+        self._sandbox = sandbox
+        self.commands = Commands(sandbox.commands)
+        self.files = Files(sandbox.files)
 
     @classmethod
     def create(
@@ -218,6 +269,11 @@ class Sandbox:
         network: str = "none",
         strict: bool | None = None,
         metadata: Mapping[str, str] | None = None,
+        functions: Functions | None = None,
+        workspace: str | os.PathLike[str] | None = None,
+        session: str | None = None,
+        mounts: Iterable[Mount] = (),
+        record: str | os.PathLike[str] | None = None,
     ) -> Self:
         """Make a sandbox and start it at once."""
         sandbox = cls(
@@ -228,6 +284,11 @@ class Sandbox:
             network=network,
             strict=strict,
             metadata=metadata,
+            functions=functions,
+            workspace=workspace,
+            session=session,
+            mounts=mounts,
+            record=record,
         )
         sandbox.start()
         return sandbox
@@ -281,12 +342,14 @@ class Sandbox:
         on_stderr: OnText | None = None,
         on_result: OnResult | None = None,
         env: Mapping[str, str] | None = None,
+        undo_on_error: bool = False,
     ) -> Execution:
         """Run code in the sandbox's interpreter; variables stay for the next time.
 
         What the code does is in the Execution, also when it fails; exceptions are for what
         Belljar could not do. `timeout` is in seconds (None: that of the limits). The callbacks
-        get output and results while the code runs.
+        get output and results while the code runs. With `undo_on_error`, code that does not end
+        with the outcome ok leaves variables and files as they were before it.
         """
         return wait(
             self._sandbox.run_code,
@@ -296,7 +359,81 @@ class Sandbox:
             on_stderr=on_stderr,
             on_result=on_result,
             env=env,
+            undo_on_error=undo_on_error,
         )
+
+    def put(self, /, **values: object) -> None:
+        """Set variables of the sandbox: `put(df=frame, threshold=3)`.
+
+        Plain data, dates, numpy arrays, pandas and polars frames, pyarrow tables. Raises
+        CannotTravel with the name of the part that cannot.
+        """
+        return wait(self._sandbox.put_all, values)
+
+    def set(self, name: str, value: object) -> None:
+        """Set one variable of the sandbox."""
+        return wait(self._sandbox.set, name, value)
+
+    def get(self, name: str, *, timeout: float | None = None) -> object:
+        """The value of a variable of the sandbox, as an object of this process.
+
+        Raises NameMissing if there is none, CannotTravel if it is nothing that can come out.
+        """
+        return wait(self._sandbox.get, name, timeout=timeout)
+
+    def expose(
+        self,
+        function: Callable[..., object],
+        name: str | None = None,
+        *,
+        timeout: float | None = 60.0,
+        max_calls: int | None = None,
+        concurrency: int = 8,
+        counts_time: bool = False,
+    ) -> None:
+        """Let the code call a function of this process, by its name or `name`.
+
+        It runs here, with arguments that the code chose: treat them as a stranger's. `timeout` is
+        in seconds for one call, `max_calls` counts over the sandbox's life, `concurrency` is how
+        many run at once (ordinary functions in threads). The time a call takes counts against the
+        time-out of the cell only with `counts_time`.
+        """
+        return wait(
+            self._sandbox.expose,
+            function,
+            name,
+            timeout=timeout,
+            max_calls=max_calls,
+            concurrency=concurrency,
+            counts_time=counts_time,
+        )
+
+    def checkpoint(self) -> Checkpoint:
+        """Keep the state as it is now: variables, modules, random state, files in /workspace.
+
+        A copy of the interpreter is parked in the sandbox; it shares memory with the running one
+        until either changes it, and counts against the limits. Threads, sockets and child
+        processes cannot be kept: see `lacks`.
+        """
+        return wait(self._sandbox.checkpoint)
+
+    def rollback(self, checkpoint: Checkpoint) -> None:
+        """Go back to a checkpoint, which stays valid: one can go back to it again."""
+        return wait(self._sandbox.rollback, checkpoint)
+
+    def release(self, checkpoint: Checkpoint) -> None:
+        """Let go of a checkpoint, and of the memory and room it takes."""
+        return wait(self._sandbox.release, checkpoint)
+
+    def fork(self) -> Self:
+        """A second sandbox that goes on from here, independent from now on.
+
+        It has variables and files of its own, but shares the guest, and so the limits, with this
+        one: the two take turns. Each must be closed.
+        """
+        twin = object.__new__(type(self))
+        twin._prepare(wait(self._sandbox.fork))
+        return twin
 
     def interrupt(self) -> None:
         """Raise KeyboardInterrupt in the running cell; nothing happens if none is running."""
@@ -307,7 +444,7 @@ class Sandbox:
         return wait(self._sandbox.restart)
 
     def kill(self) -> None:
-        """End it at once, whatever runs in it. Like close(): afterwards it is gone."""
+        """End it at once, whatever runs in it. Afterwards it is gone."""
         return wait(self._sandbox.kill)
 
     def close(self) -> None:

@@ -14,8 +14,12 @@ from importlib import resources
 PACKAGE = "_belljar"  # so that it can never be mistaken for the library itself
 
 _GUEST = (
-    *("wire", "values", "figures", "display", "streams", "claims", "pump", "files", "commands"),
-    *("worker", "keeper", "init"),
+    *("parcel", "texts", "moments", "arrays", "arrow", "polars_tables", "columns", "tables"),
+    *("wire", "values", "claims", "chart_elements", "charts", "figures", "frames", "libraries"),
+    *("display", "streams", "pump", "changes"),
+    *("removal", "trees", "files", "commands"),
+    *("outbox", "blobs", "functions", "link", "twin", "worker", "keeper", "store", "branches"),
+    "init",
 )
 _NATIVE = ("syscalls", "landlock", "roots", "launcher", "confine", "zygote")
 

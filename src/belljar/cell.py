@@ -9,21 +9,27 @@ from __future__ import annotations
 import codecs
 import inspect
 import json
+import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 
 import anyio
 
+from belljar import cargo
 from belljar.backends.base import Guest, Reading
-from belljar.channel import Channel, Lost
+from belljar.calls import Calls
+from belljar.channel import Channel, Lost, drop
 from belljar.errors import ProtocolError
-from belljar.execution import ErrorInfo, Logs, Outcome, Result, Usage
-from belljar.guest import claims, values, wire
+from belljar.execution import ErrorInfo, FileChanges, Logs, Outcome, Result, Usage
+from belljar.functions import Registry
+from belljar.guest import claims, wire
+from belljar.guest.values import Encoded
 
 GRACE = 1.0  # seconds between KeyboardInterrupt and SIGKILL
 DEATH = 5.0  # seconds a killed worker may take to be reported, before the whole guest goes
 MAX_BACKGROUND = 64 * 1024
 MAX_RESULTS = 1000
+LOOK = 0.25  # seconds between looks at what a guest does while the host works for it
 ALL_RESULTS = 64  # times the output limit that all results of a cell may take in memory
 MAX_RESULT_BYTES = 128 * 1024 * 1024
 
@@ -71,6 +77,9 @@ class Run:
         on_stdout: OnText | None = None,
         on_stderr: OnText | None = None,
         on_result: OnResult | None = None,
+        functions: Registry | None = None,
+        values: int = wire.INLINE,  # bytes of a value
+        cpus: float = 1.0,
     ) -> None:
         self._channel = channel
         self._guest = guest
@@ -96,16 +105,49 @@ class Run:
         self.interrupted = False  # by the caller
         self.done: wire.Frame | None = None
         self.lost: Exception | None = None
+        self.files: FileChanges | None = None
+        self._values = cargo.Receiver(values)
+        self._value: cargo.Blob = b""
+        self._taken: dict[int, anyio.Event] = {}
+        self._clock = anyio.CancelScope()
+        self._excused = 0  # calls of host functions whose time does not count
+        self._left = math.inf
+        self._cpus = max(cpus, 1.0)
+        self.calls = Calls(functions, self._answer, values, self._pause)
 
-    async def drive(self, kind: int, header: Mapping[str, object], payload: bytes) -> None:
+    async def drive(
+        self,
+        kind: int,
+        header: dict[str, object],
+        payload: bytes = b"",
+        value: Encoded | None = None,
+    ) -> None:
         """Start it and see it to its end: `done` or `lost` is set afterwards.
 
         Cancelled, it interrupts the guest, then kills, and lets the cancellation go on.
         """
+        failure: BaseException | None = None
+        async with self.calls:
+            self.calls.look_after(self._spin)
+            try:
+                await self._drive(kind, header, payload, value)
+            except anyio.get_cancelled_exc_class():
+                raise
+            except BaseException as error:
+                failure = error  # a callback's: a group of exceptions is nobody's expectation
+        if failure is not None:
+            raise failure
+
+    async def _drive(
+        self, kind: int, header: dict[str, object], payload: bytes, value: Encoded | None
+    ) -> None:
         self._before = self._guest.reading(from_now=True)
         self._began = time.perf_counter()
         try:
-            await self._channel.send(kind, self._exchange.number, header, payload)
+            if value is None:
+                await self._channel.send(kind, self._exchange.number, header, payload)
+            else:
+                await self._send_value(kind, header, value, 0, self._see_taken)
             await self._stages()
         except Lost as lost:
             self.lost = lost
@@ -123,7 +165,9 @@ class Run:
             await stream.feed(b"", final=True)
 
     async def _stages(self) -> None:
-        with anyio.move_on_after(self._timeout):
+        if self._timeout is not None:
+            self._clock.deadline = anyio.current_time() + self._timeout
+        with self._clock:
             await self._collect()
         if self.done is not None:
             return
@@ -175,12 +219,83 @@ class Run:
             await self._take_stream(frame)
         elif frame.kind == wire.RESULT:
             await self._take_result(frame)
+        elif frame.kind == wire.CALL:
+            call = frame.header.get("call")
+            self.calls.start(frame, self._values.take(frame, call if type(call) is int else -1))
+        elif frame.kind == wire.PART:
+            self._values.add(frame)
+        elif frame.kind == wire.TAKEN:
+            self._note_taken(frame)
+        elif frame.kind == wire.CHANGES:
+            self.files = parse_changes(frame)
         elif frame.kind == wire.OVERFLOW:
             self.truncated = True
         elif frame.kind == wire.DONE:
             self.done = frame
+            self._value = self._values.take(frame, self._exchange.number)
         else:
+            drop(frame)
             raise ProtocolError(f"unexpected frame of kind {frame.kind}")
+
+    # -- values and calls -------------------------------------------------------------------
+
+    @property
+    def value(self) -> cargo.Blob:
+        return self._value
+
+    async def _send_value(
+        self, kind: int, header: dict[str, object], value: Encoded, key: int, taken: cargo.Taken
+    ) -> None:
+        number = self._exchange.number
+        await cargo.send(self._channel, kind, number, header, value, key=key, taken=taken)
+
+    async def _see_taken(self) -> None:
+        """Before the run has begun: nobody else reads what comes."""
+        frame = await self._exchange.next()
+        if frame.kind != wire.TAKEN:
+            drop(frame)
+            raise ProtocolError(f"unexpected frame of kind {frame.kind}")
+
+    def _note_taken(self, frame: wire.Frame) -> None:
+        key = frame.header.get("key")
+        if type(key) is int and key in self._taken:
+            self._taken.pop(key).set()
+
+    async def _answer(self, call: int, header: dict[str, object], value: Encoded | None) -> None:
+        async def taken() -> None:
+            # Nothing else runs between the sending of a part and this.
+            event = self._taken[call] = anyio.Event()
+            await event.wait()
+
+        try:
+            if value is None:
+                await self._channel.send(wire.ANSWER, self._exchange.number, header)
+            else:
+                await self._send_value(wire.ANSWER, header, value, call, taken)
+        except Lost:
+            return  # the run itself will notice
+        finally:
+            self._taken.pop(call, None)
+
+    async def _spin(self) -> None:
+        """Time that the host takes is excused, but not what the guest does meanwhile: it cannot
+        use more processor time than it could have without any call."""
+        while self._timeout is not None:
+            await anyio.sleep(min(LOOK, self._timeout))
+            cpu = self._guest.reading().cpu
+            if cpu is not None and cpu - (self._before.cpu or 0.0) > self._timeout * self._cpus:
+                self._excused += 1  # for good
+                self._clock.deadline = -math.inf
+                return
+
+    def _pause(self, paused: bool) -> None:
+        """While the host works for the guest, the guest's own time stands still."""
+        self._excused += 1 if paused else -1
+        if paused and self._excused == 1:
+            self._left = self._clock.deadline - anyio.current_time()
+            self._clock.deadline = math.inf
+        elif not paused and self._excused == 0:
+            self._clock.deadline = anyio.current_time() + self._left
 
     async def _take_stream(self, frame: wire.Frame) -> None:
         stream = self.streams.get(str(frame.header.get("name")))
@@ -201,7 +316,7 @@ class Run:
     async def _take_result(self, frame: wire.Frame) -> None:
         # As it will lie in memory: a character may take four bytes, an empty part is not free.
         result = parse_result(frame)
-        self._result_bytes += 4 * len(frame.payload) + 256 * len(result.data)
+        self._result_bytes += 4 * len(frame.payload) + 256 * len(result.raw)
         if len(self.results) >= MAX_RESULTS or self._result_bytes > self._max_results:
             self.truncated = True
             return
@@ -289,7 +404,7 @@ def parse_result(frame: wire.Frame) -> Result:
         raw = frame.payload[position : position + size]
         position += size
         data[mime] = _text(raw) if part.get("text") is True else raw
-    return Result(data=data, is_main_result=frame.header.get("main") is True)
+    return Result(raw=data, is_main_result=frame.header.get("main") is True)
 
 
 def parse_error(payload: bytes) -> ErrorInfo | None:
@@ -305,12 +420,18 @@ def parse_error(payload: bytes) -> ErrorInfo | None:
     return ErrorInfo(**fields)
 
 
-def parse_value(payload: bytes, limit: int) -> object:
-    """The value as data; None if there is none, or if the guest made up something else."""
-    try:
-        return values.decode(payload, limit) if payload else None
-    except values.NotPlain:
+def parse_changes(frame: wire.Frame) -> FileChanges | None:
+    """Which files a cell touched, in init's words; None if there were too many to tell."""
+    if frame.header.get("unknown") is True:
         return None
+    try:
+        body = json.loads(frame.payload)
+        fields = {name: tuple(body[name]) for name in ("created", "changed", "removed")}
+    except (ValueError, RecursionError, KeyError, TypeError):
+        raise ProtocolError("malformed changes") from None
+    if not all(isinstance(path, str) for paths in fields.values() for path in paths):
+        raise ProtocolError("malformed changes")
+    return FileChanges(**fields)
 
 
 def _text(raw: bytes) -> str:

@@ -7,6 +7,7 @@ next waiter reads on. So a channel works under any event loop, and nothing runs 
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Mapping
 
@@ -55,11 +56,22 @@ class Exchange:
 
     def close(self) -> None:
         self._channel.forget(self)
+        while self._frames:
+            drop(self._frames.popleft())
+
+
+def drop(frame: wire.Frame) -> None:
+    """Let go of a frame that nobody will look at."""
+    if frame.fd >= 0:
+        os.close(frame.fd)
 
 
 class Channel:
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, shareable: int = 0) -> None:
+        """`shareable`: bytes that may be handed over as shared memory, all in all. They are the
+        host's, and the guest may keep them for as long as it lives."""
         self._stream = stream
+        self._shareable = shareable
         self._reader = wire.Reader(wire.FROM_GUEST)
         self._exchanges: dict[int, Exchange] = {}
         self._last = 0
@@ -67,6 +79,13 @@ class Channel:
         self._reading = False
         self._news = anyio.Event()
         self._failed: Exception | None = None
+
+    def may_share(self, size: int) -> bool:
+        """Whether this much memory may be handed over as it is; if so, it counts from now on."""
+        if not self._stream.shares or size > self._shareable:
+            return False
+        self._shareable -= size
+        return True
 
     @property
     def alive(self) -> bool:
@@ -95,6 +114,7 @@ class Channel:
         request: int,
         header: Mapping[str, object] | None = None,
         payload: bytes = b"",
+        fd: int = -1,
     ) -> None:
         """Shielded: half a frame would garble all that follow. The guest's init always reads,
         so a send that takes long means that it is gone or broken."""
@@ -104,10 +124,19 @@ class Channel:
                 self._check()
                 try:
                     with anyio.fail_after(SEND_TIMEOUT):
-                        await self._stream.send(data)
+                        await self._stream.send(data, fd)
                 except (OSError, TimeoutError) as error:
                     self._fail(Lost())
                     raise Lost from error
+
+    async def send_shared(
+        self, kind: int, request: int, header: Mapping[str, object], fd: int
+    ) -> None:
+        """A frame with a descriptor, which is closed here in any case."""
+        try:
+            await self.send(kind, request, header, fd=fd)
+        finally:
+            os.close(fd)
 
     async def pump(self, exchange: Exchange) -> None:
         """Bring news to `exchange`: by reading, or by waiting for the one who reads."""
@@ -118,7 +147,7 @@ class Channel:
         self._reading = True
         try:
             while exchange.waiting and self._failed is None:
-                self._take(await self._stream.receive())
+                await self._receive()
                 if len(self._exchanges) > 1:
                     self._tell()
         finally:
@@ -126,17 +155,22 @@ class Channel:
             self._tell()
         self._check_for(exchange)
 
-    def _take(self, data: bytes) -> None:
-        if not data:
-            self._fail(Lost())
-            return
+    async def _receive(self) -> None:
         try:
+            data = await self._stream.receive()
+            if not data:
+                self._fail(Lost())
+                return
             self._reader.feed(data)
             for frame in self._reader.frames():
+                if "shared" in frame.header:
+                    frame = frame._replace(fd=self._stream.take_fd())
                 exchange = self._exchanges.get(frame.request)
                 # A request that was given up: its late frames are nobody's.
                 if exchange is not None:
                     exchange.push(frame)
+                else:
+                    drop(frame)
         except wire.WireError as error:
             self._fail(ProtocolError(f"the guest broke the protocol: {error}"))
         except ProtocolError as error:
@@ -160,20 +194,25 @@ class Channel:
             self._check()
 
     async def call(
-        self, kind: int, header: Mapping[str, object] | None = None, payload: bytes = b""
+        self,
+        kind: int,
+        header: Mapping[str, object] | None = None,
+        payload: bytes = b"",
+        *,
+        timeout: float = CALL_TIMEOUT,
     ) -> tuple[dict[str, object], bytes]:
         """A request with one answer: its header, and the data that came before it."""
         exchange = self.open()
         try:
             await self.send(kind, exchange.number, header, payload)
-            with anyio.fail_after(CALL_TIMEOUT):
+            with anyio.fail_after(timeout):
                 return await self._answer(exchange)
         except Lost:
             raise GuestLost("the guest died during the operation") from None
         except TimeoutError:
             self._fail(Lost())
             raise GuestLost(
-                f"the guest did not answer in {CALL_TIMEOUT:.0f} s, and was given up"
+                f"the guest did not answer in {timeout:.0f} s, and was given up"
             ) from None
         finally:
             exchange.close()

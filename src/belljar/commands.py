@@ -45,18 +45,19 @@ class AsyncCommands:
         timeout = options.check_timeout(timeout, limits.timeout)
         payload = encode_input(stdin)
         options.check_callbacks(on_stdout=on_stdout, on_stderr=on_stderr)
-        channel, guest = await self._sandbox.connected()
-        run = Run(
-            channel,
-            guest,
-            timeout=timeout,
-            output=limits.output,
-            grace=0.0,  # shells do not pass an interrupt on
-            on_stdout=on_stdout,
-            on_stderr=on_stderr,
-        )
-        with self._sandbox.working():
-            await run.drive(wire.EXEC, header, payload)
+        async with self._sandbox.using() as (channel, guest):
+            run = Run(
+                channel,
+                guest,
+                timeout=timeout,
+                output=limits.output,
+                grace=0.0,  # shells do not pass an interrupt on
+                on_stdout=on_stdout,
+                on_stderr=on_stderr,
+            )
+            with self._sandbox.working():
+                await run.drive(wire.EXEC, header, payload)
+        await self._sandbox.changed()
         return judge(run)
 
 

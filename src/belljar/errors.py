@@ -12,6 +12,9 @@ it becomes an exception only on request, by `Execution.raise_for_outcome()`.
     ├── SandboxClosed               used after close(), kill() or the end of its lifetime
     ├── ProtocolError               the guest broke the wire; it has been killed
     ├── GuestLost                   the guest died in an operation that has no Execution to say so
+    ├── CannotTravel                a value cannot go in or out; names the part (a TypeError)
+    ├── NameMissing                 get() of a name the sandbox does not have (a KeyError)
+    ├── CheckpointLost              the checkpoint is gone, with its guest or by release()
     ├── FileError                   a file operation in the guest failed (an OSError)
     │   ├── FileMissing             (a FileNotFoundError)
     │   ├── FileExists              (a FileExistsError)
@@ -88,6 +91,18 @@ class ProtocolError(SandboxError):
 
 class GuestLost(SandboxError):
     """The guest died during an operation that has no Execution to say so."""
+
+
+class CannotTravel(SandboxError, TypeError):
+    """A value cannot go into the sandbox or come out of it; the message names the part."""
+
+
+class NameMissing(SandboxError, KeyError):
+    """The sandbox has no variable of this name."""
+
+
+class CheckpointLost(SandboxError):
+    """There is no such checkpoint any more."""
 
 
 class FileError(SandboxError, OSError):

@@ -7,55 +7,19 @@ texts and the results are the guest's own words, so whatever is shown here goes 
 
 from __future__ import annotations
 
-import base64
 import json
-import re
-import textwrap
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from enum import StrEnum
-from signal import Signals
-from typing import NoReturn, Self
+from typing import TYPE_CHECKING, Self
 
-from belljar.errors import (
-    ExecutionError,
-    ExecutionOutOfMemory,
-    ExecutionTimeout,
-    SandboxError,
-)
+from belljar import ending
+from belljar.ending import Outcome as Outcome
+from belljar.plain import as_json
+from belljar.printable import one_line
+from belljar.printable import printable as printable
+from belljar.result import Result as Result
 
-# C0 without tab and newline, DEL, C1; the line separators and the controls that reorder what is
-# read (bidirectional overrides); lone surrogates, which no terminal or log file can encode.
-_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-def printable(text: str) -> str:
-    r"""Escape what a terminal or a log would obey instead of show; newline and tab stay.
-
-    >>> printable("\x1b]0;owned\x07 done\n")
-    '\\x1b]0;owned\\x07 done\n'
-    """
-    return _UNPRINTABLE.sub(_escape, text)
-
-
-def _escape(match: re.Match[str]) -> str:
-    code = ord(match[0])
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
-
-
-class Outcome(StrEnum):
-    """How a run ended, as seen from outside the guest."""
-
-    ok = "ok"  # ran to its end
-    error = "error"  # an exception nobody caught
-    exit = "exit"  # sys.exit(), or a command with a code that is not 0
-    timeout = "timeout"  # used up its wall-clock time
-    out_of_memory = "out_of_memory"  # wanted more memory than its limit
-    killed = "killed"  # its process died: a signal, a crash, os._exit()
-    output_limit = "output_limit"  # wrote more than may be kept, and was stopped for it
-    rejected = "rejected"  # refused by the policy; nothing ran
-    cancelled = "cancelled"  # the caller stopped it
-    lost = "lost"  # the guest went away; how far the code came is not known
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,111 +50,27 @@ class Logs:
     background: tuple[str, ...] = ()  # written by threads and processes that earlier cells left
 
 
-_MIME_TYPES = {
-    "text": "text/plain",
-    "html": "text/html",
-    "markdown": "text/markdown",
-    "svg": "image/svg+xml",
-    "latex": "text/latex",
-    "json": "application/json",
-    "png": "image/png",
-    "jpeg": "image/jpeg",
-    "pdf": "application/pdf",
-}
-_SHORT_NAMES = {mime: name for name, mime in _MIME_TYPES.items()}
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One call that the code made of a function of the host."""
+
+    name: str
+    duration: float  # seconds, in the host
+    ok: bool  # False if the function raised, or could not be called
+    argument_bytes: int
+    error: str | None = None  # what the guest was told: the exception's name and message
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
-    """One thing a cell displayed, in one or more formats.
+class FileChanges:
+    """What became of the files below /workspace, by paths relative to it; false if nothing did."""
 
-    HTML, SVG and Markdown come from the guest: sanitise them before a browser sees them.
+    created: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
 
-    >>> result = Result(data={"text/plain": "<Figure>", "image/png": b"..."}, is_main_result=True)
-    >>> result.text, result.html, result.formats()
-    ('<Figure>', None, ['text', 'png'])
-    """
-
-    data: Mapping[str, str | bytes]  # by MIME type
-    is_main_result: bool  # the value of the last expression, not a display()
-
-    def formats(self) -> list[str]:
-        """Name what there is: the short name where this class has one, else the MIME type."""
-        return [_SHORT_NAMES.get(mime, mime) for mime in self.data]
-
-    @property
-    def text(self) -> str | None:
-        return self._text("text")
-
-    @property
-    def html(self) -> str | None:
-        return self._text("html")
-
-    @property
-    def markdown(self) -> str | None:
-        return self._text("markdown")
-
-    @property
-    def svg(self) -> str | None:
-        return self._text("svg")
-
-    @property
-    def latex(self) -> str | None:
-        return self._text("latex")
-
-    @property
-    def png(self) -> bytes | None:
-        return self._bytes("png")
-
-    @property
-    def jpeg(self) -> bytes | None:
-        return self._bytes("jpeg")
-
-    @property
-    def pdf(self) -> bytes | None:
-        return self._bytes("pdf")
-
-    @property
-    def json(self) -> object:
-        """The parsed application/json, or None; raises SandboxError if the guest sent none such."""
-        text = self._text("json")
-        if text is None:
-            return None
-        try:
-            parsed: object = json.loads(text, parse_constant=_refuse_constant)
-        except (ValueError, RecursionError) as error:
-            raise SandboxError(
-                f"the guest's application/json cannot be parsed: {error}",
-                hint="what it sent is in data['application/json']",
-            ) from error
-        return parsed
-
-    def to_dict(self) -> dict[str, object]:
-        """Give plain data; "base64" lists the MIME types whose bytes are written in base64."""
-        return {
-            "data": {
-                mime: content if isinstance(content, str) else base64.b64encode(content).decode()
-                for mime, content in self.data.items()
-            },
-            "base64": [mime for mime, content in self.data.items() if isinstance(content, bytes)],
-            "is_main_result": self.is_main_result,
-        }
-
-    def __repr__(self) -> str:
-        main = " main" if self.is_main_result else ""
-        return f"<Result{main} {', '.join(map(repr, self.formats())) or 'empty'}>"
-
-    def _text(self, name: str) -> str | None:
-        content = self.data.get(_MIME_TYPES[name])
-        return content if isinstance(content, str) else None
-
-    def _bytes(self, name: str) -> bytes | None:
-        content = self.data.get(_MIME_TYPES[name])
-        return content if isinstance(content, bytes) else None
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
+    def __bool__(self) -> bool:
+        return bool(self.created or self.changed or self.removed)
 
 
 # An Execution is the record of one event, and its value may be anything (a DataFrame has no plain
@@ -214,6 +94,8 @@ class Execution:
     state_preserved: bool  # the variables are still there for the next cell
     truncated: bool  # more was written than was kept
     notes: tuple[str, ...] = ()  # sentences for people
+    calls: tuple[Call, ...] = ()  # of the host's functions, in the order in which they ended
+    files: FileChanges | None = None  # None where it was not looked at
 
     @property
     def ok(self) -> bool:
@@ -222,12 +104,12 @@ class Execution:
     @property
     def signal_name(self) -> str | None:
         """The name of the signal, such as "SIGSEGV"."""
-        return _signal_name(self.signal)
+        return ending.signal_name(self.signal)
 
     def raise_for_outcome(self) -> Self:
         """Raise ExecutionError unless the outcome is ok; give the Execution itself otherwise."""
         if not self.ok:
-            raise _failure(self, "the code", self.error.traceback if self.error else "")
+            raise ending.failure(self, "the code", self.error.traceback if self.error else "")
         return self
 
     def to_dict(self) -> dict[str, object]:
@@ -239,11 +121,11 @@ class Execution:
         return {
             "outcome": self.outcome.value,
             "text": self.text,
-            "value": _as_json(self.value),
+            "value": as_json(self.value),
             "results": [result.to_dict() for result in self.results],
             "stdout": self.stdout,
             "stderr": self.stderr,
-            "logs": {name: list(pieces) for name, pieces in asdict(self.logs).items()},
+            "logs": _lists(asdict(self.logs)),
             "error": asdict(self.error) if self.error else None,
             "exit_code": self.exit_code,
             "signal": self.signal,
@@ -252,6 +134,8 @@ class Execution:
             "state_preserved": self.state_preserved,
             "truncated": self.truncated,
             "notes": list(self.notes),
+            "calls": [asdict(call) for call in self.calls],
+            "files": None if self.files is None else _lists(asdict(self.files)),
         }
 
     def to_json(self, indent: int | None = None) -> str:
@@ -262,13 +146,28 @@ class Execution:
         """Tell outcome, count, the first of what came out, and the time, in one short line."""
         parts = [f"Execution {self.outcome} [{self.execution_count}]"]
         if self.error:
-            parts.append(_one_line(f"{self.error.name}: {self.error.value}"))
+            parts.append(one_line(f"{self.error.name}: {self.error.value}"))
         elif self.text is not None:
-            parts.append(_one_line(self.text))
+            parts.append(one_line(self.text))
         elif self.stdout:
-            parts.append(f"stdout: {_one_line(self.stdout)}")
-        parts += [_ended_by(self), _seconds(self.usage.wall)]
+            parts.append(f"stdout: {one_line(self.stdout)}")
+        parts += [ending.ended_by(self), self._also(), ending.seconds(self.usage.wall)]
         return f"<{' '.join(filter(None, parts))}>"
+
+    def _also(self) -> str:
+        """What there is besides text: the formats of the results, files, calls."""
+        kinds = {
+            kind
+            for result in self.results
+            for kind in result.formats()
+            if kind in ("png", "jpeg", "svg", "pdf", "html", "data", "chart")
+        }
+        said = [f"with {', '.join(sorted(kinds))}"] if kinds else []
+        if self.calls:
+            said.append(f"{len(self.calls)} calls")
+        if self.files:
+            said.append(f"files: {one_line(_changes(self.files), 40)}")
+        return " ".join(said)
 
     def __str__(self) -> str:
         """Show it as a notebook does: output, then the value or the traceback, then our notes."""
@@ -277,13 +176,35 @@ class Execution:
             shown.append(self.error.traceback)
         elif self.text is not None:
             shown.append(self.text)
+        shown += [f"[{remark}]" for remark in self._remarks()]
+        return "\n".join(printable(text.removesuffix("\n")) for text in shown if text)
+
+    def _remarks(self) -> list[str]:
+        """Our own sentences, below what the guest wrote. They may quote the guest."""
+        said = []
         # A traceback tells why, unless it is the KeyboardInterrupt with which a limit came.
         if not self.ok and not (self.error and self.outcome is Outcome.error):
-            shown.append(f"[{_sentence(self, 'the code')}]")
+            said.append(ending.sentence(self, "the code"))
         if self.truncated and not self.notes:  # the notes of a sandbox say what was left out
-            shown.append("[the output was truncated]")
-        shown += [f"[{note}]" for note in self.notes]
-        return "\n".join(printable(text.removesuffix("\n")) for text in shown if text)
+            said.append("the output was truncated")
+        said += self.notes
+        if self.calls:
+            said.append(f"called {one_line(', '.join(call.name for call in self.calls), 200)}")
+        if self.files:
+            said.append(one_line(_changes(self.files), 200))
+        return said
+
+    def _repr_html_(self) -> str:
+        """Show it in a notebook of the host. Nothing in it runs, and nothing is loaded."""
+        from belljar import notebook
+
+        return notebook.page(self, self._remarks())
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Show it in a terminal by rich: `rich.print(execution)`, tables as tables."""
+        from belljar import rich_view
+
+        yield from rich_view.execution(self, self._remarks())
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -306,12 +227,12 @@ class CommandResult:
     @property
     def signal_name(self) -> str | None:
         """The name of the signal, such as "SIGSEGV"."""
-        return _signal_name(self.signal)
+        return ending.signal_name(self.signal)
 
     def raise_for_exit(self) -> Self:
         """Raise ExecutionError unless the exit code is 0; give the CommandResult otherwise."""
         if not self.ok:
-            raise _failure(self, "the command", self.stderr)
+            raise ending.failure(self, "the command", self.stderr)
         return self
 
     def to_dict(self) -> dict[str, object]:
@@ -320,85 +241,18 @@ class CommandResult:
 
     def __repr__(self) -> str:
         """Tell the outcome, the first of what came out, and the time, in one short line."""
-        parts = [f"CommandResult {self.outcome}", "" if self.ok else _ended_by(self)]
+        parts = [f"CommandResult {self.outcome}", "" if self.ok else ending.ended_by(self)]
         # What went wrong is on stderr, if it is anywhere.
         names = ("stdout", "stderr") if self.ok else ("stderr", "stdout")
         written = [(name, getattr(self, name)) for name in names if getattr(self, name)]
-        parts += [f"{name}: {_one_line(text)}" for name, text in written[:1]]
-        return f"<{' '.join(filter(None, [*parts, _seconds(self.usage.wall)]))}>"
+        parts += [f"{name}: {one_line(text)}" for name, text in written[:1]]
+        return f"<{' '.join(filter(None, [*parts, ending.seconds(self.usage.wall)]))}>"
 
 
-_ERRORS: dict[Outcome, type[ExecutionError]] = {
-    Outcome.timeout: ExecutionTimeout,
-    Outcome.out_of_memory: ExecutionOutOfMemory,
-}
-_HINTS = {
-    Outcome.timeout: "give it more time with timeout=, or Limits(timeout=...)",
-    Outcome.out_of_memory: "give it more with Limits(memory=...)",
-    Outcome.output_limit: "print less, or allow more with Limits(output=...)",
-}
+def _changes(files: FileChanges) -> str:
+    told = {"created": files.created, "changed": files.changed, "removed": files.removed}
+    return "; ".join(f"{verb} {', '.join(names)}" for verb, names in told.items() if names)
 
 
-def _failure(run: Execution | CommandResult, subject: str, details: str) -> ExecutionError:
-    """Make the exception for a run that did not end well; `details` are the guest's own words."""
-    error = _ERRORS.get(run.outcome, ExecutionError)(
-        _sentence(run, subject), execution=run, hint=_HINTS.get(run.outcome)
-    )
-    if details:
-        # The end of it, because that is where a traceback says what happened; set apart from our
-        # own words, because the guest may have written anything.
-        tail = printable(details[-4000:]).removesuffix("\n")
-        error.add_note("In the sandbox:\n" + textwrap.indent(tail, "  | ", lambda line: True))
-    return error
-
-
-def _sentence(run: Execution | CommandResult, subject: str) -> str:
-    match run.outcome:
-        case Outcome.error if isinstance(run, Execution) and run.error:
-            return f"{subject} raised {_one_line(f'{run.error.name}: {run.error.value}', 500)}"
-        case Outcome.timeout:
-            return f"{subject} ran out of time after {_seconds(run.usage.wall)}"
-        case Outcome.out_of_memory:
-            return f"{subject} ran out of memory"
-        case Outcome.output_limit:
-            return f"{subject} wrote more output than its limit"
-        case Outcome.rejected:
-            return f"{subject} was rejected by the policy and did not run"
-        case Outcome.cancelled:
-            return f"{subject} was cancelled"
-        case Outcome.lost:
-            return f"{subject} was lost: the guest went away while it ran"
-        case _:
-            return f"{subject} ended: {_ended_by(run) or f'{run.outcome}, no exit code'}"
-
-
-def _ended_by(run: Execution | CommandResult) -> str:
-    if run.signal is not None:
-        return f"killed by {_signal_name(run.signal)}"
-    return "" if run.exit_code is None else f"exit code {run.exit_code}"
-
-
-def _signal_name(number: int | None) -> str | None:
-    if number is None:
-        return None
-    try:
-        return Signals(number).name
-    except ValueError:  # the real-time signals between the first and the last have no name
-        return f"signal {number}"
-
-
-def _as_json(value: object) -> object:
-    try:
-        carried: object = json.loads(json.dumps(value, allow_nan=False))
-    except (TypeError, ValueError, RecursionError):
-        return None
-    return carried
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
-
-
-def _one_line(text: str, width: int = 60) -> str:
-    line = printable(text[:width]).replace("\n", "\\n").replace("\t", "\\t")
-    return line if len(text) <= width else f"{line}…"
+def _lists(fields: dict[str, tuple[str, ...]]) -> dict[str, list[str]]:
+    return {name: list(items) for name, items in fields.items()}

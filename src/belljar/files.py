@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
 import posixpath
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Literal, Protocol, TypeVar, overload
 
-from belljar import options
+from belljar import downloads, options, uploads
+from belljar.backends.base import Guest
+from belljar.beneath import Kind
+from belljar.channel import Channel
 from belljar.errors import FileError, InvalidOption, ProtocolError, file_error
 from belljar.guest import files as guest_files
 from belljar.guest import wire
-from belljar.limits import format_size
-
-if TYPE_CHECKING:
-    from belljar.sandbox import AsyncSandbox
+from belljar.limits import Limits, format_size, parse_size
+from belljar.transfers import OnProgress, Transfer
 
 WORKSPACE = "/workspace"
 PART = 4 * 1024 * 1024
 MAX_READ = 1024 * 1024 * 1024
 _EFBIG = 27
 
-Kind = Literal["file", "dir", "symlink", "other"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +38,24 @@ class FileInfo:
     mtime: float  # seconds since the epoch
 
 
+class Connected(Protocol):
+    """Whoever has a live guest: the sandbox, or the one who starts it."""
+
+    @property
+    def limits(self) -> Limits: ...
+
+    def using(self) -> AbstractAsyncContextManager[tuple[Channel, Guest]]: ...
+
+
 class AsyncFiles:
     """Read and write files of the sandbox. Relative paths are below /workspace."""
 
-    def __init__(self, sandbox: AsyncSandbox) -> None:
+    def __init__(
+        self, sandbox: Connected, *, on_change: Callable[[], Awaitable[object]] | None = None
+    ) -> None:
+        """`on_change` is awaited after each operation that has changed something."""
         self._sandbox = sandbox
+        self._on_change = on_change
 
     @overload
     async def read(self, path: str, *, format: Literal["text"] = "text") -> str: ...
@@ -67,7 +84,7 @@ class AsyncFiles:
         while size is None or len(content) < size:
             wanted = PART if size is None else min(PART, size - len(content))
             header = {"op": "read", "path": path, "offset": len(content), "size": wanted}
-            result, data = await self._call(path, header)
+            result, data = await self.call(path, header)
             if size is None:
                 size = number(result, "size")
                 if size > MAX_READ:
@@ -91,8 +108,8 @@ class AsyncFiles:
         result: dict[str, Any] = {}
         for start in range(0, max(len(view), 1), PART):
             header = {"op": "write", "path": target, "append": start > 0}
-            result, _ = await self._call(target, header, bytes(view[start : start + PART]))
-        return info(target, result)
+            result, _ = await self.call(target, header, bytes(view[start : start + PART]))
+        return await self._changed(info(target, result))
 
     async def list(self, path: str = WORKSPACE) -> list[FileInfo]:
         """What a directory holds, by name."""
@@ -101,7 +118,7 @@ class AsyncFiles:
         offset, total = 0, 1
         while offset < total:
             header = {"op": "list", "path": target, "offset": offset}
-            result, data = await self._call(target, header)
+            result, data = await self.call(target, header)
             found += (info(posixpath.join(target, name), body) for name, body in listing(data))
             total, offset = number(result, "total"), offset + guest_files.PAGE
             if total > guest_files.MAX_LIST:
@@ -118,28 +135,81 @@ class AsyncFiles:
     async def stat(self, path: str) -> FileInfo:
         """Of the path itself: a symbolic link is not followed."""
         target = absolute(path)
-        return info(target, (await self._call(target, {"op": "stat", "path": target}))[0])
+        return info(target, (await self.call(target, {"op": "stat", "path": target}))[0])
 
     async def make_dir(self, path: str) -> FileInfo:
         """Make a directory, and those above it; one that is there already is fine."""
         target = absolute(path)
-        return info(target, (await self._call(target, {"op": "make_dir", "path": target}))[0])
+        made, _ = await self.call(target, {"op": "make_dir", "path": target})
+        return await self._changed(info(target, made))
 
     async def remove(self, path: str) -> None:
         """Remove a file, or a directory with all that is in it."""
         target = absolute(path)
-        await self._call(target, {"op": "remove", "path": target})
+        await self._changed(await self.call(target, {"op": "remove", "path": target}))
 
     async def rename(self, old: str, new: str) -> FileInfo:
         target = absolute(old)
         header = {"op": "rename", "path": target, "to": absolute(new)}
-        return info(absolute(new), (await self._call(target, header))[0])
+        made, _ = await self.call(target, header)
+        return await self._changed(info(absolute(new), made))
 
-    async def _call(
+    async def upload(
+        self,
+        local: str | os.PathLike[str],
+        path: str | None = None,
+        *,
+        on_progress: OnProgress | None = None,
+    ) -> Transfer:
+        """Bring a file, or a directory with all that is in it, into the sandbox.
+
+        `path` is where it will be (None: its name, in /workspace; with a "/" at its end: its name,
+        in that directory). Files that are there already are replaced, directories merged. Links in
+        a tree are carried if they stay inside it. `on_progress` gets the bytes so far and in all.
+        """
+        source = local_path(local)
+        options.check_callbacks(on_progress=on_progress)
+        name = os.path.basename(os.path.abspath(source))
+        target = path if path is not None else name
+        if target.endswith("/"):
+            target += name
+        moved = await uploads.upload(self, source, absolute(target), on_progress)
+        return await self._changed(moved)
+
+    async def download(
+        self,
+        path: str,
+        local: str | os.PathLike[str],
+        *,
+        max_size: int | str | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Transfer:
+        """Bring a file, or a directory with all that is in it, to this host.
+
+        `local` is what it will be called here; a file goes into it, if it is a directory. Each file
+        appears at once and whole; those that are there already are replaced, directories merged.
+        No link of the sandbox's is followed here, and those that would lead out are not made.
+        `max_size` bounds the bytes (None: what fits into the sandbox's own file systems).
+        """
+        target = local_path(local)
+        options.check_callbacks(on_progress=on_progress)
+        limits = self._sandbox.limits
+        most = limits.workspace + limits.tmp
+        if max_size is not None:
+            most = parse_size(max_size, field="max_size")
+        return await downloads.download(self, absolute(path), target, most, on_progress)
+
+    async def _changed(self, made: T) -> T:
+        if self._on_change is not None:
+            await self._on_change()
+        return made
+
+    async def call(
         self, path: str, header: dict[str, Any], payload: bytes = b""
     ) -> tuple[dict[str, Any], bytes]:
-        channel, _ = await self._sandbox.connected()
-        answer, data = await channel.call(wire.FILE, header, payload)
+        """One request to the guest. Also used by those who carry trees."""
+        async with self._sandbox.using() as (channel, _):
+            answer, data = await channel.call(wire.FILE, header, payload)
         error = answer.get("error")
         if isinstance(error, dict):
             raise file_error(number(error, "errno"), path, f"{error.get('message')}: {path!r}")
@@ -157,6 +227,16 @@ def absolute(path: str) -> str:
     # "." goes, ".." stays: what it means depends on links only the guest can see.
     parts = [part for part in posixpath.join(WORKSPACE, path).split("/") if part not in ("", ".")]
     return "/" + "/".join(parts)
+
+
+def local_path(given: object) -> str:
+    """A path of this host, as the caller may write it."""
+    if isinstance(given, (str, os.PathLike)):
+        path = os.fspath(given)
+        if isinstance(path, str) and path and "\0" not in path:
+            options.check_encodable("a path", path)
+            return path
+    raise InvalidOption(f"local is the path of a file or directory, not {given!r}")
 
 
 def number(body: dict[str, Any], name: str) -> int:

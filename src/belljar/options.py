@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import inspect
+import keyword
 import math
 import os
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 
+from belljar import sessions
 from belljar.environment import Environment, resolve
 from belljar.errors import InvalidOption, unknown_option
+from belljar.functions import Functions, HostFunction, coerce
 from belljar.guest import wire
 from belljar.limits import RULES, Limits
+from belljar.mount import Mount, check_mounts
 from belljar.runtime import BACKENDS
 
 NETWORKS = ("none",)
@@ -30,6 +35,11 @@ class Options:
     network: str
     strict: bool | None
     metadata: Mapping[str, str]
+    functions: Mapping[str, HostFunction]
+    workspace: Path | None
+    session: str | None
+    mounts: tuple[Mount, ...]
+    record: Path | None
 
 
 def make(
@@ -41,6 +51,11 @@ def make(
     network: str,
     strict: bool | None,
     metadata: Mapping[str, str] | None,
+    functions: Functions | None,
+    workspace: str | os.PathLike[str] | None,
+    session: str | None,
+    mounts: Iterable[Mount],
+    record: str | os.PathLike[str] | None,
 ) -> Options:
     for name, word, known in (("backend", backend, BACKENDS), ("network", network, NETWORKS)):
         if not isinstance(word, str):
@@ -49,8 +64,13 @@ def make(
             raise unknown_option(name, word, known)
     if strict is not None and not isinstance(strict, bool):
         raise InvalidOption(f"strict is True, False or None, not {strict!r}")
+    if workspace is not None and session is not None:
+        raise InvalidOption(
+            "workspace and session exclude each other",
+            hint="a session is a workspace that Belljar keeps by its name",
+        )
     return Options(
-        id=f"bj-{uuid.uuid4().hex[:16]}",
+        id=_new_id(),
         backend=backend,
         environment=resolve(environment),
         limits=Limits.coerce(limits),
@@ -58,7 +78,36 @@ def make(
         network=network,
         strict=strict,
         metadata=MappingProxyType(texts("metadata", metadata)),
+        functions=MappingProxyType(coerce(functions or {})),
+        workspace=host_path("workspace", workspace),
+        session=None if session is None else sessions.check_name(session),
+        mounts=check_mounts(mounts),
+        record=host_path("record", record),
     )
+
+
+def twin(options: Options) -> Options:
+    """The options of a fork: those of the original, but for what cannot be shared."""
+    return replace(options, id=_new_id(), functions=MappingProxyType({}), record=None)
+
+
+def _new_id() -> str:
+    return f"bj-{uuid.uuid4().hex[:16]}"
+
+
+def host_path(option: str, given: str | os.PathLike[str] | None) -> Path | None:
+    if given is None:
+        return None
+    if not isinstance(given, (str, os.PathLike)) or not str(given):
+        raise InvalidOption(f"{option} is a path, not {given!r}")
+    return Path(given).expanduser().absolute()
+
+
+def check_name(name: str) -> str:
+    """The name of a variable."""
+    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+        raise InvalidOption(f"{name!r} cannot be the name of a variable")
+    return name
 
 
 def texts(option: str, given: Mapping[str, str] | None) -> dict[str, str]:

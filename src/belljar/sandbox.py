@@ -7,26 +7,36 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
 import anyio
 
-from belljar import cell, options, runtime
+from belljar import cargo, options, runtime, verdict, workspace
 from belljar.backends.base import Guest, GuestSpec
 from belljar.cell import OnResult, OnText, Run
 from belljar.channel import Channel
+from belljar.checkpoint import Checkpoint
 from belljar.clock import Clock
 from belljar.commands import AsyncCommands
 from belljar.environment import Environment
-from belljar.errors import SandboxClosed
+from belljar.errors import CannotTravel, CheckpointLost, InvalidOption, NameMissing, SandboxClosed
 from belljar.execution import Execution, Outcome
-from belljar.files import AsyncFiles
+from belljar.files import WORKSPACE, AsyncFiles
+from belljar.functions import Functions, HostFunction, Registry
 from belljar.guest import wire
+from belljar.guest.values import Encoded
 from belljar.isolation import Isolation
 from belljar.limits import Limits
+from belljar.mount import Mount
+from belljar.options import Options
+from belljar.place import Place
+from belljar.record import Recorder
+from belljar.workspace import HostWorkspace
 
 
 class AsyncSandbox:
@@ -51,31 +61,49 @@ class AsyncSandbox:
         network: str = "none",
         strict: bool | None = None,
         metadata: Mapping[str, str] | None = None,
+        functions: Functions | None = None,
+        workspace: str | os.PathLike[str] | None = None,
+        session: str | None = None,
+        mounts: Iterable[Mount] = (),
+        record: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._options = options.make(
-            backend=backend,
-            environment=environment,
-            limits=limits,
-            env=env,
-            network=network,
-            strict=strict,
-            metadata=metadata,
+        self._prepare(
+            options.make(
+                backend=backend,
+                environment=environment,
+                limits=limits,
+                env=env,
+                network=network,
+                strict=strict,
+                metadata=metadata,
+                functions=functions,
+                workspace=workspace,
+                session=session,
+                mounts=mounts,
+                record=record,
+            )
         )
+
+    def _prepare(self, given: Options) -> None:
+        self._options = given
+        self._functions = Registry(given.functions.values())
+        self._recorder = Recorder(given.record) if given.record is not None else None
+        self._mirror: HostWorkspace | None = None
         self._pid = os.getpid()
-        self._guest: Guest | None = None
-        self._channel: Channel | None = None
+        self._place: Place | None = None
+        self._branch = 0  # which of those who share the place
         self._run: Run | None = None
         self._ended: str | None = None  # why it can be used no more
         self.busy = 0  # cells and commands under way
         self._count = 0
         self._guests = 0  # more than one, if one was lost
         self._state_lost = False
-        self._memory_kills = 0  # of this guest, up to the last cell
+        self._remarks: tuple[str, ...] = ()  # for the notes of the next Execution
         self._starting = anyio.Lock()
         self._turn = anyio.Lock()
         self._clock: Clock | None = None
         self.commands = AsyncCommands(self)
-        self.files = AsyncFiles(self)
+        self.files = AsyncFiles(self, on_change=self.changed)
 
     @classmethod
     async def create(
@@ -88,6 +116,11 @@ class AsyncSandbox:
         network: str = "none",
         strict: bool | None = None,
         metadata: Mapping[str, str] | None = None,
+        functions: Functions | None = None,
+        workspace: str | os.PathLike[str] | None = None,
+        session: str | None = None,
+        mounts: Iterable[Mount] = (),
+        record: str | os.PathLike[str] | None = None,
     ) -> Self:
         """Make a sandbox and start it at once."""
         sandbox = cls(
@@ -98,6 +131,11 @@ class AsyncSandbox:
             network=network,
             strict=strict,
             metadata=metadata,
+            functions=functions,
+            workspace=workspace,
+            session=session,
+            mounts=mounts,
+            record=record,
         )
         await sandbox.start()
         return sandbox
@@ -135,37 +173,50 @@ class AsyncSandbox:
     @property
     def isolation(self) -> Isolation:
         """What holds the guest, as measured on it. The sandbox must have been started."""
-        if self._guest is None:
+        if self._place is None:
             raise SandboxClosed(
                 "the sandbox has no guest to measure",
                 hint="start it: enter its `with` block, or use create()",
             )
-        return self._guest.isolation
+        return self._place.guest.isolation
 
     def __repr__(self) -> str:
-        state = "closed" if self._ended else "running" if self._guest else "not started"
+        state = "closed" if self._ended else "running" if self._place else "not started"
         return f"<{type(self).__name__} {self.id} ({self.environment.name}, {state})>"
 
     # -- life -------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Start the guest, if it does not run yet."""
-        await self.connected()
+        await self._connected()
 
-    async def connected(self) -> tuple[Channel, Guest]:
-        """The live guest and its channel; started, or started anew if it was lost."""
+    @contextlib.asynccontextmanager
+    async def using(self) -> AsyncIterator[tuple[Channel, Guest]]:
+        """The live guest and its channel, for one operation; started if need be."""
+        place = await self._connected()
+        async with place.turn(self._branch):
+            yield place.channel, place.guest
+
+    async def _connected(self) -> Place:
+        """Started, or started anew if it was lost."""
         async with self._starting:
             self._check_usable()
             if self._clock is not None:
                 self._clock.used()
-            if self._guest is not None and self._channel is not None:
-                if self._channel.alive:
-                    return self._channel, self._guest
-                await self._drop_guest()
+            if self._place is not None:
+                if self._place.alive:
+                    return self._place
+                await self._leave()
                 self._state_lost = True
-            return await self._start_guest()
+            self._place = place = await self._start_guest()
+            try:
+                await self._load(place)
+            except BaseException:
+                await self._leave()
+                raise
+            return place
 
-    async def _start_guest(self) -> tuple[Channel, Guest]:
+    async def _start_guest(self) -> Place:
         self._guests += 1
         spec = GuestSpec(
             id=f"{self.id}-{self._guests}",
@@ -173,23 +224,38 @@ class AsyncSandbox:
             limits=self.limits,
             env=self._options.env,
             strict=self._options.strict,
+            mounts=self._options.mounts,
         )
+        if self._recorder is not None and self._guests == 1:
+            self._recorder.begin(
+                sandbox=self.id,
+                backend=self._options.backend,
+                environment=self.environment,
+                limits=self.limits,
+                env=self._options.env,
+                functions=list(self._functions.names),
+                metadata=self.metadata,
+                host_files=self._host_files(),
+            )
         guest = await runtime.current().backend(self._options.backend).start(spec)
-        self._guest, self._channel = guest, Channel(guest.stream)
-        self._memory_kills = 0
+        self._mind()
+        return Place(guest, self.limits.memory)
+
+    def _host_files(self) -> list[str]:
+        kept = self._options.workspace is not None or self._options.session is not None
+        return [*([WORKSPACE] if kept else []), *(mount.guest for mount in self._options.mounts)]
+
+    def _mind(self) -> None:
         if self._clock is None and (self.limits.lifetime or self.limits.idle):
             self._clock = Clock(self)
             runtime.current().mind(self._clock)
-        return self._channel, guest
 
-    async def _drop_guest(self) -> None:
-        guest, channel = self._guest, self._channel
-        self._guest = self._channel = None
-        if guest is not None and channel is not None:
-            guest.kill()
+    async def _leave(self) -> None:
+        place, self._place = self._place, None
+        if place is not None:
             with anyio.CancelScope(shield=True):
-                await channel.retire()
-                await guest.close()
+                await place.leave(self._branch)
+            self._branch = 0
 
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:
@@ -204,29 +270,43 @@ class AsyncSandbox:
         """Let it be used no more, and end what runs in it. Called from any thread."""
         if self._ended is None:
             self._ended = why
-            if self._guest is not None:
-                self._guest.kill()
+            if self._place is not None:
+                self._place.guest.kill()
 
     async def close(self) -> None:
         """End it and leave nothing behind. May be called twice, and while code runs."""
         if os.getpid() != self._pid:
             return  # a fork: it is the parent's
-        self.end("is closed")
+        try:
+            if self._ended is None and not self.busy:
+                await self._save()
+        finally:
+            await self.kill()
+
+    async def kill(self) -> None:
+        """End it at once, whatever runs in it. Afterwards it is gone."""
+        if os.getpid() != self._pid:
+            return
+        if self._place is not None and self._place.shared:
+            self._ended = self._ended or "is closed"
+        else:
+            self.end("is closed")
         if self._clock is not None:
             self._clock.stopped = True
         with anyio.CancelScope(shield=True):
             async with self._starting:
-                await self._drop_guest()
-
-    async def kill(self) -> None:
-        """End it at once, whatever runs in it. Like close(): afterwards it is gone."""
-        await self.close()
+                await self._leave()
+        if self._mirror is not None:
+            self._mirror.close()
+        if self._recorder is not None:
+            self._recorder.close()
 
     async def restart(self) -> None:
         """A fresh interpreter: variables are gone, files stay. Ends a cell that is running."""
-        channel, _ = await self.connected()
-        await channel.call(wire.RESTART)
+        async with self.using() as (channel, _):
+            await channel.call(wire.RESTART)
         self._state_lost = False
+        self._remember("restart")
 
     async def interrupt(self) -> None:
         """Raise KeyboardInterrupt in the running cell; nothing happens if none is running."""
@@ -247,10 +327,11 @@ class AsyncSandbox:
                 self._clock.used()
 
     def __del__(self) -> None:
-        guest = getattr(self, "_guest", None)
-        if guest is not None and os.getpid() == self._pid:
+        place = getattr(self, "_place", None)
+        if place is not None and os.getpid() == self._pid:
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2)
-            guest.discard()
+            if not place.shared:
+                place.guest.discard()
 
     # -- code -------------------------------------------------------------------------------
 
@@ -263,20 +344,66 @@ class AsyncSandbox:
         on_stderr: OnText | None = None,
         on_result: OnResult | None = None,
         env: Mapping[str, str] | None = None,
+        undo_on_error: bool = False,
     ) -> Execution:
         """Run code in the sandbox's interpreter; variables stay for the next time.
 
         What the code does is in the Execution, also when it fails; exceptions are for what
         Belljar could not do. `timeout` is in seconds (None: that of the limits). The callbacks
-        get output and results while the code runs.
+        get output and results while the code runs. With `undo_on_error`, code that does not end
+        with the outcome ok leaves variables and files as they were before it.
         """
         payload = options.encode_code(code)
-        timeout = options.check_timeout(timeout, self.limits.timeout)
         variables = options.texts("env", env)
         options.check_callbacks(on_stdout=on_stdout, on_stderr=on_stderr, on_result=on_result)
+        seconds = options.check_timeout(timeout, self.limits.timeout)
+        began = time.time()
         async with self._turn:
-            channel, guest = await self.connected()
+            before = await self._keep() if undo_on_error else None
             self._count += 1
+            header: dict[str, object] = {"env": variables, "watch": True}
+            run, place = await self._drive(
+                header,
+                payload,
+                timeout=seconds,
+                on_stdout=on_stdout,
+                on_stderr=on_stderr,
+                on_result=on_result,
+            )
+            execution = await self._judge(run, place)
+            if before is not None:
+                execution = await self._undo(before, execution)
+            notes = await self._save()
+        if self._recorder is not None:
+            names = list(variables)
+            self._recorder.cell(
+                code=code,
+                execution=execution,
+                timeout=timeout,
+                began=began,
+                env=names,
+                undo_on_error=undo_on_error,
+            )
+            if self._recorder.failed:
+                notes = [*notes, f"the record is incomplete: {self._recorder.failed}"]
+        return replace(execution, notes=(*execution.notes, *notes)) if notes else execution
+
+    async def _drive(
+        self,
+        header: dict[str, object],
+        payload: bytes = b"",
+        *,
+        value: Encoded | None = None,
+        timeout: float | None,
+        on_stdout: OnText | None = None,
+        on_stderr: OnText | None = None,
+        on_result: OnResult | None = None,
+    ) -> tuple[Run, Place]:
+        """One cell, or one operation on its variables, to its end."""
+        async with self.using() as (channel, guest):
+            place = self._place
+            assert place is not None
+            await self._refresh(place)
             run = Run(
                 channel,
                 guest,
@@ -285,76 +412,249 @@ class AsyncSandbox:
                 on_stdout=on_stdout,
                 on_stderr=on_stderr,
                 on_result=on_result,
+                functions=self._functions,
+                values=self.limits.memory,
+                cpus=self.limits.cpus,
             )
-            header = {"count": self._count, "output": self.limits.output, "env": variables}
+            header |= {"count": self._count, "output": self.limits.output}
+            if place.functions.get(self._branch, 0) != self._functions.version:
+                header["functions"] = self._functions.specs()
+                place.functions[self._branch] = self._functions.version
             self._run = run
             try:
                 with self.working():
-                    await run.drive(wire.RUN, header, payload)
+                    await run.drive(wire.RUN, header, payload, value)
             finally:
                 self._run = None
-            return self._judge(run)
+            return run, place
 
-    def _judge(self, run: Run) -> Execution:
-        after = run.after()
-        status = str(run.done.header.get("status")) if run.done is not None else None
-        payload = run.done.payload if run.done is not None else b""
-        error = cell.parse_error(payload) if status == "error" else None
-        # Since the last cell, not since the start of this one: what is killed in between, for
-        # memory that the last one left behind, may die only now.
-        kills = after.memory_kills - self._memory_kills
-        self._memory_kills = after.memory_kills
-        outcome = cell.decide(
-            status=status,
-            error=error.name if error else None,
-            stopped_for=run.stopped_for,
-            memory_kills=kills,
-            interrupted=run.interrupted,
+    async def _judge(self, run: Run, place: Place) -> Execution:
+        fresh, self._state_lost = self._state_lost, run.done is None
+        remarks, self._remarks = self._remarks, ()
+        execution, place.memory_kills = await verdict.of(
+            run,
+            kills_before=place.memory_kills,
+            ended=self._ended,
+            fresh=fresh,
+            count=self._count,
+            limits=self.limits,
         )
-        if outcome is Outcome.lost and self._ended is not None:
-            outcome = Outcome.killed  # by close(), kill(), or the end of its lifetime
-        lost = run.done is None or run.flag("lost")
-        fresh = self._state_lost or run.flag("fresh")
-        self._state_lost = run.done is None
-        main = next((r for r in reversed(run.results) if r.is_main_result), None)
-        logs = run.logs()
-        return Execution(
-            outcome=outcome,
-            text=main.text if main is not None else None,
-            value=cell.parse_value(payload, self.limits.output) if outcome is Outcome.ok else None,
-            results=tuple(run.results),
-            stdout=run.streams["stdout"].text,
-            stderr=run.streams["stderr"].text,
-            logs=logs,
-            error=error,
-            exit_code=run.number("exit_code"),
-            signal=run.number("signal"),
-            execution_count=self._count,
-            usage=run.usage(after),
-            state_preserved=not lost and not fresh,
-            truncated=run.truncated or run.dropped,
-            notes=tuple(self._notes(run, outcome, lost=lost, fresh=fresh, kills=kills)),
+        return replace(execution, notes=(*remarks, *execution.notes)) if remarks else execution
+
+    # -- variables --------------------------------------------------------------------------
+
+    async def put(self, /, **values: object) -> None:
+        """Set variables of the sandbox: `put(df=frame, threshold=3)`.
+
+        Plain data, dates, numpy arrays, pandas and polars frames, pyarrow tables. Raises
+        CannotTravel with the name of the part that cannot.
+        """
+        await self.put_all(values)
+
+    async def put_all(self, values: Mapping[str, object]) -> None:
+        for name in values:
+            options.check_name(name)
+        value = await cargo.encode(dict(values), self.limits.memory)
+        async with self._turn:
+            execution, _ = await self._operate({"op": "put"}, value, self.limits.timeout)
+        verdict.raise_for(execution)
+        if self._recorder is not None:
+            self._recorder.event("put", values=await cargo.for_record(values))
+
+    async def set(self, name: str, value: object) -> None:
+        """Set one variable of the sandbox."""
+        await self.put_all({name: value})
+
+    async def get(self, name: str, *, timeout: float | None = None) -> object:
+        """The value of a variable of the sandbox, as an object of this process.
+
+        Raises NameMissing if there is none, CannotTravel if it is nothing that can come out.
+        """
+        header: dict[str, object] = {"op": "get", "name": options.check_name(name)}
+        seconds = options.check_timeout(timeout, self.limits.timeout)
+        async with self._turn:
+            execution, run = await self._operate(header, None, seconds)
+        if execution.error is not None and execution.outcome is Outcome.error:
+            if execution.error.name == "NameError":
+                raise NameMissing(f"the sandbox has no variable {name!r}")
+            if execution.error.name == "CannotTravel":
+                words = execution.error.value.replace("value", name, 1)
+                raise CannotTravel(words[:2000])
+        verdict.raise_for(execution)
+        return await cargo.decode(run.value, self.limits.memory)
+
+    async def _operate(
+        self, header: dict[str, object], value: Encoded | None, timeout: float | None
+    ) -> tuple[Execution, Run]:
+        run, place = await self._drive(header, value=value, timeout=timeout)
+        remarks = self._remarks
+        execution = await self._judge(run, place)
+        self._remarks = remarks
+        if not execution.state_preserved:
+            self._state_lost = True
+        return execution, run
+
+    # -- host functions ---------------------------------------------------------------------
+
+    async def expose(
+        self,
+        function: Callable[..., object],
+        name: str | None = None,
+        *,
+        timeout: float | None = 60.0,
+        max_calls: int | None = None,
+        concurrency: int = 8,
+        counts_time: bool = False,
+    ) -> None:
+        """Let the code call a function of this process, by its name or `name`.
+
+        It runs here, with arguments that the code chose: treat them as a stranger's. `timeout` is
+        in seconds for one call, `max_calls` counts over the sandbox's life, `concurrency` is how
+        many run at once (ordinary functions in threads). The time a call takes counts against the
+        time-out of the cell only with `counts_time`.
+        """
+        if isinstance(function, HostFunction):
+            raise InvalidOption(
+                "expose() makes a HostFunction itself", hint="give it the function, and its options"
+            )
+        self._functions.add(
+            HostFunction(
+                function,
+                name=name,
+                timeout=timeout,
+                max_calls=max_calls,
+                concurrency=concurrency,
+                counts_time=counts_time,
+            )
         )
 
-    def _notes(
-        self, run: Run, outcome: Outcome, *, lost: bool, fresh: bool, kills: int
-    ) -> list[str]:
-        notes = []
-        if run.done is None:
-            why = f"it {self._ended}" if self._ended else "its first process died"
-            notes.append(f"the sandbox is gone ({why}); variables and files are lost")
-        elif lost:
-            notes.append("variables were lost: the interpreter had to be started anew")
-        if fresh:
-            notes.append("variables of earlier cells were not there: their interpreter had died")
-        if kills > 0 and outcome is not Outcome.out_of_memory:
-            notes.append("a process was killed because the sandbox was out of memory")
-        if outcome is Outcome.ok and (unplain := run.text("unplain")):
-            notes.append(f"value is None, because {unplain}; see text and results")
-        if run.truncated:
-            notes.append("output past the limit was dropped")
-        if run.dropped:
-            notes.append("parts of a result were too large and left out")
-        if run.streams["background"].chunks:
-            notes.append("threads or processes of earlier cells wrote output: see logs.background")
-        return notes
+    # -- checkpoints ------------------------------------------------------------------------
+
+    async def checkpoint(self) -> Checkpoint:
+        """Keep the state as it is now: variables, modules, random state, files in /workspace.
+
+        A copy of the interpreter is parked in the sandbox; it shares memory with the running one
+        until either changes it, and counts against the limits. Threads, sockets and child
+        processes cannot be kept: see `lacks`.
+        """
+        async with self._turn:
+            made = await self._keep()
+        self._remember("checkpoint", id=str(made.id))
+        return made
+
+    async def rollback(self, checkpoint: Checkpoint) -> None:
+        """Go back to a checkpoint, which stays valid: one can go back to it again."""
+        async with self._turn:
+            await self._go_back(checkpoint)
+            await self._save()
+        self._remember("rollback", id=str(checkpoint.id))
+
+    async def release(self, checkpoint: Checkpoint) -> None:
+        """Let go of a checkpoint, and of the memory and room it takes."""
+        async with self.using():
+            place = self._owner_of(checkpoint)
+            await place.release(checkpoint.id)
+
+    async def fork(self) -> Self:
+        """A second sandbox that goes on from here, independent from now on.
+
+        It has variables and files of its own, but shares the guest, and so the limits, with this
+        one: the two take turns. Each must be closed.
+        """
+        if self._options.workspace is not None or self._options.session is not None:
+            raise InvalidOption(
+                "a sandbox whose workspace is kept on the host cannot be forked",
+                hint="two cannot write to one directory; checkpoint() and rollback() work",
+            )
+        async with self._turn, self.using():
+            place = self._place
+            assert place is not None
+            branch, lacks = await place.keep(branch=True)
+        twin = object.__new__(type(self))
+        twin._prepare(options.twin(self._options))
+        twin._functions = self._functions.copy()
+        twin._place, twin._branch, twin._guests = place, branch, 1
+        twin._count, twin._remarks = self._count, _lacking(lacks, "the fork")
+        twin._mind()
+        self._remember("fork", id=twin.id)
+        return twin
+
+    async def _keep(self) -> Checkpoint:
+        async with self.using():
+            assert self._place is not None
+            number, lacks = await self._place.keep(branch=False)
+            return Checkpoint(id=number, lacks=lacks, place=self._place)
+
+    async def _go_back(self, checkpoint: Checkpoint) -> None:
+        async with self.using():
+            place = self._owner_of(checkpoint)
+            await place.go_back(checkpoint.id)
+        self._state_lost = False
+        self._remarks = _lacking(checkpoint.lacks, "the checkpoint")
+
+    def _owner_of(self, checkpoint: Checkpoint) -> Place:
+        if not isinstance(checkpoint, Checkpoint):
+            raise InvalidOption(f"a Checkpoint is needed, not {checkpoint!r}")
+        if self._place is None or checkpoint.place is not self._place:
+            raise CheckpointLost(
+                "this checkpoint is not of this sandbox, or was lost with its guest"
+            )
+        return self._place
+
+    async def _undo(self, before: Checkpoint, execution: Execution) -> Execution:
+        if self._place is not before.place or not before.place.alive:
+            return execution  # lost with the guest, which the notes say
+        if execution.ok:
+            await before.place.release(before.id)
+            return execution
+        await self._go_back(before)
+        remarks, self._remarks = self._remarks, ()
+        await before.place.release(before.id)
+        notes = (*execution.notes, "what it did was undone", *remarks)
+        return replace(execution, notes=notes, state_preserved=True)
+
+    # -- what is kept on the host -----------------------------------------------------------
+
+    async def _load(self, place: Place) -> None:
+        """Bring in the workspace that is kept on the host, if there is one."""
+        if self._options.workspace is None and self._options.session is None:
+            return
+        if self._mirror is None:
+            self._mirror = workspace.open(self._options, self.limits.workspace)
+        await self._mirror.load(AsyncFiles(_Starting(self.limits, place)))
+
+    async def _refresh(self, place: Place) -> None:
+        """Bring in what changed on the host meanwhile."""
+        if self._mirror is not None:
+            await self._mirror.refresh(AsyncFiles(_Starting(self.limits, place)))
+
+    async def changed(self) -> None:
+        """Called after whatever may have changed files, but for cells."""
+        self._remarks += tuple(await self._save())
+
+    async def _save(self) -> list[str]:
+        """Bring out what changed; what could not be is said."""
+        place = self._place
+        if self._mirror is None or place is None or not place.alive:
+            return []
+        return await self._mirror.save(AsyncFiles(_Starting(self.limits, place)))
+
+    def _remember(self, event: str, **fields: object) -> None:
+        if self._recorder is not None:
+            self._recorder.event(event, **fields)
+
+
+class _Starting:
+    """A guest for those who carry its files, while the sandbox itself is not to be asked."""
+
+    def __init__(self, limits: Limits, place: Place) -> None:
+        self.limits = limits
+        self._place = place
+
+    @contextlib.asynccontextmanager
+    async def using(self) -> AsyncIterator[tuple[Channel, Guest]]:
+        yield self._place.channel, self._place.guest
+
+
+def _lacking(lacks: Iterable[str], what: str) -> tuple[str, ...]:
+    return tuple(f"{what} came without {lack}" for lack in lacks)

@@ -65,6 +65,11 @@ def write(path, text):
         return file.write(text)
 
 
+class Runner:
+    def __init__(self, control):
+        self._control = control  # the socket of the object that runs the cells
+
+
 def worker():
     """By its frames: the object that runs the cells, and the number of this cell."""
     import sys
@@ -72,8 +77,8 @@ def worker():
     frame, found = sys._getframe(), None
     while frame is not None:
         names = frame.f_locals
-        if found is None and hasattr(names.get("self"), "_control"):
-            found = names["self"]
+        if found is None and hasattr(names.get("self"), "_link"):
+            found = Runner(names["self"]._link._socket)
         if found is not None and hasattr(names.get("frame"), "request"):
             return found, names["frame"].request
         frame = frame.f_back

@@ -13,6 +13,7 @@ from typing import Protocol
 from belljar.environment import Environment
 from belljar.isolation import Isolation
 from belljar.limits import Limits
+from belljar.mount import Mount
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,7 @@ class GuestSpec:
     limits: Limits
     env: Mapping[str, str] = field(default_factory=dict)
     strict: bool | None = None  # None: strict about the limits the caller set himself
+    mounts: tuple[Mount, ...] = ()
 
     def insists_on(self, limit: str) -> bool:
         return self.strict if self.strict is not None else limit in self.limits.explicit
@@ -41,11 +43,17 @@ class Reading:
 class Stream(Protocol):
     """A byte stream to the guest, used by one reader and one writer at a time."""
 
+    shares: bool  # whether descriptors can go with the bytes
+
     async def receive(self) -> bytes:
         """Some bytes; b"" when the guest is gone."""
 
-    async def send(self, data: bytes) -> None:
-        """All of it. Raises OSError when the guest is gone."""
+    async def send(self, data: bytes, fd: int = -1) -> None:
+        """All of it, with a descriptor if there is one. Raises OSError when the guest is gone."""
+
+    def take_fd(self) -> int:
+        """The next descriptor that came with what was received; the caller closes it. Raises
+        WireError if there is none. Called for each frame that speaks of one."""
 
     def ended(self) -> bool:
         """Whether the guest is known to be gone, without waiting. Asked before each request."""

@@ -6,6 +6,7 @@ Nothing heavy is imported here: `belljar --version` and `--help` answer at once.
 from __future__ import annotations
 
 import argparse
+import functools
 import io
 import os
 import signal
@@ -17,7 +18,7 @@ from types import FrameType
 from typing import NoReturn
 
 from belljar._version import __version__
-from belljar.cli import doctor, env, exit_codes, repl, run
+from belljar.cli import doctor, env, exit_codes, export, repl, replay, run, session
 from belljar.errors import (
     FileError,
     InvalidOption,
@@ -105,13 +106,17 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     top.set_defaults(command=lambda args: _help(top))
     commands = top.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
     parsers: dict[str, argparse.ArgumentParser] = {"": top}
-    for name, module in (("run", run), ("repl", repl), ("doctor", doctor)):
+    for name, module in (
+        *(("run", run), ("repl", repl), ("replay", replay)),
+        *(("export", export), ("doctor", doctor)),
+    ):
         parsers[name] = commands.add_parser(name, help=module.SUMMARY, allow_abbrev=False)
         parsers[name].set_defaults(command=module.run)
         module.add_arguments(parsers[name])
-    parsers["env"] = commands.add_parser("env", help=env.SUMMARY, allow_abbrev=False)
-    parsers["env"].set_defaults(command=lambda args: _help(parsers["env"]))
-    parsers |= {f"env {name}": each for name, each in env.add_commands(parsers["env"]).items()}
+    for name, group in (("env", env), ("session", session)):
+        parser = parsers[name] = commands.add_parser(name, help=group.SUMMARY, allow_abbrev=False)
+        parser.set_defaults(command=functools.partial(_show_help, parser))
+        parsers |= {f"{name} {each}": sub for each, sub in group.add_commands(parser).items()}
     return _parse(argv, top, parsers)
 
 
@@ -122,7 +127,8 @@ def _parse(
     argv, arguments = _cut(argv)
     chosen = ""
     for word in argv[:2]:
-        deeper = {name.removeprefix(chosen).strip() for name in parsers if name.startswith(chosen)}
+        above = f"{chosen} " if chosen else ""
+        deeper = {name.removeprefix(above) for name in parsers if name.startswith(above)}
         deeper = {name for name in deeper if name and " " not in name}
         if word.startswith("-") or not deeper:
             break
@@ -149,6 +155,10 @@ def _cut(argv: Sequence[str]) -> tuple[Sequence[str], list[str]]:
         return argv, []
     at = argv.index("--")
     return argv[:at], list(argv[at + 1 :])
+
+
+def _show_help(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+    return _help(parser)
 
 
 def _help(parser: argparse.ArgumentParser) -> int:

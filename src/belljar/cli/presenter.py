@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from typing import TYPE_CHECKING
 
 from belljar.cli import results, terminal
 from belljar.cli.results import ResultFiles
 from belljar.errors import ExecutionError, FileError
+from belljar.result import TABLE
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from belljar.execution import Execution, Result
 
 _HINTS = {
@@ -47,7 +51,7 @@ class Presenter:
     def on_result(self, result: Result) -> None:
         # The value of the last expression is shown at the end, as in a REPL.
         if not result.is_main_result and result.text is not None and not self._quiet:
-            self._stdout.write_lines(result.text)
+            self._stdout.write_lines(self._shown(result, result.text))
         self.save(result)
         if self._files is None and results.has_picture(result) and not self._said_how_to_save:
             self._said_how_to_save = True
@@ -58,8 +62,11 @@ class Presenter:
         if self._files is None:
             return
         try:
-            for path in self._files.save(result):
+            saved, remarks = self._files.save(result)
+            for path in saved:
                 self._remark(f"saved {path}")
+            for remark in remarks:
+                self._remark(remark)
         except FileError as error:
             self.failed_to_save = True
             terminal.say(str(error))
@@ -68,7 +75,9 @@ class Presenter:
         if execution.error is not None:
             self._stderr.write_lines(execution.error.traceback)
         elif execution.text is not None and not self._quiet:
-            self._stdout.write_lines(execution.text)
+            main = [result for result in execution.results if result.is_main_result]
+            text = execution.text
+            self._stdout.write_lines(self._shown(main[-1], text) if main else text)
         if execution.outcome not in ("ok", "exit") and (
             execution.outcome != "error" or execution.error is None
         ):
@@ -86,9 +95,33 @@ class Presenter:
         if self._cost:
             self._remark(cost(execution))
 
+    def _shown(self, result: Result, text: str) -> str:
+        """A table is drawn for a person; a program gets the text as it is."""
+        if TABLE not in result.raw or not sys.stdout.isatty():
+            return text
+        from belljar import rich_view
+
+        table = rich_view.table(result)
+        return text if table is None else _drawn(table)
+
     def _remark(self, text: str) -> None:
         if not self._quiet:
             terminal.say(text)
+
+
+def _drawn(table: Table) -> str:
+    """As text without colours: what goes to the terminal is escaped, ours with the guest's."""
+    import io
+
+    from rich.console import Console
+
+    # rich asks the file what it can show: lines, or only ASCII.
+    file = io.TextIOWrapper(io.BytesIO(), encoding=sys.stdout.encoding)
+    width = shutil.get_terminal_size().columns
+    console = Console(file=file, width=width, color_system=None)
+    with console.capture() as captured:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in captured.get().strip("\n").splitlines())
 
 
 def _sentence(execution: Execution) -> str:

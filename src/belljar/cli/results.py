@@ -1,11 +1,12 @@
-"""Rich results as files: DIR/result-1.png, result-2.html, and so on. The names are ours."""
+"""Rich results as files: DIR/result-1.png, result-2.csv, and so on. The names are ours."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from belljar.errors import FileError
+from belljar.errors import FileError, SandboxError
+from belljar.result import CHART, TABLE
 
 if TYPE_CHECKING:
     from belljar.execution import Result
@@ -19,7 +20,10 @@ EXTENSIONS = {
     "text/markdown": "md",
     "text/latex": "tex",
     "application/json": "json",
+    CHART: "chart.json",
 }
+# Of libraries that put their version into the name.
+_FAMILIES = {"application/vnd.plotly.": "plotly.json", "application/vnd.vega": "vega.json"}
 _PICTURES = ("image/png", "image/jpeg", "image/svg+xml", "application/pdf")
 
 
@@ -28,28 +32,66 @@ class ResultFiles:
         self._directory = directory
         self._count = 0
 
-    def save(self, result: Result) -> list[Path]:
-        """Every format but plain text; a result without any takes no number."""
-        formats = {mime: data for mime, data in result.data.items() if mime in EXTENSIONS}
-        if not formats:
-            return []
-        self._count += 1
-        saved = []
-        for mime, data in formats.items():
-            path = self._directory / f"result-{self._count}.{EXTENSIONS[mime]}"
-            raw = data if isinstance(data, bytes) else data.encode("utf-8", "backslashreplace")
+    def save(self, result: Result) -> tuple[list[Path], list[str]]:
+        """Every format but plain text; a result without any takes no number.
+
+        Gives the files, and what there is to say about a format that could not be made.
+        """
+        contents = {_extension(mime): data for mime, data in result.raw.items() if _extension(mime)}
+        remarks = []
+        if TABLE in result.raw:
             try:
-                self._directory.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(raw)
-            except OSError as error:
-                raise FileError(
-                    f"cannot write {str(path)!r}: {error.strerror}",
-                    errno=error.errno or 0,
-                    path=str(path),
-                ) from error
-            saved.append(path)
-        return saved
+                contents["csv"] = _csv(result.data)
+            except SandboxError as error:
+                remarks.append(f"no CSV: {error.message}")
+        if not contents:
+            return [], remarks
+        self._count += 1
+        return [self._write(end, data) for end, data in contents.items()], remarks
+
+    def _write(self, extension: str, data: str | bytes) -> Path:
+        path = self._directory / f"result-{self._count}.{extension}"
+        raw = data if isinstance(data, bytes) else data.encode("utf-8", "backslashreplace")
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(raw)
+        except OSError as error:
+            raise FileError(
+                f"cannot write {str(path)!r}: {error.strerror}",
+                errno=error.errno or 0,
+                path=str(path),
+            ) from error
+        return path
+
+
+def _extension(mime: str) -> str:
+    families = (end for start, end in _FAMILIES.items() if mime.startswith(start))
+    return EXTENSIONS.get(mime) or next(families, "")
+
+
+def _csv(frame: Any) -> str | bytes:
+    """By the library that the frame belongs to, and that is here because it could be decoded."""
+    made: str | bytes
+    try:
+        if hasattr(frame, "to_csv"):  # pandas
+            made = frame.to_csv()
+        elif hasattr(frame, "write_csv") or hasattr(frame, "to_frame"):  # polars
+            made = (frame if hasattr(frame, "write_csv") else frame.to_frame()).write_csv()
+        else:
+            made = _arrow_csv(frame)
+    except Exception as error:  # nested columns, mostly, of which CSV knows nothing
+        raise SandboxError(f"the table cannot be written as CSV: {error}") from error
+    return made
+
+
+def _arrow_csv(table: Any) -> bytes:
+    import importlib
+    import io
+
+    buffer = io.BytesIO()
+    importlib.import_module("pyarrow.csv").write_csv(table, buffer)
+    return buffer.getvalue()
 
 
 def has_picture(result: Result) -> bool:
-    return any(mime in result.data for mime in _PICTURES)
+    return any(mime in result.raw for mime in _PICTURES)

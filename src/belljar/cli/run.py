@@ -78,6 +78,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="say on stderr what the run cost (on a terminal this is the default)",
     )
+    sandbox_options.add_record(parser)
+    sandbox_options.add_files(parser)
     sandbox_options.add_all(parser)
 
 

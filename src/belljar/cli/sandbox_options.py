@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -11,9 +13,14 @@ from belljar.limits import RULES, Rule, format_size
 
 if TYPE_CHECKING:
     from belljar.blocking import Sandbox
+    from belljar.mount import Mount
 
 
-def add_environment(parser: argparse.ArgumentParser, default: str) -> None:
+_FLAGS = {"workspace": "workspace_size"}  # of limits; --workspace is the directory itself
+
+
+def add_environment(parser: argparse.ArgumentParser, default: str | None) -> None:
+    """None: there is no default here, but the one that was recorded."""
     parser.add_argument(
         "--env",
         "--environment",
@@ -22,12 +29,43 @@ def add_environment(parser: argparse.ArgumentParser, default: str) -> None:
         metavar="NAME",
         default=default,
         help=f"the packages the code has: python, data, or one of `belljar env build` "
-        f"(default: {default})",
+        f"(default: {default or 'the recorded one'})",
     )
 
 
-def add_all(parser: argparse.ArgumentParser) -> None:
-    add_environment(parser, "data")
+def add_record(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--record",
+        metavar="FILE",
+        help="append what is run and what comes of it to FILE, for `belljar replay` and "
+        "`belljar export`",
+    )
+
+
+def add_files(parser: argparse.ArgumentParser) -> None:
+    kept = parser.add_mutually_exclusive_group()
+    kept.add_argument(
+        "--workspace",
+        metavar="DIR",
+        help="keep the files of /workspace in DIR: they are brought in, and changes back",
+    )
+    kept.add_argument(
+        "--session",
+        metavar="NAME",
+        help="keep the files of /workspace under a name (see `belljar session`)",
+    )
+    parser.add_argument(
+        "--mount",
+        dest="mounts",
+        metavar="HOST:GUEST[:rw]",
+        action="append",
+        default=[],
+        help="show a file or directory of this host at GUEST, read-only unless `:rw` (repeatable)",
+    )
+
+
+def add_all(parser: argparse.ArgumentParser, *, environment: str | None = "data") -> None:
+    add_environment(parser, environment)
     parser.add_argument(
         "--set-env",
         dest="variables",
@@ -45,11 +83,11 @@ def add_all(parser: argparse.ArgumentParser) -> None:
     limits = parser.add_argument_group("limits", "sizes are written like 64k, 512m, 1.5g")
     for name, rule in RULES.items():
         limits.add_argument(
-            f"--{name.replace('_', '-')}",
+            f"--{_FLAGS.get(name, name).replace('_', '-')}",
             dest=f"limit_{name}",
             metavar="SIZE" if rule.kind == "size" else rule.unit.upper(),
             help=f"{rule.meaning}: {rule.range.replace('None', 'none')} "
-            f"(default: {_default(rule)})",
+            f"(default: {_default(rule) if environment else 'as recorded'})",
         )
 
 
@@ -70,7 +108,33 @@ def make(args: argparse.Namespace) -> Sandbox:
         limits=limits(args),
         env=variables(args.variables),
         strict=False if args.best_effort else None,
+        record=args.record,
+        workspace=directory(args.workspace),
+        session=args.session,
+        mounts=[mount(text) for text in args.mounts],
     )
+
+
+def directory(text: str | None) -> str | None:
+    if text is not None and re.fullmatch(r"\d+[kmgt]?", text) and not os.path.isdir(text):
+        raise InvalidOption(
+            f"--workspace {text} names a directory",
+            hint=f"its size is --workspace-size {text}; the directory would be ./{text}",
+        )
+    return text
+
+
+def mount(text: str) -> Mount:
+    from belljar.mount import Mount
+
+    rest, colon, word = text.rpartition(":")
+    writable = colon == ":" and word == "rw"
+    host, colon, guest = (rest if colon and word in ("rw", "ro") else text).rpartition(":")
+    if not colon or not host or not guest:
+        raise InvalidOption(
+            f"--mount {text!r} does not say where", hint="write --mount HOST:GUEST[:rw]"
+        )
+    return Mount(os.path.abspath(os.path.expanduser(host)), guest, read_only=not writable)
 
 
 def limits(args: argparse.Namespace) -> dict[str, object]:

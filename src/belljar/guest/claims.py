@@ -37,15 +37,44 @@ def _part(part: Any) -> Dict[str, Any]:
     return {"mime": mime, "size": size, "text": part.get("text") is True}
 
 
-def done(header: wire.Header, payload: bytes, output: int) -> Dict[str, Any]:
+def done(header: wire.Header, payload: bytes, most: int) -> Dict[str, Any]:
     status, code = header.get("status"), header.get("exit_code")
     if status not in ("ok", "error", "exit"):
         raise wire.WireError("an unknown status")
-    if len(payload) > (MAX_ERROR if status == "error" else output):
+    if len(payload) > (MAX_ERROR if status == "error" else max(most, wire.INLINE)):
         raise wire.WireError("more than an error or a value may take")
     if code is not None and (type(code) is not int or not -(2**31) <= code < 2**32):
         raise wire.WireError("a malformed exit code")
     unplain = header.get("unplain")
     if not isinstance(unplain, (str, type(None))) or len(unplain or "") > MAX_REASON:
         raise wire.WireError("a malformed reason")
-    return {"status": status, "exit_code": code, "unplain": unplain}
+    shown = header.get("shown") is True
+    return {
+        "status": status,
+        "exit_code": code,
+        "unplain": unplain,
+        "shown": shown,
+        **_size(header),
+    }
+
+
+def call(header: wire.Header) -> Dict[str, Any]:
+    name = header.get("function")
+    if not isinstance(name, str) or len(name) > MAX_NAME:
+        raise wire.WireError("a malformed call")
+    return {"function": name, **_size(header)}
+
+
+def part(header: wire.Header) -> Dict[str, Any]:
+    key, size = header.get("key"), header.get("size")
+    if type(key) is not int or type(size) is not int or not (0 <= key < 2**32 and 0 < size < 2**48):
+        raise wire.WireError("a malformed part")
+    return {"key": key, "size": size}
+
+
+def _size(header: wire.Header) -> Dict[str, Any]:
+    """Of a value that is not in the payload."""
+    sizes: Dict[str, Any] = {name: header[name] for name in ("shared", "parts") if name in header}
+    if len(sizes) > 1 or any(type(n) is not int or not 0 < n < 2**48 for n in sizes.values()):
+        raise wire.WireError("a malformed size")
+    return sizes

@@ -135,7 +135,7 @@ def kill_leftovers(init: Any) -> None:
 
     Without commands one kill(-1) reaches all at once, so nothing can fork away from it.
     """
-    if init.commands:
+    if init.commands or init.protected():
         _kill_until_none(init, lambda pid: True)
     else:
         _kill_all()
@@ -169,8 +169,10 @@ def _kill_all() -> None:
 
 def _kill_until_none(init: Any, wanted: "Callable[[int], bool]") -> bool:
     sessions = {command.pid for command in init.commands.values()}
+    others = init.protected()
     for _ in range(100):
-        victims = [p for p in _processes() if wanted(p) and not _in_sessions(p, sessions)]
+        found = [p for p in processes() if p not in others and wanted(p)]
+        victims = [p for p in found if not _in_sessions(p, sessions)]
         if not victims:
             return True
         for pid in victims:
@@ -187,7 +189,7 @@ def _kill(pid: int) -> None:
 
 def _descendants(pid: int) -> List[int]:
     children: Dict[int, List[int]] = {}
-    for other in _processes():
+    for other in processes():
         try:
             children.setdefault(int(_stat(other)[1]), []).append(other)
         except OSError:
@@ -208,12 +210,20 @@ def _started(pid: int) -> int:
         return -1
 
 
+def parent(pid: int) -> int:
+    """0, if it is gone."""
+    try:
+        return int(_stat(pid)[1])
+    except OSError:
+        return 0
+
+
 def _stat(pid: int) -> List[bytes]:
     with open(f"/proc/{pid}/stat", "rb") as file:
         return file.read().rpartition(b")")[2].split()
 
 
-def _processes() -> List[int]:
+def processes() -> List[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
 
 

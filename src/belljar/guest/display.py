@@ -1,11 +1,16 @@
 """Rich results: what an object offers of itself, by MIME type, as in a notebook."""
 
+import base64
 import builtins
-from typing import Any, Callable, Dict, List, Optional, Tuple, Union
+import json
+import sys
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
 
-from . import figures
+from . import claims, figures, frames, libraries
 
-Bundle = Dict[str, Union[str, bytes]]
+# A part may also be made when it is known how much room there is for it.
+Part = Union[str, bytes, Callable[[int], Optional[bytes]]]
+Bundle = Dict[str, Part]
 
 _METHODS = (
     ("text/html", "_repr_html_"),
@@ -15,48 +20,151 @@ _METHODS = (
     ("image/jpeg", "_repr_jpeg_"),
     ("application/pdf", "_repr_pdf_"),
     ("text/latex", "_repr_latex_"),
+    ("application/json", "_repr_json_"),
 )
+_BINARY = ("image/png", "image/jpeg", "image/gif", "image/webp", "application/pdf")
+_REFUSED = ("application/javascript", "text/javascript")  # code for the caller's browser
 
-_show: "Optional[Callable[[Bundle, bool], None]]" = None
+_show: "Optional[Callable[[Bundle, bool], object]]" = None
 
 
-def install(show: "Callable[[Bundle, bool], None]") -> None:
+def install(show: "Callable[[Bundle, bool], object]") -> None:
     global _show
     _show = show
     builtins.display = globals()["show"]  # type: ignore[attr-defined]
+    libraries.install(globals()["show"])
 
 
-def show(*objects: Any) -> None:
+class Handle:
+    """What display() gives for a `display_id`. A result that was sent stays: an update is one
+    more result."""
+
+    def __init__(self, display_id: Any) -> None:
+        self.display_id = display_id
+
+    def display(self, value: Any, **options: Any) -> None:
+        show(value, **options)
+
+    update = display
+
+
+def show(
+    *objects: Any,
+    include: "Optional[Iterable[str]]" = None,
+    exclude: "Optional[Iterable[str]]" = None,
+    raw: bool = False,
+    display_id: Any = None,
+    **ignored: Any,  # metadata, transient, clear: of notebooks that keep what they show
+) -> "Optional[Handle]":
     """Send objects to the caller as results of this cell.
 
     This is `display` of the cells: pictures, tables and text that an object offers of itself.
+    With `raw`, the objects are dictionaries of MIME type and content.
     """
     if _show is None:
         raise RuntimeError("display() works in a cell only")
     for item in objects:
-        _show(bundle(item), False)
+        made = _checked(item) if raw else bundle(item)
+        _show(_chosen(made, include, exclude), False)
+    return None if display_id is None else Handle(display_id)
 
 
 def bundle(value: Any) -> Bundle:
     """Everything `value` offers. A method that fails costs its own format, never the result."""
-    data: Bundle = {}
-    picture = figures.png(value)
-    if picture is not None:
-        return {"image/png": picture, "text/plain": repr(value)}
+    if figures.is_figure(value):
+        return dict(figures.bundle(value))
+    data: Bundle = {"text/plain": repr(value)}
+    if isinstance(value, type):
+        return data  # its methods are for its instances
+    offered = _offered(value, "_repr_mimebundle_", include=None, exclude=None)
+    for mime, content in _checked(offered if isinstance(offered, dict) else {}).items():
+        data.setdefault(mime, content)
     for mime, method in _METHODS:
-        if isinstance(value, type):
-            break
-        offer = getattr(type(value), method, None)
-        if offer is None:
-            continue
-        try:
-            made = offer(value)
-        except Exception:
-            continue  # a broken _repr_*_ must not hide the text below
-        if isinstance(made, (str, bytes)):
-            data[mime] = made
-    data["text/plain"] = repr(value)
+        part = None if mime in data else _part(mime, _offered(value, method))
+        if part is not None:
+            data[mime] = part
+    _add_table(value, data)
+    _settle_picture(value, data)
     return data
+
+
+def _add_table(value: Any, data: Bundle) -> None:
+    if not frames.is_frame(value):
+        return
+    page = None if "text/html" in data else _guarded(lambda: frames.html(value))
+    if page is not None:
+        data["text/html"] = page
+    table = _guarded(lambda: frames.data(value))
+    if table is not None:
+        data[frames.MIME] = table
+
+
+def _settle_picture(value: Any, data: Bundle) -> None:
+    """PIL offers every image as PNG and as JPEG, as far as its colours allow: PNG is enough."""
+    image = sys.modules.get("PIL.Image")
+    if image is None or not isinstance(value, image.Image):
+        return
+    # PNG has no such colours; a mode of floats has no picture at all.
+    if "image/png" not in data and value.mode in ("CMYK", "LAB", "HSV", "YCbCr"):
+        picture = _guarded(lambda: value.convert("RGB")._repr_png_())
+        if isinstance(picture, bytes):
+            data["image/png"] = picture
+    if "image/png" in data:
+        data.pop("image/jpeg", None)
+
+
+def _offered(value: Any, method: str, **options: Any) -> Any:
+    """What a method of its class gives, without the metadata that may come with it."""
+    offer = getattr(type(value), method, None)
+    if offer is None:
+        return None
+    made = _guarded(lambda: offer(value, **options))
+    return made[0] if isinstance(made, tuple) and len(made) == 2 else made
+
+
+def _guarded(make: "Callable[[], Any]") -> Any:
+    try:
+        return make()
+    except Exception:
+        return None  # a broken _repr_*_ must not hide the text; a time-out is no Exception
+
+
+def _checked(offered: Any) -> Bundle:
+    """A MIME bundle that somebody else made, without what cannot be sent."""
+    if not isinstance(offered, dict):
+        raise TypeError("display(raw=True) takes dictionaries of MIME type and content")
+    data: Bundle = {}
+    for mime, content in offered.items():
+        if isinstance(mime, str) and 0 < len(mime) <= claims.MAX_NAME and mime not in _REFUSED:
+            part = _part(mime, content)
+            if part is not None:
+                data[mime] = part
+    return data
+
+
+def _part(mime: str, content: Any) -> "Union[str, bytes, None]":
+    """Text or bytes as its MIME type wants it; None for what is neither."""
+    made = content
+    if mime in _BINARY and isinstance(content, str):  # base64, as in the files of notebooks
+        made = _guarded(lambda: base64.b64decode("".join(content.split()), validate=True))
+    elif mime.endswith(("/json", "+json", ".json")) and isinstance(content, (dict, list)):
+        made = _guarded(lambda: json.dumps(content, allow_nan=False))
+    elif isinstance(content, (bytes, bytearray, memoryview)):
+        textual = mime.startswith("text/") or mime.endswith("+xml")
+        made = _guarded(lambda: bytes(content).decode("utf-8")) if textual else bytes(content)
+    return made if isinstance(made, (str, bytes)) else None
+
+
+def _chosen(
+    data: Bundle, include: "Optional[Iterable[str]]", exclude: "Optional[Iterable[str]]"
+) -> Bundle:
+    wanted = None if include is None else set(include)
+    unwanted = set(exclude or ())
+    return {
+        mime: content
+        for mime, content in data.items()
+        if mime not in unwanted and (wanted is None or mime in wanted)
+    }
 
 
 def flatten(data: Bundle, main: bool, text: int, limit: int) -> "Tuple[Dict[str, Any], bytes]":
@@ -67,17 +175,33 @@ def flatten(data: Bundle, main: bool, text: int, limit: int) -> "Tuple[Dict[str,
     dropped: List[str] = []
     room = limit
     for mime, content in data.items():
-        raw = content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass")
-        most = min(room, text) if mime == "text/plain" else room
-        if len(raw) > most:
+        if len(parts) == claims.MAX_PARTS:
             dropped.append(mime)
-            if mime != "text/plain":
+            continue
+        raw = _bytes(content, room)
+        most = _most(mime, isinstance(content, str), text, limit, room)
+        if raw is None or len(raw) > most:
+            dropped.append(mime)
+            if raw is None or mime != "text/plain":
                 continue
             raw = raw[:most]
         parts.append({"mime": mime, "size": len(raw), "text": isinstance(content, str)})
         chunks.append(raw)
         room -= len(raw)
     return {"parts": parts, "main": main, "dropped": dropped}, b"".join(chunks)
+
+
+def _most(mime: str, is_text: bool, text: int, limit: int, room: int) -> int:
+    """How many bytes a part may take: no page of HTML leaves no room for the picture."""
+    if mime == "text/plain":
+        return min(room, text)
+    return min(room, limit // 2) if is_text else room
+
+
+def _bytes(content: Part, room: int) -> Optional[bytes]:
+    if isinstance(content, bytes):
+        return content
+    return content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content(room)
 
 
 def cap_text(text: str, limit: int) -> str:

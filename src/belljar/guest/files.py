@@ -7,14 +7,12 @@ import errno
 import json
 import os
 import stat as modes
-import time
 from typing import Any, Callable, Dict, Iterator, Tuple
 
-from . import wire
+from . import removal, trees, wire
 
 MAX_LIST = 10_000
 PAGE = 500
-REMOVE_TIMEOUT = 5.0  # seconds; init serves nothing else meanwhile
 
 Answer = Tuple[Dict[str, Any], bytes]
 
@@ -32,6 +30,9 @@ def serve(init: Any, frame: wire.Frame) -> None:
         "make_dir": _make_dir,
         "remove": _remove,
         "rename": _rename,
+        "scan": trees.scan,
+        "gather": trees.gather,
+        "scatter": trees.scatter,
     }
     try:
         result, data = operations[frame.header["op"]](frame)
@@ -53,22 +54,11 @@ def _refuse(init: Any, frame: wire.Frame, number: int, message: str) -> None:
     init.send(wire.REPLY, frame.request, {"error": {"errno": number, "message": message}})
 
 
-def _open_regular(path: str, flags: int) -> int:
-    fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666)
-    status = os.fstat(fd)
-    if modes.S_ISREG(status.st_mode):
-        return fd
-    os.close(fd)
-    if modes.S_ISDIR(status.st_mode):
-        raise IsADirectoryError(errno.EISDIR, "it is a directory")
-    raise Refused(errno.EINVAL, "it is not a regular file")
-
-
 def _read(frame: wire.Frame) -> Answer:
     """One part, from `offset`: the host asks for the next when it has taken this one, so
     a large file waits for nobody in memory."""
     header = frame.header
-    fd = _open_regular(header["path"], os.O_RDONLY)
+    fd = trees.open_regular(header["path"], os.O_RDONLY)
     try:
         size = os.fstat(fd).st_size
         data = os.pread(fd, min(int(header["size"]), wire.MAX_PAYLOAD), int(header["offset"]))
@@ -83,7 +73,7 @@ def _write(frame: wire.Frame) -> Answer:
     parent = os.path.dirname(header["path"])
     if parent:
         os.makedirs(parent, exist_ok=True)
-    fd = _open_regular(header["path"], flags)
+    fd = trees.open_regular(header["path"], flags)
     try:
         view = memoryview(frame.payload)
         while view:
@@ -134,63 +124,8 @@ def _make_dir(frame: wire.Frame) -> Answer:
 
 
 def _remove(frame: wire.Frame) -> Answer:
-    path = frame.header["path"]
-    if modes.S_ISDIR(os.lstat(path).st_mode):
-        _remove_tree(path)
-    else:
-        os.unlink(path)
+    removal.remove(frame.header["path"])
     return {}, b""
-
-
-def _remove_tree(path: str) -> None:
-    """Without recursion, by descriptors: a tree may be thousands deep, and a path too long."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    parent = os.open(os.path.dirname(path) or ".", flags & ~os.O_NOFOLLOW)
-    name = os.path.basename(path.rstrip("/"))
-    try:
-        top = os.open(name, flags, dir_fd=parent)
-        try:
-            _empty(top, flags)
-        finally:
-            os.close(top)
-        os.rmdir(name, dir_fd=parent)
-    finally:
-        os.close(parent)
-
-
-def _empty(top: int, flags: int) -> None:
-    """Empty a directory by lifting every nested directory up into it, so that depth costs
-    neither stack nor descriptors."""
-    lifted = 0
-    deadline = time.monotonic() + REMOVE_TIMEOUT
-    while time.monotonic() < deadline:
-        directories = _unlink_files(top)
-        if not directories:
-            return
-        for name in directories:
-            inner = os.open(name, flags, dir_fd=top)
-            try:
-                for child in _unlink_files(inner):
-                    lifted += 1
-                    os.rename(
-                        child, f".belljar-removing-{lifted}", src_dir_fd=inner, dst_dir_fd=top
-                    )
-            finally:
-                os.close(inner)
-            os.rmdir(name, dir_fd=top)
-    raise Refused(errno.EBUSY, "it is being filled faster than it can be emptied")
-
-
-def _unlink_files(directory: int) -> "list[str]":
-    """Unlink what is not a directory; the names of the directories."""
-    directories = []
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                directories.append(entry.name)
-            else:
-                os.unlink(entry.name, dir_fd=directory)
-    return directories
 
 
 def _rename(frame: wire.Frame) -> Answer:

@@ -10,6 +10,7 @@ nor open its descriptors (it is not dumpable).
 """
 
 import gc
+import json
 import os
 import resource
 import selectors
@@ -17,15 +18,18 @@ import signal
 import socket
 import sys
 import time
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
-from . import claims, commands, files, wire
+from . import changes, claims, commands, files, wire
+from .branches import Branches
 from .keeper import MAX_FILES, Keeper
+from .outbox import Inbox, Outbox, close_all
 from .pump import Pump
 
 HIGH_WATER = 4 * 1024 * 1024  # bytes waiting for the host; above it, output is not read
 MAX_STALE = 16  # pipes of earlier cells that are still held open by what they left behind
 MAX_BACKGROUND = 64 * 1024
+MAX_CHANGES = 1024 * 1024  # bytes to tell of changed files
 
 
 class Cell:
@@ -38,8 +42,11 @@ class Cell:
         self.done: Optional[Dict[str, Any]] = None
         self.payload = b""
         self.nonce = ""
+        self.shared: List[int] = []  # the descriptor of its value
         self.pumps: List[Pump] = []
         self.room = limit
+        self.calls: Set[int] = set()  # of host functions, under way
+        self.files: Optional[changes.Census] = None  # as they were before it
 
 
 class Init:
@@ -52,17 +59,25 @@ class Init:
         self.selector = selectors.PollSelector()
         self._channel = channel
         self._reader = wire.Reader(wire.FROM_HOST)
-        self._out = bytearray()
+        self._inbox = Inbox()
+        self._out = Outbox()
         self._events = selectors.EVENT_READ
         self._paused: List[Any] = []  # pumps, and the keeper
         self._cell: Optional[Cell] = None
         self._idle_pumps: List[Pump] = []
         self._background = bytearray()
         self._background_lost = 0
-        self._fresh = False  # variables were lost since the last cell
-        self._worker = Keeper(self, setup, self._on_worker_frame)
+        self._branches = Branches(self, setup)
         self._restart: Optional[int] = None
         self.commands: Dict[int, commands.Command] = {}
+
+    @property
+    def _worker(self) -> Keeper:
+        return self._branches.active.keeper
+
+    def protected(self) -> "Set[int]":
+        """Processes of others than the branch that is active."""
+        return self._branches.protected()
 
     # -- the loop ---------------------------------------------------------------------------
 
@@ -82,7 +97,7 @@ class Init:
         if not events & selectors.EVENT_READ:
             return
         try:
-            data = channel.recv(wire.CHUNK)
+            data = self._inbox.receive(channel)
         except BlockingIOError:
             return
         except ConnectionError:
@@ -91,22 +106,28 @@ class Init:
             os._exit(0)  # the host is gone: PID 1 ends, and the kernel ends the rest
         self._reader.feed(data)
         for frame in self._reader.frames():
-            self._serve(frame)
+            fds = (self._inbox.take(),) if "shared" in frame.header else ()
+            self._serve(frame, fds)
 
-    def send(self, kind: int, request: int, header: Any = None, payload: bytes = b"") -> None:
-        self._out += wire.pack(kind, request, header, payload)
+    def send(
+        self,
+        kind: int,
+        request: int,
+        header: Any = None,
+        payload: bytes = b"",
+        fds: "Tuple[int, ...]" = (),
+    ) -> None:
+        self._out.put(wire.pack(kind, request, header, payload), fds)
         if len(self._out) > wire.CHUNK:
             self._flush()
 
     def _flush(self) -> None:
-        while self._out:
-            try:
-                sent = self._channel.send(memoryview(self._out)[: wire.CHUNK])
-            except BlockingIOError:
-                break
-            except ConnectionError:
-                os._exit(0)
-            del self._out[:sent]
+        try:
+            self._out.flush(self._channel)
+        except BlockingIOError:
+            pass  # the selector says when there is room again
+        except ConnectionError:
+            os._exit(0)
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out else 0)
         if events != self._events:
             self._events = events
@@ -126,39 +147,81 @@ class Init:
 
     # -- requests ---------------------------------------------------------------------------
 
-    def _serve(self, frame: wire.Frame) -> None:
-        serve: Dict[int, Callable[[wire.Frame], None]] = {
-            wire.RUN: self._serve_run,
-            wire.INTERRUPT: self._serve_interrupt,
-            wire.KILL: self._serve_kill,
-            wire.RESTART: self._serve_restart,
-            wire.EXEC: lambda frame: commands.start(self, frame),
-            wire.FILE: lambda frame: files.serve(self, frame),
-            wire.PING: lambda frame: self.send(wire.REPLY, frame.request),
-        }
-        serve[frame.kind](frame)
+    def _serve(self, frame: wire.Frame, fds: "Tuple[int, ...]") -> None:
+        if frame.kind == wire.RUN:
+            self._serve_run(frame, fds)
+        elif frame.kind == wire.ANSWER:
+            self._serve_answer(frame, fds)
+        else:
+            close_all(fds)
+            serve: Dict[int, Callable[[wire.Frame], None]] = {
+                wire.INTERRUPT: self._serve_interrupt,
+                wire.KILL: self._serve_kill,
+                wire.RESTART: self._serve_restart,
+                wire.EXEC: lambda frame: commands.start(self, frame),
+                wire.FILE: lambda frame: files.serve(self, frame),
+                wire.PING: lambda frame: self.send(wire.REPLY, frame.request),
+                wire.PART: self._serve_part,
+                wire.KEEP: self._branches.keep,
+                wire.RETURN: self._branches.go_back,
+                wire.RELEASE: self._branches.release,
+                wire.SWITCH: self._branches.switch,
+            }
+            serve[frame.kind](frame)
 
-    def _serve_run(self, frame: wire.Frame) -> None:
+    def _serve_run(self, frame: wire.Frame, fds: "Tuple[int, ...]") -> None:
         if self._cell is not None:
+            close_all(fds)
             self.send(wire.REPLY, frame.request, {"error": "busy"})
             return
         self._reap()  # a worker that died since the last cell must not be blamed on this one
         self._retire_pumps()
         cell = Cell(frame.request, int(frame.header["output"]))
         self._cell = cell
-        ends = self._open_pipes(cell)
-        header = {"count": frame.header["count"], "env": frame.header.get("env")}
-        message = wire.pack(wire.CELL, frame.request, header, frame.payload)
         if not self._worker.pid:
-            self._worker.start()  # the last attempt met the process limit
-        self._worker.send(message, ends)
-        for end in ends:
-            os.close(end)
+            self.start_worker()  # the last attempt met the process limit
+        if "functions" in frame.header:
+            self._branches.active.functions = frame.header["functions"]
+            self.tell_functions()
+        if frame.header.get("watch"):
+            cell.files = changes.census(self.setup["workspace"])
+        fds = (*self._open_pipes(cell), *fds)
+        header = {**frame.header, "fds": len(fds), "functions": None}
+        self._worker.send(wire.pack(wire.CELL, frame.request, header, frame.payload), fds)
         if not self._worker.pid:
             gone = {"status": "died", "signal": None, "exit_code": None, "lost": True}
             self._finish(cell, gone)
 
-    def _open_pipes(self, cell: Cell) -> List[int]:
+    def start_worker(self) -> None:
+        self._worker.start()
+        self.tell_functions()
+
+    def tell_functions(self) -> None:
+        told = self._branches.active.functions
+        if told:
+            self._worker.send(wire.pack(wire.FUNCTIONS, 0, {"functions": told}))
+
+    def _serve_part(self, frame: wire.Frame) -> None:
+        """The next part is asked for when this one has gone to the worker."""
+        request, header = frame.request, frame.header
+        self._worker.send(wire.pack(wire.PART, request, header, frame.payload))
+        taken = {"key": header["key"]}
+        self._worker.when_sent(lambda: self.send(wire.TAKEN, request, taken))
+
+    def _serve_answer(self, frame: wire.Frame, fds: "Tuple[int, ...]") -> None:
+        cell, call = self._cell, frame.header["call"]
+        if cell is None or cell.request != frame.request or call not in cell.calls:
+            close_all(fds)
+            return
+        cell.calls.discard(call)
+        header = {**frame.header, "fds": len(fds)}
+        self._worker.send(wire.pack(wire.ANSWER, call, header, frame.payload), fds)
+
+    def _refuse_call(self, call: int, why: str) -> None:
+        header = {"call": call, "ok": False, "name": "RuntimeError", "message": why}
+        self._worker.send(wire.pack(wire.ANSWER, call, header))
+
+    def _open_pipes(self, cell: Cell) -> "List[int]":
         """The ends to write to; none, if the host has no more descriptors to give."""
         ends: List[int] = []
         try:
@@ -217,26 +280,56 @@ class Init:
 
     # -- the worker -------------------------------------------------------------------------
 
-    def _on_worker_frame(self, frame: wire.Frame) -> None:
+    def on_worker_frame(self, keeper: Keeper, frame: wire.Frame, fds: List[int]) -> None:
         cell = self._cell
-        if cell is None:
-            return  # said between cells: about nothing
-        if frame.kind == wire.CELL_RESULT:
+        if keeper is not self._worker or frame.kind in (wire.FORKED, wire.READY):
+            close_all(fds)
+            self._branches.on_frame(keeper, frame)
+        elif frame.kind == wire.CALL and cell is None:
+            close_all(fds)
+            self._refuse_call(frame.request, "host functions answer only while a cell runs")
+        elif cell is None:
+            close_all(fds)  # said between cells: about nothing
+        elif frame.kind == wire.CELL_RESULT:
+            close_all(fds)
             self._drain(cell)
             self.send(wire.RESULT, cell.request, claims.result(frame.header), frame.payload)
+        elif frame.kind == wire.CALL:
+            self._on_call(cell, frame, fds)
+        elif frame.kind == wire.PART:
+            close_all(fds)
+            self.send(wire.PART, cell.request, claims.part(frame.header), frame.payload)
         elif frame.kind == wire.CELL_DONE and frame.request == cell.request and not cell.done:
             # Believed only when the worker is back at its socket: it may claim to be done and
             # then exit, and the exit status is what counts. It cannot have guessed the nonce.
-            cell.done = claims.done(frame.header, frame.payload, self.setup["output"])
+            cell.shared = fds
+            cell.done = claims.done(frame.header, frame.payload, self.setup["result"])
             cell.payload = frame.payload
             cell.nonce = os.urandom(8).hex()
             self._drain(cell)
             self._worker.send(wire.pack(wire.SYNC, cell.request, {"nonce": cell.nonce}))
-        elif frame.kind == wire.SYNCED and cell.done and frame.header.get("nonce") == cell.nonce:
-            if cell.ending and commands.threads_since(self._worker.pid, cell.began):
-                self._worker.signal(signal.SIGKILL)  # a limit ends all the cell has started
-                return
-            self._finish(cell, {**cell.done, "lost": False}, cell.payload)
+        else:
+            close_all(fds)
+            if frame.kind == wire.SYNCED and cell.done and frame.header.get("nonce") == cell.nonce:
+                self._on_synced(cell)
+
+    def _on_call(self, cell: Cell, frame: wire.Frame, fds: List[int]) -> None:
+        header = claims.call(frame.header)
+        call = frame.request
+        if call in cell.calls or len(cell.calls) >= wire.MAX_CALLS:
+            close_all(fds)
+            raise wire.WireError("more calls than there may be")
+        cell.calls.add(call)
+        self._drain(cell)
+        header["call"] = call
+        self.send(wire.CALL, cell.request, header, frame.payload, tuple(fds))
+
+    def _on_synced(self, cell: Cell) -> None:
+        if cell.ending and commands.threads_since(self._worker.pid, cell.began):
+            self._worker.signal(signal.SIGKILL)  # a limit ends all the cell has started
+            return
+        assert cell.done is not None
+        self._finish(cell, {**cell.done, "lost": False}, cell.payload)
 
     def _drain(self, cell: Cell) -> None:
         for pump in cell.pumps:
@@ -248,14 +341,35 @@ class Init:
         self._drain(cell)
         self._cell = None
         self._idle_pumps += cell.pumps
+        for call in cell.calls:
+            self._refuse_call(call, "the cell that called it has ended")
+        if cell.files is not None:
+            self._tell_changes(cell)
         if self._background:
             data = bytes(self._background)
             self.send(wire.STREAM, cell.request, {"name": "background"}, data)
             self._background.clear()
-        header = {**header, "fresh": self._fresh, "background_lost": self._background_lost}
-        self._fresh = bool(header["lost"])
+        branch = self._branches.active
+        header = {**header, "fresh": branch.fresh, "background_lost": self._background_lost}
+        branch.fresh = bool(header["lost"])
         self._background_lost = 0
-        self.send(wire.DONE, cell.request, header, payload)
+        fds, cell.shared = tuple(cell.shared), []
+        if header.get("status") != "ok":
+            close_all(fds)
+            fds = ()
+            header.pop("shared", None)
+        self.send(wire.DONE, cell.request, header, payload, fds)
+
+    def _tell_changes(self, cell: Cell) -> None:
+        assert cell.files is not None
+        now = changes.census(self.setup["workspace"])
+        if now is None:
+            self.send(wire.CHANGES, cell.request, {"unknown": True})
+        elif now != cell.files:
+            found = json.dumps(changes.compare(cell.files, now)).encode("ascii")
+            known = len(found) <= MAX_CHANGES
+            header = None if known else {"unknown": True}
+            self.send(wire.CHANGES, cell.request, header, found if known else b"")
 
     # -- deaths -----------------------------------------------------------------------------
 
@@ -277,25 +391,37 @@ class Init:
             if pid == self._worker.pid:
                 self._on_worker_gone(status)
                 continue
+            store, parked = self._branches.store, self._branches.keeper_of(pid)
+            if store is not None and store.on_exit(pid, status):
+                continue
+            if parked is not None:
+                parked.gone()
+                self._branches.on_lost(parked)
             for command in list(self.commands.values()):
                 if command.pid == pid:
                     command.on_exit(status)
-        if not self._worker.pid:
-            self._worker.start()
+        if not self._worker.pid and not self._branches.active.released:
+            self.start_worker()
+
+    def on_lost(self, keeper: Keeper) -> None:
+        """A worker that another one was to fork never came."""
+        self._branches.on_lost(keeper)
 
     def _on_worker_gone(self, status: int) -> None:
         """The verdict of the kernel. What the worker left running belongs to it and goes too."""
         self._worker.gone()
+        self._branches.on_lost(self._worker)
         commands.kill_leftovers(self)
         if self._cell is not None:
             cell = self._cell
             self._finish(cell, {"status": "died", **exit_status(status), "lost": True})
         else:
-            self._fresh = True
+            self._branches.active.fresh = True
         if self._restart is not None:
-            self._fresh = False  # asked for
+            self._branches.active.fresh = False  # asked for
             self.send(wire.REPLY, self._restart, {})
             self._restart = None
+        self._branches.on_active_gone()
 
 
 def exit_status(status: int) -> Dict[str, Any]:

@@ -9,9 +9,11 @@ import resource
 import selectors
 import signal
 import socket
-from typing import Any, Callable, Dict, Optional, Sequence
+import struct
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from . import commands, wire, worker
+from .outbox import Inbox, Outbox
 
 CONTROL = 3  # the worker's only descriptor beside the standard ones
 MAX_FILES = 16384  # descriptors of init
@@ -19,18 +21,23 @@ MAX_FILES = 16384  # descriptors of init
 
 class Keeper:
     def __init__(
-        self, init: Any, setup: Dict[str, Any], on_frame: "Callable[[wire.Frame], None]"
+        self,
+        init: Any,
+        setup: Dict[str, Any],
+        on_frame: "Callable[[Keeper, wire.Frame, List[int]], None]",
     ) -> None:
         self._init = init
         self._setup = setup
         self._on_frame = on_frame
         self.pid = 0  # 0: there is none
         self._control: Optional[socket.socket] = None
-        self._out = bytearray()
-        self._max_payload = int(setup["result"])
+        self._out = Outbox()
+        self._inbox = Inbox()
+        self._max_payload = max(int(setup["result"]), wire.INLINE)
         self._reader = wire.Reader(wire.FROM_WORKER, self._max_payload)
         self._events = 0
         self._paused = False
+        self._on_sent: "List[Callable[[], None]]" = []
 
     def start(self) -> None:
         ours, theirs = socket.socketpair()
@@ -45,10 +52,24 @@ class Keeper:
         if pid == 0:
             self._become_worker(theirs)
         theirs.close()
+        self.pid = pid
+        self._connect(ours)
+
+    def expect(self) -> int:
+        """Prepare for a worker that another one will fork: the end of its socket. The first word
+        of the child tells its pid, by the kernel's word."""
+        ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._connect(ours)
+        return theirs.detach()
+
+    def _connect(self, ours: socket.socket) -> None:
         ours.setblocking(False)
-        self.pid, self._control = pid, ours
+        self._control = ours
         self._reader = wire.Reader(wire.FROM_WORKER, self._max_payload)
         self._out.clear()
+        self._inbox.clear()
+        self._on_sent.clear()
         self._events, self._paused = selectors.EVENT_READ, False
         self._init.selector.register(ours, self._events, self._on_ready)
 
@@ -83,7 +104,7 @@ class Keeper:
             os.kill(self.pid, number)
 
     def gone(self) -> None:
-        """It has been reaped."""
+        """It has been reaped, or never came."""
         self.pid = 0
         self._hang_up()
 
@@ -92,34 +113,43 @@ class Keeper:
         if control is not None:
             self._watch(control, 0)
             control.close()
+            self._out.clear()
+            self._inbox.clear()
+            self._tell_sent()
 
     # -- the socket -------------------------------------------------------------------------
 
-    def send(self, message: bytes, fds: "Sequence[int]" = ()) -> None:
+    def send(self, message: bytes, fds: "Tuple[int, ...]" = ()) -> None:
         """Without waiting for it: a worker that does not read its socket between cells is
-        broken, and its end is reported like any other."""
-        control = self._control
-        if control is None:
-            return
-        try:
-            sent = socket.send_fds(control, [message], fds) if fds else 0
-        except OSError:
-            self.signal(signal.SIGKILL)
-            return
-        self._out += message[sent:]
-        self._flush(control)
+        broken, and its end is reported like any other. The descriptors are given away."""
+        self._out.put(message, fds)
+        if self._control is not None:
+            self._flush(self._control)
+        else:
+            self._out.clear()
+
+    def when_sent(self, function: "Callable[[], None]") -> None:
+        """Call it when what was sent so far has gone to the worker, or the worker has gone."""
+        self._on_sent.append(function)
+        if not self._out:
+            self._tell_sent()
+
+    def _tell_sent(self) -> None:
+        waiting, self._on_sent = self._on_sent, []
+        for function in waiting:
+            function()
 
     def _flush(self, control: socket.socket) -> None:
         try:
-            while self._out:
-                sent = control.send(memoryview(self._out)[: wire.CHUNK])
-                del self._out[:sent]
+            self._out.flush(control)
         except BlockingIOError:
             pass  # the selector says when there is room again
         except OSError:
             self._out.clear()  # it died: SIGCHLD tells how
         reading = 0 if self._paused else selectors.EVENT_READ
         self._watch(control, reading | (selectors.EVENT_WRITE if self._out else 0))
+        if self._on_sent and not self._out:
+            self._tell_sent()
 
     def _watch(self, control: socket.socket, events: int) -> None:
         if events == self._events:
@@ -146,28 +176,44 @@ class Keeper:
             self._flush(control)
         if not events & selectors.EVENT_READ:
             return
-        try:
-            data = control.recv(wire.CHUNK)
-        except BlockingIOError:
-            return
-        except ConnectionError:
-            data = b""
-        if not data or not self._take(data):
+        if not self._receive(control):
             self._hang_up()
             self.signal(signal.SIGKILL)
+            if not self.pid:
+                self._init.on_lost(self)  # it never came
         elif self._init.congested and self._control is not None:
             self._paused = True
             self._flush(self._control)
             self._init.pause(self)
 
-    def _take(self, data: bytes) -> bool:
+    def _receive(self, control: socket.socket) -> bool:
         """Whether all was as it should be: forged frames cost the worker its life."""
         try:
-            self._reader.feed(data)
-            for frame in self._reader.frames():
-                self._on_frame(frame)
-        except wire.WireError:
+            if not self.pid:
+                return self._meet(control)
+            data = self._inbox.receive(control)
+            return bool(data) and self._take(data)
+        except BlockingIOError:
+            return True
+        except (ConnectionError, wire.WireError):
             return False
+
+    def _meet(self, control: socket.socket) -> bool:
+        data, ancillary, _, _ = control.recvmsg(wire.CHUNK, socket.CMSG_SPACE(12))
+        for level, kind, body in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
+                pid = struct.unpack("iII", body[:12])[0]
+                # Whoever this is, init must be the one to hear of its death.
+                if commands.parent(pid) == os.getpid():
+                    self.pid = pid
+        control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
+        return bool(self.pid) and self._take(data)
+
+    def _take(self, data: bytes) -> bool:
+        self._reader.feed(data)
+        for frame in self._reader.frames():
+            fds = [self._inbox.take()] if "shared" in frame.header else []
+            self._on_frame(self, frame, fds)
         return True
 
 

@@ -47,6 +47,13 @@ class CellStream(io.TextIOWrapper):
         os.dup2(pipe, self._fd)
         self._cell = cell
 
+    def forget(self) -> None:
+        """In a fork: what earlier cells left is the original's."""
+        for fd in self._old.values():
+            os.close(fd)
+        self._old.clear()
+        self._leftover.clear()
+
     def _keep_old(self, threads: List[int]) -> None:
         for ident in threads:
             self._leftover.setdefault(ident, self._cell)

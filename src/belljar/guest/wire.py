@@ -9,6 +9,10 @@ A frame is a fixed head (kind, request, two lengths), a small JSON object, and r
 
 Both ends use this one file. Every length is checked before a byte of it is awaited, so a
 hostile peer can make the reader hold at most one frame of the largest allowed size.
+
+Values (see values.py) are larger than frames. A small one is the payload of its frame. A large one
+is a descriptor that comes with the frame, whose header says `shared` and its size; where memory
+cannot be shared it comes before its frame in PARTs, and the header says `parts` and its size.
 """
 
 import json
@@ -19,15 +23,23 @@ HEAD = struct.Struct("!BIII")
 MAX_HEADER = 256 * 1024
 MAX_PAYLOAD = 16 * 1024 * 1024
 CHUNK = 256 * 1024  # how much of a file or stream travels in one frame
+INLINE = 256 * 1024  # a larger value is not its frame's payload
+MAX_CALLS = 64  # of host functions under way at once
 
 # host -> guest
-RUN = 1  # run a cell; payload: the code
+RUN = 1  # run a cell; payload: the code, or {"op": "put" | "get"}
 INTERRUPT = 2  # raise KeyboardInterrupt in the cell (request: the cell's)
 KILL = 3  # end the worker, or the command of this request, with SIGKILL
 RESTART = 4  # a fresh worker; files stay
 EXEC = 5  # run a command; payload: its standard input
 FILE = 6  # an operation on files; payload: data to write
 PING = 7
+ANSWER = 8  # what a host function gave, of the cell of this request
+PART = 9  # of a large value, {"key", "size"}; either way; what the guest got it says in TAKEN
+KEEP = 10  # park a copy of the interpreter and of the workspace, as a checkpoint or a branch
+RETURN = 11  # go back to a checkpoint
+RELEASE = 12  # let go of a checkpoint or a branch
+SWITCH = 13  # from now on, all is about another branch
 
 # guest -> host
 HELLO = 32  # every layer is on; or which step failed
@@ -37,6 +49,9 @@ DONE = 35  # how a cell or a command ended
 REPLY = 36  # the answer to FILE, RESTART and PING
 DATA = 37  # a part of a file
 OVERFLOW = 38  # the output limit of this request was passed; the rest is dropped
+CALL = 39  # a host function is called; its arguments are a value
+TAKEN = 40  # a PART has gone on: send the next
+CHANGES = 41  # payload: which files a cell made, changed, removed
 
 # init <-> worker
 CELL = 64
@@ -44,11 +59,20 @@ CELL_RESULT = 65
 CELL_DONE = 66
 SYNC = 67
 SYNCED = 68
+FUNCTIONS = 69  # the host functions there are
+FORK = 70  # fork; the child serves the socket that comes with this
+FORKED = 71  # done, with what the child lacks
+READY = 72  # the first word of such a child, with its pid by the kernel
+WAKE = 73  # it is the one that runs cells now
 
-FROM_GUEST = frozenset((HELLO, STREAM, RESULT, DONE, REPLY, DATA, OVERFLOW))
-FROM_HOST = frozenset((RUN, INTERRUPT, KILL, RESTART, EXEC, FILE, PING))
-FROM_WORKER = frozenset((CELL_RESULT, CELL_DONE, SYNCED))
-FROM_INIT = frozenset((CELL, SYNC))
+FROM_GUEST = frozenset(
+    (HELLO, STREAM, RESULT, DONE, REPLY, DATA, OVERFLOW, CALL, PART, TAKEN, CHANGES)
+)
+FROM_HOST = frozenset(
+    (RUN, INTERRUPT, KILL, RESTART, EXEC, FILE, PING, ANSWER, PART, KEEP, RETURN, RELEASE, SWITCH)
+)
+FROM_WORKER = frozenset((CELL_RESULT, CELL_DONE, SYNCED, CALL, PART, FORKED, READY))
+FROM_INIT = frozenset((CELL, SYNC, ANSWER, PART, FUNCTIONS, FORK, WAKE))
 
 Header = Dict[str, Any]
 
@@ -63,6 +87,7 @@ class Frame(NamedTuple):
     header: Header
     payload: bytes
     size: int = 0  # bytes it took on the wire
+    fd: int = -1  # of a shared value
 
 
 def pack(kind: int, request: int, header: Optional[Header] = None, payload: bytes = b"") -> bytes:

@@ -17,16 +17,21 @@ import random
 import signal
 import socket
 import sys
+import time
 import traceback
 import types
+import warnings
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import display, figures, streams, values, wire
+from . import display, figures, functions, streams, twin, values, wire
+from .link import Link
+from .outbox import close_all
 
 SOURCE = "<belljar>"  # every file of ours is compiled under a name that starts so
 MAX_TRACEBACK = 32 * 1024  # characters
 MAX_MESSAGE = 8 * 1024
 _VALUE = "__belljar_value__"
+_TABLE = "application/vnd.belljar.table"
 
 
 def main(control: socket.socket, setup: Dict[str, Any]) -> None:
@@ -40,9 +45,7 @@ def main(control: socket.socket, setup: Dict[str, Any]) -> None:
 
 class Worker:
     def __init__(self, control: socket.socket, setup: Dict[str, Any]) -> None:
-        self._control = control
-        self._pid = os.getpid()
-        self._reader = wire.Reader(wire.FROM_INIT)
+        self._link = Link(control, setup)
         self._in_cell = False
         self._reserve = _reserve()
         self._loop: Optional[asyncio.AbstractEventLoop] = None
@@ -51,63 +54,130 @@ class Worker:
         self._module = _main_module()
         self._output_limit = int(setup["output"])
         self._result_limit = int(setup["result"])
+        self._value_limit = int(setup["values"])
+        self._workspace = setup["workspace"]
+        self._parked: Optional[twin.Snapshot] = None  # it waits, and runs no cells
+        self._abandoned: List[asyncio.AbstractEventLoop] = []
         _reseed()
         display.install(self._show)
         builtins.input = _no_input
         builtins.print = streams.print_whole
         signal.signal(signal.SIGINT, self._on_interrupt)
-        os.chdir(setup["workspace"])
+        os.chdir(self._workspace)
         sys.argv = [""]
         if "" not in sys.path:
             sys.path.insert(0, "")
 
     def serve(self) -> None:
-        pipes: List[int] = []
         while True:
-            data, fds, _, _ = socket.recv_fds(self._control, wire.CHUNK, 4)
-            if not data:
+            try:
+                frame, fds = self._link.next()
+            except EOFError:
                 return
-            pipes += fds
-            self._reader.feed(data)
-            for frame in self._reader.frames():
-                if frame.kind == wire.SYNC:
-                    self._control.sendall(wire.pack(wire.SYNCED, 0, frame.header))
-                else:
-                    mine, pipes = pipes[:2], pipes[2:]
-                    self._serve_cell(frame, mine)
+            if frame.kind == wire.SYNC:
+                self._link.send(wire.SYNCED, 0, frame.header)
+            elif frame.kind == wire.FUNCTIONS:
+                for spec in frame.header["functions"]:
+                    made = functions.make(spec, self._link.call)
+                    self._module.__dict__[spec["name"]] = made
+            elif frame.kind == wire.FORK:
+                self._fork(fds[0])
+            elif frame.kind == wire.WAKE:
+                self._wake()
+            else:
+                self._serve_cell(frame, fds)
 
-    def _serve_cell(self, frame: wire.Frame, pipes: List[int]) -> None:
+    def _serve_cell(self, frame: wire.Frame, fds: List[int]) -> None:
         leftover = [ident for ident in streams.threads() if ident not in self._threads]
         tasks = self._loop is not None and bool(asyncio.all_tasks(self._loop))
-        for stream, pipe in zip(self._streams, pipes):
+        for stream, pipe in zip(self._streams, fds[:2]):
             stream.begin(frame.request, pipe, leftover, keep=tasks)
-            os.close(pipe)
+        close_all(fds[:2])
         signal.signal(signal.SIGINT, self._on_interrupt)
         streams.CELL.set(frame.request)
         if self._reserve is None:
             self._reserve = _reserve()
         figures.catch_show(self._show_figures)
-        header, payload = self._run(frame)
-        if os.getpid() != self._pid:
+        header, payload, value = self._run(frame, fds[2:])
+        if not self._link.ours:
             # A child that the cell forked came back here: it is not the worker.
             os._exit(int(header.get("exit_code") or 0) & 0xFF)
-        self._control.sendall(wire.pack(wire.CELL_DONE, frame.request, header, payload))
+        if value is not None:
+            self._link.send_value(wire.CELL_DONE, frame.request, header, value)
+        else:
+            self._link.send(wire.CELL_DONE, frame.request, header, payload)
+
+    # -- forks ------------------------------------------------------------------------------
+
+    def _fork(self, control: int) -> None:
+        """Fork for a checkpoint or a branch. Twice, so that the child is init's own."""
+        lacks = twin.lacks(self._loop, self._threads, control)
+        state = random.getstate()  # a hook would seed it anew in the child
+        header: Dict[str, Any] = {"lacks": lacks}
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of threads: `lacks` says so
+                middle = os.fork()
+                if middle == 0:
+                    self._fork_again(control, state)
+                    return
+            if os.waitpid(middle, 0)[1]:
+                header["error"] = "out of processes or memory"
+        except ChildProcessError:
+            pass  # the code has told the kernel to reap its children
+        except OSError as error:
+            header["error"] = f"no process for it: {error.strerror}"
+        os.close(control)
+        self._link.send(wire.FORKED, 0, header)
+
+    def _fork_again(self, control: int, state: Any) -> None:
+        try:
+            if os.fork():
+                os._exit(0)
+            self._become_twin(control)
+            random.setstate(state)
+        except BaseException:
+            os._exit(1)
+
+    def _become_twin(self, control: int) -> None:
+        if self._parked is None:
+            self._parked = twin.take(self._workspace)
+        deadline = time.monotonic() + 10.0
+        while os.getppid() != 1 and time.monotonic() < deadline:
+            time.sleep(0.0001)
+        os.setsid()
+        twin.silence()
+        twin.rank(twin.PARKED)
+        for stream in self._streams:
+            stream.forget()
+        if self._loop is not None:
+            # Its descriptors are the original's as well: not to be touched, not even closed.
+            self._abandoned.append(self._loop)
+            self._loop = None
+        self._threads = streams.threads()
+        self._link.detach()
+        os.dup2(control, twin.CONTROL)
+        os.close(control)
+        self._link.open(socket.socket(fileno=twin.CONTROL))
+        self._link.send(wire.READY, 0)
+
+    def _wake(self) -> None:
+        """It is the one that runs cells now; the files are back where they were."""
+        if self._parked is not None:
+            twin.restore(self._parked, self._workspace)
+            self._parked = None
+        twin.rank(twin.RUNNING)
 
     # -- one cell ---------------------------------------------------------------------------
 
-    def _run(self, frame: wire.Frame) -> Tuple[Dict[str, Any], bytes]:
-        name = f"<cell {frame.header['count']}>"
+    def _run(self, frame: wire.Frame, fds: List[int]) -> "Tuple[Dict[str, Any], bytes, Any]":
+        """How it ended, what there is to say of an error, and the value."""
         restore = _set_environment(frame.header.get("env") or {})
-        payload = b""
+        payload, value = b"", None
         try:
             self._in_cell = True
             try:
-                code = frame.payload.decode("utf-8", "surrogatepass")
-                value = self._execute(code, name)
-                header: Dict[str, Any] = {"status": "ok"}
-                if value is not None:
-                    payload, header["unplain"] = self._main_result(value)
-                self._show_figures()
+                header, value = self._operate(frame, fds)
             finally:
                 self._in_cell = False
         except SystemExit as stop:
@@ -119,7 +189,28 @@ class Worker:
         finally:
             self._in_cell = False
             _restore_environment(restore)
-        return header, payload
+        return header, payload, value
+
+    def _operate(self, frame: wire.Frame, fds: List[int]) -> "Tuple[Dict[str, Any], Any]":
+        namespace, operation = self._module.__dict__, frame.header.get("op")
+        header: Dict[str, Any] = {"status": "ok"}
+        if operation == "put":
+            namespace.update(self._link.value_of(frame, fds))
+            return header, None
+        if operation == "get":
+            name = frame.header["name"]
+            if name not in namespace:
+                raise NameError(f"name {name!r} is not defined")
+            return header, values.encode(namespace[name], self._value_limit)
+        code = frame.payload.decode("utf-8", "surrogatepass")
+        value = self._execute(code, f"<cell {frame.header['count']}>")
+        if value is not None:
+            namespace["_"] = value
+            header, encoded = self._main_result(value, header)
+        else:
+            encoded = None
+        self._show_figures()
+        return header, encoded
 
     def _execute(self, code: str, name: str) -> Any:
         # As linecache itself would keep them: every line ends, and None keeps the entry for good.
@@ -153,25 +244,35 @@ class Worker:
                 self._loop.run_until_complete(asyncio.wait([task], timeout=1.0))
             raise
 
-    def _main_result(self, value: Any) -> Tuple[bytes, Optional[str]]:
-        self._show(display.bundle(value), True)
+    def _main_result(self, value: Any, header: Dict[str, Any]) -> "Tuple[Dict[str, Any], Any]":
+        shown = display.bundle(value)
+        dropped = self._show(shown, True)
+        if _TABLE in dropped:
+            why = "it is too large to come along; fetch it with get('_')"
+            return {**header, "unplain": why}, None
+        if _TABLE in shown:
+            return {**header, "shown": True}, None  # a table is its value, and not sent twice
         try:
-            return values.encode(value, min(self._output_limit, self._result_limit)), None
-        except values.NotPlain as error:
-            return b"", display.cap_text(str(error), 200)  # its text travels all the same
+            return header, values.encode(value, self._result_limit, self._output_limit)
+        except values.CannotTravel as error:
+            # Its text travels all the same.
+            return {**header, "unplain": display.cap_text(str(error), 200)}, None
 
     def _show_figures(self) -> None:
-        for picture in figures.take_open():
-            self._show({"image/png": picture, "text/plain": "<Figure>"}, False)
+        for bundle in figures.take_open():
+            self._show(dict(bundle), False)
 
-    def _show(self, bundle: Dict[str, Any], main: bool) -> None:
-        if os.getpid() != self._pid:
-            return  # a child that the cell forked: the socket is the worker's
+    def _show(self, bundle: Dict[str, Any], main: bool) -> List[str]:
+        """What was too large to be sent."""
+        if not self._link.ours:
+            return []  # a child that the cell forked
         header, payload = display.flatten(bundle, main, self._output_limit, self._result_limit)
-        self._control.sendall(wire.pack(wire.CELL_RESULT, 0, header, payload))
+        self._link.send(wire.CELL_RESULT, 0, header, payload)
+        dropped: List[str] = header["dropped"]
+        return dropped
 
     def _on_interrupt(self, signum: int, frame: Any) -> None:
-        if self._in_cell and os.getpid() == self._pid:
+        if self._in_cell and self._link.ours and self._link.on_interrupt():
             raise KeyboardInterrupt
 
     def _give_up_reserve(self) -> None:

@@ -27,8 +27,10 @@ from belljar.environment import Environment, build
 from belljar.errors import BackendUnavailable, LimitNotEnforceable, StartError
 from belljar.guest import wire
 from belljar.isolation import Isolation
+from belljar.mount import Mount
 
 HELLO_TIMEOUT = 30.0
+Key = tuple[Environment, tuple[Mount, ...]]  # what guests of one zygote have in common
 ONE_RESULT = 8  # times the output limit that one result may take: pictures are large
 
 
@@ -39,57 +41,66 @@ class NativeBackend:
         check_host()
         self._host = host
         self._lock = threading.Lock()
-        self._zygotes: dict[Environment, concurrent.futures.Future[Zygote]] = {}
+        self._zygotes: dict[Key, concurrent.futures.Future[Zygote]] = {}
         cgroup.sweep()  # what earlier processes left when they were killed
         self._cgroups = cgroup.detect()
 
     async def start(self, spec: GuestSpec) -> Guest:
-        zygote = await self._zygote(spec.environment)
+        zygote = await self._zygote(_key(spec))
         try:
             return await self._start(spec, zygote)
         except (ZygoteGone, Stillborn):
             # Somebody may have killed the zygote (the kernel, out of memory): once more.
             if not await anyio.to_thread.run_sync(zygote.died):
                 raise
-        return await self._start(spec, await self._zygote(spec.environment))
+        return await self._start(spec, await self._zygote(_key(spec)))
 
     async def _start(self, spec: GuestSpec, zygote: Zygote) -> Guest:
-        group = self._make_cgroup(spec)
+        left = functools.partial(self._let_go, _key(spec), zygote) if spec.mounts else None
+        group: Cgroup | None = None
         try:
-            return await self._confine(spec, zygote, group)
+            group = self._make_cgroup(spec)
+            guest = await self._confine(spec, zygote, group)
         except BaseException:
-            if group is not None:
-                with anyio.CancelScope(shield=True):
+            with anyio.CancelScope(shield=True):
+                if group is not None:
                     await anyio.to_thread.run_sync(remove_cgroup, group)
+                if left is not None:
+                    await anyio.to_thread.run_sync(left)
             raise
+        guest.left = left
+        return guest
 
     # -- zygotes ----------------------------------------------------------------------------
 
-    async def _zygote(self, environment: Environment) -> Zygote:
+    async def _zygote(self, key: Key) -> Zygote:
         """The warm zygote of an Environment; the first caller starts it, others wait for it."""
-        with self._lock:
-            started = self._zygotes.get(environment)
-            if started is not None and started.done():
-                if not started.exception():
-                    if started.result().alive:
-                        return started.result()
-                    started.result().close()  # somebody killed it
-                started = None
-            if started is None:
-                started = self._zygotes[environment] = concurrent.futures.Future()
-                self._host.submit(functools.partial(self._start_zygote, environment, started))
-        # Looked at now and then: a thread for each of many waiters would leave none for the start.
-        while not started.done():
-            await anyio.sleep(0.005)
-        return started.result()
+        while True:
+            with self._lock:
+                started = self._zygotes.get(key)
+                if started is not None and started.done():
+                    if not started.exception():
+                        zygote = started.result()
+                        if zygote.alive:
+                            zygote.users += 1
+                            return zygote
+                        zygote.close()  # somebody killed it
+                    started = None
+                if started is None:
+                    started = self._zygotes[key] = concurrent.futures.Future()
+                    self._host.submit(functools.partial(self._start_zygote, key, started))
+            # Looked at now and then: a thread for each of many waiters would leave none for the
+            # start.
+            while not started.done():
+                await anyio.sleep(0.005)
+            started.result()  # raises what went wrong
 
-    async def _start_zygote(
-        self, environment: Environment, started: concurrent.futures.Future[Zygote]
-    ) -> None:
+    async def _start_zygote(self, key: Key, started: concurrent.futures.Future[Zygote]) -> None:
+        environment, mounts = key
         try:
             built = await anyio.to_thread.run_sync(build, environment)
             hold = await anyio.to_thread.run_sync(built.hold)
-            zygote = Zygote(built, hold)  # in this thread: the kernel binds its life to it
+            zygote = Zygote(built, hold, mounts)  # in this thread: the kernel binds its life to it
             await anyio.to_thread.run_sync(zygote.wait_ready)
         except BaseException as error:
             started.set_exception(error)
@@ -97,6 +108,19 @@ class NativeBackend:
                 raise
         else:
             started.set_result(zygote)
+
+    def _let_go(self, key: Key, zygote: Zygote) -> None:
+        """A guest with mounts has gone. Others will hardly want the same mounts, so the zygote
+        goes with its last guest. Blocks until it has."""
+        with self._lock:
+            zygote.users -= 1
+            started = self._zygotes.get(key)
+            if zygote.users or started is None or not started.done() or started.exception():
+                return
+            if started.result() is not zygote:
+                return
+            del self._zygotes[key]
+        zygote.close()
 
     def close(self) -> None:
         for zygote in self._take_zygotes():
@@ -168,7 +192,7 @@ class NativeBackend:
             seen = posture.read(pid)
             posture.check(seen, root=zygote.root)
             limits = layers.kept(spec.limits, in_cgroup, self._cgroups.why)
-            measured = layers.measured(seen, said)
+            measured = (*layers.measured(seen, said), *layers.mounted(spec.mounts))
             guest.isolation = Isolation(backend=self.name, layers=measured, limits=limits)
             if "memory" not in in_cgroup:
                 self._host.mind(guest.watchdog)
@@ -187,6 +211,9 @@ def _request(spec: GuestSpec, zygote: Zygote, in_cgroup: frozenset[str]) -> dict
         "output": limits.output,
         "open_files": limits.open_files,
         "result": min(ONE_RESULT * limits.output, limits.memory // 8, wire.MAX_PAYLOAD),
+        "values": limits.memory,
+        # What a guest shares with the host is counted by its cgroup, or by nobody.
+        "share": "memory" in in_cgroup,
         "data": None if "memory" in in_cgroup else zygote.baseline + limits.memory,
         "meminfo": plan.meminfo(limits.memory),
         "rlimits": plan.rlimits(limits),
@@ -196,7 +223,12 @@ def _request(spec: GuestSpec, zygote: Zygote, in_cgroup: frozenset[str]) -> dict
         # Without a cgroup nothing counts pages that are in no process's memory.
         "deny_hidden_memory": "memory" not in in_cgroup,
         "env": dict(spec.env),
+        **plan.writable(spec.mounts),
     }
+
+
+def _key(spec: GuestSpec) -> Key:
+    return spec.environment, spec.mounts
 
 
 def check_host() -> None:

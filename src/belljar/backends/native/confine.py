@@ -37,14 +37,14 @@ def confine(spec: Dict[str, Any], join: List[int]) -> Dict[str, Any]:
         ("namespaces", _enter_namespaces),
         ("host name", lambda: sys_.sethostname("belljar")),
         ("loopback", _loopback_up),
-        ("file systems", lambda: kernel.append(_mount(spec))),
+        ("file systems", lambda: kernel.append(_mount(spec, facts))),
         # Mounts, network and pids stay owned by the zygote's user namespace: even a guest that
         # became root in its own would have no power over them.
         ("identity", lambda: _become(spec["uid"], kernel.pop())),
         ("capabilities", _drop_capabilities),
         ("limits", lambda: _set_limits(spec["rlimits"])),
         ("cpus", lambda: _set_affinity(spec["affinity"])),
-        ("landlock", lambda: facts.update(landlock=landlock.restrict(*_writable()))),
+        ("landlock", lambda: facts.update(landlock=landlock.restrict(*_writable(spec, facts)))),
         # Last: it takes away most calls used above.
         ("seccomp", lambda: sys_.seccomp_filter(spec["seccomp"])),
         ("dumpable", lambda: sys_.prctl(sys_.PR_SET_DUMPABLE, 0)),
@@ -85,7 +85,7 @@ def _loopback_up() -> None:
 # -- file systems ---------------------------------------------------------------------------
 
 
-def _mount(spec: Dict[str, Any]) -> int:
+def _mount(spec: Dict[str, Any], facts: Dict[str, Any]) -> int:
     uid = spec["uid"]
     kernel = _mount_proc(spec)
     for path, size, inodes in (
@@ -95,7 +95,18 @@ def _mount(spec: Dict[str, Any]) -> int:
     ):
         options = f"size={size},nr_inodes={inodes},mode=0700,uid={uid},gid={uid}"
         sys_.mount("tmpfs", path, "tmpfs", _TMPFS, options)
+    facts["store"] = _hide_store("/workspace", uid)
     return kernel
+
+
+def _hide_store(path: str, uid: int) -> int:
+    """Mount a directory of a file system over its root: checkpoints lie beside it, under the same
+    limit of size, where only who has this descriptor can reach them."""
+    store = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    os.mkdir("current", 0o700, dir_fd=store)
+    os.chown("current", uid, uid, dir_fd=store)
+    sys_.mount(path + "/current", path, None, sys_.MS_BIND)
+    return store
 
 
 def _mount_proc(spec: Dict[str, Any]) -> int:
@@ -196,8 +207,11 @@ def _set_affinity(cpus: List[int]) -> None:
         os.sched_setaffinity(0, cpus)
 
 
-def _writable() -> Tuple[List[str], List[str]]:
-    return ["/workspace", "/tmp", "/dev/shm"], ["/dev/" + name for name in _DEVICES]
+def _writable(spec: Dict[str, Any], facts: Dict[str, Any]) -> Tuple[List[str], List[str]]:
+    # The store has /workspace in it, but Landlock does not look at what a mount hides.
+    store = f"/proc/self/fd/{facts['store']}"
+    directories = ["/workspace", store, "/tmp", "/dev/shm", *spec["writable"]]
+    return directories, ["/dev/" + name for name in _DEVICES] + spec["writable_files"]
 
 
 def _write(path: str, text: str, below: Optional[int] = None) -> None:

@@ -6,7 +6,8 @@ import os
 import signal
 import socket
 import struct
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 
 import anyio
 import anyio.lowlevel
@@ -17,6 +18,7 @@ from belljar.backends.native.cgroup import Cgroup
 from belljar.backends.native.watchdog import Watchdog
 from belljar.errors import ProtocolError, SandboxError, StartError
 from belljar.guest import wire
+from belljar.guest.outbox import Inbox
 from belljar.isolation import Isolation
 
 DEATH_TIMEOUT = 5.0
@@ -30,8 +32,11 @@ class Stillborn(StartError):
 class SocketStream:
     """The guest's channel: one end of a socket pair."""
 
+    shares = True
+
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
+        self._inbox = Inbox()
         self._unpaused = 0  # bytes taken without letting others run
         sock.setblocking(False)
 
@@ -42,7 +47,7 @@ class SocketStream:
             await anyio.lowlevel.checkpoint()
         while True:
             try:
-                data = self.socket.recv(wire.CHUNK)
+                data = self._inbox.receive(self.socket)
             except BlockingIOError:
                 self._unpaused = 0
                 await anyio.wait_readable(self.socket)
@@ -52,13 +57,24 @@ class SocketStream:
                 self._unpaused += len(data) + 4096
                 return data
 
-    async def send(self, data: bytes) -> None:
+    async def send(self, data: bytes, fd: int = -1) -> None:
         view = memoryview(data)
         while view:
             try:
-                view = view[self.socket.send(view) :]
+                if fd >= 0:
+                    view = view[socket.send_fds(self.socket, [view], [fd]) :]
+                    fd = -1
+                else:
+                    view = view[self.socket.send(view) :]
             except BlockingIOError:
                 await anyio.wait_writable(self.socket)
+
+    def take_fd(self) -> int:
+        return self._inbox.take()
+
+    def close(self) -> None:
+        self._inbox.clear()
+        self.socket.close()
 
     def ended(self) -> bool:
         try:
@@ -79,6 +95,7 @@ class NativeGuest:
         self._cgroup = group
         self._closed = False
         self.isolation = Isolation(backend="native", layers=(), limits=())
+        self.left: Callable[[], None] | None = None  # called when it has gone; may block
         self.watchdog = Watchdog(pid, memory)
 
     def reading(self, *, from_now: bool = False) -> Reading:
@@ -122,7 +139,9 @@ class NativeGuest:
                     await anyio.to_thread.run_sync(remove_cgroup, self._cgroup)
             finally:
                 os.close(self._pidfd)
-                self.stream.socket.close()
+                self.stream.close()
+                if self.left is not None:
+                    await anyio.to_thread.run_sync(self.left)
 
     def discard(self) -> None:
         if not self._closed:
@@ -130,8 +149,10 @@ class NativeGuest:
             self._closed = True
             self.watchdog.stop()
             os.close(self._pidfd)
-            self.stream.socket.close()
+            self.stream.close()
             # Its cgroup is removed with those of the process: tasks may still be leaving it.
+            if self.left is not None:
+                threading.Thread(target=self.left, name="belljar-left", daemon=True).start()
 
 
 def remove_cgroup(group: Cgroup) -> None:

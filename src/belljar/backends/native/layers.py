@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from belljar.backends.native import posture
 from belljar.isolation import Layer, State
 from belljar.limits import Limits, format_size
+from belljar.mount import Mount
 
 _DELEGATE = (
     "run as root, or in a delegated cgroup "
@@ -84,6 +85,21 @@ def kept(limits: Limits, in_cgroup: frozenset[str], why: Mapping[str, str]) -> t
                 ("idle", limits.idle),
             )
         ),
+    )
+
+
+def mounted(mounts: Iterable[Mount]) -> tuple[Layer, ...]:
+    """What the caller has let in. Nothing bounds what is written to a writable one."""
+    return tuple(
+        Layer(
+            name=f"mount {mount.guest}",
+            state="enforced" if mount.read_only else "best-effort",
+            detail=f"{mount.host}, read-only"
+            if mount.read_only
+            else f"{mount.host}, writable; how much is written there is not limited",
+            remedy=None if mount.read_only else "mount it read-only, or use `workspace`",
+        )
+        for mount in mounts
     )
 
 

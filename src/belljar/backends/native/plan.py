@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import random
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from belljar.interpreter import Interpreter, guest_python
 from belljar.limits import Limits
+from belljar.mount import Mount
 
 Step = list[object]
 
@@ -52,7 +53,9 @@ _SYSCTLS = {
 }
 
 
-def root_steps(environment: Path, interpreter: Interpreter) -> list[Step]:
+def root_steps(
+    environment: Path, interpreter: Interpreter, mounts: Iterable[Mount] = ()
+) -> list[Step]:
     return [
         *_skeleton(),
         *_system(),
@@ -60,6 +63,7 @@ def root_steps(environment: Path, interpreter: Interpreter) -> list[Step]:
         ["bind", str(environment), GUEST_ENV, "dir"],
         *_etc(),
         *_devices(),
+        *_mounts(mounts),
     ]
 
 
@@ -131,12 +135,28 @@ def _devices() -> Iterator[Step]:
         yield ["symlink", f"/proc/self/fd/{number}", f"/dev/{name}"]
 
 
+def _mounts(mounts: Iterable[Mount]) -> Iterator[Step]:
+    """Those of the caller's. The device and inode say that it is still what was checked."""
+    for mount in mounts:
+        same = [mount.device, mount.inode]
+        yield ["mount", mount.host, mount.guest, mount.kind, mount.read_only, same]
+
+
 # -- one guest ------------------------------------------------------------------------------
 
 
 def pick_uid(root: bool) -> int:
     """In the zygote's user namespace: one of many as root, else the only one there is."""
     return random.SystemRandom().randrange(1, UID_COUNT) if root else 0
+
+
+def writable(mounts: Iterable[Mount]) -> dict[str, object]:
+    """For Landlock, which knows other rights for directories than for files."""
+    open_ones = [mount for mount in mounts if not mount.read_only]
+    return {
+        "writable": [mount.guest for mount in open_ones if mount.kind == "dir"],
+        "writable_files": [mount.guest for mount in open_ones if mount.kind == "file"],
+    }
 
 
 def rlimits(limits: Limits) -> dict[str, int]:

@@ -4,6 +4,7 @@ The list is made by `plan.py` on the host; this file only carries it out, in a m
 of its own, before anything of the Environment runs.
 """
 
+import errno
 import os
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,8 @@ BASE = "/tmp"  # only a place to hang the new root on; nothing is written to the
 NEW = "/newroot"
 OLD = "/oldroot"
 
-_READ_ONLY = sys_.MOUNT_ATTR_RDONLY | sys_.MOUNT_ATTR_NOSUID | sys_.MOUNT_ATTR_NODEV
+_WRITABLE = sys_.MOUNT_ATTR_NOSUID | sys_.MOUNT_ATTR_NODEV
+_READ_ONLY = sys_.MOUNT_ATTR_RDONLY | _WRITABLE
 
 Step = list[Any]
 
@@ -34,6 +36,7 @@ def build(steps: list[Step]) -> None:
         "file": _file,
         "symlink": _symlink,
         "bind": _bind,
+        "mount": _mount,
         "device": _device,
         "mask": _mask,
     }
@@ -82,6 +85,36 @@ def _bind(source: str, target: str, kind: str) -> None:
         _file(target, "")
     sys_.mount(OLD + source, NEW + target, None, sys_.MS_BIND | sys_.MS_REC)
     sys_.mount_setattr(NEW + target, _READ_ONLY)
+
+
+def _mount(source: str, target: str, kind: str, read_only: bool, same: list[int]) -> None:
+    """What the caller wants to be seen. Somebody may have put a link there since it was checked,
+    so each component is opened by itself, and what is bound is what was opened."""
+    fd = _open_beneath(OLD, source)
+    try:
+        status = os.fstat(fd)
+        if [status.st_dev, status.st_ino] != same:
+            raise OSError(errno.ESTALE, "it is not what it was when it was checked", source)
+        if kind == "dir":
+            os.makedirs(NEW + target, exist_ok=True)
+        else:
+            os.makedirs(os.path.dirname(NEW + target), exist_ok=True)
+            _file(target, "")
+        sys_.mount(f"{OLD}/proc/self/fd/{fd}", NEW + target, None, sys_.MS_BIND | sys_.MS_REC)
+    finally:
+        os.close(fd)
+    sys_.mount_setattr(NEW + target, _READ_ONLY if read_only else _WRITABLE)
+
+
+def _open_beneath(root: str, path: str) -> int:
+    fd = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    for name in path.strip("/").split("/"):
+        try:
+            inner = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+        finally:
+            os.close(fd)
+        fd = inner
+    return fd
 
 
 def _device(name: str) -> None:

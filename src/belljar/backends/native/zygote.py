@@ -104,13 +104,17 @@ def _guest(config: Dict[str, Any], request: Dict[str, Any], fds: List[int]) -> N
         facts = confine.confine(spec, fds[1:])
         if facts["escaped"]:
             raise confine.StepFailed("probe", OSError(f"it can still {facts['escaped']}"))
+        store = facts.pop("store")
         channel.sendall(wire.pack(wire.HELLO, 0, facts))
         os.environ.update(request["env"])  # the rest is as the zygote was started with
         setup = {
             "workspace": "/workspace",
+            "store": store,
             "output": request["output"],
             "open_files": request["open_files"],
             "result": request["result"],
+            "values": request["values"],
+            "share": request["share"],
             "data": request["data"],
             "worker_started": _worker_started,
             "fork": sys_.fork,

@@ -20,6 +20,7 @@ from belljar import bundle
 from belljar.backends.native import plan, seccomp
 from belljar.environment import Built
 from belljar.errors import BackendUnavailable, InvalidOption, SandboxError, StartError
+from belljar.mount import Mount
 
 CLOSE_TIMEOUT = 3.0
 MAX_REQUEST = 65536
@@ -44,8 +45,10 @@ class ZygoteGone(StartError):
 
 
 class Zygote:
-    def __init__(self, built: Built, hold: int) -> None:
+    def __init__(self, built: Built, hold: int, mounts: tuple[Mount, ...] = ()) -> None:
         """`hold`: the descriptor that keeps the Environment's files, even if it is removed."""
+        self.users = 0  # guests of one with mounts, which ends with the last of them
+        self._mounts = mounts
         self.root = os.geteuid() == 0
         self.baseline = 0
         self._name = built.environment.name
@@ -70,7 +73,7 @@ class Zygote:
             "control": control,
             "uids": [first, count],
             "gids": [group, count],
-            "steps": plan.root_steps(built.path, built.interpreter),
+            "steps": plan.root_steps(built.path, built.interpreter, self._mounts),
             "python": f"{plan.GUEST_ENV}/bin/python",
             "bootstrap": bundle.BOOTSTRAP,
             "entry": f"{bundle.PACKAGE}.backends.native.zygote",

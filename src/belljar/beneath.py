@@ -1,0 +1,286 @@
+"""Files below one directory of this host, reached by descriptors alone.
+
+What comes out of a sandbox was named by the guest, so no path of it is ever resolved as a whole:
+each component is opened by itself, below the one before, and must not be a link. A file is
+written under a name of ours and then renamed, so that nobody ever sees half of one.
+
+This is what openat2 with RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS does, on every kernel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+PARTIAL = ".belljar-part-"  # how files begin that are still being written
+MAX_DEPTH = 200
+MAX_PATH = 3800  # bytes; the kernel takes 4095 in one piece
+MAX_TIME = 2**33 * 10**9  # ns; no file system of today keeps more
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_TYPES: dict[int, Kind] = {stat.S_IFREG: "file", stat.S_IFDIR: "dir", stat.S_IFLNK: "symlink"}
+
+Kind = Literal["file", "dir", "symlink", "other"]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One file, as it is now."""
+
+    kind: Kind
+    size: int = 0
+    executable: bool = False
+    mtime: int = 0  # ns
+    ctime: int = 0
+    inode: int = 0
+    target: str = ""  # of a link
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """Equal as long as nothing happened to it. Directories are their content."""
+        if self.kind == "file":
+            return (self.kind, self.size, self.executable, self.mtime, self.ctime, self.inode)
+        return (self.kind, self.target)
+
+
+class Beneath:
+    """A directory of this host. Paths are relative, with "/" between the names."""
+
+    def __init__(self, path: str | os.PathLike[str], *, make: bool = False) -> None:
+        """The path is the caller's own, and resolved as usual; what is below it is not."""
+        if make:
+            os.makedirs(path, exist_ok=True)
+        self.fd = os.open(path, _DIRECTORY & ~os.O_NOFOLLOW)
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def __enter__(self) -> Beneath:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @contextlib.contextmanager
+    def directory(self, path: str, *, make: bool = False) -> Iterator[int]:
+        """A descriptor of it, with every component opened by itself."""
+        fd = os.dup(self.fd)
+        try:
+            for name in path.split("/") if path else ():
+                if name in ("", ".", ".."):
+                    raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
+                if make:
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(name, 0o755, dir_fd=fd)
+                inner = os.open(name, _DIRECTORY, dir_fd=fd)
+                os.close(fd)
+                fd = inner
+            yield fd
+        finally:
+            os.close(fd)
+
+    def look(self, path: str) -> Found | None:
+        parent, name = split(path)
+        try:
+            with self.directory(parent) as fd:
+                return look(fd, name)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def open(self, path: str) -> int:
+        """A regular file, to read it."""
+        parent, name = split(path)
+        with self.directory(parent) as fd:
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+            file = os.open(name, flags, dir_fd=fd)
+        if stat.S_ISREG(os.fstat(file).st_mode):
+            return file
+        os.close(file)
+        raise OSError(errno.EINVAL, "it is not a regular file")
+
+    def make_dir(self, path: str) -> None:
+        with self.directory(path, make=True):
+            return
+
+    def make_symlink(self, path: str, target: str) -> None:
+        parent, name = split(path)
+        with self.directory(parent, make=True) as fd:
+            partial = partial_name()
+            os.symlink(target, partial, dir_fd=fd)
+            try:
+                os.rename(partial, name, src_dir_fd=fd, dst_dir_fd=fd)
+            except OSError:
+                os.unlink(partial, dir_fd=fd)
+                raise
+
+    def remove(self, path: str) -> None:
+        """A file, a link, or a directory that is empty. What has gone already is fine."""
+        parent, name = split(path)
+        with contextlib.suppress(FileNotFoundError), self.directory(parent) as fd:
+            found = look(fd, name)
+            if found is not None and found.kind == "dir":
+                os.rmdir(name, dir_fd=fd)
+            else:
+                os.unlink(name, dir_fd=fd)
+
+    def scan(self, most: int) -> tuple[dict[str, Found], list[tuple[str, str]]]:
+        """What is below, parents first, and what could not be looked at, with the reason.
+
+        Raises OverflowError if there are more than `most`.
+        """
+        found: dict[str, Found] = {}
+        left_out: list[tuple[str, str]] = []
+        pending = [""]
+        while pending:
+            directory = pending.pop()
+            try:
+                with self.directory(directory) as fd:
+                    names = sorted(os.listdir(fd))
+                    inner = self._scan_one(fd, directory, names, found, left_out)
+            except OSError as error:
+                left_out.append((directory, f"cannot be read ({os.strerror(error.errno or 0)})"))
+                continue
+            if len(found) > most:
+                raise OverflowError
+            pending += inner
+        return found, left_out
+
+    def _scan_one(
+        self,
+        fd: int,
+        directory: str,
+        names: list[str],
+        found: dict[str, Found],
+        left_out: list[tuple[str, str]],
+    ) -> list[str]:
+        inner = []
+        for name in names:
+            if name.startswith(PARTIAL):
+                continue
+            path = f"{directory}/{name}" if directory else name
+            entry = look(fd, name)
+            if entry is None:
+                continue  # removed meanwhile
+            if not fits(path):
+                left_out.append((path, "is nested too deep"))
+                continue
+            found[path] = entry
+            if entry.kind == "dir":
+                inner.append(path)
+        return inner
+
+    def sweep(self, most: int) -> None:
+        """Remove what a process that was killed has left half written."""
+        with contextlib.suppress(OverflowError):
+            found, _ = self.scan(most)
+            for path in ("", *(path for path, each in found.items() if each.kind == "dir")):
+                with contextlib.suppress(OSError), self.directory(path) as fd:
+                    for name in os.listdir(fd):
+                        if name.startswith(PARTIAL):
+                            os.unlink(name, dir_fd=fd)
+
+
+class Incoming:
+    """A file that is being written under a name of ours: kept by commit(), else gone."""
+
+    def __init__(self, beneath: Beneath, path: str) -> None:
+        parent, self._name = split(path)
+        self._partial = partial_name()
+        with beneath.directory(parent, make=True) as fd:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._fd = os.open(self._partial, flags, 0o600, dir_fd=fd)
+            self._directory = os.dup(fd)
+
+    def write(self, data: bytes | memoryview) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._fd, view) :]
+
+    def restart(self) -> None:
+        os.lseek(self._fd, 0, os.SEEK_SET)
+        os.ftruncate(self._fd, 0)
+
+    def commit(self, *, executable: bool, mtime: int) -> Found:
+        """Nothing of the guest's modes but whether it can be run: no setuid, no sticky bit."""
+        os.fchmod(self._fd, 0o755 if executable else 0o644)
+        mtime = min(max(mtime, 0), MAX_TIME)
+        os.utime(self._fd, ns=(mtime, mtime))
+        os.rename(self._partial, self._name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+        self._partial = ""
+        found = look(self._directory, self._name)
+        self.close()
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self._name)
+        return found
+
+    def close(self) -> None:
+        """Twice is fine."""
+        if self._fd < 0:
+            return
+        if self._partial:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._partial, dir_fd=self._directory)
+        os.close(self._fd)
+        os.close(self._directory)
+        self._fd = -1
+
+
+def look(directory: int, name: str) -> Found | None:
+    try:
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        kind = _TYPES.get(stat.S_IFMT(status.st_mode), "other")
+        target = os.readlink(name, dir_fd=directory) if kind == "symlink" else ""
+    except FileNotFoundError:
+        return None
+    return Found(
+        kind=kind,
+        size=status.st_size,
+        executable=bool(status.st_mode & 0o100),
+        mtime=status.st_mtime_ns,
+        ctime=status.st_ctime_ns,
+        inode=status.st_ino,
+        target=target,
+    )
+
+
+def split(path: str) -> tuple[str, str]:
+    parent, _, name = path.rpartition("/")
+    if name in ("", ".", ".."):
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
+    return parent, name
+
+
+def partial_name() -> str:
+    return PARTIAL + os.urandom(8).hex()
+
+
+def fits(path: str) -> bool:
+    """Whether a path is one that is carried: not nested deeper than anybody means to."""
+    return path.count("/") < MAX_DEPTH and len(os.fsencode(path)) <= MAX_PATH
+
+
+def stays_inside(path: str, target: str) -> bool:
+    """Whether a link at `path` leads to something in the same tree, whatever is linked there.
+
+    ".." is allowed at the beginning only, and no more often than the link is deep: behind another
+    name it would lead to the parent of wherever that name points.
+
+    >>> stays_inside("a/b/link", "../../data/x"), stays_inside("a/link", "../../x")
+    (True, False)
+    >>> stays_inside("link", "/etc/passwd"), stays_inside("link", "a/../b")
+    (False, False)
+    """
+    if not target or target.startswith("/"):
+        return False
+    parts = [part for part in target.split("/") if part not in ("", ".")]
+    climbs = 0
+    while climbs < len(parts) and parts[climbs] == "..":
+        climbs += 1
+    return climbs <= path.count("/") and ".." not in parts[climbs:]

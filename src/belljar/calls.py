@@ -1,0 +1,123 @@
+"""Calls of host functions out of one cell: each a task of its own, all ended with the cell."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+import anyio.abc
+
+from belljar import cargo, functions
+from belljar.errors import ProtocolError
+from belljar.execution import Call
+from belljar.functions import Registry
+from belljar.guest import wire
+from belljar.guest.values import Encoded
+
+MAX_RECORDED = 10_000
+
+Answer = Callable[[int, dict[str, object], Encoded | None], Awaitable[None]]
+
+
+class Calls:
+    """An async context, so that no call outlives the cell it belongs to."""
+
+    def __init__(
+        self, registry: Registry | None, answer: Answer, limit: int, pause: Callable[[bool], None]
+    ) -> None:
+        self._registry = registry
+        self._answer = answer
+        self._limit = limit  # bytes of one value, and of all arguments that wait
+        self._pause = pause
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._held = 0
+        self._running = 0
+        self.made: list[Call] = []
+        self.unrecorded = 0
+
+    async def __aenter__(self) -> Self:
+        # Without functions there is nothing to call, and no cost.
+        if self._registry is not None and self._registry.names:
+            self._tasks = await anyio.create_task_group().__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        if self._tasks is None:
+            return None
+        self._tasks.cancel_scope.cancel()
+        return await self._tasks.__aexit__(kind, error, traceback)
+
+    def look_after(self, watch: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run it as long as calls may come."""
+        if self._tasks is not None:
+            self._tasks.start_soon(watch)
+
+    def start(self, frame: wire.Frame, blob: cargo.Blob) -> None:
+        """Answer a call. Called by the run for each CALL frame, which a hostile guest may make."""
+        call, name = frame.header.get("call"), frame.header.get("function")
+        if type(call) is not int or not isinstance(name, str):
+            raise ProtocolError("a malformed call")
+        if self._tasks is None or self._running >= wire.MAX_CALLS:
+            raise ProtocolError("a call that cannot be")
+        self._running += 1
+        self._tasks.start_soon(self._serve, call, name, blob)
+
+    async def _serve(self, call: int, name: str, blob: cargo.Blob) -> None:
+        size, began = len(blob), time.perf_counter()
+        assert self._registry is not None
+        excused = not self._registry.counts_time(name)
+        failure = "it was still running when the cell ended"
+        self._held += size
+        if excused:
+            self._pause(True)
+        value: Encoded | None = None
+        header: dict[str, object] = {"call": call, "ok": False}
+        try:
+            value = await self._run(name, blob)
+            header["ok"], failure = True, ""
+        except Exception as error:
+            header["name"], header["message"] = functions.describe(error)
+            failure = f"{header['name']}: {header['message']}"
+        finally:
+            self._running -= 1
+            self._held -= size
+            self._record(
+                Call(
+                    name=name,
+                    duration=time.perf_counter() - began,
+                    ok=not failure,
+                    argument_bytes=size,
+                    error=failure or None,
+                )
+            )
+            if excused:
+                self._pause(False)
+        await self._answer(call, header, value)
+
+    async def _run(self, name: str, blob: cargo.Blob) -> Encoded:
+        if self._held > self._limit:
+            raise ValueError("the arguments of all calls under way take too much memory")
+        given = await cargo.decode(blob, self._limit)
+        del blob
+        if not isinstance(given, dict):
+            raise TypeError("malformed arguments")
+        args, kwargs = given.get("args"), given.get("kwargs")
+        if not isinstance(args, list) or not isinstance(kwargs, dict):
+            raise TypeError("malformed arguments")
+        assert self._registry is not None
+        made = await self._registry.call(name, tuple(args), kwargs)
+        return await cargo.encode(made, self._limit)
+
+    def _record(self, call: Call) -> None:
+        if len(self.made) < MAX_RECORDED:
+            self.made.append(call)
+        else:
+            self.unrecorded += 1

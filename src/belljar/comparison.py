@@ -1,0 +1,212 @@
+"""What differs between a recorded run and the same code run again.
+
+Times, memory and addresses of objects differ from run to run, so that they are no difference;
+everything else that the code showed is.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from belljar.execution import CommandResult, Execution, Outcome, Result
+from belljar.record_reader import Cell
+
+# "<object at 0x7f…>", and by itself a number as long as an address of a 64-bit process.
+_ADDRESS = re.compile(r"(?<=\bat )0x[0-9a-fA-F]{4,16}\b|\b0x[0-9a-f]{12}\b")
+_STOPPED = (
+    *(Outcome.timeout, Outcome.output_limit, Outcome.out_of_memory),
+    *(Outcome.cancelled, Outcome.lost),
+)
+# difflib needs time that grows with the square of what it compares, and the guest chose that.
+_DIFF_LINES = 400
+_DIFF_WIDTH = 500
+# Where a hunk begins. A line of the texts cannot look like it: it has " ", "-" or "+" before it.
+_HUNK = re.compile(r"@@ -(\d+)(\S*) \+(\d+)(\S* @@)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One thing that is not as it was."""
+
+    what: str  # "outcome", "stdout", "result 1, png"
+    recorded: str
+    replayed: str
+
+    def diff(self) -> str:
+        """The lines that differ, as a unified diff; empty if one line says it all."""
+        if max(len(self.recorded), len(self.replayed)) < 60 and "\n" not in (
+            self.recorded + self.replayed
+        ):
+            return ""
+        return "\n".join(_unified(self.recorded.splitlines(), self.replayed.splitlines()))
+
+    def __str__(self) -> str:
+        diff = self.diff()
+        return (
+            f"{self.what}:\n{diff}" if diff else f"{self.what}: {self.recorded} -> {self.replayed}"
+        )
+
+
+def compare_cells(cell: Cell, replayed: Execution, *, exact: bool) -> tuple[Difference, ...]:
+    """Everything the code showed; `exact` counts addresses and tracebacks as well."""
+    return tuple(_Comparison(cell.left_out, exact=exact).cells(cell.execution, replayed))
+
+
+def compare_commands(
+    recorded: CommandResult, replayed: CommandResult, left_out: Mapping[str, str], *, exact: bool
+) -> tuple[Difference, ...]:
+    return tuple(_Comparison(left_out, exact=exact).commands(recorded, replayed))
+
+
+def sha256(content: str | bytes) -> str:
+    raw = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
+    return hashlib.sha256(raw).hexdigest()
+
+
+class _Comparison:
+    def __init__(self, left_out: Mapping[str, str], *, exact: bool) -> None:
+        self._left_out = left_out
+        self._exact = exact
+
+    def cells(self, recorded: Execution, replayed: Execution) -> Iterator[Difference]:
+        yield from self._ends(recorded, replayed)
+        if self._stopped(recorded, replayed):
+            yield from self._streams("execution", recorded, replayed, begun=True)
+            return
+        for part in ("name", "value", *(["traceback"] if self._exact else [])):
+            before, after = _error_part(recorded, part), _error_part(replayed, part)
+            yield from self._texts(f"error {part}", f"execution.error.{part}", before, after)
+        yield from self._texts("text", "execution.text", recorded.text, replayed.text)
+        yield from self._streams("execution", recorded, replayed)
+        yield from self._results(recorded.results, replayed.results)
+
+    def commands(self, recorded: CommandResult, replayed: CommandResult) -> Iterator[Difference]:
+        yield from self._ends(recorded, replayed)
+        begun = self._stopped(recorded, replayed)
+        yield from self._streams("result", recorded, replayed, begun=begun)
+
+    def _stopped(
+        self, recorded: Execution | CommandResult, replayed: Execution | CommandResult
+    ) -> bool:
+        """Both were stopped for the same reason: how far they came is a matter of time."""
+        same = recorded.outcome is replayed.outcome
+        return same and recorded.outcome in _STOPPED and not self._exact
+
+    def _streams(
+        self,
+        place: str,
+        recorded: Execution | CommandResult,
+        replayed: Execution | CommandResult,
+        *,
+        begun: bool = False,
+    ) -> Iterator[Difference]:
+        """The output; `begun`: one of them may have come further than the other."""
+        for name in ("stdout", "stderr"):
+            before, after = getattr(recorded, name), getattr(replayed, name)
+            if begun:
+                if f"{place}.{name}" in self._left_out:
+                    continue
+                length = min(len(before), len(after))
+                before, after = before[:length], after[:length]
+            yield from self._texts(name, f"{place}.{name}", before, after)
+
+    def _ends(
+        self, recorded: Execution | CommandResult, replayed: Execution | CommandResult
+    ) -> Iterator[Difference]:
+        for name in ("outcome", "exit_code", "signal"):
+            before, after = getattr(recorded, name), getattr(replayed, name)
+            if before != after:
+                what = name.replace("_", " ")
+                yield Difference(what=what, recorded=_shown(before), replayed=_shown(after))
+
+    def _texts(
+        self, what: str, place: str, before: str | None, after: str | None
+    ) -> Iterator[Difference]:
+        if place in self._left_out:
+            yield from self._digests(what, place, after)
+        elif self._masked(before) != self._masked(after):
+            yield Difference(what=what, recorded=_shown(before), replayed=_shown(after))
+
+    def _digests(self, what: str, place: str, after: str | bytes | None) -> Iterator[Difference]:
+        """The record has only the hash; addresses cannot be overlooked in that."""
+        digest = "none" if after is None else sha256(after)
+        if digest != self._left_out[place]:
+            yield Difference(
+                what=what,
+                recorded=f"sha256 {self._left_out[place][:16]}",
+                replayed=f"sha256 {digest[:16]}",
+            )
+
+    def _masked(self, text: str | None) -> str | None:
+        return text if text is None or self._exact else _ADDRESS.sub("0x…", text)
+
+    def _results(
+        self, before: tuple[Result, ...], after: tuple[Result, ...]
+    ) -> Iterator[Difference]:
+        for index, (old, new) in enumerate(itertools.zip_longest(before, after)):
+            what = f"result {index + 1}"
+            if old is None or new is None or set(old.raw) != set(new.raw):
+                formats = [
+                    ", ".join(sorted(each.formats())) if each else "none" for each in (old, new)
+                ]
+                yield Difference(what=what, recorded=formats[0], replayed=formats[1])
+                continue
+            names = dict(zip(old.raw, old.formats(), strict=True))
+            for mime in old.raw:
+                if mime == "text/plain" and old.is_main_result:
+                    continue  # it is the text of the cell
+                place = f"execution.results[{index}].raw.{mime}"
+                yield from self._contents(
+                    f"{what}, {names[mime]}", place, old.raw[mime], new.raw[mime]
+                )
+
+    def _contents(
+        self, what: str, place: str, before: str | bytes, after: str | bytes
+    ) -> Iterator[Difference]:
+        if place in self._left_out:
+            yield from self._digests(what, place, after)
+        elif isinstance(before, str) and isinstance(after, str):
+            yield from self._texts(what, place, before, after)
+        elif before != after:
+            yield Difference(what=what, recorded=_digest(before), replayed=_digest(after))
+
+
+def _error_part(execution: Execution, part: str) -> str | None:
+    return None if execution.error is None else str(getattr(execution.error, part))
+
+
+def _digest(content: str | bytes) -> str:
+    return f"{len(content):,} bytes, sha256 {sha256(content)[:16]}"
+
+
+def _shown(value: object) -> str:
+    return "none" if value is None else str(value)
+
+
+def _unified(before: list[str], after: list[str]) -> list[str]:
+    pairs = enumerate(zip(before, after, strict=False))
+    same = next((index for index, (old, new) in pairs if old != new), min(len(before), len(after)))
+    start = max(0, same - 3)  # difflib shows three lines around
+    left, right = ([line[:_DIFF_WIDTH] for line in lines[start:]] for lines in (before, after))
+    lines = list(
+        difflib.unified_diff(
+            left[:_DIFF_LINES], right[:_DIFF_LINES], "recorded", "replayed", lineterm=""
+        )
+    )
+    lines = [
+        _HUNK.sub(lambda hunk: _moved(hunk, start), line) if line[:2] == "@@" else line
+        for line in lines
+    ]
+    if not lines:  # they differ past the width, or in how a line ends
+        lines = ["the texts differ in line ends, or far to the right"]
+    more = max(len(left), len(right)) - _DIFF_LINES
+    return lines + [f"… ({more} more lines)"] * (more > 0)
+
+
+def _moved(hunk: re.Match[str], by: int) -> str:
+    return f"@@ -{int(hunk[1]) + by}{hunk[2]} +{int(hunk[3]) + by}{hunk[4]}"

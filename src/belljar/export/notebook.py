@@ -1,0 +1,141 @@
+"""A record as a notebook, nbformat 4.5.
+
+What is in it came from a guest. Jupyter shows the HTML of a notebook it has not signed itself
+without its scripts, and this one is not signed.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+
+from belljar.execution import CommandResult, Execution, Result
+from belljar.export import words
+from belljar.record_parse import Malformed, Reader, load_command
+from belljar.record_reader import Cell, Event, Record
+from belljar.result import TABLE
+
+_DEPTH = 100  # of nested JSON: whoever reads the notebook need not survive more
+Json = dict[str, object]
+
+
+def render(record: Record) -> str:
+    cells: list[Json] = []
+    for session in record.sessions:
+        cells.append(_markdown(record.path.name, words.heading(session)))
+        cells += [_cell(s) if isinstance(s, Cell) else _event(s) for s in session.steps]
+    numbered = [{"id": f"cell-{index}", **cell} for index, cell in enumerate(cells, 1)]
+    notebook = {
+        "nbformat": 4,
+        "nbformat_minor": 5,
+        "metadata": {
+            "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
+            "language_info": {"name": "python", "file_extension": ".py"},
+        },
+        "cells": numbered,
+    }
+    return words.encodable(json.dumps(notebook, indent=1, ensure_ascii=False, allow_nan=False))
+
+
+def _cell(cell: Cell) -> Json:
+    execution = cell.execution
+    usage = {"wall": execution.usage.wall, "peak_memory": execution.usage.peak_memory}
+    return {
+        "cell_type": "code",
+        "execution_count": execution.execution_count,
+        "metadata": {"belljar": {"outcome": execution.outcome.value, "usage": usage}},
+        "source": cell.code.rstrip("\n"),
+        "outputs": _outputs(execution),
+    }
+
+
+def _outputs(execution: Execution) -> list[Json]:
+    outputs = _streams(execution)
+    for result in execution.results:
+        output: Json = {"data": _bundle(result), "metadata": {}}
+        if result.is_main_result:
+            output |= {
+                "output_type": "execute_result",
+                "execution_count": execution.execution_count,
+            }
+        else:
+            output |= {"output_type": "display_data"}
+        outputs.append(output)
+    if execution.error is not None:
+        trace = words.without_ansi(execution.error.traceback)
+        outputs.append(
+            {
+                "output_type": "error",
+                "ename": execution.error.name,
+                "evalue": execution.error.value,
+                "traceback": trace.removesuffix("\n").split("\n"),
+            }
+        )
+    if ended := words.end_of(execution):
+        outputs.append(_stream("stderr", f"[{ended}]\n"))
+    return outputs
+
+
+def _streams(run: Execution | CommandResult) -> list[Json]:
+    texts = {"stdout": run.stdout, "stderr": run.stderr}
+    return [_stream(name, text) for name, text in texts.items() if text]
+
+
+def _stream(name: str, text: str) -> Json:
+    return {"output_type": "stream", "name": name, "text": text}
+
+
+def _bundle(result: Result) -> Json:
+    data: Json = {}
+    for mime, content in result.raw.items():
+        if mime == TABLE or not content:  # a notebook cannot show it; its HTML is there too
+            continue
+        if isinstance(content, bytes):
+            data[mime] = base64.b64encode(content).decode("ascii")
+        elif mime == "application/json" or mime.endswith("+json"):
+            # nbformat wants JSON as JSON; what is none is shown as the text it is.
+            try:
+                data[mime] = _parsed(content)
+            except (ValueError, RecursionError):
+                data.setdefault("text/plain", content)
+        else:
+            data[mime] = content
+    return data
+
+
+def _parsed(text: str) -> object:
+    parsed: object = json.loads(text)
+    json.dumps(parsed, allow_nan=False)
+    level = [parsed]
+    for _ in range(_DEPTH):
+        level = [child for each in level for child in _children(each)]
+        if not level:
+            return parsed
+    raise ValueError("it is nested too deeply")
+
+
+def _children(value: object) -> list[object]:
+    return list(value.values()) if isinstance(value, dict) else value if type(value) is list else []
+
+
+def _event(event: Event) -> Json:
+    if event.kind == "command":
+        try:
+            done = load_command(Reader(event.fields))
+        except Malformed as error:
+            return _markdown("command", str(error))
+        ended = words.end_of(done)
+        return {
+            "cell_type": "code",
+            "execution_count": None,
+            "metadata": {"belljar": {"outcome": done.outcome.value}},
+            "source": "%%sh\n" + words.command_of(event),
+            "outputs": _streams(done) + ([_stream("stderr", f"[{ended}]\n")] if ended else []),
+        }
+    return _markdown(words.event_of(event))
+
+
+def _markdown(*parts: str) -> Json:
+    """As code, so that nothing in it is markup."""
+    spans = (f"`{words.plain(part).replace('`', chr(39))}`" for part in parts)
+    return {"cell_type": "markdown", "metadata": {}, "source": " ".join(spans)}

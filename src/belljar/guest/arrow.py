@@ -1,0 +1,315 @@
+"""Arrow arrays and tables as their buffers, and polars frames through them.
+
+The layout is described by our own JSON and built again with `Array.from_buffers`, then
+validated in full; no IPC message of a stranger is ever parsed. Metadata stays behind, because
+libraries act on it. A node is {"n": length, "b": buffers, "c": children, "d": dictionary}.
+"""
+
+import functools
+import re
+import sys
+from typing import Any, Callable, Dict, List, Optional
+
+from .parcel import Note, Packer, Unpacker
+
+_MAX_NESTING = 16
+_UNITS = ("s", "ms", "us", "ns")
+_ZONE = re.compile(r"[A-Za-z0-9_+:/-]{1,64}")
+
+
+def lower(packer: Packer, value: Any) -> Optional[Dict[str, Any]]:
+    pa = sys.modules.get("pyarrow")
+    if pa is None or not hasattr(pa, "Table"):
+        return None
+    kind = type(value)
+    if issubclass(kind, (pa.Table, pa.RecordBatch)):
+        return {"table": _lower_table(packer, pa, value)}
+    if issubclass(kind, pa.ChunkedArray):
+        return {"arrow": {**lower_chunks(packer, pa, value.type, value.chunks), "chunked": True}}
+    if issubclass(kind, pa.Array):
+        return {"arrow": lower_chunks(packer, pa, value.type, [value])}
+    if issubclass(kind, pa.Scalar):
+        raise packer.refusal("is a pyarrow scalar; send the value in it, .as_py()")
+    return None
+
+
+def _lower_table(packer: Packer, pa: Any, table: Any) -> Dict[str, Any]:
+    columns = []
+    packer.enter()
+    for index, field in enumerate(table.schema):
+        packer.at(Note(f" column {field.name!r}"))
+        column = table.column(index)
+        chunks = column.chunks if hasattr(column, "chunks") else [column]
+        lowered = lower_chunks(packer, pa, field.type, chunks)
+        columns.append([field.name, field.nullable, lowered])
+    packer.leave()
+    return {"columns": columns, "batch": issubclass(type(table), pa.RecordBatch)}
+
+
+def lower_chunks(packer: Packer, pa: Any, kind: Any, chunks: List[Any]) -> Dict[str, Any]:
+    view = pa.types.is_string_view(kind) if hasattr(pa.types, "is_string_view") else False
+    if view or (hasattr(pa.types, "is_binary_view") and pa.types.is_binary_view(kind)):
+        kind = pa.large_string() if view else pa.large_binary()
+        chunks = [chunk.cast(kind) for chunk in chunks]
+    spec = _lower_type(packer, pa, kind, _MAX_NESTING)
+    return {"type": spec, "chunks": [_lower_node(packer, pa, chunk) for chunk in chunks]}
+
+
+@functools.lru_cache(maxsize=1)
+def _plain_types(pa: Any) -> Dict[str, Any]:
+    """The types without parameters (but a unit) by name."""
+    found = [getattr(pa, f"{sign}int{size}")() for sign in ("", "u") for size in (8, 16, 32, 64)]
+    found += [pa.null(), pa.bool_(), pa.float16(), pa.float32(), pa.float64()]
+    found += [pa.date32(), pa.date64(), pa.month_day_nano_interval()]
+    found += [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()]
+    found += [pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns")]
+    found += [make(unit) for make in (pa.duration, pa.timestamp) for unit in _UNITS]
+    return {str(kind): kind for kind in found}
+
+
+def _lower_type(packer: Packer, pa: Any, kind: Any, nesting: int) -> Any:
+    types = pa.types
+    if kind in _plain_types(pa).values():
+        return str(kind)
+    if nesting == 0:
+        raise packer.refusal("has an Arrow type nested too deep")
+
+    def field(given: Any) -> List[Any]:
+        return [given.name, given.nullable, _lower_type(packer, pa, given.type, nesting - 1)]
+
+    if types.is_timestamp(kind) and _ZONE.fullmatch(kind.tz):
+        return {"timestamp": [kind.unit, kind.tz]}
+    if types.is_decimal(kind):
+        return {"decimal": [kind.bit_width, kind.precision, kind.scale]}
+    if types.is_fixed_size_binary(kind):
+        return {"fixed": kind.byte_width}
+    if types.is_list(kind) or types.is_large_list(kind):
+        return {"list" if types.is_list(kind) else "large_list": field(kind.value_field)}
+    if types.is_fixed_size_list(kind):
+        return {"fixed_list": [*field(kind.value_field), kind.list_size]}
+    if types.is_struct(kind):
+        return {"struct": [field(kind.field(i)) for i in range(kind.num_fields)]}
+    if types.is_map(kind):
+        return {"map": [field(kind.key_field), field(kind.item_field), kind.keys_sorted]}
+    if types.is_dictionary(kind):
+        inner = [
+            _lower_type(packer, pa, t, nesting - 1) for t in (kind.index_type, kind.value_type)
+        ]
+        return {"dictionary": [*inner, kind.ordered]}
+    raise packer.refusal(f"has the Arrow type {kind}, which cannot travel; cast it first")
+
+
+def _lower_node(packer: Packer, pa: Any, array: Any) -> Dict[str, Any]:
+    packer.count()
+    kind, types = array.type, pa.types
+    if types.is_dictionary(kind):
+        node = _lower_node(packer, pa, array.indices)
+        node["d"] = _lower_node(packer, pa, array.dictionary)
+        return node
+    if array.offset:
+        array = pa.concat_arrays([array])  # a slice: only what it shows
+    count = len(array)
+    buffers = array.buffers()
+    if types.is_null(kind):
+        packer.free_rows(count)
+        return {"n": count, "b": []}
+    bits = _trim(packer, buffers[0], (count + 7) // 8) if array.null_count else None
+    node = {"n": count, "b": [bits]}
+    width = _offset_width(types, kind)
+    last = 0
+    if width:
+        offsets = memoryview(buffers[1] or bytes(width)).cast("B")
+        if not len(offsets):
+            offsets = memoryview(bytes(width))
+        offsets = offsets[: (count + 1) * width]
+        last = int.from_bytes(offsets[-width:], sys.byteorder)
+        node["b"].append(packer.buffer(offsets))
+    if types.is_struct(kind):
+        if kind.num_fields == 0:
+            packer.free_rows(count)
+        fields = [array.field(i).slice(0, count) for i in range(kind.num_fields)]
+        node["c"] = [_lower_node(packer, pa, child) for child in fields]
+    elif types.is_fixed_size_list(kind):
+        packer.free_rows(0 if kind.list_size else count)
+        node["c"] = [_lower_node(packer, pa, array.values.slice(0, count * kind.list_size))]
+    elif types.is_nested(kind):  # list, large list, map
+        node["c"] = [_lower_node(packer, pa, array.values.slice(0, last))]
+    elif width:
+        node["b"].append(_trim(packer, buffers[2], last))
+    else:
+        packer.free_rows(0 if kind.bit_width else count)
+        node["b"].append(_trim(packer, buffers[1], (count * kind.bit_width + 7) // 8))
+    return node
+
+
+def _offset_width(types: Any, kind: Any) -> int:
+    """The size of an offset, for types that have offsets."""
+    if types.is_string(kind) or types.is_binary(kind) or types.is_list(kind) or types.is_map(kind):
+        return 4
+    large = types.is_large_string(kind) or types.is_large_binary(kind)
+    return 8 if large or types.is_large_list(kind) else 0
+
+
+def _trim(packer: Packer, buffer: Any, size: int) -> int:
+    if size == 0:
+        return packer.buffer(b"")
+    return packer.buffer(memoryview(buffer).cast("B")[:size])
+
+
+# --- up ---------------------------------------------------------------------------------------
+
+
+def _raise_type(pa: Any, spec: Any, nesting: int = _MAX_NESTING) -> Any:
+    if type(spec) is str:
+        return _plain_types(pa)[spec]
+    if nesting == 0:
+        raise ValueError("a type too deep")
+    ((tag, body),) = spec.items()
+
+    def field(given: Any) -> Any:
+        name, nullable, inner = given
+        if type(name) is not str or type(nullable) is not bool:
+            raise TypeError("not a field")
+        return pa.field(name, _raise_type(pa, inner, nesting - 1), nullable)
+
+    if tag == "timestamp" and body[0] in _UNITS and _ZONE.fullmatch(body[1]):
+        return pa.timestamp(*body)
+    if tag == "decimal" and body[0] in (32, 64, 128, 256):
+        return getattr(pa, f"decimal{body[0]}")(*body[1:])
+    if tag == "fixed" and type(body) is int and 0 <= body < 1 << 31:
+        return pa.binary(body)
+    if tag == "list" or tag == "large_list":
+        return (pa.list_ if tag == "list" else pa.large_list)(field(body))
+    if tag == "fixed_list" and type(body[3]) is int and 0 <= body[3] < 1 << 31:
+        return pa.list_(field(body[:3]), body[3])
+    if tag == "struct":
+        return pa.struct([field(given) for given in body])
+    if tag == "map" and type(body[2]) is bool:
+        return pa.map_(field(body[0]), field(body[1]), keys_sorted=body[2])
+    if tag == "dictionary" and type(body[2]) is bool:
+        index, value = (_raise_type(pa, inner, nesting - 1) for inner in body[:2])
+        if not pa.types.is_integer(index):
+            raise TypeError("not an index")
+        return pa.dictionary(index, value, body[2])
+    raise ValueError("unknown type")
+
+
+def _raise_node(unpacker: Unpacker, pa: Any, kind: Any, node: Any) -> Any:
+    """An array whose buffers have the right sizes; what is in them is not checked yet."""
+    unpacker.count()
+    types, count, specs = pa.types, node["n"], node["b"]
+    if type(count) is not int or not 0 <= count < 1 << 48:
+        raise ValueError("not a length")
+    if types.is_dictionary(kind):
+        indices = _raise_node(unpacker, pa, kind.index_type, {"n": count, "b": specs})
+        values = _raise_node(unpacker, pa, kind.value_type, node["d"])
+        return pa.DictionaryArray.from_arrays(indices, values, ordered=kind.ordered, safe=True)
+    if types.is_null(kind):
+        unpacker.free_rows(count)
+        return pa.nulls(count)
+    buffers = [_take(unpacker, pa, specs[0], (count + 7) // 8) if specs[0] is not None else None]
+    children: List[Any] = []
+    width = _offset_width(types, kind)
+    if width:
+        buffers.append(_take(unpacker, pa, specs[1], (count + 1) * width))
+    if types.is_nested(kind):
+        children = _raise_children(unpacker, pa, kind, node["c"], count)
+    elif width:
+        buffers.append(_take(unpacker, pa, specs[2], None))
+    else:
+        unpacker.free_rows(0 if kind.bit_width else count)
+        buffers.append(_take(unpacker, pa, specs[1], (count * kind.bit_width + 7) // 8))
+    if len(specs) != len(buffers):
+        raise ValueError("too many buffers")
+    return pa.Array.from_buffers(kind, count, buffers, children=children or None)
+
+
+def _raise_children(unpacker: Unpacker, pa: Any, kind: Any, nodes: Any, count: int) -> List[Any]:
+    types = pa.types
+    if types.is_struct(kind):
+        unpacker.free_rows(0 if kind.num_fields else count)
+        inner, lengths = [kind.field(i).type for i in range(kind.num_fields)], count
+    elif types.is_fixed_size_list(kind):
+        unpacker.free_rows(0 if kind.list_size else count)
+        inner, lengths = [kind.value_type], count * kind.list_size
+    elif types.is_map(kind):
+        inner, lengths = [pa.struct([kind.key_field, kind.item_field])], None
+    else:
+        inner, lengths = [kind.value_type], None
+    if len(nodes) != len(inner):
+        raise ValueError("not its children")
+    children = [_raise_node(unpacker, pa, *pair) for pair in zip(inner, nodes)]
+    if lengths is not None and any(len(child) != lengths for child in children):
+        raise ValueError("children of another length")
+    return children
+
+
+def _take(unpacker: Unpacker, pa: Any, number: Any, size: Optional[int]) -> Any:
+    data = unpacker.buffer(number)
+    if size is not None and len(data) != size:
+        raise ValueError("a buffer of another size")
+    buffer = pa.py_buffer(data)
+    if buffer.address % 16:  # Arrow reads whole numbers where they lie
+        buffer = pa.py_buffer(bytes(data))
+    return buffer
+
+
+def raise_chunks(unpacker: Unpacker, pa: Any, body: Any) -> Any:
+    kind = _raise_type(pa, body["type"])
+    chunks = [_raise_node(unpacker, pa, kind, node) for node in body["chunks"]]
+    made = pa.chunked_array(chunks, type=kind)
+    made.validate(full=True)
+    return made
+
+
+def raise_texts(unpacker: Unpacker, body: Any) -> List[Any]:
+    """A chunked array of strings as a list, where pyarrow is not installed."""
+    if body["type"] not in ("string", "large_string"):
+        raise TypeError("not strings")
+    found: List[Any] = []
+    for node in body["chunks"]:
+        unpacker.count()
+        count, (bits, offsets, letters) = node["n"], node["b"]
+        present = None if bits is None else bytes(unpacker.buffer(bits))
+        places = unpacker.buffer(offsets).cast("i" if body["type"] == "string" else "q")
+        data = bytes(unpacker.buffer(letters))
+        if len(places) != count + 1:
+            raise ValueError("a buffer of another size")
+        start = places[0]
+        for i in range(count):
+            end = places[i + 1]
+            if not 0 <= start <= end <= len(data):
+                raise ValueError("offsets out of range")
+            there = present is None or present[i >> 3] >> (i & 7) & 1
+            found.append(str(data[start:end], "utf-8") if there else None)
+            start = end
+    return found
+
+
+def _raise_array(unpacker: Unpacker, body: Any) -> Any:
+    made = raise_chunks(unpacker, unpacker.library("pyarrow", "pyarrow array"), body)
+    if body.get("chunked") is True:
+        return made
+    return made.chunk(0)
+
+
+def _raise_table(unpacker: Unpacker, body: Any) -> Any:
+    pa = unpacker.library("pyarrow", "pyarrow table")
+    fields, columns = [], []
+    unpacker.enter()
+    for name, nullable, column in body["columns"]:
+        unpacker.at(Note(f" column {name!r}"))
+        columns.append(raise_chunks(unpacker, pa, column))
+        fields.append(pa.field(name, columns[-1].type, nullable is True))
+    unpacker.leave()
+    schema = pa.schema(fields)
+    if body["batch"] is True:
+        columns = [column.chunk(0) for column in columns]
+        made = pa.RecordBatch.from_arrays(columns, schema=schema)
+    else:
+        made = pa.Table.from_arrays(columns, schema=schema)
+    made.validate(full=True)
+    return made
+
+
+RAISE: Dict[str, Callable[[Unpacker, Any], Any]] = {"arrow": _raise_array, "table": _raise_table}

@@ -1,0 +1,302 @@
+"""Checkpoints and branches: interpreters that are parked, and the workspaces that belong to them.
+
+A parked worker is a fork of the one that runs cells, waiting at a socket of its own. A checkpoint's
+never runs a cell; to go back to it, it is forked again. A branch's runs when it is switched to.
+Only one branch is active; whatever belongs to the others is stopped meanwhile.
+"""
+
+import os
+import signal
+from typing import Any, Callable, Dict, List, Optional
+
+from . import commands, wire
+from .keeper import Keeper
+from .store import CURRENT, Store
+
+MAX_LACKS = 20
+
+
+class Branch:
+    """One line of life: an interpreter and a workspace."""
+
+    def __init__(self, number: int, keeper: Keeper) -> None:
+        self.number = number
+        self.keeper = keeper
+        self.files = CURRENT  # where they lie when it is not active
+        self.functions: List[Any] = []  # of the host
+        self.fresh = False  # variables were lost since the last cell
+        self.asleep = False  # it has not run since it was parked
+        self.stopped: List[int] = []
+        self.released = False
+
+
+class Kept:
+    """A checkpoint."""
+
+    def __init__(self, keeper: Keeper, files: str) -> None:
+        self.keeper = keeper
+        self.files = files
+
+
+class Copy:
+    """A copy of interpreter and workspace in the making: done when all three parts are."""
+
+    def __init__(
+        self, keeper: Keeper, parent: Keeper, files: str, then: "Callable[[Copy], None]"
+    ) -> None:
+        self.keeper = keeper
+        self.parent = parent
+        self.files = files
+        self.lacks: List[str] = []
+        self.error = ""
+        self._waits = {"forked", "ready", "files"}
+        self._then = then
+
+    def done(self, part: str, error: str = "") -> None:
+        self.error = self.error or error
+        self._waits.discard(part)
+        if error:
+            self._waits -= {"forked", "ready"}  # one without the other is of no use
+        if not self._waits:
+            then, self._then = self._then, _nothing
+            then(self)
+
+
+class Branches:
+    def __init__(self, init: Any, setup: Dict[str, Any]) -> None:
+        self._init = init
+        self._setup = setup
+        fork = setup.get("fork", os.fork)
+        self.store: Optional[Store] = Store(setup["store"], fork) if "store" in setup else None
+        self.active = Branch(0, self._keeper())
+        self._branches = {0: self.active}
+        self._kept: Dict[int, Kept] = {}
+        self._copy: Optional[Copy] = None
+        self._after_death: Optional[Callable[[], None]] = None
+        self._heir: Optional[Keeper] = None  # will be active when the active one is dead
+
+    def _keeper(self) -> Keeper:
+        return Keeper(self._init, self._setup, self._init.on_worker_frame)
+
+    # -- requests ---------------------------------------------------------------------------
+
+    def keep(self, frame: wire.Frame) -> None:
+        """Park a copy of the active interpreter, as a checkpoint or a branch."""
+        number, branch = int(frame.header["number"]), bool(frame.header["branch"])
+
+        def done(copy: Copy) -> None:
+            if copy.error:
+                self._abandon(copy)
+            elif branch:
+                made = Branch(number, copy.keeper)
+                made.files, made.asleep = copy.files, True
+                made.functions, made.fresh = self.active.functions, self.active.fresh
+                self._branches[number] = made
+            else:
+                self._kept[number] = Kept(copy.keeper, copy.files)
+            self._reply(frame, copy.error, {"lacks": copy.lacks})
+
+        self._start_copy(frame, self.active.keeper, CURRENT, done)
+
+    def go_back(self, frame: wire.Frame) -> None:
+        """Fork a checkpoint's interpreter again, and let the fork take the active one's place."""
+        kept = self._kept.get(int(frame.header["number"]))
+        if kept is None:
+            self._reply(frame, "there is no such checkpoint any more")
+            return
+
+        def done(copy: Copy) -> None:
+            if copy.error:
+                self._abandon(copy)
+                self._reply(frame, copy.error)
+            elif self.active.keeper.pid:
+                self._after_death, self._heir = replace, copy.keeper
+                self.active.keeper.signal(signal.SIGKILL)
+            else:
+                replace()
+
+        def replace() -> None:
+            copy, self._heir = made[0], None
+            self._discard_current()
+            store = self._store()
+            store.move(copy.files, CURRENT)
+            store.remove(copy.files)
+            self.active.keeper, self.active.fresh, self.active.asleep = copy.keeper, False, True
+            self._wake()
+            self._reply(frame)
+
+        made: List[Copy] = []
+        copy = self._start_copy(frame, kept.keeper, kept.files, done)
+        if copy is not None:
+            made.append(copy)
+
+    def release(self, frame: wire.Frame) -> None:
+        number = int(frame.header["number"])
+        kept, branch = self._kept.pop(number, None), self._branches.pop(number, None)
+        if kept is not None:
+            self._end(kept.keeper, kept.files)
+        elif branch is not None:
+            branch.released = True
+            for pid in branch.stopped:
+                _signal(pid, signal.SIGKILL)
+            if branch is self.active:
+                branch.keeper.signal(signal.SIGKILL)
+            else:
+                self._end(branch.keeper, branch.files)
+        self._reply(frame)
+
+    def switch(self, frame: wire.Frame) -> None:
+        """From now on, all is about another branch: no cell, command or file is under way."""
+        target = self._branches[int(frame.header["branch"])]
+        if target is self.active:
+            return
+        self._stop(self.active)
+        store = self._store()
+        if self.active.released:
+            self.active.keeper.gone()
+            self._discard_current()
+        else:
+            self.active.files = store.unused()
+            store.make(self.active.files)
+            store.move(CURRENT, self.active.files)
+        store.move(target.files, CURRENT)
+        store.remove(target.files)
+        self.active = target
+        for pid in target.stopped:
+            _signal(pid, signal.SIGCONT)
+        target.stopped = []
+        if target.keeper.pid:
+            self._wake()
+        else:
+            self._init.start_worker()
+
+    # -- making copies ----------------------------------------------------------------------
+
+    def _start_copy(
+        self, frame: wire.Frame, parent: Keeper, files: str, then: "Callable[[Copy], None]"
+    ) -> Optional[Copy]:
+        if self._copy is not None or self._after_death is not None or self.store is None:
+            self._reply(frame, "checkpoints are not to be had now")
+            return None
+        if not parent.pid:
+            self._reply(frame, "there is no interpreter to copy: out of processes")
+            return None
+
+        def finish(copy: Copy) -> None:
+            self._copy = None
+            then(copy)
+
+        store = self._store()
+        copy = self._copy = Copy(self._keeper(), parent, store.unused(), finish)
+        end = copy.keeper.expect()
+        parent.send(wire.pack(wire.FORK, 0, {"fds": 1}), (end,))
+        store.copy(files, copy.files, lambda error: copy.done("files", _words(error)))
+        return copy
+
+    def on_frame(self, keeper: Keeper, frame: wire.Frame) -> None:
+        """FORKED and READY, of which a hostile worker may send any. A copy that has failed is
+        waited for no more."""
+        copy = self._copy
+        if copy is None:
+            return
+        if frame.kind == wire.READY and keeper is copy.keeper:
+            copy.done("ready")
+        elif frame.kind == wire.FORKED and keeper is copy.parent:
+            lacks, error = frame.header.get("lacks"), frame.header.get("error")
+            if isinstance(lacks, list):
+                copy.lacks = [str(lack)[:200] for lack in lacks[:MAX_LACKS]]
+            copy.done("forked", str(error)[:200] if error else "")
+
+    def on_lost(self, keeper: Keeper) -> None:
+        """A keeper has lost its worker: of a copy, a checkpoint, or a branch that is not active."""
+        copy = self._copy
+        if copy is not None and (keeper is copy.keeper or keeper is copy.parent):
+            copy.done("ready", "the interpreter died while it was copied")
+        for number, kept in list(self._kept.items()):
+            if kept.keeper is keeper:
+                del self._kept[number]
+                self._store().remove(kept.files)
+        for branch in self._branches.values():
+            if branch.keeper is keeper and branch is not self.active:
+                branch.fresh, branch.asleep = True, False
+
+    def on_active_gone(self) -> None:
+        """Called when the active worker has been reaped and what it left has been ended."""
+        after, self._after_death = self._after_death, None
+        if after is not None:
+            after()
+
+    def keeper_of(self, pid: int) -> Optional[Keeper]:
+        for keeper in self._parked():
+            if keeper.pid == pid:
+                return keeper
+        return None
+
+    def protected(self) -> "set[int]":
+        """What does not belong to the active branch, and survives what ends that."""
+        pids = {keeper.pid for keeper in self._parked()}
+        for branch in self._branches.values():
+            pids.update(branch.stopped)
+        if self.store is not None:
+            pids.update(self.store.children)
+        return pids
+
+    def _parked(self) -> List[Keeper]:
+        keepers = [kept.keeper for kept in self._kept.values()]
+        keepers += [b.keeper for b in self._branches.values() if b is not self.active]
+        coming = [self._heir, self._copy.keeper if self._copy is not None else None]
+        return keepers + [keeper for keeper in coming if keeper is not None]
+
+    # -- parts ------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        branch = self.active
+        if branch.asleep:
+            branch.asleep = False
+            branch.keeper.send(wire.pack(wire.WAKE, 0))
+        self._init.tell_functions()
+
+    def _stop(self, branch: Branch) -> None:
+        """All that runs and is nobody else's is the active branch's."""
+        others = self.protected() | {command.pid for command in self._init.commands.values()}
+        if not branch.released:
+            branch.stopped = [pid for pid in commands.processes() if pid not in others]
+            for pid in branch.stopped:
+                _signal(pid, signal.SIGSTOP)
+
+    def _discard_current(self) -> None:
+        store = self._store()
+        name = store.unused()
+        store.make(name)
+        store.move(CURRENT, name)
+        store.remove(name)
+
+    def _abandon(self, copy: Copy) -> None:
+        self._end(copy.keeper, copy.files)
+
+    def _end(self, keeper: Keeper, files: str) -> None:
+        keeper.signal(signal.SIGKILL)
+        keeper.gone()
+        self._store().remove(files)
+
+    def _store(self) -> Store:
+        assert self.store is not None
+        return self.store
+
+    def _reply(self, frame: wire.Frame, error: str = "", header: Any = None) -> None:
+        self._init.send(wire.REPLY, frame.request, {"error": error} if error else header)
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass  # it was faster
+
+
+def _words(error: int) -> str:
+    return os.strerror(error) if error else ""
+
+
+def _nothing(copy: Copy) -> None:
+    """Nobody waits for it any more."""

@@ -1,0 +1,300 @@
+"""Columns of pandas: the buffers that each is made of, and what its dtype is.
+
+Nothing but pandas and numpy is needed, except for columns that are Arrow's own.
+"""
+
+import array
+import math
+import re
+import sys
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from . import arrays, arrow, moments
+from .parcel import CannotTravel, Note, Packer, Unpacker
+from .texts import lower_lengths, raise_texts
+
+_NUMBERS = re.compile(
+    r"[<>|](b1|[iu][1248]|f(2|4|8|12|16)|c(8|16|24|32))|[<>][mM]8\[(s|ms|us|ns)\]"
+)
+_CODES = re.compile(r"[<|]i[1248]")
+_MASKED = re.compile(r"[<|](b1|[iu][1248]|f[48])")
+_FREQUENCY = re.compile(r"-?[0-9]{0,9}[A-Za-z]{1,6}(-[A-Za-z0-9]{1,8})?")
+_UNITS = ("s", "ms", "us", "ns")
+_FEW = 64
+_CLOSED = ("left", "right", "both", "neither")
+
+
+def is_numbers(dtype: Any) -> bool:
+    return _NUMBERS.fullmatch(getattr(dtype, "str", "")) is not None
+
+
+def is_frequency(text: Any) -> bool:
+    return type(text) is str and _FREQUENCY.fullmatch(text) is not None
+
+
+def lower_frequency(packer: Packer, text: Any) -> str:
+    if not is_frequency(text):
+        raise packer.refusal(f"has the frequency {text}, which cannot travel")
+    return str(text)
+
+
+def lower_column(packer: Packer, pd: Any, column: Any) -> Dict[str, Any]:
+    packer.count()
+    np = sys.modules["numpy"]
+    # pandas wraps a plain array, and the dtype with it.
+    dtype = getattr(column.dtype, "numpy_dtype", None) if _is_plain(column) else column.dtype
+    if isinstance(dtype, np.dtype):
+        raw = np.asarray(column)
+        if dtype.kind == "O":
+            return _lower_objects(packer, pd, raw)
+        if not is_numbers(dtype):
+            raise packer.refusal(f"has the dtype {dtype}, which cannot travel")
+        return {"numbers": [dtype.str, packer.buffer(arrays.memory(np, raw))]}
+    lower_extension = _EXTENSIONS.get(type(dtype).__name__)
+    if lower_extension is None or type(dtype).__module__.partition(".")[0] != "pandas":
+        raise packer.refusal(f"has the dtype {dtype}, which cannot travel")
+    return lower_extension(packer, pd, np, column)
+
+
+def _is_plain(column: Any) -> bool:
+    return type(column).__name__ in ("NumpyExtensionArray", "PandasArray")
+
+
+def _lower_objects(packer: Packer, pd: Any, raw: Any) -> Dict[str, Any]:
+    """Texts and what stands for missing ones go fast; all else is a list of values."""
+    items = raw.tolist()
+    texts = _lower_maybe_texts(packer, pd, items)
+    return texts or {"objects": packer.lower(items)}
+
+
+def _missing(pd: Any) -> Tuple[Any, ...]:
+    return (None, math.nan, pd.NA, pd.NaT)
+
+
+def _lower_maybe_texts(packer: Packer, pd: Any, items: List[Any]) -> Optional[Dict[str, Any]]:
+    kinds = set(map(type, items))
+    if len(items) < _FEW or not kinds <= {str, *map(type, _missing(pd))}:
+        return None
+    if kinds == {str}:
+        return {"texts": lower_lengths(packer, array.array("i", map(len, items)), items)}
+    stand_ins = {id(pd.NA): -3, id(pd.NaT): -4, id(None): -1}
+    lengths = array.array("i")
+    for item in items:
+        if type(item) is str:
+            lengths.append(len(item))
+        elif type(item) is not float:
+            lengths.append(stand_ins[id(item)])
+        elif item != item:
+            lengths.append(-2)
+        else:
+            return None
+    texts = [item for item in items if type(item) is str]
+    return {"texts": lower_lengths(packer, lengths, texts)}
+
+
+def _lower_zoned(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, Any]:
+    zone = moments.lower_zone(packer, column.dtype.tz)
+    return {"zoned": [column.dtype.unit, zone, packer.buffer(arrays.memory(np, column.asi8))]}
+
+
+def _lower_categories(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, Any]:
+    packer.enter(Note(".categories"))
+    categories = packer.lower(column.categories)
+    packer.leave()
+    codes = np.asarray(column.codes)
+    data = packer.buffer(arrays.memory(np, codes))
+    return {"categories": [categories, bool(column.ordered), codes.dtype.str, data]}
+
+
+def _lower_masked(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, Any]:
+    parts = [packer.buffer(arrays.memory(np, part)) for part in (column._data, column._mask)]
+    return {"masked": [column._data.dtype.str, *parts]}
+
+
+def _lower_strings(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, Any]:
+    dtype = column.dtype
+    kind = [dtype.storage, "NA" if getattr(dtype, "na_value", pd.NA) is pd.NA else "nan"]
+    if dtype.storage != "python" and len(column) >= _FEW:
+        pa = sys.modules["pyarrow"]
+        chunks = pa.chunked_array(column.__arrow_array__())
+        return {"strings": [*kind, arrow.lower_chunks(packer, pa, chunks.type, chunks.chunks)]}
+    return {"strings": [*kind, _lower_objects(packer, pd, column.to_numpy(dtype=object))]}
+
+
+def _lower_periods(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, Any]:
+    freq = lower_frequency(packer, column.freqstr)
+    return {"periods": [freq, packer.buffer(arrays.memory(np, column.asi8))]}
+
+
+def _lower_intervals(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, Any]:
+    bounds = [packer.lower(side) for side in (column.left, column.right)]
+    return {"intervals": [*bounds, column.closed]}
+
+
+def _lower_arrow(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, Any]:
+    pa = sys.modules["pyarrow"]
+    chunks = pa.chunked_array(column.__arrow_array__())
+    return {"arrow": arrow.lower_chunks(packer, pa, chunks.type, chunks.chunks)}
+
+
+def _lower_sparse(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, Any]:
+    raise packer.refusal("is sparse; make it dense first, .sparse.to_dense()")
+
+
+_EXTENSIONS: Dict[str, Callable[[Packer, Any, Any, Any], Dict[str, Any]]] = {
+    "DatetimeTZDtype": _lower_zoned,
+    "CategoricalDtype": _lower_categories,
+    "StringDtype": _lower_strings,
+    "PeriodDtype": _lower_periods,
+    "IntervalDtype": _lower_intervals,
+    "ArrowDtype": _lower_arrow,
+    "SparseDtype": _lower_sparse,
+    "BooleanDtype": _lower_masked,
+    **{
+        f"{kind}{size}Dtype": _lower_masked
+        for kind, sizes in (
+            ("Int", (8, 16, 32, 64)),
+            ("UInt", (8, 16, 32, 64)),
+            ("Float", (32, 64)),
+        )
+        for size in sizes
+    },
+}
+
+
+# --- up ---------------------------------------------------------------------------------------
+
+
+def raise_column(unpacker: Unpacker, pd: Any, spec: Any) -> Any:
+    """An array of one dimension, of numpy or of pandas."""
+    unpacker.count()
+    np = unpacker.library("numpy", "column of numbers")
+    ((tag, body),) = spec.items()
+    if tag == "texts":
+        return np.array(raise_texts(unpacker, body, _missing(pd)), dtype=object)
+    if tag == "objects":
+        return _objects(np, _exactly(list, unpacker.raise_up(body)))
+    if tag == "arrow":
+        pa = unpacker.library("pyarrow", "column of Arrow")
+        return pd.arrays.ArrowExtensionArray(arrow.raise_chunks(unpacker, pa, body))
+    return _RAISE[tag](unpacker, pd, np, *body)
+
+
+def _objects(np: Any, items: List[Any]) -> Any:
+    made = np.empty(len(items), dtype=object)
+    for index, item in enumerate(items):  # one by one: numpy would look into lists
+        made[index] = item
+    return made
+
+
+def _raise_numbers(unpacker: Unpacker, pd: Any, np: Any, dtype: Any, data: Any) -> Any:
+    return _flat(unpacker, np, _NUMBERS, dtype, data)
+
+
+def _flat(unpacker: Unpacker, np: Any, allowed: "re.Pattern[str]", dtype: Any, data: Any) -> Any:
+    if not allowed.fullmatch(dtype):
+        raise ValueError("not a dtype of a column")
+    return arrays.raise_flat(unpacker, np, np.dtype(dtype), data)
+
+
+def _raise_zoned(unpacker: Unpacker, pd: Any, np: Any, unit: Any, zone: Any, data: Any) -> Any:
+    if unit not in _UNITS or zone is None:
+        raise ValueError("not a time with a zone")
+    dtype = pd.DatetimeTZDtype(unit, moments.raise_zone(unpacker, zone))
+    return pd.array(_flat(unpacker, np, _CODES, "<i8", data), dtype=dtype, copy=False)
+
+
+def check_codes(codes: Any, count: int) -> None:
+    if len(codes) and not (codes.min() >= -1 and codes.max() < count):
+        raise ValueError("a code out of range")
+
+
+def _raise_categories(
+    unpacker: Unpacker, pd: Any, np: Any, categories: Any, ordered: Any, dtype: Any, data: Any
+) -> Any:
+    names = _index(unpacker, pd, categories)
+    codes = _flat(unpacker, np, _CODES, dtype, data)
+    check_codes(codes, len(names))
+    kind = pd.CategoricalDtype(names, ordered=_exactly(bool, ordered))
+    return pd.Categorical.from_codes(codes, dtype=kind)
+
+
+def _raise_masked(unpacker: Unpacker, pd: Any, np: Any, dtype: Any, data: Any, mask: Any) -> Any:
+    numbers = _flat(unpacker, np, _MASKED, dtype, data)
+    missing = _flat(unpacker, np, _MASKED, "|b1", mask)
+    kinds = {"b": "BooleanArray", "f": "FloatingArray", "i": "IntegerArray", "u": "IntegerArray"}
+    return getattr(pd.arrays, kinds[numbers.dtype.kind])(numbers, missing)
+
+
+def _raise_strings(unpacker: Unpacker, pd: Any, np: Any, storage: Any, na: Any, data: Any) -> Any:
+    if storage not in ("python", "pyarrow") or na not in ("NA", "nan"):
+        raise ValueError("not a dtype of strings")
+    try:
+        pa = unpacker.library("pyarrow", "column of strings")
+    except CannotTravel:
+        pa, storage = None, "python"  # as pandas itself does
+    if "type" not in data:
+        texts = raise_column(unpacker, pd, data)
+        if texts.dtype != object:
+            raise TypeError("not strings")
+    elif pa is None:
+        texts = np.array(arrow.raise_texts(unpacker, data), dtype=object)
+    else:
+        texts = arrow.raise_chunks(unpacker, pa, data)
+        if not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)):
+            raise TypeError("not strings")
+    return _make_strings(pd, np, texts, storage, na)
+
+
+def _make_strings(pd: Any, np: Any, texts: Any, storage: str, na: str) -> Any:
+    if na == "NA":
+        return pd.array(texts, dtype=pd.StringDtype(storage), copy=False)
+    try:
+        dtype = pd.StringDtype(storage, na_value=np.nan)
+    except TypeError:  # a pandas whose strings are objects
+        return np.asarray(texts, dtype=object)
+    return pd.array(texts, dtype=dtype, copy=False)
+
+
+def _raise_periods(unpacker: Unpacker, pd: Any, np: Any, freq: Any, data: Any) -> Any:
+    ordinals = _flat(unpacker, np, _CODES, "<i8", data)
+    return pd.arrays.PeriodArray(ordinals, dtype=pd.PeriodDtype(raise_frequency(freq)))
+
+
+def raise_frequency(text: Any) -> str:
+    if not is_frequency(text):
+        raise ValueError("not a frequency")
+    return str(text)
+
+
+def _raise_intervals(
+    unpacker: Unpacker, pd: Any, np: Any, left: Any, right: Any, closed: Any
+) -> Any:
+    if closed not in _CLOSED:
+        raise ValueError("neither open nor closed")
+    bounds = [_index(unpacker, pd, side) for side in (left, right)]
+    return pd.arrays.IntervalArray.from_arrays(*bounds, closed=closed)
+
+
+def _index(unpacker: Unpacker, pd: Any, spec: Any) -> Any:
+    made = unpacker.raise_up(spec)
+    if not isinstance(made, pd.Index) or isinstance(made, pd.MultiIndex):
+        raise TypeError("not an index")
+    return made
+
+
+def _exactly(kind: type, value: Any) -> Any:
+    if type(value) is not kind:
+        raise TypeError("wrong body")
+    return value
+
+
+_RAISE: Dict[str, Callable[..., Any]] = {
+    "numbers": _raise_numbers,
+    "zoned": _raise_zoned,
+    "categories": _raise_categories,
+    "masked": _raise_masked,
+    "strings": _raise_strings,
+    "periods": _raise_periods,
+    "intervals": _raise_intervals,
+}

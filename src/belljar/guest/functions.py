@@ -1,0 +1,152 @@
+"""Functions of the host as the guest sees them: their signatures, and the errors they raise.
+
+A stub looks and complains like the host's function; the call itself is somebody else's business.
+"""
+
+import builtins
+import functools
+import inspect
+from typing import Any, Callable, Dict, Tuple, Type
+
+MAX_NAME = 100  # characters of an exception's name
+KEPT_CLASSES = 256  # classes of exceptions that Python does not know, for reuse
+
+Call = Callable[[str, Tuple[Any, ...], Dict[str, Any]], Any]
+
+# Raised inside a generator, these two would end it instead of failing.
+_CONTROL_FLOW = (StopIteration, StopAsyncIteration)
+
+
+class HostError(Exception):
+    """A function of the host failed with an error that has no counterpart in this Python."""
+
+
+class Text:
+    """Stands for an object of the host in a signature: all that is known is how it reads."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def signature(spec: Dict[str, Any]) -> inspect.Signature:
+    """The signature that a spec tells of; printed, it is Python again.
+
+    >>> parameter = {"name": "a", "kind": "KEYWORD_ONLY", "annotation": "int", "default": "3"}
+    >>> signature({"parameters": [parameter], "returns": "list[int]"})
+    <Signature (*, a: int = 3) -> list[int]>
+    """
+    return inspect.Signature(
+        [
+            inspect.Parameter(
+                parameter["name"],
+                getattr(inspect.Parameter, parameter["kind"]),
+                annotation=_text(parameter["annotation"]),
+                default=_text(parameter["default"]),
+            )
+            for parameter in spec["parameters"]
+        ],
+        return_annotation=_text(spec["returns"]),
+    )
+
+
+def _text(text: Any) -> Any:
+    return inspect.Signature.empty if text is None else Text(text)
+
+
+def make(spec: Dict[str, Any], call: Call) -> Callable[..., Any]:
+    """A function that hands what it was given to `call(name, args, kwargs)`.
+
+    Defaults are not filled in: they are the host's, and may be no data at all.
+    """
+    name = spec["name"]
+    shape = signature(spec)
+    check = _checker(name, shape)
+
+    def stub(*args: Any, **kwargs: Any) -> Any:
+        check(*args, **kwargs)
+        return call(name, args, kwargs)
+
+    stub.__name__ = stub.__qualname__ = name
+    stub.__doc__ = spec["doc"]
+    stub.__module__ = "__main__"
+    stub.__annotations__ = {
+        parameter["name"]: parameter["annotation"]
+        for parameter in [*spec["parameters"], {"name": "return", "annotation": spec["returns"]}]
+        if parameter["annotation"] is not None
+    }
+    stub.__signature__ = shape  # type: ignore[attr-defined]
+    return stub
+
+
+def _checker(name: str, shape: inspect.Signature) -> Callable[..., None]:
+    """A function of that shape that does nothing: Python itself then words what does not fit."""
+    bare = [
+        parameter.replace(
+            annotation=parameter.empty,
+            default=parameter.empty if parameter.default is parameter.empty else Text("..."),
+        )
+        for parameter in shape.parameters.values()
+    ]
+    made: Dict[str, Any] = {}
+    source = f"def {name}{inspect.Signature(bare)}: pass"
+    exec(compile(source, f"<belljar>/{name}", "exec", dont_inherit=True), made)
+    check: Callable[..., None] = made[name]
+    return check
+
+
+def exception(name: str, message: str) -> BaseException:
+    """The error that the host's function raised: caught as it would be there, if it is a builtin.
+
+    `str()` of it is the message, whatever that class makes of its arguments. What would end the
+    interpreter or a generator (SystemExit, StopIteration ...) is only an error of that name here.
+
+    >>> exception("KeyError", "'a'")
+    KeyError("'a'")
+    """
+    if not name.isidentifier() or len(name) > MAX_NAME:
+        name = HostError.__name__
+    kind = getattr(builtins, name, None)
+    if isinstance(kind, type) and issubclass(kind, Exception) and kind not in _CONTROL_FLOW:
+        made = _builtin(kind, message)
+    elif name == HostError.__name__:
+        made = HostError(message)
+    else:
+        made = _named(name)(message)
+    return made
+
+
+def _builtin(kind: Any, message: str) -> Exception:
+    try:
+        made: Exception = kind(message)
+        if str(made) == message:
+            return made
+    except TypeError:
+        pass  # UnicodeDecodeError, ExceptionGroup ...: they want more than a message
+    return _worded(kind)(message)
+
+
+@functools.lru_cache(maxsize=None)  # there are only so many builtins
+def _worded(kind: Any) -> Type[Exception]:
+    """The class again, under its name, with a message as its only argument and text."""
+
+    def new(cls: Any, message: str) -> Any:
+        group = getattr(builtins, "ExceptionGroup", None)
+        if group is not None and issubclass(cls, group):
+            return kind.__new__(cls, message, [HostError(message)])
+        return kind.__new__(cls, message)
+
+    def init(self: Any, message: str) -> None:
+        self.args = (message,)
+        self._text = message
+
+    members = {"__new__": new, "__init__": init, "__str__": lambda self: self._text}
+    return type(kind.__name__, (kind,), {"__module__": "builtins", **members})
+
+
+@functools.lru_cache(maxsize=KEPT_CLASSES)
+def _named(name: str) -> Type[HostError]:
+    # In __main__, so that a traceback shows the name alone, as it was given.
+    return type(name, (HostError,), {"__module__": "__main__"})

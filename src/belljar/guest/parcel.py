@@ -1,0 +1,254 @@
+"""A parcel: a JSON text and the raw buffers that it refers to, as one run of bytes.
+
+    head (magic, sizes) | JSON text | buffers, each on a 64-byte boundary
+
+Buffers are never copied while a parcel is made, nor while one is opened. Who opens a parcel
+does not trust it: all sizes must add up, and each buffer can be taken once only, so that a
+small parcel cannot stand for a large value.
+"""
+
+import importlib
+import json
+import os
+import struct
+import sys
+from typing import Any, Callable, List, Tuple, Union
+
+MAX_DEPTH = 100
+MAX_BYTES = 1 << 30
+MAX_TEXT = 8 * 1024 * 1024
+# Rows that need no bytes (a range, nulls, items of width zero) have to end somewhere.
+MAX_FREE_ROWS = 1 << 24
+# An array or a column costs far more memory and time than the text that asks for it.
+MAX_ARRAYS = 20_000
+
+_MAGIC = b"BJ1" + (b"l" if sys.byteorder == "little" else b"b")
+_HEAD = struct.Struct("=4sII")  # magic, size of the text, number of buffers
+_ALIGN = 64
+_SMALL = 4096  # smaller pieces are copied together: a system call takes 1024 pieces at most
+_MOST_PIECES = 1024
+
+Buffer = Union[bytes, bytearray, memoryview, Any]
+
+
+class CannotTravel(Exception):
+    """The message names the path inside the value, what is there, and a remedy if there is one."""
+
+
+class Encoded:
+    """A parcel that was made; it holds on to the arrays whose memory it hands out."""
+
+    def __init__(self, text: bytes, buffers: List[memoryview]) -> None:
+        sizes = [buffer.nbytes for buffer in buffers]
+        head = _HEAD.pack(_MAGIC, len(text), len(buffers)) + struct.pack(f"={len(sizes)}Q", *sizes)
+        self._parts: List[Buffer] = [head, text]
+        end = len(head) + len(text)
+        for buffer in buffers:
+            gap = -end % _ALIGN
+            self._parts += [bytes(gap), buffer]
+            end += gap + buffer.nbytes
+        self.size = end
+
+    def pieces(self) -> List[Buffer]:
+        """The bytes in order; large buffers are the arrays' own memory."""
+        found: List[Buffer] = []
+        small: List[Buffer] = []
+        for part in self._parts:
+            if memoryview(part).nbytes < _SMALL:
+                small.append(part)
+                continue
+            found += [b"".join(small), part]
+            small.clear()
+        found.append(b"".join(small))
+        return [piece for piece in found if memoryview(piece).nbytes]
+
+    def join(self) -> bytes:
+        return b"".join(self._parts)
+
+    def write(self, fd: int) -> None:
+        """All of it, wherever the descriptor (a file, a memfd) stands."""
+        left = [memoryview(piece).cast("B") for piece in self.pieces()]
+        while left:
+            done = os.writev(fd, left[:_MOST_PIECES])
+            while left and done >= len(left[0]):
+                done -= len(left.pop(0))
+            if done:
+                left[0] = left[0][done:]
+
+
+class Note(str):
+    """A part of a path that is not an index: ` column 'x'`."""
+
+
+class _Walk:
+    """Where in a value we are. It stays where it is when something fails, for the message."""
+
+    def __init__(self, depth: int) -> None:
+        self._place: List[Any] = []
+        self._depth = depth
+
+    def enter(self, key: Any = None) -> None:
+        if len(self._place) >= self._depth:
+            raise self.refusal(f"is nested more than {MAX_DEPTH} deep")
+        self._place.append(key)
+
+    def at(self, key: Any) -> None:
+        self._place[-1] = key
+
+    def leave(self) -> None:
+        self._place.pop()
+
+    def where(self) -> str:
+        parts = [part if type(part) is Note else f"[{part!r}]" for part in self._place]
+        if len(parts) > 12:
+            parts[8:-2] = ["..."]
+        return "value" + "".join(part if len(part) < 80 else part[:76] + "...]" for part in parts)
+
+    def refusal(self, reason: str) -> CannotTravel:
+        return CannotTravel(f"{self.where()} {reason}")
+
+
+class Packer(_Walk):
+    """Collects the buffers of a value, and stops early when it becomes too large."""
+
+    def __init__(self, lower: "Callable[[Packer, Any], Any]", limit: int, text_limit: int) -> None:
+        super().__init__(MAX_DEPTH)
+        self._lower = lower
+        self._buffers: List[memoryview] = []
+        self._limit = limit
+        self._room = limit
+        self._text_limit = text_limit
+        self._text_room = text_limit
+        self._free_rows = MAX_FREE_ROWS
+        self._arrays = MAX_ARRAYS
+
+    def lower(self, value: Any) -> Any:
+        return self._lower(self, value)
+
+    def buffer(self, data: Buffer) -> int:
+        view = memoryview(data)
+        self._room -= view.nbytes
+        if self._room < 0:
+            raise self._too_large()
+        self._buffers.append(view)
+        return len(self._buffers) - 1
+
+    def spend(self, size: int) -> None:
+        """At least so many bytes of text follow."""
+        self._text_room -= size
+        if self._text_room < 0:
+            raise self._too_much_text()
+
+    def free_rows(self, count: int) -> None:
+        self._free_rows -= count
+        if self._free_rows < 0:
+            raise self.refusal(f"has more than {MAX_FREE_ROWS} rows that hold no data")
+
+    def count(self) -> None:
+        """One more array or column."""
+        self._arrays -= 1
+        if self._arrays < 0:
+            raise self.refusal(f"is one array or column more than {MAX_ARRAYS}; join some")
+
+    def seal(self, skeleton: Any) -> Encoded:
+        text = json.dumps(skeleton, separators=(",", ":")).encode("ascii")
+        self._place.clear()
+        if len(text) + 8 * len(self._buffers) > self._text_limit:
+            raise self._too_much_text()
+        encoded = Encoded(text, self._buffers)
+        if encoded.size > self._limit:
+            raise self._too_large()
+        return encoded
+
+    def _too_large(self) -> CannotTravel:
+        return CannotTravel(f"value takes more than {self._limit} bytes (at {self.where()})")
+
+    def _too_much_text(self) -> CannotTravel:
+        return CannotTravel(
+            f"value has more than {self._text_limit} bytes of small parts (at {self.where()}); "
+            "put them into an array, a table or one text"
+        )
+
+
+class Unpacker(_Walk):
+    """The buffers of a parcel that nobody vouches for."""
+
+    def __init__(
+        self, raise_up: "Callable[[Unpacker, Any], Any]", blob: Buffer, limit: int, text_limit: int
+    ) -> None:
+        super().__init__(MAX_DEPTH + 20)  # tables take a few more steps apart than together
+        self._raise_up = raise_up
+        self._view = memoryview(blob).cast("B")
+        if len(self._view) > limit:
+            raise CannotTravel(f"value takes {len(self._view)} bytes, more than {limit}")
+        text, self._spans = _open(self._view, text_limit)
+        self.skeleton = json.loads(str(text, "ascii"))
+        self._taken = [False] * len(self._spans)
+        self._free_rows = MAX_FREE_ROWS
+        self._arrays = MAX_ARRAYS
+
+    @property
+    def writable(self) -> bool:
+        return not self._view.readonly
+
+    def raise_up(self, skeleton: Any) -> Any:
+        return self._raise_up(self, skeleton)
+
+    def buffer(self, number: Any) -> memoryview:
+        if type(number) is not int or not 0 <= number < len(self._spans) or self._taken[number]:
+            raise ValueError("not a buffer")
+        self._taken[number] = True
+        start, size = self._spans[number]
+        return self._view[start : start + size]
+
+    def free_rows(self, count: int) -> None:
+        self._free_rows -= count
+        if count < 0 or self._free_rows < 0:
+            raise ValueError("too many rows without data")
+
+    def count(self) -> None:
+        self._arrays -= 1
+        if self._arrays < 0:
+            raise ValueError("too many arrays and columns")
+
+    def finish(self) -> None:
+        if not all(self._taken):
+            raise ValueError("buffers that nothing refers to")
+
+    def library(self, name: str, what: str) -> Any:
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            raise self.refusal(f"is a {what}; install {name} here to receive it") from None
+
+
+def _open(view: memoryview, text_limit: int) -> Tuple[memoryview, List[Tuple[int, int]]]:
+    """The text, and where each buffer starts and how long it is."""
+    if len(view) < _HEAD.size:
+        raise ValueError("no head")
+    magic, text_size, count = _HEAD.unpack_from(view)
+    if magic != _MAGIC:
+        raise ValueError("not a value")
+    if text_size + 8 * count > text_limit:
+        raise CannotTravel(f"value has more than {text_limit} bytes of text")
+    start = _HEAD.size + 8 * count
+    end = start + text_size
+    if end > len(view):
+        raise ValueError("shorter than it says")
+    spans = []
+    for size in struct.unpack_from(f"={count}Q", view, _HEAD.size):
+        first = end + -end % _ALIGN
+        end = first + size
+        spans.append((first, size))
+    if end != len(view):
+        raise ValueError("not as long as it says")
+    return view[start : start + text_size], spans
+
+
+def text_of(blob: Buffer) -> memoryview:
+    """The JSON text alone, unchecked; empty if there is none."""
+    view = memoryview(blob).cast("B")
+    try:
+        return _open(view, MAX_TEXT)[0]
+    except (ValueError, CannotTravel):
+        return view[:0]

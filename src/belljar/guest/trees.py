@@ -1,0 +1,284 @@
+"""Whole trees, in and out, done inside the sandbox: one page of work for each request.
+
+    scan     what some directories hold, one page
+    gather   parts of some files, each with what the file was like when it was read
+    scatter  files, directories and links to make, or to remove
+
+Paths are relative to one directory, which is opened first. Nothing here recurses, blocks, or
+holds more than a few descriptors, however the tree looks; what one request may cost is bounded.
+"""
+
+import errno
+import json
+import os
+import stat as modes
+import struct
+import time
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from . import removal, wire
+
+PAGE = 2000  # entries of one answer to `scan`
+MAX_NAMES = 100_000  # of one directory
+MAX_PART = 4 * 1024 * 1024  # bytes of one answer to `gather`
+MAX_ROWS = 500  # of one request
+FRESH = 11_000_000  # ns; kernels stamp files by a clock that may tick only every ten ms
+
+LENGTH = struct.Struct("!I")
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_TYPES = {modes.S_IFREG: "file", modes.S_IFDIR: "dir", modes.S_IFLNK: "symlink"}
+
+Answer = Tuple[Dict[str, Any], bytes]
+
+
+def open_root(path: str) -> int:
+    return os.open(path, _DIRECTORY & ~os.O_NOFOLLOW)
+
+
+def describe(status: os.stat_result) -> List[int]:
+    """By which a file is known to be as it was."""
+    mode = modes.S_IMODE(status.st_mode)
+    return [mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+
+
+# -- scan -----------------------------------------------------------------------------------
+
+
+def scan(frame: wire.Frame) -> Answer:
+    """As much of the directories in the payload as fits into a page.
+
+    `done` of them were finished; of the next one the entries up to the name `after` are here.
+    """
+    directories = json.loads(frame.payload)[:MAX_ROWS]
+    after: str = frame.header.get("after") or ""
+    found: List[List[Any]] = []
+    failed: List[List[int]] = []
+    root = open_root(frame.header["path"])
+    try:
+        for number, directory in enumerate(directories):
+            try:
+                last = _scan_one(root, number, directory, after, found)
+            except OSError as error:
+                failed.append([number, error.errno or errno.EIO])
+                last = None
+            if last is not None:
+                return {"done": number, "after": last}, _page(found, failed)
+            after = ""
+            if len(found) >= PAGE:
+                return {"done": number + 1, "after": ""}, _page(found, failed)
+    finally:
+        os.close(root)
+    return {"done": len(directories), "after": ""}, _page(found, failed)
+
+
+def _page(found: List[List[Any]], failed: List[List[int]]) -> bytes:
+    return json.dumps({"entries": found, "failed": failed}).encode("ascii")
+
+
+def _scan_one(
+    root: int, number: int, directory: str, after: str, found: List[List[Any]]
+) -> Optional[str]:
+    """Add its entries, by name; the last one that was added, if there are more."""
+    fd = os.open(directory or ".", _DIRECTORY, dir_fd=root)
+    try:
+        names = _names(fd, after)
+        room = PAGE - len(found)
+        for name in names[:room]:
+            try:
+                found.append([number, name, *_entry(fd, name)])
+            except FileNotFoundError:
+                continue  # removed meanwhile
+        return names[room - 1] if len(names) > room else None
+    finally:
+        os.close(fd)
+
+
+def _names(fd: int, after: str) -> List[str]:
+    names = []
+    with os.scandir(fd) as entries:
+        for count, entry in enumerate(entries):
+            if count >= MAX_NAMES:
+                raise OSError(errno.E2BIG, "too many entries")
+            if entry.name > after:
+                names.append(entry.name)
+    return sorted(names)
+
+
+def _entry(fd: int, name: str) -> List[Any]:
+    status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+    kind = _TYPES.get(modes.S_IFMT(status.st_mode), "other")
+    row: List[Any] = [kind, *describe(status)]
+    if kind == "symlink":
+        row.append(os.readlink(name, dir_fd=fd))
+    return row
+
+
+# -- gather ---------------------------------------------------------------------------------
+
+
+def gather(frame: wire.Frame) -> Answer:
+    """Parts of files: [path, offset, size] each, together at most MAX_PART bytes."""
+    rows: List[List[Any]] = []
+    data = bytearray()
+    follow = bool(frame.header.get("follow"))  # one file that the caller named himself
+    root = open_root(frame.header["path"])
+    try:
+        for path, offset, size in json.loads(frame.payload)[:MAX_ROWS]:
+            size = min(int(size), MAX_PART - len(data))
+            try:
+                row, part = _read(root, path, int(offset), size, follow)
+            except OSError as error:
+                row, part = [error.errno or errno.EIO], b""
+            rows.append(row)
+            data += part
+    finally:
+        os.close(root)
+    return {"rows": rows}, bytes(data)
+
+
+def _read(root: int, path: str, offset: int, size: int, follow: bool) -> Tuple[List[Any], bytes]:
+    """[0, length of the part, whether the file stood still, whether a later change would show,
+    the description]."""
+    fd = open_regular(path, os.O_RDONLY, root, follow)
+    try:
+        before = describe(os.fstat(fd))
+        data = os.pread(fd, size, offset) if size > 0 else b""
+        after = describe(os.fstat(fd))
+    finally:
+        os.close(fd)
+    return [0, len(data), before == after, _settled(after), *after], data
+
+
+def _settled(description: List[int]) -> bool:
+    """Whether a change from now on gives the file another time stamp than it has."""
+    return description[3] < time.time_ns() - FRESH
+
+
+def open_regular(path: str, flags: int, below: Optional[int] = None, follow: bool = True) -> int:
+    """Never waits, and gives nothing but a regular file."""
+    flags |= _FILE if follow else _FILE | os.O_NOFOLLOW
+    fd = os.open(path, flags, 0o666, dir_fd=below)
+    status = os.fstat(fd)
+    if modes.S_ISREG(status.st_mode):
+        return fd
+    os.close(fd)
+    if modes.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "it is a directory")
+    raise OSError(errno.EINVAL, "it is not a regular file")
+
+
+# -- scatter --------------------------------------------------------------------------------
+
+
+def scatter(frame: wire.Frame) -> Answer:
+    """Do what the rows in the payload say, each with its part of the data that follows them."""
+    (length,) = LENGTH.unpack_from(frame.payload)
+    start = LENGTH.size + length
+    wanted = json.loads(frame.payload[LENGTH.size : start])[:MAX_ROWS]
+    data = memoryview(frame.payload)[start:]
+    os.makedirs(frame.header["path"], exist_ok=True)
+    root = open_root(frame.header["path"])
+    verbs: Dict[str, Callable[..., List[Any]]] = {
+        "file": _make_file,
+        "dir": _make_dir,
+        "symlink": _make_symlink,
+        "remove": _remove,
+    }
+    rows: List[List[Any]] = []
+    try:
+        for verb, path, *rest in wanted:
+            part = data[: rest[1]] if verb == "file" else data[:0]
+            data = data[len(part) :]
+            try:
+                rows.append([0, *verbs[verb](root, path, *rest, part)])
+            except OSError as error:
+                rows.append([error.errno or errno.EIO])
+    finally:
+        os.close(root)
+    return {"rows": rows}, b""
+
+
+def _make_file(
+    root: int,
+    path: str,
+    offset: int,
+    size: int,
+    mode: Optional[int],
+    mtime: Optional[int],
+    part: memoryview,
+) -> List[Any]:
+    """Write a part; the last one comes with the mode and the time that the file shall have."""
+    fd = (
+        _open_new(root, path)
+        if offset == 0
+        else open_regular(path, os.O_WRONLY, root, follow=False)
+    )
+    try:
+        while part:
+            written = os.pwrite(fd, part, offset)
+            offset, part = offset + written, part[written:]
+        if mode is not None:
+            os.fchmod(fd, mode & 0o777)
+        if mtime is not None:
+            os.utime(fd, ns=(mtime, mtime))
+        after = describe(os.fstat(fd))
+        return [_settled(after), *after]
+    finally:
+        os.close(fd)
+
+
+def _open_new(root: int, path: str) -> int:
+    """An empty file, in the place of whatever has that name, unless it is a directory."""
+    _make_parents(root, path)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    try:
+        return open_regular(path, flags, root, follow=False)
+    except IsADirectoryError:
+        raise
+    except OSError:
+        os.unlink(path, dir_fd=root)  # a link, a pipe, a file that may not be written
+        return open_regular(path, flags | os.O_EXCL, root, follow=False)
+
+
+def _make_parents(root: int, path: str) -> None:
+    parent = os.path.dirname(path)
+    if not parent:
+        return
+    missing: List[str] = []
+    while parent:
+        try:
+            os.close(os.open(parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root))
+            break
+        except FileNotFoundError:
+            missing.append(parent)
+            parent = os.path.dirname(parent)
+    for each in reversed(missing):
+        os.mkdir(each, dir_fd=root)
+
+
+def _make_dir(root: int, path: str, part: memoryview) -> List[Any]:
+    _make_parents(root, path)
+    try:
+        os.mkdir(path, dir_fd=root)
+    except FileExistsError:
+        os.close(os.open(path, _DIRECTORY, dir_fd=root))  # a directory is fine
+    return []
+
+
+def _make_symlink(root: int, path: str, target: str, part: memoryview) -> List[Any]:
+    _make_parents(root, path)
+    try:
+        os.symlink(target, path, dir_fd=root)
+    except FileExistsError:
+        os.unlink(path, dir_fd=root)
+        os.symlink(target, path, dir_fd=root)
+    return []
+
+
+def _remove(root: int, path: str, part: memoryview) -> List[Any]:
+    try:
+        removal.remove(path, root)
+    except FileNotFoundError:
+        return []  # somebody was faster
+    return []

@@ -1,0 +1,120 @@
+"""What a fork of the worker must put right, so that it goes on as if it had always been alone."""
+
+import asyncio
+import os
+import stat as modes
+import threading
+from typing import Any, List, NamedTuple, Optional, Tuple
+
+CONTROL = 3
+PARKED, RUNNING = b"900", b"1000"  # out of memory, what runs is to go before what is parked
+
+
+class Snapshot(NamedTuple):
+    """What is shared with the original, or is named by paths that may lead elsewhere later."""
+
+    directory: str
+    files: "List[Tuple[int, str, int, int]]"  # descriptor, path, flags, position
+
+
+def take(workspace: str) -> Snapshot:
+    try:
+        directory = os.getcwd()
+    except FileNotFoundError:
+        directory = workspace
+    found = []
+    for fd, path in _descriptors():
+        if not path.startswith(workspace + "/"):
+            continue
+        status = os.fstat(fd)
+        if modes.S_ISREG(status.st_mode) and status.st_nlink:
+            flags = _flags(fd) & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC)
+            found.append((fd, path, flags, os.lseek(fd, 0, os.SEEK_CUR)))
+    return Snapshot(directory, found)
+
+
+def restore(snapshot: Snapshot, workspace: str) -> None:
+    """Open files are shared with the original up to here, and so is how far they were read."""
+    for fd, path, flags, position in snapshot.files:
+        try:
+            new = os.open(path, flags | os.O_CLOEXEC)
+        except OSError:
+            continue  # it was not a file of the workspace's any more: it stays what it was
+        os.lseek(new, position, os.SEEK_SET)
+        os.dup2(new, fd, inheritable=False)
+        os.close(new)
+    try:
+        os.chdir(snapshot.directory)
+    except OSError:
+        os.chdir(workspace)
+
+
+def lacks(
+    loop: Optional[asyncio.AbstractEventLoop], known: List[int], control: int
+) -> List[str]:
+    """What no fork can have, in words. `control` is the socket that the fork will get."""
+    found = []
+    threads = [t for t in threading.enumerate() if t.ident not in known]
+    if threads:
+        found.append(f"{len(threads)} running thread{'s' * (len(threads) > 1)}")
+    if loop is not None and not loop.is_closed() and asyncio.all_tasks(loop):
+        found.append("asyncio tasks that had not ended")
+    ours = (CONTROL, control)
+    sockets = [fd for fd, path in _descriptors() if path.startswith("socket:") and fd not in ours]
+    if loop is not None:
+        sockets = sockets[2:]  # the loop's own
+    if sockets:
+        found.append("open sockets (they are shared with the original)")
+    if _has_children():
+        found.append("child processes")
+    return found
+
+
+def rank(score: bytes) -> None:
+    """For the kernel, which ends somebody when memory runs out."""
+    fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, score)
+    finally:
+        os.close(fd)
+
+
+def silence(streams: "Tuple[int, ...]" = (1, 2)) -> None:
+    """Its pipes are the original's."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in streams:
+        os.dup2(null, fd)
+    os.close(null)
+
+
+def _descriptors() -> "List[Tuple[int, str]]":
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.append((int(name), os.readlink(f"/proc/self/fd/{name}")))
+        except OSError:
+            continue  # of the listing itself
+    return found
+
+
+def _flags(fd: int) -> int:
+    with open(f"/proc/self/fdinfo/{fd}") as file:
+        for line in file:
+            if line.startswith("flags:"):
+                return int(line.split()[1], 8)
+    return os.O_RDONLY
+
+
+def _has_children() -> bool:
+    own = str(os.getpid()).encode()
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                fields: Any = file.read().rpartition(b")")[2].split()
+        except OSError:
+            continue  # ended meanwhile
+        if fields[1] == own and fields[0] != b"Z":
+            return True
+    return False

@@ -1,0 +1,104 @@
+"""A place: one live guest, its channel, and the sandboxes that live in it.
+
+A sandbox and its forks share a guest, and with it their limits. Each has an interpreter of its own
+and files of its own at /workspace; as there is only one /workspace, they take turns: what one has
+under way (cells, commands, files) is finished before another goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+import anyio
+
+from belljar.backends.base import Guest
+from belljar.channel import Channel
+from belljar.errors import SandboxError
+from belljar.guest import wire
+
+KEEP_TIMEOUT = 30.0  # seconds to copy an interpreter and its files
+
+
+class Place:
+    def __init__(self, guest: Guest, shareable: int) -> None:
+        self.guest = guest
+        self.channel = Channel(guest.stream, shareable)
+        self.memory_kills = 0  # up to the last cell
+        self.functions: dict[int, int] = {}  # branch -> version of the functions it knows
+        self._branches = {0}
+        self._last = 0  # number of a branch or a checkpoint
+        self._active = 0
+        self._under_way = 0
+        self._free = anyio.Event()
+
+    @property
+    def alive(self) -> bool:
+        return self.channel.alive
+
+    @property
+    def shared(self) -> bool:
+        return len(self._branches) > 1
+
+    @contextlib.asynccontextmanager
+    async def turn(self, branch: int) -> AsyncIterator[None]:
+        """While this lasts, /workspace is that of `branch`. Any number of one branch at once."""
+        while self._under_way and self._active != branch:
+            await self._free.wait()
+        self._under_way += 1
+        try:
+            if self._active != branch:
+                self._active = branch
+                await self.channel.send(wire.SWITCH, 0, {"branch": branch})
+            yield
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._free.set()
+                self._free = anyio.Event()
+
+    async def keep(self, *, branch: bool) -> tuple[int, tuple[str, ...]]:
+        """Park a copy of the active interpreter and its files, as a branch or a checkpoint: its
+        number, and what it lacks. Called in a turn, between cells."""
+        self._last += 1
+        number = self._last
+        header: dict[str, object] = {"number": number, "branch": branch}
+        answer = await self._ask(wire.KEEP, header, "could not keep the interpreter")
+        if branch:
+            self._branches.add(number)
+            self.functions[number] = self.functions.get(self._active, -1)
+        lacks = answer.get("lacks")
+        texts = lacks if isinstance(lacks, list) else []
+        return number, tuple(str(text)[:200] for text in texts[:20])
+
+    async def go_back(self, checkpoint: int) -> None:
+        """Let the active branch go on from a checkpoint. Called in a turn, between cells."""
+        await self._ask(wire.RETURN, {"number": checkpoint}, "could not go back")
+
+    async def release(self, number: int) -> None:
+        await self.channel.call(wire.RELEASE, {"number": number})
+
+    async def _ask(self, kind: int, header: dict[str, object], failed: str) -> dict[str, object]:
+        answer, _ = await self.channel.call(kind, header, timeout=KEEP_TIMEOUT)
+        if error := answer.get("error"):
+            raise SandboxError(f"{failed}: {str(error)[:200]}", hint=_hint(str(error)))
+        return answer
+
+    async def leave(self, branch: int) -> None:
+        """The sandbox of this branch needs it no more; the last one puts out the light."""
+        self._branches.discard(branch)
+        if self._branches and self.alive:
+            await self.release(branch)
+        elif not self._branches:
+            self.guest.kill()
+            with anyio.CancelScope(shield=True):
+                await self.channel.retire()
+                await self.guest.close()
+
+
+def _hint(error: str) -> str | None:
+    if "space" in error:
+        return "copies of the workspace count too: give it more with Limits(workspace=...)"
+    if "process" in error or "memory" in error:
+        return "copies of the interpreter count too: raise Limits(memory=..., processes=...)"
+    return None

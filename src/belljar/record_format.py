@@ -1,0 +1,125 @@
+"""The lines of a record: what a cell looks like in JSON.
+
+A record is a file of JSON lines in ASCII, one object a line, each with its "kind":
+
+    {"kind": "session", "format": "belljar-record", "version": 1, "session": "…", "environment": …}
+    {"kind": "cell", "session": "…", "code": "1 + 1", "timeout": 30.0, "execution": {…}}
+    {"kind": "write", "session": "…", "path": "/workspace/a.csv", "content": {"base64": …}}
+    {"kind": "end", "session": "…"}
+
+A line is bounded, so that whoever reads can be strict: what would make it longer is left out, and
+its size and hash stand in its place. `record_parse` reads it back.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+
+from belljar.environment import Environment
+from belljar.execution import CommandResult, Execution, Result
+from belljar.requirement import shown
+
+FORMAT = "belljar-record"
+VERSION = 1
+MAX_LINE = 128 * 2**20  # bytes; longer ones are refused when read
+MAX_CELL = 64 * 2**20  # bytes of JSON that the parts of one line may have together
+MAX_PART = 16 * 2**20  # bytes of JSON for one text or picture
+INLINE = 2**20  # bytes of a file or a value that are kept with the event that brought it
+BEGINNING = 1000  # characters that are kept of a text that is left out
+
+
+class Room:
+    """How much one line may still hold."""
+
+    def __init__(self) -> None:
+        self._left = MAX_CELL
+
+    def text(self, text: str) -> object:
+        needed = len(json.dumps(text))
+        if self._takes(needed):
+            return text
+        raw = text.encode("utf-8", "surrogatepass")
+        return _absent(raw) | {"begins": text[:BEGINNING]}
+
+    def binary(self, raw: bytes) -> object:
+        needed = len(raw) * 4 // 3 + 4
+        return {"base64": _base64(raw)} if self._takes(needed) else _absent(raw)
+
+    def _takes(self, needed: int) -> bool:
+        if needed > min(MAX_PART, self._left):
+            return False
+        self._left -= needed
+        return True
+
+
+def _absent(raw: bytes | memoryview) -> dict[str, object]:
+    return {"left_out": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
+
+
+def _base64(raw: bytes | memoryview) -> str:
+    return base64.b64encode(raw).decode("ascii")
+
+
+def dump_cell(code: str, execution: Execution) -> dict[str, object]:
+    """The parts of a line that may be large: the code and what came of it."""
+    room = Room()
+    return {
+        "code": room.text(code),
+        "execution": {
+            "outcome": execution.outcome.value,
+            "text": None if execution.text is None else room.text(execution.text),
+            "error": None
+            if execution.error is None
+            else {name: room.text(text) for name, text in asdict(execution.error).items()},
+            "stdout": room.text(execution.stdout),
+            "stderr": room.text(execution.stderr),
+            "background": room.text("".join(execution.logs.background)),
+            "results": [_dump_result(result, room) for result in execution.results],
+            "exit_code": execution.exit_code,
+            "signal": execution.signal,
+            "execution_count": execution.execution_count,
+            "usage": asdict(execution.usage),
+            "state_preserved": execution.state_preserved,
+            "truncated": execution.truncated,
+            "notes": list(execution.notes),
+            "calls": [asdict(call) for call in execution.calls],
+            "files": None if execution.files is None else asdict(execution.files),
+        },
+    }
+
+
+def _dump_result(result: Result, room: Room) -> dict[str, object]:
+    return {
+        "is_main_result": result.is_main_result,
+        "raw": {
+            mime: room.text(content) if isinstance(content, str) else room.binary(bytes(content))
+            for mime, content in result.raw.items()
+        },
+    }
+
+
+def dump_field(value: object) -> object:
+    """Any field of an event; bytes become base64, or size and hash if they are many."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        raw = memoryview(value).cast("B")
+        return {"base64": _base64(raw)} if len(raw) <= INLINE else _absent(raw)
+    if isinstance(value, CommandResult):
+        room = Room()
+        texts = {"stdout": room.text(value.stdout), "stderr": room.text(value.stderr)}
+        return value.to_dict() | texts
+    if isinstance(value, Mapping):
+        return {str(name): dump_field(each) for name, each in value.items()}
+    if isinstance(value, Sequence):
+        return [dump_field(each) for each in value]
+    raise TypeError(f"a record cannot hold a {type(value).__name__}")
+
+
+def dump_environment(environment: Environment) -> dict[str, object]:
+    """What `Environment` needs to be made again; a local wheel is named without its directory."""
+    return asdict(environment) | {"packages": [shown(package) for package in environment.packages]}

@@ -1,0 +1,225 @@
+"""The lines of a record, taken apart.
+
+They may come from anywhere, so that nothing in them is trusted: each value is of the kind that
+`record_format` writes there, or the line is refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from belljar.execution import (
+    Call,
+    CommandResult,
+    ErrorInfo,
+    Execution,
+    FileChanges,
+    Logs,
+    Outcome,
+    Result,
+    Usage,
+)
+
+T = TypeVar("T")
+
+
+class Malformed(Exception):
+    """A line is not what the format says; the message tells where in it."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Takes values out of parsed JSON, of the kind that is wanted or not at all."""
+
+    line: Mapping[str, object]
+    at: str = ""  # where in the line, for messages
+    left_out: dict[str, str] = field(default_factory=dict)  # place -> SHA-256
+
+    def get(self, name: str, kind: type[T], default: T | None = None) -> T:
+        value = self.line.get(name, default)
+        # bool is an int for Python, and 1 a float for people.
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = _as_float(value)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise Malformed(f"{self._place(name)} is not {_article(kind)}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise Malformed(f"{self._place(name)} is too large")
+        return value
+
+    def count(self, name: str) -> int:
+        number = self.get(name, int, 0)
+        if number < 0:
+            raise Malformed(f"{self._place(name)} is negative")
+        return number
+
+    def optional(self, name: str, kind: type[T]) -> T | None:
+        return None if self.line.get(name) is None else self.get(name, kind)
+
+    def below(self, name: str) -> Reader:
+        value = self.line.get(name)
+        if not isinstance(value, dict):
+            raise Malformed(f"{self._place(name)} is not an object")
+        return Reader(value, self._place(name), self.left_out)
+
+    def each(self, name: str) -> list[Reader]:
+        values = self.get(name, list, [])
+        indexed = {f"{name}[{index}]": value for index, value in enumerate(values)}
+        outer = Reader(indexed, self.at, self.left_out)
+        return [outer.below(index) for index in indexed]
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        values = self.get(name, list, [])
+        if not all(isinstance(value, str) for value in values):
+            raise Malformed(f"{self._place(name)} holds something that is not a text")
+        return tuple(values)
+
+    def mapping(self, name: str) -> dict[str, str]:
+        inner = self.below(name)
+        return {key: inner.get(key, str) for key in inner.line}
+
+    def text(self, name: str) -> str:
+        """A text that may have been left out: what there is of it, and a word about the rest."""
+        value = self.line.get(name)
+        if value is None:
+            return ""
+        if isinstance(value, dict):
+            inner = self.below(name)
+            size = self._note_absence(inner, name)
+            begins = inner.get("begins", str, "")
+            return f"{begins}\n[{size:,} bytes in all; the rest is not in the record]"
+        return self.get(name, str)
+
+    def content(self, name: str) -> bytes | None:
+        """Bytes, or None if they were left out."""
+        inner = self.below(name)
+        if "base64" not in inner.line:
+            self._note_absence(inner, name)
+            return None
+        try:
+            return base64.b64decode(inner.get("base64", str), validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise Malformed(f"{self._place(name)} is not base64: {error}") from None
+
+    def _note_absence(self, inner: Reader, name: str) -> int:
+        size = inner.count("left_out")
+        self.left_out[self._place(name)] = inner.get("sha256", str)
+        return size
+
+    def _place(self, name: str) -> str:
+        return f"{self.at}.{name}" if self.at else name
+
+
+def _as_float(number: int) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        raise Malformed("a number is too large") from None
+
+
+def _article(kind: type[object]) -> str:
+    names = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+    return names.get(kind, "a list" if kind is list else "an object")
+
+
+def load_execution(line: Reader) -> Execution:
+    """Undo `dump_cell`. What was left out is named in `line.left_out`."""
+    told = line.below("execution")
+    try:
+        outcome = Outcome(told.get("outcome", str))
+    except ValueError:
+        raise Malformed(f"execution.outcome {told.line['outcome']!r:.100} is unknown") from None
+    stdout, stderr, background = (told.text(name) for name in ("stdout", "stderr", "background"))
+    return Execution(
+        outcome=outcome,
+        text=None if told.line.get("text") is None else told.text("text"),
+        value=None,  # a record has the texts of a value, not the value
+        results=tuple(_load_result(each) for each in told.each("results")),
+        stdout=stdout,
+        stderr=stderr,
+        logs=Logs(
+            stdout=(stdout,) if stdout else (),
+            stderr=(stderr,) if stderr else (),
+            background=(background,) if background else (),
+        ),
+        error=_load_error(told),
+        exit_code=told.optional("exit_code", int),
+        signal=told.optional("signal", int),
+        execution_count=told.count("execution_count"),
+        usage=load_usage(told),
+        state_preserved=told.get("state_preserved", bool, True),
+        truncated=told.get("truncated", bool, False),
+        notes=told.texts("notes"),
+        calls=tuple(_load_call(each) for each in told.each("calls")),
+        files=_load_files(told),
+    )
+
+
+def _load_call(told: Reader) -> Call:
+    return Call(
+        name=told.get("name", str),
+        duration=told.get("duration", float),
+        ok=told.get("ok", bool),
+        argument_bytes=told.count("argument_bytes"),
+        error=told.optional("error", str),
+    )
+
+
+def _load_files(told: Reader) -> FileChanges | None:
+    if told.line.get("files") is None:
+        return None
+    files = told.below("files")
+    kinds = ("created", "changed", "removed")
+    return FileChanges(**{kind: files.texts(kind) for kind in kinds})
+
+
+def _load_error(told: Reader) -> ErrorInfo | None:
+    if told.line.get("error") is None:
+        return None
+    error = told.below("error")
+    return ErrorInfo(
+        name=error.text("name"), value=error.text("value"), traceback=error.text("traceback")
+    )
+
+
+def _load_result(told: Reader) -> Result:
+    raw: dict[str, str | bytes] = {}
+    parts = told.below("raw")
+    for mime, part in parts.line.items():
+        if isinstance(part, dict) and "begins" not in part:
+            # Left out: an empty content in its place, so that the formats are still told.
+            raw[mime] = parts.content(mime) or b""
+        else:
+            raw[mime] = parts.text(mime)
+    return Result(raw=raw, is_main_result=told.get("is_main_result", bool, False))
+
+
+def load_usage(told: Reader) -> Usage:
+    usage = told.below("usage")
+    return Usage(
+        wall=usage.get("wall", float),
+        cpu=usage.optional("cpu", float),
+        peak_memory=usage.optional("peak_memory", int),
+        output_bytes=usage.count("output_bytes"),
+    )
+
+
+def load_command(line: Reader) -> CommandResult:
+    told = line.below("result")
+    try:
+        outcome = Outcome(told.get("outcome", str))
+    except ValueError:
+        raise Malformed(f"result.outcome {told.line['outcome']!r:.100} is unknown") from None
+    return CommandResult(
+        stdout=told.text("stdout"),
+        stderr=told.text("stderr"),
+        exit_code=told.optional("exit_code", int),
+        signal=told.optional("signal", int),
+        outcome=outcome,
+        usage=load_usage(told),
+        truncated=told.get("truncated", bool, False),
+    )

@@ -1,0 +1,269 @@
+"""Reads a record back: sessions, and in each the cells and events in their order."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, NoReturn
+
+from belljar.errors import InvalidOption
+from belljar.execution import Execution
+from belljar.limits import RULES, Limits
+from belljar.record_format import FORMAT, MAX_LINE, VERSION
+from belljar.record_parse import Malformed, Reader, load_execution
+
+MAX_RECORD = 2 * 2**30  # bytes of the whole file: it is held in memory
+_HEADER = re.compile(rb'\s*\{[^{}]{0,400}"format":\s*"%s"' % FORMAT.encode())
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedEnvironment:
+    """The description of an environment. Whether to build it is for whoever trusts the record:
+    what it preloads runs outside any sandbox."""
+
+    name: str
+    packages: tuple[str, ...]
+    python: str | None
+    preload: tuple[str, ...]
+    warmup: str
+    allow_builds: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One cell as it was recorded."""
+
+    number: int  # 1 is the first of the record
+    line: int  # of the file
+    code: str
+    execution: Execution
+    timeout: float | None  # as the caller gave it
+    env: tuple[str, ...]  # names of the variables set for this cell
+    undo_on_error: bool
+    began: float  # seconds since the epoch
+    left_out: Mapping[str, str]  # place in the line -> SHA-256 of what was too large
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something else that was done with the sandbox."""
+
+    kind: str
+    line: int
+    began: float
+    fields: Mapping[str, object]  # as they are in the file
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """One sandbox, from its start on."""
+
+    id: str
+    line: int
+    belljar: str  # the version that wrote it
+    sandbox: str
+    backend: str
+    environment: RecordedEnvironment
+    limits: Limits
+    env: tuple[str, ...]  # names; the values are not in a record
+    functions: tuple[str, ...]  # names
+    metadata: Mapping[str, str]
+    host_files: tuple[str, ...]  # paths in the guest where files of the host were seen
+    began: float
+    steps: tuple[Cell | Event, ...] = ()
+    closed: bool = False  # its end is in the record too
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        return tuple(step for step in self.steps if isinstance(step, Cell))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    path: Path
+    sessions: tuple[Session, ...]
+    notes: tuple[str, ...]  # what was odd about the file, in sentences
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        return tuple(cell for session in self.sessions for cell in session.cells)
+
+
+def is_header(beginning: bytes) -> bool:
+    """Tell a record from another file by its first bytes."""
+    return _HEADER.match(beginning) is not None
+
+
+def read(path: str | os.PathLike[str]) -> Record:
+    """Read a record; InvalidOption names the file and the line of what is wrong with it."""
+    source = Path(path)
+    reading = _Reading(source)
+    try:
+        # O_NONBLOCK: a pipe without a writer would keep us waiting.
+        file = os.fdopen(os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise InvalidOption(f"cannot read the record {str(source)!r}: {reason}") from error
+    with file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise InvalidOption(f"{str(source)!r} is not an ordinary file")
+        if not is_header(os.pread(file.fileno(), 4096, 0)):
+            raise InvalidOption(
+                f"{str(source)!r} is not a record",
+                hint="records are made by Sandbox(record=...) or `belljar run --record FILE`",
+            )
+        for number, line in _lines(file, source):
+            reading.take(number, line)
+    return reading.done()
+
+
+def _lines(file: IO[bytes], path: Path) -> Iterator[tuple[int, bytes]]:
+    number, size = 0, 0
+    while line := file.readline(MAX_LINE + 1):
+        number, size = number + 1, size + len(line)
+        if len(line) > MAX_LINE:
+            raise _wrong(path, number, f"it is longer than {MAX_LINE >> 20} MiB")
+        if size > MAX_RECORD:
+            raise _wrong(path, number, f"the record has more than {MAX_RECORD >> 20} MiB")
+        if line.strip():
+            yield number, line
+
+
+def _wrong(path: Path, line: int, why: str) -> InvalidOption:
+    return InvalidOption(f"{str(path)!r}, line {line}: {why}")
+
+
+class _Reading:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._sessions: dict[str, Session] = {}
+        self._steps: dict[str, list[Cell | Event]] = {}
+        self._notes: list[str] = []
+        self._cells = 0
+        self._torn: tuple[int, str] | None = None  # fine at the end, or before a new session
+
+    def take(self, number: int, line: bytes) -> None:
+        try:
+            parsed = json.loads(line, parse_constant=_refuse)
+            if not isinstance(parsed, dict):
+                raise ValueError("it is not an object")
+        except (ValueError, RecursionError) as error:
+            self._refuse_torn()
+            self._torn = number, str(error)
+            return
+        reader = Reader(parsed)
+        try:
+            kind = reader.get("kind", str)
+            if kind == "session":
+                self._accept_torn()
+                self._begin(number, reader)
+            else:
+                self._refuse_torn()
+                self._step(number, kind, reader)
+        except (Malformed, InvalidOption) as error:
+            raise _wrong(self._path, number, str(error)) from error
+
+    def done(self) -> Record:
+        self._accept_torn()
+        sessions = tuple(
+            replace(session, steps=tuple(self._steps[session.id]))
+            for session in self._sessions.values()
+        )
+        return Record(path=self._path, sessions=sessions, notes=tuple(self._notes))
+
+    def _begin(self, number: int, line: Reader) -> None:
+        if line.get("format", str) != FORMAT:
+            raise Malformed(f"the format is not {FORMAT!r}")
+        version = line.get("version", int)
+        if version != VERSION:
+            raise Malformed(f"version {version} of the format is not known; this is {VERSION}")
+        session = Session(
+            id=line.get("session", str),
+            line=number,
+            belljar=line.get("belljar", str, "?"),
+            sandbox=line.get("sandbox", str, "?"),
+            backend=line.get("backend", str, "auto"),
+            environment=_environment(line.below("environment")),
+            limits=self._limits(number, line),
+            env=line.texts("env"),
+            functions=line.texts("functions"),
+            metadata=line.mapping("metadata") if "metadata" in line.line else {},
+            host_files=line.texts("host_files"),
+            began=line.get("at", float, 0.0),
+        )
+        if session.id in self._sessions:
+            raise Malformed(f"the session {session.id!r} has begun already")
+        self._sessions[session.id] = session
+        self._steps[session.id] = []
+
+    def _limits(self, number: int, line: Reader) -> Limits:
+        """What was asked for, and what was a default then and is not any more."""
+        given = line.below("limits").line
+        explicit = line.texts("explicit_limits")
+        for name in given:
+            if name not in RULES:
+                self._notes.append(f"line {number}: there is no limit {name!r} here")
+        return Limits.coerce(
+            {
+                name: value
+                for name, value in given.items()
+                if name in RULES and (name in explicit or value != RULES[name].default)
+            }
+        )
+
+    def _step(self, number: int, kind: str, line: Reader) -> None:
+        id = line.get("session", str)
+        if id not in self._sessions:
+            raise Malformed(f"the session {id!r} has not begun")
+        began = line.get("at", float, 0.0)
+        if kind == "end":
+            self._sessions[id] = replace(self._sessions[id], closed=True)
+        elif kind == "cell":
+            self._cells += 1
+            code, execution = line.text("code"), load_execution(line)
+            cell = Cell(
+                number=self._cells,
+                line=number,
+                code=code,
+                execution=execution,
+                timeout=line.optional("timeout", float),
+                env=line.texts("env"),
+                undo_on_error=line.get("undo_on_error", bool, False),
+                began=began,
+                left_out=line.left_out,
+            )
+            self._steps[id].append(cell)
+        else:
+            event = Event(kind=kind, line=number, began=began, fields=line.line)
+            self._steps[id].append(event)
+
+    def _accept_torn(self) -> None:
+        if self._torn is not None:
+            self._notes.append(
+                f"line {self._torn[0]} is incomplete: whoever wrote it was stopped in the middle"
+            )
+            self._torn = None
+
+    def _refuse_torn(self) -> None:
+        if self._torn is not None:
+            raise _wrong(self._path, self._torn[0], f"it is not JSON: {self._torn[1]}")
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _environment(told: Reader) -> RecordedEnvironment:
+    return RecordedEnvironment(
+        name=told.get("name", str),
+        packages=told.texts("packages"),
+        python=told.optional("python", str),
+        preload=told.texts("preload"),
+        warmup=told.get("warmup", str, ""),
+        allow_builds=told.get("allow_builds", bool, False),
+    )

@@ -1,0 +1,117 @@
+"""From a run that has ended to its Execution: the outcome, the value, and notes for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from belljar import cargo, cell
+from belljar.cell import Run
+from belljar.errors import CannotTravel, SandboxError
+from belljar.execution import Execution, Outcome, Result
+from belljar.limits import Limits
+from belljar.result import TABLE
+
+
+async def of(
+    run: Run,
+    *,
+    kills_before: int,  # for want of memory, up to the last cell
+    ended: str | None,  # why the sandbox can be used no more
+    fresh: bool,  # variables were lost before it began
+    count: int,
+    limits: Limits,
+) -> tuple[Execution, int]:
+    """The Execution, and how many processes were killed for want of memory up to now."""
+    after = run.after()
+    status = str(run.done.header.get("status")) if run.done is not None else None
+    payload = run.done.payload if run.done is not None else b""
+    error = cell.parse_error(payload) if status == "error" else None
+    # Since the last cell, not since the start of this one: what is killed in between, for
+    # memory that the last one left behind, may die only now.
+    kills = after.memory_kills - kills_before
+    outcome = cell.decide(
+        status=status,
+        error=error.name if error else None,
+        stopped_for=run.stopped_for,
+        memory_kills=kills,
+        interrupted=run.interrupted,
+    )
+    if outcome is Outcome.lost and ended is not None:
+        outcome = Outcome.killed  # by close(), kill(), or the end of its lifetime
+    lost = run.done is None or run.flag("lost")
+    fresh = fresh or run.flag("fresh")
+    main = next((r for r in reversed(run.results) if r.is_main_result), None)
+    execution = Execution(
+        outcome=outcome,
+        text=main.text if main is not None else None,
+        value=None,
+        results=tuple(run.results),
+        stdout=run.streams["stdout"].text,
+        stderr=run.streams["stderr"].text,
+        logs=run.logs(),
+        error=error,
+        exit_code=run.number("exit_code"),
+        signal=run.number("signal"),
+        execution_count=count,
+        usage=run.usage(after),
+        state_preserved=not lost and not fresh,
+        truncated=run.truncated or run.dropped,
+        calls=tuple(run.calls.made),
+        files=run.files,
+        notes=tuple(_notes(run, outcome, ended=ended, lost=lost, fresh=fresh, kills=kills)),
+    )
+    if outcome is Outcome.ok:
+        execution = await _with_value(execution, run, main, limits)
+    return execution, after.memory_kills
+
+
+async def _with_value(
+    execution: Execution, run: Run, main: Result | None, limits: Limits
+) -> Execution:
+    why = run.text("unplain")
+    try:
+        if (
+            run.flag("shown")
+            and main is not None
+            and isinstance(table := main.raw.get(TABLE), bytes)
+        ):
+            value = await cargo.decode(table, len(table), limits.output)
+        else:
+            blob = run.value
+            value = await cargo.decode(blob, len(blob), limits.output) if blob else None
+    except CannotTravel as error:
+        value, why = None, str(error)
+    if why is None:
+        return replace(execution, value=value)
+    note = f"value is None, because {why}; see text and results"
+    return replace(execution, notes=(*execution.notes, note))
+
+
+def _notes(
+    run: Run, outcome: Outcome, *, ended: str | None, lost: bool, fresh: bool, kills: int
+) -> Iterator[str]:
+    if run.done is None:
+        why = f"it {ended}" if ended else "its first process died"
+        yield f"the sandbox is gone ({why}); variables and files are lost"
+    elif lost:
+        yield "variables were lost: the interpreter had to be started anew"
+    if fresh:
+        yield "variables of earlier cells were not there: their interpreter had died"
+    if kills > 0 and outcome is not Outcome.out_of_memory:
+        yield "a process was killed because the sandbox was out of memory"
+    if run.truncated:
+        yield "output past the limit was dropped"
+    if run.dropped:
+        yield "parts of a result were too large and left out"
+    if run.streams["background"].chunks:
+        yield "threads or processes of earlier cells wrote output: see logs.background"
+    if run.calls.unrecorded:
+        yield f"{run.calls.unrecorded} more calls of host functions are not in calls"
+
+
+def raise_for(execution: Execution) -> None:
+    """For operations that have no Execution to give: what went wrong is an exception."""
+    if execution.outcome is Outcome.lost or execution.outcome is Outcome.killed:
+        raise SandboxError(f"the operation did not end: {execution.notes or execution!r}")
+    execution.raise_for_outcome()

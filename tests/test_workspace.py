@@ -1,0 +1,741 @@
+"""Workspaces kept on the host: the same files on both sides, and nothing of a guest's outside."""
+
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from belljar import InvalidOption, Limits, ProtocolError, Sandbox, beneath, sessions, trees
+from belljar.backends.native import cgroup
+from belljar.beneath import PARTIAL, Beneath, Found, Incoming, stays_inside
+from belljar.guest import removal
+from belljar.mirror import Known, decide
+from belljar.workspace import MAX_FILES
+
+MB = 1 << 20
+
+
+@pytest.fixture
+def place(tmp_path):
+    return tmp_path / "work"
+
+
+@pytest.fixture
+def state(tmp_path, monkeypatch):
+    monkeypatch.setenv("BELLJAR_STATE", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+def below(directory):
+    """Every path in it, with what files contain."""
+    found = {}
+    for path in sorted(directory.rglob("*")):
+        name = str(path.relative_to(directory))
+        if path.is_symlink():
+            found[name] = f"-> {os.readlink(path)}"
+        else:
+            found[name] = path.read_text() if path.is_file() else None
+    return found
+
+
+def partials(directory):
+    return [p for p in directory.rglob("*") if p.name.startswith(PARTIAL)]
+
+
+# --- what is promised ------------------------------------------------------------------------
+
+
+def test_the_directory_is_brought_in_and_changes_back(make_sandbox, place):
+    (place / "data").mkdir(parents=True)
+    (place / "data/in.txt").write_text("from the host")
+    (place / "gone.txt").write_text("x")
+    sandbox = make_sandbox(workspace=place)
+    execution = sandbox.run_code(
+        "import os\n"
+        "text = open('data/in.txt').read()\n"
+        "os.makedirs('out/deep'); open('out/deep/r.txt', 'w').write(text.upper())\n"
+        "open('data/in.txt', 'a').write('!'); os.unlink('gone.txt')"
+    )
+    assert execution.ok, execution
+    assert not execution.notes
+    assert below(place) == {
+        "data": None,
+        "data/in.txt": "from the host!",
+        "out": None,
+        "out/deep": None,
+        "out/deep/r.txt": "FROM THE HOST",
+    }
+
+
+def test_a_missing_directory_is_made_and_kept(make_sandbox, tmp_path):
+    place = tmp_path / "not/there/yet"
+    make_sandbox(workspace=str(place)).run_code("open('f', 'w').write('1')")
+    assert make_sandbox(workspace=place).run_code("open('f').read()").value == "1"
+
+
+def test_commands_and_file_operations_are_carried_too(make_sandbox, place):
+    sandbox = make_sandbox(workspace=place)
+    sandbox.files.write("a", "1")
+    assert below(place) == {"a": "1"}
+    sandbox.commands.run("echo 2 > b; rm a")
+    assert below(place) == {"b": "2\n"}
+    sandbox.files.rename("b", "c")
+    assert below(place) == {"c": "2\n"}
+    sandbox.files.remove("c")
+    assert below(place) == {}
+
+
+def test_what_a_thread_wrote_later_is_there_after_close(make_sandbox, place):
+    sandbox = make_sandbox(workspace=place)
+    sandbox.run_code(
+        "import threading, os\n"
+        "def late():\n"
+        "    while not os.path.exists('/tmp/go'): pass\n"
+        "    open('late', 'w').write('x'); open('/tmp/done', 'w').close()\n"
+        "threading.Thread(target=late).start()"
+    )
+    sandbox.files.write("/tmp/go", "")
+    while not sandbox.files.exists("/tmp/done"):
+        continue
+    sandbox.close()
+    assert below(place) == {"late": "x"}
+
+
+def test_a_small_file_rewritten_at_once_with_the_same_size_is_carried(make_sandbox, place):
+    """Time stamps may be the same; nobody may rely on them alone."""
+    sandbox = make_sandbox(workspace=place)
+    for number in range(30):
+        sandbox.run_code(f"open('f', 'w').write('{number:04}')")
+        assert (place / "f").read_text() == f"{number:04}"
+
+
+def test_modes_are_ours_but_for_the_right_to_run_and_times_are_kept(make_sandbox, place):
+    make_sandbox(workspace=place).run_code(
+        "import os\n"
+        "for name, mode in (('s', 0o6755), ('p', 0o600), ('w', 0o777)):\n"
+        "    open(name, 'w').close(); os.chmod(name, mode); os.utime(name, (1, 1234567))\n"
+        "os.mkdir('d', 0o700); os.chmod('d', 0o1777)"
+    )
+    found = {name: stat.S_IMODE((place / name).stat().st_mode) for name in "spwd"}
+    assert found == {"s": 0o755, "p": 0o644, "w": 0o755, "d": 0o755}
+    assert (place / "s").stat().st_mtime == 1234567
+    again = make_sandbox(workspace=place)
+    assert again.files.stat("s").mode == 0o755
+    assert again.files.stat("s").mtime == 1234567
+
+
+def test_a_file_may_become_a_directory_and_a_directory_a_file(make_sandbox, place):
+    (place / "d/x").mkdir(parents=True)
+    (place / "d/x/f").write_text("1")
+    (place / "f").write_text("2")
+    make_sandbox(workspace=place).run_code(
+        "import os, shutil\nshutil.rmtree('d'); open('d', 'w').write('now a file')\n"
+        "os.unlink('f'); os.makedirs('f/g')"
+    )
+    assert below(place) == {"d": "now a file", "f": None, "f/g": None}
+
+
+def test_links_that_stay_inside_are_carried_both_ways_and_others_are_told_of(make_sandbox, place):
+    (place / "d").mkdir(parents=True)
+    (place / "d/in").symlink_to("../d")
+    (place / "out").symlink_to("/etc/passwd")
+    sandbox = make_sandbox(workspace=place)
+    execution = sandbox.run_code(
+        "import os\n"
+        "before = sorted(os.listdir('.')), os.readlink('d/in')\n"
+        "os.symlink('d/in', 'mine'); os.symlink('../../etc', 'climbs'); os.symlink('/', 'root')\n"
+        "os.symlink('d/../../x', 'sly'); before"
+    )
+    assert execution.value == (["d"], "../d")
+    assert below(place) == {
+        "d": None,
+        "d/in": "-> ../d",
+        "mine": "-> d/in",
+        "out": "-> /etc/passwd",  # the caller's own, which was not carried
+    }
+    (note,) = [note for note in execution.notes if "climbs" in note]
+    assert "'root'" in note
+    assert "'sly'" in note
+
+
+def test_what_is_no_file_is_told_of_once(make_sandbox, place):
+    sandbox = make_sandbox(workspace=place)
+    execution = sandbox.run_code(
+        "import os, socket\nos.mkfifo('pipe'); s = socket.socket(socket.AF_UNIX); s.bind('sock')\n"
+        "open('f', 'w').close()"
+    )
+    assert below(place) == {"f": ""}
+    (note,) = execution.notes
+    assert "neither a file nor a directory" in note
+    assert sandbox.run_code("1").notes == ()
+
+
+def test_names_of_every_kind_travel_both_ways(make_sandbox, place):
+    names = [b"\xff\xfe", b"new\nline", "‮rtl".encode(), b"x" * 255, b"-rf", b"con", b" ", b"*"]
+    sandbox = make_sandbox(workspace=place)
+    sandbox.run_code(f"for name in {names}: open(name, 'wb').write(name)")
+    assert {name: _read(place, name) for name in os.listdir(os.fsencode(place))} == {
+        name: name for name in names
+    }
+    again = make_sandbox(workspace=place)
+    found = again.run_code("import os; sorted((n, open(n, 'rb').read()) for n in os.listdir(b'.'))")
+    assert found.value == sorted((name, name) for name in names)
+
+
+def _read(place, name):
+    with open(os.path.join(os.fsencode(place), name), "rb") as file:
+        return file.read()
+
+
+def test_a_large_file_comes_back_whole(make_sandbox, place):
+    sandbox = make_sandbox(workspace=place)
+    sandbox.run_code(
+        "import os, hashlib\ndata = os.urandom(21_000_001); open('big', 'wb').write(data)\n"
+    )
+    assert (place / "big").stat().st_size == 21_000_001
+    again = make_sandbox(workspace=place)
+    digest = "import hashlib; hashlib.sha256(open('big', 'rb').read()).hexdigest()"
+    assert again.run_code(digest).value == sandbox.run_code(digest).value
+
+
+# --- both sides change something -------------------------------------------------------------
+
+
+def test_what_the_caller_changes_is_there_in_the_next_cell(make_sandbox, place):
+    (place / "d").mkdir(parents=True)
+    (place / "d/gone").write_text("x")
+    (place / "kind").write_text("x")
+    sandbox = make_sandbox(workspace=place)
+    sandbox.run_code("open('mine', 'w').write('1')")
+    (place / "mine").write_text("22")
+    (place / "new").mkdir()
+    (place / "new/f").write_text("3")
+    shutil.rmtree(place / "d")
+    (place / "kind").unlink()
+    (place / "kind").mkdir()
+    seen = sandbox.run_code(
+        "import os; open('mine').read(), open('new/f').read(), os.path.exists('d'), "
+        "os.path.isdir('kind')"
+    )
+    assert seen.value == ("22", "3", False, True)
+    assert below(place) == {"mine": "22", "new": None, "new/f": "3", "kind": None}
+
+
+def test_of_a_file_that_both_changed_the_sandboxs_is_kept_and_said(make_sandbox, place):
+    place.mkdir()
+    (place / "f").write_text("0")
+    sandbox = make_sandbox(workspace=place)
+    sandbox.run_code(
+        "import threading, os\n"
+        "def later():\n"
+        "    while not os.path.exists('/tmp/go'): pass\n"
+        "    open('f', 'w').write('guest'); open('/tmp/done', 'w').close()\n"
+        "threading.Thread(target=later).start()"
+    )
+    (place / "f").write_text("the host's")
+    notes = sandbox.run_code(
+        "open('/tmp/go', 'w').close()\nwhile not os.path.exists('/tmp/done'): pass"
+    ).notes
+    # The caller's came in before the cell, or the guest's was first: never a mixture.
+    assert (place / "f").read_text() in ("guest", "the host's")
+    sandbox.run_code("open('f', 'w').write('again')")
+    assert (place / "f").read_text() == "again"
+    assert all("both sides" in note for note in notes)
+
+
+def test_a_file_the_caller_changed_survives_its_removal_in_the_sandbox(make_sandbox, place):
+    place.mkdir()
+    (place / "f").write_text("0")
+    sandbox = make_sandbox(workspace=place)
+    sandbox.run_code("import os", on_stdout=None)
+    seen = []
+
+    def edit(text):
+        (place / "f").write_text("edited meanwhile")
+        sandbox.files.write("/tmp/go", "")
+        seen.append(text)
+
+    sandbox.run_code(
+        "print('now', flush=True)\nwhile not os.path.exists('/tmp/go'): pass\nos.unlink('f')",
+        on_stdout=edit,
+    )
+    assert seen
+    assert (place / "f").read_text() == "edited meanwhile"
+    assert sandbox.run_code("open('f').read()").value == "edited meanwhile"
+
+
+@pytest.mark.user_only
+def test_files_the_caller_himself_cannot_read_are_told_of_and_stay(make_sandbox, place):
+    (place / "closed").mkdir(parents=True)
+    (place / "closed/f").write_text("x")
+    (place / "f").write_text("x")
+    (place / "f").chmod(0)
+    (place / "closed").chmod(0)
+    try:
+        sandbox = make_sandbox(workspace=place)
+        execution = sandbox.run_code("import os; open('g', 'w').close(); os.listdir('.')")
+        assert "f" not in execution.value
+        assert any("cannot be read" in note for note in execution.notes)
+        assert sandbox.run_code("1 + 1").notes == ()
+        sandbox.close()
+    finally:
+        (place / "closed").chmod(0o755)
+    assert (place / "closed/f").read_text() == "x"
+    assert (place / "f").exists()
+
+
+def test_a_guest_that_died_starts_again_with_what_was_saved(make_sandbox, place, outside):
+    sandbox = make_sandbox(workspace=place)
+    sandbox.run_code("open('f', 'w').write('kept')")
+    os.kill(outside(sandbox).pid, signal.SIGKILL)
+    sandbox.run_code("1")  # lost, or started anew
+    assert sandbox.run_code("open('f').read()").value == "kept"
+
+
+# --- limits ----------------------------------------------------------------------------------
+
+
+def test_a_directory_larger_than_the_limit_is_refused_with_sizes(place):
+    place.mkdir()
+    (place / "big").write_bytes(bytes(3 * MB))
+    with (
+        pytest.raises(InvalidOption, match=r"take 3m.*has 1m") as caught,
+        Sandbox(environment="python", workspace=place, limits=Limits(workspace="1m")),
+    ):
+        pass
+    assert "Limits(workspace=" in caught.value.hint
+
+
+def test_the_limit_holds_inside_exactly(make_sandbox, place):
+    sandbox = make_sandbox(workspace=place, limits=Limits(workspace="1m"))
+    full = sandbox.run_code("open('f', 'wb').write(bytes(2 << 20))")
+    assert full.error.name == "OSError"
+    assert sum(path.stat().st_size for path in place.iterdir()) <= MB
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "for i in range(60): open(f's{i}', 'w').truncate(900_000)",
+        "open('f', 'wb').write(bytes(500_000))\nfor i in range(60): os.link('f', f'h{i}')",
+    ],
+    ids=["sparse files", "hard links"],
+)
+def test_what_is_larger_on_paper_than_the_limit_does_not_fill_the_host(make_sandbox, place, code):
+    sandbox = make_sandbox(workspace=place, limits=Limits(workspace="1m"))
+    execution = sandbox.run_code("import os\n" + code)
+    assert execution.ok, execution
+    assert "more than the limit of 1m" in execution.notes[0]
+    assert 0 < sum(path.stat().st_size for path in place.iterdir()) <= MB
+
+
+def test_sixty_five_thousand_files_are_carried_up_to_a_number(make_sandbox, place):
+    sandbox = make_sandbox(workspace=place)
+    (place / "mine").write_text("x")
+    made = sandbox.run_code(
+        "import os\nos.mkdir('many')\nfor i in range(65_000): os.close(os.open(f'many/{i}', 64))",
+        timeout=60,
+    )
+    assert made.ok, made
+    assert any(f"more than {MAX_FILES} files" in note for note in made.notes)
+    assert len(os.listdir(place / "many")) < MAX_FILES
+    assert (place / "mine").exists()
+    assert sandbox.run_code("1 + 1").value == 2
+    removal.remove(str(place / "many"))
+
+
+def test_three_thousand_levels_are_carried_up_to_a_depth(make_sandbox, place):
+    sandbox = make_sandbox(workspace=place)
+    made = sandbox.run_code(
+        "import os\nopen('f', 'w').close()\n"
+        "for _ in range(3000): os.mkdir('d'); os.chdir('d')\nos.chdir('/workspace')",
+        timeout=60,
+    )
+    assert made.ok, made
+    assert any("too deep" in note for note in made.notes)
+    assert (place / "f").exists()
+    deepest = max(len(path.parts) for path in place.rglob("*")) - len(place.parts)
+    assert deepest == beneath.MAX_DEPTH
+    assert sandbox.run_code("1 + 1").value == 2
+    sandbox.run_code("import shutil; os.rename('d', '/workspace/e')")
+    assert not (place / "d").exists()
+
+
+def test_a_file_that_never_stands_still_does_not_keep_the_sandbox(make_sandbox, place):
+    sandbox = make_sandbox(workspace=place)
+    began = time.monotonic()
+    sandbox.run_code(
+        "import threading\n"
+        "def grow():\n"
+        "    while True:\n"
+        "        with open('log', 'wb') as file:\n"
+        "            for _ in range(60): file.write(bytes(1 << 20)); file.flush()\n"
+        "threading.Thread(target=grow, daemon=True).start()"
+    )
+    for _ in range(5):
+        assert sandbox.run_code("1 + 1").value == 2
+    assert time.monotonic() - began < 60
+    assert not partials(place)
+
+
+def test_a_guest_that_answers_too_slowly_is_given_up(make_sandbox, place, monkeypatch):
+    sandbox = make_sandbox(workspace=place)
+    monkeypatch.setattr("belljar.workspace.SAVE_TIMEOUT", 0.0)
+    execution = sandbox.run_code("open('f', 'w').close()")
+    assert any("took too long" in note for note in execution.notes)
+
+
+# --- hostile ---------------------------------------------------------------------------------
+
+
+def test_a_directory_swapped_with_a_link_leads_nothing_out(make_sandbox, place, tmp_path):
+    canary = tmp_path / "canary"
+    canary.mkdir()
+    (canary / "f").write_text("untouched")
+    sandbox = make_sandbox(workspace=place)
+    sandbox.run_code(f"""if True:
+        import os, threading
+        os.makedirs('real'); os.symlink({str(canary)!r}, 'link')
+        for name in ('f', 'g'): open('real/' + name, 'w').write('from the guest')
+        def swap():
+            number = 0
+            while True:
+                number += 1
+                os.rename('real', 'aside'); os.rename('link', 'real')
+                os.rename('real', 'link'); os.rename('aside', 'real')
+                open('real/f', 'w').write(str(number))
+        threading.Thread(target=swap, daemon=True).start()
+    """)
+    for _ in range(60):
+        sandbox.files.make_dir("tick")
+        sandbox.files.remove("tick")
+    sandbox.close()
+    assert below(canary) == {"f": "untouched"}
+    assert not any(path.is_symlink() for path in place.iterdir())
+    assert not partials(place)
+
+
+def test_no_component_is_ever_a_link_on_the_host_either(tmp_path):
+    """Should somebody have put one there: nothing goes through it, however it is timed."""
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    (root / "d").mkdir(parents=True)
+    outside.mkdir()
+    stop = threading.Event()
+
+    def swap():
+        for number in itertools.count():
+            if stop.is_set():
+                return
+            with contextlib.suppress(OSError):  # the other side makes directories meanwhile
+                os.rename(root / "d", root / f"was {number}")
+                os.symlink(outside, root / "d")
+                os.unlink(root / "d")
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    written = 0
+    try:
+        with Beneath(root) as directory:
+            for _ in range(3000):
+                try:
+                    incoming = Incoming(directory, "d/f")
+                except OSError:
+                    continue
+                try:
+                    incoming.write(b"x")
+                    incoming.commit(executable=False, mtime=0)
+                    written += 1
+                finally:
+                    incoming.close()
+    finally:
+        stop.set()
+        thread.join()
+    assert written
+    assert list(outside.iterdir()) == []
+
+
+@pytest.mark.root_only
+def test_a_full_disk_of_the_host_is_told_and_leaves_nothing_half_written(make_sandbox, tmp_path):
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", small], check=True)
+    try:
+        sandbox = make_sandbox(workspace=small)
+        execution = sandbox.run_code(
+            "open('a', 'w').write('fits'); open('big', 'wb').write(bytes(10 << 20))"
+        )
+        assert execution.ok, execution
+        assert any("No space left" in note for note in execution.notes)
+        assert below(small) == {"a": "fits"}
+        assert sandbox.run_code("1 + 1").value == 2
+        sandbox.close()
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+def test_a_host_that_is_killed_leaves_whole_files_and_the_rest_is_swept(make_sandbox, place):
+    program = textwrap.dedent(f"""
+        from belljar import Sandbox
+        with Sandbox(environment="python", workspace={str(place)!r}) as sandbox:
+            sandbox.run_code("open('big', 'wb').write(b'0' * 30_000_000)")
+            print("ready", flush=True)
+            for number in range(1, 100_000):
+                sandbox.run_code(f"open('big', 'wb').write(b'{{number % 10}}' * 30_000_000)")
+    """)
+    for _ in range(3):
+        host = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+        try:
+            assert host.stdout.readline() == b"ready\n"
+            deadline = time.monotonic() + 20
+            while not partials(place) and time.monotonic() < deadline:
+                continue
+        finally:
+            host.kill()
+            host.wait()
+            host.stdout.close()
+        content = (place / "big").read_bytes()
+        assert len(content) == 30_000_000
+        assert len(set(content)) == 1
+    cgroup.sweep()  # of those that were killed
+    sandbox = make_sandbox(workspace=place)
+    assert not partials(place)
+    assert sandbox.files.stat("big").size == 30_000_000
+
+
+# --- sessions --------------------------------------------------------------------------------
+
+
+def test_a_session_is_there_again_by_its_name(make_sandbox, state):
+    first = make_sandbox(session="thesis")
+    first.run_code("open('f', 'w').write('1')")
+    first.close()
+    assert make_sandbox(session="thesis").run_code("open('f').read()").value == "1"
+    assert make_sandbox(session="other").files.list() == []
+    assert stat.S_IMODE((state / "sessions/thesis").stat().st_mode) == 0o700
+
+
+def test_two_sandboxes_cannot_use_one_session(make_sandbox, state):
+    first = make_sandbox(session="one")
+    with pytest.raises(InvalidOption, match="in use by a sandbox of this process"):
+        make_sandbox(session="one")
+    holder = "from belljar.sessions import Session; Session('one')"
+    done = subprocess.run([sys.executable, "-c", holder], capture_output=True, text=True)
+    assert f"process {os.getpid()}" in done.stderr
+    with pytest.raises(InvalidOption, match="in use"):
+        sessions.remove("one")
+    first.close()
+    make_sandbox(session="one").close()
+
+
+def test_a_session_whose_holder_was_killed_is_free(make_sandbox, state):
+    program = (
+        "from belljar.sessions import Session; s = Session('x'); print('held', flush=True); input()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(InvalidOption, match=f"process {holder.pid}"):
+            make_sandbox(session="x")
+    finally:
+        holder.kill()
+        holder.communicate()
+    make_sandbox(session="x").close()
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", ".x", "a/b", "a b", "x" * 65, "é", "a\n", 3, "a\0"]
+)
+def test_a_name_that_is_none_is_refused(name, state):
+    with pytest.raises(InvalidOption, match="session"):
+        Sandbox(environment="python", session=name)
+    assert not state.exists()
+
+
+def test_workspace_and_session_exclude_each_other(tmp_path):
+    with pytest.raises(InvalidOption, match="exclude"):
+        Sandbox(environment="python", session="x", workspace=tmp_path)
+
+
+@pytest.mark.parametrize("workspace", ["", 3, b"x", "/dev/null", "/proc/nothing/there"])
+def test_a_workspace_that_is_no_directory_is_refused(native, workspace):
+    with (
+        pytest.raises(InvalidOption, match="workspace"),
+        Sandbox(environment="python", workspace=workspace),
+    ):
+        pass
+
+
+def test_sessions_are_listed_found_and_removed_whatever_is_in_them(make_sandbox, state):
+    assert sessions.listing() == []
+    sandbox = make_sandbox(session="full")
+    sandbox.run_code(
+        "import os\nfor _ in range(190): os.mkdir('d'); os.chdir('d')\nos.chdir('/workspace')\n"
+        "open('f', 'wb').write(bytes(1000)); os.symlink('d', 'l')"
+    )
+    (found,) = sessions.listing()
+    assert (found.name, found.size, found.files, found.in_use) == ("full", 1000, 1, True)
+    sandbox.close()
+    assert sessions.find("full") == state / "sessions/full"
+    sessions.remove("full")
+    assert sessions.listing() == []
+    with pytest.raises(InvalidOption, match="no session"):
+        sessions.find("full")
+
+
+def test_sessions_on_the_command_line(make_sandbox, state):
+    make_sandbox(session="cli").run_code("open('f', 'w').write('12')")
+
+    def belljar(*words):
+        command = [sys.executable, "-m", "belljar", *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    (listed,) = json.loads(belljar("session", "list", "--json").stdout)
+    assert (listed["name"], listed["size"], listed["files"]) == ("cli", 2, 1)
+    assert belljar("session", "path", "cli").stdout == f"{state}/sessions/cli\n"
+    assert "cli" in belljar("session", "list").stdout
+    assert belljar("session", "remove", "cli").returncode == 2  # in use by this process
+    assert belljar("session", "path", "none").returncode == 2
+
+
+# --- the parts -------------------------------------------------------------------------------
+
+
+def census(**entries):
+    return trees.Census(entries=entries)
+
+
+FILE = Found("file", 5, False, 1, 1, 1)
+
+
+def test_the_plan_takes_what_changed_and_leaves_what_did_not():
+    known = {
+        "same": Known("file", FILE.signature, ()),
+        "unsure": Known("file", FILE.signature, (), sure=False),
+        "gone": Known("file", FILE.signature, ()),
+        "other": Known("dir", ("dir", ""), ()),
+    }
+    plan = decide(known, census(same=FILE, unsure=FILE, other=FILE, new=FILE), 100)
+    assert plan.remove == ["gone", "other"] or plan.remove == ["other", "gone"]
+    assert [path for path, _ in plan.fetch] == ["unsure", "other", "new"]
+
+
+def test_what_was_not_looked_at_is_not_removed():
+    known = {path: Known("file", FILE.signature, ()) for path in ("a/f", "b/f", "f")}
+    seen = trees.Census(entries={"a": Found("dir"), "b": Found("dir")}, unseen={"a"})
+    assert decide(known, seen, 100).remove == ["b/f", "f"]
+
+
+def test_children_are_removed_before_their_parents():
+    known = {path: Known("dir", ("dir", ""), ()) for path in ("a", "a/b", "a/b/c")}
+    assert decide(known, census(), 100).remove == ["a/b/c", "a/b", "a"]
+
+
+PARTS = st.lists(st.sampled_from(["..", "a", "b", "link1", "link2", "."]), min_size=1, max_size=6)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["", "a/", "a/b/"]), PARTS), min_size=1, max_size=4))
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_links_that_may_stay_never_lead_out_whatever_the_others_are(tmp_path_factory, links):
+    root = tmp_path_factory.mktemp("top") / "root"
+    (root / "a/b/a/b").mkdir(parents=True)
+    made = []
+    for number, (directory, parts) in enumerate(links, 1):
+        path, target = f"{directory}link{number}", "/".join(parts)
+        if stays_inside(path, target):
+            (root / path).symlink_to(target)
+            made.append(root / path)
+    for link in made:
+        try:
+            real = os.path.realpath(link, strict=True)
+        except OSError:
+            continue  # dangling, or a loop
+        assert os.path.commonpath((real, root)) == str(root), (link, real)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        [0, "../x", "file", 0o644, 1, 1, 1, 1],
+        [0, "a/b", "file", 0o644, 1, 1, 1, 1],
+        [0, "..", "dir", 0o755, 1, 1, 1, 1],
+        [0, "", "file", 0o644, 1, 1, 1, 1],
+        [0, "a\0b", "file", 0o644, 1, 1, 1, 1],
+        [0, "a", "file", 0o644, -1, 1, 1, 1],
+        [0, "a", "file", 0o644, 1.5, 1, 1, 1],
+        [0, "a", "file", 0o644, 2**70, 1, 1, 1],
+        [0, "a", "file", True, 1, 1, 1, 1],
+        [0, "a", "block", 0o644, 1, 1, 1, 1],
+        [0, "a", "symlink", 0o777, 1, 1, 1, 1],
+        [0, "a", "symlink", 0o777, 1, 1, 1, 1, 7],
+        [0, "a", "file", 0o644, 1, 1, 1, 1, "extra"],
+        [7, "a", "file", 0o644, 1, 1, 1, 1],
+        [-1, "a", "file", 0o644, 1, 1, 1, 1],
+        [0, None, "file", 0o644, 1, 1, 1, 1],
+        [0],
+        "row",
+        None,
+    ],
+)
+def test_a_listing_no_honest_guest_sends_is_refused(run_async, row):
+    class Liar:
+        async def call(self, path, header, payload=b""):
+            page = {"entries": [row], "failed": []}
+            return {"done": 1, "after": ""}, json.dumps(page).encode()
+
+    async def ask():
+        with pytest.raises(ProtocolError):
+            await trees.scan(Liar(), "/workspace", most=10)
+
+    run_async(ask)
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text(),
+        lambda x: (
+            st.lists(x)
+            | st.dictionaries(st.sampled_from(["entries", "failed", "done", "after", "rows"]), x)
+        ),
+        max_leaves=12,
+    ),
+    st.binary(max_size=40),
+)
+@settings(max_examples=200, deadline=None)
+def test_whatever_a_guest_answers_is_taken_or_refused(answer, data):
+    import anyio
+
+    class Liar:
+        async def call(self, path, header, payload=b""):
+            body = answer if isinstance(answer, dict) else {"done": 1, "after": "", "rows": answer}
+            return body, data if header["op"] != "scan" else json.dumps(answer).encode()
+
+    async def sink(parts):
+        for part in parts:
+            assert part.error or len(part.data) <= 40
+
+    async def ask():
+        for act in (
+            lambda: trees.scan(Liar(), "/", most=10),
+            lambda: trees.fetch(Liar(), "/", [("f", 10)], trees.Budget(100), sink),
+            lambda: trees.push(Liar(), "/", [trees.Order("dir", "d")]),
+        ):
+            try:
+                await act()
+            except ProtocolError:
+                continue
+
+    anyio.run(ask)
