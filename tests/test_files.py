@@ -380,3 +380,266 @@ def test_any_name_and_any_content_travel(one_sandbox, name, data):
     assert one_sandbox.files.read(f"/tmp/{name}", format="bytes") == data
     assert name in [entry.name for entry in one_sandbox.files.list("/tmp")]
     one_sandbox.files.remove(f"/tmp/{name}")
+
+
+# --- whole files and trees, in and out -------------------------------------------------------
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """Nested, with every kind of file."""
+    root = tmp_path / "tree"
+    (root / "a/b").mkdir(parents=True)
+    (root / "empty").mkdir()
+    (root / "a/b/deep.bin").write_bytes(os.urandom(5 * MB + 3))
+    (root / "run.sh").write_text("#!/bin/sh\n")
+    (root / "run.sh").chmod(0o755)
+    (root / "a/inside").symlink_to("b/deep.bin")
+    for number in range(600):
+        (root / f"a/{number}").write_text(str(number))
+    os.utime(root / "run.sh", (1, 1234567))
+    return root
+
+
+def content(root):
+    found = {}
+    for path in sorted(root.rglob("*")):
+        name = str(path.relative_to(root))
+        if path.is_symlink():
+            found[name] = os.readlink(path)
+        else:
+            found[name] = path.read_bytes() if path.is_file() else None
+    return found
+
+
+def test_a_tree_goes_in_and_comes_out_as_it_was(sandbox, tree, tmp_path):
+    sent = sandbox.files.upload(tree)
+    assert (sent.files, sent.left_out) == (602, ())
+    assert sandbox.run_code("int(open('tree/a/599').read())").value == 599
+    got = sandbox.files.download("tree", tmp_path / "back")
+    assert (got.files, got.size) == (sent.files, sent.size)
+    assert content(tmp_path / "back") == content(tree)
+    assert stat.S_IMODE((tmp_path / "back/run.sh").stat().st_mode) == 0o755
+    assert (tmp_path / "back/run.sh").stat().st_mtime == 1234567
+
+
+def test_a_file_goes_where_it_is_told(sandbox, tmp_path):
+    (tmp_path / "f.txt").write_text("x")
+    for target, place in ((None, "f.txt"), ("sub/", "sub/f.txt"), ("/tmp/g", "/tmp/g")):
+        sandbox.files.upload(str(tmp_path / "f.txt"), target)
+        assert sandbox.files.read(place) == "x"
+    sandbox.files.download("f.txt", tmp_path / "new/dir/h")
+    assert (tmp_path / "new/dir/h").read_text() == "x"
+    sandbox.files.download("/tmp/g", tmp_path / "new")
+    assert (tmp_path / "new/g").read_text() == "x"
+
+
+def test_what_is_there_is_replaced_and_directories_are_merged(sandbox, tmp_path):
+    here = tmp_path / "d"
+    (here / "sub").mkdir(parents=True)
+    (here / "sub/f").write_text("old")
+    (here / "kept").write_text("kept")
+    sandbox.run_code("import os; os.makedirs('d/sub'); open('d/sub/f', 'w').write('new')")
+    sandbox.files.download("d", here)
+    assert content(here) == {"sub": None, "sub/f": b"new", "kept": b"kept"}
+    (here / "sub/f").write_text("newest")
+    sandbox.run_code("open('d/other', 'w').close()")
+    sandbox.files.upload(here)
+    assert sandbox.files.read("d/sub/f") == "newest"
+    assert sandbox.files.exists("d/other")
+
+
+def test_progress_is_told_in_bytes(sandbox, tree, tmp_path):
+    for act in (
+        lambda told: sandbox.files.upload(tree, on_progress=told),
+        lambda told: sandbox.files.download("tree", tmp_path / "b", on_progress=told),
+    ):
+        seen = []
+        moved = act(lambda done, total, seen=seen: seen.append((done, total)))
+        assert seen[-1] == (moved.size, moved.size)
+        assert seen == sorted(seen)
+        assert len(seen) > 1
+
+
+def test_an_error_of_the_progress_callback_ends_it_and_leaves_nothing_half(sandbox, tree, tmp_path):
+    sandbox.files.upload(tree)
+
+    def enough(done, total):
+        raise KeyError("enough")
+
+    for act in (
+        lambda: sandbox.files.upload(tree, on_progress=enough),
+        lambda: sandbox.files.download("tree", tmp_path / "b", on_progress=enough),
+    ):
+        with pytest.raises(KeyError):
+            act()
+    assert not list((tmp_path / "b").rglob(".belljar*"))
+    assert sandbox.run_code("1 + 1").value == 2
+
+
+def test_transfers_are_awaited_too(run_async, open_sandbox, tree, tmp_path):
+    async def carry():
+        seen = []
+
+        async def told(done, total):
+            seen.append(done)
+
+        async with open_sandbox() as sandbox:
+            await sandbox.files.upload(tree, on_progress=told)
+            await sandbox.files.download("tree", tmp_path / "back", on_progress=told)
+        assert seen
+
+    run_async(carry)
+    assert content(tmp_path / "back") == content(tree)
+
+
+def test_what_cannot_be_carried_is_told(sandbox, tmp_path):
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t/out").symlink_to("/etc/passwd")
+    os.mkfifo(tmp_path / "t/pipe")
+    told = " ".join(sandbox.files.upload(tmp_path / "t").left_out)
+    assert "'out'" in told
+    assert "'pipe'" in told
+    sandbox.run_code("import os; os.symlink('/', 't/root'); os.mkfifo('t/p2'); os.mkdir('t/d')")
+    told = " ".join(sandbox.files.download("t", tmp_path / "b").left_out)
+    assert "'root'" in told
+    assert "'p2'" in told
+    assert content(tmp_path / "b") == {"d": None}
+
+
+def test_a_download_is_bounded_by_bytes_and_files(sandbox, tmp_path):
+    sandbox.run_code(
+        "import os\nos.mkdir('s'); os.mkdir('m')\n"
+        "for i in range(8): open(f's/{i}', 'w').truncate(100 << 20)\n"
+        "for i in range(10_001): os.close(os.open(f'm/{i}', 64))\n"
+    )
+    before = time.monotonic()
+    for path, number in (("s", errno.EFBIG), ("m", errno.E2BIG)):
+        with pytest.raises(FileError) as caught:
+            sandbox.files.download(path, tmp_path / path)
+        assert caught.value.errno == number
+    with pytest.raises(FileError, match="max_size"):
+        sandbox.files.download("s/0", tmp_path, max_size="1m")
+    assert time.monotonic() - before < 20
+    assert sum(f.stat().st_size for f in tmp_path.rglob("*") if f.is_file()) == 0
+
+
+def test_a_petabyte_that_is_not_there_is_refused_at_once(make_sandbox, tmp_path):
+    sandbox = make_sandbox(limits=Limits(workspace="1t", tmp="1t"))
+    made = sandbox.run_code("open('f', 'w').truncate(1 << 40)")
+    assert made.ok, made
+    with pytest.raises(FileError) as caught:
+        sandbox.files.download("f", tmp_path / "f", max_size="1g")
+    assert caught.value.errno == errno.EFBIG
+    assert not (tmp_path / "f").exists()
+
+
+def test_a_download_of_a_file_that_changes_is_whole_or_an_error(sandbox, tmp_path):
+    sandbox.run_code(
+        "import threading\n"
+        "def write():\n"
+        "    n = 0\n"
+        "    while True:\n"
+        "        n += 1\n"
+        "        with open('f', 'r+b') as file: file.write(bytes([n % 256]) * (9 << 20))\n"
+        "open('f', 'wb').write(bytes(9 << 20))\n"
+        "threading.Thread(target=write, daemon=True).start()"
+    )
+    refused = []
+    for _ in range(5):
+        try:
+            sandbox.files.download("f", tmp_path / "f")
+        except FileError as error:
+            refused.append(error.errno)
+            continue
+        # What one system call is just writing may be half there, and no more than that.
+        assert len(set((tmp_path / "f").read_bytes())) <= 2
+    assert set(refused) <= {errno.EBUSY}
+    assert not list(tmp_path.glob(".belljar*"))
+
+
+def test_a_download_never_writes_through_a_link_of_the_hosts_either(sandbox, tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "d").symlink_to(outside)
+    sandbox.run_code("import os; os.makedirs('t/d'); open('t/d/f', 'w').close()")
+    with pytest.raises(FileError):
+        sandbox.files.download("t", here)
+    assert list(outside.iterdir()) == []
+
+
+def test_a_swap_of_directory_and_link_while_downloading_leads_nothing_out(sandbox, tmp_path):
+    canary = tmp_path / "canary"
+    canary.mkdir()
+    sandbox.run_code(f"""if True:
+        import os, threading
+        os.makedirs('t/real'); os.symlink({str(canary)!r}, 't/link')
+        for i in range(20): open(f't/real/{{i}}', 'w').write('x')
+        def swap():
+            while True:
+                os.rename('t/real', 't/aside'); os.rename('t/link', 't/real')
+                os.rename('t/real', 't/link'); os.rename('t/aside', 't/real')
+        threading.Thread(target=swap, daemon=True).start()
+    """)
+    for _ in range(80):
+        try:
+            sandbox.files.download("t", tmp_path / "out")
+        except FileError:
+            continue
+    assert list(canary.iterdir()) == []
+    assert not [p for p in (tmp_path / "out").rglob("*") if p.is_symlink()]
+
+
+def test_missing_and_wrong_paths_are_clear_errors(sandbox, tmp_path):
+    (tmp_path / "f").write_text("x")
+    os.mkfifo(tmp_path / "pipe")
+    sandbox.files.write("g", "x")
+    sandbox.run_code("import os; os.mkfifo('p')")
+    cases = [
+        (lambda: sandbox.files.upload(tmp_path / "missing"), errno.ENOENT),
+        (lambda: sandbox.files.upload(tmp_path / "pipe"), errno.EINVAL),
+        (lambda: sandbox.files.upload(tmp_path / "f", "/etc/x"), None),
+        (lambda: sandbox.files.upload(tmp_path / "f", "g/x"), None),
+        (lambda: sandbox.files.download("missing", tmp_path), errno.ENOENT),
+        (lambda: sandbox.files.download("p", tmp_path), errno.EINVAL),
+        (lambda: sandbox.files.download("g", tmp_path / "f/x"), None),
+        (lambda: sandbox.files.download("g", "/proc/x"), None),
+    ]
+    for act, number in cases:
+        with pytest.raises(FileError) as caught:
+            act()
+        assert number in (None, caught.value.errno)
+    for local in ("", 3, None, b"x", "a\0b"):
+        for act in (
+            lambda local=local: sandbox.files.upload(local),
+            lambda local=local: sandbox.files.download("g", local),
+        ):
+            with pytest.raises(ValueError, match="local"):
+                act()
+    with pytest.raises(ValueError, match="on_progress"):
+        sandbox.files.upload(tmp_path / "f", on_progress=3)
+    with pytest.raises(ValueError, match="max_size"):
+        sandbox.files.download("g", tmp_path, max_size="much")
+
+
+def test_a_download_through_a_link_the_caller_named_is_what_it_points_to(sandbox, tmp_path):
+    sandbox.run_code(
+        "import os; os.mkdir('d'); open('d/f', 'w').write('x')\n"
+        "os.symlink('d', 'dl'); os.symlink('d/f', 'fl')"
+    )
+    sandbox.files.download("dl", tmp_path / "d")
+    sandbox.files.download("fl", tmp_path / "f")
+    assert content(tmp_path / "d") == {"f": b"x"}
+    assert (tmp_path / "f").read_text() == "x"
+
+
+def test_a_tree_thousands_deep_is_downloaded_up_to_a_depth(sandbox, tmp_path):
+    sandbox.run_code(
+        "import os\nfor _ in range(3000): os.mkdir('d'); os.chdir('d')\nos.chdir('/workspace')",
+        timeout=60,
+    )
+    moved = sandbox.files.download(".", tmp_path / "t")
+    assert "too deep" in moved.left_out[0]
+    assert sandbox.run_code("1 + 1").value == 2

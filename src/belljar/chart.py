@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import NoReturn
 
-MAX_JSON = 8 * 1024 * 1024  # characters
+MAX_JSON = 4 * 1024 * 1024  # characters
 MAX_PARTS = 100_000  # elements, points and ticks of a chart, together with those of its parts
 MAX_WORDS = 1000  # characters of one text
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from belljar import options
 from belljar.cell import OnText, Run
@@ -36,7 +36,7 @@ class AsyncCommands:
         A command that fails is a value too: see `exit_code`, or call `raise_for_exit()`.
         """
         limits = self._sandbox.limits
-        header = {
+        header: dict[str, Any] = {
             "argv": arguments(cmd),
             "cwd": absolute(cwd) if cwd is not None else WORKSPACE,
             "env": options.texts("env", env),
@@ -57,8 +57,17 @@ class AsyncCommands:
             )
             with self._sandbox.working():
                 await run.drive(wire.EXEC, header, payload)
-        await self._sandbox.changed()
-        return judge(run)
+        result = judge(run)
+        await self._sandbox.changed(
+            "command",
+            cmd=cmd if isinstance(cmd, str) else list(cmd),
+            cwd=cwd,
+            timeout=timeout,
+            env=list(header["env"]),
+            stdin=payload or None,
+            result=result,
+        )
+        return result
 
 
 def judge(run: Run) -> CommandResult:

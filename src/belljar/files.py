@@ -51,9 +51,10 @@ class AsyncFiles:
     """Read and write files of the sandbox. Relative paths are below /workspace."""
 
     def __init__(
-        self, sandbox: Connected, *, on_change: Callable[[], Awaitable[object]] | None = None
+        self, sandbox: Connected, *, on_change: Callable[..., Awaitable[object]] | None = None
     ) -> None:
-        """`on_change` is awaited after each operation that has changed something."""
+        """`on_change` is awaited after each operation that has changed something, with its name
+        and what it was about."""
         self._sandbox = sandbox
         self._on_change = on_change
 
@@ -109,7 +110,7 @@ class AsyncFiles:
         for start in range(0, max(len(view), 1), PART):
             header = {"op": "write", "path": target, "append": start > 0}
             result, _ = await self.call(target, header, bytes(view[start : start + PART]))
-        return await self._changed(info(target, result))
+        return await self._changed(info(target, result), "write", path=path, content=view)
 
     async def list(self, path: str = WORKSPACE) -> list[FileInfo]:
         """What a directory holds, by name."""
@@ -141,18 +142,19 @@ class AsyncFiles:
         """Make a directory, and those above it; one that is there already is fine."""
         target = absolute(path)
         made, _ = await self.call(target, {"op": "make_dir", "path": target})
-        return await self._changed(info(target, made))
+        return await self._changed(info(target, made), "make_dir", path=path)
 
     async def remove(self, path: str) -> None:
         """Remove a file, or a directory with all that is in it."""
         target = absolute(path)
-        await self._changed(await self.call(target, {"op": "remove", "path": target}))
+        done = await self.call(target, {"op": "remove", "path": target})
+        await self._changed(done, "remove", path=path)
 
     async def rename(self, old: str, new: str) -> FileInfo:
         target = absolute(old)
         header = {"op": "rename", "path": target, "to": absolute(new)}
         made, _ = await self.call(target, header)
-        return await self._changed(info(absolute(new), made))
+        return await self._changed(info(absolute(new), made), "rename", old=old, new=new)
 
     async def upload(
         self,
@@ -174,7 +176,9 @@ class AsyncFiles:
         if target.endswith("/"):
             target += name
         moved = await uploads.upload(self, source, absolute(target), on_progress)
-        return await self._changed(moved)
+        return await self._changed(
+            moved, "upload", path=target, source=name, files=moved.files, size=moved.size
+        )
 
     async def download(
         self,
@@ -199,9 +203,9 @@ class AsyncFiles:
             most = parse_size(max_size, field="max_size")
         return await downloads.download(self, absolute(path), target, most, on_progress)
 
-    async def _changed(self, made: T) -> T:
+    async def _changed(self, made: T, event: str, **fields: object) -> T:
         if self._on_change is not None:
-            await self._on_change()
+            await self._on_change(event, **fields)
         return made
 
     async def call(

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import anyio
 
-from belljar import cargo, options, runtime, verdict, workspace
+from belljar import cargo, options, runtime, verdict
 from belljar.backends.base import Guest, GuestSpec
 from belljar.cell import OnResult, OnText, Run
 from belljar.channel import Channel
@@ -26,17 +26,16 @@ from belljar.commands import AsyncCommands
 from belljar.environment import Environment
 from belljar.errors import CannotTravel, CheckpointLost, InvalidOption, NameMissing, SandboxClosed
 from belljar.execution import Execution, Outcome
-from belljar.files import WORKSPACE, AsyncFiles
+from belljar.files import AsyncFiles
 from belljar.functions import Functions, HostFunction, Registry
 from belljar.guest import wire
 from belljar.guest.values import Encoded
 from belljar.isolation import Isolation
+from belljar.keeping import Keeping
 from belljar.limits import Limits
 from belljar.mount import Mount
 from belljar.options import Options
 from belljar.place import Place
-from belljar.record import Recorder
-from belljar.workspace import HostWorkspace
 
 
 class AsyncSandbox:
@@ -87,8 +86,7 @@ class AsyncSandbox:
     def _prepare(self, given: Options) -> None:
         self._options = given
         self._functions = Registry(given.functions.values())
-        self._recorder = Recorder(given.record) if given.record is not None else None
-        self._mirror: HostWorkspace | None = None
+        self._keeping = Keeping(given)
         self._pid = os.getpid()
         self._place: Place | None = None
         self._branch = 0  # which of those who share the place
@@ -210,7 +208,7 @@ class AsyncSandbox:
                 self._state_lost = True
             self._place = place = await self._start_guest()
             try:
-                await self._load(place)
+                await self._keeping.load(place)
             except BaseException:
                 await self._leave()
                 raise
@@ -226,24 +224,11 @@ class AsyncSandbox:
             strict=self._options.strict,
             mounts=self._options.mounts,
         )
-        if self._recorder is not None and self._guests == 1:
-            self._recorder.begin(
-                sandbox=self.id,
-                backend=self._options.backend,
-                environment=self.environment,
-                limits=self.limits,
-                env=self._options.env,
-                functions=list(self._functions.names),
-                metadata=self.metadata,
-                host_files=self._host_files(),
-            )
+        if self._guests == 1:
+            self._keeping.begin(self._functions.names)
         guest = await runtime.current().backend(self._options.backend).start(spec)
         self._mind()
         return Place(guest, self.limits.memory)
-
-    def _host_files(self) -> list[str]:
-        kept = self._options.workspace is not None or self._options.session is not None
-        return [*([WORKSPACE] if kept else []), *(mount.guest for mount in self._options.mounts)]
 
     def _mind(self) -> None:
         if self._clock is None and (self.limits.lifetime or self.limits.idle):
@@ -279,7 +264,7 @@ class AsyncSandbox:
             return  # a fork: it is the parent's
         try:
             if self._ended is None and not self.busy:
-                await self._save()
+                await self._keeping.save(self._place)
         finally:
             await self.kill()
 
@@ -296,17 +281,14 @@ class AsyncSandbox:
         with anyio.CancelScope(shield=True):
             async with self._starting:
                 await self._leave()
-        if self._mirror is not None:
-            self._mirror.close()
-        if self._recorder is not None:
-            self._recorder.close()
+        self._keeping.close()
 
     async def restart(self) -> None:
         """A fresh interpreter: variables are gone, files stay. Ends a cell that is running."""
         async with self.using() as (channel, _):
             await channel.call(wire.RESTART)
         self._state_lost = False
-        self._remember("restart")
+        self._keeping.event("restart")
 
     async def interrupt(self) -> None:
         """Raise KeyboardInterrupt in the running cell; nothing happens if none is running."""
@@ -373,19 +355,15 @@ class AsyncSandbox:
             execution = await self._judge(run, place)
             if before is not None:
                 execution = await self._undo(before, execution)
-            notes = await self._save()
-        if self._recorder is not None:
-            names = list(variables)
-            self._recorder.cell(
-                code=code,
-                execution=execution,
-                timeout=timeout,
-                began=began,
-                env=names,
-                undo_on_error=undo_on_error,
-            )
-            if self._recorder.failed:
-                notes = [*notes, f"the record is incomplete: {self._recorder.failed}"]
+            notes = await self._keeping.save(self._place)
+        notes += self._keeping.cell(
+            code,
+            execution,
+            timeout=timeout,
+            began=began,
+            env=variables,
+            undo_on_error=undo_on_error,
+        )
         return replace(execution, notes=(*execution.notes, *notes)) if notes else execution
 
     async def _drive(
@@ -403,7 +381,7 @@ class AsyncSandbox:
         async with self.using() as (channel, guest):
             place = self._place
             assert place is not None
-            await self._refresh(place)
+            await self._keeping.refresh(place)
             run = Run(
                 channel,
                 guest,
@@ -458,8 +436,7 @@ class AsyncSandbox:
         async with self._turn:
             execution, _ = await self._operate({"op": "put"}, value, self.limits.timeout)
         verdict.raise_for(execution)
-        if self._recorder is not None:
-            self._recorder.event("put", values=await cargo.for_record(values))
+        await self._keeping.put(values)
 
     async def set(self, name: str, value: object) -> None:
         """Set one variable of the sandbox."""
@@ -539,15 +516,15 @@ class AsyncSandbox:
         """
         async with self._turn:
             made = await self._keep()
-        self._remember("checkpoint", id=str(made.id))
+        self._keeping.event("checkpoint", id=str(made.id))
         return made
 
     async def rollback(self, checkpoint: Checkpoint) -> None:
         """Go back to a checkpoint, which stays valid: one can go back to it again."""
         async with self._turn:
             await self._go_back(checkpoint)
-            await self._save()
-        self._remember("rollback", id=str(checkpoint.id))
+            await self._keeping.save(self._place)
+        self._keeping.event("rollback", id=str(checkpoint.id))
 
     async def release(self, checkpoint: Checkpoint) -> None:
         """Let go of a checkpoint, and of the memory and room it takes."""
@@ -561,7 +538,7 @@ class AsyncSandbox:
         It has variables and files of its own, but shares the guest, and so the limits, with this
         one: the two take turns. Each must be closed.
         """
-        if self._options.workspace is not None or self._options.session is not None:
+        if self._keeping.mirrors:
             raise InvalidOption(
                 "a sandbox whose workspace is kept on the host cannot be forked",
                 hint="two cannot write to one directory; checkpoint() and rollback() work",
@@ -576,7 +553,7 @@ class AsyncSandbox:
         twin._place, twin._branch, twin._guests = place, branch, 1
         twin._count, twin._remarks = self._count, _lacking(lacks, "the fork")
         twin._mind()
-        self._remember("fork", id=twin.id)
+        self._keeping.event("fork", id=twin.id)
         return twin
 
     async def _keep(self) -> Checkpoint:
@@ -613,47 +590,10 @@ class AsyncSandbox:
         notes = (*execution.notes, "what it did was undone", *remarks)
         return replace(execution, notes=notes, state_preserved=True)
 
-    # -- what is kept on the host -----------------------------------------------------------
-
-    async def _load(self, place: Place) -> None:
-        """Bring in the workspace that is kept on the host, if there is one."""
-        if self._options.workspace is None and self._options.session is None:
-            return
-        if self._mirror is None:
-            self._mirror = workspace.open(self._options, self.limits.workspace)
-        await self._mirror.load(AsyncFiles(_Starting(self.limits, place)))
-
-    async def _refresh(self, place: Place) -> None:
-        """Bring in what changed on the host meanwhile."""
-        if self._mirror is not None:
-            await self._mirror.refresh(AsyncFiles(_Starting(self.limits, place)))
-
-    async def changed(self) -> None:
+    async def changed(self, event: str, **fields: object) -> None:
         """Called after whatever may have changed files, but for cells."""
-        self._remarks += tuple(await self._save())
-
-    async def _save(self) -> list[str]:
-        """Bring out what changed; what could not be is said."""
-        place = self._place
-        if self._mirror is None or place is None or not place.alive:
-            return []
-        return await self._mirror.save(AsyncFiles(_Starting(self.limits, place)))
-
-    def _remember(self, event: str, **fields: object) -> None:
-        if self._recorder is not None:
-            self._recorder.event(event, **fields)
-
-
-class _Starting:
-    """A guest for those who carry its files, while the sandbox itself is not to be asked."""
-
-    def __init__(self, limits: Limits, place: Place) -> None:
-        self.limits = limits
-        self._place = place
-
-    @contextlib.asynccontextmanager
-    async def using(self) -> AsyncIterator[tuple[Channel, Guest]]:
-        yield self._place.channel, self._place.guest
+        self._remarks += tuple(await self._keeping.save(self._place))
+        self._keeping.event(event, **fields)
 
 
 def _lacking(lacks: Iterable[str], what: str) -> tuple[str, ...]:

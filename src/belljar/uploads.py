@@ -67,6 +67,7 @@ async def _upload_tree(
     carried = list(carryable(found, left_out))
     sizes = [entry.size for _, entry in carried if entry.kind == "file"]
     progress = Progress(on_progress, sum(sizes))
+    await trees.push(files, target, [])  # the directory itself, should there be nothing in it
     await send(files, target, Outflow(source, carried), progress)
     return Transfer(files=len(sizes), size=progress.done, left_out=tuple(left_out.sentences()))
 

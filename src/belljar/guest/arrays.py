@@ -45,7 +45,7 @@ def _lower_scalar(packer: Packer, np: Any, value: Any) -> Dict[str, Any]:
     if raw.shape or raw.dtype.hasobject:
         raise packer.refusal(f"is a numpy scalar of dtype {raw.dtype}")
     spec = lower_dtype(packer, raw.dtype)
-    data = raw.tobytes()
+    data = (_without_gaps(np, raw) if _has_gaps(raw.dtype) else raw).tobytes()
     if type(spec) is str and len(data) <= 32:
         return {"numpy": [spec, data.hex()]}
     return {"numpy": [spec, packer.buffer(data)]}
@@ -67,11 +67,45 @@ def lower_array(packer: Packer, np: Any, value: Any) -> Dict[str, Any]:
     fortran = value.flags.f_contiguous and not value.flags.c_contiguous
     if value.size == 0 or dtype.itemsize == 0:
         packer.free_rows(_longest(value.shape))
+    if _has_gaps(dtype):
+        value = _without_gaps(np, value)
     lowered = {"dtype": spec, "shape": list(value.shape)}
     lowered["data"] = packer.buffer(memory(np, value.T if fortran else value))
     if fortran:
         lowered["fortran"] = True
     return lowered
+
+
+def _has_gaps(dtype: Any) -> bool:
+    """Whether items have bytes that mean nothing, and may be anything of this process."""
+    if dtype.subdtype is not None:
+        return _has_gaps(dtype.subdtype[0])
+    if dtype.names is None:
+        return dtype.char in "gG"
+    fields = [dtype.fields[name][0] for name in dtype.names]
+    return sum(f.itemsize for f in fields) < dtype.itemsize or any(map(_has_gaps, fields))
+
+
+def _without_gaps(np: Any, value: Any) -> Any:
+    clean = np.zeros(value.shape, dtype=value.dtype)
+    _copy_items(np, value, clean)
+    return clean
+
+
+def _copy_items(np: Any, value: Any, clean: Any) -> None:
+    if value.dtype.names is not None:
+        for name in value.dtype.names:
+            _copy_items(np, value[name], clean[name])
+    elif value.dtype.char == "G":
+        _copy_items(np, value.real, clean.real)
+        _copy_items(np, value.imag, clean.imag)
+    elif value.dtype.char == "g" and np.finfo(np.longdouble).nmant == 63:
+        # Ten bytes of x86, which numpy gives the room of sixteen.
+        here, there = (part[..., None].view(np.uint8) for part in (value, clean))
+        used = slice(10) if value.dtype.isnative else slice(-10, None)
+        there[..., used] = here[..., used]
+    else:
+        clean[...] = value
 
 
 def memory(np: Any, value: Any) -> Any:
@@ -177,8 +211,10 @@ def _raise_array(unpacker: Unpacker, body: Any) -> Any:
     shape = _shape(body["shape"])
     if "texts" in body:
         unpacker.enter()
-        texts = unpacker.raise_up(body["texts"])
+        texts = _exactly(list, unpacker.raise_up(body["texts"]))
         unpacker.leave()
+        if not all(type(text) is str for text in texts):
+            raise TypeError("not texts")
         return np.array(texts, dtype=np.dtypes.StringDType()).reshape(shape)
     dtype, count = raise_dtype(np, body["dtype"]), _product(shape)
     if count * dtype.itemsize == 0:

@@ -37,7 +37,7 @@ def _lower_table(packer: Packer, pa: Any, table: Any) -> Dict[str, Any]:
     columns = []
     packer.enter()
     for index, field in enumerate(table.schema):
-        packer.at(Note(f" column {field.name!r}"))
+        packer.at(Note(" column", [field.name]))
         column = table.column(index)
         chunks = column.chunks if hasattr(column, "chunks") else [column]
         lowered = lower_chunks(packer, pa, field.type, chunks)
@@ -298,7 +298,7 @@ def _raise_table(unpacker: Unpacker, body: Any) -> Any:
     fields, columns = [], []
     unpacker.enter()
     for name, nullable, column in body["columns"]:
-        unpacker.at(Note(f" column {name!r}"))
+        unpacker.at(Note(" column", [name]))
         columns.append(raise_chunks(unpacker, pa, column))
         fields.append(pa.field(name, columns[-1].type, nullable is True))
     unpacker.leave()

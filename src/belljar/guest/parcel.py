@@ -76,8 +76,16 @@ class Encoded:
                 left[0] = left[0][done:]
 
 
-class Note(str):
-    """A part of a path that is not an index: ` column 'x'`."""
+class Note:
+    """A part of a path that is no plain index: ` column 'x'`. Its words are made when needed."""
+
+    def __init__(self, words: str, labels: Any = None, number: int = 0) -> None:
+        self._words, self._labels, self._number = words, labels, number
+
+    def __str__(self) -> str:
+        if self._labels is None:
+            return self._words
+        return f"{self._words} {self._labels[self._number]!r}"
 
 
 class _Walk:
@@ -99,7 +107,7 @@ class _Walk:
         self._place.pop()
 
     def where(self) -> str:
-        parts = [part if type(part) is Note else f"[{part!r}]" for part in self._place]
+        parts = [str(part) if type(part) is Note else f"[{part!r}]" for part in self._place]
         if len(parts) > 12:
             parts[8:-2] = ["..."]
         return "value" + "".join(part if len(part) < 80 else part[:76] + "...]" for part in parts)

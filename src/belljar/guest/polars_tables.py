@@ -26,7 +26,7 @@ def lower(packer: Packer, value: Any) -> Optional[Dict[str, Any]]:
     columns = []
     packer.enter()
     for column in value.get_columns():
-        packer.at(Note(f" column {column.name!r}"))
+        packer.at(Note(" column", [column.name]))
         columns.append(_lower_series(packer, pl, column))
     packer.leave()
     return {"polars": {"columns": columns}}
@@ -91,7 +91,7 @@ def _raise_polars(unpacker: Unpacker, body: Any) -> Any:
         columns = []
         unpacker.enter()
         for column in body["columns"]:
-            unpacker.at(Note(f" column {column['name']!r}"))
+            unpacker.at(Note(" column", [column["name"]]))
             columns.append(_raise_series(unpacker, pl, pa, column))
         unpacker.leave()
         return pl.DataFrame(columns)

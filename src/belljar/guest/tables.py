@@ -82,8 +82,8 @@ def _lower_frame(packer: Packer, pd: Any, frame: Any) -> Dict[str, Any]:
 
 def _lower_columns(packer: Packer, pd: Any, frame: Any) -> List[Any]:
     columns = []
-    for name, column in frame.items():
-        packer.at(Note(f" column {name!r}"))
+    for number, (_, column) in enumerate(frame.items()):
+        packer.at(Note(" column", frame.columns, number))
         columns.append(lower_column(packer, pd, column.array))
     return columns
 
@@ -160,7 +160,7 @@ def _raise_frame(unpacker: Unpacker, body: Any) -> Any:
             raise ValueError("as many columns as names")
         columns = []
         for number, spec in enumerate(specs):
-            unpacker.at(Note(f" column {names[number]!r}"))
+            unpacker.at(Note(" column", names, number))
             columns.append(raise_column(unpacker, pd, spec))
         frame = _make_frame(unpacker, pd, columns, names, body["index"])
     unpacker.at(Note(".attrs"))
@@ -260,7 +260,9 @@ def _raise_any_index(unpacker: Unpacker, body: Any) -> Any:
 def _raise_array(unpacker: Unpacker, body: Any) -> Any:
     pd = unpacker.library("pandas", "pandas array")
     column = raise_column(unpacker, pd, body)
-    return column if isinstance(column, pd.api.extensions.ExtensionArray) else pd.array(column)
+    if isinstance(column, pd.api.extensions.ExtensionArray):
+        return column
+    return pd.Series(column, dtype=column.dtype, copy=False).array
 
 
 def _raise_missing(unpacker: Unpacker, body: Any) -> Any:

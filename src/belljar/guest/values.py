@@ -91,8 +91,9 @@ def needs_thread(blob: Buffer) -> bool:
 
 
 def _words(error: Exception) -> str:
-    text = str(error).split("\n")[0]
-    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
+    text = str(error).split("\n")[0][:200]
+    shown = "".join(letter if letter.isprintable() else "?" for letter in text)
+    return f"{type(error).__name__}: {shown}" if shown else type(error).__name__
 
 
 # --- down -------------------------------------------------------------------------------------

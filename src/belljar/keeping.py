@@ -1,0 +1,121 @@
+"""What a sandbox leaves on the host: its files, if they are kept there, and the record of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+from belljar import cargo, workspace
+from belljar.backends.base import Guest
+from belljar.channel import Channel
+from belljar.execution import Execution
+from belljar.files import WORKSPACE, AsyncFiles
+from belljar.limits import Limits
+from belljar.options import Options
+from belljar.place import Place
+from belljar.record import Recorder
+from belljar.workspace import HostWorkspace
+
+
+class Keeping:
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._recorder = Recorder(options.record) if options.record is not None else None
+        self._mirror: HostWorkspace | None = None
+
+    @property
+    def mirrors(self) -> bool:
+        return self._options.workspace is not None or self._options.session is not None
+
+    def close(self) -> None:
+        if self._mirror is not None:
+            self._mirror.close()
+        if self._recorder is not None:
+            self._recorder.close()
+
+    # -- files ------------------------------------------------------------------------------
+
+    async def load(self, place: Place) -> None:
+        """Bring the workspace in. Called when a guest has started."""
+        if self.mirrors:
+            if self._mirror is None:
+                self._mirror = workspace.open(self._options, self._options.limits.workspace)
+            await self._mirror.load(self._files(place))
+
+    async def refresh(self, place: Place) -> None:
+        """Bring in what changed on the host meanwhile. Called before each cell."""
+        if self._mirror is not None:
+            await self._mirror.refresh(self._files(place))
+
+    async def save(self, place: Place | None) -> list[str]:
+        """Bring out what changed; what could not be is said."""
+        if self._mirror is None or place is None or not place.alive:
+            return []
+        return await self._mirror.save(self._files(place))
+
+    def _files(self, place: Place) -> AsyncFiles:
+        return AsyncFiles(_Directly(self._options.limits, place))
+
+    # -- the record -------------------------------------------------------------------------
+
+    def begin(self, functions: Sequence[str]) -> None:
+        if self._recorder is not None:
+            given = self._options
+            self._recorder.begin(
+                sandbox=given.id,
+                backend=given.backend,
+                environment=given.environment,
+                limits=given.limits,
+                env=given.env,
+                functions=functions,
+                metadata=given.metadata,
+                host_files=[
+                    *([WORKSPACE] if self.mirrors else []),
+                    *(mount.guest for mount in given.mounts),
+                ],
+            )
+
+    def cell(
+        self,
+        code: str,
+        execution: Execution,
+        *,
+        timeout: float | None,
+        began: float,
+        env: Mapping[str, str],
+        undo_on_error: bool,
+    ) -> list[str]:
+        """Notes, if it could not be recorded."""
+        if self._recorder is None:
+            return []
+        self._recorder.cell(
+            code=code,
+            execution=execution,
+            timeout=timeout,
+            began=began,
+            env=list(env),
+            undo_on_error=undo_on_error,
+        )
+        failed = self._recorder.failed
+        return [f"the record is incomplete: {failed}"] if failed else []
+
+    async def put(self, values: Mapping[str, object]) -> None:
+        if self._recorder is not None:
+            self._recorder.event("put", values=await cargo.for_record(values))
+
+    def event(self, kind: str, **fields: object) -> None:
+        if self._recorder is not None:
+            kept = {k: bytes(v) if isinstance(v, memoryview) else v for k, v in fields.items()}
+            self._recorder.event(kind, **kept)
+
+
+class _Directly:
+    """A guest for those who carry its files while the sandbox itself is busy with it."""
+
+    def __init__(self, limits: Limits, place: Place) -> None:
+        self.limits = limits
+        self._place = place
+
+    @contextlib.asynccontextmanager
+    async def using(self) -> AsyncIterator[tuple[Channel, Guest]]:
+        yield self._place.channel, self._place.guest
