@@ -1,5 +1,6 @@
 """What the documents say is so: examples run, tables are those of the code, files exist."""
 
+import inspect
 import re
 import textwrap
 from pathlib import Path
@@ -7,31 +8,49 @@ from pathlib import Path
 import pytest
 
 import belljar
-from belljar import Outcome, errors
+from belljar import Outcome, Sandbox, errors
+from belljar.blocking import Files
 from belljar.cli import exit_codes
 from belljar.limits import RULES, format_size
 
 PROJECT = Path(__file__).parent.parent
 README = PROJECT / "README.md"
 TEXT = README.read_text()
+GUIDES = sorted((PROJECT / "docs").glob("*.md"))
 
 
-def blocks(language):
-    for match in re.finditer(rf"^```{language}\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL):
-        yield TEXT.count("\n", 0, match.start(1)) + 1, match[1]
+def blocks(language, path=README):
+    text = path.read_text()
+    for match in re.finditer(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        yield text.count("\n", 0, match.start(1)) + 1, match[1]
 
 
-EXAMPLES = [pytest.param(line, code, id=f"line-{line}") for line, code in blocks("python")]
+EXAMPLES = [
+    pytest.param(path, line, code, id=f"{path.stem}-line-{line}")
+    for path in (README, *GUIDES)
+    for line, code in blocks("python", path)
+]
 
 
-@pytest.mark.parametrize(("line", "code"), EXAMPLES)
-def test_example_of_the_readme_runs(native, line, code, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("path", "line", "code"), EXAMPLES)
+def test_example_of_a_document_runs(native, path, line, code, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    # Blank lines in front, so that a traceback has the line of the README.
-    exec(compile("\n" * (line - 1) + code, str(README), "exec"), {"__name__": "__main__"})
+    monkeypatch.setenv("BELLJAR_STATE", str(tmp_path / "state"))
+    # Blank lines in front, so that a traceback has the line of the document.
+    exec(compile("\n" * (line - 1) + code, str(path), "exec"), {"__name__": "__main__"})
     printed = capsys.readouterr().out
-    if line == EXAMPLES[0].values[0]:
+    for said in promises(code):
+        assert said in printed
+    if line == EXAMPLES[0].values[1]:
         assert printed.strip() in TEXT, "what the first example prints is said below it"
+
+
+def promises(code):
+    """What the comments behind `print` say that it prints: up to a colon, and "..." is anything."""
+    for line in code.splitlines():
+        call, hash_, said = line.partition("  # ")
+        if hash_ and call.strip().startswith("print("):
+            yield from said.partition(": ")[0].split(" ... ")
 
 
 def default(rule):
@@ -63,21 +82,54 @@ def test_tree_of_errors_is_that_of_the_code():
     assert tree in {code.strip() for _, code in blocks("text")}
 
 
-@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md", "SECURITY.md"])
-def test_files_that_a_document_names_exist(name):
-    text = (PROJECT / name).read_text()
-    named = re.findall(r"\]\(([^)#]+)\)", text) + re.findall(
-        r"`((?:tests|scripts|examples)/.*?)`", text
-    )
-    assert named
+def test_table_of_options_has_each_option_with_its_default():
+    options = inspect.signature(Sandbox.__init__).parameters
+    table = TEXT[TEXT.index("| option |") :].partition("\n\n")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| `(.*?)` \|", table, re.MULTILINE))
+    assert {name: value.replace('"', "'") for name, value in rows.items()} == {
+        name: repr(option.default) for name, option in options.items() if name != "self"
+    }
+
+
+@pytest.mark.parametrize("kind", [Sandbox, Files])
+def test_listing_of_the_api_has_each_public_name(kind):
+    listing = next(code for _, code in blocks("text") if code.startswith("run_code("))
+    public = {name for name in dir(kind) if not name.startswith("_")} - {"create"}
+    assert public <= set(re.findall(r"\w+", listing))
+
+
+DOCUMENTS = [PROJECT / name for name in ("README.md", "ARCHITECTURE.md", "SECURITY.md")] + GUIDES
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_files_that_a_document_names_exist(document):
+    text = document.read_text()
+    linked = re.findall(r"\]\(([^)#]+)[^)]*\)", text)
+    named = re.findall(r"`((?:tests|scripts|examples|docs)/.*?)`", text)
+    assert linked + named
+    for path in linked:
+        assert (document.parent / path).exists(), path
     for path in named:
         assert (PROJECT / path).exists(), path
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_headings_that_a_document_links_to_exist(document):
+    for path, name in re.findall(r"\]\(([^)#]*)#([^)]+)\)", document.read_text()):
+        target = document.parent / path if path else document
+        titles = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
+        assert name in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_guide_is_named_by_the_readme():
+    for path in GUIDES:
+        assert f"](docs/{path.name})" in TEXT
 
 
 def test_architecture_names_every_source_file():
     text = (PROJECT / "ARCHITECTURE.md").read_text()
     sources = (PROJECT / "src" / "belljar").rglob("*.py")
-    named_as_directories = ("cli", "cgroup")
+    named_as_directories = ("cli", "cgroup", "export")
     missing = [
         path.name
         for path in sources

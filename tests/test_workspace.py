@@ -121,6 +121,19 @@ def test_a_small_file_rewritten_at_once_with_the_same_size_is_carried(make_sandb
         assert (place / "f").read_text() == f"{number:04}"
 
 
+def test_what_is_written_through_a_mapping_of_an_earlier_cell_is_carried(make_sandbox, place):
+    """The kernel stamps a file of a tmpfs for the first such write only."""
+    sandbox = make_sandbox(workspace=place)
+    sandbox.run_code(
+        "import mmap; f = open('m', 'w+b'); f.truncate(4); m = mmap.mmap(f.fileno(), 4); m[0] = 65"
+    )
+    for number in range(1, 4):
+        sandbox.run_code(f"m[{number}] = {65 + number}")
+        assert (place / "m").read_bytes()[number] == 65 + number
+    sandbox.run_code("m[0] = 90; m.close(); f.close()")
+    assert (place / "m").read_bytes() == b"ZBCD"
+
+
 def test_modes_are_ours_but_for_the_right_to_run_and_times_are_kept(make_sandbox, place):
     make_sandbox(workspace=place).run_code(
         "import os\n"
@@ -395,6 +408,17 @@ def test_a_guest_that_answers_too_slowly_is_given_up(make_sandbox, place, monkey
     monkeypatch.setattr("belljar.workspace.SAVE_TIMEOUT", 0.0)
     execution = sandbox.run_code("open('f', 'w').close()")
     assert any("took too long" in note for note in execution.notes)
+
+
+def test_a_workspace_that_cannot_be_read_is_a_note_and_no_error(make_sandbox, place):
+    sandbox = make_sandbox(workspace=place)
+    sandbox.run_code("import os; open('f', 'w').write('1')")
+    execution = sandbox.run_code("os.chmod('/workspace', 0)")
+    assert execution.ok, execution
+    assert any("brought back" in note for note in execution.notes)
+    assert below(place) == {"f": "1"}
+    sandbox.run_code("os.chmod('/workspace', 0o700); open('f', 'w').write('2')")
+    assert below(place) == {"f": "2"}
 
 
 # --- hostile ---------------------------------------------------------------------------------

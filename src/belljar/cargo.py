@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import re
 from collections.abc import Awaitable, Callable, Mapping
 
 import anyio.to_thread
@@ -27,6 +28,14 @@ async def encode(value: object, limit: int) -> Encoded:
     if isinstance(value, _AT_ONCE) and (not isinstance(value, (str, bytes)) or len(value) < SHORT):
         return _encode(value, limit)
     return await anyio.to_thread.run_sync(_encode, value, limit)
+
+
+async def encode_named(given: Mapping[str, object], limit: int) -> Encoded:
+    """Several values by their names; what cannot travel is named by these."""
+    try:
+        return await encode(dict(given), limit)
+    except CannotTravel as error:
+        raise CannotTravel(re.sub(r"^value\['(\w+)'\]", r"\1", str(error))) from None
 
 
 def _encode(value: object, limit: int) -> Encoded:

@@ -105,7 +105,7 @@ class Run:
         self.interrupted = False  # by the caller
         self.done: wire.Frame | None = None
         self.lost: Exception | None = None
-        self.files: FileChanges | None = None
+        self.files: FileChanges | None = FileChanges()
         self._values = cargo.Receiver(values)
         self._value: cargo.Blob = b""
         self._taken: dict[int, anyio.Event] = {}

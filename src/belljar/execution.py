@@ -8,6 +8,7 @@ texts and the results are the guest's own words, so whatever is shown here goes 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -189,7 +190,9 @@ class Execution:
             said.append("the output was truncated")
         said += self.notes
         if self.calls:
-            said.append(f"called {one_line(', '.join(call.name for call in self.calls), 200)}")
+            counts = Counter(call.name for call in self.calls)
+            words = [f"{name} {n} times" if n > 1 else name for name, n in counts.items()]
+            said.append(f"called {one_line(', '.join(words), 200)}")
         if self.files:
             said.append(one_line(_changes(self.files), 200))
         return said

@@ -16,7 +16,7 @@ from belljar.beneath import Beneath, Found
 from belljar.downloads import Intake
 from belljar.limits import format_size
 from belljar.transfers import carryable
-from belljar.trees import Census, LeftOut, Part
+from belljar.trees import Census, Part
 
 Signature = tuple[object, ...]
 
@@ -58,8 +58,9 @@ def decide(known: dict[str, Known], census: Census, limit: int) -> Plan:
         before = known.get(path)
         if before is not None and before.kind != entry.kind:
             plan.remove.append(path)
-        elif before is not None and before.guest == entry.signature and before.sure:
-            continue
+        elif before is not None and before.guest == entry.signature:
+            if before.sure and entry.inode not in census.mapped:
+                continue
         (plan.fetch if entry.kind == "file" else plan.make).append((path, entry))
     plan.remove += [path for path in known if path not in carried and census.covers(path)]
     plan.remove.sort(key=lambda path: path.count("/"), reverse=True)
@@ -69,17 +70,19 @@ def decide(known: dict[str, Known], census: Census, limit: int) -> Plan:
 class Save:
     """The host's part of one save. An error of one file is a note, and the others go on."""
 
-    def __init__(self, host: Beneath, known: dict[str, Known], left_out: LeftOut) -> None:
+    def __init__(self, host: Beneath, known: dict[str, Known], census: Census) -> None:
         self._host = host
         self._known = known
-        self._left_out = left_out
+        self._left_out = census.left_out
+        self._mapped = census.mapped
         self._intake = Intake(host)
         self.notes: list[str] = []
 
     def close(self) -> None:
         self._intake.close()
 
-    def arrange(self, plan: Plan) -> None:
+    def arrange(self, plan: Plan) -> list[tuple[str, int]]:
+        """All but the content of files; those whose content is wanted."""
         for path in plan.remove:
             self._remove(path)
         for path, entry in plan.make:
@@ -92,6 +95,7 @@ class Save:
                 self._failed(path, error)
                 continue
             self._known[path] = Known(entry.kind, entry.signature, entry.signature)
+        return self._wanted(plan.fetch)
 
     def _remove(self, path: str) -> None:
         """Only what is as it was brought here: what the caller has made of it since is his."""
@@ -105,7 +109,7 @@ class Save:
                 self._failed(path, error)
         self._known.pop(path)
 
-    def wanted(self, files: list[tuple[str, Found]]) -> list[tuple[str, int]]:
+    def _wanted(self, files: list[tuple[str, Found]]) -> list[tuple[str, int]]:
         """Without those that the caller has changed, and the guest has not as far as one sees."""
         wanted = []
         for path, entry in files:
@@ -138,7 +142,8 @@ class Save:
                 continue
             if not part.steady:
                 self.notes.append(f"{part.path!r} was written to while it was brought back")
-            sure = part.steady and part.settled
+            # One that is mapped now is wanted once more when it is not: it may be written to last.
+            sure = part.steady and part.settled and part.found.inode not in self._mapped
             self._known[part.path] = Known("file", part.found.signature, found.signature, sure)
 
     def _unread(self, part: Part) -> None:

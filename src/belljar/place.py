@@ -14,8 +14,8 @@ import anyio
 
 from belljar.backends.base import Guest
 from belljar.channel import Channel
-from belljar.errors import SandboxError
-from belljar.guest import wire
+from belljar.errors import CheckpointLost, SandboxError
+from belljar.guest import branches, wire
 
 KEEP_TIMEOUT = 30.0  # seconds to copy an interpreter and its files
 
@@ -81,6 +81,8 @@ class Place:
     async def _ask(self, kind: int, header: dict[str, object], failed: str) -> dict[str, object]:
         answer, _ = await self.channel.call(kind, header, timeout=KEEP_TIMEOUT)
         if error := answer.get("error"):
+            if error == branches.NO_CHECKPOINT:
+                raise CheckpointLost("there is no such checkpoint any more", hint="make a new one")
             raise SandboxError(f"{failed}: {str(error)[:200]}", hint=_hint(str(error)))
         return answer
 

@@ -432,7 +432,7 @@ class AsyncSandbox:
     async def put_all(self, values: Mapping[str, object]) -> None:
         for name in values:
             options.check_name(name)
-        value = await cargo.encode(dict(values), self.limits.memory)
+        value = await cargo.encode_named(values, self.limits.memory)
         async with self._turn:
             execution, _ = await self._operate({"op": "put"}, value, self.limits.timeout)
         verdict.raise_for(execution)
@@ -587,7 +587,8 @@ class AsyncSandbox:
         await self._go_back(before)
         remarks, self._remarks = self._remarks, ()
         await before.place.release(before.id)
-        notes = (*execution.notes, "what it did was undone", *remarks)
+        kept = [note for note in execution.notes if note != verdict.STARTED_ANEW]
+        notes = (*kept, "what it did was undone", *remarks)
         return replace(execution, notes=notes, state_preserved=True)
 
     async def changed(self, event: str, **fields: object) -> None:

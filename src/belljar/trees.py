@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,7 @@ class Census:
     entries: dict[str, Found] = field(default_factory=dict)
     unseen: set[str] = field(default_factory=set)  # directories that were not looked at entirely
     left_out: LeftOut = field(default_factory=LeftOut)
+    mapped: set[int] = field(default_factory=set)  # inodes that may change without a trace
 
     def covers(self, path: str) -> bool:
         """Whether the path would be here if it existed."""
@@ -89,6 +91,15 @@ async def scan(files: AsyncFiles, root: str, *, most: int) -> Census:
     if len(census.entries) > most:
         _cut(census, most)
     return census
+
+
+async def mapped(files: AsyncFiles, root: str) -> set[int]:
+    """The inodes of files that are being written to through a mapping."""
+    answer, _ = await files.call(root, {"op": "mapped", "path": root})
+    inodes = answer.get("inodes")
+    if not isinstance(inodes, list) or len(inodes) > guest_trees.MAX_ROWS:
+        raise ProtocolError("a malformed answer")
+    return {_number(inode) for inode in inodes}
 
 
 def _cut(census: Census, most: int) -> None:
@@ -127,17 +138,18 @@ def _take(census: Census, asked: Sequence[str], row: list[Any]) -> str | None:
     if kind not in _KINDS or len(row) != _ROW + (kind == "symlink"):
         raise ProtocolError("a malformed listing")
     path = f"{directory}/{name}" if directory else name
+    target = row[_ROW] if kind == "symlink" else ""
+    if not isinstance(target, str) or "\0" in target:
+        raise ProtocolError("a malformed link")
     try:
-        fits = beneath.fits(path) and len(name.encode("utf-8", "surrogateescape")) <= 255
+        os.fsencode(target)
+        fits = beneath.fits(path) and len(os.fsencode(name)) <= 255
     except UnicodeEncodeError:
         census.left_out.add(path, "has a name that this system cannot write")
         return None
     if not fits or name.startswith(beneath.PARTIAL):
         census.left_out.add(path, "is nested too deep" if not fits else "has a name of belljar's")
         return None
-    target = row[_ROW] if kind == "symlink" else ""
-    if not isinstance(target, str) or "\0" in target:
-        raise ProtocolError("a malformed link")
     census.entries[path] = described(kind, row[3:_ROW], target)
     return path
 

@@ -12,6 +12,8 @@ from belljar.execution import Execution, Outcome, Result
 from belljar.limits import Limits
 from belljar.result import TABLE
 
+STARTED_ANEW = "variables were lost: the interpreter had to be started anew"
+
 
 async def of(
     run: Run,
@@ -58,7 +60,7 @@ async def of(
         state_preserved=not lost and not fresh,
         truncated=run.truncated or run.dropped,
         calls=tuple(run.calls.made),
-        files=run.files,
+        files=run.files if run.done is not None else None,
         notes=tuple(_notes(run, outcome, ended=ended, lost=lost, fresh=fresh, kills=kills)),
     )
     if outcome is Outcome.ok:
@@ -95,7 +97,7 @@ def _notes(
         why = f"it {ended}" if ended else "its first process died"
         yield f"the sandbox is gone ({why}); variables and files are lost"
     elif lost:
-        yield "variables were lost: the interpreter had to be started anew"
+        yield STARTED_ANEW
     if fresh:
         yield "variables of earlier cells were not there: their interpreter had died"
     if kills > 0 and outcome is not Outcome.out_of_memory:

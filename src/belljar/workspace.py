@@ -6,9 +6,6 @@ cell, command and file operation the changes are brought back (`save`); what the
 changed in the directory meanwhile is brought in before the next cell (`refresh`). Of a file that
 both have changed, the guest's version is kept, with a note; a file that one has removed and the
 other changed stays.
-
-Not noticed is what a program writes through a memory mapping that an earlier cell has made: the
-kernel does not stamp a file of a tmpfs for it. It is, when the file is written or touched again.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ import anyio.to_thread
 
 from belljar import trees
 from belljar.beneath import Beneath, Found
-from belljar.errors import FileError, InvalidOption
+from belljar.errors import FileError, GuestLost, InvalidOption
 from belljar.files import WORKSPACE, AsyncFiles
 from belljar.guest.trees import FRESH
 from belljar.limits import format_size
@@ -74,7 +71,6 @@ class HostWorkspace:
         self._notes: list[str] = []  # to be told with the next save
         self._told: set[str] = set()
         self._turn = anyio.Lock()
-        self._sweep()
 
     def _sweep(self) -> None:
         """Unless another sandbox writes here just now."""
@@ -95,6 +91,7 @@ class HostWorkspace:
         """Bring the directory into a guest that has just started, and has nothing yet."""
         async with self._turn:
             self._known, self._unread = {}, {}
+            await anyio.to_thread.run_sync(self._sweep)
             census = await self._scan()
             files_of = [each for each in census.entries.values() if each.kind == "file"]
             size = sum(-(-entry.size // PAGE) * PAGE for entry in files_of)
@@ -209,18 +206,27 @@ class HostWorkspace:
             return new
 
     async def _save(self, files: AsyncFiles) -> list[str]:
-        with anyio.move_on_after(SAVE_TIMEOUT) as scope:
-            census = await trees.scan(files, WORKSPACE, most=MAX_FILES)
-            plan = decide(self._known, census, self._limit)
-            save = Save(self._host, self._known, census.left_out)
-            if plan.remove or plan.make:
-                await anyio.to_thread.run_sync(save.arrange, plan)
-            wanted = await anyio.to_thread.run_sync(save.wanted, plan.fetch)
+        """What a guest does to prevent it is its own loss, and no error of the cell before."""
+        why = "it took too long"
+        try:
+            with anyio.move_on_after(SAVE_TIMEOUT):
+                return await self._carry_out(files)
+        except GuestLost:
+            why = "the guest died"
+        except FileError as error:
+            why = error.message
+        return [f"not everything was brought back to {self.path!r}: {why}"]
+
+    async def _carry_out(self, files: AsyncFiles) -> list[str]:
+        census = await trees.scan(files, WORKSPACE, most=MAX_FILES)
+        if any(entry.kind == "file" for entry in census.entries.values()):
+            census.mapped = await trees.mapped(files, WORKSPACE)
+        plan = decide(self._known, census, self._limit)
+        save = Save(self._host, self._known, census)
+        if plan.remove or plan.make or plan.fetch:
+            wanted = await anyio.to_thread.run_sync(save.arrange, plan)
             try:
                 await trees.fetch(files, WORKSPACE, wanted, Budget(self._limit), save.receive)
             finally:
                 save.close()
-            return census.left_out.sentences() + save.notes
-        if scope.cancelled_caught:
-            return [f"not everything was brought back to {self.path!r}: it took too long"]
-        raise AssertionError("unreachable")
+        return census.left_out.sentences() + save.notes

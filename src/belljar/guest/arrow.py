@@ -115,31 +115,37 @@ def _lower_node(packer: Packer, pa: Any, array: Any) -> Dict[str, Any]:
         return {"n": count, "b": []}
     bits = _trim(packer, buffers[0], (count + 7) // 8) if array.null_count else None
     node = {"n": count, "b": [bits]}
-    width = _offset_width(types, kind)
-    last = 0
+    width, last = _offset_width(types, kind), 0
     if width:
-        offsets = memoryview(buffers[1] or bytes(width)).cast("B")
-        if not len(offsets):
-            offsets = memoryview(bytes(width))
-        offsets = offsets[: (count + 1) * width]
+        offsets = _offsets(buffers[1], count, width)
         last = int.from_bytes(offsets[-width:], sys.byteorder)
         node["b"].append(packer.buffer(offsets))
-    if types.is_struct(kind):
-        if kind.num_fields == 0:
-            packer.free_rows(count)
-        fields = [array.field(i).slice(0, count) for i in range(kind.num_fields)]
-        node["c"] = [_lower_node(packer, pa, child) for child in fields]
-    elif types.is_fixed_size_list(kind):
-        packer.free_rows(0 if kind.list_size else count)
-        node["c"] = [_lower_node(packer, pa, array.values.slice(0, count * kind.list_size))]
-    elif types.is_nested(kind):  # list, large list, map
-        node["c"] = [_lower_node(packer, pa, array.values.slice(0, last))]
+    if types.is_nested(kind):
+        children = _children(packer, types, array, last)
+        node["c"] = [_lower_node(packer, pa, child) for child in children]
     elif width:
         node["b"].append(_trim(packer, buffers[2], last))
     else:
         packer.free_rows(0 if kind.bit_width else count)
         node["b"].append(_trim(packer, buffers[1], (count * kind.bit_width + 7) // 8))
     return node
+
+
+def _offsets(buffer: Any, count: int, width: int) -> memoryview:
+    raw = memoryview(buffer or b"").cast("B")
+    return raw[: (count + 1) * width] if len(raw) else memoryview(bytes(width))
+
+
+def _children(packer: Packer, types: Any, array: Any, last: int) -> List[Any]:
+    """No longer than the array needs them: `last` is where its lists end."""
+    kind, count = array.type, len(array)
+    if types.is_struct(kind):
+        packer.free_rows(0 if kind.num_fields else count)
+        return [array.field(i).slice(0, count) for i in range(kind.num_fields)]
+    if types.is_fixed_size_list(kind):
+        packer.free_rows(0 if kind.list_size else count)
+        last = count * kind.list_size
+    return [array.values.slice(0, last)]
 
 
 def _offset_width(types: Any, kind: Any) -> int:

@@ -14,6 +14,7 @@ from .keeper import Keeper
 from .store import CURRENT, Store
 
 MAX_LACKS = 20
+NO_CHECKPOINT = "there is no such checkpoint any more"
 
 
 class Branch:
@@ -102,7 +103,7 @@ class Branches:
         """Fork a checkpoint's interpreter again, and let the fork take the active one's place."""
         kept = self._kept.get(int(frame.header["number"]))
         if kept is None:
-            self._reply(frame, "there is no such checkpoint any more")
+            self._reply(frame, NO_CHECKPOINT)
             return
 
         def done(copy: Copy) -> None:

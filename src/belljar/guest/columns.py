@@ -235,8 +235,8 @@ def _raise_strings(unpacker: Unpacker, pd: Any, np: Any, storage: Any, na: Any, 
         pa, storage = None, "python"  # as pandas itself does
     if "type" not in data:
         texts = raise_column(unpacker, pd, data)
-        if texts.dtype != object:
-            raise TypeError("not strings")
+        if texts.dtype != object or not all(map(_is_text(pd), texts)):
+            raise TypeError("not strings")  # pandas would make some of anything
     elif pa is None:
         texts = np.array(arrow.raise_texts(unpacker, data), dtype=object)
     else:
@@ -244,6 +244,11 @@ def _raise_strings(unpacker: Unpacker, pd: Any, np: Any, storage: Any, na: Any, 
         if not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)):
             raise TypeError("not strings")
     return _make_strings(pd, np, texts, storage, na)
+
+
+def _is_text(pd: Any) -> Callable[[Any], bool]:
+    missing = (type(None), type(pd.NA))
+    return lambda item: type(item) is str or type(item) in missing or item != item
 
 
 def _make_strings(pd: Any, np: Any, texts: Any, storage: str, na: str) -> Any:

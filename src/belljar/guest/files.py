@@ -31,6 +31,7 @@ def serve(init: Any, frame: wire.Frame) -> None:
         "remove": _remove,
         "rename": _rename,
         "scan": trees.scan,
+        "mapped": trees.mapped,
         "gather": trees.gather,
         "scatter": trees.scatter,
     }

@@ -46,6 +46,7 @@ class Cell:
         self.pumps: List[Pump] = []
         self.room = limit
         self.calls: Set[int] = set()  # of host functions, under way
+        self.watched = False  # whether to tell what became of the files
         self.files: Optional[changes.Census] = None  # as they were before it
 
 
@@ -183,7 +184,8 @@ class Init:
         if "functions" in frame.header:
             self._branches.active.functions = frame.header["functions"]
             self.tell_functions()
-        if frame.header.get("watch"):
+        cell.watched = bool(frame.header.get("watch"))
+        if cell.watched:
             cell.files = changes.census(self.setup["workspace"])
         fds = (*self._open_pipes(cell), *fds)
         header = {**frame.header, "fds": len(fds), "functions": None}
@@ -343,7 +345,7 @@ class Init:
         self._idle_pumps += cell.pumps
         for call in cell.calls:
             self._refuse_call(call, "the cell that called it has ended")
-        if cell.files is not None:
+        if cell.watched:
             self._tell_changes(cell)
         if self._background:
             data = bytes(self._background)
@@ -361,9 +363,8 @@ class Init:
         self.send(wire.DONE, cell.request, header, payload, fds)
 
     def _tell_changes(self, cell: Cell) -> None:
-        assert cell.files is not None
-        now = changes.census(self.setup["workspace"])
-        if now is None:
+        now = changes.census(self.setup["workspace"]) if cell.files is not None else None
+        if now is None or cell.files is None:
             self.send(wire.CHANGES, cell.request, {"unknown": True})
         elif now != cell.files:
             found = json.dumps(changes.compare(cell.files, now)).encode("ascii")

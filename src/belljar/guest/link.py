@@ -5,6 +5,7 @@ of a host function, reads for all.
 """
 
 import contextlib
+import errno
 import os
 import select
 import socket
@@ -37,7 +38,7 @@ class Link:
         self._state = threading.Condition(threading.Lock())
         self._reading = False
         self._requests: Deque[Tuple[wire.Frame, List[int]]] = deque()
-        self._answers: Dict[int, Optional[Tuple[wire.Header, Any]]] = {}
+        self._answers: Dict[int, Optional[Tuple[wire.Frame, List[int]]]] = {}
         self._parts = blobs.Parts(MAX_VALUE)
         self._calls = 0
         self._slots = threading.BoundedSemaphore(wire.MAX_CALLS)
@@ -117,6 +118,8 @@ class Link:
 
     def _blob(self, frame: wire.Frame, fds: List[int]) -> Any:
         if "shared" in frame.header:
+            if not fds:
+                raise OSError(errno.EMFILE, "a value could not come in: too many open files")
             return blobs.unseal(fds.pop(), int(frame.header["shared"]))
         if "parts" in frame.header:
             return self._parts.take(frame.header["key"], frame.header["parts"])
@@ -153,13 +156,13 @@ class Link:
             raise EOFError
         self._reader.feed(data)
         for frame in self._reader.frames():
-            fds = [self._inbox.take() for _ in range(int(frame.header.get("fds", 0)))]
+            fds = self._inbox.take_some(int(frame.header.get("fds", 0)))
             if frame.kind == wire.PART:
                 self._parts.add(frame.header["key"], frame.header["size"], frame.payload)
             elif frame.kind != wire.ANSWER:
                 self._requests.append((frame, fds))
             elif frame.header["call"] in self._answers:
-                self._answers[frame.header["call"]] = (frame.header, self._blob(frame, fds))
+                self._answers[frame.header["call"]] = (frame, fds)
             else:
                 close_all(fds)  # nobody waits for it any more
 
@@ -181,11 +184,12 @@ class Link:
             try:
                 self.send_value(wire.CALL, call, {"function": name}, given)
                 self._wait(lambda: self._answers[call] is not None)
-                answer = self._answers[call]
             finally:
-                del self._answers[call]
+                answer = self._answers.pop(call)
+                if answer is None:
+                    self._parts.drop(call)
         assert answer is not None
-        header, blob = answer
-        if not header["ok"]:
-            raise functions.exception(header["name"], header["message"])
-        return values.decode(blob, MAX_VALUE, MAX_VALUE)
+        frame, fds = answer
+        if not frame.header["ok"]:
+            raise functions.exception(frame.header["name"], frame.header["message"])
+        return self.value_of(frame, fds)

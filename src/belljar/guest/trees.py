@@ -1,6 +1,7 @@
 """Whole trees, in and out, done inside the sandbox: one page of work for each request.
 
     scan     what some directories hold, one page
+    mapped   which files are written to without a trace
     gather   parts of some files, each with what the file was like when it was read
     scatter  files, directories and links to make, or to remove
 
@@ -11,6 +12,7 @@ holds more than a few descriptors, however the tree looks; what one request may 
 import errno
 import json
 import os
+import re
 import stat as modes
 import struct
 import time
@@ -22,6 +24,9 @@ PAGE = 2000  # entries of one answer to `scan`
 MAX_NAMES = 100_000  # of one directory
 MAX_PART = 4 * 1024 * 1024  # bytes of one answer to `gather`
 MAX_ROWS = 500  # of one request
+MAPPED_TIMEOUT = 0.05  # seconds
+MAX_MAPS = 4 * 1024 * 1024  # bytes of /proc/*/maps
+_SHARED = re.compile(rb"^\S+ .w.s \S+ \S+ ([1-9]\d*) ", re.MULTILINE)
 FRESH = 11_000_000  # ns; kernels stamp files by a clock that may tick only every ten ms
 
 LENGTH = struct.Struct("!I")
@@ -70,6 +75,25 @@ def scan(frame: wire.Frame) -> Answer:
     finally:
         os.close(root)
     return {"done": len(directories), "after": ""}, _page(found, failed)
+
+
+def mapped(frame: wire.Frame) -> Answer:
+    """Inodes of files that some process writes to through its memory: the kernel stamps a file
+    of a tmpfs for the first such write alone. As far as can be told in a moment."""
+    inodes = set()
+    deadline = time.monotonic() + MAPPED_TIMEOUT
+    room = MAX_MAPS
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or time.monotonic() > deadline or room <= 0:
+            continue
+        try:
+            with open(f"/proc/{name}/maps", "rb") as file:
+                text = file.read(room)
+        except OSError:
+            continue  # it has ended, or is init itself
+        room -= len(text)
+        inodes.update(int(number) for number in _SHARED.findall(text))
+    return {"inodes": sorted(inodes)[:MAX_ROWS]}, b""
 
 
 def _page(found: List[List[Any]], failed: List[List[int]]) -> bytes:

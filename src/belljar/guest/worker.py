@@ -80,8 +80,10 @@ class Worker:
                 for spec in frame.header["functions"]:
                     made = functions.make(spec, self._link.call)
                     self._module.__dict__[spec["name"]] = made
-            elif frame.kind == wire.FORK:
+            elif frame.kind == wire.FORK and fds:
                 self._fork(fds[0])
+            elif frame.kind == wire.FORK:
+                self._link.send(wire.FORKED, 0, {"error": "the code has too many open files"})
             elif frame.kind == wire.WAKE:
                 self._wake()
             else:

@@ -40,6 +40,29 @@ HIDDEN_MEMORY = (
 )
 
 
+def _refuse(names: Sequence[str], mode: int, flags: int | None = None) -> Iterator[seccomp.Rule]:
+    """A file with one of the set-id bits: `mode` is the number of that argument; `flags` of the
+    one that says whether a file is made."""
+    for bit in (0o4000, 0o2000):
+        conditions = [seccomp.Condition(index=mode, op="MASKED_EQ", mask=bit, value=bit)]
+        if flags is not None:
+            made = os.O_CREAT
+            conditions += [seccomp.Condition(index=flags, op="MASKED_EQ", mask=made, value=made)]
+        action = seccomp.ERRNO | seccomp.EPERM
+        yield seccomp.Rule(names=tuple(names), action=action, conditions=tuple(conditions))
+
+
+# Where a guest may write to a directory of the host: what it makes there shall not run with the
+# rights of its owner. (The guest's own mounts are nosuid, the host's view of them is not.)
+SET_ID = (
+    *_refuse(["chmod", "fchmod", "creat", "mknod"], mode=1),
+    *_refuse(["fchmodat", "fchmodat2", "mknodat"], mode=2),
+    *_refuse(["open"], mode=2, flags=1),
+    *_refuse(["openat"], mode=3, flags=2),
+    "openat2",  # its mode is behind a pointer
+)
+
+
 class ZygoteGone(StartError):
     """It was killed: nothing is wrong with the guest that was asked for. Try with a new one."""
 
@@ -63,6 +86,7 @@ class Zygote:
 
     def _config(self, built: Built, control: int) -> dict[str, object]:
         profile = seccomp.load_profile()
+        deny = () if all(mount.read_only for mount in self._mounts) else SET_ID
         machine = platform.machine()
         first = plan.UID_FIRST if self.root else os.geteuid()
         group = plan.UID_FIRST if self.root else os.getegid()
@@ -80,8 +104,10 @@ class Zygote:
             "env": plan.environment_variables(built.interpreter),
             "preload": list(built.environment.preload),
             "warmup": built.environment.warmup,
-            "seccomp": _b64(seccomp.compile_profile(profile, machine)),
-            "seccomp_stricter": _b64(seccomp.compile_profile(profile, machine, deny=HIDDEN_MEMORY)),
+            "seccomp": _b64(seccomp.compile_profile(profile, machine, deny=deny)),
+            "seccomp_stricter": _b64(
+                seccomp.compile_profile(profile, machine, deny=(*deny, *HIDDEN_MEMORY))
+            ),
         }
 
     def wait_ready(self) -> None:

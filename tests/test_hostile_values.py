@@ -1,0 +1,378 @@
+"""Parcels of arrays and tables that lie about themselves are refused, at little cost."""
+
+import json
+import time
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import fuzz_values
+from belljar.guest import parcel, values
+
+
+def parcel_of(skeleton, *buffers):
+    text = json.dumps(skeleton).encode()
+    return parcel.Encoded(text, [memoryview(buffer) for buffer in buffers]).join()
+
+
+def frame_of(columns, index=None, names=None):
+    index = index or {"name": None, "range": [0, 1, 1]}
+    names = names or {"name": None, "range": [0, len(columns), 1]}
+    return {"frame": {"data": columns, "columns": names, "index": index, "attrs": None}}
+
+
+def index_of(column, **more):
+    return {"index": {"name": None, "data": column, **more}}
+
+
+def arrow_of(kind, *nodes):
+    return {"arrow": {"type": kind, "chunks": list(nodes)}}
+
+
+def nested(outer, inner, times):
+    for _ in range(times):
+        inner = outer(inner)
+    return inner
+
+
+LONGS = np.arange(4, dtype="i8").tobytes()
+NUMBERS = {"numbers": ["<i8", 0]}
+RANGE = {"index": {"name": None, "range": [0, 2, 1]}}
+FOUR = {"name": None, "range": [0, 4, 1]}
+NONE = {"name": None, "range": [0, 0, 1]}
+HOSTILE = {
+    # dtypes
+    "object": ({"array": {"dtype": "|O8", "shape": [4], "data": 0}}, LONGS),
+    "object by name": ({"array": {"dtype": "object", "shape": [4], "data": 0}}, LONGS),
+    "python dtype": ({"array": {"dtype": "O", "shape": [4], "data": 0}}, LONGS),
+    "dtype of text": ({"array": {"dtype": "i4,O", "shape": [4], "data": 0}}, LONGS),
+    "dtype of a list": ({"array": {"dtype": ["<i8"], "shape": [4], "data": 0}}, LONGS),
+    "object in a record": (
+        {"array": {"dtype": {"fields": [["a", "|O8", 0]], "size": 8}, "shape": [4], "data": 0}},
+        LONGS,
+    ),
+    "field beyond the record": (
+        {"array": {"dtype": {"fields": [["a", "<i8", 4]], "size": 8}, "shape": [4], "data": 0}},
+        LONGS,
+    ),
+    "fields that overlap": (
+        {
+            "array": {
+                "dtype": {"fields": [["a", "<i8", 0], ["b", "<i8", 0]], "size": 8},
+                "shape": [4],
+                "data": 0,
+            }
+        },
+        LONGS,
+    ),
+    "records without end": (
+        {
+            "array": {
+                "dtype": nested(lambda d: {"fields": [["a", d, 0]], "size": 8}, "<i8", 50),
+                "shape": [4],
+                "data": 0,
+            }
+        },
+        LONGS,
+    ),
+    "an item of 2**60 bytes": (
+        {"array": {"dtype": {"item": "<i8", "shape": [2**57]}, "shape": [0], "data": 0}},
+        b"",
+    ),
+    "a text of 4 GB": ({"array": {"dtype": "<U999999999", "shape": [0], "data": 0}}, b""),
+    # shapes
+    "larger than its bytes": ({"array": {"dtype": "<i8", "shape": [5], "data": 0}}, LONGS),
+    "smaller than its bytes": ({"array": {"dtype": "<i8", "shape": [3], "data": 0}}, LONGS),
+    "a product that wraps": (
+        {"array": {"dtype": "<i8", "shape": [2**32, 2**32 + 4], "data": 0}},
+        LONGS,
+    ),
+    "negative": ({"array": {"dtype": "<i8", "shape": [-1, -4], "data": 0}}, LONGS),
+    "too many dimensions": ({"array": {"dtype": "<i8", "shape": [4] + [1] * 40, "data": 0}}, LONGS),
+    "a shape of truth": ({"array": {"dtype": "<i8", "shape": [4, True], "data": 0}}, LONGS),
+    "endless nothing": ({"array": {"dtype": "<i8", "shape": [2**61, 0], "data": 0}}, b""),
+    "endless items of no width": ({"array": {"dtype": "|S0", "shape": [2**40], "data": 0}}, b""),
+    # items
+    "neither true nor false": ({"array": {"dtype": "|b1", "shape": [4], "data": 0}}, b"\0\1\2\1"),
+    "a scalar neither true nor false": ({"numpy": ["|b1", "80"]},),
+    "truth in a record": (
+        {
+            "array": {
+                "dtype": {"fields": [["a", {"item": "|b1", "shape": [2]}, 0]], "size": 8},
+                "shape": [4],
+                "data": 0,
+            }
+        },
+        b"\xff" * 32,
+    ),
+    "not a code point": ({"array": {"dtype": "<U8", "shape": [1], "data": 0}}, b"\xff" * 32),
+    "not a code point, swapped": (
+        {"array": {"dtype": ">U8", "shape": [1], "data": 0}},
+        b"\xff" * 32,
+    ),
+    "a scalar too long": ({"numpy": ["<i8", "00" * 9]},),
+    "a scalar of an object": ({"numpy": ["|O8", "00" * 8]},),
+    "a scalar text of a number": ({"numpy": ["str", 5]},),
+    "texts of numbers": ({"array": {"shape": [1], "texts": [[5]]}},),
+    # columns
+    "a column of objects by address": (frame_of([{"numbers": ["|O8", 0]}]), LONGS),
+    "a column of texts by address": (frame_of([{"numbers": ["<U2", 0]}]), LONGS),
+    "a column of days": (frame_of([{"numbers": ["<M8[D]", 0]}]), LONGS),
+    "columns of two lengths": (
+        frame_of([{"numbers": ["<i8", 0]}, {"numbers": ["<i4", 1]}], FOUR),
+        LONGS,
+        LONGS,
+    ),
+    "one buffer twice": (frame_of([NUMBERS, NUMBERS], FOUR), LONGS),
+    "more names than columns": (frame_of([], None, {"name": None, "range": [0, 9, 1]}),),
+    "an index of another length": (frame_of([NUMBERS], {"name": None, "range": [0, 5, 1]}), LONGS),
+    "a name that is a list": (index_of(NUMBERS) | {"x": 1}, LONGS),
+    "an unhashable name": ({"index": {"name": [1], "data": NUMBERS}}, LONGS),
+    "a code out of range": (index_of({"categories": [RANGE, False, "<i8", 0]}), LONGS),
+    "a code below": (index_of({"categories": [RANGE, False, "|i1", 0]}), b"\xfe"),
+    "codes of fractions": (index_of({"categories": [RANGE, False, "<f8", 0]}), LONGS),
+    "categories twice": (
+        index_of({"categories": [index_of({"numbers": ["<i8", 0]}), False, "|i1", 1]}),
+        bytes(16),
+        b"\0",
+    ),
+    "categories that are none": (index_of({"categories": [5, False, "|i1", 0]}), b"\0"),
+    "a mask of another length": (index_of({"masked": ["<i8", 0, 1]}), LONGS, b"\0"),
+    "a mask that is neither": (index_of({"masked": ["<i8", 0, 1]}), LONGS, b"\0\0\0\2"),
+    "a masked half": (index_of({"masked": ["<f2", 0, 1]}), b"\0\0", b"\0"),
+    "strings of numbers": (index_of({"strings": ["python", "NA", {"objects": [1, 2]}]}),),
+    "strings of bytes": (
+        index_of({"strings": ["pyarrow", "nan", {"type": "binary", "chunks": []}]}),
+    ),
+    "strings stored elsewhere": (index_of({"strings": ["pickle", "NA", {"objects": []}]}),),
+    "a zone that is a path": (index_of({"zoned": ["ns", ["zone", "../../etc/passwd"], 0]}), LONGS),
+    "a unit unheard of": (index_of({"zoned": ["fs", ["zone", "UTC"], 0]}), LONGS),
+    "a frequency that is a path": (index_of({"periods": ["../D", 0]}), LONGS),
+    "a frequency that does not fit": (index_of({"numbers": ["<M8[ns]", 0]}, freq="ME"), LONGS),
+    "a frequency that takes for ever": (
+        index_of({"numbers": ["<M8[s]", 0]}, freq="B"),
+        np.arange(200_000, dtype="i8").tobytes(),
+    ),
+    "intervals backwards": (
+        index_of(
+            {
+                "intervals": [
+                    index_of({"numbers": ["<i8", 0]}),
+                    index_of({"numbers": ["<i8", 1]}),
+                    "left",
+                ]
+            }
+        ),
+        LONGS,
+        LONGS[::-1],
+    ),
+    "a range without end": (RANGE | {"index": {"name": None, "range": [0, 2**62, 1]}},),
+    "a range of nothing by nothing": ({"index": {"name": None, "range": [0, 5, 0]}},),
+    "a level code out of range": (
+        {"index": {"levels": [[RANGE["index"], "<i8", 0]], "names": [None]}},
+        LONGS,
+    ),
+    "levels of two lengths": (
+        {
+            "index": {
+                "levels": [[RANGE["index"], "|i1", 0], [RANGE["index"], "|i1", 1]],
+                "names": [None, None],
+            }
+        },
+        b"\0",
+        b"\0\0",
+    ),
+    "a thing that is missing": ({"missing": "__class__"},),
+    "a moment of a number": ({"timestamp": ["<i8", 5, None]},),
+    "an interval of texts": ({"interval": ["a", "b", "left"]},),
+    "an unknown column": (index_of({"pickle": 0}), LONGS),
+    # Arrow
+    "offsets beyond the letters": (
+        arrow_of("string", {"n": 1, "b": [None, 0, 1]}),
+        np.array([0, 99], dtype="i4").tobytes(),
+        b"ab",
+    ),
+    "offsets that go back": (
+        arrow_of("large_string", {"n": 2, "b": [None, 0, 1]}),
+        np.array([0, 2, 1], dtype="i8").tobytes(),
+        b"ab",
+    ),
+    "offsets below zero": (
+        arrow_of("large_string", {"n": 1, "b": [None, 0, 1]}),
+        np.array([-5, 2], dtype="i8").tobytes(),
+        b"ab",
+    ),
+    "letters that are none": (
+        arrow_of("string", {"n": 1, "b": [None, 0, 1]}),
+        np.array([0, 2], dtype="i4").tobytes(),
+        b"\xff\xff",
+    ),
+    "too few offsets": (arrow_of("string", {"n": 9, "b": [None, 0, 1]}), bytes(8), b""),
+    "too few validity bits": (arrow_of("int8", {"n": 100, "b": [0, 1]}), b"\xff", bytes(100)),
+    "too few bits": (arrow_of("bool", {"n": 100, "b": [None, 0]}), b"\xff"),
+    "2**47 nulls": (arrow_of("null", {"n": 2**47, "b": []}),),
+    "nulls in many pieces": (arrow_of("null", *[{"n": 2**23, "b": []}] * 9),),
+    "structs without fields": (arrow_of({"struct": []}, {"n": 2**40, "b": [None], "c": []}),),
+    "lists of no size": (
+        arrow_of(
+            {"fixed_list": ["x", True, "int8", 0]},
+            {"n": 2**40, "b": [None], "c": [{"n": 0, "b": [None, 0]}]},
+        ),
+        b"",
+    ),
+    "bytes of no width": (arrow_of({"fixed": 0}, {"n": 2**40, "b": [None, 0]}), b""),
+    "a list beyond its items": (
+        arrow_of(
+            {"list": ["x", True, "int8"]}, {"n": 1, "b": [None, 0], "c": [{"n": 1, "b": [None, 1]}]}
+        ),
+        np.array([0, 99], dtype="i4").tobytes(),
+        b"a",
+    ),
+    "a struct with a short child": (
+        arrow_of(
+            {"struct": [["a", True, "int8"]]},
+            {"n": 5, "b": [None], "c": [{"n": 1, "b": [None, 0]}]},
+        ),
+        b"a",
+    ),
+    "an index beyond the dictionary": (
+        arrow_of(
+            {"dictionary": ["int8", "string", False]},
+            {"n": 1, "b": [None, 0], "d": {"n": 0, "b": [None, 1, 2]}},
+        ),
+        b"\x05",
+        bytes(4),
+        b"",
+    ),
+    "a dictionary by text": (
+        arrow_of(
+            {"dictionary": ["string", "string", False]},
+            {"n": 0, "b": [None, 0, 1], "d": {"n": 0, "b": [None, 2, 3]}},
+        ),
+        bytes(4),
+        b"",
+        bytes(4),
+        b"",
+    ),
+    "types without end": (arrow_of(nested(lambda t: {"list": ["x", True, t]}, "int8", 30)),),
+    "an extension type": (arrow_of({"extension": ["arrow.py_extension_type", "int8"]}),),
+    "no such type": (arrow_of("dense_union"),),
+    "a decimal of 500 digits": (arrow_of({"decimal": [128, 500, 2]}),),
+    "a decimal larger than its digits": (
+        arrow_of({"decimal": [128, 2, 0]}, {"n": 1, "b": [None, 0]}),
+        b"\x7f" * 16,
+    ),
+    "columns of two lengths in Arrow": (
+        {
+            "table": {
+                "batch": False,
+                "columns": [
+                    ["a", True, {"type": "int8", "chunks": [{"n": n, "b": [None, i]}]}]
+                    for i, n in enumerate((1, 2))
+                ],
+            }
+        },
+        b"a",
+        b"ab",
+    ),
+    # polars
+    "a polars list of a small size": (
+        {"polars": {"series": {"name": "", "dtype": None, "type": {"map": []}, "chunks": []}}},
+    ),
+    "polars names twice": (
+        {
+            "polars": {
+                "columns": [
+                    {
+                        "name": "a",
+                        "dtype": None,
+                        "type": "int8",
+                        "chunks": [{"n": 1, "b": [None, i]}],
+                    }
+                    for i in range(2)
+                ]
+            }
+        },
+        b"a",
+        b"b",
+    ),
+    "a polars enum of numbers": (
+        {"polars": {"series": {"name": "", "dtype": {"enum": [1]}, "type": "int8", "chunks": []}}},
+    ),
+    "a dictionary of lists for polars": (
+        {
+            "polars": {
+                "series": {
+                    "name": "",
+                    "dtype": None,
+                    "type": {"dictionary": ["int8", {"large_list": ["x", True, "int8"]}, False]},
+                    "chunks": [],
+                }
+            }
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_parcel_is_refused_with_little_memory(case):
+    skeleton, *buffers = case
+    blob = bytearray(parcel_of(skeleton, *buffers))
+    tracemalloc.start()
+    before = pa.total_allocated_bytes()
+    try:
+        with pytest.raises(values.CannotTravel, match=r"^value"):
+            values.decode(blob)
+        peak = tracemalloc.get_traced_memory()[1] + pa.total_allocated_bytes() - before
+    finally:
+        tracemalloc.stop()
+    assert peak < 64 * len(blob) + 5_000_000  # some libraries are imported on the way
+
+
+@pytest.mark.parametrize(
+    ("skeleton", "buffers"),
+    [
+        (
+            [{"array": {"dtype": "<i8", "shape": [0], "data": i}} for i in range(20_000)],
+            [b""] * 20_000,
+        ),
+        ([{"index": NONE}] * 19_000, []),
+        ([frame_of([])] * 9_000, []),
+        (
+            frame_of([{"numbers": ["<i8", i]} for i in range(15_000)], NONE),
+            [b""] * 15_000,
+        ),
+        (frame_of([{"objects": []}] * 15_000, NONE), []),
+        (arrow_of("null", *[{"n": 1, "b": []}] * 15_000), []),
+        ([arrow_of("null", {"n": 1, "b": []})] * 15_000, []),
+        ([{"polars": {"columns": []}}] * 15_000, []),
+        ([{"timestamp": ["<M8[ns]", 0, ["zone", "Europe/Berlin"]]}] * 50_000, []),
+        ([{"period": [0, "D"]}] * 50_000, []),
+        ([{"numpy": ["<i8", "00" * 8]}] * 50_000, []),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_many_small_things_take_a_bounded_time_and_memory(skeleton, buffers):
+    blob = bytearray(parcel_of(skeleton, *buffers))
+    values.decode(values.encode([pd.DataFrame(), pl.DataFrame(), pa.nulls(1)]).join())  # imports
+    tracemalloc.start()
+    started = time.process_time()
+    values.decode(blob)
+    spent = time.process_time() - started
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert spent < 20  # tracing takes most of it
+    assert peak < 64 * len(blob) + 4096 * parcel.MAX_ARRAYS
+
+
+REGRESSIONS = sorted((Path(__file__).parent / "regressions" / "values").glob("*.bin"))
+
+
+def test_what_the_fuzzer_once_found_is_refused_or_a_value():
+    for path in REGRESSIONS:
+        fuzz_values.attempt(path.read_bytes())
