@@ -22,7 +22,7 @@ SPECIAL_TEXTS = [
     *("UTC", "Europe/Berlin", "../x", "D", "M", "ME", "B", "h", "-1D", "999999999D", "ns", "C"),
     *("QE-DEC", "W-SUN", "bh", "both", "left", "00", "0x1", "2020-01-01", "\ud800", "é"),
 ]
-SPECIAL_OTHERS = [None, True, False, [], {}, [[]], float("nan"), float("inf")]
+SPECIAL_OTHERS = ["null", "true", "false", "[]", "{}", "[[]]", "NaN", "Infinity"]
 
 
 class Warned(Exception):
@@ -129,7 +129,7 @@ def replace(random, pool, skeleton, buffers):
         if type(old) is int and random.random() < 0.5:
             node[key] = random.choice([old + 1, old - 1, old * 2, old // 2, -old, old + 2**32])
         elif random.random() < 0.3:
-            node[key] = random.choice(SPECIAL_OTHERS)
+            node[key] = json.loads(random.choice(SPECIAL_OTHERS))
         else:
             texts = type(old) is str if random.random() < 0.8 else random.random() < 0.5
             node[key] = random.choice(SPECIAL_TEXTS if texts else SPECIAL_NUMBERS)
@@ -156,7 +156,8 @@ def repeat(random, pool, skeleton, buffers):
     node, key = some_place(random, skeleton)
     if isinstance(node, list):
         copy = json.loads(json.dumps(node[key]))
-        node[key:key] = [copy] * random.choice([1, 1, 2, 100])
+        more = random.choice([1, 1, 2, 100])
+        node[key:key] = json.loads(json.dumps([copy] * more))
     return skeleton, buffers
 
 

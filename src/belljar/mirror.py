@@ -58,9 +58,12 @@ def decide(known: dict[str, Known], census: Census, limit: int) -> Plan:
         before = known.get(path)
         if before is not None and before.kind != entry.kind:
             plan.remove.append(path)
-        elif before is not None and before.guest == entry.signature:
-            if before.sure and entry.inode not in census.mapped:
-                continue
+        elif (
+            before is not None
+            and before.guest == entry.signature
+            and (before.sure and entry.inode not in census.mapped)
+        ):
+            continue
         (plan.fetch if entry.kind == "file" else plan.make).append((path, entry))
     plan.remove += [path for path in known if path not in carried and census.covers(path)]
     plan.remove.sort(key=lambda path: path.count("/"), reverse=True)

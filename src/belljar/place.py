@@ -8,7 +8,8 @@ under way (cells, commands, files) is finished before another goes on.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextvars import ContextVar
 
 import anyio
 
@@ -18,6 +19,9 @@ from belljar.errors import CheckpointLost, SandboxError
 from belljar.guest import branches, wire
 
 KEEP_TIMEOUT = 30.0  # seconds to copy an interpreter and its files
+
+# The cells, of whatever places, for which this code is at work.
+SERVING: ContextVar[tuple[object, ...]] = ContextVar("belljar_serving", default=())
 
 
 class Place:
@@ -30,6 +34,7 @@ class Place:
         self._last = 0  # number of a branch or a checkpoint
         self._active = 0
         self._under_way = 0
+        self._cells: set[object] = set()  # that run now
         self._free = anyio.Event()
 
     @property
@@ -40,9 +45,30 @@ class Place:
     def shared(self) -> bool:
         return len(self._branches) > 1
 
+    def check_free(self, branch: int | None = None) -> None:
+        """A host function, called by a cell, cannot wait for that very cell to end."""
+        if not self._cells.isdisjoint(SERVING.get()) and branch != self._active:
+            raise SandboxError(
+                "a host function cannot run code in the sandbox whose cell has called it",
+                hint="files and commands of that sandbox work; or let the cell do it afterwards",
+            )
+
+    @contextlib.contextmanager
+    def serving(self) -> Iterator[None]:
+        """While a cell runs: what it calls on the host knows that it is called by it."""
+        cell = object()
+        self._cells.add(cell)
+        token = SERVING.set((*SERVING.get(), cell))
+        try:
+            yield
+        finally:
+            SERVING.reset(token)
+            self._cells.discard(cell)
+
     @contextlib.asynccontextmanager
     async def turn(self, branch: int) -> AsyncIterator[None]:
         """While this lasts, /workspace is that of `branch`. Any number of one branch at once."""
+        self.check_free(branch)
         while self._under_way and self._active != branch:
             await self._free.wait()
         self._under_way += 1

@@ -195,6 +195,14 @@ class AsyncSandbox:
         async with place.turn(self._branch):
             yield place.channel, place.guest
 
+    @contextlib.asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """One cell after the other; what is about variables counts as one."""
+        if self._place is not None:
+            self._place.check_free()
+        async with self._turn:
+            yield
+
     async def _connected(self) -> Place:
         """Started, or started anew if it was lost."""
         async with self._starting:
@@ -340,7 +348,7 @@ class AsyncSandbox:
         options.check_callbacks(on_stdout=on_stdout, on_stderr=on_stderr, on_result=on_result)
         seconds = options.check_timeout(timeout, self.limits.timeout)
         began = time.time()
-        async with self._turn:
+        async with self._alone():
             before = await self._keep() if undo_on_error else None
             self._count += 1
             header: dict[str, object] = {"env": variables, "watch": True}
@@ -400,7 +408,7 @@ class AsyncSandbox:
                 place.functions[self._branch] = self._functions.version
             self._run = run
             try:
-                with self.working():
+                with self.working(), place.serving():
                     await run.drive(wire.RUN, header, payload, value)
             finally:
                 self._run = None
@@ -433,7 +441,7 @@ class AsyncSandbox:
         for name in values:
             options.check_name(name)
         value = await cargo.encode_named(values, self.limits.memory)
-        async with self._turn:
+        async with self._alone():
             execution, _ = await self._operate({"op": "put"}, value, self.limits.timeout)
         verdict.raise_for(execution)
         await self._keeping.put(values)
@@ -449,7 +457,7 @@ class AsyncSandbox:
         """
         header: dict[str, object] = {"op": "get", "name": options.check_name(name)}
         seconds = options.check_timeout(timeout, self.limits.timeout)
-        async with self._turn:
+        async with self._alone():
             execution, run = await self._operate(header, None, seconds)
         if execution.error is not None and execution.outcome is Outcome.error:
             if execution.error.name == "NameError":
@@ -514,14 +522,14 @@ class AsyncSandbox:
         until either changes it, and counts against the limits. Threads, sockets and child
         processes cannot be kept: see `lacks`.
         """
-        async with self._turn:
+        async with self._alone():
             made = await self._keep()
         self._keeping.event("checkpoint", id=str(made.id))
         return made
 
     async def rollback(self, checkpoint: Checkpoint) -> None:
         """Go back to a checkpoint, which stays valid: one can go back to it again."""
-        async with self._turn:
+        async with self._alone():
             await self._go_back(checkpoint)
             await self._keeping.save(self._place)
         self._keeping.event("rollback", id=str(checkpoint.id))
@@ -543,7 +551,7 @@ class AsyncSandbox:
                 "a sandbox whose workspace is kept on the host cannot be forked",
                 hint="two cannot write to one directory; checkpoint() and rollback() work",
             )
-        async with self._turn, self.using():
+        async with self._alone(), self.using():
             place = self._place
             assert place is not None
             branch, lacks = await place.keep(branch=True)

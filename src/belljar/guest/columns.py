@@ -19,6 +19,7 @@ _NUMBERS = re.compile(
 _CODES = re.compile(r"[<|]i[1248]")
 _MASKED = re.compile(r"[<|](b1|[iu][1248]|f[48])")
 _FREQUENCY = re.compile(r"-?[0-9]{0,9}[A-Za-z]{1,6}(-[A-Za-z0-9]{1,8})?")
+_PERIOD = re.compile(r"[0-9]{0,9}(?!B$)[A-Za-z]{1,3}(-[A-Z]{3})?")  # pandas warns of business days
 _UNITS = ("s", "ms", "us", "ns")
 _FEW = 64
 _CLOSED = ("left", "right", "both", "neither")
@@ -32,10 +33,10 @@ def is_frequency(text: Any) -> bool:
     return type(text) is str and _FREQUENCY.fullmatch(text) is not None
 
 
-def lower_frequency(packer: Packer, text: Any) -> str:
-    if not is_frequency(text):
-        raise packer.refusal(f"has the frequency {text}, which cannot travel")
-    return str(text)
+def lower_period(packer: Packer, text: Any) -> str:
+    if type(text) is not str or not _PERIOD.fullmatch(text):
+        raise packer.refusal(f"has periods of {text}, which cannot travel; make them timestamps")
+    return text
 
 
 def lower_column(packer: Packer, pd: Any, column: Any) -> Dict[str, Any]:
@@ -112,17 +113,25 @@ def _lower_masked(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, An
 
 
 def _lower_strings(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, Any]:
-    dtype = column.dtype
-    kind = [dtype.storage, "NA" if getattr(dtype, "na_value", pd.NA) is pd.NA else "nan"]
-    if dtype.storage != "python" and len(column) >= _FEW:
+    storage = column.dtype.storage
+    na = "NA" if getattr(column.dtype, "na_value", pd.NA) is pd.NA else "nan"
+    # What pandas chose by itself, it shall choose by itself on the other side as well.
+    own = storage == _string_dtype(pd, np, "auto", na).storage
+    kind = ["auto" if own else storage, na]
+    if storage != "python" and len(column) >= _FEW:
         pa = sys.modules["pyarrow"]
         chunks = pa.chunked_array(column.__arrow_array__())
         return {"strings": [*kind, arrow.lower_chunks(packer, pa, chunks.type, chunks.chunks)]}
     return {"strings": [*kind, _lower_objects(packer, pd, column.to_numpy(dtype=object))]}
 
 
+def _string_dtype(pd: Any, np: Any, storage: str, na: str) -> Any:
+    given = () if storage == "auto" else (storage,)
+    return pd.StringDtype(*given) if na == "NA" else pd.StringDtype(*given, na_value=np.nan)
+
+
 def _lower_periods(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, Any]:
-    freq = lower_frequency(packer, column.freqstr)
+    freq = lower_period(packer, column.freqstr)
     return {"periods": [freq, packer.buffer(arrays.memory(np, column.asi8))]}
 
 
@@ -227,7 +236,7 @@ def _raise_masked(unpacker: Unpacker, pd: Any, np: Any, dtype: Any, data: Any, m
 
 
 def _raise_strings(unpacker: Unpacker, pd: Any, np: Any, storage: Any, na: Any, data: Any) -> Any:
-    if storage not in ("python", "pyarrow") or na not in ("NA", "nan"):
+    if storage not in ("auto", "python", "pyarrow") or na not in ("NA", "nan"):
         raise ValueError("not a dtype of strings")
     try:
         pa = unpacker.library("pyarrow", "column of strings")
@@ -252,24 +261,24 @@ def _is_text(pd: Any) -> Callable[[Any], bool]:
 
 
 def _make_strings(pd: Any, np: Any, texts: Any, storage: str, na: str) -> Any:
-    if na == "NA":
-        return pd.array(texts, dtype=pd.StringDtype(storage), copy=False)
     try:
-        dtype = pd.StringDtype(storage, na_value=np.nan)
+        dtype = _string_dtype(pd, np, storage, na)
     except TypeError:  # a pandas whose strings are objects
-        return np.asarray(texts, dtype=object)
+        return np.array(texts.tolist(), dtype=object)
+    if dtype.storage == "python" and not isinstance(texts, np.ndarray):
+        texts = np.array(texts.to_pylist(), dtype=object)
     return pd.array(texts, dtype=dtype, copy=False)
 
 
 def _raise_periods(unpacker: Unpacker, pd: Any, np: Any, freq: Any, data: Any) -> Any:
     ordinals = _flat(unpacker, np, _CODES, "<i8", data)
-    return pd.arrays.PeriodArray(ordinals, dtype=pd.PeriodDtype(raise_frequency(freq)))
+    return pd.arrays.PeriodArray(ordinals, dtype=pd.PeriodDtype(raise_period(freq)))
 
 
-def raise_frequency(text: Any) -> str:
-    if not is_frequency(text):
-        raise ValueError("not a frequency")
-    return str(text)
+def raise_period(text: Any) -> str:
+    if type(text) is not str or not _PERIOD.fullmatch(text):
+        raise ValueError("not a frequency of periods")
+    return text
 
 
 def _raise_intervals(

@@ -1,7 +1,7 @@
 """pandas tables: frames, series and indexes, and the scalars in them.
 
-Left behind are a `freq` that has no short name, and one of an index so long that checking it
-would take long.
+Left behind are a `freq` that has no short name or is unknown here, and one of an index so long
+that checking it would take long.
 """
 
 import re
@@ -14,9 +14,9 @@ from .columns import (
     is_frequency,
     is_numbers,
     lower_column,
-    lower_frequency,
+    lower_period,
     raise_column,
-    raise_frequency,
+    raise_period,
 )
 from .parcel import Note, Packer, Unpacker
 
@@ -58,7 +58,7 @@ def _lower_scalar(packer: Packer, pd: Any, value: Any) -> Optional[Dict[str, Any
         span = value.to_timedelta64()
         return {"span": [str(span.dtype.str), int(span.view("i8"))]}
     if kind is pd.Period:
-        return {"period": [value.ordinal, lower_frequency(packer, value.freqstr)]}
+        return {"period": [value.ordinal, lower_period(packer, value.freqstr)]}
     if kind is pd.Interval:
         packer.enter(Note(" bounds"))
         bounds = [packer.lower(value.left), packer.lower(value.right)]
@@ -222,15 +222,20 @@ def _raise_index(unpacker: Unpacker, pd: Any, body: Any, paid: int = 0) -> Any:
         return made
     column = raise_column(unpacker, pd, body["data"])
     if "freq" in body:
-        return _with_freq(pd, column, raise_frequency(body["freq"]), name)
+        return _with_freq(pd, column, body["freq"], name)
     return pd.Index(column, dtype=column.dtype, name=name, copy=False, tupleize_cols=False)
 
 
-def _with_freq(pd: Any, column: Any, text: str, name: Any) -> Any:
-    freq = pd.tseries.frequencies.to_offset(text)
+def _with_freq(pd: Any, column: Any, text: Any, name: Any) -> Any:
+    if not is_frequency(text):
+        raise ValueError("not a frequency")
+    kind = pd.TimedeltaIndex if column.dtype.kind == "m" else pd.DatetimeIndex
+    try:
+        freq = pd.tseries.frequencies.to_offset(text)
+    except ValueError:  # another pandas has other names
+        return kind(column, name=name, copy=False)
     if not _is_checkable(pd, freq, len(column)):
         raise ValueError("a freq that takes long to check")
-    kind = pd.TimedeltaIndex if column.dtype.kind == "m" else pd.DatetimeIndex
     return kind(column, freq=freq, name=name, copy=False)
 
 
@@ -290,7 +295,7 @@ def _moment(unpacker: Unpacker, dtype: Any, number: Any) -> Any:
 
 def _raise_period(unpacker: Unpacker, body: Any) -> Any:
     pd = unpacker.library("pandas", "pandas Period")
-    return pd.Period(ordinal=_int64(body[0]), freq=raise_frequency(body[1]))
+    return pd.Period(ordinal=_int64(body[0]), freq=raise_period(body[1]))
 
 
 def _raise_interval(unpacker: Unpacker, body: Any) -> Any:

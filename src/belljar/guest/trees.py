@@ -16,7 +16,7 @@ import re
 import stat as modes
 import struct
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from . import removal, wire
 
@@ -80,7 +80,7 @@ def scan(frame: wire.Frame) -> Answer:
 def mapped(frame: wire.Frame) -> Answer:
     """Inodes of files that some process writes to through its memory: the kernel stamps a file
     of a tmpfs for the first such write alone. As far as can be told in a moment."""
-    inodes = set()
+    inodes: Set[int] = set()
     deadline = time.monotonic() + MAPPED_TIMEOUT
     room = MAX_MAPS
     for name in os.listdir("/proc"):
