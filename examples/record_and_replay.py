@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from belljar import Sandbox
+from belljar import Sandbox, replay
 from belljar.export import render
 from belljar.record import read
-from belljar.replaying import replay
 
 OUTPUT = Path("record-output")
 

@@ -11,11 +11,11 @@ import time
 import pytest
 
 from belljar import Environment, FileError, InvalidOption, Limits, Sandbox
-from belljar.comparison import Difference
 from belljar.guest import values
 from belljar.record import INLINE, Recorder, read
-from belljar.record_format import MAX_LINE, MAX_PART
-from belljar.replaying import replay
+from belljar.record.comparison import Difference
+from belljar.record.format import MAX_LINE, MAX_PART
+from belljar.record.replaying import replay
 
 
 def cli(*words, **options):

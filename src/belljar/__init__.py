@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from belljar.limits import Limits
     from belljar.mount import Mount
     from belljar.oneshot import run
-    from belljar.replaying import Replay, replay
+    from belljar.record.replaying import Replay, replay
     from belljar.sandbox import AsyncSandbox
     from belljar.transfers import Transfer
 
@@ -110,7 +110,7 @@ _HOME = {
     "belljar.limits": ("Limits",),
     "belljar.mount": ("Mount",),
     "belljar.oneshot": ("run",),
-    "belljar.replaying": ("Replay", "replay"),
+    "belljar.record.replaying": ("Replay", "replay"),
     "belljar.sandbox": ("AsyncSandbox",),
     "belljar.transfers": ("Transfer",),
 }

@@ -13,7 +13,7 @@ from belljar.cli import exit_codes
 from belljar.errors import FileError, InvalidOption
 
 if TYPE_CHECKING:
-    from belljar.record_reader import Record
+    from belljar.record.reader import Record
 
 SUMMARY = "make a notebook, a script or a page of a record"
 

@@ -13,7 +13,7 @@ from belljar.errors import InvalidOption
 
 if TYPE_CHECKING:
     from belljar.environment import Environment
-    from belljar.record_reader import Record
+    from belljar.record.reader import Record
 
 SUMMARY = "run a record again and show what differs"
 SAME, DIFFERS = exit_codes.OK, exit_codes.ERROR
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     from belljar.cli import saved_environments, terminal
     from belljar.cli.replay_view import View
     from belljar.record import read
-    from belljar.replaying import replay
+    from belljar.record.replaying import replay
 
     record = read(args.file)
     limits = sandbox_options.limits(args)

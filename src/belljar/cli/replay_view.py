@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
 
-    from belljar.comparison import Difference
-    from belljar.replaying import Replay, ReplayedCell
+    from belljar.record.comparison import Difference
+    from belljar.record.replaying import Replay, ReplayedCell
 
 _SAME, _DIFFERS = "green", "red"
 _DIFF = {"-": "red", "+": "green", "@": "cyan"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from belljar.errors import unknown_option
 from belljar.export import notebook, page, script
-from belljar.record_reader import Record
+from belljar.record.reader import Record
 
 FORMATS = {
     "ipynb": "a notebook for Jupyter",

@@ -11,8 +11,8 @@ import json
 
 from belljar.execution import CommandResult, Execution, Result
 from belljar.export import words
-from belljar.record_parse import Malformed, Reader, load_command
-from belljar.record_reader import Cell, Event, Record
+from belljar.record.parse import Malformed, Reader, load_command
+from belljar.record.reader import Cell, Event, Record
 from belljar.result import TABLE
 
 _DEPTH = 100  # of nested JSON: whoever reads the notebook need not survive more

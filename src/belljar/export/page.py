@@ -18,8 +18,8 @@ from belljar.export.highlight import highlighted
 from belljar.export.page_results import shown
 from belljar.export.page_style import STYLE
 from belljar.limits import RULES, Limits, format_size
-from belljar.record_parse import Malformed, Reader, load_command
-from belljar.record_reader import Cell, Event, Record, Session
+from belljar.record.parse import Malformed, Reader, load_command
+from belljar.record.reader import Cell, Event, Record, Session
 
 _POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; "

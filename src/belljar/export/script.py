@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from belljar.execution import Execution, printable
 from belljar.export import words
-from belljar.record_parse import Malformed, Reader, load_command
-from belljar.record_reader import Cell, Event, Record
+from belljar.record.parse import Malformed, Reader, load_command
+from belljar.record.reader import Cell, Event, Record
 
 # First, so that no comment of a cell can be taken for a declaration of the encoding.
 _HEAD = "#!/usr/bin/env python3\n# -*- coding: utf-8 -*-\n"

@@ -7,7 +7,7 @@ import re
 import shlex
 
 from belljar.execution import CommandResult, Execution, Outcome, printable
-from belljar.record_reader import Event, Session
+from belljar.record.reader import Event, Session
 
 # Colours and cursor movements (CSI), titles and links (OSC), and the short ones.
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]?[0-Z\\-~])")

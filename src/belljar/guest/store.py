@@ -5,18 +5,18 @@ that are not at /workspace: what is mounted there is the directory CURRENT, and 
 Nothing here may block init for long: copies and removals are made by children of its.
 """
 
+import contextlib
 import errno
 import os
+import signal
 import stat as modes
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
-from . import removal
+from . import removal, treecopy
 
 CURRENT = "current"
 REMOVE_TIMEOUT = 60.0  # seconds
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-COPY = 8 * 1024 * 1024
 
 Then = Callable[[int], None]  # gets an errno, 0 for success
 
@@ -26,54 +26,108 @@ class Store:
         self._directory = directory
         self._fork = fork
         self._children: Dict[int, Then] = {}
+        self._copying: List[int] = []
+        self._unwanted: List[str] = []  # for whose removal there was no process
         self._numbers = 0
+        self.when_reaped: "Callable[[], None]" = _nothing
+        # Made now: the code may use up the last inode, and must be put aside all the same.
+        self._spare: Optional[str] = self._make()
 
-    def unused(self) -> str:
+    def _make(self) -> str:
         self._numbers += 1
-        return f"w{self._numbers}"
-
-    def copy(self, source: str, target: str, then: Then) -> None:
-        """`then` is called when it is done, by on_exit; at once, if there is nothing to copy."""
-        os.mkdir(target, 0o700, dir_fd=self._directory)
-        if not self._names(source):
-            then(0)
-            return
-        self._in_child(lambda: _copy_tree(self._open(source), self._open(target)), then)
-
-    def move(self, source: str, target: str) -> None:
-        """All that is in one workspace into another, which is empty."""
-        from_, to = self._open(source), self._open(target)
-        try:
-            for name in os.listdir(from_):
-                os.rename(name, name, src_dir_fd=from_, dst_dir_fd=to)
-        finally:
-            os.close(from_)
-            os.close(to)
-
-    def make(self, name: str) -> None:
+        name = f"w{self._numbers}"
         os.mkdir(name, 0o700, dir_fd=self._directory)
+        return name
 
-    def remove(self, name: str) -> None:
-        """Some time soon; nobody waits for it."""
-        if not self._names(name):
+    def copy(self, source: str, then: Then) -> str:
+        """The name of the copy. `then` is called when it is done, by on_exit; at once, if there
+        is nothing to copy, or no room."""
+        try:
+            target = self._make()
+        except OSError as error:
+            then(error.errno or errno.EIO)
+            return ""
+        self._in_child(lambda: self._copy(source, target), then, self._copying)
+        return target
+
+    def _copy(self, source: str, target: str) -> None:
+        with self._entered(source) as (from_, status), self._entered(target) as (to, _):
+            links = self._make_links(target)
+            treecopy.copy(from_, to, links)
+            os.close(links)
+            removal.remove(target + "-links", self._directory, REMOVE_TIMEOUT)
+            times = (status.st_atime_ns, status.st_mtime_ns)
+            os.utime(to, ns=times)
+        os.chmod(target, modes.S_IMODE(status.st_mode), dir_fd=self._directory)
+
+    def _make_links(self, target: str) -> int:
+        os.mkdir(target + "-links", 0o700, dir_fd=self._directory)
+        return os.open(target + "-links", _DIRECTORY, dir_fd=self._directory)
+
+    def set_aside(self) -> str:
+        """Empty CURRENT: the name of where all that was in it is now."""
+        name, self._spare = self._spare or self._make(), None
+        self._move(CURRENT, name)
+        return name
+
+    def bring(self, name: str) -> None:
+        """All that is in another workspace into CURRENT, which is empty."""
+        self._move(name, CURRENT)
+        os.chmod(name, 0o700, dir_fd=self._directory)
+        if self._spare is None:
+            self._spare = name
+        else:
             os.rmdir(name, dir_fd=self._directory)
-            return
-        directory = self._directory
-        self._in_child(lambda: removal.remove(name, directory, REMOVE_TIMEOUT), lambda error: None)
+
+    def _move(self, source: str, target: str) -> None:
+        with self._entered(source) as (from_, status), self._entered(target) as (to, _):
+            for name in os.listdir(from_):
+                _move(name, from_, to)
+            os.utime(to, ns=(status.st_atime_ns, status.st_mtime_ns))
+        os.chmod(target, modes.S_IMODE(status.st_mode), dir_fd=self._directory)
+
+    def remove(self, name: str, then: "Optional[Then]" = None) -> None:
+        """Some time soon."""
+        os.chmod(name, 0o700, dir_fd=self._directory)
+        try:
+            os.rmdir(name, dir_fd=self._directory)
+        except OSError:
+            directory = self._directory
+            work = lambda: removal.remove(name, directory, REMOVE_TIMEOUT)  # noqa: E731
+            self._in_child(work, then or (lambda error: self._on_removed(name, error)))
+        else:
+            if then is not None:
+                then(0)
+
+    def _on_removed(self, name: str, error: int) -> None:
+        if error == errno.EAGAIN:
+            self._unwanted.append(name)
+
+    def cancel(self) -> None:
+        """Whoever waits for a copy waits no more: it has failed."""
+        for pid in self._copying:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def on_exit(self, pid: int, status: int) -> bool:
         """Whether it was one of ours. Called by init for each child that has ended."""
         then = self._children.pop(pid, None)
-        if then is None:
-            return False
-        then(os.WEXITSTATUS(status) if os.WIFEXITED(status) else errno.EIO)
-        return True
+        if pid in self._copying:
+            self._copying.remove(pid)
+        if then is not None:
+            then(os.WEXITSTATUS(status) if os.WIFEXITED(status) else errno.EIO)
+        elif self._unwanted:
+            self.remove(self._unwanted.pop())
+        self.when_reaped()
+        return then is not None
 
     @property
     def children(self) -> List[int]:
         return list(self._children)
 
-    def _in_child(self, work: "Callable[[], None]", then: Then) -> None:
+    def _in_child(
+        self, work: "Callable[[], None]", then: Then, kind: "Optional[List[int]]" = None
+    ) -> None:
         try:
             pid = self._fork()
         except OSError as error:
@@ -89,92 +143,32 @@ class Store:
             finally:
                 os._exit(code & 0xFF)
         self._children[pid] = then
+        if kind is not None:
+            kind.append(pid)
 
-    def _names(self, name: str) -> List[str]:
-        fd = self._open(name)
+    @contextlib.contextmanager
+    def _entered(self, name: str) -> "Iterator[Tuple[int, os.stat_result]]":
+        """A workspace, open to us whatever the code has made of its mode."""
+        status = os.stat(name, dir_fd=self._directory, follow_symlinks=False)
+        os.chmod(name, 0o700, dir_fd=self._directory)
+        fd = os.open(name, _DIRECTORY, dir_fd=self._directory)
         try:
-            return os.listdir(fd)
+            yield fd, status
         finally:
             os.close(fd)
-
-    def _open(self, name: str) -> int:
-        return os.open(name, _DIRECTORY, dir_fd=self._directory)
+            os.chmod(name, modes.S_IMODE(status.st_mode), dir_fd=self._directory)
 
 
-def _copy_tree(source: int, target: int) -> None:
-    """Without recursion: a tree may be thousands deep. Two descriptors for each level."""
-    stack: List[Tuple[int, int, Any, Any]] = [(source, target, iter(os.listdir(source)), None)]
-    while stack:
-        from_, to, names, status = stack[-1]
-        name = next(names, None)
-        if name is None:
-            stack.pop()
-            if status is not None:
-                _dress(to, status)
-            os.close(from_)
-            os.close(to)
-            continue
-        found = os.stat(name, dir_fd=from_, follow_symlinks=False)
-        if modes.S_ISDIR(found.st_mode):
-            inner = _open_anyway(name, _DIRECTORY, from_, found)
-            os.mkdir(name, 0o700, dir_fd=to)
-            new = os.open(name, _DIRECTORY, dir_fd=to)
-            stack.append((inner, new, iter(os.listdir(inner)), found))
-        elif modes.S_ISREG(found.st_mode):
-            _copy_file(name, from_, to, found)
-        elif modes.S_ISLNK(found.st_mode):
-            os.symlink(os.readlink(name, dir_fd=from_), name, dir_fd=to)
-        elif modes.S_ISFIFO(found.st_mode):
-            os.mkfifo(name, modes.S_IMODE(found.st_mode), dir_fd=to)
-        # A socket is nothing without the process that listens to it.
-
-
-def _open_anyway(name: str, flags: int, directory: int, status: os.stat_result) -> int:
-    """Also what its owner has forbidden himself to read."""
+def _move(name: str, from_: int, to: int) -> None:
     try:
-        return os.open(name, flags, dir_fd=directory)
+        os.rename(name, name, src_dir_fd=from_, dst_dir_fd=to)
     except PermissionError:
-        mode = modes.S_IMODE(status.st_mode)
-        os.chmod(name, mode | 0o700, dir_fd=directory)
-        try:
-            return os.open(name, flags, dir_fd=directory)
-        finally:
-            os.chmod(name, mode, dir_fd=directory)
+        # A directory gets another "..", for which it must be writable.
+        mode = modes.S_IMODE(os.stat(name, dir_fd=from_, follow_symlinks=False).st_mode)
+        os.chmod(name, mode | 0o700, dir_fd=from_)
+        os.rename(name, name, src_dir_fd=from_, dst_dir_fd=to)
+        os.chmod(name, mode, dir_fd=to)
 
 
-def _copy_file(name: str, from_: int, to: int, status: os.stat_result) -> None:
-    source = _open_anyway(name, _FILE | os.O_RDONLY, from_, status)
-    try:
-        target = os.open(name, _FILE | os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=to)
-        try:
-            _copy_data(source, target, status.st_size)
-            _dress(target, status)
-        finally:
-            os.close(target)
-    finally:
-        os.close(source)
-
-
-def _copy_data(source: int, target: int, size: int) -> None:
-    """Holes stay holes: a file may claim to be larger than any memory."""
-    os.truncate(target, size)
-    position = 0
-    while position < size:
-        try:
-            position = os.lseek(source, position, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno == errno.ENXIO:
-                return  # only a hole is left
-            raise
-        end = os.lseek(source, position, os.SEEK_HOLE)
-        os.lseek(target, position, os.SEEK_SET)
-        while position < end:
-            sent = os.sendfile(target, source, position, min(end - position, COPY))
-            if not sent:
-                return  # it shrank
-            position += sent
-
-
-def _dress(fd: int, status: os.stat_result) -> None:
-    os.fchmod(fd, modes.S_IMODE(status.st_mode))
-    os.utime(fd, ns=(status.st_atime_ns, status.st_mtime_ns))
+def _nothing() -> None:
+    """Nobody wants to know."""

@@ -227,8 +227,8 @@ def _raise_index(unpacker: Unpacker, pd: Any, body: Any, paid: int = 0) -> Any:
 
 
 def _with_freq(pd: Any, column: Any, text: Any, name: Any) -> Any:
-    if not is_frequency(text):
-        raise ValueError("not a frequency")
+    if not is_frequency(text) or column.dtype.kind not in "mM":
+        raise ValueError("not a frequency, or not of times")
     kind = pd.TimedeltaIndex if column.dtype.kind == "m" else pd.DatetimeIndex
     try:
         freq = pd.tseries.frequencies.to_offset(text)

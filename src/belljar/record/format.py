@@ -8,7 +8,7 @@ A record is a file of JSON lines in ASCII, one object a line, each with its "kin
     {"kind": "end", "session": "…"}
 
 A line is bounded, so that whoever reads can be strict: what would make it longer is left out, and
-its size and hash stand in its place. `record_parse` reads it back.
+its size and hash stand in its place. `parse` reads it back.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Recorder: writes down what a sandbox is asked and what it answers, a line at a time.
 
-`Sandbox(record=PATH)` makes one. `record_format` tells what the lines look like, `read` reads them.
+`Sandbox(record=PATH)` makes one. `format` tells what the lines look like, `read` reads them.
 
 The code, its output and the files given to it are in the record as they are, so that the file is
 readable for its owner alone. Of environment variables only the names are kept: their values are
@@ -24,19 +24,15 @@ from belljar.environment import Environment
 from belljar.errors import FileError, InvalidOption
 from belljar.execution import Execution
 from belljar.limits import Limits
-from belljar.record_format import (
+from belljar.record.format import (
     FORMAT,
-    INLINE,
     MAX_LINE,
     VERSION,
     dump_cell,
     dump_environment,
     dump_field,
 )
-from belljar.record_reader import Record, read
-from belljar.record_reader import is_header as _is_header
-
-__all__ = ["INLINE", "Record", "Recorder", "read"]
+from belljar.record.reader import is_header as _is_header
 
 _HEADER = 4096  # bytes: enough to tell a record from another file
 

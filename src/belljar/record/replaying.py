@@ -16,13 +16,13 @@ from dataclasses import dataclass
 
 from belljar import options
 from belljar.blocking import Sandbox
-from belljar.comparison import Difference, compare_cells
 from belljar.environment import BUILTIN, Environment, resolve
 from belljar.errors import InvalidOption
 from belljar.execution import Execution, printable
 from belljar.limits import Limits
-from belljar.record_reader import Cell, Record, RecordedEnvironment, Session, read
-from belljar.replay_events import Events, ReplayedCommand
+from belljar.record.comparison import Difference, compare_cells
+from belljar.record.events import Events, ReplayedCommand
+from belljar.record.reader import Cell, Record, RecordedEnvironment, Session, read
 from belljar.requirement import shown
 
 

@@ -1,7 +1,7 @@
 """The lines of a record, taken apart.
 
 They may come from anywhere, so that nothing in them is trusted: each value is of the kind that
-`record_format` writes there, or the line is refused.
+`format` writes there, or the line is refused.
 """
 
 from __future__ import annotations

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from belljar.comparison import Difference, compare_commands
 from belljar.errors import SandboxClosed, SandboxError, StartError
 from belljar.execution import CommandResult
 from belljar.guest import values
-from belljar.record_parse import Malformed, Reader, load_command
-from belljar.record_reader import Event
+from belljar.record.comparison import Difference, compare_commands
+from belljar.record.parse import Malformed, Reader, load_command
+from belljar.record.reader import Event
 
 if TYPE_CHECKING:
     from belljar.blocking import Sandbox

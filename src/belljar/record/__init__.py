@@ -1,0 +1,7 @@
+"""Records of sandboxes: written while they run, read, compared and run again."""
+
+from belljar.record.format import INLINE
+from belljar.record.reader import Record, read
+from belljar.record.recorder import Recorder
+
+__all__ = ["INLINE", "Record", "Recorder", "read"]
