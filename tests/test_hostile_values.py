@@ -153,7 +153,10 @@ HOSTILE = {
     "a zone that is a path": (index_of({"zoned": ["ns", ["zone", "../../etc/passwd"], 0]}), LONGS),
     "a unit unheard of": (index_of({"zoned": ["fs", ["zone", "UTC"], 0]}), LONGS),
     "a frequency that is a path": (index_of({"periods": ["../D", 0]}), LONGS),
+    "periods that pandas warns of": (index_of({"periods": ["B", 0]}), LONGS),
+    "a period that pandas warns of": ({"period": [0, "2B"]},),
     "a frequency that does not fit": (index_of({"numbers": ["<M8[ns]", 0]}, freq="ME"), LONGS),
+    "a frequency of texts": (index_of({"objects": ["2020-01-01"]}, freq="D"),),
     "a frequency that takes for ever": (
         index_of({"numbers": ["<M8[s]", 0]}, freq="B"),
         np.arange(200_000, dtype="i8").tobytes(),

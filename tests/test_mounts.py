@@ -1,5 +1,6 @@
 """Mounts: what the caller shows is seen, and nothing else; what he did not allow is not written."""
 
+import errno
 import gc
 import os
 import stat
@@ -53,6 +54,35 @@ def test_a_writable_directory_is_the_hosts_own(make_sandbox, shown):
     made = sandbox.run_code("open('/mnt/out/made', 'w').write('by the guest')")
     assert made.ok, made
     assert (shown / "made").read_text() == "by the guest"
+
+
+SET_ID = """
+import os, subprocess
+def attempt(make):
+    try: make()
+    except OSError as error: return error.errno
+os.chdir("/mnt/out")
+open("file", "w").close()
+made = os.O_CREAT | os.O_WRONLY
+attempts = [
+    lambda mode: os.chmod("file", mode),
+    lambda mode: os.fchmod(os.open("file", os.O_RDONLY), mode),
+    lambda mode: os.chmod("file", mode, dir_fd=os.open(".", os.O_RDONLY)),
+    lambda mode: os.open(f"open-{mode}", made, mode),
+    lambda mode: os.mknod(f"mknod-{mode}", mode),
+]
+seen = [[attempt(lambda: each(mode)) for mode in (0o4755, 0o2755, 0o755)] for each in attempts]
+seen, subprocess.run(["chmod", "u+s", "file"], capture_output=True).returncode
+"""
+
+
+def test_a_writable_directory_gets_no_files_that_run_as_their_owner(make_sandbox, shown):
+    shown.chmod(0o777)
+    sandbox = make_sandbox(mounts=[Mount(str(shown), "/mnt/out", read_only=False)])
+    seen, status = sandbox.run_code(SET_ID).raise_for_outcome().value
+    assert seen == [[errno.EPERM, errno.EPERM, None]] * 5
+    assert status != 0
+    assert not [path for path in shown.iterdir() if path.stat().st_mode & 0o6000]
 
 
 def test_a_single_file_can_be_mounted(make_sandbox, shown):

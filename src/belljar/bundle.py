@@ -18,7 +18,8 @@ _GUEST = (
     *("wire", "values", "claims", "chart_elements", "charts", "figures", "frames", "libraries"),
     *("display", "streams", "pump", "changes"),
     *("removal", "trees", "files", "commands"),
-    *("outbox", "blobs", "functions", "link", "twin", "worker", "keeper", "store", "branches"),
+    *("outbox", "blobs", "functions", "link", "twin", "worker", "keeper"),
+    *("treecopy", "store", "branches"),
     "init",
 )
 _NATIVE = ("syscalls", "landlock", "roots", "launcher", "confine", "zygote")

@@ -30,7 +30,7 @@ class Calls:
     ) -> None:
         self._registry = registry
         self._answer = answer
-        self._limit = limit  # bytes of one value, and of all arguments that wait
+        self._limit = limit  # bytes of one value, and of all arguments and results that wait
         self._pause = pause
         self._tasks: anyio.abc.TaskGroup | None = None
         self._held = 0
@@ -75,7 +75,7 @@ class Calls:
         assert self._registry is not None
         excused = not self._registry.counts_time(name)
         failure = "it was still running when the cell ended"
-        self._held += size
+        self._hold(size)
         if excused:
             self._pause(True)
         value: Encoded | None = None

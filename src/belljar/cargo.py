@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import mmap
+import os
 import re
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 
 import anyio.to_thread
@@ -14,8 +16,8 @@ from belljar.guest import blobs, values, wire
 from belljar.guest.values import Encoded
 from belljar.record import INLINE as RECORDED
 
-_AT_ONCE = (type(None), bool, int, float, str, bytes)
 SHORT = 4096  # characters, or bytes
+FEW = 32  # items
 MAX_RECORDED_SOURCE = 1 << 40  # it went in already
 MAX_TEXT = 64 * 1024 * 1024  # of what goes in; memory has its own limit there
 
@@ -25,9 +27,23 @@ Taken = Callable[[], Awaitable[None]]
 
 async def encode(value: object, limit: int) -> Encoded:
     """Raises CannotTravel, which names the part of the value that cannot."""
-    if isinstance(value, _AT_ONCE) and (not isinstance(value, (str, bytes)) or len(value) < SHORT):
+    if _is_small(value):
         return _encode(value, limit)
     return await anyio.to_thread.run_sync(_encode, value, limit)
+
+
+def _is_small(value: object, depth: int = 2) -> bool:
+    """Whether another thread would take longer to begin than this one to end."""
+    if value is None or isinstance(value, (bool, float)):
+        return True
+    if isinstance(value, int):
+        return value.bit_length() < SHORT
+    if isinstance(value, (str, bytes)):
+        return len(value) < SHORT
+    items = value.values() if type(value) is dict else value
+    if not depth or type(value) not in (list, tuple, dict) or len(items) > FEW:  # type: ignore[arg-type]
+        return False
+    return all(_is_small(item, depth - 1) for item in items)  # type: ignore[attr-defined]
 
 
 async def encode_named(given: Mapping[str, object], limit: int) -> Encoded:
@@ -83,14 +99,52 @@ async def send(
     guest has taken a part."""
     if value.size <= wire.INLINE:
         await channel.send(kind, request, header, value.join())
-    elif channel.may_share(value.size):
-        fd = await anyio.to_thread.run_sync(blobs.seal, value.pieces())
+    elif (fd := await _share(channel, value)) >= 0:
         await channel.send_shared(kind, request, {**header, "shared": value.size}, fd)
     else:
         for part in blobs.cut(value.pieces()):
             await channel.send(wire.PART, request, {"key": key, "size": value.size}, part)
             await taken()
         await channel.send(kind, request, {**header, "parts": value.size, "key": key})
+
+
+async def _share(channel: Channel, value: Encoded) -> int:
+    """The value as memory to hand over; -1, if it has to go in parts."""
+    if not channel.may_share(value.size):
+        return -1
+    sealing = _Sealing(value)
+    try:
+        await anyio.to_thread.run_sync(sealing.run)
+    except OSError:  # no descriptors, no memory
+        return -1
+    except BaseException:
+        sealing.give_up()
+        raise
+    return sealing.fd
+
+
+class _Sealing:
+    """Copies a value in a thread, which a cancelled task does not wait for under asyncio."""
+
+    def __init__(self, value: Encoded) -> None:
+        self._value = value
+        self._lock = threading.Lock()
+        self._given_up = False
+        self.fd = -1
+
+    def run(self) -> None:
+        fd = blobs.seal(self._value.pieces())
+        with self._lock:
+            if self._given_up:
+                os.close(fd)
+            else:
+                self.fd = fd
+
+    def give_up(self) -> None:
+        with self._lock:
+            self._given_up = True
+            if self.fd >= 0:
+                os.close(self.fd)
 
 
 class Receiver:
@@ -116,6 +170,10 @@ class Receiver:
                 return blobs.unseal(frame.fd, size)
             if "parts" in frame.header:
                 return self._parts.take(key, frame.header["parts"])
+        except blobs.Incomplete as error:
+            if frame.kind == wire.CALL:
+                return b""  # of a thread that began to send it in the cell before: no lie
+            raise ProtocolError(f"the guest broke the protocol: {error}") from None
         except wire.WireError as error:
             raise ProtocolError(f"the guest broke the protocol: {error}") from None
         return frame.payload

@@ -147,7 +147,7 @@ class Run:
             if value is None:
                 await self._channel.send(kind, self._exchange.number, header, payload)
             else:
-                await self._send_value(kind, header, value, 0, self._see_taken)
+                await self._send_value(kind, header, value, wire.VALUE_KEY, self._see_taken)
             await self._stages()
         except Lost as lost:
             self.lost = lost
@@ -232,7 +232,7 @@ class Run:
             self.truncated = True
         elif frame.kind == wire.DONE:
             self.done = frame
-            self._value = self._values.take(frame, self._exchange.number)
+            self._value = self._values.take(frame, wire.VALUE_KEY)
         else:
             drop(frame)
             raise ProtocolError(f"unexpected frame of kind {frame.kind}")

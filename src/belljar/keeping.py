@@ -40,7 +40,12 @@ class Keeping:
         if self.mirrors:
             if self._mirror is None:
                 self._mirror = workspace.open(self._options, self._options.limits.workspace)
-            await self._mirror.load(self._files(place))
+            try:
+                await self._mirror.load(self._files(place))
+            except BaseException:
+                self._mirror.close()
+                self._mirror = None
+                raise
 
     async def refresh(self, place: Place) -> None:
         """Bring in what changed on the host meanwhile. Called before each cell."""

@@ -320,6 +320,7 @@ class AsyncSandbox:
         place = getattr(self, "_place", None)
         if place is not None and os.getpid() == self._pid:
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2)
+            self._keeping.close()
             if not place.shared:
                 place.guest.discard()
 

@@ -27,7 +27,7 @@ class Branch:
         self.functions: List[Any] = []  # of the host
         self.fresh = False  # variables were lost since the last cell
         self.asleep = False  # it has not run since it was parked
-        self.stopped: List[int] = []
+        self.stopped: Dict[int, int] = {}  # process -> when it was started: numbers are used again
         self.released = False
 
 
@@ -42,23 +42,21 @@ class Kept:
 class Copy:
     """A copy of interpreter and workspace in the making: done when all three parts are."""
 
-    def __init__(
-        self, keeper: Keeper, parent: Keeper, files: str, then: "Callable[[Copy], None]"
-    ) -> None:
+    def __init__(self, keeper: Keeper, parent: Keeper, then: "Callable[[Copy], None]") -> None:
         self.keeper = keeper
         self.parent = parent
-        self.files = files
+        self.files = ""
         self.lacks: List[str] = []
         self.error = ""
-        self._waits = {"forked", "ready", "files"}
+        self.waits = {"forked", "ready", "files"}
         self._then = then
 
     def done(self, part: str, error: str = "") -> None:
         self.error = self.error or error
-        self._waits.discard(part)
+        self.waits.discard(part)
         if error:
-            self._waits -= {"forked", "ready"}  # one without the other is of no use
-        if not self._waits:
+            self.waits -= {"forked", "ready"}  # one without the other is of no use
+        if not self.waits:
             then, self._then = self._then, _nothing
             then(self)
 
@@ -99,48 +97,46 @@ class Branches:
 
         self._start_copy(frame, self.active.keeper, CURRENT, done)
 
-    def go_back(self, frame: wire.Frame) -> None:
-        """Fork a checkpoint's interpreter again, and let the fork take the active one's place."""
-        kept = self._kept.get(int(frame.header["number"]))
+    def go_back(self, frame: wire.Frame, forced: bool = False) -> None:
+        """Fork a checkpoint's interpreter again, and let the fork take the active one's place.
+
+        If there is not room enough for both, the active one goes first: it was to go anyhow.
+        """
+        number = int(frame.header["number"])
+        kept = self._kept.get(number)
         if kept is None:
-            self._reply(frame, NO_CHECKPOINT)
+            self._reply(frame, "there is no such checkpoint any more", {"lost": True})
             return
 
         def done(copy: Copy) -> None:
-            if copy.error:
-                self._abandon(copy)
-                self._reply(frame, copy.error)
-            elif self.active.keeper.pid:
-                self._after_death, self._heir = replace, copy.keeper
-                self.active.keeper.signal(signal.SIGKILL)
+            if not copy.error:
+                self._succeed(copy, frame)
+                return
+            self._abandon(copy)
+            if number not in self._kept:
+                self._reply(frame, copy.error, {"lost": True})
+            elif forced:
+                self._reply(frame, f"{copy.error}; variables and files are lost")
             else:
-                replace()
+                self._make_room(lambda: self.go_back(frame, True))
 
-        def replace() -> None:
-            copy, self._heir = made[0], None
-            self._discard_current()
-            store = self._store()
-            store.move(copy.files, CURRENT)
-            store.remove(copy.files)
-            self.active.keeper, self.active.fresh, self.active.asleep = copy.keeper, False, True
-            self._wake()
-            self._reply(frame)
-
-        made: List[Copy] = []
-        copy = self._start_copy(frame, kept.keeper, kept.files, done)
-        if copy is not None:
-            made.append(copy)
+        self._start_copy(frame, kept.keeper, kept.files, done)
 
     def release(self, frame: wire.Frame) -> None:
+        if frame.header.get("stuck"):
+            self._give_up()
+            self._reply(frame)
+            return
         number = int(frame.header["number"])
         kept, branch = self._kept.pop(number, None), self._branches.pop(number, None)
         if kept is not None:
             self._end(kept.keeper, kept.files)
         elif branch is not None:
             branch.released = True
-            for pid in branch.stopped:
-                _signal(pid, signal.SIGKILL)
+            _signal(branch.stopped, signal.SIGKILL)
             if branch is self.active:
+                for command in list(self._init.commands.values()):
+                    command.kill()
                 branch.keeper.signal(signal.SIGKILL)
             else:
                 self._end(branch.keeper, branch.files)
@@ -151,21 +147,18 @@ class Branches:
         target = self._branches[int(frame.header["branch"])]
         if target is self.active:
             return
-        self._stop(self.active)
         store = self._store()
+        self._stop(self.active)
+        aside = store.set_aside()
+        store.bring(target.files)
         if self.active.released:
             self.active.keeper.gone()
-            self._discard_current()
+            store.remove(aside)
         else:
-            self.active.files = store.unused()
-            store.make(self.active.files)
-            store.move(CURRENT, self.active.files)
-        store.move(target.files, CURRENT)
-        store.remove(target.files)
+            self.active.files = aside
         self.active = target
-        for pid in target.stopped:
-            _signal(pid, signal.SIGCONT)
-        target.stopped = []
+        _signal(target.stopped, signal.SIGCONT)
+        target.stopped = {}
         if target.keeper.pid:
             self._wake()
         else:
@@ -175,24 +168,77 @@ class Branches:
 
     def _start_copy(
         self, frame: wire.Frame, parent: Keeper, files: str, then: "Callable[[Copy], None]"
-    ) -> Optional[Copy]:
+    ) -> None:
         if self._copy is not None or self._after_death is not None or self.store is None:
             self._reply(frame, "checkpoints are not to be had now")
-            return None
+            return
         if not parent.pid:
             self._reply(frame, "there is no interpreter to copy: out of processes")
-            return None
+            return
 
         def finish(copy: Copy) -> None:
             self._copy = None
             then(copy)
 
-        store = self._store()
-        copy = self._copy = Copy(self._keeper(), parent, store.unused(), finish)
+        copy = self._copy = Copy(self._keeper(), parent, finish)
         end = copy.keeper.expect()
         parent.send(wire.pack(wire.FORK, 0, {"fds": 1}), (end,))
-        store.copy(files, copy.files, lambda error: copy.done("files", _words(error)))
-        return copy
+        copy.files = self.store.copy(files, lambda error: copy.done("files", _words(error)))
+
+    def _succeed(self, copy: Copy, frame: wire.Frame) -> None:
+        """A copy of a checkpoint takes the place of the active interpreter."""
+
+        def replace() -> None:
+            self._heir = None
+            if not copy.keeper.pid:
+                self._abandon(copy)
+                self._reply(frame, "the interpreter died while it was copied")
+                return
+            store = self._store()
+            aside = store.set_aside()
+            store.bring(copy.files)
+            store.remove(aside)
+            self.active.keeper, self.active.fresh, self.active.asleep = copy.keeper, False, True
+            self._wake()
+            self._reply(frame)
+
+        self._heir = copy.keeper
+        self._end_active(replace)
+
+    def _end_active(self, then: "Callable[[], None]") -> None:
+        if self.active.keeper.pid:
+            self._after_death = then
+            self.active.keeper.signal(signal.SIGKILL)
+        else:
+            then()
+
+    def _make_room(self, then: "Callable[[], None]") -> None:
+        """End the active interpreter with all it started, and remove its files."""
+        store = self._store()
+
+        def when_alone() -> None:
+            # Those killed still count, until the kernel is done with them.
+            alone = {self.active.keeper.pid} | self.protected()
+            if all(pid in alone for pid in commands.processes()):
+                store.when_reaped = _never
+                store.remove(store.set_aside(), lambda error: then())
+
+        def dead() -> None:
+            store.when_reaped = when_alone
+            when_alone()
+
+        self._end_active(dead)
+
+    def _give_up(self) -> None:
+        """The host has waited long enough for a copy. Whoever is stuck is ended."""
+        copy = self._copy
+        if copy is None:
+            return
+        if "forked" in copy.waits:
+            copy.parent.signal(signal.SIGKILL)
+        if "files" in copy.waits:
+            self._store().cancel()
+        copy.done("ready", "it took too long")
 
     def on_frame(self, keeper: Keeper, frame: wire.Frame) -> None:
         """FORKED and READY, of which a hostile worker may send any. A copy that has failed is
@@ -201,7 +247,10 @@ class Branches:
         if copy is None:
             return
         if frame.kind == wire.READY and keeper is copy.keeper:
-            copy.done("ready")
+            others = [k.pid for k in (*self._parked(), self.active.keeper) if k is not keeper]
+            if keeper.pid in others:
+                keeper.gone()  # it is another already: its death would be told but once
+            copy.done("ready", "" if keeper.pid else "the copy is not what it should be")
         elif frame.kind == wire.FORKED and keeper is copy.parent:
             lacks, error = frame.header.get("lacks"), frame.header.get("error")
             if isinstance(lacks, list):
@@ -259,18 +308,17 @@ class Branches:
 
     def _stop(self, branch: Branch) -> None:
         """All that runs and is nobody else's is the active branch's."""
-        others = self.protected() | {command.pid for command in self._init.commands.values()}
-        if not branch.released:
-            branch.stopped = [pid for pid in commands.processes() if pid not in others]
-            for pid in branch.stopped:
-                _signal(pid, signal.SIGSTOP)
-
-    def _discard_current(self) -> None:
-        store = self._store()
-        name = store.unused()
-        store.make(name)
-        store.move(CURRENT, name)
-        store.remove(name)
+        others = self.protected()
+        asleep = {pid for other in self._branches.values() for pid in other.stopped}
+        try:
+            os.kill(-1, signal.SIGSTOP)  # all at once: nothing can fork away from it
+        except ProcessLookupError:
+            return  # nothing runs
+        mine = [pid for pid in commands.processes() if pid not in others]
+        branch.stopped = {pid: commands._started(pid) for pid in mine}
+        if branch.released:
+            _signal(branch.stopped, signal.SIGKILL)
+        _signal({pid: commands._started(pid) for pid in others - asleep}, signal.SIGCONT)
 
     def _abandon(self, copy: Copy) -> None:
         self._end(copy.keeper, copy.files)
@@ -278,21 +326,28 @@ class Branches:
     def _end(self, keeper: Keeper, files: str) -> None:
         keeper.signal(signal.SIGKILL)
         keeper.gone()
-        self._store().remove(files)
+        if self._copy is not None and self._copy.parent is keeper:
+            self._copy.done("forked", "the checkpoint was released")
+        if files:
+            self._store().remove(files)
 
     def _store(self) -> Store:
         assert self.store is not None
         return self.store
 
     def _reply(self, frame: wire.Frame, error: str = "", header: Any = None) -> None:
-        self._init.send(wire.REPLY, frame.request, {"error": error} if error else header)
+        told = {**(header or {}), "error": error} if error else header
+        self._init.send(wire.REPLY, frame.request, told)
 
 
-def _signal(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        pass  # it was faster
+def _signal(processes: Dict[int, int], number: int) -> None:
+    for pid, started in processes.items():
+        if commands._started(pid) != started:
+            continue  # another has its number now
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            pass  # it was faster
 
 
 def _words(error: int) -> str:
@@ -301,3 +356,7 @@ def _words(error: int) -> str:
 
 def _nothing(copy: Copy) -> None:
     """Nobody waits for it any more."""
+
+
+def _never() -> None:
+    """Nobody waits until the active branch is alone."""

@@ -7,6 +7,7 @@ of a host function, reads for all.
 import contextlib
 import errno
 import os
+import resource
 import select
 import socket
 import threading
@@ -18,12 +19,14 @@ from .outbox import Inbox, close_all
 
 LOOK = 0.05  # seconds between looks for an interrupt, while another thread reads
 MAX_VALUE = 1 << 40  # what comes from the host is not doubted; memory has its own limit
+FIRST_CALL = 1 << 31  # calls and cells have numbers of their own: by these, parts are told apart
 
 
 class Link:
     def __init__(self, sock: socket.socket, setup: Dict[str, Any]) -> None:
         self._limit = int(setup["values"])
         self._share = bool(setup["share"])
+        self._handed = 0  # bytes of memory that the host was given, and that still count here
         self._critical = False
         self._interrupted = False
         self.open(sock)
@@ -57,7 +60,7 @@ class Link:
     @contextlib.contextmanager
     def _uninterrupted(self) -> "Iterator[None]":
         """Half a frame, sent or received, would garble all that follow."""
-        if threading.current_thread() is not threading.main_thread():
+        if not _in_main_thread():
             yield
             return
         self._critical = True
@@ -65,7 +68,7 @@ class Link:
             yield
         finally:
             self._critical = False
-        self._raise_interrupt()
+            self._raise_interrupt()
 
     def _raise_interrupt(self) -> None:
         if self._interrupted:
@@ -87,8 +90,8 @@ class Link:
         if value.size <= wire.INLINE:
             self.send(kind, request, header, value.join())
             return
-        if self._share:
-            fd = blobs.seal(value.pieces())
+        fd = self._seal(value)
+        if fd >= 0:
             try:
                 frame = wire.pack(kind, request, {**header, "shared": value.size})
                 with self._uninterrupted():
@@ -96,9 +99,24 @@ class Link:
             finally:
                 os.close(fd)
             return
+        key = request if kind == wire.CALL else wire.VALUE_KEY
         for part in blobs.cut(value.pieces()):
-            self.send(wire.PART, 0, {"key": request, "size": value.size}, part)
+            self.send(wire.PART, 0, {"key": key, "size": value.size}, part)
         self.send(kind, request, {**header, "parts": value.size})
+
+    def _seal(self, value: "values.Encoded") -> int:
+        """The value as memory to hand over; -1, if it has to go in parts."""
+        # It is a copy, and the host may keep it: there must be room for it, and stay some.
+        if not self._share or self._handed + value.size > self._limit // 4:
+            return -1
+        try:
+            if _resident() + self._handed + value.size > self._limit * 3 // 4:
+                return -1
+            fd = blobs.seal(value.pieces())
+        except OSError:  # no descriptors, no memory
+            return -1
+        self._handed += value.size
+        return fd
 
     def _send(self, frame: bytes, fd: int) -> None:
         with self._sending:
@@ -128,24 +146,29 @@ class Link:
     def _wait(self, ready: "Callable[[], bool]") -> None:
         with self._uninterrupted(), self._state:
             while not ready():
-                if self._reading:
-                    self._state.wait(LOOK if self._critical else None)
+                if not self._reading:
+                    self._read()
+                elif _in_main_thread():
+                    self._state.wait(LOOK)
                     self._raise_interrupt()
                 else:
-                    self._read()
+                    self._state.wait()
 
     def _read(self) -> None:
-        critical, self._reading = self._critical, True
+        main, self._reading = _in_main_thread(), True
         self._state.release()
         try:
             # Waiting may be interrupted, taking may not.
-            self._critical = False
-            self._raise_interrupt()
+            if main:
+                self._critical = False
+                self._raise_interrupt()
             select.select([self._socket], [], [])
-            self._critical = critical
+            if main:
+                self._critical = True
             self._receive()
         finally:
-            self._critical = critical
+            if main:
+                self._critical = True
             self._state.acquire()
             self._reading = False
             self._state.notify_all()
@@ -158,13 +181,24 @@ class Link:
         for frame in self._reader.frames():
             fds = self._inbox.take_some(int(frame.header.get("fds", 0)))
             if frame.kind == wire.PART:
-                self._parts.add(frame.header["key"], frame.header["size"], frame.payload)
+                self._take_part(frame)
             elif frame.kind != wire.ANSWER:
+                if frame.kind == wire.CELL:
+                    self._begin_cell(frame.header)
                 self._requests.append((frame, fds))
             elif frame.header["call"] in self._answers:
                 self._answers[frame.header["call"]] = (frame, fds)
             else:
                 close_all(fds)  # nobody waits for it any more
+
+    def _take_part(self, frame: wire.Frame) -> None:
+        key = frame.header["key"]
+        if key < FIRST_CALL or key in self._answers:
+            self._parts.add(key, frame.header["size"], frame.payload)
+
+    def _begin_cell(self, header: wire.Header) -> None:
+        self._parts.keep_only({header.get("key"), *self._answers})
+        self._handed = int(header.get("held", self._handed))
 
     # -- calls ------------------------------------------------------------------------------
 
@@ -178,18 +212,35 @@ class Link:
             raise TypeError(f"{name}(): {error}") from None
         with self._slots:
             with self._state:
-                self._calls += 1
-                call = self._calls
+                self._calls = (self._calls + 1) % FIRST_CALL
+                call = FIRST_CALL + self._calls
                 self._answers[call] = None
             try:
                 self.send_value(wire.CALL, call, {"function": name}, given)
                 self._wait(lambda: self._answers[call] is not None)
+                answer = self._answers[call]
+                assert answer is not None
+                header, blob = answer[0].header, self._blob(*answer)
             finally:
-                answer = self._answers.pop(call)
-                if answer is None:
-                    self._parts.drop(call)
-        assert answer is not None
-        frame, fds = answer
-        if not frame.header["ok"]:
-            raise functions.exception(frame.header["name"], frame.header["message"])
-        return self.value_of(frame, fds)
+                self._forget(call)
+        if not header["ok"]:
+            raise functions.exception(header["name"], header["message"])
+        return values.decode(blob, MAX_VALUE, MAX_VALUE)
+
+    def _forget(self, call: int) -> None:
+        """Nobody waits for it any more, nor for what has come of its answer."""
+        _, fds = self._answers.pop(call) or (None, [])
+        close_all(fds)
+        self._parts.drop(call)
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _resident() -> int:
+    fd = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return int(os.read(fd, 200).split()[1]) * resource.getpagesize()
+    finally:
+        os.close(fd)

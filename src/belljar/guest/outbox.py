@@ -1,8 +1,11 @@
 """What waits to be sent: bytes, and the descriptors that travel with some of them, in order."""
 
 import array
+import contextlib
 import os
 import socket
+import stat
+import struct
 from collections import deque
 from typing import Deque, List, Tuple
 
@@ -89,4 +92,16 @@ class Inbox:
 
 def close_all(fds: "object") -> None:
     for fd in fds:  # type: ignore[attr-defined]
-        os.close(fd)
+        close(fd)
+
+
+def close(fd: int) -> None:
+    """Without waiting, whatever it is: a socket from a hostile peer may linger (SO_LINGER)."""
+    with contextlib.suppress(OSError):
+        if stat.S_ISSOCK(os.fstat(fd).st_mode):
+            sock = socket.socket(fileno=fd)
+            try:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 0, 0))
+            finally:
+                sock.detach()
+    os.close(fd)

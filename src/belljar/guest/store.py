@@ -15,6 +15,7 @@ from typing import Callable, Dict, Iterator, List, Optional, Tuple
 from . import removal, treecopy
 
 CURRENT = "current"
+LINKS = "-links"  # beside a copy in the making: the files in it that have several names
 REMOVE_TIMEOUT = 60.0  # seconds
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -47,22 +48,28 @@ class Store:
         except OSError as error:
             then(error.errno or errno.EIO)
             return ""
-        self._in_child(lambda: self._copy(source, target), then, self._copying)
+        if self._is_empty(source):
+            self._copy(source, target)
+            then(0)
+        else:
+            self._in_child(lambda: self._copy(source, target), then, self._copying)
         return target
 
     def _copy(self, source: str, target: str) -> None:
-        with self._entered(source) as (from_, status), self._entered(target) as (to, _):
-            links = self._make_links(target)
-            treecopy.copy(from_, to, links)
-            os.close(links)
-            removal.remove(target + "-links", self._directory, REMOVE_TIMEOUT)
-            times = (status.st_atime_ns, status.st_mtime_ns)
-            os.utime(to, ns=times)
-        os.chmod(target, modes.S_IMODE(status.st_mode), dir_fd=self._directory)
+        made: List[int] = []
 
-    def _make_links(self, target: str) -> int:
-        os.mkdir(target + "-links", 0o700, dir_fd=self._directory)
-        return os.open(target + "-links", _DIRECTORY, dir_fd=self._directory)
+        def links() -> int:
+            if not made:
+                os.mkdir(target + LINKS, 0o700, dir_fd=self._directory)
+                made.append(os.open(target + LINKS, _DIRECTORY, dir_fd=self._directory))
+            return made[0]
+
+        with self._entered(source) as (from_, status), self._entered(target) as (to, _):
+            treecopy.copy(from_, to, links)
+            os.utime(to, ns=(status.st_atime_ns, status.st_mtime_ns))
+        os.chmod(target, modes.S_IMODE(status.st_mode), dir_fd=self._directory)
+        if made:
+            self._remove(target + LINKS)
 
     def set_aside(self) -> str:
         """Empty CURRENT: the name of where all that was in it is now."""
@@ -92,12 +99,16 @@ class Store:
         try:
             os.rmdir(name, dir_fd=self._directory)
         except OSError:
-            directory = self._directory
-            work = lambda: removal.remove(name, directory, REMOVE_TIMEOUT)  # noqa: E731
-            self._in_child(work, then or (lambda error: self._on_removed(name, error)))
+            on_end = then or (lambda error: self._on_removed(name, error))
+            self._in_child(lambda: self._remove(name, name + LINKS), on_end)
         else:
             if then is not None:
                 then(0)
+
+    def _remove(self, *names: str) -> None:
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                removal.remove(name, self._directory, REMOVE_TIMEOUT)
 
     def _on_removed(self, name: str, error: int) -> None:
         if error == errno.EAGAIN:
@@ -145,6 +156,10 @@ class Store:
         self._children[pid] = then
         if kind is not None:
             kind.append(pid)
+
+    def _is_empty(self, name: str) -> bool:
+        with self._entered(name) as (fd, _):
+            return not os.listdir(fd)
 
     @contextlib.contextmanager
     def _entered(self, name: str) -> "Iterator[Tuple[int, os.stat_result]]":

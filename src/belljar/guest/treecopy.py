@@ -3,10 +3,11 @@
 import errno
 import os
 import stat as modes
-from typing import Iterator, List, NamedTuple, Optional
+from typing import Callable, Iterator, List, NamedTuple, Optional
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+Links = Callable[[], int]
 PIECE = 8 * 1024 * 1024  # bytes copied at once
 
 
@@ -19,8 +20,8 @@ class _Level(NamedTuple):
     status: "Optional[os.stat_result]"  # None at the top, whose mode is the caller's matter
 
 
-def copy(source: int, target: int, links: int) -> None:
-    """All that is in one directory into another. `links` is an empty directory beside, for files
+def copy(source: int, target: int, links: Links) -> None:
+    """All that is in one directory into another. `links` makes a directory beside, for files
     with several names.
 
     Without recursion: a tree may be thousands deep. Two descriptors for each level.
@@ -72,11 +73,11 @@ def _open_to_owner(status: os.stat_result) -> bool:
     return status.st_mode & 0o500 == 0o500
 
 
-def _copy_file(name: str, level: _Level, found: os.stat_result, links: int) -> None:
+def _copy_file(name: str, level: _Level, found: os.stat_result, links: Links) -> None:
     known = str(found.st_ino)
     if found.st_nlink > 1:
         try:
-            os.link(known, name, src_dir_fd=links, dst_dir_fd=level.target)
+            os.link(known, name, src_dir_fd=links(), dst_dir_fd=level.target)
             return
         except FileNotFoundError:
             pass  # the first of its names
@@ -92,7 +93,7 @@ def _copy_file(name: str, level: _Level, found: os.stat_result, links: int) -> N
     finally:
         os.close(source)
     if found.st_nlink > 1:
-        os.link(name, known, src_dir_fd=level.target, dst_dir_fd=links)
+        os.link(name, known, src_dir_fd=level.target, dst_dir_fd=links())
 
 
 def _open_to_read(name: str, directory: int, found: os.stat_result) -> int:

@@ -24,6 +24,7 @@ MAX_HEADER = 256 * 1024
 MAX_PAYLOAD = 16 * 1024 * 1024
 CHUNK = 256 * 1024  # how much of a file or stream travels in one frame
 INLINE = 256 * 1024  # a larger value is not its frame's payload
+VALUE_KEY = 0  # of the parts of a cell's own value; calls of host functions begin at 1
 MAX_CALLS = 64  # of host functions under way at once
 
 # host -> guest

@@ -56,6 +56,7 @@ class Worker:
         self._result_limit = int(setup["result"])
         self._value_limit = int(setup["values"])
         self._workspace = setup["workspace"]
+        self._last: Any = None  # `_`: the value before, as at Python's own prompt
         self._parked: Optional[twin.Snapshot] = None  # it waits, and runs no cells
         self._abandoned: List[asyncio.AbstractEventLoop] = []
         _reseed()
@@ -207,7 +208,8 @@ class Worker:
         code = frame.payload.decode("utf-8", "surrogatepass")
         value = self._execute(code, f"<cell {frame.header['count']}>")
         if value is not None:
-            namespace["_"] = value
+            if namespace.get("_") is self._last:  # unless the code has a `_` of its own
+                namespace["_"] = self._last = value
             header, encoded = self._main_result(value, header)
         else:
             encoded = None
