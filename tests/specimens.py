@@ -276,7 +276,7 @@ def polars():
 
     return {
         "frame": frame(10),
-        "chunks": pl.concat([frame(10), frame(5)], rechunk=False),
+        "chunks": frame(10).vstack(frame(5)),
         "slice": frame(20).slice(3, 9),
         "none": frame(0),
         "nothing": pl.DataFrame(),

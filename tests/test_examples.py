@@ -1,6 +1,7 @@
 """Each example runs by itself, in a process of its own, and does what it says."""
 
 import dataclasses
+import os
 import runpy
 import subprocess
 import sys
@@ -12,6 +13,7 @@ DIRECTORY = Path(__file__).parent.parent / "examples"
 
 SAID = {
     "agent_loop.py": ["attempt 1", "FileNotFoundError", "attempt 3: the answer is 22.0"],
+    "charts.py": ["the figure is a bar chart", "'Sales', in EUR", "Mar south: 6.0"],
     "demo.py": ["failed, as it should: fill the memory of the host"],
     "fan_out.py": ["20 sandboxes", "pi is about 3.1"],
     "grade.py": [
@@ -23,8 +25,20 @@ SAID = {
         "fay: OSError",
         "gus: SyntaxError",
     ],
+    "host_functions.py": ["refused: OperationalError", "most was sold in Rome"],
     "own_environment.py": ["2.5 billion"],
     "plot.py": ["growth.csv", "growth.png"],
+    "record_and_replay.py": [
+        "4 cells recorded",
+        "cell 3: differs",
+        "cell 4: same",
+        "session.html",
+    ],
+    "session.py": [
+        "after tuesday: 2 days, 42 sold",
+        "Read-only file system",
+        "brought here: 1 file",
+    ],
     "streaming.py": ["step 5", "stopped after 6 lines", "the loop stood at step 5"],
 }
 MAKES_A_PICTURE = {"demo.py": "demo-output/revenue.png", "plot.py": "plot-output/growth.png"}
@@ -37,7 +51,10 @@ def test_every_example_is_run_here():
 @pytest.mark.parametrize("name", SAID)
 def test_example_runs(native, name, tmp_path):
     command = [sys.executable, "-W", "error", str(DIRECTORY / name)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110)
+    state = {**os.environ, "BELLJAR_STATE": str(tmp_path / "state")}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=state, capture_output=True, text=True, timeout=110
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     for words in SAID[name]:
         assert words in done.stdout

@@ -68,26 +68,38 @@ class Calls:
         if self._tasks is None or self._running >= wire.MAX_CALLS:
             raise ProtocolError("a call that cannot be")
         self._running += 1
+        self._held += len(blob)
         self._tasks.start_soon(self._serve, call, name, blob)
 
     async def _serve(self, call: int, name: str, blob: cargo.Blob) -> None:
+        making = self._make(name, blob)
+        del blob  # an answer may take its time, and needs no arguments
+        header, value = await making
+        size = value.size if value is not None else 0
+        self._held += size
+        try:
+            await self._answer(call, {"call": call, **header}, value)
+        finally:
+            self._running -= 1
+            self._held -= size
+
+    async def _make(self, name: str, blob: cargo.Blob) -> tuple[dict[str, object], Encoded | None]:
+        """The answer: that it went well and what came of it, or what the guest may know."""
         size, began = len(blob), time.perf_counter()
         assert self._registry is not None
         excused = not self._registry.counts_time(name)
         failure = "it was still running when the cell ended"
-        self._hold(size)
         if excused:
             self._pause(True)
-        value: Encoded | None = None
-        header: dict[str, object] = {"call": call, "ok": False}
         try:
             value = await self._run(name, blob)
-            header["ok"], failure = True, ""
+            failure = ""
+            return {"ok": True}, value
         except Exception as error:
-            header["name"], header["message"] = functions.describe(error)
-            failure = f"{header['name']}: {header['message']}"
+            kind, message = functions.describe(error)
+            failure = f"{kind}: {message}"
+            return {"ok": False, "name": kind, "message": message}, None
         finally:
-            self._running -= 1
             self._held -= size
             self._record(
                 Call(
@@ -100,11 +112,12 @@ class Calls:
             )
             if excused:
                 self._pause(False)
-        await self._answer(call, header, value)
 
     async def _run(self, name: str, blob: cargo.Blob) -> Encoded:
         if self._held > self._limit:
             raise ValueError("the arguments of all calls under way take too much memory")
+        if not blob:
+            raise ValueError("the arguments were cut off by the end of a cell: call it again")
         given = await cargo.decode(blob, self._limit)
         del blob
         if not isinstance(given, dict):
@@ -114,7 +127,10 @@ class Calls:
             raise TypeError("malformed arguments")
         assert self._registry is not None
         made = await self._registry.call(name, tuple(args), kwargs)
-        return await cargo.encode(made, self._limit)
+        value = await cargo.encode(made, self._limit)
+        if self._held + value.size > self._limit:
+            raise ValueError("the results of all calls under way take too much memory")
+        return value
 
     def _record(self, call: Call) -> None:
         if len(self.made) < MAX_RECORDED:

@@ -14,11 +14,11 @@ from contextvars import ContextVar
 import anyio
 
 from belljar.backends.base import Guest
-from belljar.channel import Channel
-from belljar.errors import CheckpointLost, SandboxError
-from belljar.guest import branches, wire
+from belljar.channel import Channel, Exchange, Lost
+from belljar.errors import CheckpointLost, GuestLost, SandboxError
+from belljar.guest import wire
 
-KEEP_TIMEOUT = 30.0  # seconds to copy an interpreter and its files
+KEEP_TIMEOUT = 20.0  # seconds to copy an interpreter and its files
 
 # The cells, of whatever places, for which this code is at work.
 SERVING: ContextVar[tuple[object, ...]] = ContextVar("belljar_serving", default=())
@@ -75,7 +75,7 @@ class Place:
         try:
             if self._active != branch:
                 self._active = branch
-                await self.channel.send(wire.SWITCH, 0, {"branch": branch})
+                await self._switch(branch)
             yield
         finally:
             self._under_way -= 1
@@ -83,13 +83,24 @@ class Place:
                 self._free.set()
                 self._free = anyio.Event()
 
+    async def _switch(self, branch: int) -> None:
+        try:
+            await self.channel.send(wire.SWITCH, 0, {"branch": branch})
+        except Lost:
+            raise GuestLost("the guest died before the operation began") from None
+
     async def keep(self, *, branch: bool) -> tuple[int, tuple[str, ...]]:
         """Park a copy of the active interpreter and its files, as a branch or a checkpoint: its
         number, and what it lacks. Called in a turn, between cells."""
         self._last += 1
         number = self._last
         header: dict[str, object] = {"number": number, "branch": branch}
-        answer = await self._ask(wire.KEEP, header, "could not keep the interpreter")
+        try:
+            answer = await self._ask(wire.KEEP, header, "could not keep the interpreter")
+        except anyio.get_cancelled_exc_class():
+            with anyio.CancelScope(shield=True):
+                await self.release(number)  # nobody will ever ask for it
+            raise
         if branch:
             self._branches.add(number)
             self.functions[number] = self.functions.get(self._active, -1)
@@ -105,28 +116,57 @@ class Place:
         await self.channel.call(wire.RELEASE, {"number": number})
 
     async def _ask(self, kind: int, header: dict[str, object], failed: str) -> dict[str, object]:
-        answer, _ = await self.channel.call(kind, header, timeout=KEEP_TIMEOUT)
+        """Cancelled, it waits for the end all the same: the next cell must not come in between."""
+        exchange = self.channel.open()
+        try:
+            await self.channel.send(kind, exchange.number, header)
+            try:
+                answer = await self._answer(exchange)
+            except anyio.get_cancelled_exc_class():
+                with anyio.CancelScope(shield=True):
+                    await self._answer(exchange)
+                raise
+        except Lost:
+            raise GuestLost("the guest died during the operation") from None
+        finally:
+            exchange.close()
         if error := answer.get("error"):
-            if error == branches.NO_CHECKPOINT:
-                raise CheckpointLost("there is no such checkpoint any more", hint="make a new one")
-            raise SandboxError(f"{failed}: {str(error)[:200]}", hint=_hint(str(error)))
+            words = f"{failed}: {str(error)[:200]}"
+            if answer.get("lost") is True:
+                raise CheckpointLost(words, hint="make a new one")
+            raise SandboxError(words, hint=_hint(str(error)))
         return answer
+
+    async def _answer(self, exchange: Exchange) -> dict[str, object]:
+        with anyio.move_on_after(KEEP_TIMEOUT):
+            return (await exchange.next()).header
+        # The code may have hooks that hang when it is forked. Whatever is stuck is ended.
+        await self.channel.call(wire.RELEASE, {"stuck": True})
+        with anyio.move_on_after(KEEP_TIMEOUT):
+            return (await exchange.next()).header
+        self.guest.kill()
+        raise GuestLost("the guest did not answer, and was given up")
+
+    def forget(self, branch: int) -> bool:
+        """The sandbox of this branch is gone without a word. Whether it was the last one."""
+        self._branches.discard(branch)
+        return not self._branches
 
     async def leave(self, branch: int) -> None:
         """The sandbox of this branch needs it no more; the last one puts out the light."""
-        self._branches.discard(branch)
-        if self._branches and self.alive:
-            await self.release(branch)
-        elif not self._branches:
+        if self.forget(branch):
             self.guest.kill()
             with anyio.CancelScope(shield=True):
                 await self.channel.retire()
                 await self.guest.close()
+        elif self.alive:
+            with contextlib.suppress(GuestLost):  # then it needs no releasing
+                await self.release(branch)
 
 
 def _hint(error: str) -> str | None:
-    if "space" in error:
+    if "space" in error.lower():
         return "copies of the workspace count too: give it more with Limits(workspace=...)"
-    if "process" in error or "memory" in error:
+    if "process" in error or "memory" in error or "Resource" in error:
         return "copies of the interpreter count too: raise Limits(memory=..., processes=...)"
     return None

@@ -14,7 +14,6 @@ from .keeper import Keeper
 from .store import CURRENT, Store
 
 MAX_LACKS = 20
-NO_CHECKPOINT = "there is no such checkpoint any more"
 
 
 class Branch:
@@ -259,9 +258,6 @@ class Branches:
 
     def on_lost(self, keeper: Keeper) -> None:
         """A keeper has lost its worker: of a copy, a checkpoint, or a branch that is not active."""
-        copy = self._copy
-        if copy is not None and (keeper is copy.keeper or keeper is copy.parent):
-            copy.done("ready", "the interpreter died while it was copied")
         for number, kept in list(self._kept.items()):
             if kept.keeper is keeper:
                 del self._kept[number]
@@ -269,6 +265,9 @@ class Branches:
         for branch in self._branches.values():
             if branch.keeper is keeper and branch is not self.active:
                 branch.fresh, branch.asleep = True, False
+        copy = self._copy
+        if copy is not None and (keeper is copy.keeper or keeper is copy.parent):
+            copy.done("ready", "the interpreter died while it was copied")
 
     def on_active_gone(self) -> None:
         """Called when the active worker has been reaped and what it left has been ended."""
@@ -284,7 +283,7 @@ class Branches:
 
     def protected(self) -> "set[int]":
         """What does not belong to the active branch, and survives what ends that."""
-        pids = {keeper.pid for keeper in self._parked()}
+        pids = {keeper.pid for keeper in self._parked() if keeper.pid}
         for branch in self._branches.values():
             pids.update(branch.stopped)
         if self.store is not None:
@@ -342,8 +341,8 @@ class Branches:
 
 def _signal(processes: Dict[int, int], number: int) -> None:
     for pid, started in processes.items():
-        if commands._started(pid) != started:
-            continue  # another has its number now
+        if started < 0 or commands._started(pid) != started:
+            continue  # it has ended; another may have its number now
         try:
             os.kill(pid, number)
         except ProcessLookupError:

@@ -19,7 +19,7 @@ from .outbox import Inbox, close_all
 
 LOOK = 0.05  # seconds between looks for an interrupt, while another thread reads
 MAX_VALUE = 1 << 40  # what comes from the host is not doubted; memory has its own limit
-FIRST_CALL = 1 << 31  # calls and cells have numbers of their own: by these, parts are told apart
+FIRST_CALL = 1 << 31  # so that parts of an answer are never taken for those of a cell
 
 
 class Link:
@@ -193,11 +193,14 @@ class Link:
 
     def _take_part(self, frame: wire.Frame) -> None:
         key = frame.header["key"]
-        if key < FIRST_CALL or key in self._answers:
-            self._parts.add(key, frame.header["size"], frame.payload)
+        if key < FIRST_CALL:
+            self._parts.keep_only({key, *self._answers})  # one for a cell is the only one
+        elif key not in self._answers:
+            return  # nobody waits for it any more
+        self._parts.add(key, frame.header["size"], frame.payload)
 
     def _begin_cell(self, header: wire.Header) -> None:
-        self._parts.keep_only({header.get("key"), *self._answers})
+        self._parts.keep_only({header.get("key", -1), *self._answers})
         self._handed = int(header.get("held", self._handed))
 
     # -- calls ------------------------------------------------------------------------------

@@ -7,7 +7,10 @@ import threading
 from typing import Any, List, NamedTuple, Optional, Tuple
 
 CONTROL = 3
-PARKED, RUNNING = b"900", b"1000"  # out of memory, what runs is to go before what is parked
+PARKED, RUNNING = b"500", b"1000"  # out of memory, what runs is to go before what is parked
+
+
+abandoned: "List[Any]" = []  # event loops whose descriptors are another process's as well
 
 
 class Snapshot(NamedTuple):
@@ -24,12 +27,16 @@ def take(workspace: str) -> Snapshot:
         directory = workspace
     found = []
     for fd, path in _descriptors():
-        if not path.startswith(workspace + "/"):
-            continue
         status = os.fstat(fd)
-        if modes.S_ISREG(status.st_mode) and status.st_nlink:
-            flags = _flags(fd) & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC)
-            found.append((fd, path, flags, os.lseek(fd, 0, os.SEEK_CUR)))
+        if not modes.S_ISREG(status.st_mode) and not modes.S_ISDIR(status.st_mode):
+            continue
+        if not status.st_nlink or not (path + "/").startswith(workspace + "/"):
+            path = (
+                f"/proc/self/fd/{fd}"  # the same file, but from now on with a position of its own
+            )
+        flags = _flags(fd) & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_NOFOLLOW)
+        position = os.lseek(fd, 0, os.SEEK_CUR) if not flags & os.O_PATH else 0
+        found.append((fd, path, flags, position))
     return Snapshot(directory, found)
 
 
@@ -39,9 +46,10 @@ def restore(snapshot: Snapshot, workspace: str) -> None:
         try:
             new = os.open(path, flags | os.O_CLOEXEC)
         except OSError:
-            continue  # it was not a file of the workspace's any more: it stays what it was
-        os.lseek(new, position, os.SEEK_SET)
-        os.dup2(new, fd, inheritable=False)
+            continue  # it may not be opened again: it stays what it was
+        if not flags & os.O_PATH:
+            os.lseek(new, position, os.SEEK_SET)
+        os.dup2(new, fd, inheritable=os.get_inheritable(fd))
         os.close(new)
     try:
         os.chdir(snapshot.directory)
@@ -49,9 +57,7 @@ def restore(snapshot: Snapshot, workspace: str) -> None:
         os.chdir(workspace)
 
 
-def lacks(
-    loop: Optional[asyncio.AbstractEventLoop], known: List[int], control: int
-) -> List[str]:
+def lacks(loop: Optional[asyncio.AbstractEventLoop], known: List[int], control: int) -> List[str]:
     """What no fork can have, in words. `control` is the socket that the fork will get."""
     found = []
     threads = [t for t in threading.enumerate() if t.ident not in known]
@@ -59,20 +65,38 @@ def lacks(
         found.append(f"{len(threads)} running thread{'s' * (len(threads) > 1)}")
     if loop is not None and not loop.is_closed() and asyncio.all_tasks(loop):
         found.append("asyncio tasks that had not ended")
-    ours = (CONTROL, control)
-    sockets = [fd for fd, path in _descriptors() if path.startswith("socket:") and fd not in ours]
-    if loop is not None:
-        sockets = sockets[2:]  # the loop's own
-    if sockets:
+    ours = {CONTROL, control}
+    for known_loop in (*abandoned, loop):
+        ours.update(_sockets_of(known_loop))
+    links = _descriptors()
+    if any(path.startswith("socket:") and fd not in ours for fd, path in links):
         found.append("open sockets (they are shared with the original)")
+    if any(path.startswith("pipe:") and not _flags(fd) & os.O_ACCMODE for fd, path in links):
+        found.append("open pipes (they are shared with the original)")
+    if _shares_memory():
+        found.append("shared memory (it is shared with the original)")
     if _has_children():
         found.append("child processes")
     return found
 
 
+def _sockets_of(loop: Any) -> List[int]:
+    """Those that asyncio's own loops wake themselves by."""
+    ends = [getattr(loop, name, None) for name in ("_ssock", "_csock")]
+    return [end.fileno() for end in ends if end is not None]
+
+
+def _shares_memory() -> bool:
+    with open("/proc/self/maps", "rb") as file:
+        return any(line.split(None, 2)[1].startswith((b"rw-s", b"-w-s")) for line in file)
+
+
 def rank(score: bytes) -> None:
     """For the kernel, which ends somebody when memory runs out."""
-    fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+    except PermissionError:
+        return  # the code has made its process nobody's (PR_SET_DUMPABLE): it ranks as before
     try:
         os.write(fd, score)
     finally:
