@@ -133,6 +133,17 @@ HOSTILE = {
     "an index of another length": (frame_of([NUMBERS], {"name": None, "range": [0, 5, 1]}), LONGS),
     "a name that is a list": (index_of(NUMBERS) | {"x": 1}, LONGS),
     "an unhashable name": ({"index": {"name": [1], "data": NUMBERS}}, LONGS),
+    "a column whose name cannot be shown": (
+        frame_of(
+            [{"pickle": 1}],
+            None,
+            {"name": None, "data": {"objects": [{"timestamp": ["<M8[s]", 2**62, None]}]}},
+        ),
+    ),
+    "a column below a year that cannot be shown": (
+        frame_of([{"pickle": 1}], None, {"name": None, "data": {"numbers": ["<M8[s]", 0]}}),
+        np.array([2**62], dtype="i8").tobytes(),
+    ),
     "a code out of range": (index_of({"categories": [RANGE, False, "<i8", 0]}), LONGS),
     "a code below": (index_of({"categories": [RANGE, False, "|i1", 0]}), b"\xfe"),
     "codes of fractions": (index_of({"categories": [RANGE, False, "<f8", 0]}), LONGS),

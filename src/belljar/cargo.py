@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import anyio.to_thread
 
-from belljar.channel import Channel
+from belljar.channel import Channel, Held
 from belljar.errors import CannotTravel, ProtocolError
 from belljar.guest import blobs, values, wire
 from belljar.guest.values import Encoded
@@ -85,27 +85,25 @@ def _decode(blob: Blob, limit: int, text_limit: int) -> object:
         raise CannotTravel(str(error)) from None
 
 
-async def send(
+async def load(
     channel: Channel,
-    kind: int,
     request: int,
     header: dict[str, object],
     value: Encoded,
     *,
     key: int,
     taken: Taken,
-) -> None:
-    """A frame with a value: in it, beside it, or before it, by its size. `taken` waits until the
-    guest has taken a part."""
+) -> tuple[dict[str, object], bytes, int]:
+    """What to send a value with: header, payload and descriptor of its frame, by its size. Parts
+    go ahead of it; `taken` waits until the guest has taken one."""
     if value.size <= wire.INLINE:
-        await channel.send(kind, request, header, value.join())
-    elif (fd := await _share(channel, value)) >= 0:
-        await channel.send_shared(kind, request, {**header, "shared": value.size}, fd)
-    else:
-        for part in blobs.cut(value.pieces()):
-            await channel.send(wire.PART, request, {"key": key, "size": value.size}, part)
-            await taken()
-        await channel.send(kind, request, {**header, "parts": value.size, "key": key})
+        return header, value.join(), -1
+    if (fd := await _share(channel, value)) >= 0:
+        return {**header, "shared": value.size}, b"", fd
+    for part in blobs.cut(value.pieces()):
+        await channel.send(wire.PART, request, {"key": key, "size": value.size}, part)
+        await taken()
+    return {**header, "parts": value.size, "key": key}, b"", -1
 
 
 async def _share(channel: Channel, value: Encoded) -> int:
@@ -150,8 +148,9 @@ class _Sealing:
 class Receiver:
     """Takes the values out of frames, of which none may be larger than `limit`."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, held: Held) -> None:
         self._limit = limit
+        self._held = held
         self._parts = blobs.Parts(limit)
 
     def add(self, frame: wire.Frame) -> None:
@@ -167,7 +166,9 @@ class Receiver:
                 size = frame.header.get("shared")
                 if not isinstance(size, int) or not 0 < size <= self._limit:
                     size = -1  # unseal() finds that it is not so, and closes the descriptor
-                return blobs.unseal(frame.fd, size)
+                memory = blobs.unseal(frame.fd, size)
+                self._held.add(memory)
+                return memory
             if "parts" in frame.header:
                 return self._parts.take(key, frame.header["parts"])
         except blobs.Incomplete as error:

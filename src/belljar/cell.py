@@ -106,7 +106,7 @@ class Run:
         self.done: wire.Frame | None = None
         self.lost: Exception | None = None
         self.files: FileChanges | None = FileChanges()
-        self._values = cargo.Receiver(values)
+        self._values = cargo.Receiver(values, channel.held)
         self._value: cargo.Blob = b""
         self._taken: dict[int, anyio.Event] = {}
         self._clock = anyio.CancelScope()
@@ -143,11 +143,14 @@ class Run:
     ) -> None:
         self._before = self._guest.reading(from_now=True)
         self._began = time.perf_counter()
+        begun, fd = False, -1
         try:
-            if value is None:
-                await self._channel.send(kind, self._exchange.number, header, payload)
-            else:
-                await self._send_value(kind, header, value, wire.VALUE_KEY, self._see_taken)
+            if kind == wire.RUN:
+                header = {**header, "held": self._channel.held.bytes}
+            if value is not None:
+                header, payload, fd = await self._load(header, value)
+            begun = True
+            await self._channel.send(kind, self._exchange.number, header, payload, fd)
             await self._stages()
         except Lost as lost:
             self.lost = lost
@@ -155,8 +158,9 @@ class Run:
             self._guest.kill()
             self.lost = error
         except BaseException:
-            with anyio.CancelScope(shield=True):
-                await self._give_up()
+            if begun:  # else there is nothing to end
+                with anyio.CancelScope(shield=True):
+                    await self._give_up()
             raise
         finally:
             self._exchange.close()
@@ -231,23 +235,31 @@ class Run:
         elif frame.kind == wire.OVERFLOW:
             self.truncated = True
         elif frame.kind == wire.DONE:
-            self.done = frame
             self._value = self._values.take(frame, wire.VALUE_KEY)
+            self.done = frame
         else:
             drop(frame)
             raise ProtocolError(f"unexpected frame of kind {frame.kind}")
 
     # -- values and calls -------------------------------------------------------------------
 
-    @property
-    def value(self) -> cargo.Blob:
-        return self._value
+    def take_value(self) -> cargo.Blob:
+        """Once: what is large shall not live as long as this."""
+        value, self._value = self._value, b""
+        return value
 
-    async def _send_value(
-        self, kind: int, header: dict[str, object], value: Encoded, key: int, taken: cargo.Taken
-    ) -> None:
+    async def _load(
+        self, header: dict[str, object], value: Encoded
+    ) -> tuple[dict[str, object], bytes, int]:
         number = self._exchange.number
-        await cargo.send(self._channel, kind, number, header, value, key=key, taken=taken)
+        with anyio.move_on_after(self._timeout):
+            return await cargo.load(
+                self._channel, number, header, value, key=number, taken=self._see_taken
+            )
+        # The interpreter does not even read: there is nothing that could be kept of it.
+        self.stopped_for = Outcome.timeout
+        self._guest.kill()
+        raise Lost
 
     async def _see_taken(self) -> None:
         """Before the run has begun: nobody else reads what comes."""
@@ -267,11 +279,14 @@ class Run:
             event = self._taken[call] = anyio.Event()
             await event.wait()
 
+        number, payload, fd = self._exchange.number, b"", -1
+        header = {**header, "held": self._channel.held.bytes}
         try:
-            if value is None:
-                await self._channel.send(wire.ANSWER, self._exchange.number, header)
-            else:
-                await self._send_value(wire.ANSWER, header, value, call, taken)
+            if value is not None:
+                header, payload, fd = await cargo.load(
+                    self._channel, number, header, value, key=call, taken=taken
+                )
+            await self._channel.send(wire.ANSWER, number, header, payload, fd)
         except Lost:
             return  # the run itself will notice
         finally:

@@ -7,7 +7,9 @@ next waiter reads on. So a channel works under any event loop, and nothing runs 
 
 from __future__ import annotations
 
+import mmap
 import os
+import weakref
 from collections import deque
 from collections.abc import Mapping
 
@@ -15,12 +17,14 @@ import anyio
 
 from belljar.backends.base import Stream
 from belljar.errors import GuestLost, ProtocolError
-from belljar.guest import wire
+from belljar.guest import outbox, wire
 
 SEND_TIMEOUT = 30.0
 CALL_TIMEOUT = 60.0  # for requests that do not run the guest's code
 MAX_QUEUED = 32 * 1024 * 1024  # bytes waiting for one request that does not read its frames
 FRAME_COST = 1024  # bytes a small frame takes as objects, beside its text
+FD_COST = 256 * 1024  # descriptors are few
+WITH_FD = (wire.CALL, wire.DONE)  # frames that may have one
 
 
 class Lost(Exception):
@@ -38,7 +42,7 @@ class Exchange:
 
     def push(self, frame: wire.Frame) -> None:
         self._frames.append(frame)
-        self.queued += frame.size + FRAME_COST
+        self.queued += _cost(frame)
         if self.queued > MAX_QUEUED:
             raise ProtocolError("the guest sent more than anybody asked for")
 
@@ -47,7 +51,7 @@ class Exchange:
         while not self._frames:
             await self._channel.pump(self)
         frame = self._frames.popleft()
-        self.queued -= frame.size + FRAME_COST
+        self.queued -= _cost(frame)
         return frame
 
     @property
@@ -60,10 +64,30 @@ class Exchange:
             drop(self._frames.popleft())
 
 
+def _cost(frame: wire.Frame) -> int:
+    return frame.size + FRAME_COST + (FD_COST if frame.fd >= 0 else 0)
+
+
 def drop(frame: wire.Frame) -> None:
     """Let go of a frame that nobody will look at."""
     if frame.fd >= 0:
-        os.close(frame.fd)
+        outbox.close(frame.fd)
+
+
+class Held:
+    """Memory that guests gave away and that is still mapped here: it counts as theirs."""
+
+    def __init__(self) -> None:
+        self._mapped: list[weakref.ref[mmap.mmap]] = []
+
+    def add(self, memory: mmap.mmap) -> None:
+        self._mapped.append(weakref.ref(memory))
+
+    @property
+    def bytes(self) -> int:
+        alive = [memory for ref in self._mapped if (memory := ref()) is not None]
+        self._mapped = [weakref.ref(memory) for memory in alive]
+        return sum(map(len, alive))
 
 
 class Channel:
@@ -72,10 +96,10 @@ class Channel:
         host's, and the guest may keep them for as long as it lives."""
         self._stream = stream
         self._shareable = shareable
+        self.held = Held()
         self._reader = wire.Reader(wire.FROM_GUEST)
         self._exchanges: dict[int, Exchange] = {}
         self._last = 0
-        self._sending = anyio.Lock()
         self._reading = False
         self._news = anyio.Event()
         self._failed: Exception | None = None
@@ -116,27 +140,22 @@ class Channel:
         payload: bytes = b"",
         fd: int = -1,
     ) -> None:
-        """Shielded: half a frame would garble all that follow. The guest's init always reads,
-        so a send that takes long means that it is gone or broken."""
-        data = wire.pack(kind, request, dict(header) if header else None, payload)
-        with anyio.CancelScope(shield=True):
-            async with self._sending:
-                self._check()
-                try:
-                    with anyio.fail_after(SEND_TIMEOUT):
-                        await self._stream.send(data, fd)
-                except (OSError, TimeoutError) as error:
-                    self._fail(Lost())
-                    raise Lost from error
-
-    async def send_shared(
-        self, kind: int, request: int, header: Mapping[str, object], fd: int
-    ) -> None:
-        """A frame with a descriptor, which is closed here in any case."""
+        """Shielded. The guest's init always reads, so a send that takes long means that it is
+        gone or broken. A descriptor is closed here in any case."""
         try:
-            await self.send(kind, request, header, fd=fd)
-        finally:
-            os.close(fd)
+            data = wire.pack(kind, request, dict(header) if header else None, payload)
+            self._check()
+        except BaseException:
+            if fd >= 0:
+                os.close(fd)
+            raise
+        with anyio.CancelScope(shield=True):
+            try:
+                with anyio.fail_after(SEND_TIMEOUT):
+                    await self._stream.send(data, fd)
+            except (OSError, TimeoutError) as error:
+                self._fail(Lost())
+                raise Lost from error
 
     async def pump(self, exchange: Exchange) -> None:
         """Bring news to `exchange`: by reading, or by waiting for the one who reads."""
@@ -164,6 +183,8 @@ class Channel:
             self._reader.feed(data)
             for frame in self._reader.frames():
                 if "shared" in frame.header:
+                    if frame.kind not in WITH_FD:
+                        raise wire.WireError("a descriptor that nobody asked for")
                     frame = frame._replace(fd=self._stream.take_fd())
                 exchange = self._exchanges.get(frame.request)
                 # A request that was given up: its late frames are nobody's.

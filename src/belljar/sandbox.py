@@ -24,7 +24,14 @@ from belljar.checkpoint import Checkpoint
 from belljar.clock import Clock
 from belljar.commands import AsyncCommands
 from belljar.environment import Environment
-from belljar.errors import CannotTravel, CheckpointLost, InvalidOption, NameMissing, SandboxClosed
+from belljar.errors import (
+    CannotTravel,
+    CheckpointLost,
+    InvalidOption,
+    NameMissing,
+    SandboxClosed,
+    SandboxError,
+)
 from belljar.execution import Execution, Outcome
 from belljar.files import AsyncFiles
 from belljar.functions import Functions, HostFunction, Registry
@@ -260,11 +267,15 @@ class AsyncSandbox:
             raise SandboxClosed(f"the sandbox {self._ended}", hint="make a new one")
 
     def end(self, why: str) -> None:
-        """Let it be used no more, and end what runs in it. Called from any thread."""
+        """Let it be used no more, and end what runs in it. Called from any thread.
+
+        A guest that is shared goes on for the others, unless this one's code runs in it.
+        """
         if self._ended is None:
             self._ended = why
-            if self._place is not None:
-                self._place.guest.kill()
+            place = self._place
+            if place is not None and (self.busy or not place.shared):
+                place.guest.kill()
 
     async def close(self) -> None:
         """End it and leave nothing behind. May be called twice, and while code runs."""
@@ -281,7 +292,7 @@ class AsyncSandbox:
         if os.getpid() != self._pid:
             return
         if self._place is not None and self._place.shared:
-            self._ended = self._ended or "is closed"
+            self._ended = self._ended or "is closed"  # leaving ends what is its own
         else:
             self.end("is closed")
         if self._clock is not None:
@@ -321,7 +332,7 @@ class AsyncSandbox:
         if place is not None and os.getpid() == self._pid:
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2)
             self._keeping.close()
-            if not place.shared:
+            if place.forget(self._branch):
                 place.guest.discard()
 
     # -- code -------------------------------------------------------------------------------
@@ -467,7 +478,7 @@ class AsyncSandbox:
                 words = execution.error.value.replace("value", name, 1)
                 raise CannotTravel(words[:2000])
         verdict.raise_for(execution)
-        return await cargo.decode(run.value, self.limits.memory)
+        return await cargo.decode(run.take_value(), self.limits.memory)
 
     async def _operate(
         self, header: dict[str, object], value: Encoded | None, timeout: float | None
@@ -593,7 +604,11 @@ class AsyncSandbox:
         if execution.ok:
             await before.place.release(before.id)
             return execution
-        await self._go_back(before)
+        try:
+            await self._go_back(before)
+        except SandboxError as error:
+            notes = (*execution.notes, f"what it did could not be undone: {error.message}")
+            return replace(execution, notes=notes)
         remarks, self._remarks = self._remarks, ()
         await before.place.release(before.id)
         kept = [note for note in execution.notes if note != verdict.STARTED_ANEW]

@@ -80,7 +80,7 @@ async def _with_value(
         ):
             value = await cargo.decode(table, len(table), limits.output)
         else:
-            blob = run.value
+            blob = run.take_value()
             value = await cargo.decode(blob, len(blob), limits.output) if blob else None
     except CannotTravel as error:
         value, why = None, str(error)

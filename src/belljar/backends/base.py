@@ -41,7 +41,7 @@ class Reading:
 
 
 class Stream(Protocol):
-    """A byte stream to the guest, used by one reader and one writer at a time."""
+    """A byte stream to the guest, used by one reader at a time."""
 
     shares: bool  # whether descriptors can go with the bytes
 
@@ -49,7 +49,9 @@ class Stream(Protocol):
         """Some bytes; b"" when the guest is gone."""
 
     async def send(self, data: bytes, fd: int = -1) -> None:
-        """All of it, with a descriptor if there is one. Raises OSError when the guest is gone."""
+        """All of it, with a descriptor if there is one, which is given away. Raises OSError when
+        the guest is gone. What is not sent when this is cancelled goes before what is sent next:
+        half a frame would garble all that follow. Any number at once."""
 
     def take_fd(self) -> int:
         """The next descriptor that came with what was received; the caller closes it. Raises

@@ -284,11 +284,14 @@ class Branches:
     def protected(self) -> "set[int]":
         """What does not belong to the active branch, and survives what ends that."""
         pids = {keeper.pid for keeper in self._parked() if keeper.pid}
-        for branch in self._branches.values():
-            pids.update(branch.stopped)
+        pids.update(self.asleep())
         if self.store is not None:
             pids.update(self.store.children)
         return pids
+
+    def asleep(self) -> "set[int]":
+        """Processes of branches that are not active: they stay stopped."""
+        return {pid for branch in self._branches.values() for pid in branch.stopped}
 
     def _parked(self) -> List[Keeper]:
         keepers = [kept.keeper for kept in self._kept.values()]
@@ -308,16 +311,16 @@ class Branches:
     def _stop(self, branch: Branch) -> None:
         """All that runs and is nobody else's is the active branch's."""
         others = self.protected()
-        asleep = {pid for other in self._branches.values() for pid in other.stopped}
+        asleep = self.asleep()
         try:
             os.kill(-1, signal.SIGSTOP)  # all at once: nothing can fork away from it
         except ProcessLookupError:
             return  # nothing runs
         mine = [pid for pid in commands.processes() if pid not in others]
-        branch.stopped = {pid: commands._started(pid) for pid in mine}
+        branch.stopped = {pid: commands.started(pid) for pid in mine}
         if branch.released:
             _signal(branch.stopped, signal.SIGKILL)
-        _signal({pid: commands._started(pid) for pid in others - asleep}, signal.SIGCONT)
+        _signal({pid: commands.started(pid) for pid in others - asleep}, signal.SIGCONT)
 
     def _abandon(self, copy: Copy) -> None:
         self._end(copy.keeper, copy.files)
@@ -341,7 +344,7 @@ class Branches:
 
 def _signal(processes: Dict[int, int], number: int) -> None:
     for pid, started in processes.items():
-        if started < 0 or commands._started(pid) != started:
+        if started < 0 or commands.started(pid) != started:
             continue  # it has ended; another may have its number now
         try:
             os.kill(pid, number)

@@ -131,22 +131,21 @@ def prefer_for_oom(pid: int) -> None:
 
 
 def kill_leftovers(init: Any) -> None:
-    """End whatever the worker started: everything but init and the commands that still run.
+    """End whatever the worker started: everything but init and what is not the worker's.
 
-    Without commands one kill(-1) reaches all at once, so nothing can fork away from it.
+    Without others one kill(-1) reaches all at once.
     """
     if init.commands or init.protected():
-        _kill_until_none(init, lambda pid: True)
+        _kill_wanted(init, lambda pid: True)
     else:
-        _kill_all()
+        _signal_all(signal.SIGKILL)
 
 
 def kill_since(init: Any, began: float, worker: int) -> None:
     """End what a cell has started, and nothing older: for a cell that passed a limit but whose
-    interpreter lives on. What forks faster than it can be killed costs the interpreter."""
+    interpreter lives on."""
     ticks = int(began * os.sysconf("SC_CLK_TCK"))
-    if not _kill_until_none(init, lambda pid: pid != worker and _started(pid) >= ticks):
-        _kill_all()
+    _kill_wanted(init, lambda pid: pid != worker and started(pid) >= ticks)
 
 
 def threads_since(worker: int, began: float) -> bool:
@@ -157,27 +156,34 @@ def threads_since(worker: int, began: float) -> bool:
         tasks = [int(name) for name in os.listdir(f"/proc/{worker}/task")]
     except OSError:
         return False  # gone, threads and all
-    return any(task != worker and _started(task) >= ticks for task in tasks)
+    return any(task != worker and started(task) >= ticks for task in tasks)
 
 
-def _kill_all() -> None:
+def _signal_all(number: int) -> None:
     try:
-        os.kill(-1, signal.SIGKILL)
+        os.kill(-1, number)
     except ProcessLookupError:
         pass  # nothing left
 
 
-def _kill_until_none(init: Any, wanted: "Callable[[int], bool]") -> bool:
+def _kill_wanted(init: Any, wanted: "Callable[[int], bool]") -> None:
+    """All are stopped first, by one call that reaches every one of them, so that nothing can fork
+    away from what follows."""
+    _signal_all(signal.SIGSTOP)
     sessions = {command.pid for command in init.commands.values()}
-    others = init.protected()
-    for _ in range(100):
-        found = [p for p in processes() if p not in others and wanted(p)]
-        victims = [p for p in found if not _in_sessions(p, sessions)]
-        if not victims:
-            return True
-        for pid in victims:
+    others, asleep = init.protected(), init.asleep()
+    for pid in processes():
+        if pid not in others and wanted(pid) and not _in_sessions(pid, sessions):
             _kill(pid)
-    return False
+        elif pid not in asleep:
+            _continue(pid)
+
+
+def _continue(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGCONT)
+    except ProcessLookupError:
+        pass  # it was faster
 
 
 def _kill(pid: int) -> None:
@@ -202,7 +208,7 @@ def _descendants(pid: int) -> List[int]:
     return found
 
 
-def _started(pid: int) -> int:
+def started(pid: int) -> int:
     """When, in clock ticks since boot; never, if it is gone."""
     try:
         return int(_stat(pid)[19])

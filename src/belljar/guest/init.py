@@ -80,6 +80,10 @@ class Init:
         """Processes of others than the branch that is active."""
         return self._branches.protected()
 
+    def asleep(self) -> "Set[int]":
+        """Those of them that are to stay stopped."""
+        return self._branches.asleep()
+
     # -- the loop ---------------------------------------------------------------------------
 
     def run(self) -> None:
@@ -316,11 +320,14 @@ class Init:
                 self._on_synced(cell)
 
     def _on_call(self, cell: Cell, frame: wire.Frame, fds: List[int]) -> None:
-        header = claims.call(frame.header)
         call = frame.request
-        if call in cell.calls or len(cell.calls) >= wire.MAX_CALLS:
+        try:
+            header = claims.call(frame.header)
+            if call in cell.calls or len(cell.calls) >= wire.MAX_CALLS:
+                raise wire.WireError("more calls than there may be")
+        except wire.WireError:
             close_all(fds)
-            raise wire.WireError("more calls than there may be")
+            raise
         cell.calls.add(call)
         self._drain(cell)
         header["call"] = call

@@ -12,8 +12,8 @@ import socket
 import struct
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from . import commands, wire, worker
-from .outbox import Inbox, Outbox
+from . import blobs, commands, wire, worker
+from .outbox import Inbox, Outbox, close_all
 
 CONTROL = 3  # the worker's only descriptor beside the standard ones
 MAX_FILES = 16384  # descriptors of init
@@ -212,9 +212,21 @@ class Keeper:
     def _take(self, data: bytes) -> bool:
         self._reader.feed(data)
         for frame in self._reader.frames():
-            fds = [self._inbox.take()] if "shared" in frame.header else []
-            self._on_frame(self, frame, fds)
+            self._on_frame(self, frame, self._memory_of(frame))
         return True
+
+    def _memory_of(self, frame: wire.Frame) -> List[int]:
+        """The descriptor of its value, if it has one. Nothing but sealed memory goes further:
+        who closes another thing, such as a socket that lingers, may have to wait."""
+        if "shared" not in frame.header:
+            return []
+        fd = self._inbox.take()
+        try:
+            blobs.check(fd, frame.header["shared"])
+        except wire.WireError:
+            close_all([fd])
+            raise
+        return [fd]
 
 
 def _nothing() -> None:

@@ -187,6 +187,7 @@ class Link:
                     self._begin_cell(frame.header)
                 self._requests.append((frame, fds))
             elif frame.header["call"] in self._answers:
+                self._note_held(frame.header)
                 self._answers[frame.header["call"]] = (frame, fds)
             else:
                 close_all(fds)  # nobody waits for it any more
@@ -201,6 +202,9 @@ class Link:
 
     def _begin_cell(self, header: wire.Header) -> None:
         self._parts.keep_only({header.get("key", -1), *self._answers})
+        self._note_held(header)
+
+    def _note_held(self, header: wire.Header) -> None:
         self._handed = int(header.get("held", self._handed))
 
     # -- calls ------------------------------------------------------------------------------

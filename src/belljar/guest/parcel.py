@@ -85,7 +85,10 @@ class Note:
     def __str__(self) -> str:
         if self._labels is None:
             return self._words
-        return f"{self._words} {self._labels[self._number]!r}"
+        try:
+            return f"{self._words} {self._labels[self._number]!r}"
+        except Exception:  # a label of a library that cannot be shown, such as a time out of range
+            return f"{self._words} number {self._number}"
 
 
 class _Walk:

@@ -27,6 +27,7 @@ def _remove_tree(path: str, below: Optional[int], deadline: float) -> None:
     parent = os.open(os.path.dirname(path) or ".", _DIRECTORY & ~os.O_NOFOLLOW, dir_fd=below)
     name = os.path.basename(path.rstrip("/"))
     try:
+        _open_up(name, parent)
         top = os.open(name, _DIRECTORY, dir_fd=parent)
         try:
             _empty(top, deadline)
@@ -47,15 +48,24 @@ def _empty(top: int, deadline: float) -> None:
         if not directories:
             return
         for name in directories:
+            _open_up(name, top)
             inner = os.open(name, _DIRECTORY, dir_fd=top)
             try:
                 for child in _unlink_files(inner):
                     lifted += 1
+                    _open_up(child, inner)  # it is written to when it gets another ".."
                     os.rename(child, f"{unused}-{lifted}", src_dir_fd=inner, dst_dir_fd=top)
             finally:
                 os.close(inner)
             os.rmdir(name, dir_fd=top)
     raise OSError(errno.EBUSY, "it is being filled faster than it can be emptied")
+
+
+def _open_up(name: str, below: int) -> None:
+    """A directory that its owner has closed to himself."""
+    mode = os.stat(name, dir_fd=below, follow_symlinks=False).st_mode
+    if modes.S_ISDIR(mode) and mode & 0o700 != 0o700:
+        os.chmod(name, 0o700, dir_fd=below)
 
 
 def _unlink_files(directory: int) -> List[str]:

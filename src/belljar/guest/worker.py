@@ -58,7 +58,7 @@ class Worker:
         self._workspace = setup["workspace"]
         self._last: Any = None  # `_`: the value before, as at Python's own prompt
         self._parked: Optional[twin.Snapshot] = None  # it waits, and runs no cells
-        self._abandoned: List[asyncio.AbstractEventLoop] = []
+        self._told: Dict[str, Any] = {}  # functions of the host, by their names
         _reseed()
         display.install(self._show)
         builtins.input = _no_input
@@ -78,9 +78,7 @@ class Worker:
             if frame.kind == wire.SYNC:
                 self._link.send(wire.SYNCED, 0, frame.header)
             elif frame.kind == wire.FUNCTIONS:
-                for spec in frame.header["functions"]:
-                    made = functions.make(spec, self._link.call)
-                    self._module.__dict__[spec["name"]] = made
+                self._define(frame.header["functions"])
             elif frame.kind == wire.FORK and fds:
                 self._fork(fds[0])
             elif frame.kind == wire.FORK:
@@ -89,6 +87,14 @@ class Worker:
                 self._wake()
             else:
                 self._serve_cell(frame, fds)
+
+    def _define(self, specs: List[Dict[str, Any]]) -> None:
+        """The host's functions, of which those that are known already may be something else by
+        now: the code is free to use their names."""
+        for spec in specs:
+            if self._told.get(spec["name"]) != spec:
+                self._told[spec["name"]] = spec
+                self._module.__dict__[spec["name"]] = functions.make(spec, self._link.call)
 
     def _serve_cell(self, frame: wire.Frame, fds: List[int]) -> None:
         leftover = [ident for ident in streams.threads() if ident not in self._threads]
@@ -101,7 +107,9 @@ class Worker:
         if self._reserve is None:
             self._reserve = _reserve()
         figures.catch_show(self._show_figures)
-        header, payload, value = self._run(frame, fds[2:])
+        rest = fds[2:]
+        header, payload, value = self._run(frame, rest)
+        close_all(rest)  # interrupted before it took them
         if not self._link.ours:
             # A child that the cell forked came back here: it is not the worker.
             os._exit(int(header.get("exit_code") or 0) & 0xFF)
@@ -155,7 +163,7 @@ class Worker:
             stream.forget()
         if self._loop is not None:
             # Its descriptors are the original's as well: not to be touched, not even closed.
-            self._abandoned.append(self._loop)
+            twin.abandoned.append(self._loop)
             self._loop = None
         self._threads = streams.threads()
         self._link.detach()

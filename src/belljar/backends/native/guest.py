@@ -18,7 +18,7 @@ from belljar.backends.native.cgroup import Cgroup
 from belljar.backends.native.watchdog import Watchdog
 from belljar.errors import ProtocolError, SandboxError, StartError
 from belljar.guest import wire
-from belljar.guest.outbox import Inbox
+from belljar.guest.outbox import Inbox, Outbox
 from belljar.isolation import Isolation
 
 DEATH_TIMEOUT = 5.0
@@ -37,6 +37,8 @@ class SocketStream:
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
         self._inbox = Inbox()
+        self._out = Outbox()
+        self._waiting = anyio.Lock()
         self._unpaused = 0  # bytes taken without letting others run
         sock.setblocking(False)
 
@@ -58,22 +60,20 @@ class SocketStream:
                 return data
 
     async def send(self, data: bytes, fd: int = -1) -> None:
-        view = memoryview(data)
-        while view:
+        self._out.put(data, (fd,) if fd >= 0 else ())
+        while self._out:
             try:
-                if fd >= 0:
-                    view = view[socket.send_fds(self.socket, [view], [fd]) :]
-                    fd = -1
-                else:
-                    view = view[self.socket.send(view) :]
+                self._out.flush(self.socket)
             except BlockingIOError:
-                await anyio.wait_writable(self.socket)
+                async with self._waiting:  # one at a time may
+                    await anyio.wait_writable(self.socket)
 
     def take_fd(self) -> int:
         return self._inbox.take()
 
     def close(self) -> None:
         self._inbox.clear()
+        self._out.clear()
         self.socket.close()
 
     def ended(self) -> bool:

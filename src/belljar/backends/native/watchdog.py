@@ -33,8 +33,13 @@ class Watchdog:
         shares = {pid: _share(pid) for pid in pids if pid != self._init}
         total = sum(shares.values())
         self._peak = max(self._peak, total)
-        if total > self._memory and self._kill(max(shares, key=lambda pid: shares[pid])):
+        if total > self._memory and self._kill(max(shares, key=lambda p: self._badness(p, shares))):
             self.kills += 1
+
+    def _badness(self, pid: int, shares: dict[int, int]) -> float:
+        """As the kernel would weigh it: what runs goes before what is parked."""
+        adjusted = int(_words(f"/proc/{pid}/oom_score_adj", 0)) / 1000
+        return shares[pid] + self._memory * adjusted
 
     def _kill(self, pid: int) -> bool:
         """By descriptor, and only if it is still the guest's: numbers are used again."""
