@@ -426,7 +426,7 @@ class AsyncSandbox:
                 self._run = None
             return run, place
 
-    async def _judge(self, run: Run, place: Place) -> Execution:
+    async def _judge(self, run: Run, place: Place, *, with_value: bool = True) -> Execution:
         fresh, self._state_lost = self._state_lost, run.done is None
         remarks, self._remarks = self._remarks, ()
         execution, place.memory_kills = await verdict.of(
@@ -436,6 +436,7 @@ class AsyncSandbox:
             fresh=fresh,
             count=self._count,
             limits=self.limits,
+            with_value=with_value,
         )
         return replace(execution, notes=(*remarks, *execution.notes)) if remarks else execution
 
@@ -485,7 +486,7 @@ class AsyncSandbox:
     ) -> tuple[Execution, Run]:
         run, place = await self._drive(header, value=value, timeout=timeout)
         remarks = self._remarks
-        execution = await self._judge(run, place)
+        execution = await self._judge(run, place, with_value=False)
         self._remarks = remarks
         if not execution.state_preserved:
             self._state_lost = True

@@ -23,6 +23,7 @@ async def of(
     fresh: bool,  # variables were lost before it began
     count: int,
     limits: Limits,
+    with_value: bool,
 ) -> tuple[Execution, int]:
     """The Execution, and how many processes were killed for want of memory up to now."""
     after = run.after()
@@ -63,7 +64,7 @@ async def of(
         files=run.files if run.done is not None else None,
         notes=tuple(_notes(run, outcome, ended=ended, lost=lost, fresh=fresh, kills=kills)),
     )
-    if outcome is Outcome.ok:
+    if outcome is Outcome.ok and with_value:
         execution = await _with_value(execution, run, main, limits)
     return execution, after.memory_kills
 
