@@ -1,12 +1,13 @@
 """Checkpoints, rollback and forks: what comes back, what cannot, and what others see of it."""
 
 import asyncio
+import contextlib
 import gc
 import os
+import random
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from textwrap import dedent
 
 import anyio
@@ -15,7 +16,6 @@ import pytest
 import census
 from belljar import (
     CheckpointLost,
-    GuestLost,
     InvalidOption,
     Limits,
     Outcome,
@@ -193,7 +193,9 @@ def test_a_name_the_code_has_taken_from_a_host_function_stays_taken(make_sandbox
 # --- files -----------------------------------------------------------------------------------
 
 MAKE_TREE = r"""
-import os, stat
+import os, stat, resource
+most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+size = 1 << 50 if most < 0 else most
 os.makedirs('d/empty')
 open('d/text', 'w').write('hello')
 os.chmod('d/text', 0o640)
@@ -209,7 +211,7 @@ os.mkdir('d/read-only'); open('d/read-only/in', 'w').write('in'); os.chmod('d/re
 os.mkdir('top-read-only'); os.chmod('top-read-only', 0o500)
 open(b'd/\xff\xfe', 'w').close(); open('d/new\nline', 'w').close(); open('d/ \t*', 'w').close()
 with open('d/sparse', 'wb') as f:
-    f.write(b'start'); f.seek(1 << 40); f.write(b'middle'); f.truncate(1 << 50)
+    f.write(b'start'); f.seek(size // 2); f.write(b'middle'); f.truncate(size)
 os.chmod('d/empty', 0o711)
 os.utime('d', ns=(2 * 10**18, 2 * 10**18))
 os.utime('.', ns=(10**18, 10**18))
@@ -234,14 +236,14 @@ def test_files_come_back_as_they_were(sandbox):
         seen = value(
             sandbox,
             "[(k, before.get(k), v) for k, v in look().items() if before.get(k) != v],"
-            " before.keys() - look().keys()",
+            " list(before.keys() - look().keys())",
         )
-        assert seen == ([], set()) or seen == ([], [])
+        assert seen == ([], [])
     ok(
         sandbox,
         """
         assert os.stat('d/text').st_ino == os.stat('d/same').st_ino == os.stat('d/third').st_ino
-        f = open('d/sparse', 'rb'); f.seek(1 << 40)
+        f = open('d/sparse', 'rb'); f.seek(size // 2)
         assert f.read(6) == b'middle'
         os.chmod('d/secret', 0o600); assert open('d/secret').read() == 'nobody reads me'
         os.chmod('d/locked', 0o700); assert open('d/locked/in').read() == 'in'
@@ -320,11 +322,14 @@ def test_no_file_of_a_checkpoint_can_be_reached_by_path(sandbox):
             """
             import glob
             names = []
-            for root in ['/proc/1/fd', '/proc/1/cwd', '/proc/1/root', '/proc/self/root/workspace',
-                         '/workspace/..', '/workspace/../current', *glob.glob('/proc/[0-9]*/cwd'),
-                         *glob.glob('/proc/[0-9]*/fd/*'), *glob.glob('/proc/[0-9]*/root/workspace')]:
+            roots = ['/proc/1/fd', '/proc/1/cwd', '/proc/1/root', '/workspace/..',
+                     '/proc/self/root/workspace', '/workspace/../current']
+            for pattern in ('cwd', 'cwd/..', 'fd/*', 'fd/*/..', 'root/workspace'):
+                roots += glob.glob('/proc/[0-9]*/' + pattern)
+            for root in roots:
                 try:
-                    names += [(root, n) for n in os.listdir(root) if n in ('kept', 'current', 'w1')]
+                    found = os.listdir(root)
+                    names += [(root, n) for n in found if n in ('kept', 'current', 'w1', 'w2')]
                 except OSError:
                     pass
             names
@@ -341,8 +346,17 @@ LACKING = {
     "child": "import subprocess; p = subprocess.Popen(['sleep', '100'])",
     "socket": "import socket; s = socket.socket()",
     "pipe": "import os; p = os.pipe()",
-    "asyncio": "import asyncio; task = asyncio.ensure_future(asyncio.sleep(100)); await asyncio.sleep(0)",
-    "shared memory": "import mmap; m = mmap.mmap(-1, 4096)",
+    "asyncio": """
+import asyncio
+task = asyncio.ensure_future(asyncio.sleep(100))
+await asyncio.sleep(0)
+""",
+    "shared memory": """
+import mmap
+with open('mapped', 'w+b') as f:
+    f.truncate(4096)
+    m = mmap.mmap(f.fileno(), 4096)
+""",
 }
 
 
@@ -394,8 +408,8 @@ def test_locks_that_other_threads_hold_do_not_stop_a_checkpoint(sandbox):
         handler = logging.StreamHandler(io.StringIO()); logging.getLogger().addHandler(handler)
         held, stop = threading.Event(), threading.Event()
         def hold():
-            handler.acquire(); logging._lock.acquire()
-            held.set(); stop.wait()
+            handler.acquire(); held.set()
+            while True: logging.getLogger(str(time.monotonic()))
         threading.Thread(target=hold, daemon=True).start(); held.wait()
         """,
     )
@@ -440,7 +454,7 @@ def test_one_can_go_back_from_out_of_memory(make_sandbox):
     ok(sandbox, "del x")
     for _ in range(2):
         execution = sandbox.run_code(
-            "y = bytearray(b'1') * (1 << 30)\nz = [bytearray(b'1') * (1 << 20) for i in range(1000)]"
+            "y = 1; z = [bytearray(b'1') * (1 << 20) for i in range(1000)]"
         )
         assert execution.outcome is Outcome.out_of_memory
         sandbox.rollback(checkpoint)
@@ -561,13 +575,17 @@ def test_a_checkpoint_is_lost_with_its_guest(sandbox, outside):
 # --- limits ----------------------------------------------------------------------------------
 
 
+def keep_until_refused(sandbox, kept):
+    for _ in range(20):
+        kept.append(sandbox.checkpoint())
+
+
 def test_checkpoints_beyond_the_process_limit_are_refused_and_nothing_is_lost(make_sandbox):
     sandbox = make_sandbox(limits=Limits(processes=8))
     ok(sandbox, "x = 1; open('f', 'w').write('a')")
     kept = []
     with pytest.raises(SandboxError, match="process") as caught:
-        for _ in range(20):
-            kept.append(sandbox.checkpoint())
+        keep_until_refused(sandbox, kept)
     assert "processes=" in caught.value.hint
     assert 1 <= len(kept) < 8
     assert value(sandbox, "x") == 1
@@ -584,8 +602,7 @@ def test_checkpoints_beyond_the_workspace_limit_are_refused_and_nothing_is_lost(
     first = sandbox.checkpoint()
     for _ in range(3):
         with pytest.raises(SandboxError, match="No space") as caught:
-            for _ in range(3):
-                sandbox.checkpoint()
+            keep_until_refused(sandbox, [])
         assert "workspace=" in caught.value.hint
     assert value(sandbox, "import os; x, os.path.getsize('f')") == (1, 10 << 20)
     sandbox.rollback(first)
@@ -688,7 +705,7 @@ def test_a_hook_that_hangs_costs_the_interpreter_but_not_the_files(sandbox, monk
 FORGED = """
 import socket, struct, os, time
 s = socket.socket(fileno=os.dup(3))
-def frame(kind, body=b'', request=0): return struct.pack('!BIII', kind, request, len(body), 0) + body
+def frame(kind, body=b''): return struct.pack('!BIII', kind, 0, len(body), 0) + body
 """
 
 
@@ -705,7 +722,8 @@ def test_forged_words_of_a_worker_do_no_harm(sandbox, frames):
         sandbox,
         f"import threading; t = threading.Timer(0.02, lambda: s.sendall({frames})); t.start()",
     )
-    sandbox.checkpoint()
+    with contextlib.suppress(SandboxError):  # it may spoil its own
+        sandbox.checkpoint()
     ok(sandbox, "t.join()")
     sandbox.rollback(checkpoint)
     assert value(sandbox, "x") == 1
@@ -768,6 +786,7 @@ def test_what_a_cell_did_is_undone_after(sandbox, outcome, outside):
 
 
 def test_what_went_well_stays(sandbox, outside):
+    ok(sandbox, "1")
     guest = outside(sandbox)
     before = len(guest.processes())
     for i in range(10):
@@ -838,7 +857,7 @@ def test_files_commands_and_values_are_the_branchs_own(make_sandbox, tmp_path):
         assert not sandbox.files.exists("up")
         fork.files.download("f", tmp_path / "down")
         assert (tmp_path / "down").read_text() == "fork"
-        assert sandbox.files.read_text("f") == "original"
+        assert sandbox.files.read("f") == "original"
         assert value(fork, "who()") == "host"
         fork.expose(lambda: "only here", "mine")
         assert value(fork, "mine()") == "only here"
@@ -1011,6 +1030,7 @@ def test_the_guest_dies_for_all_branches(sandbox, outside):
 
 
 def test_with_blocks_and_errors_close_forks(sandbox, outside):
+    ok(sandbox, "1")
     guest = outside(sandbox)
     before = len(guest.processes())
 
@@ -1036,6 +1056,63 @@ def test_many_forks_one_after_another_leave_nothing(sandbox, outside):
     census.wait_until(lambda: len(guest.processes()) == before)
     used = "s = os.statvfs('/workspace'); (s.f_blocks - s.f_bfree) * s.f_bsize >> 20"
     census.wait_until(lambda: value(sandbox, used) == 1)
+
+
+# --- against a model -------------------------------------------------------------------------
+
+
+class Model:
+    """What a branch should hold: a number, and the same number in a file."""
+
+    def __init__(self, sandbox, held):
+        self.sandbox = sandbox
+        self.held = held
+
+    def change(self, number):
+        ok(self.sandbox, f"x = {number}; open('x', 'w').write('{number}')")
+        self.held = (number, str(number))
+
+    def check(self):
+        assert value(self.sandbox, "x, open('/workspace/x').read()") == self.held
+
+
+def test_any_order_of_steps_gives_what_the_model_says(make_sandbox):
+    seed = int(os.environ.get("BELLJAR_TEST_SEED", "7"))
+    steps = int(os.environ.get("BELLJAR_TEST_STEPS", "80"))
+    chance = random.Random(seed)
+    live, kept = [Model(make_sandbox(), None)], []
+    live[0].change(0)
+    for step in range(1, steps):
+        one = chance.choice(live)
+        what = chance.choice("change check keep back fork close release crash undo command".split())
+        if what == "change":
+            one.change(step)
+        elif what == "keep" and len(kept) < 6:
+            kept.append((one.sandbox.checkpoint(), one.held))
+        elif what == "back" and kept:
+            checkpoint, held = chance.choice(kept)
+            one.sandbox.rollback(checkpoint)
+            one.held = held
+        elif what == "fork" and len(live) < 5:
+            live.append(Model(one.sandbox.fork(), one.held))
+        elif what == "close" and len(live) > 1:
+            live.remove(one)
+            one.sandbox.close()
+            continue
+        elif what == "release" and kept:
+            one.sandbox.release(kept.pop(chance.randrange(len(kept)))[0])
+        elif what == "crash":
+            one.sandbox.run_code("import os; os.abort()")
+            assert one.sandbox.files.read("x") == one.held[1]
+            one.change(step)
+        elif what == "undo":
+            one.sandbox.run_code("x = 1; open('x', 'w').close(); 1 / 0", undo_on_error=True)
+        elif what == "command":
+            assert one.sandbox.commands.run("cat x").stdout == one.held[1]
+        one.check()
+    for one in live:
+        one.check()
+        one.sandbox.close()
 
 
 # --- the host's directory --------------------------------------------------------------------

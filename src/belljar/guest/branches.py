@@ -5,6 +5,7 @@ never runs a cell; to go back to it, it is forked again. A branch's runs when it
 Only one branch is active; whatever belongs to the others is stopped meanwhile.
 """
 
+import errno
 import os
 import signal
 from typing import Any, Callable, Dict, List, Optional
@@ -14,6 +15,7 @@ from .keeper import Keeper
 from .store import CURRENT, Store
 
 MAX_LACKS = 20
+DIED = "the interpreter died while it was copied"
 
 
 class Branch:
@@ -50,11 +52,9 @@ class Copy:
         self.waits = {"forked", "ready", "files"}
         self._then = then
 
-    def done(self, part: str, error: str = "") -> None:
+    def done(self, *parts: str, error: str = "") -> None:
         self.error = self.error or error
-        self.waits.discard(part)
-        if error:
-            self.waits -= {"forked", "ready"}  # one without the other is of no use
+        self.waits.difference_update(parts)
         if not self.waits:
             then, self._then = self._then, _nothing
             then(self)
@@ -181,8 +181,9 @@ class Branches:
 
         copy = self._copy = Copy(self._keeper(), parent, finish)
         end = copy.keeper.expect()
+        parent.signal(signal.SIGCONT)  # the code may have stopped it
         parent.send(wire.pack(wire.FORK, 0, {"fds": 1}), (end,))
-        copy.files = self.store.copy(files, lambda error: copy.done("files", _words(error)))
+        copy.files = self.store.copy(files, lambda error: copy.done("files", error=_words(error)))
 
     def _succeed(self, copy: Copy, frame: wire.Frame) -> None:
         """A copy of a checkpoint takes the place of the active interpreter."""
@@ -191,7 +192,7 @@ class Branches:
             self._heir = None
             if not copy.keeper.pid:
                 self._abandon(copy)
-                self._reply(frame, "the interpreter died while it was copied")
+                self._reply(frame, DIED)
                 return
             store = self._store()
             aside = store.set_aside()
@@ -237,7 +238,7 @@ class Branches:
             copy.parent.signal(signal.SIGKILL)
         if "files" in copy.waits:
             self._store().cancel()
-        copy.done("ready", "it took too long")
+        copy.done("forked", "ready", error="it took too long")
 
     def on_frame(self, keeper: Keeper, frame: wire.Frame) -> None:
         """FORKED and READY, of which a hostile worker may send any. A copy that has failed is
@@ -249,12 +250,15 @@ class Branches:
             others = [k.pid for k in (*self._parked(), self.active.keeper) if k is not keeper]
             if keeper.pid in others:
                 keeper.gone()  # it is another already: its death would be told but once
-            copy.done("ready", "" if keeper.pid else "the copy is not what it should be")
+            copy.done("ready", error="" if keeper.pid else "the copy is not what it should be")
         elif frame.kind == wire.FORKED and keeper is copy.parent:
             lacks, error = frame.header.get("lacks"), frame.header.get("error")
             if isinstance(lacks, list):
                 copy.lacks = [str(lack)[:200] for lack in lacks[:MAX_LACKS]]
-            copy.done("forked", str(error)[:200] if error else "")
+            if error:
+                copy.error = str(error)[:200]  # which is why the copy has not come
+                copy.done("ready")
+            copy.done("forked")
 
     def on_lost(self, keeper: Keeper) -> None:
         """A keeper has lost its worker: of a copy, a checkpoint, or a branch that is not active."""
@@ -266,8 +270,10 @@ class Branches:
             if branch.keeper is keeper and branch is not self.active:
                 branch.fresh, branch.asleep = True, False
         copy = self._copy
-        if copy is not None and (keeper is copy.keeper or keeper is copy.parent):
-            copy.done("ready", "the interpreter died while it was copied")
+        if copy is not None and keeper is copy.keeper:
+            copy.done("ready", error=DIED)  # the parent may know why
+        elif copy is not None and keeper is copy.parent:
+            copy.done("forked", "ready", error=DIED)
 
     def on_active_gone(self) -> None:
         """Called when the active worker has been reaped and what it left has been ended."""
@@ -329,7 +335,7 @@ class Branches:
         keeper.signal(signal.SIGKILL)
         keeper.gone()
         if self._copy is not None and self._copy.parent is keeper:
-            self._copy.done("forked", "the checkpoint was released")
+            self._copy.done("forked", "ready", error="the checkpoint was released")
         if files:
             self._store().remove(files)
 
@@ -353,6 +359,8 @@ def _signal(processes: Dict[int, int], number: int) -> None:
 
 
 def _words(error: int) -> str:
+    if error == errno.EAGAIN:
+        return "out of processes"
     return os.strerror(error) if error else ""
 
 

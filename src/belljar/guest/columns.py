@@ -263,11 +263,11 @@ def _is_text(pd: Any) -> Callable[[Any], bool]:
 def _make_strings(pd: Any, np: Any, texts: Any, storage: str, na: str) -> Any:
     try:
         dtype = _string_dtype(pd, np, storage, na)
-    except TypeError:  # a pandas whose strings are objects
-        return np.array(texts.tolist(), dtype=object)
-    if dtype.storage == "python" and not isinstance(texts, np.ndarray):
+    except TypeError:
+        dtype = None  # a pandas whose strings are objects
+    if not isinstance(texts, np.ndarray) and (dtype is None or dtype.storage == "python"):
         texts = np.array(texts.to_pylist(), dtype=object)
-    return pd.array(texts, dtype=dtype, copy=False)
+    return texts if dtype is None else pd.array(texts, dtype=dtype, copy=False)
 
 
 def _raise_periods(unpacker: Unpacker, pd: Any, np: Any, freq: Any, data: Any) -> Any:
