@@ -494,6 +494,40 @@ def test_going_back_from_a_bomb_that_still_goes_off(sandbox):
     assert seen[1] <= 4
 
 
+def test_a_checkpoint_while_files_come_and_go(sandbox):
+    ok(
+        sandbox,
+        """
+        import subprocess
+        code = 'import os\\nwhile True:\\n for i in range(100): open(f"t{i}", "w").close()'
+        code += '\\n for i in range(100): os.remove(f"t{i}")'
+        p = subprocess.Popen(['python3', '-c', code]); x = 1; open('stays', 'w').write('a')
+        """,
+    )
+    for _ in range(10):
+        checkpoint = sandbox.checkpoint()
+        sandbox.rollback(checkpoint)
+        assert value(sandbox, "x, open('stays').read()") == (1, "a")
+        sandbox.release(checkpoint)
+
+
+def test_rollback_waits_for_commands_and_restarts(sandbox):
+    ok(sandbox, "x = 1")
+    checkpoint = sandbox.checkpoint()
+    begun = threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        command = "echo begun; sleep 0.3; echo late > late"
+        ran = pool.submit(sandbox.commands.run, command, on_stdout=lambda text: begun.set())
+        assert begun.wait(10)
+        restarts = pool.submit(lambda: [sandbox.restart() for _ in range(5)])
+        for _ in range(5):
+            sandbox.rollback(checkpoint)
+        restarts.result(10)
+        assert ran.result(10).exit_code == 0
+        sandbox.rollback(checkpoint)
+    assert value(sandbox, "import os; x, os.listdir()") == (1, [])
+
+
 # --- letting go ------------------------------------------------------------------------------
 
 
@@ -1061,6 +1095,9 @@ def test_many_forks_one_after_another_leave_nothing(sandbox, outside):
 # --- against a model -------------------------------------------------------------------------
 
 
+STEPS = ["change", "keep", "back", "fork", "close", "release", "crash", "undo", "command", "look"]
+
+
 class Model:
     """What a branch should hold: a number, and the same number in a file."""
 
@@ -1084,7 +1121,7 @@ def test_any_order_of_steps_gives_what_the_model_says(make_sandbox):
     live[0].change(0)
     for step in range(1, steps):
         one = chance.choice(live)
-        what = chance.choice("change check keep back fork close release crash undo command".split())
+        what = chance.choice(STEPS)
         if what == "change":
             one.change(step)
         elif what == "keep" and len(kept) < 6:

@@ -20,7 +20,7 @@ from belljar import AsyncSandbox, CannotTravel, InvalidOption, NameMissing, Outc
 from belljar.backends.native import backend
 from belljar.channel import Channel
 from belljar.errors import ExecutionError, ExecutionOutOfMemory, ExecutionTimeout
-from belljar.guest import blobs, values, wire
+from belljar.guest import values, wire
 
 MB = 1_000_000
 LARGE = 3 * wire.INLINE

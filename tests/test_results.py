@@ -4,13 +4,18 @@ import base64
 import html
 import io
 import json
+import os
 from textwrap import dedent
 
+import pandas
+import polars
+import pyarrow
 import pytest
 from rich.console import Console
 
 from belljar import Environment, Limits, Outcome, Sandbox, SandboxError, rich_view
-from belljar.errors import EnvironmentBuildError
+from belljar.cli.results import ResultFiles
+from belljar.errors import EnvironmentBuildError, FileError
 from belljar.execution import Call, ErrorInfo, Execution, FileChanges, Logs, Result, Usage
 from belljar.guest import values
 from belljar.notebook import MAX_PAGE
@@ -638,3 +643,40 @@ def test_calls_and_files_are_in_the_record_of_a_run_and_in_what_is_shown():
 def test_changes_of_files_are_false_if_there_are_none():
     assert not FileChanges()
     assert FileChanges(changed=("x",))
+
+
+def unshowable():
+    date = 2**31 - 1
+    yield pandas.DataFrame({"a": pandas.Series([10**5000], dtype=object)})
+    yield pyarrow.table({"a": pyarrow.array([date], pyarrow.int32()).cast(pyarrow.date32())})
+    yield polars.DataFrame({"a": polars.Series([date], dtype=polars.Int32).cast(polars.Date)})
+
+
+@pytest.mark.parametrize("frame", list(unshowable()), ids=["pandas", "pyarrow", "polars"])
+def test_a_table_that_no_library_can_show_is_shown_as_text(frame, tmp_path):
+    raw = {TABLE: values.encode(frame).join(), "text/plain": "the text"}
+    result = Result(raw=raw, is_main_result=True)
+    console = Console(file=io.StringIO(), width=80)
+    console.print(rich_view.result(result))
+    assert console.file.getvalue().strip() == "the text"
+    saved, remarks = ResultFiles(tmp_path).save(result)
+    assert saved or remarks
+
+
+def test_saving_follows_no_link_that_was_put_there(tmp_path):
+    """The code may be able to write where its results are saved: a writable mount."""
+    victim = tmp_path / "victim"
+    victim.write_text("as it was")
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "result-1.html").symlink_to(victim)
+    saved, _ = ResultFiles(out).save(Result(raw={"text/html": "<b>x</b>"}, is_main_result=True))
+    assert victim.read_text() == "as it was"
+    assert saved[0].read_text() == "<b>x</b>"
+    assert not saved[0].is_symlink()
+
+
+def test_saving_does_not_wait_for_a_fifo(tmp_path):
+    os.mkfifo(tmp_path / "result-1.html")
+    with pytest.raises(FileError, match="not a file"):
+        ResultFiles(tmp_path).save(Result(raw={"text/html": "x"}, is_main_result=True))

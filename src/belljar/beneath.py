@@ -13,8 +13,10 @@ import contextlib
 import errno
 import os
 import stat
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 PARTIAL = ".belljar-part-"  # how files begin that are still being written
@@ -230,6 +232,21 @@ class Incoming:
         os.close(self._fd)
         os.close(self._directory)
         self._fd = -1
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """A file of the caller's choice, whole or not at all, in a directory where a guest may have
+    put anything under its name: a link is replaced, never followed."""
+    with Beneath(path.parent, make=True) as directory:
+        found = directory.look(path.name)
+        if found is not None and found.kind not in ("file", "symlink"):
+            raise FileExistsError(errno.EEXIST, "there is something that is not a file", str(path))
+        incoming = Incoming(directory, path.name)
+        try:
+            incoming.write(data)
+            incoming.commit(executable=False, mtime=time.time_ns())
+        finally:
+            incoming.close()
 
 
 def look(directory: int, name: str) -> Found | None:

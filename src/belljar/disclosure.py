@@ -37,7 +37,7 @@ _BARE = re.compile(
     """,
     re.VERBOSE,
 )
-_ADDRESS = re.compile(r"\s+at 0x[0-9a-fA-F]+|(?<=\b0x)[0-9a-fA-F]{9,}\b")
+_ADDRESS = re.compile(r"\sat 0x[0-9a-fA-F]+|(?<=\b0x)[0-9a-fA-F]{9,}\b")
 
 
 def describe(error: BaseException) -> tuple[str, str]:

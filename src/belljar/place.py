@@ -34,6 +34,7 @@ class Place:
         self._last = 0  # number of a branch or a checkpoint
         self._active = 0
         self._under_way = 0
+        self._alone = False  # nothing else may begin
         self._cells: set[object] = set()  # that run now
         self._free = anyio.Event()
 
@@ -69,7 +70,7 @@ class Place:
     async def turn(self, branch: int) -> AsyncIterator[None]:
         """While this lasts, /workspace is that of `branch`. Any number of one branch at once."""
         self.check_free(branch)
-        while self._under_way and self._active != branch:
+        while self._alone or (self._under_way and self._active != branch):
             await self._free.wait()
         self._under_way += 1
         try:
@@ -79,9 +80,11 @@ class Place:
             yield
         finally:
             self._under_way -= 1
-            if not self._under_way:
-                self._free.set()
-                self._free = anyio.Event()
+            self._tell_free()
+
+    def _tell_free(self) -> None:
+        self._free.set()
+        self._free = anyio.Event()
 
     async def _switch(self, branch: int) -> None:
         try:
@@ -109,8 +112,16 @@ class Place:
         return number, tuple(str(text)[:200] for text in texts[:20])
 
     async def go_back(self, checkpoint: int) -> None:
-        """Let the active branch go on from a checkpoint. Called in a turn, between cells."""
-        await self._ask(wire.RETURN, {"number": checkpoint}, "could not go back")
+        """Let the active branch go on from a checkpoint. Called in a turn, between cells; commands
+        and files that are under way are waited for."""
+        while self._alone or self._under_way > 1:
+            await self._free.wait()
+        self._alone = True
+        try:
+            await self._ask(wire.RETURN, {"number": checkpoint}, "could not go back")
+        finally:
+            self._alone = False
+            self._tell_free()
 
     async def release(self, number: int) -> None:
         await self.channel.call(wire.RELEASE, {"number": number})

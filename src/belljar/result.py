@@ -6,8 +6,9 @@ All of it is the guest's own word: nothing is decoded before somebody asks for i
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NoReturn
@@ -34,6 +35,20 @@ _MIME_TYPES = {
     "chart": CHART,
 }
 _SHORT_NAMES = {mime: name for name, mime in _MIME_TYPES.items()}
+
+
+@contextlib.contextmanager
+def frame_errors(doing: str) -> Iterator[None]:
+    """Whatever a library makes of a stranger's table that it cannot handle is a SandboxError."""
+    try:
+        yield
+    except SandboxError:
+        raise
+    except BaseException as error:
+        # Panics of polars are no Exceptions.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise SandboxError(f"the guest's table cannot be {doing}: {type(error).__name__}") from None
 
 
 @dataclass(frozen=True, kw_only=True)

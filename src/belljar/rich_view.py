@@ -11,6 +11,7 @@ from rich.text import Text
 
 from belljar.errors import SandboxError
 from belljar.printable import one_line, printable
+from belljar.result import frame_errors
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -44,12 +45,14 @@ def result(each: Result) -> RenderableType:
 def table(each: Result) -> Table | None:
     """Draw the beginning of the data; None if there are none, or none that can be read here."""
     try:
-        frame = each.data
+        with frame_errors("shown"):
+            grid = _grid(each.data)
+            return None if grid is None else _draw(grid)
     except SandboxError:
         return None  # the text is there to be shown
-    grid = _grid(frame)
-    if grid is None:
-        return None
+
+
+def _draw(grid: Grid) -> Table:
     names, rows, height, width = grid
     left_out = [f"{MAX_ROWS} of {height} rows"] if height > MAX_ROWS else []
     left_out += [f"{MAX_COLUMNS} of {width} columns"] if width > MAX_COLUMNS else []

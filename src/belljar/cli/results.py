@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from belljar.beneath import write_file
 from belljar.errors import FileError, SandboxError
-from belljar.result import CHART, TABLE
+from belljar.result import CHART, TABLE, frame_errors
 
 if TYPE_CHECKING:
     from belljar.execution import Result
@@ -53,8 +54,7 @@ class ResultFiles:
         path = self._directory / f"result-{self._count}.{extension}"
         raw = data if isinstance(data, bytes) else data.encode("utf-8", "backslashreplace")
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(raw)
+            write_file(path, raw)  # the code may be able to write there too
         except OSError as error:
             raise FileError(
                 f"cannot write {str(path)!r}: {error.strerror}",
@@ -72,15 +72,13 @@ def _extension(mime: str) -> str:
 def _csv(frame: Any) -> str | bytes:
     """By the library that the frame belongs to, and that is here because it could be decoded."""
     made: str | bytes
-    try:
+    with frame_errors("written as CSV"):  # nested columns, mostly, of which CSV knows nothing
         if hasattr(frame, "to_csv"):  # pandas
             made = frame.to_csv()
         elif hasattr(frame, "write_csv") or hasattr(frame, "to_frame"):  # polars
             made = (frame if hasattr(frame, "write_csv") else frame.to_frame()).write_csv()
         else:
             made = _arrow_csv(frame)
-    except Exception as error:  # nested columns, mostly, of which CSV knows nothing
-        raise SandboxError(f"the table cannot be written as CSV: {error}") from error
     return made
 
 

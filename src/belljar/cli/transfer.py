@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from belljar.beneath import write_file
 from belljar.errors import FileError, InvalidOption
 
 if TYPE_CHECKING:
@@ -76,7 +77,10 @@ def load(put: Put) -> bytes:
 def fetch(sandbox: Sandbox, get: Get) -> None:
     content = sandbox.files.read(get.path, format="bytes")
     try:
-        get.target.write_bytes(content)
+        if get.target.is_relative_to("/dev"):  # /dev/stdout
+            get.target.write_bytes(content)
+        else:
+            write_file(get.target, content)
     except OSError as error:
         # The same error as for a file in the guest: to the user both are "--get failed".
         raise FileError(

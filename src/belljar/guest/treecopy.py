@@ -1,5 +1,6 @@
 """Copying trees that somebody hostile has made, as they are: modes, times, links, holes."""
 
+import contextlib
 import errno
 import os
 import stat as modes
@@ -34,19 +35,30 @@ def copy(source: int, target: int, links: Links) -> None:
             stack.pop()
             _leave(level)
             continue
-        found = os.stat(name, dir_fd=level.source, follow_symlinks=False)
-        if modes.S_ISDIR(found.st_mode):
-            stack.append(_enter(name, level, found))
-        elif modes.S_ISREG(found.st_mode):
-            _copy_file(name, level, found, links)
-        elif modes.S_ISLNK(found.st_mode):
-            os.symlink(os.readlink(name, dir_fd=level.source), name, dir_fd=level.target)
-            _set_times(name, level.target, found)
-        elif modes.S_ISFIFO(found.st_mode):
-            os.mkfifo(name, 0o600, dir_fd=level.target)
-            os.chmod(name, modes.S_IMODE(found.st_mode), dir_fd=level.target)
-            _set_times(name, level.target, found)
-        # A socket is nothing without the process that listens to it.
+        try:
+            inner = _copy_entry(name, level, links)
+        except FileNotFoundError:
+            continue  # removed meanwhile, by something that runs on
+        if inner is not None:
+            stack.append(inner)
+
+
+def _copy_entry(name: str, level: _Level, links: Links) -> "Optional[_Level]":
+    """The level below, if it is a directory."""
+    found = os.stat(name, dir_fd=level.source, follow_symlinks=False)
+    if modes.S_ISDIR(found.st_mode):
+        return _enter(name, level, found)
+    if modes.S_ISREG(found.st_mode):
+        _copy_file(name, level, found, links)
+    elif modes.S_ISLNK(found.st_mode):
+        os.symlink(os.readlink(name, dir_fd=level.source), name, dir_fd=level.target)
+        _set_times(name, level.target, found)
+    elif modes.S_ISFIFO(found.st_mode):
+        os.mkfifo(name, 0o600, dir_fd=level.target)
+        os.chmod(name, modes.S_IMODE(found.st_mode), dir_fd=level.target)
+        _set_times(name, level.target, found)
+    # A socket is nothing without the process that listens to it.
+    return None
 
 
 def _enter(name: str, level: _Level, found: os.stat_result) -> _Level:
@@ -66,7 +78,8 @@ def _leave(level: _Level) -> None:
     os.close(level.source)
     os.close(level.target)
     if not _open_to_owner(level.status):
-        os.chmod(level.name, modes.S_IMODE(level.status.st_mode), dir_fd=level.parent)
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+            os.chmod(level.name, modes.S_IMODE(level.status.st_mode), dir_fd=level.parent)
 
 
 def _open_to_owner(status: os.stat_result) -> bool:
