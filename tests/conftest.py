@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 
+import polars
 import pytest
 
 import census
@@ -69,6 +70,8 @@ def pytest_runtest_setup(item):
 
 
 def pytest_sessionstart(session):
+    # Its engine starts with the first such call, and keeps its descriptors and threads.
+    polars.DataFrame({"a": [1]}).write_csv()
     session.belljar_before = census.take(ENVS)
 
 

@@ -11,6 +11,7 @@ import base64
 from html import escape
 from typing import TYPE_CHECKING
 
+from belljar.clean_html import clean
 from belljar.printable import printable
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def _framed(result: Result) -> str:
         return _image("image/svg+xml", result.svg.encode("utf-8", "replace"))
     if result.html is None or any(mime.startswith(_SCRIPTED) for mime in result.raw):
         return ""
-    inner = escape(_POLICY + _STYLE + _encodable(result.html), quote=True)
+    inner = escape(_POLICY + _STYLE + _encodable(clean(result.html)), quote=True)
     height = min(max(60 + 26 * result.html.count("<tr"), 120), 520)
     style = f"width:100%;height:{height}px;border:0;background:white;resize:vertical"
     return f'<iframe sandbox="" srcdoc="{inner}" style="{style}"></iframe>'

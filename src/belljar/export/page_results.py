@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 
+from belljar.clean_html import clean
 from belljar.execution import Result
 from belljar.export import words
 
@@ -53,7 +54,7 @@ def _frame(result: Result, most: int) -> str:
     rows = result.html.lower().count("<tr") or result.html.count("\n") + 1
     height = max(_LOWEST, min(_HIGHEST, (rows + 1) * _ROW))
     document = html.escape(
-        f"<!doctype html><meta charset='utf-8'><style>{_FRAME_STYLE}</style>{result.html}"
+        f"<!doctype html><meta charset='utf-8'><style>{_FRAME_STYLE}</style>{clean(result.html)}"
     )
     return (
         f'<iframe sandbox="" title="HTML that the code showed" loading="lazy" '
