@@ -1013,7 +1013,7 @@ def test_closing_a_branch_ends_what_it_has_under_way(sandbox):
         def work(fork=fork, begun=begun, call=call):
             if call == "command":
                 say = {"on_stdout": lambda text: begun.set()}
-                return fork.commands.run("echo begun; sleep 100; true", **say)
+                return fork.commands.run("echo begun; exec sleep 100", **say)
             return fork.run_code("print(1)\nwhile True: pass", on_stdout=lambda text: begun.set())
 
         with ThreadPoolExecutor(1) as pool:

@@ -12,6 +12,7 @@ import pytest
 DIRECTORY = Path(__file__).parent.parent / "examples"
 
 SAID = {
+    "checkpoints.py": ["score at first: -6", "drop repetitions: 2", "in the fork: clean.json"],
     "agent_loop.py": ["attempt 1", "FileNotFoundError", "attempt 3: the answer is 22.0"],
     "charts.py": ["the figure is a bar chart", "'Sales', in EUR", "Mar south: 6.0"],
     "demo.py": ["failed, as it should: fill the memory of the host"],

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from belljar import Environment, FileError, InvalidOption, Limits, Sandbox
+from belljar import Environment, FileError, InvalidOption, Limits, Mount, Sandbox
 from belljar.guest import values
 from belljar.record import INLINE, Recorder, read
 from belljar.record.comparison import Difference
@@ -555,3 +555,11 @@ def test_repl_records_its_statements(native, path):
     done = cli("repl", "--env", "python", "--record", path, input="x = 3\nx * 2\n")
     assert done.returncode == 0
     assert [cell.code for cell in read(path).cells] == ["x = 3", "x * 2"]
+
+
+@pytest.mark.parametrize("where", ["workspace", "mounts"])
+def test_a_record_within_reach_of_the_code_is_refused(where, tmp_path):
+    tmp_path.chmod(0o755)
+    given = {"workspace": tmp_path} if where == "workspace" else {"mounts": [Mount(tmp_path, "/d")]}
+    with pytest.raises(InvalidOption, match="within reach of the code"):
+        Sandbox(record=tmp_path / "sub" / ".." / "session.jsonl", **given)

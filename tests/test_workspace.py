@@ -21,7 +21,7 @@ from belljar import InvalidOption, Limits, ProtocolError, Sandbox, beneath, sess
 from belljar.backends.native import cgroup
 from belljar.beneath import PARTIAL, Beneath, Found, Incoming, stays_inside
 from belljar.guest import removal
-from belljar.mirror import Known, decide
+from belljar.mirror import PAGE, Known, Ledger, Save, decide
 from belljar.workspace import MAX_FILES
 
 MB = 1 << 20
@@ -369,6 +369,83 @@ def test_sixty_five_thousand_files_are_carried_up_to_a_number(make_sandbox, plac
     removal.remove(str(place / "many"))
 
 
+FILLING = {
+    "closed directories": (
+        "os.mkdir('d{0}'); open('d{0}/f', 'wb').write(bytes(600_000))",
+        "os.unlink('d{0}/f'); os.chmod('d{0}', 0)",
+    ),
+    "closed directories in closed directories": (
+        "os.makedirs('d{0}/e'); open('d{0}/e/f', 'wb').write(bytes(600_000))",
+        "os.unlink('d{0}/e/f'); os.chmod('d{0}/e', 0o400); os.chmod('d{0}', 0o200)",
+    ),
+    "files that are holes now": (
+        "open('f{1}', 'wb').close()",
+        "open('f{1}', 'wb').write(bytes(600_000))",
+        "with open('f{1}', 'wb') as f: f.truncate(600_000)",
+    ),
+    "closed files": (
+        "open('f{0}', 'wb').write(bytes(600_000))",
+        "open('f{0}', 'wb').close(); os.chmod('f{0}', 0)",
+    ),
+    "pages on paper": (
+        "for n in range(100):\n  with open(f'{0}-{{n}}', 'wb') as f: f.truncate(1)",
+    ),
+    "files out of sight": (
+        "os.mkdir('d{1}')\nfor n in range(60): open(f'd{1}/{{n}}', 'wb').close()",
+    ),
+    "files in closed directories": (
+        "os.mkdir('d{0}')\nfor n in range(60): open(f'd{0}/{{n}}', 'wb').close()",
+        "for n in range(60): os.unlink(f'd{0}/{{n}}')\nos.chmod('d{0}', 0)",
+    ),
+}
+
+
+@pytest.mark.parametrize("cells", FILLING.values(), ids=FILLING.keys())
+def test_a_guest_never_fills_the_host_round_after_round(make_sandbox, place, monkeypatch, cells):
+    """What is kept there though the guest has made the room of it free again counts as well."""
+    if not any("600_000" in cell or "truncate" in cell for cell in cells):
+        monkeypatch.setattr("belljar.workspace.MAX_FILES", 100)
+        monkeypatch.setattr("belljar.workspace.MAX_HOST_FILES", 150)
+    sandbox = make_sandbox(workspace=place, limits=Limits(workspace="1m"))
+    for number in range(4):
+        for cell in cells:
+            ran = sandbox.run_code("import os\n" + cell.format(number, 9 - number))
+            assert ran.ok, ran
+            found = list(place.rglob("*"))
+            sizes = [path.stat().st_size for path in found if path.is_file()]
+            assert sum(-(-size // PAGE) * PAGE for size in sizes) <= MB
+            assert len(found) <= 100 + 300 * ("truncate" in cell)
+    sandbox.close()
+    again = make_sandbox(workspace=place, limits=Limits(workspace="1m"))
+    assert again.run_code("1 + 1").value == 2
+
+
+def test_what_is_in_a_closed_directory_is_carried_and_it_stays_closed(make_sandbox, place):
+    sandbox = make_sandbox(workspace=place)
+    execution = sandbox.run_code(
+        "import os\nos.makedirs('d/e'); open('d/e/f', 'w').write('1'); open('d/g', 'w').close()\n"
+        "os.chmod('d/e', 0o100); os.chmod('d', 0)"
+    )
+    assert execution.ok, execution
+    assert not execution.notes
+    assert below(place) == {"d": None, "d/e": None, "d/e/f": "1", "d/g": ""}
+    sandbox.run_code("before = os.stat('d').st_mode & 0o777; os.chmod('d', 0o700)")
+    sandbox.run_code("os.unlink('d/g'); inner = os.stat('d/e').st_mode & 0o777; os.chmod('d', 0)")
+    assert sandbox.run_code("before, inner").value == (0, 0o100)
+    assert below(place) == {"d": None, "d/e": None, "d/e/f": "1"}
+
+
+def test_files_that_change_places_in_size_are_carried(make_sandbox, place):
+    """There is never room for both when they are large."""
+    sandbox = make_sandbox(workspace=place, limits=Limits(workspace="1m"))
+    sandbox.run_code("open('a', 'wb').write(bytes(100_000)); open('b', 'wb').write(bytes(800_000))")
+    execution = sandbox.run_code(
+        "open('b', 'wb').write(bytes(100_000)); open('a', 'wb').write(bytes(800_000))"
+    )
+    assert not execution.notes
+    assert [(place / name).stat().st_size for name in "ab"] == [800_000, 100_000]
+
+
 def test_three_thousand_levels_are_carried_up_to_a_depth(make_sandbox, place):
     sandbox = make_sandbox(workspace=place)
     made = sandbox.run_code(
@@ -645,27 +722,133 @@ def census(**entries):
 FILE = Found("file", 5, False, 1, 1, 1)
 
 
+def file(size):
+    return Found("file", size, False, 1, 1, 1)
+
+
+def both(found):
+    return Known(found.kind, found.signature, found.signature)
+
+
+def ledger(known, limit=MB, most=100):
+    return Ledger([(path, each.host) for path, each in known.items()], limit, most)
+
+
+def planned(known, seen, **limits):
+    return decide(known, seen, ledger(known, **limits))
+
+
+def fetched(plan):
+    return [path for path, _ in plan.fetch]
+
+
 def test_the_plan_takes_what_changed_and_leaves_what_did_not():
     known = {
-        "same": Known("file", FILE.signature, ()),
-        "unsure": Known("file", FILE.signature, (), sure=False),
-        "gone": Known("file", FILE.signature, ()),
-        "other": Known("dir", ("dir", ""), ()),
+        "same": both(FILE),
+        "unsure": Known("file", FILE.signature, FILE.signature, sure=False),
+        "gone": both(FILE),
+        "other": both(Found("dir")),
     }
-    plan = decide(known, census(same=FILE, unsure=FILE, other=FILE, new=FILE), 100)
+    plan = planned(known, census(same=FILE, unsure=FILE, other=FILE, new=FILE))
     assert plan.remove == ["gone", "other"] or plan.remove == ["other", "gone"]
     assert [path for path, _ in plan.fetch] == ["unsure", "other", "new"]
 
 
 def test_what_was_not_looked_at_is_not_removed():
-    known = {path: Known("file", FILE.signature, ()) for path in ("a/f", "b/f", "f")}
+    known = {path: both(FILE) for path in ("a/f", "b/f", "f")}
     seen = trees.Census(entries={"a": Found("dir"), "b": Found("dir")}, unseen={"a"})
-    assert decide(known, seen, 100).remove == ["b/f", "f"]
+    assert planned(known, seen).remove == ["b/f", "f"]
+
+
+def test_what_was_not_looked_at_counts_against_the_limit():
+    known = {"a": both(Found("dir")), "a/f": both(file(600_000))}
+    seen = trees.Census(entries={"a": Found("dir"), "g": file(600_000)}, unseen={"a"})
+    assert fetched(planned(known, seen)) == []
+    assert "'g'" in seen.left_out.sentences()[0]
+    assert fetched(planned(known, census(a=Found("dir"), g=file(600_000)))) == ["g"]
+
+
+def test_what_was_not_looked_at_counts_against_the_number_of_files():
+    known = {f"a/{n}": both(file(0)) for n in range(8)}
+    new = {f"new{n}": file(0) for n in range(5)}
+    seen = trees.Census(entries=new, unseen={"a"})
+    assert fetched(planned(known, seen, most=10)) == ["new0", "new1"]
+    assert "more than 10 files" in seen.left_out.sentences()[0]
+    assert fetched(planned(known, trees.Census(entries=new), most=10)) == list(new)
+
+
+def test_the_old_copy_of_what_is_too_large_now_counts():
+    known = {"f": both(file(600_000))}
+    plan = planned(known, census(f=file(2 * MB), g=file(600_000)))
+    assert (plan.fetch, plan.remove) == ([], [])
+
+
+def test_what_is_here_counts_by_its_size_here_whatever_the_guest_says_of_it():
+    said, here = file(0), file(900_000)
+    known = {"f": Known("file", said.signature, here.signature)}
+    assert fetched(planned(known, census(f=said, g=file(600_000)))) == []
+
+
+def test_what_becomes_smaller_is_taken_first_and_always():
+    known = {"a": both(file(100_000)), "b": both(file(800_000)), "c": both(file(300_000))}
+    plan = planned(known, census(n=FILE, a=file(800_000), b=file(10_000), c=file(200_000)))
+    assert fetched(plan) == ["b", "c", "a"]  # and "n" has no page left
+    assert fetched(planned({"b": both(file(3 * MB))}, census(b=file(2 * MB)))) == ["b"]
+
+
+def test_what_lies_in_something_that_is_no_directory_is_not_taken():
+    said = {"a": FILE, "a/b": FILE, "c/d": FILE, "e": Found("dir"), "e/f": FILE}
+    assert fetched(planned({}, trees.Census(entries=said))) == ["a", "e/f"]
+
+
+def test_a_long_link_counts_as_the_page_it_takes():
+    links = {f"l{n}": Found("symlink", target="x" * 200) for n in range(5)}
+    plan = planned({}, trees.Census(entries=links), limit=3 * PAGE)
+    assert len(plan.make) == 3
+
+
+def part(path, data=b"", size=None, **more):
+    return trees.Part(path, data=data, found=file(len(data) if size is None else size), **more)
+
+
+@pytest.fixture
+def saving(place):
+    """Of nothing yet, with room for two pages."""
+    with Beneath(place, make=True) as host:
+        known = {}
+        save = Save(host, known, census(), ledger(known, limit=2 * PAGE))
+        yield save, known
+        save.close()
+
+
+def test_a_file_that_is_larger_than_it_was_said_to_be_is_not_kept(saving, place):
+    save, known = saving
+    save.take([part("a", bytes(PAGE), last=True), part("b", b"x", size=3 * PAGE)])
+    assert len(partials(place)) == 0
+    save.take([trees.Part("b", 1, bytes(3 * PAGE), file(3 * PAGE), True)])
+    save.take([part("c", bytes(PAGE), last=True), part("d", b"x", last=True)])
+    assert sorted(known) == sorted(os.listdir(place)) == ["a", "c"]
+
+
+def test_the_room_of_a_file_is_free_only_when_another_has_its_place(saving, place):
+    save, known = saving
+    save.take([part("a", bytes(2 * PAGE), last=True)])
+    save.take([part("a", b"", size=1), trees.Part("a", error=5), part("b", b"x", last=True)])
+    assert sorted(known) == os.listdir(place) == ["a"]
+    save.take([part("a", b"1", last=True), part("b", b"2", last=True)])
+    assert below(place) == {"a": "1", "b": "2"}
+
+
+def test_what_follows_a_file_that_could_not_be_read_is_not_taken_for_it(saving, place):
+    save, known = saving
+    save.take([part("a", b"x", size=9), trees.Part("a", error=5), part("b", b"y", last=True)])
+    assert below(place) == {"b": "y"}
+    assert list(known) == ["b"]
 
 
 def test_children_are_removed_before_their_parents():
-    known = {path: Known("dir", ("dir", ""), ()) for path in ("a", "a/b", "a/b/c")}
-    assert decide(known, census(), 100).remove == ["a/b/c", "a/b", "a"]
+    known = {path: both(Found("dir")) for path in ("a", "a/b", "a/b/c")}
+    assert planned(known, census()).remove == ["a/b/c", "a/b", "a"]
 
 
 PARTS = st.lists(st.sampled_from(["..", "a", "b", "link1", "link2", "."]), min_size=1, max_size=6)

@@ -19,7 +19,7 @@ _GUEST = (
     *("display", "streams", "pump", "changes"),
     *("removal", "trees", "files", "commands"),
     *("outbox", "blobs", "functions", "link", "twin", "worker", "keeper"),
-    *("treecopy", "store", "branches"),
+    *("treecopy", "store", "branch", "branches"),
     "init",
 )
 _NATIVE = ("syscalls", "landlock", "roots", "launcher", "confine", "zygote")

@@ -271,14 +271,14 @@ class Run:
     def _note_taken(self, frame: wire.Frame) -> None:
         key = frame.header.get("key")
         if type(key) is int and key in self._taken:
-            self._taken.pop(key).set()
+            self._taken[key].set()
 
     async def _answer(self, call: int, header: dict[str, object], value: Encoded | None) -> None:
         async def taken() -> None:
-            # Nothing else runs between the sending of a part and this.
-            event = self._taken[call] = anyio.Event()
-            await event.wait()
+            await self._taken[call].wait()
+            self._taken[call] = anyio.Event()
 
+        self._taken[call] = anyio.Event()  # before a part is sent: its answer may be quick
         number, payload, fd = self._exchange.number, b"", -1
         header = {**header, "held": self._channel.held.bytes}
         try:

@@ -1,6 +1,7 @@
 """The host's half of a mirrored workspace: what to do so that it is as the guest has it.
 
-`decide` compares, without I/O; `Save` carries it out. See workspace.py for the rules.
+`decide` compares, without I/O; `Save` carries it out. See workspace.py for the rules. A `Ledger`
+counts what this host holds: that is what is limited, not what a guest shows of it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from belljar.limits import format_size
 from belljar.transfers import carryable
 from belljar.trees import Census, Part
 
-Signature = tuple[object, ...]
+PAGE = 4096  # what a file takes in a tmpfs is a multiple of it
+SHORT_LINK = 127  # bytes of a link's target that a tmpfs keeps without a page
+
+Signature = tuple[object, ...]  # of beneath.Found
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,42 +44,103 @@ class Plan:
     fetch: list[tuple[str, Found]] = field(default_factory=list)
 
 
-def decide(known: dict[str, Known], census: Census, limit: int) -> Plan:
-    """Compare what the guest has with what is known. No I/O.
+def cost(signature: Signature) -> int:
+    """What a file takes in a guest when it is brought in, of that size or with that target."""
+    _, detail = signature[:2]
+    if isinstance(detail, int):
+        return -(-detail // PAGE) * PAGE
+    return PAGE if len(os.fsencode(str(detail))) > SHORT_LINK else 0
+
+
+class Ledger:
+    """What was brought to this host counts until it is removed, whether the guest shows it now
+    or not: so the directory never outgrows its limits, and can be brought in again."""
+
+    def __init__(self, held: Iterable[tuple[str, Signature]], limit: int, most: int) -> None:
+        """`limit` is in bytes, `most` a number of files, directories and links."""
+        self._held = {path: cost(signature) for path, signature in held}
+        self._used = sum(self._held.values())
+        self._limit = limit
+        self._most = most
+
+    def growth(self, path: str, signature: Signature) -> int:
+        """By how much the directory would grow, if this took the place of what is there."""
+        return cost(signature) - self._held.get(path, 0)
+
+    def objection(self, path: str, signature: Signature) -> str:
+        """Why it cannot be there; empty if it can. What takes no more than before always can."""
+        if path not in self._held and len(self._held) >= self._most:
+            return f"is more than {self._most} files"
+        growth = self.growth(path, signature)
+        if growth > 0 and self._used + growth > self._limit:
+            return f"would make it more than the limit of {format_size(self._limit)}"
+        return ""
+
+    def put(self, path: str, signature: Signature) -> None:
+        self._used += self.growth(path, signature)
+        self._held[path] = cost(signature)
+
+    def drop(self, path: str) -> None:
+        self._used -= self._held.pop(path, 0)
+
+
+def decide(known: dict[str, Known], census: Census, ledger: Ledger) -> Plan:
+    """Compare what the guest has with what is known. No I/O; the ledger is that of afterwards.
 
     What is larger than the limit on paper (sparse files, hard links) is not carried: it would
-    take that much here. What is here already comes first.
+    take that much here. What is here already comes first, and of that what becomes smaller.
     """
-    plan, left = Plan(), limit
-    carried = dict(carryable(census.entries, census.left_out))
-    for path, entry in sorted(carried.items(), key=lambda item: item[0] not in known):
-        if entry.kind == "file":
-            if entry.size > left:
-                reason = f"would make it more than the limit of {format_size(limit)}"
-                census.left_out.add(path, reason)
-                continue
-            left -= entry.size
+    plan = Plan()
+    carried = _placed(dict(carryable(census.entries, census.left_out)))
+    plan.remove = [path for path in known if path not in carried and census.covers(path)]
+    for path in plan.remove:
+        ledger.drop(path)
+
+    def turn(item: tuple[str, Found]) -> tuple[bool, int]:
+        path, entry = item
+        return (False, ledger.growth(path, entry.signature)) if path in known else (True, 0)
+
+    for path, entry in sorted(carried.items(), key=turn):
         before = known.get(path)
+        if before is not None and _is_same(before, entry, census):
+            continue
+        if reason := ledger.objection(path, entry.signature):
+            census.left_out.add(path, reason)
+            continue
+        ledger.put(path, entry.signature)
         if before is not None and before.kind != entry.kind:
             plan.remove.append(path)
-        elif (
-            before is not None
-            and before.guest == entry.signature
-            and (before.sure and entry.inode not in census.mapped)
-        ):
-            continue
         (plan.fetch if entry.kind == "file" else plan.make).append((path, entry))
-    plan.remove += [path for path in known if path not in carried and census.covers(path)]
     plan.remove.sort(key=lambda path: path.count("/"), reverse=True)
     return plan
+
+
+def _placed(found: dict[str, Found]) -> dict[str, Found]:
+    """Those in directories that are carried too. All of them, unless a guest says that something
+    is a directory and then that it is none: nothing is made here that is not counted."""
+    placed: dict[str, Found] = {}
+    for path, entry in found.items():
+        parent = path.rpartition("/")[0]
+        if not parent or (parent in placed and placed[parent].kind == "dir"):
+            placed[path] = entry
+    return placed
+
+
+def _is_same(before: Known, entry: Found, census: Census) -> bool:
+    same = before.kind == entry.kind and before.guest == entry.signature
+    return same and before.sure and entry.inode not in census.mapped
 
 
 class Save:
     """The host's part of one save. An error of one file is a note, and the others go on."""
 
-    def __init__(self, host: Beneath, known: dict[str, Known], census: Census) -> None:
+    def __init__(
+        self, host: Beneath, known: dict[str, Known], census: Census, ledger: Ledger
+    ) -> None:
+        """`ledger`: of what is here now. What was planned may fail, or turn out larger."""
         self._host = host
         self._known = known
+        self._ledger = ledger
         self._left_out = census.left_out
         self._mapped = census.mapped
         self._intake = Intake(host)
@@ -89,6 +154,8 @@ class Save:
         for path in plan.remove:
             self._remove(path)
         for path, entry in plan.make:
+            if not self._admit(path, entry):
+                continue
             try:
                 if entry.kind == "dir":
                     self._host.make_dir(path)
@@ -97,7 +164,7 @@ class Save:
             except OSError as error:
                 self._failed(path, error)
                 continue
-            self._known[path] = Known(entry.kind, entry.signature, entry.signature)
+            self._keep(path, Known(entry.kind, entry.signature, entry.signature))
         return self._wanted(plan.fetch)
 
     def _remove(self, path: str) -> None:
@@ -110,7 +177,19 @@ class Save:
         except OSError as error:
             if error.errno != errno.ENOTEMPTY:  # a directory with something new of the caller's
                 self._failed(path, error)
+        else:
+            self._ledger.drop(path)
         self._known.pop(path)
+
+    def _admit(self, path: str, entry: Found) -> bool:
+        reason = self._ledger.objection(path, entry.signature)
+        if reason:
+            self._left_out.add(path, reason)
+        return not reason
+
+    def _keep(self, path: str, known: Known) -> None:
+        self._known[path] = known
+        self._ledger.put(path, known.host)
 
     def _wanted(self, files: list[tuple[str, Found]]) -> list[tuple[str, int]]:
         """Without those that the caller has changed, and the guest has not as far as one sees."""
@@ -134,7 +213,11 @@ class Save:
     def take(self, parts: Iterable[Part]) -> None:
         for part in parts:
             if part.error:
+                self._intake.close()  # what came of it before
                 self._unread(part)
+                continue
+            if part.offset == 0 and not (part.found and self._admit(part.path, part.found)):
+                self._intake.close()  # and what follows of it is passed over
                 continue
             try:
                 found = self._intake.write(part)
@@ -147,7 +230,7 @@ class Save:
                 self.notes.append(f"{part.path!r} was written to while it was brought back")
             # One that is mapped now is wanted once more when it is not: it may be written to last.
             sure = part.steady and part.settled and part.found.inode not in self._mapped
-            self._known[part.path] = Known("file", part.found.signature, found.signature, sure)
+            self._keep(part.path, Known("file", part.found.signature, found.signature, sure))
 
     def _unread(self, part: Part) -> None:
         if part.error == errno.EFBIG:

@@ -69,6 +69,14 @@ def make(
             "workspace and session exclude each other",
             hint="a session is a workspace that Belljar keeps by its name",
         )
+    recorded, kept = host_path("record", record), host_path("workspace", workspace)
+    mounted = check_mounts(mounts)
+    for directory in (kept, *(Path(mount.host) for mount in mounted)):
+        if recorded and directory and recorded.resolve().is_relative_to(directory.resolve()):
+            raise InvalidOption(
+                f"the record {str(recorded)!r} would be within reach of the code",
+                hint="keep it outside of workspace= and mounts=",
+            )
     return Options(
         id=_new_id(),
         backend=backend,
@@ -79,10 +87,10 @@ def make(
         strict=strict,
         metadata=MappingProxyType(texts("metadata", metadata)),
         functions=MappingProxyType(coerce(functions or {})),
-        workspace=host_path("workspace", workspace),
+        workspace=kept,
         session=None if session is None else sessions.check_name(session),
-        mounts=check_mounts(mounts),
-        record=host_path("record", record),
+        mounts=mounted,
+        record=recorded,
     )
 
 

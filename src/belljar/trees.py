@@ -70,8 +70,11 @@ class Census:
         return not any("/".join(parts[:depth]) in self.unseen for depth in range(len(parts)))
 
 
-async def scan(files: AsyncFiles, root: str, *, most: int) -> Census:
-    """Look at everything below `root`; beyond `most` entries, what is nearest to the root."""
+async def scan(files: AsyncFiles, root: str, *, most: int, unlock: bool = False) -> Census:
+    """Look at everything below `root`; beyond `most` entries, what is nearest to the root.
+
+    `unlock`: also into directories that their owner has closed to himself.
+    """
     census = Census()
     pending, after = [""], ""
     while pending:
@@ -79,7 +82,7 @@ async def scan(files: AsyncFiles, root: str, *, most: int) -> Census:
             census.unseen.update(pending)
             break
         asked = pending[:ROWS]
-        header = {"op": "scan", "path": root, "after": after}
+        header = {"op": "scan", "path": root, "after": after, "unlock": unlock}
         answer, data = await files.call(root, header, json.dumps(asked).encode("ascii"))
         done, last = answer.get("done"), answer.get("after")
         if type(done) is not int or not 0 <= done <= len(asked) or not isinstance(last, str):
@@ -209,12 +212,13 @@ async def fetch(
     sink: Sink,
     *,
     follow: bool = False,
+    unlock: bool = False,
 ) -> None:
     """Hand over the content of files, of which the expected sizes are given.
 
     Small ones come several at once. For each path the last part is `last`, or has an `error`.
     """
-    reading = _Reading(files, root, budget, sink, follow)
+    reading = _Reading(files, root, budget, sink, follow, unlock)
     batch: list[tuple[str, int]] = []
     room = PART
     for path, size in wanted:
@@ -234,6 +238,7 @@ class _Reading:
     budget: Budget
     sink: Sink
     follow: bool
+    unlock: bool
 
     async def several(self, batch: list[tuple[str, int]]) -> None:
         alone = [path for path, size in batch if size > PART]
@@ -282,7 +287,7 @@ class _Reading:
                 return last
 
     async def _gather(self, wanted: list[tuple[str, int, int]]) -> list[Part]:
-        header = {"op": "gather", "path": self.root, "follow": self.follow}
+        header = {"op": "gather", "path": self.root, "follow": self.follow, "unlock": self.unlock}
         answer, data = await self.files.call(self.root, header, json.dumps(wanted).encode("ascii"))
         rows = answer.get("rows")
         if not isinstance(rows, list) or len(rows) != len(wanted):

@@ -24,18 +24,17 @@ from belljar.errors import FileError, GuestLost, InvalidOption
 from belljar.files import WORKSPACE, AsyncFiles
 from belljar.guest.trees import FRESH
 from belljar.limits import format_size
-from belljar.mirror import Known, Save, Signature, decide
+from belljar.mirror import Known, Ledger, Save, Signature, cost, decide
 from belljar.options import Options
 from belljar.sessions import Session
 from belljar.transfers import Progress, carryable
 from belljar.trees import Budget, Census, LeftOut, Order
 from belljar.uploads import Outflow, send
 
-MAX_FILES = 20_000  # that are carried out of a guest
+MAX_FILES = 20_000  # that are carried out of a guest, and kept here
 MAX_HOST_FILES = 40_000  # that are looked at here: the caller may have more of his own
 SAVE_TIMEOUT = 120.0  # seconds; a guest that answers slowly shall not keep close() for ever
 MAX_TOLD = 1000  # sentences that are remembered, so that they are not said again
-PAGE = 4096  # what a file takes in a tmpfs is a multiple of it
 
 
 def open(options: Options, limit: int) -> HostWorkspace:
@@ -68,6 +67,7 @@ class HostWorkspace:
             raise self._unusable(error) from error
         self._known: dict[str, Known] = {}
         self._unread: dict[str, Signature] = {}  # files here that could not be brought in
+        self._most = MAX_FILES
         self._notes: list[str] = []  # to be told with the next save
         self._told: set[str] = set()
         self._turn = anyio.Lock()
@@ -93,8 +93,9 @@ class HostWorkspace:
             self._known, self._unread = {}, {}
             await anyio.to_thread.run_sync(self._sweep)
             census = await self._scan()
-            files_of = [each for each in census.entries.values() if each.kind == "file"]
-            size = sum(-(-entry.size // PAGE) * PAGE for entry in files_of)
+            # Of a caller with more than is carried, some may be new nevertheless.
+            self._most = MAX_FILES if len(census.entries) <= MAX_FILES else MAX_HOST_FILES
+            size = sum(cost(entry.signature) for entry in census.entries.values())
             if size > self._limit:
                 raise self._too_large(size)
             try:
@@ -159,7 +160,9 @@ class HostWorkspace:
                 self._notes.append(f"changes in {self.path!r} were not brought in: {error}")
 
     async def _refresh(self, files: AsyncFiles) -> None:
-        if not self._changed(await self._scan()):
+        census = await self._scan()
+        self._unread = {path: each for path, each in self._unread.items() if path in census.entries}
+        if not self._changed(census):
             return
         self._notes += await self._save(files)  # of what both have changed, the guest's wins
         census = await self._scan()
@@ -218,15 +221,20 @@ class HostWorkspace:
         return [f"not everything was brought back to {self.path!r}: {why}"]
 
     async def _carry_out(self, files: AsyncFiles) -> list[str]:
-        census = await trees.scan(files, WORKSPACE, most=MAX_FILES)
+        census = await trees.scan(files, WORKSPACE, most=MAX_FILES, unlock=True)
         if any(entry.kind == "file" for entry in census.entries.values()):
             census.mapped = await trees.mapped(files, WORKSPACE)
-        plan = decide(self._known, census, self._limit)
-        save = Save(self._host, self._known, census)
+        plan = decide(self._known, census, self._ledger())
+        save = Save(self._host, self._known, census, self._ledger())
         if plan.remove or plan.make or plan.fetch:
             wanted = await anyio.to_thread.run_sync(save.arrange, plan)
+            budget = Budget(self._limit)
             try:
-                await trees.fetch(files, WORKSPACE, wanted, Budget(self._limit), save.receive)
+                await trees.fetch(files, WORKSPACE, wanted, budget, save.receive, unlock=True)
             finally:
                 save.close()
         return census.left_out.sentences() + save.notes
+
+    def _ledger(self) -> Ledger:
+        held = {path: known.host for path, known in self._known.items()}
+        return Ledger({**self._unread, **held}.items(), self._limit, self._most)

@@ -11,53 +11,12 @@ import signal
 from typing import Any, Callable, Dict, List, Optional
 
 from . import commands, wire
+from .branch import Branch, Copy, Kept, standing, tell
 from .keeper import Keeper
 from .store import CURRENT, Store
 
 MAX_LACKS = 20
 DIED = "the interpreter died while it was copied"
-
-
-class Branch:
-    """One line of life: an interpreter and a workspace."""
-
-    def __init__(self, number: int, keeper: Keeper) -> None:
-        self.number = number
-        self.keeper = keeper
-        self.files = CURRENT  # where they lie when it is not active
-        self.functions: List[Any] = []  # of the host
-        self.fresh = False  # variables were lost since the last cell
-        self.asleep = False  # it has not run since it was parked
-        self.stopped: Dict[int, int] = {}  # process -> when it was started: numbers are used again
-        self.released = False
-
-
-class Kept:
-    """A checkpoint."""
-
-    def __init__(self, keeper: Keeper, files: str) -> None:
-        self.keeper = keeper
-        self.files = files
-
-
-class Copy:
-    """A copy of interpreter and workspace in the making: done when all three parts are."""
-
-    def __init__(self, keeper: Keeper, parent: Keeper, then: "Callable[[Copy], None]") -> None:
-        self.keeper = keeper
-        self.parent = parent
-        self.files = ""
-        self.lacks: List[str] = []
-        self.error = ""
-        self.waits = {"forked", "ready", "files"}
-        self._then = then
-
-    def done(self, *parts: str, error: str = "") -> None:
-        self.error = self.error or error
-        self.waits.difference_update(parts)
-        if not self.waits:
-            then, self._then = self._then, _nothing
-            then(self)
 
 
 class Branches:
@@ -119,7 +78,7 @@ class Branches:
             else:
                 self._make_room(lambda: self.go_back(frame, True))
 
-        self._start_copy(frame, kept.keeper, kept.files, done)
+        self._start_copy(frame, kept.keeper, kept.files, done, at_once=not forced)
 
     def release(self, frame: wire.Frame) -> None:
         if frame.header.get("stuck"):
@@ -132,7 +91,7 @@ class Branches:
             self._end(kept.keeper, kept.files)
         elif branch is not None:
             branch.released = True
-            _signal(branch.stopped, signal.SIGKILL)
+            tell(branch.stopped, signal.SIGKILL)
             if branch is self.active:
                 for command in list(self._init.commands.values()):
                     command.kill()
@@ -156,7 +115,7 @@ class Branches:
         else:
             self.active.files = aside
         self.active = target
-        _signal(target.stopped, signal.SIGCONT)
+        tell(target.stopped, signal.SIGCONT)
         target.stopped = {}
         if target.keeper.pid:
             self._wake()
@@ -166,7 +125,12 @@ class Branches:
     # -- making copies ----------------------------------------------------------------------
 
     def _start_copy(
-        self, frame: wire.Frame, parent: Keeper, files: str, then: "Callable[[Copy], None]"
+        self,
+        frame: wire.Frame,
+        parent: Keeper,
+        files: str,
+        then: "Callable[[Copy], None]",
+        at_once: bool = True,  # or one after the other: that takes fewer processes
     ) -> None:
         if self._copy is not None or self._after_death is not None or self.store is None:
             self._reply(frame, "checkpoints are not to be had now")
@@ -179,11 +143,29 @@ class Branches:
             self._copy = None
             then(copy)
 
+        def fork() -> None:
+            parent.signal(signal.SIGCONT)  # the code may have stopped it
+            parent.send(wire.pack(wire.FORK, 0, {"fds": 1}), (end,))
+
+        def copied(error: int) -> None:
+            if at_once or not error:
+                copy.done("files", error=_words(error))
+            else:
+                os.close(end)
+                copy.done("files", "forked", "ready", error=_words(error))
+            if not at_once and not error:
+                fork()
+
         copy = self._copy = Copy(self._keeper(), parent, finish)
         end = copy.keeper.expect()
-        parent.signal(signal.SIGCONT)  # the code may have stopped it
-        parent.send(wire.pack(wire.FORK, 0, {"fds": 1}), (end,))
-        copy.files = self.store.copy(files, lambda error: copy.done("files", error=_words(error)))
+        if at_once:
+            fork()
+        try:
+            copy.files = self.store.make()
+        except OSError as error:
+            copied(error.errno or errno.EIO)
+        else:
+            self.store.copy(files, copy.files, copied)
 
     def _succeed(self, copy: Copy, frame: wire.Frame) -> None:
         """A copy of a checkpoint takes the place of the active interpreter."""
@@ -217,9 +199,12 @@ class Branches:
         store = self._store()
 
         def when_alone() -> None:
-            # Those killed still count, until the kernel is done with them.
-            alone = {self.active.keeper.pid} | self.protected()
-            if all(pid in alone for pid in commands.processes()):
+            # Those killed still count, until the kernel is done with them; and one that was being
+            # forked when all others were killed appears only now.
+            ours = {self.active.keeper.pid} | self.protected()
+            others = [pid for pid in commands.processes() if pid not in ours]
+            tell({pid: commands.started(pid) for pid in others}, signal.SIGKILL)
+            if not others and not store.children:
                 store.when_reaped = _never
                 store.remove(store.set_aside(), lambda error: then())
 
@@ -322,11 +307,10 @@ class Branches:
             os.kill(-1, signal.SIGSTOP)  # all at once: nothing can fork away from it
         except ProcessLookupError:
             return  # nothing runs
-        mine = [pid for pid in commands.processes() if pid not in others]
-        branch.stopped = {pid: commands.started(pid) for pid in mine}
+        branch.stopped = {pid: commands.started(pid) for pid in standing(others)}
         if branch.released:
-            _signal(branch.stopped, signal.SIGKILL)
-        _signal({pid: commands.started(pid) for pid in others - asleep}, signal.SIGCONT)
+            tell(branch.stopped, signal.SIGKILL)
+        tell({pid: commands.started(pid) for pid in others - asleep}, signal.SIGCONT)
 
     def _abandon(self, copy: Copy) -> None:
         self._end(copy.keeper, copy.files)
@@ -348,24 +332,10 @@ class Branches:
         self._init.send(wire.REPLY, frame.request, told)
 
 
-def _signal(processes: Dict[int, int], number: int) -> None:
-    for pid, started in processes.items():
-        if started < 0 or commands.started(pid) != started:
-            continue  # it has ended; another may have its number now
-        try:
-            os.kill(pid, number)
-        except ProcessLookupError:
-            pass  # it was faster
-
-
 def _words(error: int) -> str:
     if error == errno.EAGAIN:
         return "out of processes"
     return os.strerror(error) if error else ""
-
-
-def _nothing(copy: Copy) -> None:
-    """Nobody waits for it any more."""
 
 
 def _never() -> None:

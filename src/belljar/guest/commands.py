@@ -4,7 +4,7 @@ import os
 import selectors
 import signal
 import subprocess
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Set
 
 from . import wire
 from .pump import Pump
@@ -172,10 +172,17 @@ def _kill_wanted(init: Any, wanted: "Callable[[int], bool]") -> None:
     _signal_all(signal.SIGSTOP)
     sessions = {command.pid for command in init.commands.values()}
     others, asleep = init.protected(), init.asleep()
-    for pid in processes():
-        if pid not in others and wanted(pid) and not _in_sessions(pid, sessions):
+    killed: Set[int] = set()
+    while True:  # one that was being forked when the stop came appears a moment later
+        found = [p for p in processes() if p not in others and p not in killed and wanted(p)]
+        victims = [p for p in found if not _in_sessions(p, sessions)]
+        if not victims:
+            break
+        for pid in victims:
             _kill(pid)
-        elif pid not in asleep:
+        killed.update(victims)
+    for pid in processes():
+        if pid not in killed and pid not in asleep:
             _continue(pid)
 
 
@@ -197,7 +204,7 @@ def _descendants(pid: int) -> List[int]:
     children: Dict[int, List[int]] = {}
     for other in processes():
         try:
-            children.setdefault(int(_stat(other)[1]), []).append(other)
+            children.setdefault(int(stat(other)[1]), []).append(other)
         except OSError:
             continue  # ended meanwhile
     found: List[int] = []
@@ -211,7 +218,7 @@ def _descendants(pid: int) -> List[int]:
 def started(pid: int) -> int:
     """When, in clock ticks since boot; never, if it is gone."""
     try:
-        return int(_stat(pid)[19])
+        return int(stat(pid)[19])
     except OSError:
         return -1
 
@@ -219,12 +226,12 @@ def started(pid: int) -> int:
 def parent(pid: int) -> int:
     """0, if it is gone."""
     try:
-        return int(_stat(pid)[1])
+        return int(stat(pid)[1])
     except OSError:
         return 0
 
 
-def _stat(pid: int) -> List[bytes]:
+def stat(pid: int) -> List[bytes]:
     with open(f"/proc/{pid}/stat", "rb") as file:
         return file.read().rpartition(b")")[2].split()
 
@@ -237,6 +244,6 @@ def _in_sessions(pid: int, sessions: "set[int]") -> bool:
     try:
         if os.getsid(pid) in sessions:
             return True
-        return _stat(pid)[0] in (b"Z", b"X")
+        return stat(pid)[0] in (b"Z", b"X")
     except OSError:
         return True  # gone meanwhile

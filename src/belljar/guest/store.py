@@ -32,28 +32,22 @@ class Store:
         self._numbers = 0
         self.when_reaped: "Callable[[], None]" = _nothing
         # Made now: the code may use up the last inode, and must be put aside all the same.
-        self._spare: Optional[str] = self._make()
+        self._spare: Optional[str] = self.make()
 
-    def _make(self) -> str:
+    def make(self) -> str:
         self._numbers += 1
         name = f"w{self._numbers}"
         os.mkdir(name, 0o700, dir_fd=self._directory)
         return name
 
-    def copy(self, source: str, then: Then) -> str:
-        """The name of the copy. `then` is called when it is done, by on_exit; at once, if there
-        is nothing to copy, or no room."""
-        try:
-            target = self._make()
-        except OSError as error:
-            then(error.errno or errno.EIO)
-            return ""
+    def copy(self, source: str, target: str, then: Then) -> None:
+        """Into one that was made for it. `then` is called when it is done, by on_exit; at once, if
+        there is nothing to copy, or no process for it."""
         if self._is_empty(source):
             self._copy(source, target)
             then(0)
         else:
             self._in_child(lambda: self._copy(source, target), then, self._copying)
-        return target
 
     def _copy(self, source: str, target: str) -> None:
         made: List[int] = []
@@ -73,7 +67,7 @@ class Store:
 
     def set_aside(self) -> str:
         """Empty CURRENT: the name of where all that was in it is now."""
-        name, self._spare = self._spare or self._make(), None
+        name, self._spare = self._spare or self.make(), None
         self._move(CURRENT, name)
         return name
 

@@ -47,6 +47,64 @@ def describe(status: os.stat_result) -> List[int]:
     return [mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
+class _Unlocked:
+    """Directories that their owner has closed to himself, opened for one request.
+
+    By descriptors, so that a link in the place of one leads to nothing else.
+    """
+
+    def __init__(self, root: int, wanted: bool) -> None:
+        self._root = root
+        self._wanted = wanted
+        self._device = os.fstat(root).st_dev  # and nothing that is mounted below
+        self._before: Dict[str, os.stat_result] = {}
+
+    def unlock(self, directory: str) -> bool:
+        """Open it, and all that it is in; whether any of them was closed."""
+        if not self._wanted or not directory:
+            return False
+        done = self._unlock_one(directory)
+        if done is not None:
+            return done
+        parts, opened = directory.split("/"), False
+        for depth in range(1, len(parts) + 1):
+            opened = bool(self._unlock_one("/".join(parts[:depth]))) or opened
+        return opened
+
+    def _unlock_one(self, path: str) -> Optional[bool]:
+        """None: it is out of reach. Once for each: others may be closing it all the time."""
+        try:
+            fd = os.open(path, _DIRECTORY | os.O_PATH, dir_fd=self._root)
+        except OSError:
+            return None
+        try:
+            status = os.fstat(fd)
+            is_open = status.st_mode & 0o500 == 0o500
+            if is_open or status.st_dev != self._device or path in self._before:
+                return False
+            os.chmod(f"/proc/self/fd/{fd}", modes.S_IMODE(status.st_mode) | 0o500)
+            self._before[path] = status
+            return True
+        except OSError:
+            return False  # another's: whoever asked has the error of it
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Give all of them their modes again, the innermost first."""
+        for path, status in reversed(list(self._before.items())):
+            try:
+                fd = os.open(path, _DIRECTORY | os.O_PATH, dir_fd=self._root)
+            except OSError:
+                continue  # moved or removed meanwhile
+            try:
+                now = os.fstat(fd)
+                if (now.st_dev, now.st_ino) == (status.st_dev, status.st_ino):
+                    os.chmod(f"/proc/self/fd/{fd}", modes.S_IMODE(status.st_mode))
+            finally:
+                os.close(fd)
+
+
 # -- scan -----------------------------------------------------------------------------------
 
 
@@ -60,10 +118,11 @@ def scan(frame: wire.Frame) -> Answer:
     found: List[List[Any]] = []
     failed: List[List[int]] = []
     root = open_root(frame.header["path"])
+    unlocked = _Unlocked(root, bool(frame.header.get("unlock")))
     try:
         for number, directory in enumerate(directories):
             try:
-                last = _scan_one(root, number, directory, after, found)
+                last = _scan_closed(root, number, directory, after, found, unlocked)
             except OSError as error:
                 failed.append([number, error.errno or errno.EIO])
                 last = None
@@ -73,6 +132,7 @@ def scan(frame: wire.Frame) -> Answer:
             if len(found) >= PAGE:
                 return {"done": number + 1, "after": ""}, _page(found, failed)
     finally:
+        unlocked.close()
         os.close(root)
     return {"done": len(directories), "after": ""}, _page(found, failed)
 
@@ -98,6 +158,24 @@ def mapped(frame: wire.Frame) -> Answer:
 
 def _page(found: List[List[Any]], failed: List[List[int]]) -> bytes:
     return json.dumps({"entries": found, "failed": failed}).encode("ascii")
+
+
+def _scan_closed(
+    root: int,
+    number: int,
+    directory: str,
+    after: str,
+    found: List[List[Any]],
+    unlocked: _Unlocked,
+) -> Optional[str]:
+    first = len(found)
+    try:
+        return _scan_one(root, number, directory, after, found)
+    except PermissionError:
+        del found[first:]
+        if not unlocked.unlock(directory):
+            raise
+        return _scan_one(root, number, directory, after, found)
 
 
 def _scan_one(
@@ -147,18 +225,31 @@ def gather(frame: wire.Frame) -> Answer:
     data = bytearray()
     follow = bool(frame.header.get("follow"))  # one file that the caller named himself
     root = open_root(frame.header["path"])
+    unlocked = _Unlocked(root, bool(frame.header.get("unlock")))
     try:
         for path, offset, size in json.loads(frame.payload)[:MAX_ROWS]:
             size = min(int(size), MAX_PART - len(data))
             try:
-                row, part = _read(root, path, int(offset), size, follow)
+                row, part = _read_closed(root, path, int(offset), size, follow, unlocked)
             except OSError as error:
                 row, part = [error.errno or errno.EIO], b""
             rows.append(row)
             data += part
     finally:
+        unlocked.close()
         os.close(root)
     return {"rows": rows}, bytes(data)
+
+
+def _read_closed(
+    root: int, path: str, offset: int, size: int, follow: bool, unlocked: _Unlocked
+) -> Tuple[List[Any], bytes]:
+    try:
+        return _read(root, path, offset, size, follow)
+    except PermissionError:
+        if not unlocked.unlock(os.path.dirname(path)):
+            raise
+        return _read(root, path, offset, size, follow)
 
 
 def _read(root: int, path: str, offset: int, size: int, follow: bool) -> Tuple[List[Any], bytes]:

@@ -153,7 +153,7 @@ class Worker:
     def _become_twin(self, control: int) -> None:
         if self._parked is None:
             self._parked = twin.take(self._workspace)
-        deadline = time.monotonic() + 10.0
+        deadline = time.monotonic() + 2.0
         while os.getppid() != 1 and time.monotonic() < deadline:
             time.sleep(0.0001)
         os.setsid()

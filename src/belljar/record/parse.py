@@ -47,7 +47,8 @@ class Reader:
             value = _as_float(value)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise Malformed(f"{self._place(name)} is not {_article(kind)}")
-        if isinstance(value, float) and not math.isfinite(value):
+        huge = isinstance(value, int) and abs(value) >= 2**63
+        if huge or (isinstance(value, float) and not math.isfinite(value)):
             raise Malformed(f"{self._place(name)} is too large")
         return value
 
