@@ -145,7 +145,13 @@ async def run(channel, value=None):
     )
     await run.drive(wire.RUN, {"count": 1}, b"1", value)
     await verdict.of(
-        run, kills_before=0, ended=None, fresh=False, count=1, limits=Limits(memory=MEMORY)
+        run,
+        kills_before=0,
+        ended=None,
+        fresh=False,
+        count=1,
+        limits=Limits(memory=MEMORY),
+        with_value=True,
     )
 
 

@@ -870,7 +870,7 @@ def test_a_fork_of_a_fork_outlives_both(native, outside):
         second.run_code("1")
     assert value(third, "x, open('f').read()") == (3, "123")
     assert guest.alive()
-    assert len(guest.processes()) == 2
+    census.wait_until(lambda: len(guest.processes()) == 2)
     third.close()
     assert not guest.alive()
 

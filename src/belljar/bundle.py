@@ -14,6 +14,7 @@ from importlib import resources
 PACKAGE = "_belljar"  # so that it can never be mistaken for the library itself
 
 _GUEST = (
+    "distinct",
     *("parcel", "texts", "moments", "arrays", "arrow", "polars_tables", "columns", "tables"),
     *("wire", "values", "claims", "chart_elements", "charts", "figures", "frames", "libraries"),
     *("display", "streams", "pump", "changes"),

@@ -10,6 +10,7 @@ import sys
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from . import arrays, arrow, moments
+from .distinct import check_distinct
 from .parcel import CannotTravel, Note, Packer, Unpacker
 from .texts import lower_lengths, raise_texts
 
@@ -224,7 +225,11 @@ def _raise_categories(
     names = _index(unpacker, pd, categories)
     codes = _flat(unpacker, np, _CODES, dtype, data)
     check_codes(codes, len(names))
-    kind = pd.CategoricalDtype(names, ordered=_exactly(bool, ordered))
+    if names.hasnans:
+        raise ValueError("a category that is missing")
+    check_distinct(unpacker, pd, names)
+    # The usual way puts the categories into a hash table, which a stranger could clog.
+    kind = pd.CategoricalDtype._from_fastpath(names, ordered=_exactly(bool, ordered))
     return pd.Categorical.from_codes(codes, dtype=kind)
 
 

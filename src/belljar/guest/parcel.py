@@ -12,7 +12,7 @@ import json
 import os
 import struct
 import sys
-from typing import Any, Callable, List, Tuple, Union
+from typing import Any, Callable, Dict, List, Tuple, Union
 
 MAX_DEPTH = 100
 MAX_BYTES = 1 << 30
@@ -21,12 +21,15 @@ MAX_TEXT = 8 * 1024 * 1024
 MAX_FREE_ROWS = 1 << 24
 # An array or a column costs far more memory and time than the text that asks for it.
 MAX_ARRAYS = 20_000
+# Whether days follow a freq of months or business days takes a step of Python for each.
+MAX_CALENDAR_ROWS = 100_000
 
 _MAGIC = b"BJ1" + (b"l" if sys.byteorder == "little" else b"b")
 _HEAD = struct.Struct("=4sII")  # magic, size of the text, number of buffers
 _ALIGN = 64
 _SMALL = 4096  # smaller pieces are copied together: a system call takes 1024 pieces at most
 _MOST_PIECES = 1024
+_JSON = json.JSONEncoder(separators=(",", ":"))
 
 Buffer = Union[bytes, bytearray, memoryview, Any]
 
@@ -132,6 +135,7 @@ class Packer(_Walk):
         self._text_room = text_limit
         self._free_rows = MAX_FREE_ROWS
         self._arrays = MAX_ARRAYS
+        self._calendar_rows = MAX_CALENDAR_ROWS
 
     def lower(self, value: Any) -> Any:
         return self._lower(self, value)
@@ -161,8 +165,19 @@ class Packer(_Walk):
         if self._arrays < 0:
             raise self.refusal(f"is one array or column more than {MAX_ARRAYS}; join some")
 
+    def calendar_rows(self, count: int) -> bool:
+        """Whether so many more can be checked by who opens the parcel."""
+        if count > self._calendar_rows:
+            return False
+        self._calendar_rows -= count
+        return True
+
+    def spell(self, skeleton: Any) -> bytes:
+        text = _JSON.encode(skeleton).encode("ascii")
+        return Encoded(text, self._buffers).join() if self._buffers else text
+
     def seal(self, skeleton: Any) -> Encoded:
-        text = json.dumps(skeleton, separators=(",", ":")).encode("ascii")
+        text = _JSON.encode(skeleton).encode("ascii")
         self._place.clear()
         if len(text) + 8 * len(self._buffers) > self._text_limit:
             raise self._too_much_text()
@@ -185,10 +200,15 @@ class Unpacker(_Walk):
     """The buffers of a parcel that nobody vouches for."""
 
     def __init__(
-        self, raise_up: "Callable[[Unpacker, Any], Any]", blob: Buffer, limit: int, text_limit: int
+        self,
+        raise_up: "Callable[[Unpacker, Any], Any]",
+        lower: "Callable[[Packer, Any], Any]",
+        blob: Buffer,
+        limit: int,
+        text_limit: int,
     ) -> None:
         super().__init__(MAX_DEPTH + 20)  # tables take a few more steps apart than together
-        self._raise_up = raise_up
+        self._raise_up, self._lower = raise_up, lower
         self._view = memoryview(blob).cast("B")
         if len(self._view) > limit:
             raise CannotTravel(f"value takes {len(self._view)} bytes, more than {limit}")
@@ -197,6 +217,8 @@ class Unpacker(_Walk):
         self._taken = [False] * len(self._spans)
         self._free_rows = MAX_FREE_ROWS
         self._arrays = MAX_ARRAYS
+        self._calendar_rows = MAX_CALENDAR_ROWS
+        self._libraries: Dict[str, Any] = {}
 
     @property
     def writable(self) -> bool:
@@ -226,11 +248,25 @@ class Unpacker(_Walk):
         if not all(self._taken):
             raise ValueError("buffers that nothing refers to")
 
+    def calendar_rows(self, count: int) -> None:
+        self._calendar_rows -= count
+        if self._calendar_rows < 0:
+            raise ValueError("a freq that takes long to check")
+
     def library(self, name: str, what: str) -> Any:
+        found = self._libraries.get(name)
+        if found is not None:
+            return found
         try:
-            return importlib.import_module(name)
+            self._libraries[name] = importlib.import_module(name)
         except ImportError:
             raise self.refusal(f"is a {what}; install {name} here to receive it") from None
+        return self._libraries[name]
+
+    def spelling(self, value: Any) -> bytes:
+        """The bytes that a value which came would travel as."""
+        packer = Packer(self._lower, MAX_BYTES, MAX_BYTES)
+        return packer.spell(packer.lower(value))
 
 
 def _open(view: memoryview, text_limit: int) -> Tuple[memoryview, List[Tuple[int, int]]]:

@@ -18,6 +18,7 @@ from .columns import (
     raise_column,
     raise_period,
 )
+from .distinct import check_distinct
 from .parcel import Note, Packer, Unpacker
 
 _CODES = re.compile(r"[<|]i[1248]")
@@ -251,11 +252,25 @@ def _raise_levels(unpacker: Unpacker, pd: Any, body: Any) -> Any:
     for level, dtype, data in body["levels"]:
         if not _CODES.fullmatch(dtype):
             raise ValueError("not codes")
-        levels.append(_raise_index(unpacker, pd, level))
+        levels.append(_raise_level(unpacker, pd, level))
         codes.append(arrays.raise_flat(unpacker, np, np.dtype(dtype), data))
         check_codes(codes[-1], len(levels[-1]))
+        if len(codes[-1]) != len(codes[0]):
+            raise ValueError("levels of several lengths")
+        missing = levels[-1].isna()
+        if missing.any():
+            codes[-1] = np.where(missing[codes[-1]], -1, codes[-1])
     names = unpacker.raise_up(body["names"])
-    return pd.MultiIndex(levels=levels, codes=codes, names=names, verify_integrity=True)
+    # All is checked; pandas would put the levels into hash tables, which a stranger could clog.
+    return pd.MultiIndex(levels=levels, codes=codes, names=names, verify_integrity=False)
+
+
+def _raise_level(unpacker: Unpacker, pd: Any, body: Any) -> Any:
+    level = _raise_index(unpacker, pd, body)
+    if isinstance(level, pd.MultiIndex):
+        raise TypeError("levels in a level")
+    check_distinct(unpacker, pd, level)
+    return level
 
 
 def _raise_any_index(unpacker: Unpacker, body: Any) -> Any:

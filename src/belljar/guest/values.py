@@ -70,7 +70,7 @@ def decode(blob: Buffer, limit: int = MAX_BYTES, text_limit: int = MAX_TEXT) -> 
     """Arrays lie in `blob` itself if it can be written to; they are copies if it cannot."""
     unpacker = None
     try:
-        unpacker = Unpacker(_raise_up, blob, limit, text_limit)
+        unpacker = Unpacker(_raise_up, _lower, blob, limit, text_limit)
         value = unpacker.raise_up(unpacker.skeleton)
         unpacker.finish()
         return value
