@@ -609,7 +609,9 @@ class AsyncSandbox:
             await self._go_back(before)
         except SandboxError as error:
             notes = (*execution.notes, f"what it did could not be undone: {error.message}")
-            return replace(execution, notes=notes)
+            # Whatever else went wrong, the interpreter had to make room for the other one.
+            as_before = execution.state_preserved and isinstance(error, CheckpointLost)
+            return replace(execution, notes=notes, state_preserved=as_before)
         remarks, self._remarks = self._remarks, ()
         await before.place.release(before.id)
         kept = [note for note in execution.notes if note != verdict.STARTED_ANEW]

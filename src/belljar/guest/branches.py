@@ -31,6 +31,7 @@ class Branches:
         self._copy: Optional[Copy] = None
         self._after_death: Optional[Callable[[], None]] = None
         self._heir: Optional[Keeper] = None  # will be active when the active one is dead
+        self.replacing = False  # no interpreter is to be started for one that has ended
 
     def _keeper(self) -> Keeper:
         return Keeper(self._init, self._setup, self._init.on_worker_frame)
@@ -55,11 +56,8 @@ class Branches:
 
         self._start_copy(frame, self.active.keeper, CURRENT, done)
 
-    def go_back(self, frame: wire.Frame, forced: bool = False) -> None:
-        """Fork a checkpoint's interpreter again, and let the fork take the active one's place.
-
-        If there is not room enough for both, the active one goes first: it was to go anyhow.
-        """
+    def go_back(self, frame: wire.Frame) -> None:
+        """Fork a checkpoint's interpreter again, and let the fork take the active one's place."""
         number = int(frame.header["number"])
         kept = self._kept.get(number)
         if kept is None:
@@ -73,12 +71,53 @@ class Branches:
             self._abandon(copy)
             if number not in self._kept:
                 self._reply(frame, copy.error, {"lost": True})
-            elif forced:
-                self._reply(frame, f"{copy.error}; variables and files are lost")
             else:
-                self._make_room(lambda: self.go_back(frame, True))
+                self._make_room(lambda: self._go_back_alone(frame, number))
 
-        self._start_copy(frame, kept.keeper, kept.files, done, at_once=not forced)
+        self._start_copy(frame, kept.keeper, kept.files, done)
+
+    def _go_back_alone(self, frame: wire.Frame, number: int) -> None:
+        """There was not room enough for both, so the active interpreter is gone: it was to go
+        anyhow. Its files go only when the checkpoint's can take their place as they are; then
+        the checkpoint gets a copy of them again, if there is room for that."""
+        self.replacing = False
+        kept = self._kept.get(number)
+        if kept is None:
+            self._reply(frame, "there is no such checkpoint any more", {"lost": True})
+            self._init.start_worker()
+            return
+
+        def done(copy: Copy) -> None:
+            self.replacing = False
+            if copy.error:
+                self._abandon(copy)
+                self._reply(frame, f"{copy.error}; variables are lost, files are as they were")
+                self._init.start_worker()
+                return
+            store = self._store()
+            aside = store.set_aside()
+            store.bring(kept.files)
+            kept.files = ""
+            self.active.keeper, self.active.fresh, self.active.asleep = copy.keeper, False, True
+            store.remove(aside, lambda error: keep_again())
+
+        def keep_again() -> None:
+            try:
+                kept.files = self._store().make()
+            except OSError as error:
+                finish(error.errno or errno.EIO)
+            else:
+                self._store().copy(CURRENT, kept.files, finish)
+
+        def finish(error: int) -> None:
+            if error or number not in self._kept:
+                self._kept.pop(number, None)
+                self._end(kept.keeper, kept.files)
+            self._wake()
+            self._reply(frame)
+
+        self.replacing = True
+        self._start_copy(frame, kept.keeper, "", done)
 
     def release(self, frame: wire.Frame) -> None:
         if frame.header.get("stuck"):
@@ -130,8 +169,8 @@ class Branches:
         parent: Keeper,
         files: str,
         then: "Callable[[Copy], None]",
-        at_once: bool = True,  # or one after the other: that takes fewer processes
     ) -> None:
+        """Without `files`, of the interpreter alone."""
         if self._copy is not None or self._after_death is not None or self.store is None:
             self._reply(frame, "checkpoints are not to be had now")
             return
@@ -143,29 +182,19 @@ class Branches:
             self._copy = None
             then(copy)
 
-        def fork() -> None:
-            parent.signal(signal.SIGCONT)  # the code may have stopped it
-            parent.send(wire.pack(wire.FORK, 0, {"fds": 1}), (end,))
-
-        def copied(error: int) -> None:
-            if at_once or not error:
-                copy.done("files", error=_words(error))
-            else:
-                os.close(end)
-                copy.done("files", "forked", "ready", error=_words(error))
-            if not at_once and not error:
-                fork()
-
         copy = self._copy = Copy(self._keeper(), parent, finish)
         end = copy.keeper.expect()
-        if at_once:
-            fork()
+        parent.signal(signal.SIGCONT)  # the code may have stopped it
+        parent.send(wire.pack(wire.FORK, 0, {"fds": 1}), (end,))
+        if not files:
+            copy.done("files")
+            return
         try:
             copy.files = self.store.make()
         except OSError as error:
-            copied(error.errno or errno.EIO)
+            copy.done("files", error=_words(error.errno or errno.EIO))
         else:
-            self.store.copy(files, copy.files, copied)
+            self.store.copy(files, copy.files, lambda e: copy.done("files", error=_words(e)))
 
     def _succeed(self, copy: Copy, frame: wire.Frame) -> None:
         """A copy of a checkpoint takes the place of the active interpreter."""
@@ -195,8 +224,9 @@ class Branches:
             then()
 
     def _make_room(self, then: "Callable[[], None]") -> None:
-        """End the active interpreter with all it started, and remove its files."""
+        """End the active interpreter with all it started. Nothing takes its place yet."""
         store = self._store()
+        self.replacing = True
 
         def when_alone() -> None:
             # Those killed still count, until the kernel is done with them; and one that was being
@@ -206,7 +236,7 @@ class Branches:
             tell({pid: commands.started(pid) for pid in others}, signal.SIGKILL)
             if not others and not store.children:
                 store.when_reaped = _never
-                store.remove(store.set_aside(), lambda error: then())
+                then()
 
         def dead() -> None:
             store.when_reaped = when_alone
@@ -250,7 +280,8 @@ class Branches:
         for number, kept in list(self._kept.items()):
             if kept.keeper is keeper:
                 del self._kept[number]
-                self._store().remove(kept.files)
+                if kept.files:
+                    self._store().remove(kept.files)
         for branch in self._branches.values():
             if branch.keeper is keeper and branch is not self.active:
                 branch.fresh, branch.asleep = True, False

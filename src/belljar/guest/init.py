@@ -408,7 +408,8 @@ class Init:
             for command in list(self.commands.values()):
                 if command.pid == pid:
                     command.on_exit(status)
-        if not self._worker.pid and not self._branches.active.released:
+        branches = self._branches
+        if not self._worker.pid and not branches.active.released and not branches.replacing:
             self.start_worker()
 
     def on_lost(self, keeper: Keeper) -> None:
