@@ -526,14 +526,15 @@ def test_a_thread_that_calls_across_cells_does_not_cost_the_sandbox(way, make_sa
 
 
 class Interrupter:
-    """A host function, and an interrupt some time after its first call."""
+    """A host function, and an interrupt some time after its first call by the main thread."""
 
     def __init__(self, seed):
         self._source = random.Random(seed)
         self._begun = threading.Event()
 
-    def f(self, data):
-        self._begun.set()
+    def f(self, data, main=False):
+        if main:
+            self._begun.set()
         return data
 
     def run(self, sandbox, code):
@@ -556,7 +557,7 @@ def test_interrupts_at_any_moment_of_a_call_leave_the_interpreter_whole(way, mak
     sandbox = make_sandbox(functions={"f": interrupter.f}, limits={"memory": "1g"})
     sandbox.run_code("x, data = 5, bytes(2_000_000)")
     for moment in range(100):
-        execution = interrupter.run(sandbox, "while True: y = f(data)")
+        execution = interrupter.run(sandbox, "while True: y = f(data, True)")
         assert execution.state_preserved, (moment, execution)
         assert sandbox.run_code("[x, len(f(data))]").value == [5, 2_000_000], moment
 
@@ -576,7 +577,7 @@ def test_interrupts_at_any_moment_with_threads_that_call_too(way, make_sandbox):
         "for thread in threads: thread.start()"
     )
     for moment in range(60):
-        execution = interrupter.run(sandbox, "while True: f(data)")
+        execution = interrupter.run(sandbox, "while True: f(data, True)")
         assert execution.state_preserved, (moment, execution)
         assert sandbox.run_code("x").value == 5
     sandbox.run_code("alive = False\nfor thread in threads: thread.join()")

@@ -217,8 +217,8 @@ class Sandbox:
             print(execution.text)
     """
 
-    def __new__(cls, **given: Any) -> Self:
-        options.check_known(cls.__init__, given)
+    def __new__(cls, *unnamed: object, **given: Any) -> Self:
+        options.check_known(cls.__init__, given, unnamed)
         return super().__new__(cls)
 
     def __init__(

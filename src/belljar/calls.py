@@ -50,10 +50,14 @@ class Calls:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool | None:
-        if self._tasks is None:
-            return None
-        self._tasks.cancel_scope.cancel()
-        return await self._tasks.__aexit__(kind, error, traceback)
+        try:
+            if self._tasks is None:
+                return None
+            self._tasks.cancel_scope.cancel()
+            return await self._tasks.__aexit__(kind, error, traceback)
+        finally:
+            # They lead back to the run, whose values shall not wait for the garbage collector.
+            self._answer, self._pause = _nobody, _nothing
 
     def look_after(self, watch: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run it as long as calls may come."""
@@ -137,3 +141,11 @@ class Calls:
             self.made.append(call)
         else:
             self.unrecorded += 1
+
+
+async def _nobody(call: int, header: dict[str, object], value: Encoded | None) -> None:
+    """Takes an answer when the run has ended."""
+
+
+def _nothing(paused: bool) -> None:
+    """There is no clock any more."""

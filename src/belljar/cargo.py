@@ -14,6 +14,7 @@ from belljar.channel import Channel, Held
 from belljar.errors import CannotTravel, ProtocolError
 from belljar.guest import blobs, values, wire
 from belljar.guest.values import Encoded
+from belljar.limits import format_size
 from belljar.record import INLINE as RECORDED
 
 SHORT = 4096  # characters, or bytes
@@ -51,14 +52,22 @@ async def encode_named(given: Mapping[str, object], limit: int) -> Encoded:
     try:
         return await encode(dict(given), limit)
     except CannotTravel as error:
-        raise CannotTravel(re.sub(r"^value\['(\w+)'\]", r"\1", str(error))) from None
+        words = re.sub(r"\bvalue\['(\w+)'\]", r"\1", error.message)
+        raise CannotTravel(words, hint=error.hint) from None
 
 
 def _encode(value: object, limit: int) -> Encoded:
     try:
         return values.encode(value, limit, MAX_TEXT)
     except values.CannotTravel as error:
-        raise CannotTravel(str(error)) from None
+        words = str(error)
+        too_large = f"{limit} bytes"
+        if too_large in words:
+            words = words.replace(too_large, format_size(limit))
+            raise CannotTravel(
+                words, hint="give the sandbox more with Limits(memory=...)"
+            ) from None
+        raise CannotTravel(words) from None
 
 
 async def for_record(given: Mapping[str, object]) -> dict[str, object]:

@@ -63,6 +63,10 @@ async def _settled(made: object) -> None:
         await awaitable
 
 
+class WorkerDied(Exception):
+    """The interpreter died while it was given a value."""
+
+
 class Run:
     """A cell or a command under way."""
 
@@ -109,6 +113,7 @@ class Run:
         self._values = cargo.Receiver(values, channel.held)
         self._value: cargo.Blob = b""
         self._taken: dict[int, anyio.Event] = {}
+        self._worker: object = None  # the process that has taken parts of a value
         self._clock = anyio.CancelScope()
         self._excused = 0  # calls of host functions whose time does not count
         self._left = math.inf
@@ -149,11 +154,15 @@ class Run:
                 header = {**header, "held": self._channel.held.bytes}
             if value is not None:
                 header, payload, fd = await self._load(header, value)
+                header = {**header, "worker": self._worker}
             begun = True
             await self._channel.send(kind, self._exchange.number, header, payload, fd)
             await self._stages()
         except Lost as lost:
             self.lost = lost
+        except WorkerDied:
+            died = {"status": "died", "lost": True}
+            self.done = wire.Frame(wire.DONE, self._exchange.number, died, b"")
         except ProtocolError as error:
             self._guest.kill()
             self.lost = error
@@ -267,6 +276,10 @@ class Run:
         if frame.kind != wire.TAKEN:
             drop(frame)
             raise ProtocolError(f"unexpected frame of kind {frame.kind}")
+        worker = frame.header.get("worker")
+        if self._worker is not None and worker != self._worker:
+            raise WorkerDied
+        self._worker = worker
 
     def _note_taken(self, frame: wire.Frame) -> None:
         key = frame.header.get("key")

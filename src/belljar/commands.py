@@ -46,6 +46,7 @@ class AsyncCommands:
         payload = encode_input(stdin)
         options.check_callbacks(on_stdout=on_stdout, on_stderr=on_stderr)
         async with self._sandbox.using() as (channel, guest):
+            await self._sandbox.refreshed()
             run = Run(
                 channel,
                 guest,

@@ -18,7 +18,7 @@ from belljar.beneath import Beneath, Found, Incoming
 from belljar.errors import FileError, file_error
 from belljar.limits import format_size
 from belljar.transfers import MAX_FILES, OnProgress, Progress, Transfer, carryable
-from belljar.trees import Budget, Part
+from belljar.trees import Budget, Census, Part
 
 if TYPE_CHECKING:
     from belljar.files import AsyncFiles
@@ -33,8 +33,9 @@ async def download(
         is_dir = await _leads_to_a_directory(files, path)
     try:
         if is_dir:
+            census = await _survey(files, path, most)
             with Beneath(local, make=True) as sink:
-                return await _download_tree(files, path, sink, most, on_progress)
+                return await _download_tree(files, path, sink, most, census, on_progress)
         if local.endswith("/") or os.path.isdir(local):
             local = os.path.join(local, posixpath.basename(path))
         parent, name = os.path.split(local)
@@ -77,21 +78,31 @@ async def _download_file(
     return Transfer(files=1, size=progress.done, left_out=())
 
 
-async def _download_tree(
-    files: AsyncFiles, path: str, sink: Beneath, most: int, on_progress: OnProgress | None
-) -> Transfer:
+async def _survey(files: AsyncFiles, path: str, most: int) -> Census:
+    """What there is, before anything is made of it here."""
     census = await trees.scan(files, path, most=MAX_FILES)
     if census.unseen and len(census.entries) == MAX_FILES:
         raise file_error(
             errno.E2BIG, path, f"the directory holds more than {MAX_FILES} files: {path!r}"
         )
+    total = sum(entry.size for entry in census.entries.values() if entry.kind == "file")
+    if total > most:
+        raise _too_large(path, total, most)
+    return census
+
+
+async def _download_tree(
+    files: AsyncFiles,
+    path: str,
+    sink: Beneath,
+    most: int,
+    census: Census,
+    on_progress: OnProgress | None,
+) -> Transfer:
     left_out = census.left_out
     carried = dict(carryable(census.entries, left_out))
     wanted = [(name, entry.size) for name, entry in carried.items() if entry.kind == "file"]
-    total = sum(size for _, size in wanted)
-    if total > most:
-        raise _too_large(path, total, most)
-    progress = Progress(on_progress, total)
+    progress = Progress(on_progress, sum(size for _, size in wanted))
     await anyio.to_thread.run_sync(_make_others, sink, carried)
     intake = Intake(sink)
     receiving = _Receiving(intake, path, most, progress)

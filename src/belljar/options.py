@@ -7,7 +7,7 @@ import keyword
 import math
 import os
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -149,8 +149,15 @@ def check_encodable(what: str, text: str) -> None:
         raise InvalidOption(f"{what} cannot be encoded: {error.reason}: {text!r}") from None
 
 
-def check_known(function: Callable[..., object], given: Mapping[str, object]) -> None:
+def check_known(
+    function: Callable[..., object], given: Mapping[str, object], unnamed: Sequence[object] = ()
+) -> None:
     """An option nobody knows is an error that names the nearest one."""
+    if unnamed:
+        first = unnamed[0] if isinstance(unnamed[0], str) else "..."
+        raise InvalidOption(
+            "options are given by their names", hint=f"Sandbox(environment={first!r})?"
+        )
     known = [
         name
         for name, parameter in inspect.signature(function).parameters.items()

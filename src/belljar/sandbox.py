@@ -53,8 +53,8 @@ class AsyncSandbox:
         print(execution.text)
     """
 
-    def __new__(cls, **given: Any) -> Self:
-        options.check_known(cls.__init__, given)
+    def __new__(cls, *unnamed: object, **given: Any) -> Self:
+        options.check_known(cls.__init__, given, unnamed)
         return super().__new__(cls)
 
     def __init__(
@@ -476,10 +476,12 @@ class AsyncSandbox:
             if execution.error.name == "NameError":
                 raise NameMissing(f"the sandbox has no variable {name!r}")
             if execution.error.name == "CannotTravel":
-                words = execution.error.value.replace("value", name, 1)
-                raise CannotTravel(words[:2000])
+                raise CannotTravel(execution.error.value.replace("value", name, 1)[:2000])
         verdict.raise_for(execution)
-        return await cargo.decode(run.take_value(), self.limits.memory)
+        try:
+            return await cargo.decode(run.take_value(), self.limits.memory)
+        except CannotTravel as error:
+            raise CannotTravel(error.message.replace("value", name, 1)) from None
 
     async def _operate(
         self, header: dict[str, object], value: Encoded | None, timeout: float | None
@@ -617,6 +619,11 @@ class AsyncSandbox:
         kept = [note for note in execution.notes if note != verdict.STARTED_ANEW]
         notes = (*kept, "what it did was undone", *remarks)
         return replace(execution, notes=notes, state_preserved=True)
+
+    async def refreshed(self) -> None:
+        """Called before commands: what changed on the host meanwhile is to be there."""
+        if self._place is not None:
+            await self._keeping.refresh(self._place)
 
     async def changed(self, event: str, **fields: object) -> None:
         """Called after whatever may have changed files, but for cells."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import posixpath
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+import anyio
 import anyio.to_thread
 
 from belljar import trees
 from belljar.beneath import Beneath, Found
-from belljar.errors import FileError, InvalidOption, file_error
+from belljar.errors import FileError, InvalidOption, SandboxError, file_error
 from belljar.transfers import MAX_FILES, OnProgress, Progress, Transfer, carryable
 from belljar.trees import LeftOut, Order
 
@@ -135,6 +137,11 @@ class Outflow:
         mode = 0o755 if found.executable else 0o644
         return Order("file", name, (offset, len(data), mode, found.mtime), data)
 
+    @property
+    def unfinished(self) -> str:
+        """The file of which only a part has been read so far."""
+        return self._current[0] if self._fd >= 0 else ""
+
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
@@ -146,14 +153,26 @@ async def send(
 ) -> dict[str, Found]:
     """Everything of an outflow; what each file then is in the guest."""
     written: dict[str, Found] = {}
+    begun: set[str] = set()  # files of which there may be a part
     try:
         while orders := await anyio.to_thread.run_sync(outflow.next):
+            begun.update(order.path for order in orders if order.verb == "file")
             made = await trees.push(files, root, orders)
+            done = {
+                o.path for o, found in zip(orders, made, strict=True) if isinstance(found, Found)
+            }
+            begun -= done - {outflow.unfinished}
             trees.check(orders, made, root)
             for order, found in zip(orders, made, strict=True):
                 if isinstance(found, Found):
                     written[order.path] = found
             await progress.add(sum(len(order.data) for order in orders))
+    except BaseException:
+        with anyio.CancelScope(shield=True), contextlib.suppress(SandboxError):
+            for path in begun:  # whole or not at all
+                target = posixpath.join(root, path)
+                await files.call(target, {"op": "remove", "path": target})
+        raise
     finally:
         outflow.close()
     return written

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from belljar import cargo, cell
 from belljar.cell import Run
-from belljar.errors import CannotTravel, SandboxError
+from belljar.errors import CannotTravel, ExecutionError
 from belljar.execution import Execution, Outcome, Result
 from belljar.limits import Limits
 from belljar.result import TABLE
@@ -115,6 +115,9 @@ def _notes(
 
 def raise_for(execution: Execution) -> None:
     """For operations that have no Execution to give: what went wrong is an exception."""
-    if execution.outcome is Outcome.lost or execution.outcome is Outcome.killed:
-        raise SandboxError(f"the operation did not end: {execution.notes or execution!r}")
-    execution.raise_for_outcome()
+    try:
+        execution.raise_for_outcome()
+    except ExecutionError as error:
+        if not execution.state_preserved:
+            error.message = f"{error.message}; the variables of the sandbox are lost"
+        raise

@@ -29,6 +29,7 @@ from .pump import Pump
 HIGH_WATER = 4 * 1024 * 1024  # bytes waiting for the host; above it, output is not read
 MAX_STALE = 16  # pipes of earlier cells that are still held open by what they left behind
 MAX_BACKGROUND = 64 * 1024
+GONE = {"status": "died", "signal": None, "exit_code": None, "lost": True}
 MAX_CHANGES = 1024 * 1024  # bytes to tell of changed files
 
 
@@ -183,6 +184,10 @@ class Init:
         self._retire_pumps()
         cell = Cell(frame.request, int(frame.header["output"]))
         self._cell = cell
+        if frame.header.get("worker") not in (None, self._worker.pid):
+            close_all(fds)
+            self._finish(cell, dict(GONE))  # the one that has got its value is dead
+            return
         if not self._worker.pid:
             self.start_worker()  # the last attempt met the process limit
         if "functions" in frame.header:
@@ -195,8 +200,7 @@ class Init:
         header = {**frame.header, "fds": len(fds), "functions": None}
         self._worker.send(wire.pack(wire.CELL, frame.request, header, frame.payload), fds)
         if not self._worker.pid:
-            gone = {"status": "died", "signal": None, "exit_code": None, "lost": True}
-            self._finish(cell, gone)
+            self._finish(cell, dict(GONE))
 
     def start_worker(self) -> None:
         self._worker.start()
@@ -211,7 +215,8 @@ class Init:
         """The next part is asked for when this one has gone to the worker."""
         request, header = frame.request, frame.header
         self._worker.send(wire.pack(wire.PART, request, header, frame.payload))
-        taken = {"key": header["key"]}
+        # Which worker it is: one that takes the place of a dead one has not got the parts before.
+        taken = {"key": header["key"], "worker": self._worker.pid}
         self._worker.when_sent(lambda: self.send(wire.TAKEN, request, taken))
 
     def _serve_answer(self, frame: wire.Frame, fds: "Tuple[int, ...]") -> None:

@@ -267,6 +267,8 @@ class Worker:
         try:
             return header, values.encode(value, self._result_limit, self._output_limit)
         except values.CannotTravel as error:
+            if " is a matplotlib." in str(error):
+                return header, None  # what plotting gives back nobody wants: the figure is shown
             # Its text travels all the same.
             return {**header, "unplain": display.cap_text(str(error), 200)}, None
 
