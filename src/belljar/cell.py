@@ -300,7 +300,7 @@ class Run:
                     self._channel, number, header, value, key=call, taken=taken
                 )
             await self._channel.send(wire.ANSWER, number, header, payload, fd)
-        except Lost:
+        except (Lost, ProtocolError):
             return  # the run itself will notice
         finally:
             self._taken.pop(call, None)

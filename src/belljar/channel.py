@@ -245,6 +245,7 @@ class Channel:
             if frame.kind == wire.REPLY:
                 return frame.header, bytes(data)
             if frame.kind != wire.DATA:
+                drop(frame)
                 raise ProtocolError(f"unexpected answer of kind {frame.kind}")
             data += frame.payload
             if len(data) > wire.MAX_PAYLOAD:

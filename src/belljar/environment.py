@@ -109,6 +109,7 @@ BUILTIN = MappingProxyType(
             Environment(
                 "data",
                 packages=(
+                    "jinja2",  # for pandas' `df.style`
                     *("matplotlib", "numpy", "pandas", "pyarrow", "scikit-learn", "scipy"),
                     "tzdata",  # guests do not see the host's zoneinfo
                 ),
