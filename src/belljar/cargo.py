@@ -83,15 +83,21 @@ async def for_record(given: Mapping[str, object]) -> dict[str, object]:
 async def decode(blob: Blob, limit: int, text_limit: int = values.MAX_TEXT) -> object:
     """Out of bytes that a hostile guest may have made."""
     if values.needs_thread(blob):
-        return await anyio.to_thread.run_sync(_decode, blob, limit, text_limit)
-    return _decode(blob, limit, text_limit)
+        value, refusal = await anyio.to_thread.run_sync(_decode, blob, limit, text_limit)
+    else:
+        value, refusal = _decode(blob, limit, text_limit)
+    if refusal is not None:
+        raise CannotTravel(refusal)
+    return value
 
 
-def _decode(blob: Blob, limit: int, text_limit: int) -> object:
+def _decode(blob: Blob, limit: int, text_limit: int) -> tuple[object, str | None]:
+    """The value, or why there is none. The codec's exception knows all that was decoded, and
+    shall not live on in the one that the caller sees, nor in that of a thread's future."""
     try:
-        return values.decode(blob, limit, text_limit)
+        return values.decode(blob, limit, text_limit), None
     except values.CannotTravel as error:
-        raise CannotTravel(str(error)) from None
+        return None, str(error)
 
 
 async def load(
