@@ -374,7 +374,8 @@ def cases(random):
         for _ in range(random.choice([1, 2, 4, 8, 20])):
             messages += whole_value(random) if random.random() < 0.2 else [message(random)]
         if random.random() < 0.1:
-            messages += [messages[-1]] * random.choice([10, 100])
+            fds, data = messages[-1]
+            messages += [(fds[:1], data)] * random.choice([10, 100])
         if random.random() < 0.2:
             random.shuffle(messages)
         yield put_together(random.randrange(256), cut(random, messages))

@@ -70,6 +70,7 @@ attempts = [
     lambda mode: os.chmod("file", mode, dir_fd=os.open(".", os.O_RDONLY)),
     lambda mode: os.open(f"open-{mode}", made, mode),
     lambda mode: os.mknod(f"mknod-{mode}", mode),
+    lambda mode: os.open(".", os.O_TMPFILE | os.O_RDWR, mode),
 ]
 seen = [[attempt(lambda: each(mode)) for mode in (0o4755, 0o2755, 0o755)] for each in attempts]
 seen, subprocess.run(["chmod", "u+s", "file"], capture_output=True).returncode
@@ -80,7 +81,7 @@ def test_a_writable_directory_gets_no_files_that_run_as_their_owner(make_sandbox
     shown.chmod(0o777)
     sandbox = make_sandbox(mounts=[Mount(str(shown), "/mnt/out", read_only=False)])
     seen, status = sandbox.run_code(SET_ID).raise_for_outcome().value
-    assert seen == [[errno.EPERM, errno.EPERM, None]] * 5
+    assert seen == [[errno.EPERM, errno.EPERM, None]] * 6
     assert status != 0
     assert not [path for path in shown.iterdir() if path.stat().st_mode & 0o6000]
 

@@ -633,12 +633,14 @@ def test_control_c_during_put_and_get_leaves_the_sandbox_usable(way, no_leak, ma
                 source.uniform(0, 0.03),
                 lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT),
             )
-            timer.start()
-            with contextlib.suppress(KeyboardInterrupt):
-                try:
-                    work()
-                finally:
-                    timer.join()
+            try:
+                timer.start()
+                work()
+                timer.join()
+                for _ in range(100):
+                    time.sleep(0)  # handlers run between two steps
+            except KeyboardInterrupt:
+                timer.join()
         assert sandbox.run_code("x").value == 5
 
 

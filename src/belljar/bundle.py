@@ -16,8 +16,8 @@ PACKAGE = "_belljar"  # so that it can never be mistaken for the library itself
 _GUEST = (
     "distinct",
     *("parcel", "texts", "moments", "arrays", "arrow", "polars_tables", "columns", "tables"),
-    *("wire", "values", "claims", "chart_elements", "charts", "figures", "frames", "libraries"),
-    *("display", "streams", "pump", "changes"),
+    *("wire", "values", "claims", "chart_elements", "chart_lines", "charts", "figures", "frames"),
+    *("notebook_habits", "libraries", "display", "streams", "pump", "changes"),
     *("removal", "trees", "files", "commands"),
     *("outbox", "blobs", "functions", "link", "twin", "worker", "keeper"),
     *("treecopy", "store", "branch", "branches"),

@@ -18,6 +18,7 @@ from belljar.guest import wire
 from belljar.guest.values import Encoded
 
 MAX_RECORDED = 10_000
+MAX_ARGUMENTS = 1000  # of one call: each takes the event loop's time
 
 Answer = Callable[[int, dict[str, object], Encoded | None], Awaitable[None]]
 
@@ -129,6 +130,8 @@ class Calls:
         args, kwargs = given.get("args"), given.get("kwargs")
         if not isinstance(args, list) or not isinstance(kwargs, dict):
             raise TypeError("malformed arguments")
+        if len(args) + len(kwargs) > MAX_ARGUMENTS:
+            raise TypeError(f"more than {MAX_ARGUMENTS} arguments")
         assert self._registry is not None
         made = await self._registry.call(name, tuple(args), kwargs)
         value = await cargo.encode(made, self._limit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 import re
@@ -83,7 +84,10 @@ async def for_record(given: Mapping[str, object]) -> dict[str, object]:
 async def decode(blob: Blob, limit: int, text_limit: int = values.MAX_TEXT) -> object:
     """Out of bytes that a hostile guest may have made."""
     if values.needs_thread(blob):
-        value, refusal = await anyio.to_thread.run_sync(_decode, blob, limit, text_limit)
+        # Not of the threads that all share: what a stranger made may keep one for long.
+        own = anyio.CapacityLimiter(1)
+        work = functools.partial(_decode, blob, limit, text_limit)
+        value, refusal = await anyio.to_thread.run_sync(work, limiter=own)
     else:
         value, refusal = _decode(blob, limit, text_limit)
     if refusal is not None:

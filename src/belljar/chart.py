@@ -42,7 +42,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    label: str  # where it stands, such as "2024" or the bin "0 to 10"
+    label: str  # where it stands, such as "2024" or the bin "[0, 10)"
     group: str  # the label of the set it belongs to
     value: float | None
 
@@ -82,7 +82,7 @@ class Chart:
     y_tick_labels: tuple[str, ...] = ()
     x_scale: str | None = None  # linear, log, datetime, categorical, ...
     y_scale: str | None = None
-    truncated: bool = False  # points were left out, evenly
+    truncated: bool = False  # points were left out, evenly; of bars, slices and boxes the last
 
     def to_dict(self) -> dict[str, object]:
         """Give plain data that JSON can carry."""

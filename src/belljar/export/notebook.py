@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 
+from belljar.clean_html import clean
 from belljar.execution import CommandResult, Execution, Result
 from belljar.export import words
 from belljar.record.parse import Malformed, Reader, load_command
@@ -85,11 +86,17 @@ def _stream(name: str, text: str) -> Json:
     return {"output_type": "stream", "name": name, "text": text}
 
 
+_SCRIPTS = ("application/javascript", "text/javascript", "application/vnd.jupyter.widget-view+json")
+
+
 def _bundle(result: Result) -> Json:
     data: Json = {}
     for mime, content in result.raw.items():
-        if mime == TABLE or not content:  # a notebook cannot show it; its HTML is there too
+        # A notebook cannot show a table as such, its HTML is there too; and shall run no script.
+        if mime == TABLE or not content or mime in _SCRIPTS:
             continue
+        if mime == "text/html" and isinstance(content, str):
+            content = clean(content)
         if isinstance(content, bytes):
             data[mime] = base64.b64encode(content).decode("ascii")
         elif mime == "application/json" or mime.endswith("+json"):

@@ -196,6 +196,10 @@ def _raise_type(pa: Any, spec: Any, nesting: int = _MAX_NESTING) -> Any:
         index, value = (_raise_type(pa, inner, nesting - 1) for inner in body[:2])
         if not pa.types.is_integer(index):
             raise TypeError("not an index")
+        # Arrow and pandas fall over dictionaries of these when they are shown.
+        types = pa.types
+        if types.is_null(value) or types.is_dictionary(value) or types.is_nested(value):
+            raise TypeError("a dictionary of what cannot be in one")
         return pa.dictionary(index, value, body[2])
     raise ValueError("unknown type")
 
@@ -213,11 +217,15 @@ def _raise_node(unpacker: Unpacker, pa: Any, kind: Any, node: Any) -> Any:
     if types.is_null(kind):
         unpacker.free_rows(count)
         return pa.nulls(count)
-    buffers = [_take(unpacker, pa, specs[0], (count + 7) // 8) if specs[0] is not None else None]
+    buffers: List[Any] = [None]
+    if specs[0] is not None:
+        buffers = [_take(unpacker, pa, specs[0], (count + 7) // 8)]
     children: List[Any] = []
     width = _offset_width(types, kind)
     if width:
         buffers.append(_take(unpacker, pa, specs[1], (count + 1) * width))
+    if types.is_map(kind):
+        _check_map(types, kind, node["c"])
     if types.is_nested(kind):
         children = _raise_children(unpacker, pa, kind, node["c"], count)
     elif width:
@@ -225,9 +233,30 @@ def _raise_node(unpacker: Unpacker, pa: Any, kind: Any, node: Any) -> Any:
     else:
         unpacker.free_rows(0 if kind.bit_width else count)
         buffers.append(_take(unpacker, pa, specs[1], (count * kind.bit_width + 7) // 8))
+    if width:
+        held: Any = children[0] if children else buffers[2]
+        _check_offsets(buffers[1], width, len(held))
     if len(specs) != len(buffers):
         raise ValueError("too many buffers")
     return pa.Array.from_buffers(kind, count, buffers, children=children or None)
+
+
+def _check_map(types: Any, kind: Any, nodes: Any) -> None:
+    """Arrow ends the process, without an exception, over a map with a null entry or key."""
+    (entries,) = nodes
+    keys = entries["c"][0]
+    if types.is_null(kind.key_type) or entries["b"] != [None] or keys["b"][0] is not None:
+        raise ValueError("nulls in a map")
+
+
+def _check_offsets(buffer: Any, width: int, most: int) -> None:
+    """The first and the last; Arrow looks at those between, but at none of an empty array."""
+    data = memoryview(buffer)
+    first, last = (
+        int.from_bytes(part, sys.byteorder, signed=True) for part in (data[:width], data[-width:])
+    )
+    if not 0 <= first <= last <= most:
+        raise ValueError("offsets out of range")
 
 
 def _raise_children(unpacker: Unpacker, pa: Any, kind: Any, nodes: Any, count: int) -> List[Any]:

@@ -1,4 +1,4 @@
-"""What is drawn in one pair of matplotlib's axes: lines, points, bars, pies, boxes, as data."""
+"""Bars, pies and boxes in one pair of matplotlib's axes, as data. Lines are in `chart_lines`."""
 
 import functools
 import math
@@ -10,6 +10,7 @@ Found = Dict[str, Tuple[List[Dict[str, Any]], bool]]  # chart type -> elements, 
 MAX_ELEMENTS = 1000  # of one chart
 MAX_LABEL = 500  # characters
 _BOXES = "_belljar_boxes"
+_EDGES = "_belljar_edges"
 _WORDS = ("FuncFormatter", "FixedLocator")
 
 
@@ -93,37 +94,55 @@ class Scale:
         return period.to_timestamp().isoformat()
 
 
-def record_boxes(axes_class: Any) -> None:
-    """Keep the statistics of box plots: what is drawn are lines that do not tell what they are."""
-    original = axes_class.bxp
+Scales = Tuple[Scale, Scale]  # of x and of y
 
-    @functools.wraps(original)
+
+class Drawn:
+    """What was found in one pair of axes, and what its lines must not be taken for."""
+
+    def __init__(self) -> None:
+        self.found: Found = {}
+        self.taken: Set[int] = set()  # ids of artists that are parts of something else
+        self.names: Dict[int, str] = {}  # labels of lines, by their ids
+        # Bars that stand apart: which axis they stand on, centre, half of the width.
+        self.spans: List[Tuple[int, float, float]] = []
+
+
+def record(axes_class: Any) -> None:
+    """Keep what the drawing does not tell: the statistics of box plots, the bins of histograms."""
+    draw_boxes, draw_histogram = axes_class.bxp, axes_class.hist
+
+    @functools.wraps(draw_boxes)
     def bxp(self: Any, bxpstats: Any, *args: Any, **options: Any) -> Any:
-        made = original(self, bxpstats, *args, **options)
+        made = draw_boxes(self, bxpstats, *args, **options)
         setattr(self, _BOXES, [*getattr(self, _BOXES, ()), (bxpstats, made)])
         return made
 
-    axes_class.bxp = bxp
+    @functools.wraps(draw_histogram)
+    def hist(self: Any, *args: Any, **options: Any) -> Any:
+        made = draw_histogram(self, *args, **options)
+        _, edges, bars = made
+        for container in [bars] if type(bars).__name__ == "BarContainer" else bars:
+            if type(container).__name__ == "BarContainer":  # else outlines
+                setattr(container, _EDGES, edges)
+        return made
+
+    axes_class.bxp, axes_class.hist = bxp, hist
 
 
-def find(axes: Any, room: Room) -> Found:
+def find(axes: Any, scales: Scales, room: Room) -> Drawn:
     """The elements by chart type; what is decoration (caps, whiskers, legends) is no element."""
-    scales = Scale(axes, axes.xaxis), Scale(axes, axes.yaxis)
-    found: Found = {}
-    taken: Set[int] = set()  # ids of artists that are parts of something else
-    names: Dict[int, str] = {}
+    drawn = Drawn()
     for kind, parts in (
         ("pie", _pies(axes)),
-        ("box_and_whisker", _boxes(axes, scales, taken)),
-        ("bar", _bars(axes, scales, taken, names)),
+        ("box_and_whisker", _boxes(axes, scales, drawn)),
+        ("bar", _bars(axes, scales, drawn)),
     ):
         if parts:
             given = room.take(len(parts))
-            found[kind] = parts[:given], given < len(parts)
-    if "pie" not in found:
-        for kind, arrays in _point_sets(axes, taken, names).items():
-            found[kind] = _points(arrays, scales, room)
-    return found
+            cut = kind == "box_and_whisker" and _thin_outliers(parts[:given], room)
+            drawn.found[kind] = parts[:given], cut or given < len(parts)
+    return drawn
 
 
 # -- pies, boxes, bars --------------------------------------------------------------------------
@@ -132,7 +151,7 @@ def find(axes: Any, room: Room) -> Found:
 def _pies(axes: Any) -> List[Dict[str, Any]]:
     return [
         {
-            "label": _label(patch),
+            "label": label_of(patch),
             "angle": _number(patch.theta2 - patch.theta1),
             "radius": _number(patch.r),
         }
@@ -141,17 +160,16 @@ def _pies(axes: Any) -> List[Dict[str, Any]]:
     ]
 
 
-def _boxes(axes: Any, scales: Tuple[Scale, Scale], taken: Set[int]) -> List[Dict[str, Any]]:
-    parts = []
+def _boxes(axes: Any, scales: Scales, drawn: Drawn) -> List[Dict[str, Any]]:
+    parts: List[Dict[str, Any]] = []
     for stats, made in getattr(axes, _BOXES, ()):
-        taken.update(id(artist) for artists in made.values() for artist in artists)
+        drawn.taken.update(id(artist) for artists in made.values() for artist in artists)
         for each, median in zip(stats, made["medians"]):
             if median.axes is not axes:
                 continue  # removed again
             x, y = (float(sum(values) / len(values)) for values in median.get_data(orig=False))
             across = scales[0] if abs(y - each["med"]) <= abs(x - each["med"]) else scales[1]
             label = across.label(x if across is scales[0] else y)
-            outliers = [_number(value) for value in list(each.get("fliers", ()))[:MAX_ELEMENTS]]
             names = ("whislo", "q1", "med", "q3", "whishi")
             low, first, middle, third, high = (_number(each[name]) for name in names)
             parts.append(
@@ -162,124 +180,109 @@ def _boxes(axes: Any, scales: Tuple[Scale, Scale], taken: Set[int]) -> List[Dict
                     "median": middle,
                     "third_quartile": third,
                     "max": high,
-                    "outliers": outliers,
+                    "outliers": each.get("fliers", ()),
                 }
             )
     return parts
 
 
-def _bars(
-    axes: Any, scales: Tuple[Scale, Scale], taken: Set[int], names: Dict[int, str]
-) -> List[Dict[str, Any]]:
+def _thin_outliers(boxes: List[Dict[str, Any]], room: Room) -> bool:
+    """Whether some were left out."""
+    total = sum(len(box["outliers"]) for box in boxes)
+    given = room.take(total)
+    for box in boxes:
+        values = box["outliers"]
+        chosen = evenly(len(values), len(values) * given // total if total else 0)
+        box["outliers"] = [_number(values[i]) for i in chosen]
+    return given < total
+
+
+def _bars(axes: Any, scales: Scales, drawn: Drawn) -> List[Dict[str, Any]]:
     parts: List[Dict[str, Any]] = []
+    colours = _legend_colours(axes)
     for container in axes.containers:
         kind = type(container).__name__
         if kind == "BarContainer":
-            parts += _bars_of(container, scales)
+            parts += _bars_of(container, scales, colours, drawn)
             container = getattr(container, "errorbar", None)
         if type(container).__name__ == "ErrorbarContainer":
             line, caps, _ = container.lines
-            taken.update(map(id, caps))
-            names[id(line)] = _label(container)
+            drawn.taken.update(map(id, caps))
+            drawn.names[id(line)] = label_of(container)
         elif kind == "StemContainer":
-            taken.add(id(container.baseline))
-            names[id(container.markerline)] = _label(container)
+            drawn.taken.add(id(container.baseline))
+            drawn.names[id(container.markerline)] = label_of(container)
     return parts
 
 
-def _bars_of(container: Any, scales: Tuple[Scale, Scale]) -> List[Dict[str, Any]]:
+def _legend_colours(axes: Any) -> Dict[Any, str]:
+    """seaborn names its bars by their colour, in the legend alone."""
+    legend = axes.get_legend()
+    if legend is None:
+        return {}
+    return {
+        tuple(handle.get_facecolor()[:3]): text.get_text()[:MAX_LABEL]
+        for handle, text in zip(getattr(legend, "legend_handles", ()), legend.get_texts())
+        if type(handle).__name__ == "Rectangle"
+    }
+
+
+def _bars_of(
+    container: Any, scales: Scales, colours: Dict[Any, str], drawn: Drawn
+) -> List[Dict[str, Any]]:
     lying = getattr(container, "orientation", "vertical") == "horizontal"
-    scale, group, parts = scales[1 if lying else 0], _label(container), []
+    scale, patches = scales[1 if lying else 0], container.patches
     spans = [
-        (p.get_y(), p.get_height(), p.get_width()) if lying
-        else (p.get_x(), p.get_width(), p.get_height())
-        for p in container.patches
+        (float(p.get_y()), float(p.get_height()), p.get_width()) if lying
+        else (float(p.get_x()), float(p.get_width()), p.get_height())
+        for p in patches
     ]  # fmt: skip
-    bins = _touch(spans) and not scale.has_names
-    for start, width, value in spans:
-        start, width = float(start), float(width)
-        label = _bin(start, width) if bins else scale.label(start + width / 2)
-        parts.append({"label": label, "group": group, "value": _number(value)})
+    edges = None if scale.has_names else _edges(container, spans)
+    if edges is None:
+        labels = [scale.label(start + width / 2) for start, width, _ in spans]
+        drawn.spans += [
+            (int(lying), start + width / 2, abs(width) / 2) for start, width, _ in spans
+        ]
+    else:
+        labels = _bins(edges)
+    # hist() gives its label to the first bar; others give every bar one of its own.
+    group = label_of(container) or (label_of(patches[0]) if patches else "")
+    parts = []
+    for patch, label, (_, _, value) in zip(patches, labels, spans):
+        named = label_of(patch) or group or colours.get(tuple(patch.get_facecolor()[:3]), "")
+        parts.append({"label": label, "group": named, "value": _number(value)})
     return parts
 
 
-def _touch(spans: List[Tuple[Any, Any, Any]]) -> bool:
-    """Bars side by side without a gap are the bins of a histogram."""
-    ends = [start + width for start, width, _ in spans[:-1]]
-    starts = [start for start, _, _ in spans[1:]]
+def _edges(container: Any, spans: List[Tuple[float, float, Any]]) -> Optional[List[float]]:
+    """Of a histogram's bins: bars side by side without a gap are one, too."""
+    known = getattr(container, _EDGES, ())
+    if len(known) == len(spans) + 1:
+        return [float(edge) for edge in known]
+    edges = [start for start, _, _ in spans] + [sum(spans[-1][:2])] if len(spans) > 1 else []
+    ends = [start + width for start, width, _ in spans]
     slack = max((abs(width) for _, width, _ in spans), default=0.0) * 1e-6
-    return bool(ends) and all(abs(end - start) <= slack for end, start in zip(ends, starts))
+    touch = all(abs(end - edge) <= slack for end, edge in zip(ends, edges[1:]))
+    return edges if edges and touch else None
 
 
-def _bin(start: float, width: float) -> str:
-    """Its edges; bars are drawn around their middle, so that zero may come as 1e-16."""
-    ends = (0.0 if abs(end) < width * 1e-9 else end for end in (start, start + width))
-    return " to ".join(f"{end:g}" for end in ends)
+def _bins(edges: List[float]) -> List[str]:
+    """As mathematics writes intervals, with as many digits as tell one edge from the next."""
+    count = len(edges) - 1
+    width = min(abs(edges[i + 1] - edges[i]) for i in range(count)) or 1.0
+    largest = max(map(abs, edges)) or 1.0
+    needed = max(1 + math.log10(largest), 3 + math.log10(largest / width))
+    digits = min(15, max(6, math.ceil(needed)))
+    # Bars are drawn around their middle, so that zero may come as 1e-16.
+    texts = [f"{0.0 if abs(edge) < width * 1e-9 else edge:.{digits}g}" for edge in edges]
+    closing = [")"] * (count - 1) + ["]"]
+    return [f"[{texts[i]}, {texts[i + 1]}{closing[i]}" for i in range(count)]
 
 
-# -- lines and points ---------------------------------------------------------------------------
-
-Arrays = List[Tuple[str, Any, Any]]  # label, xs, ys
+# -- what lines need as well --------------------------------------------------------------------
 
 
-def _point_sets(axes: Any, taken: Set[int], names: Dict[int, str]) -> Dict[str, Arrays]:
-    # A line across all of the axes (axhline) is in other coordinates, and is no data.
-    lines = [
-        line
-        for line in axes.lines
-        if id(line) not in taken and line.get_visible() and line.get_transform() == axes.transData
-    ]
-    # Lines without points are there for the legend: seaborn names lines by their colour.
-    colours = {str(line.get_color()): _label(line) for line in lines if not len(line.get_xdata())}
-    sets: Dict[str, Arrays] = {}
-    for line in lines:
-        xs, ys = line.get_data(orig=False)
-        if len(xs):
-            bare = str(line.get_linestyle()).strip() in ("", "None")
-            kind = "scatter" if bare and id(line) not in names else "line"
-            label = names.get(id(line)) or _label(line) or colours.get(str(line.get_color()), "")
-            sets.setdefault(kind, []).append((label, xs, ys))
-    _add_collections(axes, sets)
-    return sets
-
-
-def _add_collections(axes: Any, sets: Dict[str, Arrays]) -> None:
-    areas: Arrays = []
-    for collection in axes.collections:
-        kind = type(collection).__name__
-        if kind == "PathCollection" and collection.get_visible():
-            offsets = collection.get_offsets()
-            points = offsets.filled(math.nan) if hasattr(offsets, "filled") else offsets
-            sets.setdefault("scatter", []).append((_label(collection), points[:, 0], points[:, 1]))
-        elif kind == "FillBetweenPolyCollection":
-            areas += [(_label(collection), *_upper_edge(p)) for p in collection.get_paths()]
-    if areas and not sets:  # else it is the shade around a line
-        sets["line"] = areas
-
-
-def _upper_edge(path: Any) -> Tuple[Any, Any]:
-    """The first curve of fill_between(): corner, n points, corner, n points back, end."""
-    count = (len(path.vertices) - 3) // 2
-    edge = path.vertices[1 : count + 1]
-    return edge[:, 0], edge[:, 1]
-
-
-def _points(
-    arrays: Arrays, scales: Tuple[Scale, Scale], room: Room
-) -> Tuple[List[Dict[str, Any]], bool]:
-    total = sum(len(xs) for _, xs, _ in arrays)
-    given = room.take(total)
-    truncated = given < total or len(arrays) > MAX_ELEMENTS
-    parts = []
-    for label, xs, ys in arrays[:MAX_ELEMENTS]:
-        count = len(xs) * given // total if total else 0
-        chosen = _evenly(len(xs), count)
-        points = [[scales[0].plain(xs[i]), scales[1].plain(ys[i])] for i in chosen]
-        parts.append({"label": label, "points": points})
-    return parts, truncated
-
-
-def _evenly(length: int, count: int) -> List[int]:
+def evenly(length: int, count: int) -> List[int]:
     """`count` places out of `length`, the first and the last among them."""
     if count >= length:
         return list(range(length))
@@ -288,7 +291,7 @@ def _evenly(length: int, count: int) -> List[int]:
     return [round(i * (length - 1) / (count - 1)) for i in range(count)]
 
 
-def _label(artist: Any) -> str:
+def label_of(artist: Any) -> str:
     label = artist.get_label()
     # matplotlib's own names, "_child0", are for those without one.
     return "" if label is None or str(label).startswith("_") else str(label)[:MAX_LABEL]

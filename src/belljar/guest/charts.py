@@ -12,14 +12,19 @@ import re
 from typing import Any, Dict, List, Optional
 
 from . import chart_elements as elements
+from . import chart_lines as lines
 
 MIME = "application/vnd.belljar.chart+json"
 MAX_CHARTS = 64
 MAX_TICKS = 200
-MAX_POINTS = 10_000  # of one chart; of all charts of a figure three times as many
+MAX_POINTS = 1000  # of one chart, for a prompt to hold it; of a figure three times as many
 MAX_LABEL = 500  # characters
 
 _UNIT = re.compile(r"[(\[]\s*([^()\[\]]{1,40}?)\s*[)\]]\s*$")
+
+
+class Partial(str):
+    """The JSON of a chart of which something was left out."""
 
 
 def describe(figure: Any) -> Optional[str]:
@@ -27,7 +32,9 @@ def describe(figure: Any) -> Optional[str]:
     axes = [a for a in figure.axes if a.get_visible() and not hasattr(a, "_colorbar")]
     with_data = [a for a in axes if a.has_data() or a.patches]
     room = elements.Room(MAX_POINTS, 3 * MAX_POINTS)
-    charts = [chart for a in with_data[:MAX_CHARTS] for chart in _charts(a, room)][:MAX_CHARTS]
+    charts = [chart for a in with_data[:MAX_CHARTS] for chart in _charts(a, room)]
+    truncated = any("truncated" in each for each in charts)
+    truncated = truncated or max(len(charts), len(with_data)) > MAX_CHARTS
     if not charts:
         return None
     title = _title_of_all(figure)
@@ -35,17 +42,21 @@ def describe(figure: Any) -> Optional[str]:
         chart = charts[0]
         chart["title"] = chart["title"] or title
     else:
-        chart = {"type": "superchart", "title": title, "elements": charts}
-        if any("truncated" in each for each in charts) or len(with_data) > MAX_CHARTS:
+        chart = {"type": "superchart", "title": title, "elements": charts[:MAX_CHARTS]}
+        if truncated:
             chart["truncated"] = True
-    return json.dumps(chart, allow_nan=False)
+    text = json.dumps(chart, allow_nan=False)
+    return Partial(text) if truncated else text
 
 
 def _charts(axes: Any, room: elements.Room) -> List[Dict[str, Any]]:
     """One chart for each kind of thing that was drawn here."""
     frame = _frame(axes)
-    # On other projections than the plain one, x and y mean something else.
-    found = elements.find(axes, room) if axes.name == "rectilinear" else {}
+    found: elements.Found = {}
+    if axes.name == "rectilinear":  # else x and y mean something else
+        scales = elements.Scale(axes, axes.xaxis), elements.Scale(axes, axes.yaxis)
+        drawn = elements.find(axes, scales, room)
+        found = {**drawn.found, **lines.find(axes, scales, room, drawn)}
     charts = []
     for kind, (parts, truncated) in found.items():
         chart = {"type": kind, **frame, "elements": parts}

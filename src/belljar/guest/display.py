@@ -6,7 +6,7 @@ import json
 import sys
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
 
-from . import claims, figures, frames, libraries
+from . import charts, claims, figures, frames, libraries
 
 # A part may also be made when it is known how much room there is for it.
 Part = Union[str, bytes, Callable[[int], Optional[bytes]]]
@@ -65,7 +65,8 @@ def show(
         raise RuntimeError("display() works in a cell only")
     for item in objects:
         made = _checked(item) if raw else bundle(item)
-        _show(_chosen(made, include, exclude), False)
+        # Of what offers nothing that is taken, such as JavaScript, there is at least its text.
+        _show(_chosen(made, include, exclude) or {"text/plain": repr(item)}, False)
     return None if display_id is None else Handle(display_id)
 
 
@@ -169,7 +170,8 @@ def _chosen(
 
 def flatten(data: Bundle, main: bool, text: int, limit: int) -> "Tuple[Dict[str, Any], bytes]":
     """One result as header and payload: its parts follow each other in the payload. A part that
-    does not fit into `limit` is left out, and named; plain text is cut at `text` instead."""
+    does not fit into `limit` is left out, and named; plain text is cut at `text` instead. Named is
+    also what came without some of its points."""
     parts: List[Dict[str, Any]] = []
     chunks: List[bytes] = []
     dropped: List[str] = []
@@ -185,6 +187,8 @@ def flatten(data: Bundle, main: bool, text: int, limit: int) -> "Tuple[Dict[str,
             if raw is None or mime != "text/plain":
                 continue
             raw = raw[:most]
+        elif isinstance(content, charts.Partial):
+            dropped.append(mime)
         parts.append({"mime": mime, "size": len(raw), "text": isinstance(content, str)})
         chunks.append(raw)
         room -= len(raw)

@@ -8,7 +8,7 @@ import importlib
 import sys
 from typing import Any, Callable, Dict, Optional
 
-from . import chart_elements, figures
+from . import chart_elements, figures, notebook_habits
 
 Show = Callable[..., Any]
 
@@ -17,7 +17,7 @@ def install(show: Show) -> None:
     """`show` is the display() of the cells."""
     arrange: Dict[str, Callable[[Any], None]] = {
         "matplotlib.pyplot": figures.arrange_show,
-        "matplotlib.axes._axes": lambda module: chart_elements.record_boxes(module.Axes),
+        "matplotlib.axes._axes": lambda module: chart_elements.record(module.Axes),
         "plotly.io._renderers": lambda module: _plotly(module, show),
         "altair": lambda module: _altair(module, show),
         "IPython.core.display_functions": lambda module: _ipython(module, show),
@@ -25,6 +25,7 @@ def install(show: Show) -> None:
     for name in arrange.keys() & sys.modules.keys():
         _apply(arrange[name], sys.modules[name])
     sys.meta_path.insert(0, _Finder(arrange))
+    notebook_habits.install(show)
 
 
 class _Finder:

@@ -102,6 +102,19 @@ def _plain(differences: tuple[Difference, ...]) -> dict[str, object]:
     return {"same": not differences, "differences": listed}
 
 
+# What a record may ask of this host without being trusted.
+_MODERATE: dict[str, float] = {
+    "memory": 2 * 2**30,
+    "cpus": 2.0,
+    "processes": 256,
+    "open_files": 4096,
+    "workspace": 2**30,
+    "tmp": 2**30,
+    "output": 64 * 2**20,
+    "timeout": 600.0,
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Wanted:
     """How to run it, as the caller asked."""
@@ -142,9 +155,10 @@ def replay(
 
     Environment and limits are the recorded ones, changed by what is given here; `timeout` is then
     that of every cell. `known` are the environments a record may name; `trust_environment` builds
-    any other one as the record describes it. `env` and `functions` give what a record cannot hold.
-    `cells`: compare only those numbers, and run none after them. `exact` counts addresses and
-    tracebacks too. `on_cell` is called after each cell that was compared.
+    any other one as the record describes it, and takes its limits however high they are. `env`
+    and `functions` give what a record cannot hold. `cells`: compare only those numbers, and run
+    none after them. `exact` counts addresses and tracebacks too. `on_cell` is called after each
+    cell that was compared.
     """
     if isinstance(limits, Limits):
         limits = {name: getattr(limits, name) for name in limits.explicit}
@@ -228,11 +242,25 @@ class _Replaying:
         return Sandbox(
             backend=wanted.backend,
             environment=self._environments[session.id],
-            limits=session.limits.replace(**wanted.limits),
+            limits=self._limits(session).replace(**wanted.limits),
             env=wanted.env,
             functions=wanted.functions,
             strict=wanted.strict,
         )
+
+    def _limits(self, session: Session) -> Limits:
+        """Those of the record, which may be a stranger's: only so far as they are moderate."""
+        if self._wanted.trust_environment:
+            return session.limits
+        lower: dict[str, object] = {}
+        for name, most in _MODERATE.items():
+            recorded = getattr(session.limits, name)
+            if name not in self._wanted.limits and (recorded is None or recorded > most):
+                lower[name] = most
+        if lower:
+            names = ", ".join(lower)
+            self._notes.append(f"recorded with higher limits ({names}), which were not trusted")
+        return session.limits.replace(**lower)
 
     def _cell(self, sandbox: Sandbox, cell: Cell) -> None:
         """One that was not chosen is run all the same, for the variables it leaves."""

@@ -40,16 +40,21 @@ HIDDEN_MEMORY = (
 )
 
 
+_TMPFILE = 0o20000000  # the bit of O_TMPFILE that O_DIRECTORY has not
+
+
 def _refuse(names: Sequence[str], mode: int, flags: int | None = None) -> Iterator[seccomp.Rule]:
     """A file with one of the set-id bits: `mode` is the number of that argument; `flags` of the
     one that says whether a file is made."""
+    action = seccomp.ERRNO | seccomp.EPERM
     for bit in (0o4000, 0o2000):
-        conditions = [seccomp.Condition(index=mode, op="MASKED_EQ", mask=bit, value=bit)]
-        if flags is not None:
-            made = os.O_CREAT
-            conditions += [seccomp.Condition(index=flags, op="MASKED_EQ", mask=made, value=made)]
-        action = seccomp.ERRNO | seccomp.EPERM
-        yield seccomp.Rule(names=tuple(names), action=action, conditions=tuple(conditions))
+        has_bit = seccomp.Condition(index=mode, op="MASKED_EQ", mask=bit, value=bit)
+        if flags is None:
+            yield seccomp.Rule(names=tuple(names), action=action, conditions=(has_bit,))
+            continue
+        for made in (os.O_CREAT, _TMPFILE):
+            makes = seccomp.Condition(index=flags, op="MASKED_EQ", mask=made, value=made)
+            yield seccomp.Rule(names=tuple(names), action=action, conditions=(has_bit, makes))
 
 
 # Where a guest may write to a directory of the host: what it makes there shall not run with the

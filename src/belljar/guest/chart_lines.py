@@ -1,0 +1,177 @@
+"""Lines, points and areas in one pair of matplotlib's axes, as data."""
+
+import math
+import sys
+from typing import Any, Dict, List, Optional, Tuple
+
+from .chart_elements import MAX_ELEMENTS, Drawn, Found, Room, Scales, evenly, label_of
+
+Arrays = List[Tuple[str, Any, Any]]  # label, xs, ys
+
+MAX_DECORATION = 8  # points of an error bar with its caps
+
+
+def find(axes: Any, scales: Scales, room: Room, drawn: Drawn) -> Found:
+    """The series by chart type; beside other things, those that can be seen."""
+    if "pie" in drawn.found:
+        return {}
+    lines = [line for line in axes.lines if id(line) not in drawn.taken and line.get_visible()]
+    areas = _areas(axes, drawn)
+    sets = _lines(axes, lines, areas, drawn)
+    _add_points(axes, sets)
+    if areas and not sets:  # else it is the shade around a line, or below it
+        sets["line"] = [(area.label, *area.edge()) for area in areas]
+    seen = {kind: [each for each in arrays if _finite(each)] for kind, arrays in sets.items()}
+    sets = {kind: arrays for kind, arrays in seen.items() if arrays} or (
+        {} if drawn.found else seen  # a line chart without a point is one all the same
+    )
+    references = _references(axes, lines, scales, named_only="line" not in sets)
+    if references:
+        sets["line"] = [*sets.get("line", ()), *filter(_finite, references)]
+    return {kind: _points(arrays, scales, room) for kind, arrays in sets.items()}
+
+
+def _lines(axes: Any, lines: List[Any], areas: "List[_Area]", drawn: Drawn) -> Dict[str, Arrays]:
+    lines = [line for line in lines if line.get_transform() == axes.transData]
+    # Lines without points are there for the legend: seaborn names lines by their colour.
+    colours = {str(line.get_color()): label_of(line) for line in lines if not len(line.get_xdata())}
+    sets: Dict[str, Arrays] = {}
+    for line in lines:
+        xs, ys = line.get_data(orig=False)
+        bare = str(line.get_linestyle()).strip() in ("", "None")
+        if not len(xs) or (not bare and _is_decoration((xs, ys), drawn)):
+            continue
+        kind = "scatter" if bare and id(line) not in drawn.names else "line"
+        label = drawn.names.get(id(line)) or label_of(line)
+        label = label or next((area.label for area in areas if area.is_below(xs, ys)), "")
+        label = label or colours.get(str(line.get_color()), "")
+        sets.setdefault(kind, []).append((label, xs, ys))
+    return sets
+
+
+def _is_decoration(data: Tuple[Any, Any], drawn: Drawn) -> bool:
+    """Error bars and quartiles that seaborn draws as lines, amid a bar or a violin."""
+    if len(data[0]) > MAX_DECORATION:
+        return False
+    for axis, values in enumerate(data):
+        known = [float(value) for value in values if math.isfinite(value)]
+        if not known:
+            continue
+        middle, half = (min(known) + max(known)) / 2, (max(known) - min(known)) / 2
+        for on, centre, reach in drawn.spans[:MAX_ELEMENTS]:
+            if on == axis and abs(centre - middle) <= reach * 1e-6 and half <= reach:
+                return True
+    return False
+
+
+def _add_points(axes: Any, sets: Dict[str, Arrays]) -> None:
+    for collection in axes.collections:
+        if type(collection).__name__ == "PathCollection" and collection.get_visible():
+            offsets = collection.get_offsets()
+            points = offsets.filled(math.nan) if hasattr(offsets, "filled") else offsets
+            made = (label_of(collection), points[:, 0], points[:, 1])
+            sets.setdefault("scatter", []).append(made)
+
+
+# -- areas --------------------------------------------------------------------------------------
+
+
+class _Area:
+    """One piece of fill_between(): corner, n points, corner, n points back, end."""
+
+    def __init__(self, label: str, vertices: Any, axis: int) -> None:
+        count = (len(vertices) - 3) // 2
+        self.label = label
+        self._axis = axis  # the one on which the two curves differ
+        first, second = vertices[1 : count + 1], vertices[count + 2 : 2 * count + 2]
+        self._curves = first, second[::-1]
+
+    def is_below(self, xs: Any, ys: Any) -> bool:
+        equal = sys.modules["numpy"].array_equal
+        return bool(self.label) and any(
+            equal(curve[:, 0], xs) and equal(curve[:, 1], ys) for curve in self._curves
+        )
+
+    def edge(self) -> Tuple[Any, Any]:
+        """The curve that was meant: not the base line, and of two curves the upper one."""
+        uneven = [curve for curve in self._curves if _spread(curve[:, 1]) > 0]
+        if len(uneven) == 2:
+            meant = max(uneven, key=lambda curve: float(curve[:, 1].sum()))
+        else:
+            meant = max(uneven or self._curves, key=lambda curve: float(abs(curve[:, 1]).sum()))
+        return meant[:, 0], meant[:, 1]
+
+    def violin(self) -> Optional[Tuple[int, float, float]]:
+        """Axis, centre and half of the width, if it swells evenly around a straight line."""
+        first, second = (curve[:, self._axis] for curve in self._curves)
+        widths, middles = abs(first - second), (first + second) / 2
+        reach = float(widths.max()) / 2 if len(widths) else 0.0
+        if not reach > 0 or _spread(widths) <= reach * 1e-6 or _spread(middles) > reach * 1e-6:
+            return None
+        return self._axis, float(middles[0]), reach * (1 + 1e-6)
+
+
+def _areas(axes: Any, drawn: Drawn) -> List[_Area]:
+    """Those below a curve. Violins are noted with the bars: what is drawn in them is theirs."""
+    areas = []
+    for collection in axes.collections:
+        if type(collection).__name__ != "FillBetweenPolyCollection":
+            continue
+        upright = collection.t_direction == "y"  # fill_betweenx()
+        for path in collection.get_paths():
+            area = _Area(label_of(collection), path.vertices, 0 if upright else 1)
+            violin = area.violin()
+            if violin is not None:
+                drawn.spans.append(violin)
+            elif not upright:
+                areas.append(area)
+    return areas
+
+
+def _spread(values: Any) -> float:
+    return float(values.max() - values.min()) if len(values) else 0.0
+
+
+# -- lines across all of the axes ---------------------------------------------------------------
+
+
+def _references(axes: Any, lines: List[Any], scales: Scales, named_only: bool) -> Arrays:
+    """axhline() and axvline(), from edge to edge. Where no other line is drawn they are there
+    if they have a name: libraries draw a bare one below bars."""
+    across = axes.get_xaxis_transform(which="grid"), axes.get_yaxis_transform(which="grid")
+    found: Arrays = []
+    for line in lines:
+        transform = line.get_transform()
+        axis = next((axis for axis in (0, 1) if transform == across[axis]), None)
+        data = line.get_xydata()
+        if axis is None or not len(data) or (named_only and not label_of(line)):
+            continue
+        place = float(data[0, axis])
+        ends = axes.transData.inverted().transform(transform.transform(data))
+        sides: List[Any] = [[float(f"{end:.12g}") for end in ends[:, side]] for side in (0, 1)]
+        sides[axis] = [place] * len(data)
+        at = scales[axis].plain(place)
+        label = label_of(line) or f"{'xy'[axis]} = {f'{at:g}' if isinstance(at, float) else at}"
+        found.append((label, sides[0], sides[1]))
+    return found
+
+
+# -- as JSON has them ---------------------------------------------------------------------------
+
+
+def _finite(series: Tuple[str, Any, Any]) -> bool:
+    isfinite = sys.modules["numpy"].isfinite
+    return bool((isfinite(series[1]) & isfinite(series[2])).any())
+
+
+def _points(arrays: Arrays, scales: Scales, room: Room) -> Tuple[List[Dict[str, Any]], bool]:
+    total = sum(len(xs) for _, xs, _ in arrays)
+    given = room.take(total)
+    truncated = given < total or len(arrays) > MAX_ELEMENTS
+    parts = []
+    for label, xs, ys in arrays[:MAX_ELEMENTS]:
+        count = len(xs) * given // total if total else 0
+        chosen = evenly(len(xs), count)
+        points = [[scales[0].plain(xs[i]), scales[1].plain(ys[i])] for i in chosen]
+        parts.append({"label": label, "points": points})
+    return parts, truncated
