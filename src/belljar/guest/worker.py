@@ -23,7 +23,7 @@ import types
 import warnings
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import display, figures, functions, streams, twin, values, wire
+from . import display, figures, functions, notebook_habits, streams, twin, values, wire
 from .link import Link
 from .outbox import close_all
 
@@ -228,7 +228,7 @@ class Worker:
         # As linecache itself would keep them: every line ends, and None keeps the entry for good.
         lines = [line + "\n" for line in code.splitlines()]
         linecache.cache[name] = (len(code), None, lines, name)
-        tree = compile(code, name, "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        tree = _parse(code, name)
         # The last expression becomes an assignment, so that the cell stays one piece of code:
         # with a top-level `await` anywhere, all of it runs in one coroutine.
         if tree.body and isinstance(tree.body[-1], ast.Expr):
@@ -331,6 +331,20 @@ class Worker:
             "value": display.cap_text(value, MAX_MESSAGE),
             "traceback": display.cap_text(text, MAX_TRACEBACK),
         }
+
+
+def _parse(code: str, name: str) -> Any:
+    flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    try:
+        return compile(code, name, "exec", flags)
+    except SyntaxError as error:
+        tolerated = notebook_habits.tolerate(code)
+        if tolerated != code:
+            return compile(tolerated, name, "exec", flags)
+        advice = notebook_habits.explain(code)
+        if advice:
+            error.msg = f"{error.msg} ({advice})"
+        raise
 
 
 def _format(error: BaseException) -> str:
