@@ -33,7 +33,6 @@ def test_lines_have_labels_points_titles_units_and_scales(data_sandbox):
         """
         plt.plot([1, 2, 3], [10, float("nan"), 1000], label="oak")
         plt.plot([1, 2], [20, 30])
-        plt.axhline(50)
         plt.title("Growth"), plt.xlabel("Speed (km/h)"), plt.ylabel("Price [EUR]")
         plt.yscale("log"), plt.legend()
         """,
@@ -89,7 +88,111 @@ def test_bars_of_a_frame_are_named_by_its_index_and_grouped_by_its_columns(data_
 def test_bins_of_a_histogram_are_bars_named_by_their_edges(data_sandbox):
     found = drawn(data_sandbox, "plt.hist([0, 1, 1, 4], bins=2)")
     assert found.type is ChartType.bar
-    assert [(e.label, e.value) for e in found.elements] == [("0 to 2", 3.0), ("2 to 4", 1.0)]
+    assert [(e.label, e.value) for e in found.elements] == [("[0, 2)", 3.0), ("[2, 4]", 1.0)]
+
+
+def test_bars_that_touch_are_bins_and_large_edges_keep_their_digits(data_sandbox):
+    found = drawn(data_sandbox, "plt.bar([1000005, 1000015], [1, 2], width=10)")
+    assert [e.label for e in found.elements] == ["[1000000, 1000010)", "[1000010, 1000020]"]
+
+
+@pytest.mark.parametrize("options", ["", ", stacked=True", ", orientation='horizontal'"])
+def test_several_histograms_in_one_are_groups_with_the_same_bins(data_sandbox, options):
+    found = drawn(data_sandbox, f"plt.hist([[1, 3], [2, 2]], bins=2, label=['p', 'q']{options})")
+    assert [(e.label, e.group, e.value) for e in found.elements] == [
+        ("[1, 2)", "p", 1.0),
+        ("[2, 3]", "p", 1.0),
+        ("[1, 2)", "q", 0.0),
+        ("[2, 3]", "q", 2.0),
+    ]
+
+
+def test_bars_named_by_their_colour_in_the_legend_have_that_group(data_sandbox):
+    found = drawn(
+        data_sandbox,
+        """
+        from matplotlib.patches import Patch
+        plt.bar([0, 1], [1, 2], width=0.3, color="red")
+        plt.bar([0.3, 1.3], [3, 4], width=0.3, color="blue")
+        plt.legend(handles=[Patch(color="red", label="r"), Patch(color="blue", label="b")])
+        """,
+    )
+    assert [e.group for e in found.elements] == ["r", "r", "b", "b"]
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        "plt.plot([0, 0], [nan, nan]); plt.plot([1, 1], [nan, nan])",
+        "plt.plot([0, 0], [0.5, 1.5]); plt.plot([0.9, 1.1, nan, 1, 1], [3, 3, nan, 1, 3])",
+        "plt.axhline(0)",
+    ],
+)
+def test_error_bars_drawn_as_lines_and_a_base_line_are_no_series_beside_bars(data_sandbox, draw):
+    """seaborn draws them so; those of a single value are nan."""
+    found = drawn(data_sandbox, f"nan = float('nan'); plt.bar(['a', 'b'], [1, 2]); {draw}")
+    assert found.type is ChartType.bar
+    assert [(e.label, e.value) for e in found.elements] == [("a", 1.0), ("b", 2.0)]
+
+
+def test_a_series_without_a_point_is_left_out(data_sandbox):
+    code = "nan = float('nan'); plt.plot([1, 2], [nan, nan]); plt.plot([1, 2], [3, 4])"
+    assert drawn(data_sandbox, code).elements == (
+        Series(label="", points=((1.0, 3.0), (2.0, 4.0))),
+    )
+    empty = drawn(data_sandbox, "plt.plot([1, 2], [float('nan')] * 2)")
+    assert (empty.type, empty.elements) == (ChartType.line, ())
+
+
+def test_lines_across_the_axes_are_series_of_their_own_beside_lines(data_sandbox):
+    found = drawn(
+        data_sandbox,
+        """
+        plt.plot([1, 2], [3, 4], label="a")
+        plt.axhline(3), plt.axvline(2, label="here")
+        plt.xlim(0, 10), plt.ylim(1, 100), plt.yscale("log")
+        """,
+    )
+    assert found.type is ChartType.line
+    assert found.elements == (
+        Series(label="a", points=((1.0, 3.0), (2.0, 4.0))),
+        Series(label="y = 3", points=((0.0, 3.0), (10.0, 3.0))),
+        Series(label="here", points=((2.0, 1.0), (2.0, 100.0))),
+    )
+
+
+def test_bars_and_a_line_are_a_superchart_and_so_is_a_named_line_across(data_sandbox):
+    for draw in ("plt.plot(['a', 'b'], [3, 4])", "plt.axhline(1, label='mean')"):
+        found = drawn(data_sandbox, f"plt.bar(['a', 'b'], [1, 2]); {draw}")
+        assert found.type is ChartType.superchart
+        assert [part.type for part in found.elements] == ["bar", "line"]
+
+
+def test_areas_have_the_labels_of_their_columns_and_the_heights_that_are_drawn(data_sandbox):
+    code = "import pandas as pd\nframe = pd.DataFrame({'p': [1, 2], 'q': [3, 1]})\n"
+    for draw in (
+        "frame.plot.area();",
+        "plt.stackplot([0, 1], frame.p, frame.q, labels=['p', 'q'])",
+    ):
+        assert drawn(data_sandbox, code + draw).elements == (
+            Series(label="p", points=((0.0, 1.0), (1.0, 2.0))),
+            Series(label="q", points=((0.0, 4.0), (1.0, 3.0))),
+        )
+
+
+def test_a_shade_around_a_line_is_left_out(data_sandbox):
+    code = "plt.plot([1, 2], [3, 4]); plt.fill_between([1, 2], [2, 3], [4, 5], label='95 %')"
+    (line,) = drawn(data_sandbox, code).elements
+    assert line.points == ((1.0, 3.0), (2.0, 4.0))
+
+
+@pytest.mark.parametrize("options", ["", ", orientation='horizontal'"])
+def test_violins_are_unknown_with_all_that_is_drawn_in_them(data_sandbox, options):
+    violin = drawn(data_sandbox, f"plt.violinplot([[1, 2, 3], [2, 3, 9]]{options})")
+    assert (violin.type, violin.elements) == (ChartType.unknown, ())
+    if not options:
+        code = "plt.violinplot([1, 2, 3]); plt.plot([1, 1], [1.5, 2.5]); plt.plot(1, 2, marker='_')"
+        assert drawn(data_sandbox, code).type is ChartType.unknown
 
 
 def test_slices_of_a_pie_have_angle_and_radius(data_sandbox):
@@ -176,12 +279,28 @@ def test_a_picture_or_another_projection_is_unknown_and_empty_axes_are_no_chart(
 
 
 def test_too_many_points_are_thinned_evenly_and_that_is_said(data_sandbox):
-    found = drawn(data_sandbox, "plt.plot(range(1_000_000))")
+    execution = data_sandbox.run_code(PLT + "plt.plot(range(1_000_000));").raise_for_outcome()
+    found = execution.results[-1].chart
     points = found.elements[0].points
     assert found.truncated
     assert len(points) == charts.MAX_POINTS
     assert (points[0], points[-1]) == ((0.0, 0.0), (999_999.0, 999_999.0))
-    assert {round(b[0] - a[0]) for a, b in pairwise(points)} <= {100, 101}
+    assert {round(b[0] - a[0]) for a, b in pairwise(points)} <= {1000, 1001, 1002}
+    assert execution.truncated
+    assert any("left out" in note for note in execution.notes)
+
+
+def test_too_many_outliers_are_thinned_and_the_boxes_are_all_there(data_sandbox):
+    code = "plt.boxplot([[0] * 9000 + list(range(1, 2001))] * 5)"
+    found = drawn(data_sandbox, code)
+    assert found.truncated
+    assert [len(box.outliers) for box in found.elements] == [charts.MAX_POINTS // 5] * 5
+
+
+def test_a_chart_that_is_whole_says_nothing_of_size(data_sandbox):
+    execution = data_sandbox.run_code(PLT + "plt.plot(range(1000));").raise_for_outcome()
+    assert not execution.results[-1].chart.truncated
+    assert not execution.truncated
 
 
 def test_a_chart_that_cannot_be_described_is_still_a_picture(data_sandbox):

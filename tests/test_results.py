@@ -177,6 +177,18 @@ def test_display_takes_what_notebooks_have_it_take(sandbox):
     assert not any(r.is_main_result for r in found)
 
 
+def test_what_offers_only_formats_that_are_not_taken_is_its_text(sandbox):
+    found = results(
+        sandbox,
+        """
+        display({"application/javascript": "alert(1)"}, raw=True)
+        display(3, include=["text/html"])
+        """,
+    )
+    assert [r.formats() for r in found] == [["text"], ["text"]]
+    assert [r.text for r in found] == ["{'application/javascript': 'alert(1)'}", "3"]
+
+
 def test_a_raw_display_of_something_else_is_a_type_error_of_the_cell(sandbox):
     assert run(sandbox, "display(3, raw=True)").error.name == "TypeError"
 
@@ -372,6 +384,11 @@ def test_a_frame_is_text_html_and_data(data_sandbox):
     )
     pandas.testing.assert_frame_equal(found.data, expected)
     assert found.data is found.data
+
+
+def test_a_styled_frame_is_html(data_sandbox):
+    code = "import pandas as pd\npd.DataFrame({'a': [1.25]}).style.format('{:.1f} EUR')"
+    assert "1.2 EUR" in result(data_sandbox, code).html
 
 
 def test_a_series_is_text_html_and_data(data_sandbox):

@@ -22,8 +22,8 @@ def check_distinct(unpacker: Unpacker, pd: Any, index: Any) -> None:
         return
     np = unpacker.library("numpy", "pandas Index")
     if isinstance(index.dtype, np.dtype):
-        check = _check_objects if index.dtype.kind == "O" else _check_numbers
-        return check(unpacker, np, np.asarray(index))
+        plain = _check_objects if index.dtype.kind == "O" else _check_numbers
+        return plain(unpacker, np, np.asarray(index))
     check = _CHECKS.get(type(index.dtype).__name__, _check_masked)
     return check(unpacker, np, index.array)
 
