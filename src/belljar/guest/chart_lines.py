@@ -9,6 +9,7 @@ from .chart_elements import MAX_ELEMENTS, Drawn, Found, Room, Scales, evenly, la
 Arrays = List[Tuple[str, Any, Any]]  # label, xs, ys
 
 MAX_DECORATION = 8  # points of an error bar with its caps
+MIN_VIOLIN = 10  # points of its outline; few points are even by chance
 
 
 def find(axes: Any, scales: Scales, room: Room, drawn: Drawn) -> Found:
@@ -104,8 +105,10 @@ class _Area:
     def violin(self) -> Optional[Tuple[int, float, float]]:
         """Axis, centre and half of the width, if it swells evenly around a straight line."""
         first, second = (curve[:, self._axis] for curve in self._curves)
+        if len(first) < MIN_VIOLIN:
+            return None
         widths, middles = abs(first - second), (first + second) / 2
-        reach = float(widths.max()) / 2 if len(widths) else 0.0
+        reach = float(widths.max()) / 2
         if not reach > 0 or _spread(widths) <= reach * 1e-6 or _spread(middles) > reach * 1e-6:
             return None
         return self._axis, float(middles[0]), reach * (1 + 1e-6)

@@ -225,11 +225,8 @@ def _raise_categories(
     names = _index(unpacker, pd, categories)
     codes = _flat(unpacker, np, _CODES, dtype, data)
     check_codes(codes, len(names))
-    if names.hasnans:
-        raise ValueError("a category that is missing")
     check_distinct(unpacker, pd, names)
-    # The usual way puts the categories into a hash table, which a stranger could clog.
-    kind = pd.CategoricalDtype._from_fastpath(names, ordered=_exactly(bool, ordered))
+    kind = pd.CategoricalDtype(names, ordered=_exactly(bool, ordered))
     return pd.Categorical.from_codes(codes, dtype=kind)
 
 

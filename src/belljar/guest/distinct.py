@@ -18,14 +18,15 @@ _ARROW_TEXTS = ("string", "large_string", "binary", "large_binary", "boolean")
 
 def check_distinct(unpacker: Unpacker, pd: Any, index: Any) -> None:
     """ValueError if an item is there twice; TypeError if nobody can tell."""
-    if isinstance(index, pd.RangeIndex):
-        return
     np = unpacker.library("numpy", "pandas Index")
     if isinstance(index.dtype, np.dtype):
-        plain = _check_objects if index.dtype.kind == "O" else _check_numbers
-        return plain(unpacker, np, np.asarray(index))
-    check = _CHECKS.get(type(index.dtype).__name__, _check_masked)
-    return check(unpacker, np, index.array)
+        if not isinstance(index, pd.RangeIndex):
+            check = _check_objects if index.dtype.kind == "O" else _check_numbers
+            check(unpacker, np, np.asarray(index))
+    else:
+        _CHECKS.get(type(index.dtype).__name__, _check_masked)(unpacker, np, index.array)
+    # What pandas remembers, it does not ask its hash table for.
+    index._cache["is_unique"] = True
 
 
 def _check_numbers(unpacker: Unpacker, np: Any, numbers: Any) -> None:

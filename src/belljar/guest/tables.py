@@ -255,14 +255,8 @@ def _raise_levels(unpacker: Unpacker, pd: Any, body: Any) -> Any:
         levels.append(_raise_level(unpacker, pd, level))
         codes.append(arrays.raise_flat(unpacker, np, np.dtype(dtype), data))
         check_codes(codes[-1], len(levels[-1]))
-        if len(codes[-1]) != len(codes[0]):
-            raise ValueError("levels of several lengths")
-        missing = levels[-1].isna()
-        if missing.any():
-            codes[-1] = np.where(missing[codes[-1]], -1, codes[-1])
     names = unpacker.raise_up(body["names"])
-    # All is checked; pandas would put the levels into hash tables, which a stranger could clog.
-    return pd.MultiIndex(levels=levels, codes=codes, names=names, verify_integrity=False)
+    return pd.MultiIndex(levels=levels, codes=codes, names=names, verify_integrity=True)
 
 
 def _raise_level(unpacker: Unpacker, pd: Any, body: Any) -> Any:

@@ -337,10 +337,11 @@ def _parse(code: str, name: str) -> Any:
     flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     try:
         return compile(code, name, "exec", flags)
+    except SyntaxError:
+        code = notebook_habits.tolerate(code)
+    try:
+        return compile(code, name, "exec", flags)
     except SyntaxError as error:
-        tolerated = notebook_habits.tolerate(code)
-        if tolerated != code:
-            return compile(tolerated, name, "exec", flags)
         advice = notebook_habits.explain(code)
         if advice:
             error.msg = f"{error.msg} ({advice})"
