@@ -23,11 +23,7 @@ from hypothesis import strategies as st
 
 from belljar.guest import parcel, values
 
-zones = (
-    st.none()
-    | st.timezones()
-    | st.sampled_from([dt.UTC, dt.timezone(-dt.timedelta(0, 1))])
-)
+zones = st.none() | st.timezones() | st.sampled_from([dt.UTC, dt.timezone(-dt.timedelta(0, 1))])
 leaves = (
     st.none()
     | st.booleans()
