@@ -254,6 +254,12 @@ def _runner():
     return runner
 
 
+def finish():
+    """Close the event loop that cases share."""
+    _runner().close()
+    _runner.cache_clear()
+
+
 def _descriptors():
     return set(os.listdir("/proc/self/fd"))
 

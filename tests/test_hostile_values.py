@@ -9,9 +9,11 @@ from textwrap import dedent
 
 import pytest
 
+import fuzz_frames
 from belljar import AsyncSandbox, Outcome
 from belljar.guest import outbox, wire
 
+REGRESSIONS = Path(__file__).with_name("regressions") / "frames"
 HOSTILE = Path(__file__).with_name("escapes") / "hostile.py"
 STALL = 1.0  # seconds that a neighbour may wait, on a busy machine
 MB = 1 << 20
@@ -254,3 +256,11 @@ def test_results_of_the_largest_size_in_a_loop_are_bounded(native):
     assert outcome in (Outcome.output_limit, Outcome.timeout, Outcome.killed)
     assert resident() - before < 500 * MB
     assert slowest < STALL
+
+
+@pytest.mark.parametrize("case", sorted(REGRESSIONS.glob("*.bin")), ids=lambda path: path.stem)
+def test_what_the_fuzzer_has_found_is_found_no_more(case):
+    try:
+        fuzz_frames.attempt(case.read_bytes())
+    finally:
+        fuzz_frames.finish()

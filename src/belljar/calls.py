@@ -35,7 +35,7 @@ class Calls:
         self._pause = pause
         self._tasks: anyio.abc.TaskGroup | None = None
         self._held = 0
-        self._running = 0
+        self._under_way: set[int] = set()
         self.made: list[Call] = []
         self.unrecorded = 0
 
@@ -70,9 +70,11 @@ class Calls:
         call, name = frame.header.get("call"), frame.header.get("function")
         if type(call) is not int or not isinstance(name, str):
             raise ProtocolError("a malformed call")
-        if self._tasks is None or self._running >= wire.MAX_CALLS:
+        if self._tasks is None or len(self._under_way) >= wire.MAX_CALLS:
             raise ProtocolError("a call that cannot be")
-        self._running += 1
+        if call in self._under_way:
+            raise ProtocolError("two calls of one number")
+        self._under_way.add(call)
         self._held += len(blob)
         self._tasks.start_soon(self._serve, call, name, blob)
 
@@ -85,7 +87,7 @@ class Calls:
         try:
             await self._answer(call, {"call": call, **header}, value)
         finally:
-            self._running -= 1
+            self._under_way.discard(call)
             self._held -= size
 
     async def _make(self, name: str, blob: cargo.Blob) -> tuple[dict[str, object], Encoded | None]:

@@ -72,7 +72,7 @@ class _Cleaner(HTMLParser):
         if tag in _WHOLE:
             if tag != "embed" and len(self._inside) < MAX_NESTED:
                 self._inside.append(tag)
-        elif not self._inside and tag not in _ALONE:
+        elif not self._inside and tag not in _ALONE and _NAME.fullmatch(tag):
             self._style = tag == "style"
             kept = "".join(_attribute(name, value) for name, value in attrs)
             self.parts.append(f"<{tag}{kept}>")
@@ -85,7 +85,7 @@ class _Cleaner(HTMLParser):
         if self._inside:
             if tag == self._inside[-1]:
                 self._inside.pop()
-        elif tag not in _ALONE and tag not in _WHOLE and tag not in _VOID:
+        elif tag not in _ALONE | _WHOLE | _VOID and _NAME.fullmatch(tag):
             self._style = False
             self.parts.append(f"</{tag}>")
 

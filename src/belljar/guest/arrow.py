@@ -46,6 +46,12 @@ def _lower_table(packer: Packer, pa: Any, table: Any) -> Dict[str, Any]:
     return {"columns": columns, "batch": issubclass(type(table), pa.RecordBatch)}
 
 
+def chunks_of(pa: Any, column: Any) -> Any:
+    """The chunked array that a column of pandas is."""
+    made = column.__arrow_array__()
+    return made if isinstance(made, pa.ChunkedArray) else pa.chunked_array([made])
+
+
 def lower_chunks(packer: Packer, pa: Any, kind: Any, chunks: List[Any]) -> Dict[str, Any]:
     view = pa.types.is_string_view(kind) if hasattr(pa.types, "is_string_view") else False
     if view or (hasattr(pa.types, "is_binary_view") and pa.types.is_binary_view(kind)):
@@ -165,7 +171,7 @@ def _trim(packer: Packer, buffer: Any, size: int) -> int:
 # --- up ---------------------------------------------------------------------------------------
 
 
-def _raise_type(pa: Any, spec: Any, nesting: int = _MAX_NESTING) -> Any:
+def _raise_type(unpacker: Unpacker, pa: Any, spec: Any, nesting: int = _MAX_NESTING) -> Any:
     if type(spec) is str:
         return _plain_types(pa)[spec]
     if nesting == 0:
@@ -176,7 +182,7 @@ def _raise_type(pa: Any, spec: Any, nesting: int = _MAX_NESTING) -> Any:
         name, nullable, inner = given
         if type(name) is not str or type(nullable) is not bool:
             raise TypeError("not a field")
-        return pa.field(name, _raise_type(pa, inner, nesting - 1), nullable)
+        return pa.field(name, _raise_type(unpacker, pa, inner, nesting - 1), nullable)
 
     if tag == "timestamp" and body[0] in _UNITS and _ZONE.fullmatch(body[1]):
         return pa.timestamp(*body)
@@ -189,11 +195,12 @@ def _raise_type(pa: Any, spec: Any, nesting: int = _MAX_NESTING) -> Any:
     if tag == "fixed_list" and type(body[3]) is int and 0 <= body[3] < 1 << 31:
         return pa.list_(field(body[:3]), body[3])
     if tag == "struct":
+        unpacker.fields(len(body))
         return pa.struct([field(given) for given in body])
     if tag == "map" and type(body[2]) is bool:
         return pa.map_(field(body[0]), field(body[1]), keys_sorted=body[2])
     if tag == "dictionary" and type(body[2]) is bool:
-        index, value = (_raise_type(pa, inner, nesting - 1) for inner in body[:2])
+        index, value = (_raise_type(unpacker, pa, inner, nesting - 1) for inner in body[:2])
         if not pa.types.is_integer(index):
             raise TypeError("not an index")
         # Arrow and pandas fall over dictionaries of these when they are shown.
@@ -290,7 +297,7 @@ def _take(unpacker: Unpacker, pa: Any, number: Any, size: Optional[int]) -> Any:
 
 
 def raise_chunks(unpacker: Unpacker, pa: Any, body: Any) -> Any:
-    kind = _raise_type(pa, body["type"])
+    kind = _raise_type(unpacker, pa, body["type"])
     chunks = [_raise_node(unpacker, pa, kind, node) for node in body["chunks"]]
     made = pa.chunked_array(chunks, type=kind)
     made.validate(full=True)

@@ -121,7 +121,7 @@ def _lower_strings(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, A
     kind = ["auto" if own else storage, na]
     if storage != "python" and len(column) >= _FEW:
         pa = sys.modules["pyarrow"]
-        chunks = pa.chunked_array(column.__arrow_array__())
+        chunks = arrow.chunks_of(pa, column)
         return {"strings": [*kind, arrow.lower_chunks(packer, pa, chunks.type, chunks.chunks)]}
     return {"strings": [*kind, _lower_objects(packer, pd, column.to_numpy(dtype=object))]}
 
@@ -143,7 +143,7 @@ def _lower_intervals(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str,
 
 def _lower_arrow(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, Any]:
     pa = sys.modules["pyarrow"]
-    chunks = pa.chunked_array(column.__arrow_array__())
+    chunks = arrow.chunks_of(pa, column)
     return {"arrow": arrow.lower_chunks(packer, pa, chunks.type, chunks.chunks)}
 
 

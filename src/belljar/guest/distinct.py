@@ -9,6 +9,7 @@ or a part of a tuple is its own spelling.
 
 from typing import Any, Callable, Dict, List
 
+from .arrow import chunks_of
 from .parcel import Unpacker
 
 _EXACT_BITS = 53  # whole numbers of so many bits are floats as well
@@ -74,7 +75,7 @@ def _check_strings(unpacker: Unpacker, np: Any, column: Any) -> None:
 
 def _check_arrow(unpacker: Unpacker, np: Any, column: Any) -> None:
     pa = unpacker.library("pyarrow", "column of Arrow")
-    chunks = pa.chunked_array(column.__arrow_array__())
+    chunks = chunks_of(pa, column)
     if chunks.null_count > 1:
         raise _twice()
     kind, types = chunks.type, pa.types

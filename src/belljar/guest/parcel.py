@@ -217,6 +217,7 @@ class Unpacker(_Walk):
         self._taken = [False] * len(self._spans)
         self._free_rows = MAX_FREE_ROWS
         self._arrays = MAX_ARRAYS
+        self._fields = MAX_ARRAYS
         self._calendar_rows = MAX_CALENDAR_ROWS
         self._libraries: Dict[str, Any] = {}
 
@@ -243,6 +244,12 @@ class Unpacker(_Walk):
         self._arrays -= 1
         if self._arrays < 0:
             raise ValueError("too many arrays and columns")
+
+    def fields(self, count: int) -> None:
+        """Fields of a type; Arrow keeps their names in a hash table, which a stranger can clog."""
+        self._fields -= count
+        if self._fields < 0:
+            raise ValueError("too many fields")
 
     def finish(self) -> None:
         if not all(self._taken):

@@ -1,9 +1,12 @@
 """pandas tables: frames, series and indexes, and the scalars in them.
 
 Left behind are a `freq` that has no short name or is unknown here, and one of an index so long
-that checking it would take long.
+that checking it would take long. Nothing is looked up in what came, so no hash table of pandas is
+made of a stranger's labels: that is left to the first look-up of the caller.
 """
 
+import datetime
+import functools
 import re
 import sys
 from typing import Any, Callable, Dict, List, Optional
@@ -23,7 +26,7 @@ from .parcel import Note, Packer, Unpacker
 
 _CODES = re.compile(r"[<|]i[1248]")
 _MOMENT = re.compile(r"<[mM]8\[(s|ms|us|ns)\]")
-_MAX_CALENDAR = 100_000  # checking a freq of months or business days is a loop
+_UTC = datetime.timezone.utc
 _MANY_COLUMNS = 100  # pandas complains about more blocks than this
 
 
@@ -91,8 +94,10 @@ def _lower_columns(packer: Packer, pd: Any, frame: Any) -> List[Any]:
 
 def _lower_matrix(packer: Packer, frame: Any) -> Optional[Dict[str, Any]]:
     """Many columns of one kind of number travel as one array."""
-    dtypes = set(frame.dtypes) if frame.shape[1] > _MANY_COLUMNS else set()
-    if len(dtypes) != 1 or not is_numbers(*dtypes):
+    if frame.shape[1] <= _MANY_COLUMNS:
+        return None
+    first, *others = frame.dtypes
+    if not is_numbers(first) or any(dtype != first for dtype in others):
         return None
     packer.at(Note(" data"))
     return packer.lower(frame.to_numpy())  # type: ignore[no-any-return]
@@ -122,7 +127,7 @@ def _lower_index(packer: Packer, pd: Any, index: Any, paid: bool = False) -> Dic
     lowered["data"] = lower_column(packer, pd, index.array)
     if issubclass(type(index), (pd.DatetimeIndex, pd.TimedeltaIndex)) and index.freq is not None:
         name = index.freq.freqstr
-        if is_frequency(name) and _is_checkable(pd, index.freq, len(index)):
+        if is_frequency(name) and (_is_even(pd, index.freq) or packer.calendar_rows(len(index))):
             lowered["freq"] = name
     return lowered
 
@@ -140,8 +145,8 @@ def _lower_levels(packer: Packer, pd: Any, index: Any) -> Dict[str, Any]:
     return {"levels": levels, "names": packer.lower(list(index.names))}
 
 
-def _is_checkable(pd: Any, freq: Any, count: int) -> bool:
-    return isinstance(freq, (pd.offsets.Tick, pd.offsets.Day)) or count <= _MAX_CALENDAR
+def _is_even(pd: Any, freq: Any) -> bool:
+    return isinstance(freq, (pd.offsets.Tick, pd.offsets.Day))
 
 
 # --- up ---------------------------------------------------------------------------------------
@@ -223,11 +228,11 @@ def _raise_index(unpacker: Unpacker, pd: Any, body: Any, paid: int = 0) -> Any:
         return made
     column = raise_column(unpacker, pd, body["data"])
     if "freq" in body:
-        return _with_freq(pd, column, body["freq"], name)
+        return _with_freq(unpacker, pd, column, body["freq"], name)
     return pd.Index(column, dtype=column.dtype, name=name, copy=False, tupleize_cols=False)
 
 
-def _with_freq(pd: Any, column: Any, text: Any, name: Any) -> Any:
+def _with_freq(unpacker: Unpacker, pd: Any, column: Any, text: Any, name: Any) -> Any:
     if not is_frequency(text) or column.dtype.kind not in "mM":
         raise ValueError("not a frequency, or not of times")
     kind = pd.TimedeltaIndex if column.dtype.kind == "m" else pd.DatetimeIndex
@@ -235,8 +240,8 @@ def _with_freq(pd: Any, column: Any, text: Any, name: Any) -> Any:
         freq = pd.tseries.frequencies.to_offset(text)
     except ValueError:  # another pandas has other names
         return kind(column, name=name, copy=False)
-    if not _is_checkable(pd, freq, len(column)):
-        raise ValueError("a freq that takes long to check")
+    if not _is_even(pd, freq):
+        unpacker.calendar_rows(len(column))
     return kind(column, freq=freq, name=name, copy=False)
 
 
@@ -287,24 +292,32 @@ def _raise_missing(unpacker: Unpacker, body: Any) -> Any:
 
 def _raise_timestamp(unpacker: Unpacker, body: Any) -> Any:
     pd = unpacker.library("pandas", "pandas Timestamp")
-    made = pd.Timestamp(_moment(unpacker, *body[:2]))
+    moment = _moment(unpacker, "datetime64", *body[:2])
     zone = moments.raise_zone(unpacker, body[2])
-    return made if zone is None else made.tz_localize("UTC").tz_convert(zone)
+    return pd.Timestamp(moment) if zone is None else pd.Timestamp(moment, tz=_UTC).tz_convert(zone)
 
 
 def _raise_span(unpacker: Unpacker, body: Any) -> Any:
-    return unpacker.library("pandas", "pandas Timedelta").Timedelta(_moment(unpacker, *body))
+    pd = unpacker.library("pandas", "pandas Timedelta")
+    return pd.Timedelta(_moment(unpacker, "timedelta64", *body))
 
 
-def _moment(unpacker: Unpacker, dtype: Any, number: Any) -> Any:
-    if not _MOMENT.fullmatch(dtype):
+def _moment(unpacker: Unpacker, name: str, dtype: Any, number: Any) -> Any:
+    unit = _MOMENT.fullmatch(dtype)
+    if unit is None:
         raise ValueError("not a moment")
-    return unpacker.library("numpy", "moment of numpy").int64(_int64(number)).view(dtype)
+    kind = getattr(unpacker.library("numpy", "moment of numpy"), name)
+    return kind(_int64(number), unit.group(1))
 
 
 def _raise_period(unpacker: Unpacker, body: Any) -> Any:
     pd = unpacker.library("pandas", "pandas Period")
-    return pd.Period(ordinal=_int64(body[0]), freq=raise_period(body[1]))
+    return pd.Period(ordinal=_int64(body[0]), freq=_period_freq(pd, raise_period(body[1])))
+
+
+@functools.lru_cache(maxsize=64)
+def _period_freq(pd: Any, text: str) -> Any:
+    return pd.PeriodDtype(text).freq
 
 
 def _raise_interval(unpacker: Unpacker, body: Any) -> Any:
