@@ -13,6 +13,13 @@ import pyarrow as pa
 
 BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")
 
+ODD_LABELS = pd.Index(
+    [1, 2.5, 2**70, "1", b"1", (1, ("x", bytes(2000))), dt.date(2020, 1, 1), decimal.Decimal(3)],
+    dtype=object,
+    tupleize_cols=False,
+)
+UNHASHABLE = ("object mixed", "arrow list", "arrow dictionary", "big-endian")
+
 
 def plain():
     return {
@@ -178,6 +185,15 @@ def pandas():
             pd.array([1, None]),
             pd.Categorical(["a", "b"]),
             pd.array([1.5, 2.5], dtype="f8"),
+        ],
+        "odd labels": pd.DataFrame(
+            {"c": pd.Categorical.from_codes([2, 0, -1], categories=ODD_LABELS)},
+            index=pd.MultiIndex.from_arrays([[2**62, 1.5, None], ODD_LABELS[-3:]]),
+        ),
+        "levels of every kind": [
+            pd.MultiIndex(levels=[column.drop_duplicates()], codes=[[0, -1]])
+            for name, column in columns(5).items()
+            if name not in UNHASHABLE
         ],
         "scalars": [
             *(

@@ -10,8 +10,9 @@ from textwrap import dedent
 import pytest
 
 import fuzz_frames
-from belljar import AsyncSandbox, Outcome
-from belljar.guest import outbox, wire
+from belljar import AsyncSandbox, Outcome, calls
+from belljar.errors import ProtocolError
+from belljar.guest import outbox, values, wire
 
 REGRESSIONS = Path(__file__).with_name("regressions") / "frames"
 HOSTILE = Path(__file__).with_name("escapes") / "hostile.py"
@@ -195,8 +196,6 @@ def test_forged_calls_and_parts_harm_only_their_sender(native, frames):
 
 def test_a_flood_of_calls_that_reads_no_answer_is_bounded(native):
     """The guest's own memory pays for answers that it does not take."""
-    from belljar.guest import values
-
     arguments = values.encode({"args": [1], "kwargs": {}}).join()
     code = f"""
     arguments = {arguments!r}
@@ -211,8 +210,6 @@ def test_a_flood_of_calls_that_reads_no_answer_is_bounded(native):
 
 
 def test_large_answers_that_are_not_taken_do_not_fill_the_host(native):
-    from belljar.guest import values
-
     arguments = values.encode({"args": [], "kwargs": {}}).join()
 
     def big():
@@ -264,3 +261,18 @@ def test_what_the_fuzzer_has_found_is_found_no_more(case):
         fuzz_frames.attempt(case.read_bytes())
     finally:
         fuzz_frames.finish()
+
+
+def test_two_calls_of_one_number_cannot_be():
+    async def answer(call, header, value):
+        await asyncio.sleep(60)
+
+    async def main():
+        parcel = values.encode({"args": [], "kwargs": {}}).join()
+        frame = wire.Frame(wire.CALL, 1, {"call": 7, "function": "answer"}, parcel)
+        async with calls.Calls(fuzz_frames.REGISTRY, answer, MB, lambda paused: None) as made:
+            made.start(frame, parcel)
+            with pytest.raises(ProtocolError):
+                made.start(frame, parcel)
+
+    asyncio.run(main())

@@ -84,6 +84,8 @@ class Work(Generic[T]):
         except Exception as error:
             self._error = error
         finally:
+            # Twice: Ctrl-C may come just when the waiting thread has taken the first.
+            self._events.put(None)
             self._events.put(None)
 
     def result(self) -> T:

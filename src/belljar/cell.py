@@ -164,7 +164,7 @@ class Run:
             died = {"status": "died", "lost": True}
             self.done = wire.Frame(wire.DONE, self._exchange.number, died, b"")
         except ProtocolError as error:
-            self._guest.kill()
+            self._kill()
             self.lost = error
         except BaseException:
             if begun:  # else there is nothing to end
@@ -200,7 +200,7 @@ class Run:
         with anyio.move_on_after(DEATH):
             await self._collect()
         if self.done is None:
-            self._guest.kill()
+            self._kill()
             raise Lost
 
     async def _give_up(self) -> None:
@@ -210,7 +210,12 @@ class Run:
         try:
             await self._end()
         except (Lost, ProtocolError):
-            self._guest.kill()
+            self._kill()
+
+    def _kill(self) -> None:
+        """It is of no more use, and takes a moment to die: nobody shall ask it for anything."""
+        self._guest.kill()
+        self._channel.abandon()
 
     async def interrupt(self) -> None:
         await self._channel.send(wire.INTERRUPT, self._exchange.number)
@@ -267,7 +272,7 @@ class Run:
             )
         # The interpreter does not even read: there is nothing that could be kept of it.
         self.stopped_for = Outcome.timeout
-        self._guest.kill()
+        self._kill()
         raise Lost
 
     async def _see_taken(self) -> None:

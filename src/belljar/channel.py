@@ -115,6 +115,10 @@ class Channel:
     def alive(self) -> bool:
         return self._failed is None and not self._stream.ended()
 
+    def abandon(self) -> None:
+        """Use the stream no more: the guest is being killed."""
+        self._fail(Lost())
+
     async def retire(self) -> None:
         """Use the stream no more, and wait until nobody reads it, so that it can be closed.
 

@@ -250,7 +250,8 @@ class Init:
             command.signal(signal.SIGINT)
         elif self._cell is not None and self._is_current(frame):
             self._cell.ending = self._cell.ending or bool(frame.header.get("end"))
-            self._worker.signal(signal.SIGINT)
+            if not self._cell.done:  # else it would reach the next cell
+                self._worker.signal(signal.SIGINT)
 
     def _serve_kill(self, frame: wire.Frame) -> None:
         command = self.commands.get(frame.request)

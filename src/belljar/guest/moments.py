@@ -63,15 +63,11 @@ def raise_zone(unpacker: Unpacker, spec: Any) -> Optional[dt.tzinfo]:
     if spec is None:
         return None
     kind, value, *name = spec
-    if kind == "zone" and type(value) is str and _ZONE.fullmatch(value):
-        from zoneinfo import ZoneInfo
-
-        try:
-            return ZoneInfo(value)
-        except Exception:  # a directory, an unreadable file, no data base at all
-            raise unpacker.refusal(
-                f"is in the time zone {value}, which is not known here; install tzdata"
-            ) from None
+    if kind == "zone" and type(value) is str:
+        if value not in unpacker.zones:
+            unpacker.zones[value] = _raise_named(unpacker, value)
+        found: dt.tzinfo = unpacker.zones[value]
+        return found
     if kind == "offset" and type(value) is int:
         offset = dt.timedelta(microseconds=value)
         if name in ([], [None]):
@@ -79,6 +75,19 @@ def raise_zone(unpacker: Unpacker, spec: Any) -> Optional[dt.tzinfo]:
         if len(name) == 1 and type(name[0]) is str:
             return dt.timezone(offset, name[0])
     raise ValueError("not a time zone")
+
+
+def _raise_named(unpacker: Unpacker, name: str) -> dt.tzinfo:
+    if not _ZONE.fullmatch(name):
+        raise ValueError("not a time zone")
+    from zoneinfo import ZoneInfo
+
+    try:
+        return ZoneInfo(name)
+    except Exception:  # a directory, an unreadable file, no data base at all
+        raise unpacker.refusal(
+            f"is in the time zone {name}, which is not known here; install tzdata"
+        ) from None
 
 
 def _raise_datetime(unpacker: Unpacker, body: Any) -> dt.datetime:

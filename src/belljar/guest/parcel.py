@@ -22,7 +22,7 @@ MAX_FREE_ROWS = 1 << 24
 # An array or a column costs far more memory and time than the text that asks for it.
 MAX_ARRAYS = 20_000
 # Whether days follow a freq of months or business days takes a step of Python for each.
-MAX_CALENDAR_ROWS = 100_000
+MAX_CALENDAR_ROWS = 20_000
 
 _MAGIC = b"BJ1" + (b"l" if sys.byteorder == "little" else b"b")
 _HEAD = struct.Struct("=4sII")  # magic, size of the text, number of buffers
@@ -220,6 +220,7 @@ class Unpacker(_Walk):
         self._fields = MAX_ARRAYS
         self._calendar_rows = MAX_CALENDAR_ROWS
         self._libraries: Dict[str, Any] = {}
+        self.zones: Dict[str, Any] = {}  # time zones by name
 
     @property
     def writable(self) -> bool:

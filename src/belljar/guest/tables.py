@@ -127,7 +127,8 @@ def _lower_index(packer: Packer, pd: Any, index: Any, paid: bool = False) -> Dic
     lowered["data"] = lower_column(packer, pd, index.array)
     if issubclass(type(index), (pd.DatetimeIndex, pd.TimedeltaIndex)) and index.freq is not None:
         name = index.freq.freqstr
-        if is_frequency(name) and (_is_even(pd, index.freq) or packer.calendar_rows(len(index))):
+        even = _is_even(pd, index.freq, index)
+        if is_frequency(name) and (even or packer.calendar_rows(len(index))):
             lowered["freq"] = name
     return lowered
 
@@ -145,8 +146,11 @@ def _lower_levels(packer: Packer, pd: Any, index: Any) -> Dict[str, Any]:
     return {"levels": levels, "names": packer.lower(list(index.names))}
 
 
-def _is_even(pd: Any, freq: Any) -> bool:
-    return isinstance(freq, (pd.offsets.Tick, pd.offsets.Day))
+def _is_even(pd: Any, freq: Any, times: Any) -> bool:
+    """Whether it is checked fast: a day of a zone may have 23 hours."""
+    if isinstance(freq, pd.offsets.Day):
+        return getattr(times, "tz", None) is None
+    return isinstance(freq, pd.offsets.Tick)
 
 
 # --- up ---------------------------------------------------------------------------------------
@@ -240,7 +244,7 @@ def _with_freq(unpacker: Unpacker, pd: Any, column: Any, text: Any, name: Any) -
         freq = pd.tseries.frequencies.to_offset(text)
     except ValueError:  # another pandas has other names
         return kind(column, name=name, copy=False)
-    if not _is_even(pd, freq):
+    if not _is_even(pd, freq, column):
         unpacker.calendar_rows(len(column))
     return kind(column, freq=freq, name=name, copy=False)
 

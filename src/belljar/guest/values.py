@@ -6,11 +6,13 @@
 
 Both sides use this module. What it reads, a hostile guest may have written: `decode` gives a
 value made of the types above or raises CannotTravel, and takes a small multiple of the memory
-that the bytes take, and a time that grows with them as sorting does, not faster: no hash table is
-made of keys that a stranger can make collide (only of texts and bytes, see distinct.py). What the
-caller does with the value is his own affair: his first `.loc` on an index, or a set of numbers,
-makes such a table, and may take a time that is quadratic in its length. Bare JSON numbers, strings and lists stand for themselves; all else is an
-object with one key, the tag.
+that the bytes take, and a time that grows with them as that of sorting does: no hash table is
+made of keys that a stranger can make collide, only of texts and bytes (see distinct.py). What
+remains is the caller's: his first `.loc` on an index, or a set of the numbers in a list, makes
+such a table and may take a time that is quadratic in its length.
+
+Bare JSON numbers, strings and lists stand for themselves; all else is an object with one key,
+the tag.
 """
 
 import array

@@ -47,6 +47,7 @@ class Worker:
     def __init__(self, control: socket.socket, setup: Dict[str, Any]) -> None:
         self._link = Link(control, setup)
         self._in_cell = False
+        self._early = False  # interrupted before it began
         self._reserve = _reserve()
         self._loop: Optional[asyncio.AbstractEventLoop] = None
         self._streams = streams.install()
@@ -76,6 +77,7 @@ class Worker:
             except EOFError:
                 return
             if frame.kind == wire.SYNC:
+                self._early = False  # what came too late for one cell is not for the next
                 self._link.send(wire.SYNCED, 0, frame.header)
             elif frame.kind == wire.FUNCTIONS:
                 self._define(frame.header["functions"])
@@ -188,6 +190,8 @@ class Worker:
         try:
             self._in_cell = True
             try:
+                if self._early:
+                    raise KeyboardInterrupt
                 header, value = self._operate(frame, fds)
             finally:
                 self._in_cell = False
@@ -286,7 +290,9 @@ class Worker:
         return dropped
 
     def _on_interrupt(self, signum: int, frame: Any) -> None:
-        if self._in_cell and self._link.ours and self._link.on_interrupt():
+        if not self._in_cell:
+            self._early = True  # for a cell that is on its way
+        elif self._link.ours and self._link.on_interrupt():
             raise KeyboardInterrupt
 
     def _give_up_reserve(self) -> None:
