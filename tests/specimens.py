@@ -177,6 +177,11 @@ def pandas():
         "range": pd.DataFrame({"a": range(3)}, index=pd.RangeIndex(10, 4, -2, name="r")),
         "business days": pd.Series(range(9), pd.date_range("2020", periods=9, freq="B"), name="s"),
         "ticks": pd.Series(range(9), pd.timedelta_range(0, periods=9, freq="90s")),
+        "zoned hours": pd.Series(
+            1, pd.date_range("2024-10-26 23:00", periods=30, freq="2h", tz="Europe/Berlin")
+        ),
+        "days of seconds": pd.date_range("2024", periods=3, unit="s", name="d"),
+        "months backwards": pd.date_range("2024-05-31", periods=4, freq="-1ME", tz="UTC"),
         "zoned days": pd.Series(1, pd.date_range("2024-03-28", periods=6, tz="Europe/Berlin")),
         "named": pd.Series([1], name=("a", 2), index=["x"]),
         "indexes": [pd.Index(column, name=name) for name, column in columns(5).items()],

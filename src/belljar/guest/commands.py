@@ -4,12 +4,14 @@ import os
 import selectors
 import signal
 import subprocess
+import time
 from typing import Any, Callable, Dict, List, Set
 
 from . import wire
 from .pump import Pump
 
 NOT_FOUND = 127
+DEATH_LOOKS = 200  # a millisecond apart
 CANNOT_RUN = 126
 
 # init's own limits of open files and memory are higher than the code's; a shell can lower them
@@ -184,6 +186,18 @@ def _kill_wanted(init: Any, wanted: "Callable[[int], bool]") -> None:
     for pid in processes():
         if pid not in killed and pid not in asleep:
             _continue(pid)
+    # They are dying; who looks afterwards shall not find them. Not for long: init waits here.
+    for _ in range(DEATH_LOOKS):
+        if not any(_is_alive(pid) for pid in killed):
+            return
+        time.sleep(0.001)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return stat(pid)[0] not in (b"Z", b"X")
+    except OSError:
+        return False
 
 
 def _continue(pid: int) -> None:

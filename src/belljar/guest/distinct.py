@@ -7,6 +7,7 @@ in each process. Equal numbers of different types are one item, as they are in p
 or a part of a tuple is its own spelling.
 """
 
+import operator
 from typing import Any, Callable, Dict, List
 
 from .arrow import chunks_of
@@ -20,12 +21,13 @@ _ARROW_TEXTS = ("string", "large_string", "binary", "large_binary", "boolean")
 def check_distinct(unpacker: Unpacker, pd: Any, index: Any) -> None:
     """ValueError if an item is there twice; TypeError if nobody can tell."""
     np = unpacker.library("numpy", "pandas Index")
-    if isinstance(index.dtype, np.dtype):
-        if not isinstance(index, pd.RangeIndex):
-            check = _check_objects if index.dtype.kind == "O" else _check_numbers
-            check(unpacker, np, np.asarray(index))
-    else:
-        _CHECKS.get(type(index.dtype).__name__, _check_masked)(unpacker, np, index.array)
+    with np.errstate(all="ignore"):  # nan comes in kinds that numpy warns of
+        if not isinstance(index.dtype, np.dtype):
+            _CHECKS.get(type(index.dtype).__name__, _check_masked)(unpacker, np, index.array)
+        elif index.dtype.kind == "O":
+            _check_objects(unpacker, np, np.asarray(index))
+        elif not isinstance(index, pd.RangeIndex):
+            _check_numbers(unpacker, np, np.asarray(index))
     # What pandas remembers, it does not ask its hash table for.
     index._cache["is_unique"] = True
 
@@ -70,6 +72,8 @@ def _check_intervals(unpacker: Unpacker, np: Any, column: Any) -> None:
 
 
 def _check_strings(unpacker: Unpacker, np: Any, column: Any) -> None:
+    if column.dtype.storage != "python":
+        return _check_arrow(unpacker, np, column)
     _check_objects(unpacker, np, column.to_numpy(dtype=object))
 
 
@@ -80,7 +84,11 @@ def _check_arrow(unpacker: Unpacker, np: Any, column: Any) -> None:
         raise _twice()
     kind, types = chunks.type, pa.types
     if any(getattr(types, f"is_{name}")(kind) for name in _ARROW_TEXTS):
-        return _check_keys(chunks.to_pylist())
+        compute = unpacker.library("pyarrow.compute", "column of Arrow")
+        before, after = chunks.slice(0, max(0, len(chunks) - 1)), chunks.slice(1)
+        if chunks.null_count or not compute.all(compute.less(before, after)).as_py():
+            _check_keys(chunks.to_pylist())
+        return
     if types.is_nested(kind) or types.is_dictionary(kind) or types.is_null(kind):
         raise TypeError(f"items of the Arrow type {kind} cannot be told apart")
     if len(chunks):
@@ -100,7 +108,9 @@ def _fixed(np: Any, types: Any, array: Any) -> Any:
 def _check_objects(unpacker: Unpacker, np: Any, items: Any) -> None:
     items = items.tolist()
     if set(map(type, items)) <= {str}:
-        return _check_keys(items)
+        if not all(map(operator.lt, items, items[1:])):
+            _check_keys(items)
+        return
 
     def key(item: Any) -> Any:
         hash(item)  # or else it is no label
@@ -108,7 +118,7 @@ def _check_objects(unpacker: Unpacker, np: Any, items: Any) -> None:
             item = item.item()
         return _number(item) if type(item) in (bool, int, float) else unpacker.spelling(item)
 
-    return _check_keys(list(map(key, items)))
+    _check_keys(list(map(key, items)))
 
 
 def _check_keys(keys: List[Any]) -> None:

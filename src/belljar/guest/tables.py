@@ -246,7 +246,15 @@ def _with_freq(unpacker: Unpacker, pd: Any, column: Any, text: Any, name: Any) -
         return kind(column, name=name, copy=False)
     if not _is_even(pd, freq, column):
         unpacker.calendar_rows(len(column))
-    return kind(column, freq=freq, name=name, copy=False)
+    if not len(column):
+        return kind(column, freq=freq, name=name, copy=False)
+    # To check it pandas would guess the freq, with a hash table of the steps.
+    made = kind(column, copy=False)
+    make = pd.timedelta_range if kind is pd.TimedeltaIndex else pd.date_range
+    ideal = make(made[0], periods=len(made), freq=freq, name=name, unit=made.unit)
+    if ideal.dtype != made.dtype or not (ideal.asi8 == made.asi8).all():
+        raise ValueError("not of its freq")
+    return ideal
 
 
 def _int64(number: Any) -> int:

@@ -8,8 +8,9 @@ Both sides use this module. What it reads, a hostile guest may have written: `de
 value made of the types above or raises CannotTravel, and takes a small multiple of the memory
 that the bytes take, and a time that grows with them as that of sorting does: no hash table is
 made of keys that a stranger can make collide, only of texts and bytes (see distinct.py). What
-remains is the caller's: his first `.loc` on an index, or a set of the numbers in a list, makes
-such a table and may take a time that is quadratic in its length.
+remains is the caller's: his first `.loc` on an index, `.unique()` of a column (even of texts,
+for pandas has hashes of its own) or a set of the numbers in a list makes such a table, and may
+take a time that is quadratic in its length.
 
 Bare JSON numbers, strings and lists stand for themselves; all else is an object with one key,
 the tag.
