@@ -448,7 +448,7 @@ def test_one_can_go_back_from(sandbox, worst):
 
 @pytest.mark.needs_cgroup
 def test_one_can_go_back_from_out_of_memory(make_sandbox):
-    sandbox = make_sandbox(limits=Limits(memory="256m"))
+    sandbox = make_sandbox(limits=Limits(memory="256m"), strict=False)
     ok(sandbox, "x = bytearray(b'1') * (100 << 20)")
     checkpoint = sandbox.checkpoint()
     ok(sandbox, "del x")
@@ -644,7 +644,7 @@ def test_checkpoints_beyond_the_workspace_limit_are_refused_and_nothing_is_lost(
 
 
 def test_checkpoints_take_no_memory_for_what_does_not_change(make_sandbox):
-    sandbox = make_sandbox(limits=Limits(memory="512m"))
+    sandbox = make_sandbox(limits=Limits(memory="512m"), strict=False)
     ok(sandbox, "x = bytearray(b'1') * (150 << 20)")
     kept = [sandbox.checkpoint() for _ in range(8)]
     assert value(sandbox, "x[-1], len(x)") == (49, 150 << 20)
@@ -926,7 +926,7 @@ def test_what_ends_one_branch_leaves_the_other(sandbox, worst):
 
 @pytest.mark.needs_cgroup
 def test_out_of_memory_in_one_branch_leaves_the_other(make_sandbox):
-    sandbox = make_sandbox(limits=Limits(memory="256m"))
+    sandbox = make_sandbox(limits=Limits(memory="256m"), strict=False)
     ok(sandbox, "x = bytearray(b'1') * (80 << 20)")
     with sandbox.fork() as fork:
         execution = fork.run_code("y = [bytearray(b'1') * (1 << 20) for i in range(1000)]")

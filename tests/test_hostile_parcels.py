@@ -472,6 +472,17 @@ for path in sys.argv[1:]:
     assert max(map(float, spent.values())) < 2, spent
 
 
+def test_steps_of_one_hash_do_not_hold_up_the_check_of_a_freq():
+    steps = np.frombuffer(whole_numbers(), dtype="i8")[-30_000:]
+    times = np.cumsum(steps)
+    assert (times[1:] > times[:-1]).all()
+    for dtype, freq in (("<M8[ns]", "D"), ("<m8[ns]", "s")):
+        started = time.process_time()
+        with pytest.raises(values.CannotTravel, match="not of its freq"):
+            values.decode(parcel_of(index_of({"numbers": [dtype, 0]}, freq=freq), times.tobytes()))
+        assert time.process_time() - started < 1
+
+
 def test_no_hash_table_is_made_of_any_index(monkeypatch):
     blobs = [values.encode(value).join() for value in specimens.pandas().values()]
 

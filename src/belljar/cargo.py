@@ -178,6 +178,10 @@ class Receiver:
         except wire.WireError as error:
             raise ProtocolError(f"the guest broke the protocol: {error}") from None
 
+    def forget(self) -> None:
+        """Let go of what was begun and will not be finished."""
+        self._parts = blobs.Parts(self._limit)
+
     def take(self, frame: wire.Frame, key: int) -> Blob:
         """The blob of a frame. Its descriptor, if it has one, is closed here."""
         try:

@@ -173,6 +173,7 @@ class Run:
             raise
         finally:
             self._exchange.close()
+            self._values.forget()
             self._wall = time.perf_counter() - self._began
         for stream in self.streams.values():
             await stream.feed(b"", final=True)

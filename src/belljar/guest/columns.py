@@ -19,8 +19,10 @@ _NUMBERS = re.compile(
 )
 _CODES = re.compile(r"[<|]i[1248]")
 _MASKED = re.compile(r"[<|](b1|[iu][1248]|f[48])")
-_FREQUENCY = re.compile(r"-?[0-9]{0,9}[A-Za-z]{1,6}(-[A-Za-z0-9]{1,8})?")
-_PERIOD = re.compile(r"[0-9]{0,9}(?!B$)[A-Za-z]{1,3}(-[A-Z]{3})?")  # pandas warns of business days
+# As pandas spells them: it warns of other spellings, and of periods of business days.
+_NAME = r"((?!NS|US|MIN)[A-Z]{1,6}|h|bh|cbh|min|s|ms|us|ns)"
+_FREQUENCY = re.compile(r"-?[0-9]{0,9}" + _NAME + "(-[A-Z0-9]{1,8})?")
+_PERIOD = re.compile(r"[0-9]{0,9}(?!B$)" + _NAME + "(-[A-Z]{3})?")
 _UNITS = ("s", "ms", "us", "ns")
 _FEW = 64
 _CLOSED = ("left", "right", "both", "neither")
