@@ -94,7 +94,12 @@ async def attack(code, *, timeout=10, cells=1, **options):
         again = await hostile.run_code("f(1, 2)")
         assert again.value == 2, again
         await hostile.run_code("1")
-        assert descriptors() <= before
+        # The minder, in a thread of its own, has files of /proc open now and then.
+        seen = []
+        while not seen or (seen[-1] > before and len(seen) < 100):
+            await asyncio.sleep(0.01)
+            seen.append(descriptors())
+        assert seen[-1] <= before
         if hostile._place.guest.pid == init:
             # What nobody asked for is kept until there is too much of it.
             assert descriptors(init) <= inside + outbox.MAX_FDS
