@@ -207,7 +207,7 @@ def _longest(shape: Tuple[int, ...]) -> int:
 
 def _raise_array(unpacker: Unpacker, body: Any) -> Any:
     unpacker.count()
-    np = unpacker.library("numpy", "numpy array")
+    np = unpacker.imported("numpy", "numpy array")
     shape = _shape(body["shape"])
     if "texts" in body:
         unpacker.enter()
@@ -271,7 +271,7 @@ def _check_items(np: Any, made: Any) -> None:
 def _raise_scalar(unpacker: Unpacker, body: Any) -> Any:
     spec, data = body
     try:
-        np = unpacker.library("numpy", "numpy scalar")
+        np = unpacker.imported("numpy", "numpy scalar")
     except Exception:
         return _without_numpy(unpacker, spec, data)
     if spec == "str" or spec == "bytes":

@@ -329,14 +329,14 @@ def raise_texts(unpacker: Unpacker, body: Any) -> List[Any]:
 
 
 def _raise_array(unpacker: Unpacker, body: Any) -> Any:
-    made = raise_chunks(unpacker, unpacker.library("pyarrow", "pyarrow array"), body)
+    made = raise_chunks(unpacker, unpacker.imported("pyarrow", "pyarrow array"), body)
     if body.get("chunked") is True:
         return made
     return made.chunk(0)
 
 
 def _raise_table(unpacker: Unpacker, body: Any) -> Any:
-    pa = unpacker.library("pyarrow", "pyarrow table")
+    pa = unpacker.imported("pyarrow", "pyarrow table")
     fields, columns = [], []
     unpacker.enter()
     for name, nullable, column in body["columns"]:

@@ -180,14 +180,14 @@ _EXTENSIONS: Dict[str, Callable[[Packer, Any, Any, Any], Dict[str, Any]]] = {
 def raise_column(unpacker: Unpacker, pd: Any, spec: Any) -> Any:
     """An array of one dimension, of numpy or of pandas."""
     unpacker.count()
-    np = unpacker.library("numpy", "column of numbers")
+    np = unpacker.imported("numpy", "column of numbers")
     ((tag, body),) = spec.items()
     if tag == "texts":
         return np.array(raise_texts(unpacker, body, _missing(pd)), dtype=object)
     if tag == "objects":
         return _objects(np, _exactly(list, unpacker.raise_up(body)))
     if tag == "arrow":
-        pa = unpacker.library("pyarrow", "column of Arrow")
+        pa = unpacker.imported("pyarrow", "column of Arrow")
         return pd.arrays.ArrowExtensionArray(arrow.raise_chunks(unpacker, pa, body))
     return _RAISE[tag](unpacker, pd, np, *body)
 
@@ -243,7 +243,7 @@ def _raise_strings(unpacker: Unpacker, pd: Any, np: Any, storage: Any, na: Any, 
     if storage not in ("auto", "python", "pyarrow") or na not in ("NA", "nan"):
         raise ValueError("not a dtype of strings")
     try:
-        pa = unpacker.library("pyarrow", "column of strings")
+        pa = unpacker.imported("pyarrow", "column of strings")
     except CannotTravel:
         pa, storage = None, "python"  # as pandas itself does
     if "type" not in data:

@@ -20,7 +20,7 @@ _ARROW_TEXTS = ("string", "large_string", "binary", "large_binary", "boolean")
 
 def check_distinct(unpacker: Unpacker, pd: Any, index: Any) -> None:
     """ValueError if an item is there twice; TypeError if nobody can tell."""
-    np = unpacker.library("numpy", "pandas Index")
+    np = unpacker.imported("numpy", "pandas Index")
     with np.errstate(all="ignore"):  # nan comes in kinds that numpy warns of
         if not isinstance(index.dtype, np.dtype):
             _CHECKS.get(type(index.dtype).__name__, _check_masked)(unpacker, np, index.array)
@@ -78,13 +78,13 @@ def _check_strings(unpacker: Unpacker, np: Any, column: Any) -> None:
 
 
 def _check_arrow(unpacker: Unpacker, np: Any, column: Any) -> None:
-    pa = unpacker.library("pyarrow", "column of Arrow")
+    pa = unpacker.imported("pyarrow", "column of Arrow")
     chunks = chunks_of(pa, column)
     if chunks.null_count > 1:
         raise _twice()
     kind, types = chunks.type, pa.types
     if any(getattr(types, f"is_{name}")(kind) for name in _ARROW_TEXTS):
-        compute = unpacker.library("pyarrow.compute", "column of Arrow")
+        compute = unpacker.imported("pyarrow.compute", "column of Arrow")
         before, after = chunks.slice(0, max(0, len(chunks) - 1)), chunks.slice(1)
         if chunks.null_count or not compute.all(compute.less(before, after)).as_py():
             _check_keys(chunks.to_pylist())

@@ -261,7 +261,7 @@ class Unpacker(_Walk):
         if self._calendar_rows < 0:
             raise ValueError("a freq that takes long to check")
 
-    def library(self, name: str, what: str) -> Any:
+    def imported(self, name: str, what: str) -> Any:
         found = self._libraries.get(name)
         if found is not None:
             return found

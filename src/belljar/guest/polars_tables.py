@@ -83,8 +83,8 @@ def _int128(pl: Any) -> Any:
 
 
 def _raise_polars(unpacker: Unpacker, body: Any) -> Any:
-    pl = unpacker.library("polars", "polars table")
-    pa = unpacker.library("pyarrow", "polars table, which travels as Arrow")
+    pl = unpacker.imported("polars", "polars table")
+    pa = unpacker.imported("pyarrow", "polars table, which travels as Arrow")
     with _no_panic(unpacker):
         if "series" in body:
             return _raise_series(unpacker, pl, pa, body["series"])

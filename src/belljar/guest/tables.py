@@ -157,7 +157,7 @@ def _is_even(pd: Any, freq: Any, times: Any) -> bool:
 
 
 def _raise_frame(unpacker: Unpacker, body: Any) -> Any:
-    pd = unpacker.library("pandas", "pandas DataFrame")
+    pd = unpacker.imported("pandas", "pandas DataFrame")
     specs = body["data"]
     unpacker.enter()
     unpacker.at(Note(".columns"))
@@ -203,7 +203,7 @@ def _raise_matrix(unpacker: Unpacker, pd: Any, spec: Any, names: Any, index: Any
 
 
 def _raise_series(unpacker: Unpacker, body: Any) -> Any:
-    pd = unpacker.library("pandas", "pandas Series")
+    pd = unpacker.imported("pandas", "pandas Series")
     column = raise_column(unpacker, pd, body["data"])
     index = _raise_index(unpacker, pd, body["index"], paid=len(column))
     name = unpacker.raise_up(body["name"])
@@ -264,7 +264,7 @@ def _int64(number: Any) -> int:
 
 
 def _raise_levels(unpacker: Unpacker, pd: Any, body: Any) -> Any:
-    np = unpacker.library("numpy", "pandas MultiIndex")
+    np = unpacker.imported("numpy", "pandas MultiIndex")
     levels, codes = [], []
     for level, dtype, data in body["levels"]:
         if not _CODES.fullmatch(dtype):
@@ -285,11 +285,11 @@ def _raise_level(unpacker: Unpacker, pd: Any, body: Any) -> Any:
 
 
 def _raise_any_index(unpacker: Unpacker, body: Any) -> Any:
-    return _raise_index(unpacker, unpacker.library("pandas", "pandas Index"), body)
+    return _raise_index(unpacker, unpacker.imported("pandas", "pandas Index"), body)
 
 
 def _raise_array(unpacker: Unpacker, body: Any) -> Any:
-    pd = unpacker.library("pandas", "pandas array")
+    pd = unpacker.imported("pandas", "pandas array")
     column = raise_column(unpacker, pd, body)
     if isinstance(column, pd.api.extensions.ExtensionArray):
         return column
@@ -299,18 +299,18 @@ def _raise_array(unpacker: Unpacker, body: Any) -> Any:
 def _raise_missing(unpacker: Unpacker, body: Any) -> Any:
     if body not in ("NA", "NaT"):
         raise ValueError("missing what")
-    return getattr(unpacker.library("pandas", f"pandas {body}"), body)
+    return getattr(unpacker.imported("pandas", f"pandas {body}"), body)
 
 
 def _raise_timestamp(unpacker: Unpacker, body: Any) -> Any:
-    pd = unpacker.library("pandas", "pandas Timestamp")
+    pd = unpacker.imported("pandas", "pandas Timestamp")
     moment = _moment(unpacker, "datetime64", *body[:2])
     zone = moments.raise_zone(unpacker, body[2])
     return pd.Timestamp(moment) if zone is None else pd.Timestamp(moment, tz=_UTC).tz_convert(zone)
 
 
 def _raise_span(unpacker: Unpacker, body: Any) -> Any:
-    pd = unpacker.library("pandas", "pandas Timedelta")
+    pd = unpacker.imported("pandas", "pandas Timedelta")
     return pd.Timedelta(_moment(unpacker, "timedelta64", *body))
 
 
@@ -318,12 +318,12 @@ def _moment(unpacker: Unpacker, name: str, dtype: Any, number: Any) -> Any:
     unit = _MOMENT.fullmatch(dtype)
     if unit is None:
         raise ValueError("not a moment")
-    kind = getattr(unpacker.library("numpy", "moment of numpy"), name)
+    kind = getattr(unpacker.imported("numpy", "moment of numpy"), name)
     return kind(_int64(number), unit.group(1))
 
 
 def _raise_period(unpacker: Unpacker, body: Any) -> Any:
-    pd = unpacker.library("pandas", "pandas Period")
+    pd = unpacker.imported("pandas", "pandas Period")
     return pd.Period(ordinal=_int64(body[0]), freq=_period_freq(pd, raise_period(body[1])))
 
 
@@ -333,7 +333,7 @@ def _period_freq(pd: Any, text: str) -> Any:
 
 
 def _raise_interval(unpacker: Unpacker, body: Any) -> Any:
-    pd = unpacker.library("pandas", "pandas Interval")
+    pd = unpacker.imported("pandas", "pandas Interval")
     left, right, closed = body
     return pd.Interval(unpacker.raise_up(left), unpacker.raise_up(right), closed=closed)
 
