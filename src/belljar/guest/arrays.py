@@ -8,7 +8,7 @@ import struct
 import sys
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from .parcel import Packer, Unpacker
+from .parcel import CannotTravel, Packer, Unpacker
 
 _MAX_DIMENSIONS = 32
 _MAX_FIELDS = 1000
@@ -272,7 +272,7 @@ def _raise_scalar(unpacker: Unpacker, body: Any) -> Any:
     spec, data = body
     try:
         np = unpacker.imported("numpy", "numpy scalar")
-    except Exception:
+    except CannotTravel:  # it is not installed here
         return _without_numpy(unpacker, spec, data)
     if spec == "str" or spec == "bytes":
         base = str if spec == "str" else bytes
