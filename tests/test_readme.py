@@ -105,7 +105,7 @@ DOCUMENTS = [PROJECT / name for name in ("README.md", "ARCHITECTURE.md", "SECURI
 def test_files_that_a_document_names_exist(document):
     text = document.read_text()
     linked = re.findall(r"\]\(([^)#]+)[^)]*\)", text)
-    named = re.findall(r"`((?:tests|scripts|examples|docs)/.*?)`", text)
+    named = re.findall(r"`((?:tests|scripts|examples|docs)/[^`\s]*)", text)
     assert linked + named
     for path in linked:
         assert (document.parent / path).exists(), path
