@@ -21,16 +21,37 @@ _GUEST = (
     *("removal", "trees", "files", "commands"),
     *("outbox", "blobs", "functions", "link", "twin", "worker", "keeper"),
     *("treecopy", "store", "branch", "branches"),
-    "init",
+    *("init", "pipes", "container"),
 )
 _NATIVE = ("syscalls", "landlock", "roots", "launcher", "confine", "zygote")
 
-# Run with `python -c`: argv is the descriptor of the bundle and the module whose main() to call.
-BOOTSTRAP = """
+_FROM_FILE = """
 import json, os, sys, types
 fd, entry = int(sys.argv[1]), sys.argv[2]
 with open(os.dup(fd), "rb") as file:
     bundle = json.loads(file.read())
+"""
+
+# Not one byte more than the bundle: what follows are frames.
+_FROM_INPUT = """
+import sys
+if sys.version_info < (3, 9):
+    sys.exit("belljar: this is Python %d.%d, and 3.9 is needed" % sys.version_info[:2])
+sys.path[:] = [path for path in sys.path if path]
+import json, os, types
+fd, entry = 0, sys.argv[1]
+def take(size):
+    parts = []
+    while size:
+        parts.append(os.read(fd, min(size, 1 << 20)))
+        if not parts[-1]:
+            sys.exit(0)
+        size -= len(parts[-1])
+    return b"".join(parts)
+bundle = json.loads(take(int(take(8), 16)))
+"""
+
+_START = """
 class Finder:
     @staticmethod
     def find_spec(name, path=None, target=None):
@@ -52,6 +73,11 @@ import importlib
 importlib.import_module(entry).main({**bundle.pop("config"), "bundle": fd})
 """
 
+# Run with `python -c`: argv is the descriptor of the bundle and the module whose main() to call.
+BOOTSTRAP = _FROM_FILE + _START
+# Here the bundle comes over standard input, after its length as eight hexadecimal digits.
+BOOTSTRAP_INPUT = _FROM_INPUT + _START
+
 
 @functools.cache
 def sources() -> dict[str, str | None]:
@@ -70,3 +96,9 @@ def sources() -> dict[str, str | None]:
 
 def make(config: dict[str, object]) -> bytes:
     return json.dumps({"sources": sources(), "config": config}).encode()
+
+
+def framed(config: dict[str, object]) -> bytes:
+    """For BOOTSTRAP_INPUT."""
+    data = make(config)
+    return b"%08x" % len(data) + data

@@ -146,7 +146,7 @@ class Run:
     async def _drive(
         self, kind: int, header: dict[str, object], payload: bytes, value: Encoded | None
     ) -> None:
-        self._before = self._guest.reading(from_now=True)
+        self._before = await self._guest.reading(from_now=True)
         self._began = time.perf_counter()
         begun, fd = False, -1
         try:
@@ -316,7 +316,7 @@ class Run:
         use more processor time than it could have without any call."""
         while self._timeout is not None:
             await anyio.sleep(min(LOOK, self._timeout))
-            cpu = self._guest.reading().cpu
+            cpu = (await self._guest.reading()).cpu
             if cpu is not None and cpu - (self._before.cpu or 0.0) > self._timeout * self._cpus:
                 self._excused += 1  # for good
                 self._clock.deadline = -math.inf
@@ -361,8 +361,8 @@ class Run:
 
     # -- the verdict ------------------------------------------------------------------------
 
-    def after(self) -> Reading:
-        return self._guest.reading()
+    async def after(self) -> Reading:
+        return await self._guest.reading()
 
     def usage(self, after: Reading) -> Usage:
         cpu = None

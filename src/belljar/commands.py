@@ -58,7 +58,7 @@ class AsyncCommands:
             )
             with self._sandbox.working():
                 await run.drive(wire.EXEC, header, payload)
-        result = judge(run)
+        result = await judge(run)
         await self._sandbox.changed(
             "command",
             cmd=cmd if isinstance(cmd, str) else list(cmd),
@@ -71,8 +71,8 @@ class AsyncCommands:
         return result
 
 
-def judge(run: Run) -> CommandResult:
-    after = run.after()
+async def judge(run: Run) -> CommandResult:
+    after = await run.after()
     code, signal = run.number("exit_code"), run.number("signal")
     gone = run.done is None
     if run.memory_kills(after) > 0 and (gone or signal == 9):

@@ -26,7 +26,7 @@ async def of(
     with_value: bool,
 ) -> tuple[Execution, int]:
     """The Execution, and how many processes were killed for want of memory up to now."""
-    after = run.after()
+    after = await run.after()
     status = str(run.done.header.get("status")) if run.done is not None else None
     payload = run.done.payload if run.done is not None else b""
     error = cell.parse_error(payload) if status == "error" else None

@@ -70,7 +70,7 @@ class Guest(Protocol):
     @property
     def isolation(self) -> Isolation: ...
 
-    def reading(self, *, from_now: bool = False) -> Reading:
+    async def reading(self, *, from_now: bool = False) -> Reading:
         """Called by the sandbox around each cell. `from_now` lets the peak count anew."""
 
     def kill(self) -> None:

@@ -15,7 +15,6 @@ import os
 import resource
 import selectors
 import signal
-import socket
 import sys
 import time
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
@@ -52,7 +51,7 @@ class Cell:
 
 
 class Init:
-    def __init__(self, channel: socket.socket, setup: Dict[str, Any]) -> None:
+    def __init__(self, channel: Any, setup: Dict[str, Any]) -> None:
         self.setup = setup
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         limit = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
@@ -60,10 +59,13 @@ class Init:
         # Not epoll: its watches are counted by the user, whose guests could use them all up.
         self.selector = selectors.PollSelector()
         self._channel = channel
+        # Two descriptors where the host is at the other end of pipes, else the one of a socket.
+        self._incoming = getattr(channel, "reading", channel)
+        self._outgoing = getattr(channel, "writing", channel)
         self._reader = wire.Reader(wire.FROM_HOST)
         self._inbox = Inbox()
         self._out = Outbox()
-        self._events = selectors.EVENT_READ
+        self._waiting = False  # for room to write
         self._paused: List[Any] = []  # pumps, and the keeper
         self._cell: Optional[Cell] = None
         self._idle_pumps: List[Pump] = []
@@ -88,9 +90,8 @@ class Init:
     # -- the loop ---------------------------------------------------------------------------
 
     def run(self) -> None:
-        channel = self._channel
-        channel.setblocking(False)
-        self.selector.register(channel, self._events, self._on_channel)
+        self._channel.setblocking(False)
+        self.selector.register(self._incoming, selectors.EVENT_READ, self._on_channel)
         self.selector.register(_child_signals(), selectors.EVENT_READ, self._on_child)
         gc.freeze()
         self._worker.start()
@@ -103,7 +104,7 @@ class Init:
         if not events & selectors.EVENT_READ:
             return
         try:
-            data = self._inbox.receive(channel)
+            data = self._inbox.receive(self._channel)
         except BlockingIOError:
             return
         except ConnectionError:
@@ -134,14 +135,25 @@ class Init:
             pass  # the selector says when there is room again
         except ConnectionError:
             os._exit(0)
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out else 0)
-        if events != self._events:
-            self._events = events
-            self.selector.modify(self._channel, events, self._on_channel)
+        if bool(self._out) != self._waiting:
+            self._wait_for_room(not self._waiting)
         if self._paused and not self.congested:
             paused, self._paused = self._paused, []
             for source in paused:
                 source.resume()
+
+    def _wait_for_room(self, waiting: bool) -> None:
+        self._waiting = waiting
+        if self._outgoing is self._incoming:
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if waiting else 0)
+            self.selector.modify(self._incoming, events, self._on_channel)
+        elif waiting:
+            self.selector.register(self._outgoing, selectors.EVENT_WRITE, self._on_room)
+        else:
+            self.selector.unregister(self._outgoing)
+
+    def _on_room(self, pipe: Any, events: int) -> None:
+        """It is the loop that sends what waits, after each round."""
 
     @property
     def congested(self) -> bool:
@@ -468,8 +480,9 @@ def _child_signals() -> int:
     return reading
 
 
-def main(channel: socket.socket, setup: Dict[str, Any]) -> None:
-    """Serve the host. Never returns: the end of init is the end of the sandbox."""
+def main(channel: Any, setup: Dict[str, Any]) -> None:
+    """Serve the host, at the other end of a socket or of Pipes. Never returns: the end of init is
+    the end of the sandbox."""
     try:
         Init(channel, setup).run()
     except BaseException as error:

@@ -12,6 +12,7 @@ import threading
 import anyio
 import anyio.to_thread
 
+from belljar.backends import setup
 from belljar.backends.base import Guest, GuestSpec, Host
 from belljar.backends.native import cgroup, layers, plan, posture
 from belljar.backends.native.cgroup import Cgroup
@@ -25,13 +26,11 @@ from belljar.backends.native.guest import (
 from belljar.backends.native.zygotes import Zygote, ZygoteGone, failure
 from belljar.environment import Environment, build
 from belljar.errors import BackendUnavailable, LimitNotEnforceable, StartError
-from belljar.guest import wire
 from belljar.isolation import Isolation
 from belljar.mount import Mount
 
 HELLO_TIMEOUT = 30.0
 Key = tuple[Environment, tuple[Mount, ...]]  # what guests of one zygote have in common
-ONE_RESULT = 8  # times the output limit that one result may take: pictures are large
 
 
 class NativeBackend:
@@ -208,12 +207,8 @@ def _request(spec: GuestSpec, zygote: Zygote, in_cgroup: frozenset[str]) -> dict
         "uid": plan.pick_uid(zygote.root),
         "workspace": limits.workspace,
         "tmp": limits.tmp,
-        "output": limits.output,
-        "open_files": limits.open_files,
-        "result": min(ONE_RESULT * limits.output, limits.memory // 8, wire.MAX_PAYLOAD),
-        "values": limits.memory,
         # What a guest shares with the host is counted by its cgroup, or by nobody.
-        "share": "memory" in in_cgroup,
+        **setup.of(limits, share="memory" in in_cgroup),
         "data": None if "memory" in in_cgroup else zygote.baseline + limits.memory,
         "meminfo": plan.meminfo(limits.memory),
         "rlimits": plan.rlimits(limits),

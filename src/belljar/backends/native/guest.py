@@ -98,7 +98,7 @@ class NativeGuest:
         self.left: Callable[[], None] | None = None  # called when it has gone; may block
         self.watchdog = Watchdog(pid, memory)
 
-    def reading(self, *, from_now: bool = False) -> Reading:
+    async def reading(self, *, from_now: bool = False) -> Reading:
         if self._cgroup is None:
             return self.watchdog.reading(from_now=from_now)
         if from_now:

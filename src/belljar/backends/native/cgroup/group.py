@@ -6,35 +6,24 @@ import threading
 from collections.abc import Sequence
 
 from belljar.backends.native.cgroup import tree
-from belljar.backends.native.cgroup.files import METERS, Meter
+from belljar.backends.native.cgroup.meters import Meters
 from belljar.backends.native.cgroup.plan import Hierarchy
 
 
-class Cgroup:
-    """The group of one sandbox, in every hierarchy used.
-
-    Readings are taken around every cell, so their files are opened once and kept. A reading is
-    None where the kernel does not offer it, and after remove(). Safe to use from any thread.
-    """
+class Cgroup(Meters):
+    """The group of one sandbox, in every hierarchy used. Safe to use from any thread."""
 
     def __init__(
         self, owner: tree.Owner, places: Sequence[tuple[Hierarchy, str]], enforced: frozenset[str]
     ) -> None:
+        super().__init__(places)
         self.enforced = enforced
         self._owner = owner
         self._paths = [path for _, path in places]
         self._doors = [(p, "tasks" if h.version == 1 else "cgroup.procs") for h, p in places]
-        self._places = {
-            controller: (hierarchy.version, path)
-            for hierarchy, path in places
-            for controller in hierarchy.controllers
-        }
-        self._lock = threading.Lock()
         # kill() changes limits and restores them: a second one must not take the changed ones.
         self._killing = threading.Lock()
         self._join: list[int] = []
-        self._files: dict[str, tuple[int, Meter]] = {}
-        self._closed = False
         self.gone = False  # remove() has succeeded
 
     def join_fds(self) -> list[int]:
@@ -61,34 +50,6 @@ class Cgroup:
             while self._join:
                 os.close(self._join.pop())
 
-    def cpu_seconds(self) -> float | None:
-        return self._read("cpu")
-
-    def memory_current(self) -> int | None:
-        return _whole(self._read("current"))
-
-    def memory_peak(self) -> int | None:
-        return _whole(self._read("peak"))
-
-    def reset_peak(self) -> bool:
-        """Let the peak count from now on; False where it is that of the whole life."""
-        with self._lock:
-            opened = self._open("peak")
-            if opened is None:
-                return False
-            try:
-                # v2 (Linux 6.12) resets it for readers of this very descriptor.
-                os.pwrite(opened[0], b"0", 0)
-            except OSError:
-                return False
-            return True
-
-    def oom_kills(self) -> int | None:
-        return _whole(self._read("oom_kills"))
-
-    def pids_max_hits(self) -> int | None:
-        return _whole(self._read("pids_max_hits"))
-
     def processes_alive(self) -> list[int]:
         # All hierarchies: a process on its way in is in some of them only.
         return sorted(set[int]().union(*map(tree.members, self._paths)))
@@ -108,10 +69,7 @@ class Cgroup:
         if not self._is_ours():
             return False
         self.close_join_fds()
-        with self._lock:
-            self._closed = True
-            while self._files:
-                os.close(self._files.popitem()[1][0])
+        self.close()
         self.gone = self.gone or tree.remove(self._paths)
         return self.gone
 
@@ -121,40 +79,3 @@ class Cgroup:
         Asked before the lock is taken: a fork may inherit that in a locked state.
         """
         return os.getpid() == self._owner.pid
-
-    def _read(self, what: str) -> float | None:
-        with self._lock:
-            opened = self._open(what)
-            if opened is None:
-                return None
-            fd, meter = opened
-            try:
-                text = os.pread(fd, 4096, 0)
-            except OSError:
-                return None  # ENODEV: somebody else removed the group
-        if meter.key is None:
-            return int(text) * meter.unit
-        for line in text.splitlines():
-            key, _, value = line.partition(b" ")
-            if key == meter.key:
-                return int(value) * meter.unit
-        return None
-
-    def _open(self, what: str) -> tuple[int, Meter] | None:
-        if what in self._files or self._closed:
-            return self._files.get(what)
-        for version, meter in METERS[what].items():
-            place = self._places.get(meter.controller)
-            if place is None or place[0] != version:
-                continue
-            # Before Linux 6.12 the peak of v2 can only be read.
-            for access in (os.O_RDWR, os.O_RDONLY) if what == "peak" else (os.O_RDONLY,):
-                with contextlib.suppress(OSError):
-                    fd = os.open(f"{place[1]}/{meter.file}", access | os.O_CLOEXEC)
-                    self._files[what] = fd, meter
-                    return fd, meter
-        return None
-
-
-def _whole(reading: float | None) -> int | None:
-    return None if reading is None else int(reading)
