@@ -33,7 +33,7 @@ def test_a_sandbox_is_awaited(run_async, open_sandbox):
     run_async(main)
 
 
-def test_create_starts_at_once_and_close_may_be_repeated(run_async, native, outside):
+def test_create_starts_at_once_and_close_may_be_repeated(run_async, backend, outside):
     async def main():
         sandbox = await AsyncSandbox.create(environment="python", metadata={"a": "b"})
         seen = outside(sandbox)
@@ -337,7 +337,7 @@ def test_limits_hold_for_the_awaited_one_too(run_async, open_sandbox):
     run_async(main)
 
 
-def test_a_loop_after_another_may_make_its_own(native):
+def test_a_loop_after_another_may_make_its_own(backend):
     """Nothing is kept that belongs to a loop that has ended."""
 
     async def main():
@@ -347,7 +347,7 @@ def test_a_loop_after_another_may_make_its_own(native):
     assert [anyio.run(main, backend=loop) for loop in ("asyncio", "trio", "asyncio")] == [2, 2, 2]
 
 
-def test_asyncio_wait_for_and_gather_work(native):
+def test_asyncio_wait_for_and_gather_work(backend):
     async def main():
         async with AsyncSandbox(environment="python") as sandbox:
             with pytest.raises(TimeoutError):

@@ -68,7 +68,7 @@ def test_times_of_the_hosts_devices_are_out_of_reach(sandbox):
     assert os.stat("/dev/full").st_mtime_ns == before
 
 
-def test_many_sandboxes_asked_for_at_once_of_a_cold_zygote_all_start(native):
+def test_many_sandboxes_asked_for_at_once_of_a_cold_zygote_all_start(backend):
     runtime.shutdown()
 
     async def one():

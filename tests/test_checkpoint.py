@@ -854,7 +854,7 @@ def test_a_fork_goes_on_by_itself_and_so_does_the_original(sandbox):
     assert value(sandbox, "x, open('f').read()") == ([1, "original"], "original")
 
 
-def test_a_fork_of_a_fork_outlives_both(native, outside):
+def test_a_fork_of_a_fork_outlives_both(backend, outside):
     first = Sandbox(environment="python")
     ok(first, "x = 1; open('f', 'w').write('1')")
     guest = outside(first)
@@ -1035,7 +1035,7 @@ def test_a_host_function_that_uses_the_other_branch_does_not_hang(make_sandbox):
         assert value(fork, "1") == 1
 
 
-def test_a_fork_that_nobody_closed_does_not_keep_the_guest(native, outside):
+def test_a_fork_that_nobody_closed_does_not_keep_the_guest(backend, outside):
     sandbox = Sandbox(environment="python")
     ok(sandbox, "x = 1")
     guest = outside(sandbox)
@@ -1174,7 +1174,7 @@ def test_a_workspace_on_the_host_is_rolled_back_there_too(make_sandbox, tmp_path
 # --- cancellation and leaks ------------------------------------------------------------------
 
 
-def test_a_cancelled_checkpoint_or_rollback_leaves_a_sandbox_that_works(open_sandbox, native):
+def test_a_cancelled_checkpoint_or_rollback_leaves_a_sandbox_that_works(open_sandbox, backend):
     async def main():
         async with open_sandbox() as sandbox:
             await sandbox.run_code("x = 1; open('f', 'wb').write(bytes(20 << 20))")
@@ -1199,7 +1199,7 @@ def test_a_cancelled_checkpoint_or_rollback_leaves_a_sandbox_that_works(open_san
     asyncio.run(main())
 
 
-def test_nothing_is_left_behind(native):
+def test_nothing_is_left_behind(backend):
     def use():
         with Sandbox(environment="python") as sandbox:
             ok(sandbox, "open('f', 'w').write('a')")

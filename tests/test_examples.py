@@ -50,7 +50,7 @@ def test_every_example_is_run_here():
 
 
 @pytest.mark.parametrize("name", SAID)
-def test_example_runs(native, name, tmp_path):
+def test_example_runs(backend, name, tmp_path):
     command = [sys.executable, "-W", "error", str(DIRECTORY / name)]
     state = {**os.environ, "BELLJAR_STATE": str(tmp_path / "state")}
     done = subprocess.run(

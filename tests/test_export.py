@@ -70,7 +70,7 @@ class Page(html.parser.HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def path(native, tmp_path_factory):
+def path(backend, tmp_path_factory):
     path = tmp_path_factory.mktemp("export") / "ses<b>sion.jsonl"
     metadata = {"task": EVIL}
     with Sandbox(environment="python", record=path, metadata=metadata) as sandbox:
@@ -145,7 +145,7 @@ def test_markdown_of_a_notebook_is_code_and_nothing_else(notebook):
         assert not "".join(outside).strip()
 
 
-def test_json_that_is_nested_too_deeply_is_text(native, tmp_path):
+def test_json_that_is_nested_too_deeply_is_text(backend, tmp_path):
     path = tmp_path / "deep.jsonl"
     with Sandbox(environment="python", record=path) as sandbox:
         sandbox.run_code(SHOW)
@@ -167,7 +167,7 @@ def test_script_compiles_and_is_what_ran(record, tmp_path, outputs):
     assert compileall.compile_file(script, quiet=1)
 
 
-def test_code_is_in_the_script_as_it_ran(native, tmp_path):
+def test_code_is_in_the_script_as_it_ran(backend, tmp_path):
     path = tmp_path / "s.jsonl"
     with Sandbox(environment="python", record=path) as sandbox:
         sandbox.run_code("def f():\n\treturn 'ä'\n")

@@ -359,7 +359,7 @@ def test_modes_of_new_files_are_usual(sandbox):
 
 
 @pytest.fixture(scope="module")
-def one_sandbox(native):
+def one_sandbox(backend):
     with Sandbox(environment="python") as sandbox:
         yield sandbox
 

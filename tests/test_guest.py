@@ -903,7 +903,7 @@ def _is(path, version):
 
 
 @pytest.fixture(scope="module", params=sorted(interpreters().items()), ids=lambda item: item[0])
-def any_python(request, native):
+def any_python(request, backend):
     version, path = request.param
     return version, Environment(f"python-{version}", python=path)
 

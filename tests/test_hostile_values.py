@@ -129,7 +129,7 @@ DESCRIPTORS = {
 
 @pytest.mark.parametrize("frame", ["value", "call"])
 @pytest.mark.parametrize("what", DESCRIPTORS)
-def test_a_false_descriptor_harms_only_its_sender(native, what, frame):
+def test_a_false_descriptor_harms_only_its_sender(backend, what, frame):
     kind = {
         "value": "kind, header = (DONE, request), {'status': 'ok', 'shared': SIZE}",
         "call": "kind, header = (CALL, 1), {'function': 'f', 'shared': SIZE}",
@@ -140,7 +140,7 @@ def test_a_false_descriptor_harms_only_its_sender(native, what, frame):
     assert slowest < STALL
 
 
-def test_descriptors_that_nobody_asked_for_are_closed(native):
+def test_descriptors_that_nobody_asked_for_are_closed(backend):
     code = """
     frame = forge(RESULT, request, {"parts": [], "main": False})
     for _ in range(20):
@@ -151,7 +151,7 @@ def test_descriptors_that_nobody_asked_for_are_closed(native):
 
 
 @pytest.mark.parametrize("size", [2**29 + 1, 2**40, 2**47, 2**48, 2**63, -1, 0])
-def test_parts_that_promise_more_than_there_may_be_take_no_memory(native, size):
+def test_parts_that_promise_more_than_there_may_be_take_no_memory(backend, size):
     before = resident()
     code = f'control.sendall(forge(PART, 0, {{"key": 1, "size": {size}}}, bytes(1000)))'
     outcome, _ = asyncio.run(attack(code + "\nimport time; time.sleep(0.2)"))
@@ -159,7 +159,7 @@ def test_parts_that_promise_more_than_there_may_be_take_no_memory(native, size):
     assert resident() - before < 100 * MB
 
 
-def test_parts_that_are_never_finished_are_forgotten_with_their_cell(native):
+def test_parts_that_are_never_finished_are_forgotten_with_their_cell(backend):
     async def main():
         code = """
         for _ in range(200):
@@ -196,14 +196,14 @@ def test_parts_that_are_never_finished_are_forgotten_with_their_cell(native):
         '[forge(40, request, {"key": 0})]',
     ],
 )
-def test_forged_calls_and_parts_harm_only_their_sender(native, frames):
+def test_forged_calls_and_parts_harm_only_their_sender(backend, frames):
     code = f"for frame in {frames}: control.sendall(frame)\nimport time; time.sleep(0.1)"
     outcome, slowest = asyncio.run(attack(code))
     assert outcome in (Outcome.ok, Outcome.killed, Outcome.lost, *NO_MEMFD)
     assert slowest < STALL
 
 
-def test_a_flood_of_calls_that_reads_no_answer_is_bounded(native):
+def test_a_flood_of_calls_that_reads_no_answer_is_bounded(backend):
     """The guest's own memory pays for answers that it does not take."""
     arguments = values.encode({"args": [1], "kwargs": {}}).join()
     code = f"""
@@ -218,7 +218,7 @@ def test_a_flood_of_calls_that_reads_no_answer_is_bounded(native):
     assert slowest < STALL
 
 
-def test_large_answers_that_are_not_taken_do_not_fill_the_host(native):
+def test_large_answers_that_are_not_taken_do_not_fill_the_host(backend):
     arguments = values.encode({"args": [], "kwargs": {}}).join()
 
     def big():
@@ -248,7 +248,7 @@ def test_large_answers_that_are_not_taken_do_not_fill_the_host(native):
     assert asyncio.run(main()) < 600 * MB
 
 
-def test_results_of_the_largest_size_in_a_loop_are_bounded(native):
+def test_results_of_the_largest_size_in_a_loop_are_bounded(backend):
     code = """
     size = 12 << 20
     header = {"parts": [{"mime": "text/plain", "size": size, "text": True}], "main": False}

@@ -36,7 +36,7 @@ def use_hard(number):
 
 
 @pytest.fixture
-def leaves_nothing(native):
+def leaves_nothing(backend):
     with ThreadPoolExecutor(20) as pool:  # the runtime and its threads are there to stay
         list(pool.map(use, range(20)))
     gc.collect()
@@ -154,7 +154,7 @@ def test_the_census_sees_half_made_environments(tmp_path):
 
 
 @pytest.mark.root_only
-def test_the_census_sees_a_namespace_held_by_a_descriptor(native):
+def test_the_census_sees_a_namespace_held_by_a_descriptor(backend):
     before = census.take()
     with Sandbox(environment="python") as sandbox:
         held = os.open(f"/proc/{sandbox._sandbox._place.guest.pid}/ns/net", os.O_RDONLY)
@@ -176,7 +176,7 @@ def test_the_census_sees_a_mount(tmp_path):
 
 
 @pytest.mark.needs_cgroup
-def test_the_census_sees_a_control_group_of_a_dead_owner(native):
+def test_the_census_sees_a_control_group_of_a_dead_owner(backend):
     with Sandbox(environment="python") as sandbox:
         sandbox.run_code("1")
         ours = [path for path in census.cgroup_directories() if f"-{os.getpid()}-" in path]

@@ -179,7 +179,7 @@ def _forget(sandboxes):
     gc.collect()
 
 
-def test_what_was_exchanged_after_the_check_is_not_mounted(native, shown, tmp_path):
+def test_what_was_exchanged_after_the_check_is_not_mounted(backend, shown, tmp_path):
     mount = Mount(str(shown), "/data")
     shown.rename(tmp_path / "aside")
     shown.symlink_to("/etc")
@@ -300,7 +300,7 @@ def test_what_the_user_cannot_read_himself_is_said_at_once(shown):
         shown.chmod(0o755)
 
 
-def test_mounts_on_the_command_line(native, shown, tmp_path):
+def test_mounts_on_the_command_line(backend, shown, tmp_path):
     shown.chmod(0o777)
     script = tmp_path / "s.py"
     script.write_text("open('/out/made', 'w').write(open('/data/f.txt').read())")

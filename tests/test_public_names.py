@@ -23,6 +23,7 @@ PUBLIC = [
     "Checkpoint",
     "CheckpointLost",
     "CommandResult",
+    "Docker",
     "Environment",
     "EnvironmentBuildError",
     "ErrorInfo",

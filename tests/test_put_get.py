@@ -54,7 +54,7 @@ def descriptors():
 
 
 @pytest.fixture
-def no_leak(native):
+def no_leak(backend):
     """No descriptor more than before, once the threads that were given up have ended."""
     before = descriptors()
     yield
@@ -438,7 +438,7 @@ with Sandbox.create(environment="data") as sandbox:
 """
 
 
-def test_a_host_without_pandas_is_told_so_when_it_gets_a_frame(native):
+def test_a_host_without_pandas_is_told_so_when_it_gets_a_frame(backend):
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_PANDAS], capture_output=True, text=True, timeout=60
     )

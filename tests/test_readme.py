@@ -33,7 +33,7 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize(("path", "line", "code"), EXAMPLES)
-def test_example_of_a_document_runs(native, path, line, code, tmp_path, monkeypatch, capsys):
+def test_example_of_a_document_runs(backend, path, line, code, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("BELLJAR_STATE", str(tmp_path / "state"))
     # Blank lines in front, so that a traceback has the line of the document.

@@ -29,7 +29,7 @@ def path(tmp_path):
 
 
 @pytest.fixture
-def recorded(native, path):
+def recorded(backend, path):
     """Records cells in a sandbox of its own, and gives the path."""
 
     def record(*cells, environment="python", **options):
@@ -42,7 +42,7 @@ def recorded(native, path):
 
 
 @pytest.fixture(scope="module")
-def execution(native):
+def execution(backend):
     with Sandbox(environment="python") as sandbox:
         return sandbox.run_code("print('hello'); 6 * 7")
 
@@ -88,7 +88,7 @@ def test_only_the_owner_can_read_a_record(recorded):
     assert recorded("1").stat().st_mode & 0o777 == 0o600
 
 
-def test_values_of_environment_variables_are_not_in_the_record(native, path):
+def test_values_of_environment_variables_are_not_in_the_record(backend, path):
     with Sandbox(environment="python", record=path, env={"TOKEN": "s3cr3t"}) as sandbox:
         sandbox.run_code("1", env={"OTHER": "s4cr4t"})
     record = read(path)
@@ -104,7 +104,7 @@ def test_a_second_sandbox_appends_a_session(recorded):
     assert [cell.number for cell in record.cells] == [1, 2, 3]
 
 
-def test_two_sandboxes_may_record_into_one_file_at_once(native, path):
+def test_two_sandboxes_may_record_into_one_file_at_once(backend, path):
     with (
         Sandbox(environment="python", record=path) as one,
         Sandbox(environment="python", record=path) as other,
@@ -164,7 +164,7 @@ def test_a_file_of_another_user_is_not_appended_to(recorded):
         Recorder(path)
 
 
-def test_a_disk_that_is_full_ends_the_record_and_not_the_cell(native, path):
+def test_a_disk_that_is_full_ends_the_record_and_not_the_cell(backend, path):
     with Sandbox(environment="python", record=path) as sandbox:
         sandbox.run_code("1")
         os.close(sandbox._sandbox._keeping._recorder._file)
@@ -344,7 +344,7 @@ def test_addresses_differ_only_for_those_who_want_it_exactly(recorded):
     assert not replay(path, exact=True).same
 
 
-def test_a_picture_that_differs_is_told_by_its_hash(native, path):
+def test_a_picture_that_differs_is_told_by_its_hash(backend, path):
     code = "class P:\n    def _repr_png_(self): return open('p', 'rb').read()\nP()"
     with Sandbox(environment="python", record=path) as sandbox:
         sandbox.files.write("p", b"\x89PNG one")
@@ -356,7 +356,7 @@ def test_a_picture_that_differs_is_told_by_its_hash(native, path):
     assert "sha256" in difference.recorded != difference.replayed
 
 
-def test_files_values_commands_and_restarts_are_done_again(native, path):
+def test_files_values_commands_and_restarts_are_done_again(backend, path):
     with Sandbox(environment="python", record=path) as sandbox:
         sandbox.files.write("a.txt", "12")
         sandbox.put(n=30)
@@ -372,7 +372,7 @@ def test_files_values_commands_and_restarts_are_done_again(native, path):
     assert (command.replayed.stdout, command.replayed.exit_code) == ("12", 3)
 
 
-def test_checkpoints_are_rolled_back_again(native, path):
+def test_checkpoints_are_rolled_back_again(backend, path):
     with Sandbox(environment="python", record=path) as sandbox:
         sandbox.run_code("x = 1")
         checkpoint = sandbox.checkpoint()
@@ -385,7 +385,7 @@ def test_checkpoints_are_rolled_back_again(native, path):
     assert again.cells[-1].replayed.text == "1"
 
 
-def test_events_that_cannot_be_done_again_are_notes(path, native, execution):
+def test_events_that_cannot_be_done_again_are_notes(path, backend, execution):
     recorder = Recorder(path)
     begin(recorder)
     recorder.event("write", path="b", content=bytes(INLINE + 1))
@@ -405,7 +405,7 @@ def test_events_that_cannot_be_done_again_are_notes(path, native, execution):
     ]
 
 
-def test_a_hostile_value_in_a_record_is_not_executed(path, native):
+def test_a_hostile_value_in_a_record_is_not_executed(path, backend):
     recorder = Recorder(path)
     begin(recorder)
     blob = bytearray(values.encode({"a": [1, 2, 3]}).join())
@@ -431,7 +431,7 @@ def test_nothing_runs_after_the_first_that_differs_if_so_wanted(recorded):
     assert len(replay(path, stop_at_first=True).cells) == 2
 
 
-def test_limits_and_time_outs_are_the_recorded_ones_unless_given(native, path):
+def test_limits_and_time_outs_are_the_recorded_ones_unless_given(backend, path):
     options = {"environment": "python", "limits": {"output": "2k"}}
     with Sandbox(**options, record=path) as sandbox:
         sandbox.run_code("while True: pass", timeout=0.3)
@@ -445,7 +445,7 @@ def test_limits_and_time_outs_are_the_recorded_ones_unless_given(native, path):
     assert time.monotonic() - begun < 10
 
 
-def test_how_far_code_came_before_it_was_stopped_is_no_difference(native, path):
+def test_how_far_code_came_before_it_was_stopped_is_no_difference(backend, path):
     endless = "n = 0\nwhile True:\n    n += 1\n    print(n, flush=True)"
     with Sandbox(environment="python", limits={"output": "4k"}, record=path) as sandbox:
         sandbox.run_code(
@@ -458,7 +458,7 @@ def test_how_far_code_came_before_it_was_stopped_is_no_difference(native, path):
     assert not replay(path).cells[0].same
 
 
-def test_variables_and_functions_must_be_given_again(native, path):
+def test_variables_and_functions_must_be_given_again(backend, path):
     options = {"env": {"TOKEN": "abc"}, "functions": {"double": lambda n: 2 * n}}
     with Sandbox(environment="python", record=path, **options) as sandbox:
         sandbox.run_code("import os; os.environ['TOKEN'], double(4)")
@@ -500,7 +500,7 @@ def test_a_diff_of_huge_texts_ends_soon():
 # --- the command line --------------------------------------------------------------------------
 
 
-def test_run_records_and_replay_tells_by_its_exit_code(native, tmp_path):
+def test_run_records_and_replay_tells_by_its_exit_code(backend, tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import sys\nprint('hello', sys.argv[1:])\n")
     path = tmp_path / "s.jsonl"
@@ -521,7 +521,7 @@ def test_run_records_and_replay_tells_by_its_exit_code(native, tmp_path):
     ]
 
 
-def test_replay_takes_functions_of_the_host_from_a_file(native, path, tmp_path):
+def test_replay_takes_functions_of_the_host_from_a_file(backend, path, tmp_path):
     module = tmp_path / "mine.py"
     module.write_text("from os import getcwd\ndef double(n):\n    return 2 * n\n_hidden = 3\n")
     with Sandbox(
@@ -551,7 +551,7 @@ def test_wrong_usage_of_replay_is_said_before_anything_runs(recorded, words):
     assert "Traceback" not in done.stderr
 
 
-def test_repl_records_its_statements(native, path):
+def test_repl_records_its_statements(backend, path):
     done = cli("repl", "--env", "python", "--record", path, input="x = 3\nx * 2\n")
     assert done.returncode == 0
     assert [cell.code for cell in read(path).cells] == ["x = 3", "x * 2"]

@@ -39,7 +39,7 @@ def result(sandbox, code):
 
 
 @pytest.fixture(scope="session")
-def rich_environment(native):
+def rich_environment(backend):
     """Libraries whose objects show themselves through MIME bundles."""
     from belljar.environment import build
 

@@ -68,7 +68,7 @@ class Script:
 
 
 @pytest.fixture
-def script(native):
+def script(backend):
     with contextlib.ExitStack() as stack:
 
         def start(program):
@@ -80,7 +80,7 @@ def script(native):
 
 
 @pytest.fixture
-def nothing_left(native):
+def nothing_left(backend):
     """After the test nothing is there that was not there before."""
     before = census.take()
     yield
@@ -413,7 +413,7 @@ def test_shutdown_closes_everything_and_the_next_sandbox_starts_anew(script, not
     assert out.splitlines() == ["['MainThread']"] * 3
 
 
-def test_the_runtime_is_shared_and_started_once(native):
+def test_the_runtime_is_shared_and_started_once(backend):
     with Sandbox(environment="python") as a, Sandbox(environment="python") as b:
         a.run_code("1")
         b.run_code("1")

@@ -66,12 +66,12 @@ def start_cell(sandbox, code):
 # --- one shot and start ----------------------------------------------------------------------
 
 
-def test_run_is_one_shot(native):
+def test_run_is_one_shot(backend):
     execution = belljar.run("print('hi'); 6 * 7", environment="python", timeout=5)
     assert (execution.value, execution.stdout, execution.ok) == (42, "hi\n", True)
 
 
-def test_run_takes_options_of_both_and_refuses_others(native):
+def test_run_takes_options_of_both_and_refuses_others(backend):
     seen = []
     execution = belljar.run(
         "import os; print(os.environ['A'])",
@@ -87,7 +87,7 @@ def test_run_takes_options_of_both_and_refuses_others(native):
     assert "timeout" in caught.value.hint
 
 
-def test_a_sandbox_starts_at_first_use_and_not_before(native):
+def test_a_sandbox_starts_at_first_use_and_not_before(backend):
     sandbox = Sandbox(environment="python")
     try:
         assert "not started" in repr(sandbox)
@@ -100,7 +100,7 @@ def test_a_sandbox_starts_at_first_use_and_not_before(native):
     assert "closed" in repr(sandbox)
 
 
-def test_a_sandbox_that_never_started_closes(native):
+def test_a_sandbox_that_never_started_closes(backend):
     sandbox = Sandbox(environment="python")
     sandbox.close()
     with pytest.raises(SandboxClosed):
@@ -111,7 +111,7 @@ def test_create_starts_at_once(make_sandbox, outside):
     assert outside(make_sandbox()).alive()
 
 
-def test_the_with_block_closes_also_on_an_error(native, outside):
+def test_the_with_block_closes_also_on_an_error(backend, outside):
     def fail():
         with Sandbox(environment="python") as sandbox:
             seen.append(outside(sandbox))
@@ -158,7 +158,7 @@ def test_what_is_unknown_is_refused_and_the_nearest_named(options, wrong, neares
         assert f"'{nearest}'" in caught.value.hint
 
 
-def test_create_refuses_the_same(native):
+def test_create_refuses_the_same(backend):
     with pytest.raises((InvalidOption, TypeError), match="enviroment"):
         Sandbox.create(enviroment="python")
 
@@ -303,7 +303,7 @@ def test_without_control_groups_an_explicit_memory_limit_is_refused_with_a_hint(
     assert not sandbox.isolation.enforced
 
 
-def test_a_refused_start_leaves_nothing(native):
+def test_a_refused_start_leaves_nothing(backend):
     with Sandbox(environment="python") as sandbox:
         sandbox.run_code("1")
     before = census.take()
@@ -457,7 +457,7 @@ def test_cells_of_many_threads_do_not_mix_their_output(sandbox):
             assert stdout == f"{index}\n" * 50
 
 
-def test_a_sandbox_made_in_a_thread_that_ended_still_works(native):
+def test_a_sandbox_made_in_a_thread_that_ended_still_works(backend):
     call = Running(Sandbox.create, environment="python")
     with call.result() as sandbox:
         gc.collect()
@@ -479,7 +479,7 @@ def test_sandboxes_do_not_see_each_other(make_sandbox, outside):
     assert len(seen) == 2
 
 
-def test_a_blocking_sandbox_works_inside_a_running_event_loop(native):
+def test_a_blocking_sandbox_works_inside_a_running_event_loop(backend):
     async def main():
         with Sandbox(environment="python") as sandbox:
             return sandbox.run_code("1 + 1").value
@@ -590,7 +590,7 @@ def test_closing_from_many_threads_at_once_is_fine(make_sandbox):
         list(pool.map(lambda _: sandbox.close(), range(8)))
 
 
-def test_a_sandbox_that_is_forgotten_warns_and_its_guest_dies(native, outside):
+def test_a_sandbox_that_is_forgotten_warns_and_its_guest_dies(backend, outside):
     forgotten = [Sandbox.create(environment="python")]
     seen = outside(forgotten[0])
     with pytest.warns(ResourceWarning, match="not closed"):
@@ -598,7 +598,7 @@ def test_a_sandbox_that_is_forgotten_warns_and_its_guest_dies(native, outside):
     census.wait_until(lambda: not seen.alive(), what="the end of the guest")
 
 
-def test_a_closed_sandbox_does_not_warn(native):
+def test_a_closed_sandbox_does_not_warn(backend):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sandbox = Sandbox.create(environment="python")

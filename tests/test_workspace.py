@@ -671,7 +671,7 @@ def test_workspace_and_session_exclude_each_other(tmp_path):
 
 
 @pytest.mark.parametrize("workspace", ["", 3, b"x", "/dev/null", "/proc/nothing/there"])
-def test_a_workspace_that_is_no_directory_is_refused(native, workspace):
+def test_a_workspace_that_is_no_directory_is_refused(backend, workspace):
     with (
         pytest.raises(InvalidOption, match="workspace"),
         Sandbox(environment="python", workspace=workspace),

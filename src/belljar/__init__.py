@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from belljar._version import __version__
 
 if TYPE_CHECKING:
+    from belljar.backends.docker.settings import Docker
     from belljar.blocking import Sandbox
     from belljar.chart import Chart, ChartType
     from belljar.checkpoint import Checkpoint
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from belljar.transfers import Transfer
 
 _HOME = {
+    "belljar.backends.docker.settings": ("Docker",),
     "belljar.blocking": ("Sandbox",),
     "belljar.chart": ("Chart", "ChartType"),
     "belljar.checkpoint": ("Checkpoint",),
@@ -140,6 +142,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointLost",
     "CommandResult",
+    "Docker",
     "Environment",
     "EnvironmentBuildError",
     "ErrorInfo",

@@ -12,6 +12,7 @@ from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, overload
 import anyio
 
 from belljar import options, runtime
+from belljar.backends.docker.settings import Docker
 from belljar.cell import OnResult, OnText
 from belljar.checkpoint import Checkpoint
 from belljar.commands import AsyncCommands
@@ -226,7 +227,7 @@ class Sandbox:
     def __init__(
         self,
         *,
-        backend: str = "auto",
+        backend: str | Docker = "auto",
         environment: str | Environment = "data",
         limits: Limits | Mapping[str, object] | None = None,
         env: Mapping[str, str] | None = None,
@@ -238,6 +239,12 @@ class Sandbox:
         session: str | None = None,
         mounts: Iterable[Mount] = (),
         record: str | os.PathLike[str] | None = None,
+        image: str | None = None,
+        dockerfile: str | os.PathLike[str] | None = None,
+        runtime: str | None = None,
+        platform: str | None = None,
+        gpus: str | int | None = None,
+        devices: Sequence[str] = (),
     ) -> None:
         sandbox = AsyncSandbox(
             backend=backend,
@@ -252,6 +259,12 @@ class Sandbox:
             session=session,
             mounts=mounts,
             record=record,
+            image=image,
+            dockerfile=dockerfile,
+            runtime=runtime,
+            platform=platform,
+            gpus=gpus,
+            devices=devices,
         )
         self._prepare(sandbox)
 
@@ -264,7 +277,7 @@ class Sandbox:
     def create(
         cls,
         *,
-        backend: str = "auto",
+        backend: str | Docker = "auto",
         environment: str | Environment = "data",
         limits: Limits | Mapping[str, object] | None = None,
         env: Mapping[str, str] | None = None,
@@ -276,6 +289,12 @@ class Sandbox:
         session: str | None = None,
         mounts: Iterable[Mount] = (),
         record: str | os.PathLike[str] | None = None,
+        image: str | None = None,
+        dockerfile: str | os.PathLike[str] | None = None,
+        runtime: str | None = None,
+        platform: str | None = None,
+        gpus: str | int | None = None,
+        devices: Sequence[str] = (),
     ) -> Self:
         """Make a sandbox and start it at once."""
         sandbox = cls(
@@ -291,6 +310,12 @@ class Sandbox:
             session=session,
             mounts=mounts,
             record=record,
+            image=image,
+            dockerfile=dockerfile,
+            runtime=runtime,
+            platform=platform,
+            gpus=gpus,
+            devices=devices,
         )
         sandbox.start()
         return sandbox

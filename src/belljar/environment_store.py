@@ -153,8 +153,9 @@ class Store:
         self.sweep()
         return True
 
-    def sweep(self) -> None:
-        """Delete what killed builds left behind, and trash that nobody holds."""
+    def sweep(self, *, dry_run: bool = False) -> list[Path]:
+        """Delete what killed builds left behind, and trash that nobody holds; what it was."""
+        found = []
         for path in self.envs.iterdir() if self.envs.is_dir() else ():
             if path.name.startswith(_BUILDING):
                 lock = f"{path.name.removeprefix(_BUILDING).rpartition('-')[0]}.build"
@@ -164,7 +165,10 @@ class Store:
                 continue
             with self._if_free(lock) as free:
                 if free:
-                    _delete(path)
+                    found.append(path)
+                    if not dry_run:
+                        _delete(path)
+        return found
 
     @contextmanager
     def _if_free(self, lock: str) -> Iterator[bool]:

@@ -12,14 +12,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from belljar import sessions
+from belljar import runtime, sessions
+from belljar.backends.docker import settings
+from belljar.backends.docker.settings import Docker
 from belljar.environment import Environment, resolve
 from belljar.errors import InvalidOption, unknown_option
 from belljar.functions import Functions, HostFunction, coerce
 from belljar.guest import wire
 from belljar.limits import RULES, Limits
 from belljar.mount import Mount, check_mounts
-from belljar.runtime import BACKENDS
 
 NETWORKS = ("none",)
 MAX_CODE = wire.MAX_PAYLOAD
@@ -29,6 +30,7 @@ MAX_CODE = wire.MAX_PAYLOAD
 class Options:
     id: str
     backend: str
+    docker: Docker
     environment: Environment
     limits: Limits
     env: Mapping[str, str]
@@ -44,7 +46,7 @@ class Options:
 
 def make(
     *,
-    backend: str,
+    backend: str | Docker,
     environment: str | Environment,
     limits: Limits | Mapping[str, object] | None,
     env: Mapping[str, str] | None,
@@ -56,12 +58,28 @@ def make(
     session: str | None,
     mounts: Iterable[Mount],
     record: str | os.PathLike[str] | None,
+    image: str | None,
+    dockerfile: str | os.PathLike[str] | None,
+    runtime: str | None,
+    platform: str | None,
+    gpus: str | int | None,
+    devices: Sequence[str],
 ) -> Options:
-    for name, word, known in (("backend", backend, BACKENDS), ("network", network, NETWORKS)):
-        if not isinstance(word, str):
-            raise InvalidOption(f"{name} is a str, not {word!r}", hint=f"one of {', '.join(known)}")
-        if word not in known:
-            raise unknown_option(name, word, known)
+    environment = resolve(environment)
+    backend, docker = _backend(
+        backend,
+        environment,
+        image=image,
+        dockerfile=dockerfile,
+        runtime=runtime,
+        platform=platform,
+        gpus=gpus,
+        devices=devices,
+    )
+    if not isinstance(network, str):
+        raise InvalidOption(f"network is a str, not {network!r}", hint=", ".join(NETWORKS))
+    if network not in NETWORKS:
+        raise unknown_option("network", network, NETWORKS)
     if strict is not None and not isinstance(strict, bool):
         raise InvalidOption(f"strict is True, False or None, not {strict!r}")
     if workspace is not None and session is not None:
@@ -80,7 +98,8 @@ def make(
     return Options(
         id=_new_id(),
         backend=backend,
-        environment=resolve(environment),
+        docker=docker,
+        environment=environment,
         limits=Limits.coerce(limits),
         env=MappingProxyType(texts("env", env)),
         network=network,
@@ -92,6 +111,35 @@ def make(
         mounts=mounted,
         record=recorded,
     )
+
+
+def _backend(backend: str | Docker, environment: Environment, **flat: object) -> tuple[str, Docker]:
+    """The backend's name, and the settings of the docker backend. Who asks for something that
+    only docker has, and names no backend, means docker."""
+    if not isinstance(backend, (str, Docker)):
+        raise InvalidOption(
+            f"backend is a str or Docker(...), not {backend!r}",
+            hint=f"one of {', '.join(runtime.BACKENDS)}",
+        )
+    docker = settings.merge(backend if isinstance(backend, Docker) else Docker(), flat)
+    name = "docker" if isinstance(backend, Docker) else backend
+    if name == "auto" and docker.given:
+        name = "docker"
+    name = runtime.meant(name)
+    if name == "native":
+        if docker.given:
+            raise InvalidOption(
+                f"{docker.given[0]} is an option of the docker backend, not of native",
+                hint='backend="docker", or leave backend out',
+            )
+        return name, docker
+    if name == "auto":
+        return name, docker  # whether it will be used is not known yet
+    # Here, in the caller's thread: a fork of the process while another thread imports would
+    # leave the child waiting for ever for the import to end.
+    runtime.docker_backend()
+    settings.check_environment(docker, environment)
+    return name, settings.complete(docker)
 
 
 def twin(options: Options) -> Options:

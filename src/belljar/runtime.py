@@ -11,19 +11,49 @@ import atexit
 import concurrent.futures
 import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 
 # The event loop's modules are imported here, not by the runtime's thread: a fork of the process
 # in the middle of an import would leave the child waiting for ever for the import to end.
 import anyio
 import anyio._backends._asyncio
 
-from belljar.backends.base import Backend, Minded
+from belljar.backends.auto import AutoBackend
+from belljar.backends.base import Backend, Host, Minded
 from belljar.backends.native.backend import NativeBackend
-from belljar.errors import unknown_option
+from belljar.errors import BackendUnavailable, InvalidOption, unknown_option
 
 MIND_INTERVAL = 0.1
-BACKENDS = ("auto", "native")
+BACKENDS = ("auto", "native", "docker")
+WANTED = "BELLJAR_BACKEND"  # what "auto" means, if it is set
+
+
+def meant(name: str, environ: Mapping[str, str] | None = None) -> str:
+    """The backend that a name stands for; BELLJAR_BACKEND says what "auto" is."""
+    if name not in BACKENDS:
+        raise unknown_option("backend", name, BACKENDS)
+    wanted = (os.environ if environ is None else environ).get(WANTED)
+    if name != "auto" or not wanted:
+        return name
+    if wanted not in BACKENDS:
+        raise InvalidOption(
+            f"{WANTED}={wanted[:100]!r} is not a backend", hint=f"one of {', '.join(BACKENDS)}"
+        )
+    return wanted
+
+
+def docker_backend() -> Callable[[Host], Backend]:
+    """The docker backend's class. Imported only by who wants it: it needs an extra."""
+    try:
+        from belljar.backends.docker.backend import DockerBackend
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "belljar":
+            raise
+        raise BackendUnavailable(
+            f"the docker backend needs the package {error.name!r}",
+            hint="pip install 'belljar[docker]'",
+        ) from error
+    return DockerBackend
 
 
 class Runtime:
@@ -33,6 +63,7 @@ class Runtime:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._lock = threading.Lock()
+        self._making = threading.RLock()  # of backends, which may use this runtime meanwhile
         self._backends: dict[str, Backend] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._minded: list[Minded] = []
@@ -81,12 +112,16 @@ class Runtime:
 
     def backend(self, name: str) -> Backend:
         """`auto` is native where the host allows it. Never a less safe one without a word."""
-        if name not in BACKENDS:
-            raise unknown_option("backend", name, BACKENDS)
-        with self._lock:
-            if "native" not in self._backends:
-                self._backends["native"] = NativeBackend(self)
-            return self._backends["native"]
+        name = meant(name)
+        with self._making:
+            if name not in self._backends:
+                self._backends[name] = self._make(name)
+            return self._backends[name]
+
+    def _make(self, name: str) -> Backend:
+        if name == "auto":
+            return AutoBackend(self.backend)
+        return NativeBackend(self) if name == "native" else docker_backend()(self)
 
     # -- the minder -------------------------------------------------------------------------
 

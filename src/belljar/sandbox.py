@@ -9,7 +9,7 @@ import contextlib
 import os
 import time
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -18,6 +18,7 @@ import anyio
 
 from belljar import cargo, options, runtime, verdict
 from belljar.backends.base import Guest, GuestSpec
+from belljar.backends.docker.settings import Docker
 from belljar.cell import OnResult, OnText, Run
 from belljar.channel import Channel
 from belljar.checkpoint import Checkpoint
@@ -60,7 +61,7 @@ class AsyncSandbox:
     def __init__(
         self,
         *,
-        backend: str = "auto",
+        backend: str | Docker = "auto",
         environment: str | Environment = "data",
         limits: Limits | Mapping[str, object] | None = None,
         env: Mapping[str, str] | None = None,
@@ -72,6 +73,12 @@ class AsyncSandbox:
         session: str | None = None,
         mounts: Iterable[Mount] = (),
         record: str | os.PathLike[str] | None = None,
+        image: str | None = None,
+        dockerfile: str | os.PathLike[str] | None = None,
+        runtime: str | None = None,
+        platform: str | None = None,
+        gpus: str | int | None = None,
+        devices: Sequence[str] = (),
     ) -> None:
         self._prepare(
             options.make(
@@ -87,6 +94,12 @@ class AsyncSandbox:
                 session=session,
                 mounts=mounts,
                 record=record,
+                image=image,
+                dockerfile=dockerfile,
+                runtime=runtime,
+                platform=platform,
+                gpus=gpus,
+                devices=devices,
             )
         )
 
@@ -114,7 +127,7 @@ class AsyncSandbox:
     async def create(
         cls,
         *,
-        backend: str = "auto",
+        backend: str | Docker = "auto",
         environment: str | Environment = "data",
         limits: Limits | Mapping[str, object] | None = None,
         env: Mapping[str, str] | None = None,
@@ -126,6 +139,12 @@ class AsyncSandbox:
         session: str | None = None,
         mounts: Iterable[Mount] = (),
         record: str | os.PathLike[str] | None = None,
+        image: str | None = None,
+        dockerfile: str | os.PathLike[str] | None = None,
+        runtime: str | None = None,
+        platform: str | None = None,
+        gpus: str | int | None = None,
+        devices: Sequence[str] = (),
     ) -> Self:
         """Make a sandbox and start it at once."""
         sandbox = cls(
@@ -141,6 +160,12 @@ class AsyncSandbox:
             session=session,
             mounts=mounts,
             record=record,
+            image=image,
+            dockerfile=dockerfile,
+            runtime=runtime,
+            platform=platform,
+            gpus=gpus,
+            devices=devices,
         )
         await sandbox.start()
         return sandbox
@@ -238,6 +263,7 @@ class AsyncSandbox:
             env=self._options.env,
             strict=self._options.strict,
             mounts=self._options.mounts,
+            docker=self._options.docker,
         )
         if self._guests == 1:
             self._keeping.begin(self._functions.names)

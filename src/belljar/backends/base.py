@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from belljar.backends.docker.settings import Docker
 from belljar.environment import Environment
 from belljar.isolation import Isolation
 from belljar.limits import Limits
@@ -26,6 +27,7 @@ class GuestSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     strict: bool | None = None  # None: strict about the limits the caller set himself
     mounts: tuple[Mount, ...] = ()
+    docker: Docker = field(default_factory=Docker)  # for the docker backend alone
 
     def insists_on(self, limit: str) -> bool:
         return self.strict if self.strict is not None else limit in self.limits.explicit

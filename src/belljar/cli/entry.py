@@ -18,7 +18,7 @@ from types import FrameType
 from typing import NoReturn
 
 from belljar._version import __version__
-from belljar.cli import doctor, env, exit_codes, export, repl, replay, run, session
+from belljar.cli import doctor, env, exit_codes, export, gc, repl, replay, run, session
 from belljar.errors import (
     FileError,
     InvalidOption,
@@ -108,7 +108,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parsers: dict[str, argparse.ArgumentParser] = {"": top}
     for name, module in (
         *(("run", run), ("repl", repl), ("replay", replay)),
-        *(("export", export), ("doctor", doctor)),
+        *(("export", export), ("doctor", doctor), ("gc", gc)),
     ):
         parsers[name] = commands.add_parser(name, help=module.SUMMARY, allow_abbrev=False)
         parsers[name].set_defaults(command=module.run)

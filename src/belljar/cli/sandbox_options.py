@@ -74,12 +74,19 @@ def add_all(parser: argparse.ArgumentParser, *, environment: str | None = "data"
         default=[],
         help="set an environment variable for the code (repeatable; --env is something else)",
     )
-    parser.add_argument("--backend", default="auto", help="auto or native (default: auto)")
+    parser.add_argument(
+        "--backend",
+        default="auto",
+        help="auto, native or docker (default: auto, which is $BELLJAR_BACKEND if that is set, "
+        "else native where this host allows it, else docker)",
+    )
     parser.add_argument(
         "--best-effort",
         action="store_true",
         help="start even if this host cannot enforce a limit given here (see `belljar doctor`)",
     )
+    if environment is not None:  # a replay runs in an Environment
+        add_docker(parser)
     limits = parser.add_argument_group("limits", "sizes are written like 64k, 512m, 1.5g")
     for name, rule in RULES.items():
         limits.add_argument(
@@ -89,6 +96,29 @@ def add_all(parser: argparse.ArgumentParser, *, environment: str | None = "data"
             help=f"{rule.meaning}: {rule.range.replace('None', 'none')} "
             f"(default: {_default(rule) if environment else 'as recorded'})",
         )
+
+
+def add_docker(parser: argparse.ArgumentParser) -> None:
+    docker = parser.add_argument_group("docker", "each of these means --backend docker")
+    docker.add_argument(
+        "--image", metavar="NAME", help="run in this image, as it is, instead of an environment"
+    )
+    docker.add_argument(
+        "--dockerfile", metavar="PATH", help="build the image from a Dockerfile or its directory"
+    )
+    docker.add_argument(
+        "--runtime", metavar="NAME", help="runc, runsc (gVisor), kata-... (default: the engine's)"
+    )
+    docker.add_argument("--platform", metavar="OS/ARCH", help="such as linux/arm64")
+    docker.add_argument("--gpus", metavar="GPUS", help="all, how many, or device=0,1")
+    docker.add_argument(
+        "--device",
+        dest="devices",
+        metavar="HOST[:GUEST[:rwm]]",
+        action="append",
+        default=[],
+        help="let the code use a device of the engine's host (repeatable)",
+    )
 
 
 def _default(rule: Rule) -> str:
@@ -112,6 +142,12 @@ def make(args: argparse.Namespace) -> Sandbox:
         workspace=directory(args.workspace),
         session=args.session,
         mounts=[mount(text) for text in args.mounts],
+        image=args.image,
+        dockerfile=args.dockerfile,
+        runtime=args.runtime,
+        platform=args.platform,
+        gpus=args.gpus,
+        devices=args.devices,
     )
 
 

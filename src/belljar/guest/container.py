@@ -8,7 +8,6 @@ import gc
 import importlib
 import importlib.util
 import os
-import sys
 import traceback
 from typing import Any, Dict, List, NoReturn
 
@@ -57,7 +56,7 @@ def _prepare(config: Dict[str, Any]) -> Dict[str, Any]:
     sys_.run_fork_hooks()
     gc.collect()
     gc.freeze()
-    return {"python": list(sys.version_info[:3]), "uid": os.getuid(), "skipped": skipped}
+    return {"magic": importlib.util.MAGIC_NUMBER.hex(), "skipped": skipped}
 
 
 def _preload(modules: List[str], warmup: str, own_image: bool) -> List[str]:

@@ -7,7 +7,7 @@ import socket
 import stat
 import struct
 from collections import deque
-from typing import Deque, List, Tuple
+from typing import Any, Deque, List, Tuple
 
 from . import wire
 
@@ -29,7 +29,7 @@ class Outbox:
             self._fds.append((self._gone + len(self._bytes), list(fds)))
         self._bytes += data
 
-    def flush(self, sock: socket.socket) -> None:
+    def flush(self, sock: Any) -> None:
         """As much as goes. Raises BlockingIOError when the rest must wait, OSError at the end."""
         while self._bytes:
             most, fds = wire.CHUNK, []
@@ -63,7 +63,7 @@ class Inbox:
     def __init__(self) -> None:
         self._fds: Deque[int] = deque()
 
-    def receive(self, sock: socket.socket, size: int = wire.CHUNK, flags: int = 0) -> bytes:
+    def receive(self, sock: Any, size: int = wire.CHUNK, flags: int = 0) -> bytes:
         space = socket.CMSG_SPACE(MAX_FDS * 4)
         data, ancillary, _, _ = sock.recvmsg(size, space, flags | socket.MSG_CMSG_CLOEXEC)
         for level, kind, body in ancillary:

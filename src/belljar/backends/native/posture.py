@@ -43,8 +43,17 @@ def _read(pid: int) -> Posture:
 
 def check(posture: Posture, *, root: bool) -> None:
     """A guest that lacks a layer is not used, whatever the reason."""
+    wrong = faults(posture)
+    if root and posture.uid == 0:
+        wrong.append("runs as root")
+    if wrong:
+        raise StartError(f"the new guest is not confined: it {', and '.join(wrong)}")
+
+
+def faults(posture: Posture, *, without: frozenset[str] = frozenset()) -> list[str]:
+    """What keeps it from being confined. `without`: namespaces that it need not have."""
     wrong = []
-    if missing := set(NAMESPACES) - posture.namespaces:
+    if missing := set(NAMESPACES) - posture.namespaces - without:
         wrong.append(f"shares the host's {', '.join(sorted(missing))} namespace")
     if posture.capabilities:
         wrong.append(f"has capabilities {posture.capabilities:#x}")
@@ -52,10 +61,7 @@ def check(posture: Posture, *, root: bool) -> None:
         wrong.append("may gain privileges")
     if posture.seccomp != 2:
         wrong.append("has no seccomp filter")
-    if root and posture.uid == 0:
-        wrong.append("runs as root")
-    if wrong:
-        raise StartError(f"the new guest is not confined: it {', and '.join(wrong)}")
+    return wrong
 
 
 def _status(pid: int) -> Mapping[str, str]:

@@ -5,7 +5,7 @@ is written and read there; `control` makes groups, `group` is one of them; `tree
 empties and removes directories, also those of owners that died.
 """
 
-from belljar.backends.native.cgroup.control import Cgroups, detect, sweep
+from belljar.backends.native.cgroup.control import Cgroups, detect, leftovers, sweep
 from belljar.backends.native.cgroup.group import Cgroup
 
-__all__ = ["Cgroup", "Cgroups", "detect", "sweep"]
+__all__ = ["Cgroup", "Cgroups", "detect", "leftovers", "sweep"]

@@ -188,21 +188,26 @@ def detect() -> Cgroups:
         return Cgroups(None, Plan(hierarchies=(), why=dict.fromkeys(WANTED, reason)))
 
 
-def sweep() -> int:
-    """Remove the trees of owners that died, with the processes left in them; how many."""
+def leftovers() -> list[list[str]]:
+    """The trees of owners that died: of each its directories, one in each hierarchy."""
     try:
         us = tree.Owner.current()
         bases = [hierarchy.base for hierarchy in _plan().hierarchies]
     except OSError:
-        return 0  # where we cannot tell who lives, nobody is dead
-    leftovers: dict[str, list[str]] = {}
+        return []  # where we cannot tell who lives, nobody is dead
+    found: dict[str, list[str]] = {}
     for base in bases:
         for path in tree.subgroups(base):
             owner = tree.Owner.parse(os.path.basename(path))
             # Another user's tree is that user's to sweep.
             if owner and _may_write(path) and owner.is_dead(seen_by=us):
-                leftovers.setdefault(owner.name, []).append(path)
-    return sum(_sweep_tree(paths) for paths in leftovers.values())
+                found.setdefault(owner.name, []).append(path)
+    return list(found.values())
+
+
+def sweep() -> int:
+    """Remove the trees of owners that died, with the processes left in them; how many."""
+    return sum(_sweep_tree(paths) for paths in leftovers())
 
 
 def _sweep_tree(paths: list[str]) -> bool:

@@ -203,6 +203,28 @@ def own_directory(mount: Mount, own: str) -> str | None:
     return posixpath.join(mount.point, own[len(root) :].strip("/")).rstrip("/")
 
 
+def places(
+    mountinfo: str, cgroup: str, exists: Callable[[str], bool]
+) -> Iterator[tuple[Hierarchy, str]]:
+    """The groups that a process is in, whoever made them: for readings, not to make more."""
+    mounts = list(parse_mounts(mountinfo))
+    paths = parse_own_paths(cgroup)
+    left = set(WANTED)
+    for mount in mounts:
+        found = frozenset(left & mount.options & paths.keys()) if mount.kind == "cgroup" else None
+        if not found:
+            continue
+        path = own_directory(mount, paths[min(found)])
+        if path is not None and exists(path):
+            left -= found
+            yield Hierarchy(version=1, base=path, controllers=found), path
+    for mount in mounts:
+        path = own_directory(mount, paths[""]) if mount.kind == "cgroup2" and "" in paths else None
+        if path is not None and left and exists(f"{path}/memory.current"):
+            yield Hierarchy(version=2, base=path, controllers=frozenset(left)), path
+            return
+
+
 def _upwards(path: str, top: str) -> Iterator[str]:
     while path != top and path != "/":
         yield path

@@ -1,0 +1,352 @@
+"""The docker backend: a guest is PID 1 of a container, its wire the container's standard streams.
+
+Works with Docker Engine, Podman, and whatever else speaks the engine's API, near or far. Nothing
+is mounted and nothing installed: the guest's program is the first thing that is sent.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import itertools
+import logging
+import threading
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import anyio
+
+from belljar import bundle
+from belljar.backends import setup
+from belljar.backends.base import Guest, GuestSpec, Host
+from belljar.backends.docker import endpoint, image, layers, owner, removal, spec, sweep
+from belljar.backends.docker.engine import Engine, EngineError
+from belljar.backends.docker.guest import DockerGuest
+from belljar.backends.docker.image import Image
+from belljar.backends.docker.settings import Docker
+from belljar.backends.docker.spec import Facts
+from belljar.backends.docker.stream import AttachedStream
+from belljar.backends.native.layers import mounted
+from belljar.errors import LimitNotEnforceable, StartError
+from belljar.guest import wire
+from belljar.isolation import Isolation, Layer
+from belljar.printable import printable
+
+CREATE_TIMEOUT = 60.0
+START_TIMEOUT = 60.0
+HELLO_TIMEOUT = 180.0  # imports of large packages on a cold disk
+FACTS_TIMEOUT = 10.0
+CLOSE_TIMEOUT = 20.0
+RETRIES = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds until a container is tried to be removed again
+
+log = logging.getLogger("belljar")
+
+
+class DockerBackend:
+    name = "docker"
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._lock = threading.Lock()
+        self._engines: dict[str, Engine] = {}
+        self._facts: dict[Engine, Facts] = {}
+        self._guests: weakref.WeakSet[DockerGuest] = weakref.WeakSet()
+        self._sandboxes: set[str] = set()  # that have, or may yet get, a container
+        self._owing: set[Engine] = set()  # that may still have containers of ours to remove
+        self._magics: dict[str, str] = {}  # image -> the bytecode its Python reads
+        self._closed = False
+
+    async def start(self, spec: GuestSpec) -> Guest:
+        engine = self._engine(spec.docker)
+        facts = await self._facts_of(engine)
+        made = await image.ensure(engine, spec.environment, spec.docker, facts)
+        try:
+            return await self._start(spec, engine, facts, made)
+        except EngineError:
+            with self._lock:
+                self._facts.pop(engine, None)  # it may be another one by now
+            raise
+
+    # -- the engine -------------------------------------------------------------------------
+
+    def _engine(self, docker: Docker) -> Engine:
+        where = endpoint.find(docker.host)
+        with self._lock:
+            return self._engines.setdefault(str(where), Engine(where))
+
+    async def _facts_of(self, engine: Engine) -> Facts:
+        facts = self._facts.get(engine)
+        if facts is None:
+            info = await engine.request("GET", "/info", timeout=FACTS_TIMEOUT)
+            version = await engine.request("GET", "/version", timeout=FACTS_TIMEOUT)
+            facts = Facts.of(info, version)
+            with self._lock:
+                first = engine not in self._facts
+                self._facts[engine] = facts
+            if first:
+                self._host.submit(functools.partial(self._first_sweep, engine))
+        return facts
+
+    async def _sweep(self, engine: Engine) -> bool:
+        """Remove what processes that were killed have left, and what this one still owes."""
+        try:
+            swept = await sweep.sweep(engine, living=self._sandboxes)
+        except EngineError as error:
+            log.info("leftover containers could not be looked for: %s", error.message)
+            return False
+        for each in swept:
+            if each.problem:
+                log.warning("a leftover container %s stays: %s", each.name, each.problem)
+        return not any(each.problem for each in swept)
+
+    async def _first_sweep(self, engine: Engine) -> None:
+        if not await self._sweep(engine):
+            self._owe(engine)
+
+    def _owe(self, engine: Engine) -> None:
+        with self._lock:
+            waiting = bool(self._owing)
+            self._owing.add(engine)
+        if not waiting and not self._closed:
+            self._host.submit(self._settle)
+
+    async def _settle(self) -> None:
+        """Try again, ever more rarely, for as long as the engine is away or busy."""
+        for pause in itertools.chain(RETRIES, itertools.repeat(RETRIES[-1])):
+            await anyio.sleep(pause)
+            for engine in list(self._owing):
+                if await self._sweep(engine):
+                    with self._lock:
+                        self._owing.discard(engine)
+            with self._lock:
+                if not self._owing or self._closed:
+                    return
+
+    # -- one guest --------------------------------------------------------------------------
+
+    async def _start(self, spec: GuestSpec, engine: Engine, facts: Facts, made: Image) -> Guest:
+        self._sandboxes.add(spec.id)
+        container = ""
+        try:
+            container, warnings = await self._create(spec, engine, facts, made)
+            limits = _insist(spec, facts, warnings)
+            return await self._bring_up(spec, engine, facts, made, container, limits)
+        except BaseException:
+            self._sandboxes.discard(spec.id)
+            with anyio.CancelScope(shield=True):
+                if container:
+                    await self._remove(engine, container)
+            raise
+
+    async def _create(
+        self, asked: GuestSpec, engine: Engine, facts: Facts, made: Image
+    ) -> tuple[str, list[str]]:
+        body = spec.body(
+            asked,
+            asked.docker,
+            facts,
+            image=made.id,
+            command=[made.python, "-c", bundle.BOOTSTRAP_INPUT, _ENTRY],
+            env={**spec.variables(made), **asked.env},
+            uid=spec.pick_uid(facts),
+            labels=owner.labels(asked.id, asked.docker.project),
+        )
+        try:
+            # An engine goes on with what its caller has given up, and nobody knew of it then.
+            with anyio.CancelScope(shield=True):
+                answer = await engine.request(
+                    "POST",
+                    "/containers/create",
+                    query={"name": f"belljar-{asked.id}", **spec.query(asked.docker)},
+                    body=body,
+                    timeout=CREATE_TIMEOUT,
+                )
+        except EngineError as error:
+            if not error.status:  # no answer: it may have been made, or be made yet
+                self._owe(engine)
+            raise
+        return str(answer["Id"]), [str(each) for each in answer.get("Warnings") or []]
+
+    async def _bring_up(
+        self,
+        asked: GuestSpec,
+        engine: Engine,
+        facts: Facts,
+        made: Image,
+        container: str,
+        limits: tuple[Layer, ...],
+    ) -> Guest:
+        query = {name: True for name in ("stream", "stdin", "stdout", "stderr")}
+        connection = await engine.upgrade(f"/containers/{container}/attach", query=query)
+        stream = AttachedStream(connection)
+        guest = DockerGuest(self._host, engine, container, stream, self._remove)
+        try:
+            said = await self._converse(asked, engine, container, made, stream)
+            inspected = await engine.request("GET", f"/containers/{container}/json")
+            local = guest.meet(int(inspected["State"].get("Pid") or 0))
+            measured = layers.measured(guest.pid if local else 0, inspected, facts)
+            guest.isolation = Isolation(
+                backend=self.name, layers=(*measured, *mounted(asked.mounts)), limits=limits
+            )
+            if said["skipped"]:
+                log.info("not in the image, and so not preloaded: %s", said["skipped"])
+        except BaseException:
+            guest.abandon()
+            raise
+        self._guests.add(guest)
+        guest.left = functools.partial(self._sandboxes.discard, asked.id)
+        return guest
+
+    async def _converse(
+        self, asked: GuestSpec, engine: Engine, container: str, made: Image, stream: AttachedStream
+    ) -> Mapping[str, Any]:
+        """Start it, and send its program meanwhile; what it says when it is ready."""
+        config = {
+            "setup": {
+                **setup.of(asked.limits, share=False),
+                "workspace": setup.WORKSPACE,
+                "data": None,
+                "shelves": asked.limits.workspace,
+            },
+            "preload": list(made.preload),
+            "warmup": made.warmup,
+            "own_image": made.own,
+        }
+        failed: BaseException | None = None
+
+        async def started() -> None:
+            nonlocal failed
+            path = f"/containers/{container}/start"
+            try:
+                await engine.request("POST", path, timeout=START_TIMEOUT)
+            except EngineError as error:
+                failed = _explained(error, made)
+                group.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(started)
+            with anyio.move_on_after(HELLO_TIMEOUT):
+                try:
+                    await stream.send(bundle.framed(config, self._magics.get(made.id)))
+                    said = await _hello(stream)
+                except OSError:
+                    said = None
+                if said is None:
+                    failed = failed or await self._stillborn(engine, container, made, stream)
+        if failed is not None:
+            raise failed
+        if group.cancel_scope.cancel_called or said is None:
+            raise StartError(f"the guest did not come up in {HELLO_TIMEOUT:.0f} s")
+        if "failed" in said:
+            raise StartError(
+                f"the imports in image {made.reference!r} failed: {said.get('message')}",
+                hint="fix the Environment's `preload` and `warmup`, or the image",
+            )
+        self._magics[made.id] = str(said.get("magic"))
+        return said
+
+    async def _stillborn(
+        self, engine: Engine, container: str, made: Image, stream: AttachedStream
+    ) -> StartError:
+        words = printable(stream.last_words).strip()[-1000:]
+        try:
+            inspected = await engine.request("GET", f"/containers/{container}/json")
+            state = inspected["State"]
+        except EngineError as error:
+            return StartError(f"the container is gone: {error.message}")
+        if state.get("OOMKilled"):
+            return StartError(
+                f"the guest of image {made.reference!r} needs more memory to start than its limit",
+                hint="Limits(memory=...)",
+            )
+        code = state.get("ExitCode")
+        detail = words or str(state.get("Error") or "") or "it said nothing"
+        return StartError(
+            f"the guest of image {made.reference!r} ended with status {code} before it was ready: "
+            f"{detail}",
+            hint=f"the image needs a `{made.python}` of 3.9 or later with its standard library",
+        )
+
+    # -- the end ----------------------------------------------------------------------------
+
+    async def _remove(self, engine: Engine, container: str) -> None:
+        """Gone when this returns; or, with an engine that does not answer, as soon as it does."""
+        try:
+            await removal.remove(engine, container)
+        except EngineError as error:
+            log.warning("container %s cannot be removed now: %s", container[:40], error.message)
+            self._owe(engine)
+
+    def close(self) -> None:
+        self._closed = True
+        guests = [guest for guest in self._guests if not guest.closed]
+        for guest in guests:
+            guest.kill()
+        if guests or self._owing:
+            done: concurrent.futures.Future[None] = concurrent.futures.Future()
+            self._host.submit(functools.partial(self._close, guests, done))
+            try:
+                done.result(CLOSE_TIMEOUT)
+            except concurrent.futures.TimeoutError:
+                log.warning("the engine did not remove all containers; `belljar gc` will")
+
+    async def _close(
+        self, guests: list[DockerGuest], done: concurrent.futures.Future[None]
+    ) -> None:
+        try:
+            async with anyio.create_task_group() as group:
+                for guest in guests:
+                    group.start_soon(guest.close)
+            for engine in list(self._owing):
+                await self._sweep(engine)
+        finally:
+            done.set_result(None)
+
+    def abandon(self) -> None:
+        self._lock = threading.Lock()
+        for guest in list(self._guests):
+            guest.abandon()
+        self._guests = weakref.WeakSet()
+        self._owing.clear()
+        image.after_fork()
+
+
+_ENTRY = f"{bundle.PACKAGE}.guest.container"
+
+
+def _insist(asked: GuestSpec, facts: Facts, warnings: list[str]) -> tuple[Layer, ...]:
+    kept = spec.kept(asked.limits, facts, warnings)
+    for layer in kept:
+        if layer.state != "enforced" and asked.insists_on(layer.name):
+            raise LimitNotEnforceable(
+                f"this engine cannot enforce the limit {layer.name}: {layer.detail}",
+                hint=layer.remedy,
+            )
+    return kept
+
+
+async def _hello(stream: AttachedStream) -> dict[str, Any] | None:
+    """The guest's first frame; None if it ended without a word."""
+    reader = wire.Reader(wire.FROM_GUEST)
+    while data := await stream.receive():
+        reader.feed(data)
+        for frame in reader.frames():
+            if frame.kind != wire.HELLO:
+                raise wire.WireError("the guest began with something else than its greeting")
+            return frame.header
+    return None
+
+
+def _explained(error: EngineError, made: Image) -> StartError:
+    """Why a container did not start, where the engine's own words need help."""
+    words = error.message
+    if "executable file not found" in words or "no such file or directory" in words:
+        return StartError(
+            f"image {made.reference!r} has no {made.python!r}: {words}",
+            hint="any image with a python3 of 3.9 or later works, such as python:3.12-slim",
+        )
+    hint = error.hint
+    if "unknown runtime" in words.lower() or "Unknown runtime" in words:
+        hint = "`belljar doctor` lists the runtimes that the engine has"
+    return StartError(f"the container did not start: {words}", hint=hint)

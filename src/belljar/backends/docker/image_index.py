@@ -1,0 +1,213 @@
+"""Where a build gets its packages from: this host's index settings, as a container can use them.
+
+The same settings as for native environments (see uv_tool.py): uv's variables and files, pip's where
+uv has none, the proxy, the certificates. What names a place of this host (a directory of wheels, a
+file: URL) means nothing in a container. It is left out and noted, and never replaced by the public
+index: whoever named a mirror wants no other.
+
+All of it is secret (indexes have passwords), so it is only ever written to a tmpfs.
+"""
+
+from __future__ import annotations
+
+import json
+import netrc
+import os
+import re
+import tomllib
+import urllib.parse
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from belljar.errors import EnvironmentBuildError
+from belljar.uv_tool import read_pip_files, uv_files, uv_settings
+
+_PLAIN = {
+    *("UV_INDEX_STRATEGY", "UV_INSECURE_HOST", "UV_HTTP_TIMEOUT", "UV_HTTP_RETRIES"),
+    *("UV_EXCLUDE_NEWER", "UV_PRERELEASE", "UV_RESOLUTION", "UV_CONCURRENT_DOWNLOADS"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
+    *("http_proxy", "https_proxy", "all_proxy", "no_proxy"),
+}
+_CREDENTIALS = re.compile(r"UV_INDEX_\w+_(USERNAME|PASSWORD)")
+# Variables with addresses -> what separates them.
+_ADDRESSES = {
+    "UV_DEFAULT_INDEX": None,
+    "UV_INDEX_URL": None,
+    "UV_INDEX": " ",
+    "UV_EXTRA_INDEX_URL": " ",
+    "UV_FIND_LINKS": ",",
+}
+_DEFAULTS = ("UV_DEFAULT_INDEX", "UV_INDEX_URL")
+_EXTRAS = ("UV_INDEX", "UV_EXTRA_INDEX_URL")
+# Of uv's configuration files; everything else there is about this host or its projects.
+_KEYS = (
+    *("index", "index-url", "extra-index-url", "find-links", "no-index", "index-strategy"),
+    *("allow-insecure-host", "exclude-newer", "prerelease", "resolution"),
+)
+
+
+@dataclass
+class Handed:
+    """What the build container is given."""
+
+    env: dict[str, str] = field(default_factory=dict)
+    arguments: list[str] = field(default_factory=list)  # for uv
+    files: dict[str, bytes] = field(default_factory=dict)  # name on the tmpfs -> content
+    paths: dict[str, str] = field(default_factory=dict)  # variable -> the file it names
+    notes: list[str] = field(default_factory=list)  # what was left out, for people
+
+    def put(self, variable: str, name: str, content: bytes) -> None:
+        self.files[name] = content
+        self.paths[variable] = name
+
+
+def collect(environ: Mapping[str, str], ca_bundle: str | os.PathLike[str] | None) -> Handed:
+    """Read this host's settings. Blocks, for a moment."""
+    env, arguments = uv_settings(environ, read_pip_files(environ))
+    handed = hand_over(env, arguments, read_uv_files(environ))
+    bundle = ca_bundle or environ.get("BELLJAR_CA_BUNDLE") or env.get("SSL_CERT_FILE")
+    if bundle:
+        handed.put("SSL_CERT_FILE", "ca.pem", _read_bundle(bundle))
+    known = netrc_lines(environ, _hosts(handed))
+    if known:
+        handed.put("NETRC", "netrc", known)
+    return handed
+
+
+def hand_over(
+    env: Mapping[str, str], arguments: Iterable[str], uv_file: Mapping[str, Any]
+) -> Handed:
+    """What of the settings can be used in a container. Pure."""
+    handed = Handed(arguments=list(arguments))
+    handed.env = {
+        name: value for name, value in env.items() if name in _PLAIN or _CREDENTIALS.match(name)
+    }
+    dropped: list[str] = []
+    for name, separator in _ADDRESSES.items():
+        given = env.get(name, "").split(separator) if env.get(name) else []
+        kept = [each.strip() for each in given if each.strip() and not _is_local(each)]
+        dropped += [each.strip() for each in given if _is_local(each)]
+        if kept:
+            handed.env[name] = (separator or " ").join(kept)
+    _keep_from_public_index(handed, env)
+    if uv_file:
+        handed.put("UV_CONFIG_FILE", "uv.toml", _configuration(uv_file, dropped).encode())
+    else:
+        handed.env["UV_NO_CONFIG"] = "1"
+    if dropped:
+        handed.notes.append(
+            "not used in the build container, because they lie on this host: " + ", ".join(dropped)
+        )
+    return handed
+
+
+def _keep_from_public_index(handed: Handed, env: Mapping[str, str]) -> None:
+    """A default index that had to be left out: the last of the others takes its place."""
+    if not any(env.get(name) for name in _DEFAULTS) or any(map(handed.env.get, _DEFAULTS)):
+        return
+    for name in _EXTRAS:
+        if name in handed.env:
+            *others, last = handed.env[name].split()
+            handed.env["UV_DEFAULT_INDEX"] = last
+            handed.env[name] = " ".join(others)
+            return
+    handed.arguments.append("--no-index")
+    handed.notes.append("the only package index lies on this host, so the build has none")
+
+
+def _is_local(address: str) -> bool:
+    """Whether a container cannot see it: a file: URL, or a path.
+
+    >>> _is_local("file:///srv/wheels"), _is_local("mirror=https://pypi.example/simple")
+    (True, False)
+    """
+    address = re.sub(r"^[\w-]+=", "", address.strip())  # uv's "name=url"
+    return bool(address) and not re.match(r"https?://", address, re.IGNORECASE)
+
+
+def _hosts(handed: Handed) -> set[str]:
+    text = " ".join(handed.env.get(name, "") for name in _ADDRESSES)
+    text += " " + handed.files.get("uv.toml", b"").decode()
+    found = re.findall(r"https?://[^\s\"',]+", text)
+    return {host for url in found if (host := urllib.parse.urlsplit(url).hostname)}
+
+
+def netrc_lines(environ: Mapping[str, str], hosts: Iterable[str]) -> bytes:
+    """The user's .netrc, but only for the machines of the indexes."""
+    path = Path(environ.get("NETRC") or Path(environ.get("HOME") or Path.home(), ".netrc"))
+    if not path.is_file():
+        return b""
+    try:
+        entries = netrc.netrc(str(path)).hosts
+    except (OSError, UnicodeDecodeError, netrc.NetrcParseError) as error:
+        raise EnvironmentBuildError(f"cannot read {path}: {error}") from error
+    lines = [
+        f"machine {host} login {entries[host][0]} password {entries[host][2]}\n"
+        for host in sorted(hosts)
+        if host in entries
+    ]
+    return "".join(lines).encode()
+
+
+def _read_bundle(path: str | os.PathLike[str]) -> bytes:
+    try:
+        text = Path(path).expanduser().read_bytes()
+    except OSError as error:
+        raise EnvironmentBuildError(
+            f"cannot read the certificates in {os.fspath(path)}: {error.strerror}",
+            hint="ca_bundle=, BELLJAR_CA_BUNDLE or SSL_CERT_FILE names a file in PEM form",
+        ) from error
+    if b"-----BEGIN" not in text:
+        raise EnvironmentBuildError(
+            f"there is no certificate in {os.fspath(path)}", hint="it must be in PEM form"
+        )
+    return text
+
+
+# -- uv's own files -----------------------------------------------------------------------------
+
+
+def read_uv_files(environ: Mapping[str, str]) -> dict[str, Any]:
+    """The index settings of uv's configuration files; the user's win over the system's."""
+    settings: dict[str, Any] = {}
+    for path in reversed([path for path in uv_files(environ) if path.is_file()]):
+        try:
+            said = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise EnvironmentBuildError(
+                f"cannot read uv's configuration {path}: {error}",
+                hint="repair it, or set UV_NO_CONFIG=1 to do without",
+            ) from error
+        settings |= {key: said[key] for key in _KEYS if key in said}
+        settings |= {key: said["pip"][key] for key in _KEYS if key in said.get("pip", {})}
+    return settings
+
+
+def _configuration(settings: Mapping[str, Any], dropped: list[str]) -> str:
+    """The settings as a file of uv's again, without what lies on this host."""
+    lines = []
+    for key, value in settings.items():
+        if key == "index":
+            kept = [each for each in value if not _is_local(str(each.get("url", "")))]
+            dropped += [str(each.get("url", "")) for each in value if each not in kept]
+            value = kept
+        elif key in ("extra-index-url", "find-links"):
+            dropped += [each for each in value if _is_local(each)]
+            value = [each for each in value if not _is_local(each)]
+        elif key == "index-url" and _is_local(value):
+            dropped.append(value)
+            key, value = "no-index", True
+        lines.append(f"{key} = {_toml(value)}\n")
+    return "".join(lines)
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    if isinstance(value, (str, bool, int)):
+        return json.dumps(value)
+    return json.dumps(str(value))

@@ -1,0 +1,89 @@
+"""What `isolation` says of a guest in a container: seen from outside, on the live one.
+
+Where the engine is on this machine, the host's own /proc is the witness; else what the engine says
+of the container it has made. A container that lacks what was asked for is not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from belljar.backends.docker.spec import Facts
+from belljar.backends.native import posture
+from belljar.errors import StartError
+from belljar.isolation import Layer
+
+KERNELS = {"runsc": "gVisor", "kata": "a virtual machine"}  # first words of runtimes' names
+_USER_NAMESPACES = "run the engine with --userns-remap or rootless"
+
+
+def own_kernel(runtime: str) -> str | None:
+    """What stands between the guest and the host's kernel, if anything does."""
+    return next((name for word, name in KERNELS.items() if runtime.startswith(word)), None)
+
+
+def runtime_of(inspected: Mapping[str, Any], facts: Facts) -> str:
+    return str(inspected["HostConfig"].get("Runtime") or facts.default_runtime)
+
+
+def measured(pid: int, inspected: Mapping[str, Any], facts: Facts) -> tuple[Layer, ...]:
+    """`pid`: of the container's first process, 0 if it is on another machine."""
+    runtime = runtime_of(inspected, facts)
+    kernel = own_kernel(runtime)
+    wrong = list(_wrong_settings(inspected))
+    seen = posture.read(pid) if pid and kernel is None else None
+    if seen is not None:
+        wrong += posture.faults(seen, without=frozenset({"user"}))
+    if wrong:
+        raise StartError(f"the container is not confined: it {', and '.join(wrong)}")
+    said = "as the engine says" if seen is None else "measured"
+    user = seen is not None and "user" in seen.namespaces or facts.userns or facts.rootless
+    rows = [_row("runtime", f"{runtime}: {kernel}" if kernel else runtime)]
+    rows += [
+        _row(f"{kind} namespace", f"its own, {said}")
+        for kind in posture.NAMESPACES
+        if kind != "user"
+    ]
+    rows.append(
+        _row("user namespace", "its own")
+        if user
+        else Layer(
+            name="user namespace",
+            state="enforced" if kernel else "absent",
+            detail=f"inside {kernel}" if kernel else "the host's: uids are the host's too",
+            remedy=None if kernel else _USER_NAMESPACES,
+        )
+    )
+    rows += [
+        _row("seccomp", f"allow-list filter, {said}"),
+        _row("capabilities", f"none, {said}"),
+        _row("no_new_privs", f"set, {said}"),
+        _row("uid", f"{inspected['Config']['User'].partition(':')[0]}, {said}"),
+        _row("root file system", "read-only"),
+    ]
+    return tuple(rows)
+
+
+def _row(name: str, detail: str) -> Layer:
+    return Layer(name=name, state="enforced", detail=detail)
+
+
+def _wrong_settings(inspected: Mapping[str, Any]) -> Iterator[str]:
+    """What the engine has made otherwise than it was asked to."""
+    config = inspected["HostConfig"]
+    options = config.get("SecurityOpt") or []
+    if config.get("NetworkMode") != "none":
+        yield f"has the network {config.get('NetworkMode')}"
+    if not config.get("ReadonlyRootfs"):
+        yield "may write to its root file system"
+    if config.get("Privileged"):
+        yield "is privileged"
+    if not any(option.startswith("no-new-privileges") for option in options):
+        yield "may gain privileges"
+    if not any(option.startswith("seccomp=") and "unconfined" not in option for option in options):
+        yield "has no seccomp filter"
+    if config.get("CapAdd"):
+        yield f"has capabilities {config['CapAdd']}"
+    if inspected["Config"].get("User", "").partition(":")[0] in ("", "0", "root"):
+        yield "runs as root"

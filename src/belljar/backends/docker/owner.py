@@ -1,0 +1,195 @@
+"""Whose a container is: labels that name the process it was made for, and the reading of them.
+
+    belljar.sandbox               the sandbox's id
+    belljar.owner.pid             process that made it
+    belljar.owner.started         when that one began: a pid alone may be given out again
+    belljar.owner.host            <machine>.<boot>: an engine may serve many hosts
+    belljar.owner.pid_namespace   a pid means something in its own namespace only
+    belljar.created, .version, .project
+
+Everybody who may use the engine can read labels, and can write labels like ours. So they hold
+no secret (the machine's id is hashed), and what does not read exactly as we write it is never
+taken for an orphan.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import hmac
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Self
+
+from belljar._version import __version__
+from belljar.errors import BackendUnavailable
+
+SANDBOX = "belljar.sandbox"
+BUILD = "belljar.build"  # also on containers in which an image is being built
+PID = "belljar.owner.pid"
+STARTED = "belljar.owner.started"
+HOST = "belljar.owner.host"
+PID_NAMESPACE = "belljar.owner.pid_namespace"
+CREATED = "belljar.created"
+PROJECT = "belljar.project"
+VERSION = "belljar.version"
+
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
+_HOST = re.compile(r"([0-9a-f]{16}|unknown)\.([0-9a-f]{16})")
+_LARGEST_PID = 2**22
+_MOMENT = "%Y-%m-%dT%H:%M:%SZ"
+
+
+def labels(sandbox: str, project: str | None = None) -> dict[str, str]:
+    """The labels of a container that this process is about to make."""
+    us = Owner.current()
+    found = {
+        SANDBOX: sandbox,
+        PID: str(us.pid),
+        STARTED: str(us.started),
+        HOST: f"{us.machine}.{us.boot}",
+        PID_NAMESPACE: str(us.pid_namespace),
+        CREATED: time.strftime(_MOMENT, time.gmtime()),
+        VERSION: __version__,
+    }
+    return found if project is None else found | {PROJECT: project}
+
+
+def is_orphan(labels: Mapping[str, str], *, running: bool = True) -> bool | None:
+    """Whether the owner is dead; None: that cannot be told from here.
+
+    `running`: whether the container is. One that is not, and that this machine made before it
+    was booted last, has lost its owner too; one that runs may be that of a copy of this machine.
+    """
+    owner = Owner.parse(labels)
+    if owner is None:
+        return None
+    us = Owner.current()
+    if (owner.machine, owner.boot) != (us.machine, us.boot):
+        return True if not running and _from_before_the_boot(owner, us, labels) else None
+    if owner.pid_namespace != us.pid_namespace:
+        return None
+    return _is_dead(owner)
+
+
+def is_ours(labels: Mapping[str, str]) -> bool:
+    """Whether this very process is the owner."""
+    return Owner.parse(labels) == Owner.current()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Owner:
+    pid: int
+    started: int  # clock ticks after boot
+    machine: str
+    boot: str
+    pid_namespace: int
+
+    @classmethod
+    def current(cls) -> Self:
+        fields = _stat("self")
+        if fields is None:
+            raise BackendUnavailable(
+                "containers cannot be labelled with their owner: /proc does not show this process",
+                hint="mount /proc",
+            )
+        machine, boot = _host()
+        return cls(
+            pid=os.getpid(),
+            started=int(fields[_STARTED]),
+            machine=machine,
+            boot=boot,
+            pid_namespace=os.stat("/proc/self/ns/pid").st_ino,
+        )
+
+    @classmethod
+    def parse(cls, labels: Mapping[str, str]) -> Self | None:
+        """None for what we would not have written."""
+        numbers = [labels.get(name, "") for name in (PID, STARTED, PID_NAMESPACE)]
+        host = _HOST.fullmatch(labels.get(HOST, ""))
+        if host is None or not labels.get(SANDBOX) or not all(map(_NUMBER.fullmatch, numbers)):
+            return None
+        pid, started, namespace = map(int, numbers)
+        if not 0 < pid <= _LARGEST_PID:  # kill(0) and kill(-1) mean many
+            return None
+        return cls(pid=pid, started=started, machine=host[1], boot=host[2], pid_namespace=namespace)
+
+
+# -- processes ----------------------------------------------------------------------------------
+
+
+def _is_dead(owner: Owner) -> bool | None:
+    if os.readlink("/proc/self") != str(os.getpid()):
+        return None  # a /proc of another pid namespace: its numbers are not ours
+    try:
+        fields = _stat(owner.pid)
+    except PermissionError:
+        return None  # hidden by /proc's mount options, but there
+    if fields is not None:
+        return _has_ended(fields) or int(fields[_STARTED]) != owner.started
+    # /proc may be mounted so that others' processes are not even listed (hidepid=2), and would
+    # look dead. Signal 0 asks the kernel instead, and does nothing.
+    try:
+        os.kill(owner.pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return None
+    return None
+
+
+# Counted from the field after the command's name, which may contain any character.
+_STATE, _THREADS, _STARTED = 0, 17, 19
+
+
+def _stat(pid: int | str) -> list[str] | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return text.rpartition(")")[2].split()
+
+
+def _has_ended(fields: list[str]) -> bool:
+    # A zombie waits for a parent that may never ask. One with threads only lost its main thread.
+    return fields[_STATE] in "ZX" and int(fields[_THREADS]) <= 1
+
+
+# -- hosts --------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _host() -> tuple[str, str]:
+    """This machine, and this boot of it, as hashes: the machine's id is not for everybody."""
+    machine = _read("/etc/machine-id") or _read("/var/lib/dbus/machine-id")
+    # Start times of processes are counted differently in another time namespace.
+    clock = os.readlink("/proc/self/ns/time") if os.path.lexists("/proc/self/ns/time") else ""
+    boot = _read("/proc/sys/kernel/random/boot_id") + clock
+    return _hash(machine) if machine else "unknown", _hash(machine + boot)
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""  # minimal containers have no machine id
+
+
+def _hash(text: str) -> str:
+    return hmac.new(b"belljar.owner.host", text.encode(), hashlib.sha256).hexdigest()[:16]
+
+
+def _from_before_the_boot(owner: Owner, us: Owner, labels: Mapping[str, str]) -> bool:
+    if owner.machine != us.machine or us.machine == "unknown":
+        return False
+    try:
+        created = datetime.strptime(labels.get(CREATED, ""), _MOMENT).replace(tzinfo=UTC)
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+    except (ValueError, OSError):
+        return False
+    return created.timestamp() < time.time() - uptime

@@ -1,0 +1,107 @@
+"""What a container has used: from its control group where that is this machine's, else from the
+engine, never from the guest."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+
+from belljar.backends.base import Reading
+from belljar.backends.docker.engine import Engine, EngineError
+from belljar.backends.native.cgroup import plan
+from belljar.backends.native.cgroup.meters import Meters
+
+TIMEOUT = 5.0
+
+
+def process_of(container: str, pid: int) -> bool:
+    """Whether this pid of the engine's is the container's here too: the engine may be on another
+    machine, or count processes in another namespace."""
+    try:
+        with open(f"/proc/{pid}/cgroup") as file:
+            return container in file.read()
+    except OSError:
+        return False
+
+
+def meters_of(pid: int) -> Meters | None:
+    """The control group that the engine has made for a process of this machine."""
+    try:
+        with open("/proc/self/mountinfo") as mounts, open(f"/proc/{pid}/cgroup") as groups:
+            found = list(plan.places(mounts.read(), groups.read(), os.path.exists))
+    except OSError:
+        return None
+    controllers = {name for hierarchy, _ in found for name in hierarchy.controllers}
+    return Meters(found) if {"memory", "cpuacct"} <= controllers else None
+
+
+class Local:
+    """Readings of a container whose control group can be read."""
+
+    def __init__(self, meters: Meters) -> None:
+        self._meters = meters
+        self._last = Reading(cpu=None, peak_memory=None, memory_kills=0)
+        self.gone = False  # with its control group
+
+    def read(self, *, from_now: bool) -> Reading:
+        if from_now:
+            self._meters.reset_peak()
+        cpu, peak = self._meters.cpu_seconds(), self._meters.memory_peak()
+        kills = self._meters.oom_kills()
+        self.gone = cpu is None and kills is None
+        if not self.gone:
+            self._last = Reading(cpu=cpu, peak_memory=peak, memory_kills=kills or 0)
+        return self._last
+
+    def close(self) -> None:
+        self._meters.close()
+
+
+class Remote:
+    """Readings by the engine's word, for a container on another machine."""
+
+    def __init__(self, engine: Engine, container: str) -> None:
+        self._engine = engine
+        self._container = container
+        self._since = time.time() - 3600  # the clocks of the two may differ
+        self._seen: set[tuple[object, object]] = set()
+        self.gone = False
+
+    async def read(self) -> Reading:
+        cpu, peak = None, None
+        path = f"/containers/{self._container}/stats"
+        try:
+            stats = await self._engine.request(
+                "GET", path, query={"stream": False, "one-shot": True}, timeout=TIMEOUT
+            )
+        except EngineError:
+            self.gone = True
+        else:
+            with contextlib.suppress(KeyError, TypeError):
+                cpu = stats["cpu_stats"]["cpu_usage"]["total_usage"] / 1e9
+            with contextlib.suppress(KeyError, TypeError):
+                memory = stats["memory_stats"]
+                peak = memory.get("max_usage") or memory["usage"]
+        await self._count_kills()
+        return Reading(cpu=cpu, peak_memory=peak, memory_kills=len(self._seen))
+
+    async def _count_kills(self) -> None:
+        query = {
+            "since": int(self._since),
+            "until": int(time.time() + 1),
+            "filters": {"container": [self._container], "event": ["oom"]},
+        }
+        with contextlib.suppress(EngineError):  # gone, and the reading says what is known
+            async with self._engine.lines("GET", "/events", query=query) as events:
+                async for event in events:
+                    self._seen.add((event.get("timeNano"), event.get("time")))
+
+
+async def ran_out_of_memory(engine: Engine, container: str) -> bool:
+    """Of a container that is no more: whether its whole memory was gone."""
+    try:
+        seen = await engine.request("GET", f"/containers/{container}/json", timeout=TIMEOUT)
+    except EngineError:
+        return False
+    return bool(seen["State"].get("OOMKilled"))

@@ -1,0 +1,300 @@
+"""What a caller asks of the docker backend beyond what every backend has: `belljar.Docker`.
+
+Everything is checked when it is made, without an engine: a name that no engine could know, a path
+that is not there, options that exclude each other.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Literal, get_args
+
+from belljar.environment import BUILTIN, Environment
+from belljar.errors import InvalidOption, unknown_option
+
+Pull = Literal["missing", "always", "never"]
+PULLS: tuple[str, ...] = get_args(Pull)
+
+# Those of Sandbox itself, beside backend=Docker(...).
+FLAT = ("image", "dockerfile", "runtime", "platform", "gpus", "devices")
+# What stands for a setting that nobody gave.
+VARIABLES = {
+    "runtime": "BELLJAR_DOCKER_RUNTIME",
+    "base": "BELLJAR_DOCKER_BASE",
+    "ca_bundle": "BELLJAR_CA_BUNDLE",
+}
+
+_RUNTIME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_PLATFORM = re.compile(r"linux/[a-z0-9_]+(/v?[0-9]+)?")
+_DEVICE = re.compile(r"(?P<host>/[^:]+)(:(?P<guest>/[^:]+))?(:(?P<rights>[rwm]{1,3}))?")
+_GPUS = re.compile(r"device=[A-Za-z0-9_-]+(,[A-Za-z0-9_-]+)*")
+
+# [registry[:port]/]name[/name...][:tag][@digest]
+_REGISTRY = r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:]+\])(?::[0-9]+)?"
+_NAME = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_IMAGE = re.compile(
+    rf"(?P<name>(?:{_REGISTRY}/)?{_NAME}(?:/{_NAME})*)"
+    r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}))?"
+    r"(?:@(?P<digest>[a-z0-9]+(?:[+._-][a-z0-9]+)*:[0-9a-f]{32,}))?",
+    re.ASCII,
+)
+_MAX_NAME = 255
+_MAX_PROJECT = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class Docker:
+    """Settings of the docker backend: `Sandbox(backend=Docker(image="python:3.12-slim"))`.
+
+    Those that Sandbox has too (image, dockerfile, runtime, platform, gpus, devices) may be given
+    to either.
+    """
+
+    image: str | None = None  # used as it is; any with a python3 of 3.9 or later
+    dockerfile: str | os.PathLike[str] | None = None  # or the directory with it; built once
+    runtime: str | None = None  # "runc", "runsc", ...; None: the engine's default
+    platform: str | None = None  # "linux/arm64"; None: that of the engine
+    gpus: str | int | None = None  # "all", how many, or "device=0,1"
+    devices: Sequence[str] = ()  # "/dev/x[:/dev/y[:rwm]]": of the host, in the sandbox, rights
+    host: str | None = None  # the engine's address; None: as the docker command finds it
+    base: str | None = None  # the image that Environments are built on; None: python:X.Y-slim
+    ca_bundle: str | os.PathLike[str] | None = None  # certificates that a build shall trust
+    pull: Pull = "missing"  # when an image is fetched
+    noexec: bool = False  # nothing that lies in /workspace or /tmp can be executed
+    project: str | None = None  # a label of the containers, to tell them apart
+
+    def __post_init__(self) -> None:
+        if self.image is not None and self.dockerfile is not None:
+            raise InvalidOption(
+                "image and dockerfile exclude each other",
+                hint="an image that was built from the Dockerfile, or the Dockerfile itself",
+            )
+        if self.own and self.base is not None:
+            raise InvalidOption(
+                "base has no meaning beside an image or Dockerfile of your own",
+                hint="base is what the packages of an Environment are installed on",
+            )
+        checked = {
+            "image": check_image("image", self.image),
+            "dockerfile": _dockerfile(self.dockerfile),
+            "runtime": _runtime(self.runtime),
+            "platform": _platform(self.platform),
+            "gpus": _gpus(self.gpus),
+            "devices": _devices(self.devices),
+            "host": _text("host", self.host),
+            "base": check_image("base", self.base),
+            "ca_bundle": _ca_bundle(self.ca_bundle),
+            "project": _text("project", self.project, _MAX_PROJECT),
+        }
+        if not isinstance(self.pull, str):
+            raise InvalidOption(f"pull is one of {', '.join(PULLS)}, not {self.pull!r}")
+        if self.pull not in PULLS:
+            raise unknown_option("pull", self.pull, PULLS)
+        if not isinstance(self.noexec, bool):
+            raise InvalidOption(f"noexec is True or False, not {self.noexec!r}")
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def own(self) -> bool:
+        """Whether the caller brings the image, and with it Python and the packages."""
+        return self.image is not None or self.dockerfile is not None
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The names of the settings that are not as by default."""
+        return tuple(
+            field.name for field in fields(self) if getattr(self, field.name) != field.default
+        )
+
+
+def merge(docker: Docker, flat: Mapping[str, object]) -> Docker:
+    """The settings, with those of `flat` that were given in place of the same ones."""
+    given = {name: value for name, value in flat.items() if not _absent(value)}
+    return replace(docker, **given) if given else docker  # type: ignore[arg-type]
+
+
+def _absent(value: object) -> bool:
+    return value is None or (isinstance(value, (tuple, list)) and not value)
+
+
+def complete(docker: Docker, environ: Mapping[str, str] | None = None) -> Docker:
+    """The settings, with what environment variables say in place of what nobody gave."""
+    found = os.environ if environ is None else environ
+    for name, variable in VARIABLES.items():
+        value = found.get(variable)
+        if not value or getattr(docker, name) is not None or (name == "base" and docker.own):
+            continue
+        try:
+            docker = replace(docker, **{name: value})  # type: ignore[arg-type]
+        except InvalidOption as error:
+            raise InvalidOption(f"{variable}: {error.message}", hint=error.hint) from None
+    return docker
+
+
+def check_environment(docker: Docker, environment: Environment) -> None:
+    """An image of the caller's has the packages that it has; none can be added to it."""
+    if not docker.own or environment in BUILTIN.values():
+        return
+    for what, value in (("packages", environment.packages), ("python", environment.python)):
+        if value:
+            own = "image" if docker.image is not None else "dockerfile"
+            raise InvalidOption(
+                f"environment {environment.name!r} has {what} of its own, and {own}= brings its "
+                "Python and its packages",
+                hint="backend=Docker(base=...) installs an Environment on top of an image",
+            )
+
+
+# -- one setting each -----------------------------------------------------------------------
+
+
+def check_image(option: str, given: str | None) -> str | None:
+    """A reference as the docker command takes it: name, name:tag, name@digest, or an id."""
+    if given is None:
+        return None
+    if not isinstance(given, str):
+        raise InvalidOption(f"{option} is the name of an image, not {given!r}")
+    match = _IMAGE.fullmatch(given)
+    if match is None or len(match["name"]) > _MAX_NAME:
+        raise InvalidOption(
+            f"{option}={given[:300]!r} is not the name of an image", hint=_image_hint(given)
+        )
+    if match["digest"] and (hint := _digest_hint(match["digest"])):
+        raise InvalidOption(f"{option}={given[:300]!r} has a digest that cannot be", hint=hint)
+    return given
+
+
+def _digest_hint(digest: str) -> str | None:
+    algorithm, _, digits = digest.partition(":")
+    want = {"sha256": 64, "sha384": 96, "sha512": 128}.get(algorithm)
+    if want is None or len(digits) == want:
+        return None
+    return f"{algorithm} has {want} digits, not {len(digits)}"
+
+
+def _image_hint(given: str) -> str:
+    if _IMAGE.fullmatch(given.lower()) and given != given.lower():
+        return f"names of images are in lower case: {given.lower()!r}"
+    if "://" in given and _IMAGE.fullmatch(given.partition("://")[2]):
+        return f"without a scheme: {given.partition('://')[2]!r}"
+    if given.strip() != given and _IMAGE.fullmatch(given.strip()):
+        return "there is white space around it"
+    if os.path.exists(given) and given:
+        return f"a file or directory? dockerfile={given!r} builds an image from it"
+    return 'write it as for `docker run`: "python:3.12-slim", "team/app:1.0", "app@sha256:..."'
+
+
+def _dockerfile(given: str | os.PathLike[str] | None) -> Path | None:
+    if given is None:
+        return None
+    path = _path("dockerfile", given)
+    if path.is_dir() and not (path / "Dockerfile").is_file():
+        raise InvalidOption(
+            f"there is no Dockerfile in {str(path)!r}",
+            hint="name the file itself, if it is called something else",
+        )
+    if not path.exists():
+        raise InvalidOption(
+            f"dockerfile: {str(path)!r} does not exist",
+            hint="it is the path of a Dockerfile, or of the directory with it; image= takes names",
+        )
+    return path
+
+
+def _ca_bundle(given: str | os.PathLike[str] | None) -> Path | None:
+    if given is None:
+        return None
+    path = _path("ca_bundle", given)
+    if not path.is_file():
+        raise InvalidOption(
+            f"ca_bundle: {str(path)!r} is not a file",
+            hint="it is a file of certificates in PEM form",
+        )
+    return path
+
+
+def _path(option: str, given: str | os.PathLike[str]) -> Path:
+    if not isinstance(given, (str, os.PathLike)):
+        raise InvalidOption(f"{option} is a path, not {given!r}")
+    text = os.fspath(given)
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise InvalidOption(f"{option} is a path, not {given!r}")
+    return Path(text).expanduser().absolute()
+
+
+def _runtime(given: str | None) -> str | None:
+    if given is None:
+        return None
+    if not isinstance(given, str) or not _RUNTIME.fullmatch(given):
+        raise InvalidOption(
+            f"runtime={given!r} is not the name of a runtime",
+            hint='as the engine knows it: "runc", "runsc" (gVisor), "kata-runtime"; '
+            "`docker info` lists them",
+        )
+    return given
+
+
+def _platform(given: str | None) -> str | None:
+    if given is None:
+        return None
+    if not isinstance(given, str) or not _PLATFORM.fullmatch(given):
+        hint = '"linux/amd64", "linux/arm64", "linux/arm/v7"'
+        if isinstance(given, str) and _PLATFORM.fullmatch(f"linux/{given}"):
+            hint = f'did you mean "linux/{given}"?'
+        raise InvalidOption(f"platform={given!r} is not a platform", hint=hint)
+    return given
+
+
+def _gpus(given: str | int | None) -> str | int | None:
+    if given is None or given == "all":
+        return given
+    number = int(given) if isinstance(given, str) and re.fullmatch(r"[0-9]{1,3}", given) else given
+    if isinstance(number, int) and not isinstance(number, bool) and number >= 1:
+        return number
+    if isinstance(given, str) and _GPUS.fullmatch(given):
+        return given
+    raise InvalidOption(
+        f"gpus={given!r} is not a set of GPUs",
+        hint='"all", how many (1 or more), or "device=0,1" (numbers or ids)',
+    )
+
+
+def _devices(given: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
+        raise InvalidOption(
+            f"devices is a list of texts, not {given!r}", hint='devices=["/dev/fuse"]'
+        )
+    for device in given:
+        parse_device(device)
+    return tuple(given)
+
+
+def parse_device(given: str) -> tuple[str, str, str]:
+    """Where it is on the host, where in the sandbox, and what may be done: of read, write, mknod.
+
+    >>> parse_device("/dev/snd/seq:/dev/seq:r")
+    ('/dev/snd/seq', '/dev/seq', 'r')
+    """
+    match = _DEVICE.fullmatch(given) if isinstance(given, str) else None
+    if match is None or ".." in given.split("/") or "\0" in given:
+        raise InvalidOption(
+            f"{given!r} is not a device",
+            hint='"/dev/x", "/dev/x:/dev/y" for another name inside, "/dev/x:/dev/y:r" for rights',
+        )
+    # Not `m`, which lets the code make device files of its own.
+    return match["host"], match["guest"] or match["host"], match["rights"] or "rw"
+
+
+def _text(option: str, given: str | None, most: int = 4096) -> str | None:
+    if given is None:
+        return None
+    if not isinstance(given, str) or not given.strip() or not given.isprintable():
+        raise InvalidOption(f"{option} is a text, not {given!r}")
+    if len(given) > most:
+        raise InvalidOption(f"{option} has {len(given)} characters, more than {most}")
+    return given

@@ -1,0 +1,118 @@
+"""The stream attached to a container: standard input one way, output and error mixed the other.
+
+The engine cuts what comes into pieces, each behind eight bytes: which stream, and how much.
+Standard output is the wire; what comes on standard error are last words, kept for messages.
+"""
+
+from __future__ import annotations
+
+import anyio.lowlevel
+
+from belljar.backends.docker.dial import Connection
+from belljar.guest import wire
+from belljar.guest.outbox import Outbox
+
+HEADER = 8
+OUTPUT, ERROR = 1, 2
+LAST_WORDS = 8192  # bytes of standard error that are kept
+MAX_UNPAUSED = 512 * 1024
+
+
+class Demultiplexer:
+    """Bytes as the engine sends them in, the guest's own out, however they are cut."""
+
+    def __init__(self) -> None:
+        self._header = bytearray()
+        self._kind = OUTPUT
+        self._left = 0  # bytes of the piece that have not come yet
+        self.last_words = bytearray()
+
+    def feed(self, data: bytes) -> bytes:
+        """What of it came on standard output."""
+        view, taken = memoryview(data), []
+        while view:
+            if not self._left:
+                view = self._read_header(view)
+                continue
+            piece, view = view[: self._left], view[self._left :]
+            self._left -= len(piece)
+            if self._kind == OUTPUT:
+                taken.append(piece)
+            else:
+                self.last_words += piece
+                del self.last_words[:-LAST_WORDS]
+        return taken[0].tobytes() if len(taken) == 1 else b"".join(taken)
+
+    def _read_header(self, view: memoryview) -> memoryview:
+        missing = HEADER - len(self._header)
+        self._header += view[:missing]
+        if len(self._header) == HEADER:
+            if self._header[0] > ERROR or any(self._header[1:4]):
+                raise wire.WireError("the engine's stream is not what it should be")
+            self._kind = self._header[0]
+            self._left = int.from_bytes(self._header[4:], "big")
+            self._header.clear()
+        return view[missing:]
+
+
+class AttachedStream:
+    shares = False
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._pieces = Demultiplexer()
+        self._out = Outbox()
+        self._waiting = anyio.Lock()
+        self._unpaused = 0  # bytes taken without letting others run
+
+    @property
+    def last_words(self) -> str:
+        return self._pieces.last_words.decode("utf-8", "replace")
+
+    async def receive(self) -> bytes:
+        # A guest that always has more must not keep the event loop, and its time-outs, waiting.
+        if self._unpaused > MAX_UNPAUSED:
+            self._unpaused = 0
+            await anyio.lowlevel.checkpoint()
+        while True:
+            try:
+                data = self._connection.recv(wire.CHUNK)
+            except BlockingIOError:
+                self._unpaused = 0
+                await self._connection.wait_readable()
+                continue
+            except OSError:
+                return b""
+            if not data:
+                return b""
+            self._unpaused += len(data) + 4096
+            if output := self._pieces.feed(data):
+                return output
+
+    async def send(self, data: bytes, fd: int = -1) -> None:
+        assert fd < 0, "nothing but bytes can go this way"
+        self._out.put(data)
+        while self._out:
+            try:
+                self._out.flush(self._connection)
+            except BlockingIOError:
+                async with self._waiting:  # one at a time may
+                    await self._connection.wait_writable()
+
+    def take_fd(self) -> int:
+        raise wire.WireError("a descriptor cannot have come this way")
+
+    def ended(self) -> bool:
+        return self._connection.ended()
+
+    def hang_up(self) -> None:
+        """From any thread: whoever reads meets the end, and so does the guest."""
+        self._connection.shutdown()
+
+    def abandon(self) -> None:
+        """Let go of it in a fork of the process, whose parent goes on using it."""
+        self._connection.abandon()
+
+    def close(self) -> None:
+        self._out.clear()
+        self._connection.close()

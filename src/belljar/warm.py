@@ -1,0 +1,64 @@
+"""A warm guest: confined, its imports done, used by nobody yet. What a pool keeps.
+
+One tenant leases it and it is gone with that tenant: nothing that was used is used again.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Self
+
+import anyio
+
+from belljar.backends.base import Backend, Guest, GuestSpec
+from belljar.channel import Channel
+from belljar.errors import SandboxError
+from belljar.guest import wire
+
+READY_TIMEOUT = 2.0
+
+
+class Warm:
+    def __init__(self, guest: Guest, spec: GuestSpec) -> None:
+        self.spec = spec
+        self.started = time.monotonic()
+        self._guest: Guest | None = guest
+
+    @classmethod
+    async def start(cls, backend: Backend, spec: GuestSpec) -> Self:
+        """On any backend; it is ready when this returns."""
+        return cls(await backend.start(spec), spec)
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was started."""
+        return time.monotonic() - self.started
+
+    @property
+    def leased(self) -> bool:
+        return self._guest is None
+
+    async def ready(self) -> bool:
+        """Whether it still answers. It may have been killed since, or its engine be gone."""
+        if self._guest is None or self._guest.stream.ended():
+            return False
+        channel = Channel(self._guest.stream)
+        try:
+            await channel.call(wire.PING, timeout=READY_TIMEOUT)
+        except SandboxError:
+            return False
+        return True
+
+    def lease(self) -> Guest:
+        """Hand it to its one tenant, who closes it. Raises if it has one already."""
+        guest, self._guest = self._guest, None
+        if guest is None:
+            raise SandboxError("this guest has been given to somebody, or is gone")
+        return guest
+
+    async def retire(self) -> None:
+        """End it unused. Nothing happens to one that was leased."""
+        guest, self._guest = self._guest, None
+        if guest is not None:
+            with anyio.CancelScope(shield=True):
+                await guest.close()

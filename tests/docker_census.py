@@ -1,0 +1,138 @@
+"""A census of what the docker backend may leave in an engine, as census.py is for processes.
+
+Nothing here asks belljar: it speaks to the engine's socket by itself. `take()` before, `take()`
+after, and `leaks()` says what is new; `ours()` is what carries belljar's labels or name.
+"""
+
+import dataclasses
+import http.client
+import json
+import os
+import socket
+import tempfile
+import time
+import urllib.parse
+from pathlib import Path
+
+DEFAULT = "unix:///var/run/docker.sock"
+
+
+class Refused(Exception):
+    def __init__(self, status, text):
+        super().__init__(f"{status}: {text}")
+        self.status = status
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path, timeout):
+        super().__init__("engine", timeout=timeout)
+        self._path = path
+
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def address(host=None):
+    return host or os.environ.get("DOCKER_HOST") or DEFAULT
+
+
+def ask(method, path, host=None, body=None, timeout=30.0, **query):
+    """One call to the engine: the parsed answer. Raises Refused, or OSError without an answer."""
+    url = urllib.parse.urlsplit(address(host))
+    if url.scheme == "unix":
+        connection = _UnixConnection(url.path, timeout)
+    else:
+        connection = http.client.HTTPConnection(url.netloc, timeout=timeout)
+    asked = {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in query.items()
+    }
+    try:
+        connection.request(
+            method,
+            f"{path}?{urllib.parse.urlencode(asked)}",
+            body=None if body is None else json.dumps(body),
+            headers={} if body is None else {"Content-Type": "application/json"},
+        )
+        answer = connection.getresponse()
+        text = answer.read()
+    finally:
+        connection.close()
+    if answer.status >= 400:
+        raise Refused(answer.status, text.decode(errors="replace"))
+    return json.loads(text) if text.strip().startswith((b"{", b"[")) else None
+
+
+# --- the census ------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Census:
+    containers: frozenset  # id, and how to call it
+    networks: frozenset
+    volumes: frozenset
+    untagged: frozenset  # images that nothing names
+    temporary: frozenset  # of this host, not the engine's
+
+
+def take(host=None):
+    return Census(
+        containers=frozenset((each["Id"], _described(each)) for each in containers(host)),
+        networks=frozenset(each["Name"] for each in ask("GET", "/networks", host)),
+        volumes=frozenset(each["Name"] for each in ask("GET", "/volumes", host)["Volumes"] or ()),
+        untagged=frozenset(_untagged(host)),
+        temporary=frozenset(_temporary()),
+    )
+
+
+def containers(host=None, label=None):
+    filters = {"filters": {"label": [label]}} if label else {}
+    return ask("GET", "/containers/json", host, all="1", **filters)
+
+
+def ours(host=None):
+    """The containers of belljar's, whoever's labels they carry."""
+    return [
+        _described(each)
+        for each in containers(host)
+        if any(name.startswith("belljar.") for name in each["Labels"] or ())
+        or any(name.startswith("/belljar-") for name in each["Names"] or ())
+    ]
+
+
+def leaks(before, after):
+    """What is there after that was not there before, as sentences."""
+    found = [f"container {name}" for _, name in sorted(after.containers - before.containers)]
+    found += [f"network {name}" for name in sorted(after.networks - before.networks)]
+    found += [f"volume {name}" for name in sorted(after.volumes - before.volumes)]
+    found += [f"untagged image {name}" for name in sorted(after.untagged - before.untagged)]
+    found += [f"temporary {path}" for path in sorted(after.temporary - before.temporary)]
+    return found
+
+
+def settle(before, host=None, timeout=10.0):
+    """The leaks that stay: what is just ending gets a moment."""
+    deadline = time.monotonic() + timeout
+    while True:
+        found = leaks(before, take(host))
+        if not found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.05)
+
+
+def _described(container):
+    names = ", ".join(name.removeprefix("/") for name in container["Names"] or ())
+    return f"{names or container['Id'][:12]} ({container['Image']}, {container['Status']})"
+
+
+def _untagged(host):
+    for image in ask("GET", "/images/json", host, filters={"dangling": ["true"]}):
+        yield image["Id"]
+
+
+def _temporary():
+    for path in Path(tempfile.gettempdir()).iterdir():
+        if not path.name.startswith("pytest-of-"):  # pytest keeps those of its last runs
+            yield str(path)

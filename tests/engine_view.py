@@ -1,0 +1,75 @@
+"""The engine as anybody sees it: asked over its socket, without Belljar's own code."""
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+from urllib.parse import quote
+
+
+class _Connection(http.client.HTTPConnection):
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(30)
+        self.sock.connect(_socket())
+
+
+def _socket():
+    host = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+    if not host.startswith("unix://"):
+        raise RuntimeError(f"these tests look at an engine of this machine, not at {host}")
+    return host.removeprefix("unix://")
+
+
+def ask(path, method="GET"):
+    """What the engine answers; None when there is no such thing."""
+    connection = _Connection("engine")
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        text = answer.read()
+    finally:
+        connection.close()
+    if answer.status == 404:
+        return None
+    if answer.status >= 400:
+        raise RuntimeError(f"{method} {path}: {answer.status} {text!r:.500}")
+    return json.loads(text) if text else {}
+
+
+def inspect(container):
+    return ask(f"/containers/{quote(container)}/json")
+
+
+def containers():
+    """All that carry a label of ours, running or not: those of everybody on this machine."""
+    everyone = ask("/containers/json?all=1")
+    return [c for c in everyone if any(label.startswith("belljar.") for label in c["Labels"])]
+
+
+def networks():
+    return {network["Name"] for network in ask("/networks")}
+
+
+def volumes():
+    return {volume["Name"] for volume in ask("/volumes")["Volumes"] or ()}
+
+
+# --- gVisor ----------------------------------------------------------------------------------
+
+
+# Where runsc keeps what it knows: the engine passes it the same place as to runc.
+_RUNSC_STATE = "/var/run/docker/runtime-runc/moby"
+
+
+def gvisor_processes(container):
+    """(pid, parent, name) of each process, as gVisor's kernel knows them; numbers are inside's."""
+    done = subprocess.run(
+        ["runsc", "--root", _RUNSC_STATE, "ps", container],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    rows = [line.split() for line in done.stdout.splitlines()]
+    return [(int(r[1]), int(r[2]), r[-1]) for r in rows if len(r) > 6 and r[1].isdigit()]

@@ -1,0 +1,36 @@
+"""In which setting this run is: native-root, native-user, docker-runc, docker-runsc.
+
+BELLJAR_TEST_SETTING names it, and chooses the backend by the variables that users have too. Without
+it, the setting is what those variables say.
+"""
+
+import os
+
+ROOT = os.geteuid() == 0
+_GIVEN = os.environ.get("BELLJAR_TEST_SETTING", "")
+
+
+def _choose():
+    """The name; the variables that make it true are set, for subprocesses as well."""
+    if _GIVEN in ("native-root", "native-user"):
+        if _GIVEN != ("native-root" if ROOT else "native-user"):
+            raise RuntimeError(f"{_GIVEN} cannot be tested by user {os.geteuid()}")
+        os.environ["BELLJAR_BACKEND"] = "native"
+    elif _GIVEN.startswith("docker-"):
+        os.environ["BELLJAR_BACKEND"] = "docker"
+        os.environ["BELLJAR_DOCKER_RUNTIME"] = _GIVEN.removeprefix("docker-")
+    elif _GIVEN:
+        raise RuntimeError(f"there is no setting {_GIVEN!r}")
+    elif os.environ.get("BELLJAR_BACKEND") == "docker":
+        return f"docker-{os.environ.get('BELLJAR_DOCKER_RUNTIME', 'runc')}"
+    else:
+        return "native-root" if ROOT else "native-user"
+    return _GIVEN
+
+
+NAME = _choose()
+DOCKER = NAME.startswith("docker-")
+GVISOR = NAME == "docker-runsc"
+# Whether a guest is in control groups that limit it; an ordinary user may have some, or none.
+COUNTED = ROOT or DOCKER
+REQUIRED = os.environ.get("BELLJAR_TEST_REQUIRE", "").split()

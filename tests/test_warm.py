@@ -1,0 +1,58 @@
+"""Warm guests: started in advance, leased once, retired without a trace."""
+
+import time
+import uuid
+
+import pytest
+
+from belljar import AsyncSandbox, Limits, SandboxError, runtime
+from belljar.backends.base import GuestSpec
+from belljar.environment import builtin
+from belljar.place import Place
+from belljar.warm import Warm
+
+
+def spec():
+    name = f"bj-warm-{uuid.uuid4().hex[:8]}"
+    return GuestSpec(id=name, environment=builtin("python"), limits=Limits())
+
+
+async def warm():
+    return await Warm.start(runtime.current().backend("auto"), spec())
+
+
+def test_it_is_ready_until_it_is_leased_and_then_somebody_elses(run_async):
+    async def use():
+        waiting = await warm()
+        assert await waiting.ready()
+        assert await waiting.ready()  # asking changes nothing
+        assert waiting.age > 0 and not waiting.leased
+        guest = waiting.lease()
+        assert waiting.leased and not await waiting.ready()
+        with pytest.raises(SandboxError):
+            waiting.lease()
+        await waiting.retire()  # the tenant's now
+        sandbox = AsyncSandbox(environment="python")
+        sandbox._place = Place(guest, Limits().memory)
+        try:
+            assert (await sandbox.run_code("6 * 7")).text == "42"
+        finally:
+            await sandbox.close()
+
+    run_async(use)
+
+
+def test_one_that_was_retired_or_killed_is_not_ready(run_async):
+    async def use():
+        waiting = await warm()
+        guest = waiting._guest
+        await waiting.retire()
+        assert not await waiting.ready() and guest.stream is not None
+        killed = await warm()
+        killed._guest.kill()
+        deadline = time.monotonic() + 10
+        while await killed.ready():
+            assert time.monotonic() < deadline
+        await killed.retire()
+
+    run_async(use)
