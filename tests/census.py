@@ -13,6 +13,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import engine_view
+import setting
+
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -119,6 +122,7 @@ class Census:
     directories: frozenset
     shared_memory: frozenset
     sysv: frozenset
+    engine: frozenset  # containers, networks, volumes
 
 
 def take(envs=None):
@@ -133,6 +137,7 @@ def take(envs=None):
         directories=frozenset(_temporary()) | (unfinished(envs) if envs else frozenset()),
         shared_memory=frozenset(_shared_memory()),
         sysv=frozenset(_sysv()),
+        engine=frozenset(_engine()) if setting.DOCKER else frozenset(),
     )
 
 
@@ -153,6 +158,7 @@ def leaks(before, after):
     new = after.shared_memory - before.shared_memory
     found += [f"shared memory {path}" for path in sorted(new)]
     found += [f"SysV {row}" for row in sorted(after.sysv - before.sysv)]
+    found += sorted(after.engine - before.engine)
     return found
 
 
@@ -169,7 +175,9 @@ def settle(before, envs=None, timeout=5.0, ignore=()):
 def _mounts():
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields = line.split()
-        yield f"{fields[4]} ({fields[fields.index('-') + 1]})"
+        # The engine's, for containers of whomever: those are counted as containers.
+        if not fields[4].startswith(("/var/lib/docker/", "/run/docker/", "/var/run/docker/")):
+            yield f"{fields[4]} ({fields[fields.index('-') + 1]})"
 
 
 def cgroup_directories():
@@ -190,6 +198,26 @@ def _ours(path):
     except (IndexError, ValueError):
         return True
     return pid == os.getpid() or not alive(pid, started)
+
+
+def _engine():
+    """What the engine has of ours, and what it has of anybody's that nobody here should make."""
+    for container in engine_view.containers():
+        labels = container["Labels"]
+        if _is_of_this_run(container["Id"], labels):
+            yield f"container {container['Names'][0]} ({container['State']})"
+    yield from (f"network {name}" for name in engine_view.networks())
+    yield from (f"volume {name}" for name in engine_view.volumes())
+
+
+def _is_of_this_run(container, labels):
+    """Not that of another run of the tests, beside this one with another runtime."""
+    owner = int(labels.get("belljar.owner.pid", "0"))
+    ours = {os.getpid(), *(p.pid for p in descendants(os.getpid()))}
+    if owner not in ours and alive(owner):
+        return False
+    seen = engine_view.inspect(container)
+    return seen is not None and f"docker-{seen['HostConfig']['Runtime']}" == setting.NAME
 
 
 _KINDS = ("net", "mnt", "pid", "user", "ipc", "uts", "cgroup")

@@ -1,4 +1,8 @@
-"""One `sandbox` fixture for all, the promises of this run, and a census around it."""
+"""One `sandbox` fixture for all, the promises of this run, and a census around it.
+
+A test that starts a guest asks for `backend`, or for a fixture that does (`sandbox`, `run_async`
+and others). One that does not finds no backend, and is run once, not in each setting.
+"""
 
 import contextlib
 import functools
@@ -10,14 +14,16 @@ import polars
 import pytest
 
 import census
+import engine_view
+import setting
 from belljar import AsyncSandbox, Sandbox, SandboxError, runtime
 from belljar.backends.native import cgroup
 from belljar.environment_store import cache_root
+from outside import Outside
+from recycling import Recycler
+from setting import REQUIRED, ROOT
 
-ROOT = os.geteuid() == 0
-BACKEND = "native-root" if ROOT else "native-user"
 ENVS = cache_root() / "envs"
-REQUIRED = os.environ.get("BELLJAR_TEST_REQUIRE", "").split()
 
 
 # --- the run: markers, promises, census ------------------------------------------------------
@@ -27,6 +33,11 @@ MARKERS = {
     "user_only": "what only an ordinary user's sandboxes have",
     "needs_cgroup": "needs control groups that belljar may use",
     "stress": "long; runs when BELLJAR_TEST_STRESS is set",
+    "native_only(reason)": "what only the native backend has",
+    "docker": "needs an engine: runs in the settings that have one",
+    "not_gvisor(reason)": "what gVisor answers differently; each is a row in SECURITY.md",
+    "fresh": "needs a guest that no other test has used",
+    "by_user_too": "starts no guest, but depends on who runs it: run by root and by the user",
 }
 
 
@@ -47,6 +58,10 @@ def pytest_unconfigure(config):
     shutil.rmtree(config.belljar_tmp, ignore_errors=True)
 
 
+def pytest_report_header():
+    return f"setting: {setting.NAME}"
+
+
 @functools.cache
 def cgroup_controllers():
     groups = cgroup.detect()
@@ -56,41 +71,70 @@ def cgroup_controllers():
         groups.close()
 
 
-# These look at no guest: who has run them as root need not run them again as an ordinary user.
-PURE = [
-    "blobs",
-    "clean_html",
-    "errors",
-    "execution",
-    "functions",
-    "hostile_arrow",
-    "hostile_parcels",
-    "limits",
-    "seccomp",
-    "tables",
-    "values",
-]
+def starts_guests(item):
+    return "backend" in item.fixturenames
+
+
+def is_wanted(item, part):
+    """Whether it is in this part of the suite: `guests`, `rest`, or all of it."""
+    if item.get_closest_marker("docker"):
+        return setting.DOCKER
+    if starts_guests(item):
+        return part != "rest"
+    if item.get_closest_marker("by_user_too") and not setting.DOCKER:
+        return part != "rest"
+    return part != "guests"
 
 
 def pytest_collection_modifyitems(config, items):
-    if os.environ.get("BELLJAR_TEST_ONLY") != "guests":
-        return
-    pure = [item for item in items if item.path.stem.removeprefix("test_") in PURE]
-    config.hook.pytest_deselected(items=pure)
-    items[:] = [item for item in items if item not in set(pure)]
+    part = os.environ.get("BELLJAR_TEST_ONLY", "")
+    wanted = [item for item in items if is_wanted(item, part)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(wanted)])
+    items[:] = wanted
+
+
+def why_not(item):
+    """What this setting lacks that the test needs."""
+    guests = starts_guests(item)
+    if item.get_closest_marker("root_only") and (not ROOT or (setting.DOCKER and guests)):
+        return "only root has it"
+    if item.get_closest_marker("user_only") and (ROOT or (setting.DOCKER and guests)):
+        return "only an ordinary user has it"
+    if item.get_closest_marker("stress") and not os.environ.get("BELLJAR_TEST_STRESS"):
+        return "set BELLJAR_TEST_STRESS=1"
+    if setting.DOCKER and (mark := item.get_closest_marker("native_only")):
+        return f"only native: {reason(mark)}"
+    if setting.GVISOR and (mark := item.get_closest_marker("not_gvisor")):
+        return f"not with gVisor: {reason(mark)}"
+    return None
+
+
+def reason(mark):
+    return mark.args[0] if mark.args else mark.kwargs["reason"]
 
 
 def pytest_runtest_setup(item):
-    if item.get_closest_marker("root_only") and not ROOT:
-        pytest.skip("only root has it")
-    if item.get_closest_marker("user_only") and ROOT:
-        pytest.skip("only an ordinary user has it")
-    if item.get_closest_marker("stress") and not os.environ.get("BELLJAR_TEST_STRESS"):
-        pytest.skip("set BELLJAR_TEST_STRESS=1")
-    if item.get_closest_marker("needs_cgroup") and "memory" not in cgroup_controllers():
+    if why := why_not(item):
+        pytest.skip(why)
+    if item.get_closest_marker("needs_cgroup") and not has_cgroups():
         if "cgroup" in REQUIRED and ROOT:
             pytest.fail("this run promised control groups, and belljar has none")
         pytest.skip("belljar has no control groups here")
+
+
+def has_cgroups():
+    if setting.DOCKER:
+        return engine_view.ask("/info")["MemoryLimit"]
+    return "memory" in cgroup_controllers()
+
+
+@pytest.fixture(autouse=True)
+def no_guest_unasked(request, monkeypatch):
+    """Who does not ask for a backend gets one that cannot start: else it would have to be run in
+    each setting. Also in subprocesses."""
+    if not starts_guests(request.node) and not request.node.get_closest_marker("docker"):
+        monkeypatch.setenv("BELLJAR_BACKEND", "docker")
+        monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/ask-for-the-fixture-backend.sock")
 
 
 def pytest_sessionstart(session):
@@ -134,28 +178,44 @@ def why_no_backend():
     try:
         with Sandbox(environment="python") as sandbox:
             sandbox.run_code("1")
+            found = sandbox.isolation.backend
     except SandboxError as error:
         return str(error)
+    if found != setting.NAME.partition("-")[0]:
+        return f"guests are on the backend {found}"
     return None
 
 
 @pytest.fixture(scope="session")
-def native():
-    """Skips when there is no native backend; fails when this run promised it."""
+def backend():
+    """Skips when the backend of this setting is missing; fails when this run promised it."""
     if why := why_no_backend():
-        if BACKEND in REQUIRED:
-            pytest.fail(f"this run promised {BACKEND}, and it is missing: {why}")
-        pytest.skip(f"{BACKEND} is missing: {why}")
-    return BACKEND
+        if setting.NAME in REQUIRED:
+            pytest.fail(f"this run promised {setting.NAME}, and it is missing: {why}")
+        pytest.skip(f"{setting.NAME} is missing: {why}")
+    return setting.NAME
+
+
+@pytest.fixture(scope="module")
+def recycler(backend):
+    made = Recycler()
+    yield made
+    made.close()
 
 
 @pytest.fixture
-def make_sandbox(native):
+def make_sandbox(backend, recycler, request):
     """Makes sandboxes (environment "python" unless told), and closes them all."""
+    fresh = not setting.DOCKER or request.node.get_closest_marker("fresh")
     with contextlib.ExitStack() as stack:
 
         def make(**options):
-            sandbox = Sandbox.create(**{"environment": "python", **options})
+            options = {"environment": "python", **options}
+            if not fresh and options in ({"environment": "python"}, {"environment": "data"}):
+                sandbox = recycler.take(options["environment"])
+                stack.callback(recycler.give_back, sandbox)
+                return sandbox
+            sandbox = Sandbox.create(**options)
             stack.callback(sandbox.close)
             return sandbox
 
@@ -173,7 +233,7 @@ def data_sandbox(make_sandbox):
 
 
 @pytest.fixture(params=["asyncio", "trio"])
-def run_async(request, native):
+def run_async(request, backend):
     """Runs an async function under each event loop."""
     import anyio
 
@@ -185,37 +245,9 @@ def run_async(request, native):
 
 
 @pytest.fixture
-def open_sandbox(native):
+def open_sandbox(backend):
     """An AsyncSandbox with environment "python", for `async with`."""
     return lambda **options: AsyncSandbox(**{"environment": "python", **options})
-
-
-# --- looking from outside --------------------------------------------------------------------
-
-
-class Outside:
-    """A guest as the host sees it."""
-
-    def __init__(self, sandbox):
-        inner = getattr(sandbox, "_sandbox", sandbox)
-        self.pid = inner._place.guest.pid
-        self.started = census.process(self.pid).started
-
-    def processes(self):
-        """Those alive now, PID 1 first; orphans inside are PID 1's children."""
-        if not self.alive():
-            return []
-        return [census.process(self.pid), *census.descendants(self.pid)]
-
-    def find(self, inside):
-        """The host's number of the process that the guest knows by `inside`."""
-        for p in self.processes():
-            if p is not None and census.inside_pid(p.pid) == inside:
-                return p.pid
-        return None
-
-    def alive(self):
-        return census.alive(self.pid, self.started)
 
 
 @pytest.fixture

@@ -34,17 +34,15 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def address(host=None):
-    return host or os.environ.get("DOCKER_HOST") or DEFAULT
-
-
-def ask(method, path, host=None, body=None, timeout=30.0, **query):
+def ask(method, path, host=None, **options):
     """One call to the engine: the parsed answer. Raises Refused, or OSError without an answer."""
-    url = urllib.parse.urlsplit(address(host))
-    if url.scheme == "unix":
-        connection = _UnixConnection(url.path, timeout)
-    else:
-        connection = http.client.HTTPConnection(url.netloc, timeout=timeout)
+    text = raw(method, path, host, **options)
+    return json.loads(text) if text.strip().startswith((b"{", b"[")) else None
+
+
+def raw(method, path, host=None, body=None, timeout=30.0, **query):
+    """The answer as it came."""
+    connection = connect(host, timeout)
     asked = {
         name: value if isinstance(value, str) else json.dumps(value)
         for name, value in query.items()
@@ -62,7 +60,14 @@ def ask(method, path, host=None, body=None, timeout=30.0, **query):
         connection.close()
     if answer.status >= 400:
         raise Refused(answer.status, text.decode(errors="replace"))
-    return json.loads(text) if text.strip().startswith((b"{", b"[")) else None
+    return text
+
+
+def connect(host=None, timeout=60.0):
+    url = urllib.parse.urlsplit(host or os.environ.get("DOCKER_HOST") or DEFAULT)
+    if url.scheme != "unix":
+        raise RuntimeError(f"these tests look at an engine of this machine, not at {url.geturl()}")
+    return _UnixConnection(url.path, timeout)
 
 
 # --- the census ------------------------------------------------------------------------------

@@ -1,41 +1,77 @@
 """Guests that serve one test after the other, where a start costs too much to be paid each time.
 
-Nothing of the kind exists in Belljar: a guest is never reused there. Here a guest is brought back to
-its first state between tests (a fresh interpreter, no other process, empty /workspace, /tmp and
-/dev/shm, no checkpoint, no function), and gets a new Sandbox each time. One that was closed, killed
-or lost is not used again, nor is one that cannot be cleaned.
+Nothing of the kind exists in Belljar: a guest is never used again there. Here one is brought back
+to its first state between tests (a fresh interpreter, no other process, empty directories, no
+checkpoint, no function), and gets a new Sandbox each time. One that was closed, killed or lost
+does not come back, nor does one that cannot be cleaned.
 """
 
 import contextlib
 
 from belljar import Sandbox, SandboxError
 from belljar.blocking import wait
-from belljar.guest import wire
 from outside import inner
 
-# Run as a command: all but init, the fresh worker and the cleaner itself is killed.
+# Everything but init and this shell is ended at once; init starts a new worker.
 _CLEAN = """
-import os, shutil, signal, sys, time
-worker = int(sys.argv[1])
-def others():
-    return [int(n) for n in os.listdir('/proc') if n.isdigit() and int(n) not in spared]
-spared = {1, worker, os.getpid()}
-for _ in range(200):
-    found = others()
-    if not found: break
-    for pid in found:
-        try: os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError: continue
-    time.sleep(0.01)
-else:
-    sys.exit(f'still there: {others()}')
-for top in ('/workspace', '/tmp', '/dev/shm'):
-    os.chmod(top, 0o777 | (os.stat(top).st_mode & 0o7000)) if os.stat(top).st_uid == os.getuid() else None
-    for entry in os.scandir(top):
-        if entry.is_dir(follow_symlinks=False):
-            for path, names, _ in os.walk(entry.path):
-                for name in names: os.chmod(os.path.join(path, name), 0o700, follow_symlinks=False) if False else None
-            shutil.rmtree(entry.path)
-        else:
-            os.unlink(entry.path)
+kill -9 -1
+cd /
+for top in /workspace /tmp /dev/shm; do
+    chmod -R u+rwX $top 2>/dev/null
+    find $top -mindepth 1 -delete || exit 1
+done
+ipcrm -a 2>/dev/null
+chmod $1 /workspace
 """
+
+
+class Recycler:
+    """The guests of one module, by the name of their environment."""
+
+    def __init__(self):
+        self._idle = {}
+        self._modes = {}  # of /workspace, of each place
+
+    def take(self, environment):
+        idle = self._idle.setdefault(environment, [])
+        if not idle:
+            sandbox = Sandbox.create(environment=environment)
+            place = inner(sandbox)._place
+            self._modes[place] = f"{wait(inner(sandbox).files.stat, '/workspace').mode & 0o7777:o}"
+            return sandbox
+        sandbox = Sandbox(environment=environment)
+        inner(sandbox)._place = idle.pop()
+        inner(sandbox)._guests = 1
+        return sandbox
+
+    def give_back(self, sandbox):
+        """Whatever a test has done to it."""
+        used = inner(sandbox)
+        place = used._place
+        fit = used._ended is None and place in self._modes and place.alive
+        if not fit or place.shared or used.busy:
+            sandbox.close()
+            return
+        try:
+            self._clean(sandbox, place)
+        except SandboxError:
+            sandbox.close()
+            return
+        used._place = None  # so that closing it ends nothing
+        sandbox.close()
+        self._idle[used.environment.name].append(place)
+
+    def _clean(self, sandbox, place):
+        for number in range(1, place._last + 1):
+            wait(place.release, number)
+        done = sandbox.commands.run(["sh", "-c", _CLEAN, "clean", self._modes[place]], timeout=20)
+        if not done.ok:
+            raise SandboxError(f"it could not be cleaned: {done}")
+        sandbox.restart()
+        place.functions = {0: -1}  # so that the next one's are told, also if there are none
+
+    def close(self):
+        for places in self._idle.values():
+            for place in places:
+                with contextlib.suppress(SandboxError):
+                    wait(place.leave, 0)

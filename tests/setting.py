@@ -12,9 +12,10 @@ _GIVEN = os.environ.get("BELLJAR_TEST_SETTING", "")
 
 def _choose():
     """The name; the variables that make it true are set, for subprocesses as well."""
-    if _GIVEN in ("native-root", "native-user"):
-        if _GIVEN != ("native-root" if ROOT else "native-user"):
-            raise RuntimeError(f"{_GIVEN} cannot be tested by user {os.geteuid()}")
+    native = "native-root" if ROOT else "native-user"
+    if _GIVEN.startswith("native-"):
+        if native != _GIVEN:
+            raise RuntimeError(f"this user can test {native}, not {_GIVEN}")
         os.environ["BELLJAR_BACKEND"] = "native"
     elif _GIVEN.startswith("docker-"):
         os.environ["BELLJAR_BACKEND"] = "docker"
@@ -24,7 +25,7 @@ def _choose():
     elif os.environ.get("BELLJAR_BACKEND") == "docker":
         return f"docker-{os.environ.get('BELLJAR_DOCKER_RUNTIME', 'runc')}"
     else:
-        return "native-root" if ROOT else "native-user"
+        return native
     return _GIVEN
 
 

@@ -24,7 +24,7 @@ _GUEST = (
     *("removal", "trees", "files", "commands"),
     *("outbox", "blobs", "functions", "link", "twin", "worker", "keeper"),
     *("treecopy", "store", "branch", "branches"),
-    *("init", "pipes", "container"),
+    *("init", "pipes", "seal", "container"),
 )
 _NATIVE = ("syscalls", "landlock", "roots", "launcher", "confine", "zygote")
 

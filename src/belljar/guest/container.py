@@ -14,23 +14,44 @@ from typing import Any, Dict, List, NoReturn
 from ..backends.native import syscalls as sys_
 from . import init, wire
 from .pipes import Pipes
+from .seal import KEY, Seal
 
 
 def main(config: Dict[str, Any]) -> NoReturn:
+    seal = Seal(_take_key())
     channel = _take_pipes()
     try:
         facts = _prepare(config)
     except BaseException as error:
         last = "".join(traceback.format_exception_only(type(error), error)).strip()
         failure = {"failed": "preload", "message": last[-2000:]}
-        channel.sendall(wire.pack(wire.HELLO, 0, failure))
+        channel.sendall(seal(wire.pack(wire.HELLO, 0, failure)))
         os._exit(1)
-    channel.sendall(wire.pack(wire.HELLO, 0, facts))
-    setup = dict(config["setup"])
-    setup["worker_started"] = _worker_started
-    setup["fork"] = sys_.fork
-    init.main(channel, setup)
+    channel.sendall(seal(wire.pack(wire.HELLO, 0, facts)))
+
+    def fork() -> int:
+        pid = sys_.fork()
+        if pid:
+            seal.renew()
+        else:
+            seal.forget()
+        return pid
+
+    hooks = {"seal": seal, "fork": fork, "worker_started": _worker_started}
+    init.main(channel, {**config["setup"], **hooks})
     os._exit(1)
+
+
+def _take_key() -> bytearray:
+    """It follows the bundle, and is read to one place only."""
+    key = bytearray(KEY)
+    view = memoryview(key)
+    while view:
+        taken = os.readv(0, [view])
+        if not taken:
+            os._exit(0)  # the host is gone
+        view = view[taken:]
+    return key
 
 
 def _take_pipes() -> Pipes:

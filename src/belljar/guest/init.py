@@ -64,6 +64,7 @@ class Init:
         self._outgoing = getattr(channel, "writing", channel)
         self._reader = wire.Reader(wire.FROM_HOST)
         self._inbox = Inbox()
+        self._seal = setup.get("seal")  # see seal.py
         self._out = Outbox()
         self._waiting = False  # for room to write
         self._paused: List[Any] = []  # pumps, and the keeper
@@ -124,7 +125,8 @@ class Init:
         payload: bytes = b"",
         fds: "Tuple[int, ...]" = (),
     ) -> None:
-        self._out.put(wire.pack(kind, request, header, payload), fds)
+        data = wire.pack(kind, request, header, payload)
+        self._out.put(data if self._seal is None else self._seal(data), fds)
         if len(self._out) > wire.CHUNK:
             self._flush()
 

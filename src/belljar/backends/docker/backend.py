@@ -228,7 +228,8 @@ class DockerBackend:
             group.start_soon(started)
             with anyio.move_on_after(HELLO_TIMEOUT):
                 try:
-                    await stream.send(bundle.framed(config, self._magics.get(made.id)))
+                    program = bundle.framed(config, self._magics.get(made.id))
+                    await stream.send(program + stream.key)
                     said = await _hello(stream)
                 except OSError:
                     said = None

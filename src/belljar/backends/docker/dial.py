@@ -1,128 +1,42 @@
-"""From an `Endpoint` to a connection that no event loop owns.
-
-A connection is a plain non-blocking socket. It is used by whichever thread and loop has it now,
-which the stream classes of asyncio, trio and anyio do not allow: a guest outlives the loop that
-started it, and is killed from any thread.
-"""
+"""From an `Endpoint` to a `Connection`: over a unix socket, TCP, TLS or ssh."""
 
 from __future__ import annotations
 
-import contextlib
+import os
 import socket
-from collections.abc import Callable
 
 import anyio
-import anyio.lowlevel
 
-from belljar.backends.docker.endpoint import Endpoint
+from belljar.backends.docker.connection import Connection
+from belljar.backends.docker.endpoint import Endpoint, Tls
 
-# A program may have given SIGPIPE its default action back, which would end it.
-_SEND_FLAGS = getattr(socket, "MSG_NOSIGNAL", 0)
-_BACKLOG_PAUSE = 0.02
+__all__ = ["Connection", "dial"]
 
+BACKLOG_PAUSE = 0.02
+ONE_ADDRESS = 5.0  # seconds for one address of a host that has several
 
-class Connection:
-    """A byte stream to an engine: one reader and one writer at a time, from anywhere."""
-
-    def __init__(
-        self,
-        sock: socket.socket,
-        *,
-        on_close: Callable[[], None] | None = None,
-        complaint: Callable[[], str] | None = None,
-    ) -> None:
-        sock.setblocking(False)
-        self._socket = sock
-        self._ahead = b""
-        self._ended = False
-        self._on_close = on_close
-        self._complaint = complaint
-
-    def recv(self, size: int) -> bytes:
-        """Up to `size` bytes; b"" at the end. Raises BlockingIOError when there is nothing yet."""
-        if self._ahead:
-            data, self._ahead = self._ahead[:size], self._ahead[size:]
-            return data
-        try:
-            return self._receive(size)
-        except BlockingIOError:
-            raise
-        except OSError:
-            if self._ended:
-                return b""
-            raise
-
-    def send(self, data: bytes | bytearray | memoryview) -> int:
-        """Some of `data`; how much. After a BlockingIOError, come again with the same bytes."""
-        return self._socket.send(data, _SEND_FLAGS)
-
-    def _receive(self, size: int) -> bytes:
-        return self._socket.recv(size)
-
-    def give_back(self, data: bytes) -> None:
-        """What was read too far: it comes first in the next recv()."""
-        self._ahead = data + self._ahead
-
-    def fileno(self) -> int:
-        """For polling, which does not see what was given back: try recv() before."""
-        return self._socket.fileno()
-
-    def _has_more(self) -> bool:
-        """Whether recv() has something that polling would not show."""
-        return bool(self._ahead) or self._ended
-
-    async def wait_readable(self) -> None:
-        if self._has_more():
-            await anyio.lowlevel.checkpoint()
-        else:
-            await anyio.wait_readable(self._socket)
-
-    async def wait_writable(self) -> None:
-        if self._ended:
-            await anyio.lowlevel.checkpoint()
-        else:
-            await anyio.wait_writable(self._socket)
-
-    def ended(self) -> bool:
-        """Whether it is known to have ended, without waiting and without taking anything."""
-        if self._ended or self._ahead:
-            return self._ended
-        try:
-            # The class's own: a TLS socket refuses to peek, and what is asked is about the TCP.
-            return not socket.socket.recv(self._socket, 1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
-
-    def abandon(self) -> None:
-        """Give the descriptor back without ending the connection: another process has it too."""
-        self._ended = True
-        self._socket.close()
-
-    def complaint(self) -> str:
-        """What a program in between said about why it ended, if there is one."""
-        return self._complaint() if self._complaint is not None else ""
-
-    def shutdown(self) -> None:
-        """End it both ways at once, from any thread: who waits in it wakes, and reads b""."""
-        self._ended = True
-        with contextlib.suppress(OSError):  # the other side may have ended it, or close() has
-            self._socket.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """shutdown(), and give the descriptor back. By the last user: nobody may wait in it."""
-        # Without the shutdown, a fork of this process would keep the connection open.
-        self.shutdown()
-        self._socket.close()
-        if self._on_close is not None:
-            self._on_close()
-            self._on_close = None
+# A machine that has gone away says nothing: it is asked after 20 s of silence, and given up after
+# three questions, or when it has not acknowledged what was sent for as long.
+KEEPALIVE = {
+    "TCP_KEEPIDLE": 20,
+    "TCP_KEEPALIVE": 20,  # the same, by its name on macOS
+    "TCP_KEEPINTVL": 10,
+    "TCP_KEEPCNT": 3,
+    "TCP_USER_TIMEOUT": 50_000,  # milliseconds
+}
 
 
 async def dial(endpoint: Endpoint) -> Connection:
-    """Connect. Raises OSError; bounded by the caller's time limit only."""
-    return await _dial_unix(endpoint.address)
+    """Connect. Raises OSError or EngineUnavailable; bounded by the caller's time limit only."""
+    match endpoint.kind:
+        case "unix":
+            return await _dial_unix(endpoint.address)
+        case "tcp":
+            return await _dial_tcp(endpoint.address, endpoint.tls)
+        case "ssh":
+            from belljar.backends.docker.ssh import dial_ssh
+
+            return await dial_ssh(endpoint.address)
 
 
 async def _dial_unix(path: str) -> Connection:
@@ -134,9 +48,64 @@ async def _dial_unix(path: str) -> Connection:
                 sock.connect(path)
             except BlockingIOError:
                 # Its queue is full; unlike TCP's, such a connect cannot be waited for.
-                await anyio.sleep(_BACKLOG_PAUSE)
+                await anyio.sleep(BACKLOG_PAUSE)
             else:
                 return Connection(sock)
     except BaseException:
         sock.close()
         raise
+
+
+async def _dial_tcp(address: str, tls: Tls | None) -> Connection:
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    if tls is None:
+        return Connection(await _connect(host, int(port)))
+    from belljar.backends.docker.tls import TlsConnection, context
+
+    settings = context(tls)
+    connection = TlsConnection(await _connect(host, int(port)), settings, host)
+    try:
+        await connection.handshake()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+async def _connect(host: str, port: int) -> socket.socket:
+    """A connected socket to the first address of `host` that answers."""
+    found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    failure = OSError(f"{host} has no address")
+    for index, (family, kind, protocol, _, address) in enumerate(found):
+        last = index == len(found) - 1
+        try:
+            with anyio.fail_after(None if last else ONE_ADDRESS):
+                return await _connect_to(socket.socket(family, kind, protocol), address)
+        except OSError as error:
+            failure = error
+    raise failure
+
+
+async def _connect_to(sock: socket.socket, address: tuple[str | int, ...]) -> socket.socket:
+    try:
+        sock.setblocking(False)
+        _set_options(sock)
+        try:
+            sock.connect(address)
+        except BlockingIOError:
+            await anyio.wait_writable(sock)
+            if code := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                raise OSError(code, os.strerror(code)) from None
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _set_options(sock: socket.socket) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEPALIVE.items():
+        if (option := getattr(socket, name, None)) is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -16,16 +16,18 @@ from typing import Any
 
 import anyio
 
-from belljar.backends.docker.dial import Connection, dial
+from belljar.backends.docker.connection import Connection
+from belljar.backends.docker.dial import dial
 from belljar.backends.docker.endpoint import Endpoint
 from belljar.backends.docker.errors import (
+    BrokenAnswer,
     EngineError,
     EngineUnavailable,
     broken,
     refused,
     unreachable,
 )
-from belljar.backends.docker.http import BrokenAnswer, Data, Exchange, Head, require_h11
+from belljar.backends.docker.http import Data, Exchange, Head, require_h11
 
 __all__ = ["Connection", "Engine", "EngineError", "EngineUnavailable"]
 

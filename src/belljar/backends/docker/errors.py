@@ -7,6 +7,7 @@ EngineError                     it refused, broke off, or did not answer (a Sand
 from __future__ import annotations
 
 import json
+import socket
 from typing import Any
 
 from belljar.backends.docker.endpoint import Endpoint
@@ -14,6 +15,15 @@ from belljar.errors import BackendUnavailable, SandboxError
 from belljar.printable import printable
 
 MAX_WORDS = 2000  # characters of what an engine says about a failure
+START = "start it: `systemctl start docker`, rootless `systemctl --user start docker`"
+
+
+class BrokenAnswer(Exception):
+    """What came is no answer; `nothing` if not one byte of it came. Ends up as an EngineError."""
+
+    def __init__(self, why: str, *, nothing: bool = False) -> None:
+        super().__init__(why)
+        self.nothing = nothing
 
 
 class EngineError(SandboxError):
@@ -49,9 +59,51 @@ def cleaned(words: str) -> str:
 
 def unreachable(endpoint: Endpoint, error: OSError) -> EngineUnavailable:
     """The error for a connection that did not come about."""
-    return EngineUnavailable(f"no connection to the engine at {endpoint}: {error}")
+    why = cleaned(error.strerror or str(error))
+    source = f", from {endpoint.source}" if endpoint.source else ""
+    return EngineUnavailable(
+        f"no connection to the engine at {endpoint}{source}: {why}", hint=_remedy(endpoint, error)
+    )
 
 
-def broken(endpoint: Endpoint, what: str, error: Exception, said: str) -> EngineError:
+def _remedy(endpoint: Endpoint, error: OSError) -> str:
+    import ssl  # late: only a failure pays for it
+
+    match error:
+        case ssl.SSLCertVerificationError():
+            return "DOCKER_CERT_PATH: the directory with the ca.pem that signed its certificate"
+        case ssl.SSLError() if "ALERT" in str(error.reason):
+            return "it wants a certificate: DOCKER_CERT_PATH, with cert.pem and key.pem it accepts"
+        case ssl.SSLError():
+            return "does this port speak TLS? without it: unset DOCKER_TLS_VERIFY, DOCKER_CERT_PATH"
+        case socket.gaierror():
+            return "is the name of the host right?"
+        case FileNotFoundError() if endpoint.kind == "ssh":
+            return "install the OpenSSH client"
+        case FileNotFoundError() | NotADirectoryError():
+            return f"{START}; if it listens elsewhere, set DOCKER_HOST"
+        case PermissionError():
+            return (
+                "become a member of the group that owns the socket (`sudo usermod -aG docker "
+                "$USER`, then log in again; its members are as good as root), or run a rootless "
+                "engine and set DOCKER_HOST"
+            )
+        case ConnectionRefusedError():
+            return f"nothing listens there; {START}"
+    return "is the address right, and the machine up? does `docker info` answer?"
+
+
+def broken(endpoint: Endpoint, what: str, error: BrokenAnswer, said: str) -> EngineError:
     """The error for an answer that is none. `said`: by a program in between, about its end."""
-    return EngineError(f"the engine at {endpoint} broke off ({what}): {cleaned(str(error))}")
+    if said:
+        return EngineUnavailable(
+            f"no connection to the engine at {endpoint}: {cleaned(said)}",
+            hint=f"does `ssh {endpoint.address.partition('/')[0]} docker version` work, unasked?",
+        )
+    if isinstance(error.__cause__, OSError) and error.nothing:
+        # With TLS 1.3 a certificate of ours is refused only after the handshake.
+        return unreachable(endpoint, error.__cause__)
+    return EngineError(
+        f"the engine at {endpoint} gave no proper answer to {what}: {cleaned(str(error))}",
+        hint="did it end meanwhile? is it a container engine? its log tells more",
+    )

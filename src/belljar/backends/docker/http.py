@@ -14,7 +14,8 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
-from belljar.backends.docker.dial import Connection
+from belljar.backends.docker.connection import Connection
+from belljar.backends.docker.errors import BrokenAnswer
 from belljar.errors import BackendUnavailable
 
 CHUNK = 64 * 1024
@@ -22,14 +23,6 @@ MAX_HEADER = 64 * 1024
 MAX_WAITING = 16 * 1024 * 1024  # of the answer, while the request is still being sent
 
 Data = bytes | AsyncIterator[bytes] | None
-
-
-class BrokenAnswer(Exception):
-    """What came is no answer; `nothing` if not one byte of it came."""
-
-    def __init__(self, why: str, *, nothing: bool = False) -> None:
-        super().__init__(why)
-        self.nothing = nothing
 
 
 @dataclass(frozen=True)

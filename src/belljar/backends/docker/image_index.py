@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import EnvironmentBuildError
-from belljar.uv_tool import read_pip_files, uv_files, uv_settings
+from belljar.uv_tool import _uv_files as uv_files
+from belljar.uv_tool import read_pip_files, uv_settings
 
 _PLAIN = {
     *("UV_INDEX_STRATEGY", "UV_INSECURE_HOST", "UV_HTTP_TIMEOUT", "UV_HTTP_RETRIES"),

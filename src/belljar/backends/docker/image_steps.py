@@ -4,6 +4,7 @@ This file is sent to the container and run by whatever Python 3 the base image h
 nothing but the standard library and is written for Python 3.9. One line of JSON comes in on
 standard input, then the files it names; lines of JSON go out on standard output:
 
+    {"alive": true}    now and then
     {"line": ...}      what uv said
     {"step": ..., "text": ...}
     {"failed": ..., "kind": ..., "lines": [...]}
@@ -25,6 +26,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,6 +35,7 @@ SECRETS = "/tmp/belljar"  # a tmpfs
 WORK = "/opt/.belljar"  # in the container's own file system, deleted at the end
 OLDEST = (3, 9)
 LAST_LINES = 400
+HEARTBEAT = 10.0  # seconds
 
 
 class Failed(Exception):
@@ -42,9 +45,20 @@ class Failed(Exception):
         self.lines = list(lines)
 
 
+speaking = threading.Lock()
+
+
 def emit(**event: object) -> None:
-    sys.stdout.write(json.dumps(event) + "\n")
-    sys.stdout.flush()
+    with speaking:
+        sys.stdout.write(json.dumps(event) + "\n")
+        sys.stdout.flush()
+
+
+def beat() -> None:
+    """A large download says nothing for long; the host shall not take that for the end."""
+    while True:
+        time.sleep(HEARTBEAT)
+        emit(alive=True)
 
 
 def main() -> None:
@@ -56,6 +70,7 @@ def main() -> None:
         # Whoever asked for this is gone when nothing can come any more: so are we, and as PID 1
         # we take everything along.
         threading.Thread(target=leave_at_the_end, daemon=True).start()
+        threading.Thread(target=beat, daemon=True).start()
         facts = build(request)
     except Failed as error:
         emit(failed=str(error), kind=error.kind, lines=error.lines)
@@ -145,7 +160,6 @@ def settings() -> dict[str, str]:
         "NO_COLOR": "1",
         "UV_CACHE_DIR": os.path.join(WORK, "cache"),
         "UV_PYTHON_DOWNLOADS": "never",
-        "UV_NO_PROGRESS": "1",
     }
 
 

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import anyio
 
+from belljar.backends.docker import vigil
 from belljar.backends.docker.engine import Engine, EngineError
 
 # Seconds. A removal takes some tens of milliseconds; a busy disk makes that seconds.
@@ -44,7 +45,7 @@ async def remove(engine: Engine, container: str) -> None:
             failure = error
             # No answer: either the removal is slow, or the engine hangs or is away altogether,
             # and stronger means would only wait longer.
-            if error.status == _NO_ANSWER and not await _answers(engine):
+            if error.status == _NO_ANSWER and not await vigil.answers(engine, PING_TIMEOUT):
                 break
     assert failure is not None
     if not _is_being_removed(failure):  # else somebody is still at it, and it will go
@@ -93,11 +94,3 @@ async def _is_gone(engine: Engine, container: str) -> bool:
                 return error.status == _NOT_FOUND
             await anyio.sleep(0.05)
     return False
-
-
-async def _answers(engine: Engine) -> bool:
-    try:
-        await engine.request("GET", "/_ping", timeout=PING_TIMEOUT)
-    except EngineError as error:
-        return error.status != _NO_ANSWER
-    return True

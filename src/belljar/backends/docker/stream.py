@@ -1,15 +1,18 @@
 """The stream attached to a container: standard input one way, output and error mixed the other.
 
 The engine cuts what comes into pieces, each behind eight bytes: which stream, and how much.
-Standard output is the wire; what comes on standard error are last words, kept for messages.
+Standard output is the wire, sealed by the guest's init; what comes on standard error are last
+words, kept for messages.
 """
 
 from __future__ import annotations
 
+import os
+
 import anyio.lowlevel
 
 from belljar.backends.docker.dial import Connection
-from belljar.guest import wire
+from belljar.guest import seal, wire
 from belljar.guest.outbox import Outbox
 
 HEADER = 8
@@ -61,6 +64,8 @@ class AttachedStream:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._pieces = Demultiplexer()
+        self.key = os.urandom(seal.KEY)  # to be sent before anything comes back
+        self._opener = seal.Opener(self.key)
         self._out = Outbox()
         self._waiting = anyio.Lock()
         self._unpaused = 0  # bytes taken without letting others run
@@ -86,7 +91,7 @@ class AttachedStream:
             if not data:
                 return b""
             self._unpaused += len(data) + 4096
-            if output := self._pieces.feed(data):
+            if output := self._opener.feed(self._pieces.feed(data)):
                 return output
 
     async def send(self, data: bytes, fd: int = -1) -> None:

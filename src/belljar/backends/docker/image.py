@@ -1,0 +1,247 @@
+"""The image a guest starts from: the caller's own, or the one that an Environment becomes.
+
+Nothing is kept about images from one call to the next: the engine is asked each time, which takes
+some milliseconds, and is right also when somebody has removed an image or pulled a newer one.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from belljar.backends.docker import dockerfile, image_key, owner, pull, removal
+from belljar.backends.docker.engine import Engine, EngineError
+from belljar.backends.docker.image_build import PYTHON, Order, build
+from belljar.backends.docker.image_key import Wanted
+from belljar.backends.docker.image_progress import Progress, Teller, telling
+from belljar.backends.docker.image_share import Shared
+from belljar.backends.docker.settings import Docker, complete
+from belljar.environment import Environment
+from belljar.errors import EnvironmentBuildError
+
+if TYPE_CHECKING:
+    from belljar.backends.docker.spec import Facts
+
+WAIT_INTERVAL = 0.3  # seconds between two looks at somebody else's build
+# An owner that cannot be seen from here has this long to start the container it has created, or
+# to remove the one that has ended.
+GRACE = 120.0
+_CONFLICT = 409
+
+
+@dataclass(frozen=True, kw_only=True)
+class Image:
+    id: str
+    reference: str  # the name it was asked for by, or its tag
+    python: str  # how the guest's interpreter is called in it
+    preload: tuple[str, ...]
+    warmup: str
+    own: bool  # the caller's own, which may lack what is to be preloaded
+
+
+_building: Shared[str] = Shared()  # tag -> id of the image
+
+
+def after_fork() -> None:
+    """Called in a fork of the process: builds of the parent are not ours to wait for."""
+    _building.forget()
+
+
+async def ensure(
+    engine: Engine,
+    environment: Environment,
+    docker: Docker,
+    facts: Facts,
+    *,
+    progress: Progress = "auto",
+) -> Image:
+    """The image for a guest, built or pulled if the engine does not have it.
+
+    Called at each start of a guest; any number at once, in any loop and thread. Leaves nothing
+    behind when it fails or is cancelled, but layers that were already pulled.
+    """
+    docker = complete(docker)
+    if docker.image is not None:
+        found = await present(engine, docker.image, docker, progress)
+        return _image(found, docker.image, environment, own=True)
+    if docker.dockerfile is not None:
+        tag = await dockerfile.ensure(engine, docker, progress)
+        found = await present(engine, tag, docker, progress)
+        return _image(found, tag, environment, own=True)
+    platform = docker.platform
+    wanted = await anyio.to_thread.run_sync(image_key.want, environment, docker.base, platform)
+    if not environment.packages:
+        found = await present(engine, wanted.base, docker, progress)
+        return _image(found, wanted.base, environment)
+    return await _built(engine, wanted, docker, facts, progress)
+
+
+def _image(
+    found: Mapping[str, Any], reference: str, environment: Environment, *, own: bool = False
+) -> Image:
+    labels = (found.get("Config") or {}).get("Labels") or {}
+    return Image(
+        id=str(found["Id"]),
+        reference=reference,
+        # The caller's own image may be one that was built here.
+        python=PYTHON if labels.get(image_key.IMAGE) else "python3",
+        preload=tuple(environment.preload),
+        warmup=environment.warmup,
+        own=own,
+    )
+
+
+async def present(
+    engine: Engine, reference: str, docker: Docker, progress: Progress
+) -> dict[str, Any]:
+    """What the engine says about an image that it has, or has now."""
+    found = None
+    if docker.pull != "always":
+        found = await pull.inspect(engine, reference, docker.platform)
+        if found is not None:
+            return found
+        if docker.pull == "never":
+            raise pull.not_there(reference, docker.platform)
+
+    async def fetch() -> str:
+        with telling(reference, progress) as teller:
+            await pull.pull(engine, reference, docker.platform, teller)
+        return reference
+
+    await _building.once((str(engine.endpoint), "pull", reference, docker.platform), fetch)
+    found = await pull.inspect(engine, reference, docker.platform)
+    if found is None:
+        raise pull.cannot_pull(reference, "it is not there after all", docker.platform)
+    return found
+
+
+# -- images of Environments ---------------------------------------------------------------------
+
+
+async def _built(
+    engine: Engine, wanted: Wanted, docker: Docker, facts: Facts, progress: Progress
+) -> Image:
+    base = await pull.inspect(engine, wanted.base, docker.platform)
+    if base is None or docker.pull == "always":
+        found = await _by_label(engine, image_key.RECIPE, wanted.recipe)
+        if found is not None and docker.pull != "always":
+            return _image(found, _reference(found), wanted.environment)
+        base = await present(engine, wanted.base, docker, progress)
+    order = Order(
+        wanted=wanted,
+        key=wanted.key(str(base["Id"])),
+        base=base,
+        ca_bundle=docker.ca_bundle,
+        network=build_network(),
+        project=docker.project,
+    )
+    found = await find(engine, order)
+    if found is None:
+        make = functools.partial(_make, engine, order, facts, progress)
+        made = await _building.once((str(engine.endpoint), order.tag), make)
+        found = await pull.inspect(engine, made)
+        if found is None:
+            raise EnvironmentBuildError(f"image {order.tag} was removed while it was being built")
+    return _image(found, order.tag, wanted.environment)
+
+
+def build_network(environ: Mapping[str, str] = os.environ) -> str | None:
+    return environ.get("BELLJAR_BUILD_NETWORK") or None
+
+
+async def find(engine: Engine, order: Order) -> dict[str, Any] | None:
+    """The image, if it was built before; under another name, it gets this one too."""
+    found = await pull.inspect(engine, order.tag)
+    if found is not None:
+        labels = (found.get("Config") or {}).get("Labels") or {}
+        if labels.get(image_key.KEY) == order.key:
+            return found
+    found = await _by_label(engine, image_key.KEY, order.key)
+    if found is not None:
+        repository, _, tag = order.tag.rpartition(":")
+        query = {"repo": repository, "tag": tag}
+        await engine.request("POST", f"/images/{found['Id']}/tag", query=query)
+    return found
+
+
+async def _by_label(engine: Engine, label: str, value: str) -> dict[str, Any] | None:
+    """The newest of our images that has this label."""
+    filters = {"label": [f"{label}={value}", f"{image_key.IMAGE}=1"], "dangling": ["false"]}
+    listed = await engine.request("GET", "/images/json", query={"filters": filters})
+    if not listed:
+        return None
+    newest = max(listed, key=lambda each: int(each.get("Created", 0)))
+    return await pull.inspect(engine, str(newest["Id"]))
+
+
+def _reference(found: Mapping[str, Any]) -> str:
+    tags = found.get("RepoTags") or [str(found["Id"])]
+    return str(tags[0])
+
+
+async def _make(engine: Engine, order: Order, facts: Facts, progress: Progress) -> str:
+    """Build it, or wait for whoever does."""
+    name = order.wanted.environment.name
+    with telling(name, progress) as teller:
+        waited = False
+        while True:
+            found = await find(engine, order)
+            if found is not None:
+                return str(found["Id"])
+            if not waited:
+                count = len(order.wanted.environment.packages)
+                what = f"{count} package{'' if count == 1 else 's'} on {order.wanted.base}"
+                teller.say("resolving", f"building image {order.tag} ({what}), once")
+            started = time.monotonic()
+            try:
+                made = await build(engine, order, facts, teller)
+            except EngineError as error:
+                if error.status != _CONFLICT:
+                    raise
+            else:
+                teller.say(
+                    "finished", f"image {order.tag} built in {time.monotonic() - started:.1f} s"
+                )
+                return made
+            waited = True
+            await _wait(engine, order, teller)
+
+
+async def _wait(engine: Engine, order: Order, teller: Teller) -> None:
+    """Until the build container of somebody else is gone; removed, if its owner is."""
+    told = False
+    while True:
+        try:
+            found = await engine.request("GET", f"/containers/{order.container}/json")
+        except EngineError as error:
+            if error.status == pull.NOT_FOUND:
+                return
+            raise
+        if is_abandoned(found):
+            await removal.remove(engine, str(found["Id"]))
+            return
+        if not told:
+            teller.say("waiting", f"waiting for another process that is building {order.tag}")
+            told = True
+        await anyio.sleep(WAIT_INTERVAL)
+
+
+def is_abandoned(container: Mapping[str, Any], now: float | None = None) -> bool:
+    """Whether nobody will come back to a build container. Pure, but for a look at processes."""
+    labels = container["Config"].get("Labels") or {}
+    state = container["State"]
+    running = bool(state.get("Running"))
+    orphan = owner.is_orphan(labels, running=running)
+    if orphan is not None:
+        return orphan
+    if running:
+        return False  # it ends by itself when its owner does
+    created = datetime.fromisoformat(str(container["Created"])[:19] + "+00:00").timestamp()
+    return (time.time() if now is None else now) - created > GRACE

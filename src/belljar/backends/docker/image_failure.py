@@ -1,0 +1,95 @@
+"""What went wrong in a build container, in words that say what to do. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from belljar.backends.docker.image_key import Wanted, without_password
+from belljar.backends.docker.image_talk import Failure
+from belljar.errors import EnvironmentBuildError
+from belljar.printable import printable
+from belljar.requirement import shown
+
+SHOWN_LINES = 12  # of a complaint, from its start and again from its end
+
+# What uv says -> what to do about it. The first that matches is given as the hint.
+_REMEDIES = (
+    (
+        r"building from source is disabled|no usable wheels|Building source distributions|"
+        r"--no-build|only-binary",
+        "only ready-made wheels are installed; to build a package in the build container: "
+        "Environment(…, allow_builds=True)",
+    ),
+    (
+        r"certificate|UnknownIssuer|CERTIFICATE_VERIFY_FAILED",
+        "name your CA bundle: Docker(ca_bundle=…), BELLJAR_CA_BUNDLE or SSL_CERT_FILE",
+    ),
+    (
+        r"no index|--no-index|index lookups were disabled",
+        "a directory of this host is no package index for a container; name a mirror by its URL in "
+        "UV_DEFAULT_INDEX, or give the wheels themselves as packages (paths of .whl files)",
+    ),
+    (
+        r"dns error|error sending request|Failed to fetch|[Cc]onnect|timed out|Could not resolve|"
+        r"Temporary failure in name resolution",
+        "the build container could not reach the package index; BELLJAR_BUILD_NETWORK=host lets it "
+        "use the network of the engine's machine; UV_DEFAULT_INDEX or PIP_INDEX_URL name a mirror, "
+        "HTTPS_PROXY a proxy",
+    ),
+    (
+        r"not found in the package registry|not found in the provided|there is no version|"
+        r"unsatisfiable|No solution",
+        "check the spelling and version; with several indexes uv takes the first that knows the "
+        "name (UV_INDEX_STRATEGY changes that)",
+    ),
+    (r"[Nn]o space left", "the engine's disk is full; docker system df, belljar image prune"),
+)
+
+
+def explained(failure: Failure, wanted: Wanted) -> EnvironmentBuildError:
+    name, base = wanted.environment.name, wanted.base
+    if failure.kind in ("python", "root"):
+        return EnvironmentBuildError(
+            f"environment {name!r} cannot be built on image {base!r}: {failure.message}",
+            hint="choose another base image: Docker(base=…) or BELLJAR_DOCKER_BASE",
+        )
+    if failure.kind == "start":
+        return _not_started(failure, wanted)
+    if failure.kind == "uv":
+        return EnvironmentBuildError(
+            "\n".join([f"{failure.message} in a container of image {base!r}", *_shown(failure)]),
+            hint="this host's uv does not run there, the image has neither uv nor a pip that gets "
+            "it; choose a base image with uv or pip",
+        )
+    packages = ", ".join(shown(package) for package in wanted.environment.packages)
+    said = "\n".join(failure.lines)
+    hint = next((hint for pattern, hint in _REMEDIES if re.search(pattern, said)), None)
+    if failure.kind == "ended":
+        hint = "was it removed, did the engine stop, or is its machine out of memory or disk space?"
+    message = f"installing {packages} on image {base!r} failed ({failure.message})"
+    return EnvironmentBuildError(
+        "\n".join([without_password(message), *_shown(failure)]), hint=hint
+    )
+
+
+def _not_started(failure: Failure, wanted: Wanted) -> EnvironmentBuildError:
+    if re.search(r"executable file not found|no such file or directory", failure.message):
+        return EnvironmentBuildError(
+            f"image {wanted.base!r} has no python3, so nothing can be built on it",
+            hint="choose a base image with Python 3.9 or later, such as python:3.12-slim",
+        )
+    hint = None
+    if "exec format error" in failure.message:
+        hint = "the image is for another kind of processor; platform=, or emulation by binfmt_misc"
+    return EnvironmentBuildError(
+        f"a container of image {wanted.base!r} does not start: {failure.message}", hint=hint
+    )
+
+
+def _shown(failure: Failure) -> list[str]:
+    lines = [without_password(printable(line)) for line in failure.lines]
+    starts = [i for i, line in enumerate(lines) if re.match(r"\s*(error\b|×|ERROR)", line)]
+    complaint = lines[starts[0] :] if starts else lines
+    if len(complaint) > 2 * SHOWN_LINES:
+        complaint = [*complaint[:SHOWN_LINES], "…", *complaint[-SHOWN_LINES:]]
+    return complaint

@@ -1,0 +1,154 @@
+"""The seccomp profile as an engine takes it: native's seccomp.json, for one machine, as JSON text.
+
+An engine hands the profile to libseccomp, which knows no order of rules: of two that contradict
+each other it silently drops one. So what `deny` adds in front of the profile's own rules for a
+call is worked out here: the bits that any of them looks at are taken together, and each of their
+combinations becomes a rule of its own, with the action of the first that fits. No two overlap.
+
+Engines before 22.06 ignore `defaultErrnoRet`, and answer EPERM where no rule fits. Programs take
+that for a refusal and give up, where ENOSYS would let them fall back. So every call that exists
+and has no rule is named as absent. What is left to the default are unknown forms of known calls
+(an option of prctl that nobody listed): there such an engine says EPERM.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from belljar.backends.native import seccomp
+from belljar.backends.native.seccomp import Condition, Rule
+from belljar.environment_store import cache_root
+from belljar.errors import BackendUnavailable
+
+_ARCHITECTURES = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
+_ENOSYS = 38
+_ABSENT = seccomp.ERRNO | _ENOSYS
+_MAX_BITS = 8  # of all arguments that the rules of one call look at
+
+
+@lru_cache(maxsize=16)
+def text(machine: str, *, deny: tuple[str | Rule, ...] = ()) -> str:
+    """The profile for `machine`; `deny` as for native's compile_profile."""
+    if machine not in _ARCHITECTURES:
+        raise BackendUnavailable(
+            f"there is no seccomp profile for {machine!r}, the machine of the engine",
+            hint=f"an engine on one of {', '.join(_ARCHITECTURES)}",
+        )
+    profile = seccomp.load_profile()
+    document = {
+        "defaultAction": "SCMP_ACT_ERRNO",
+        "defaultErrnoRet": profile.default & 0xFFFF,
+        # Of one machine only: what enters the kernel by another door is killed.
+        "architectures": [_ARCHITECTURES[machine]],
+        "syscalls": [_entry(rule) for rule in _rules(profile, machine, deny)],
+    }
+    return json.dumps(document, separators=(",", ":"))
+
+
+def as_file(profile: str) -> Path:
+    """A file with this text in the cache, for engines that want a path (Podman).
+
+    Named by its content and never changed; other processes may make the same one at once.
+    """
+    name = f"seccomp-{hashlib.sha256(profile.encode()).hexdigest()[:16]}.json"
+    path = cache_root() / name
+    if path.exists():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{name}.")
+    try:
+        with open(fd, "w", encoding="ascii") as file:
+            file.write(profile)
+        os.chmod(temporary, 0o644)
+        os.rename(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    return path
+
+
+def _rules(profile: seccomp.Profile, machine: str, deny: Sequence[str | Rule]) -> Iterator[Rule]:
+    numbers = seccomp.syscall_numbers()[machine]
+    denied = [_refused(each) for each in deny]
+    replaced = {name for rule in denied for name in rule.names}
+    for rule in profile.rules:
+        names = tuple(name for name in rule.names if name in numbers and name not in replaced)
+        if names:
+            yield Rule(names=names, action=rule.action, conditions=rule.conditions)
+    for name in sorted(replaced & numbers.keys()):
+        ordered = [rule for rule in (*denied, *profile.rules) if name in rule.names]
+        yield from _apart(name, ordered, profile.default)
+    known = replaced.union(*(rule.names for rule in profile.rules))
+    yield Rule(names=tuple(sorted(numbers.keys() - known)), action=_ABSENT)
+
+
+def _refused(each: str | Rule) -> Rule:
+    if isinstance(each, Rule):
+        return each
+    return Rule(names=(each,), action=seccomp.ERRNO | seccomp.EPERM)
+
+
+def _apart(name: str, ordered: Sequence[Rule], default: int) -> Iterator[Rule]:
+    """Rules of one call of which the first that fits counts, as rules that exclude each other."""
+    if not ordered[0].conditions:
+        yield Rule(names=(name,), action=ordered[0].action)
+        return
+    masks: dict[int, int] = {}
+    for condition in itertools.chain.from_iterable(rule.conditions for rule in ordered):
+        if condition.op != "MASKED_EQ":
+            raise ValueError(f"{name}: only bits can be told apart, not {condition.op}")
+        masks[condition.index] = masks.get(condition.index, 0) | condition.mask
+    if sum(mask.bit_count() for mask in masks.values()) > _MAX_BITS:
+        raise ValueError(f"{name}: its rules look at too many bits")
+    for values in itertools.product(*(_combinations(mask) for mask in masks.values())):
+        arguments = dict(zip(masks, values, strict=True))
+        action = next((rule.action for rule in ordered if _fits(rule, arguments)), default)
+        if action != default:
+            conditions = tuple(
+                Condition(index=index, op="MASKED_EQ", mask=masks[index], value=value)
+                for index, value in arguments.items()
+            )
+            yield Rule(names=(name,), action=action, conditions=conditions)
+
+
+def _combinations(mask: int) -> list[int]:
+    """Every value that has bits of the mask only."""
+    bits = [1 << at for at in range(64) if mask >> at & 1]
+    return [
+        sum(chosen)
+        for count in range(len(bits) + 1)
+        for chosen in itertools.combinations(bits, count)
+    ]
+
+
+def _fits(rule: Rule, arguments: dict[int, int]) -> bool:
+    return all(arguments[each.index] & each.mask == each.value for each in rule.conditions)
+
+
+def _entry(rule: Rule) -> dict[str, object]:
+    entry: dict[str, object] = {"names": list(rule.names)}
+    if rule.action == seccomp.ALLOW:
+        entry["action"] = "SCMP_ACT_ALLOW"
+    elif rule.action & ~0xFFFF == seccomp.ERRNO:
+        entry |= {"action": "SCMP_ACT_ERRNO", "errnoRet": rule.action & 0xFFFF}
+    else:
+        raise ValueError(f"{rule.names[0]}: an action that engines may read in another way")
+    if rule.conditions:
+        entry["args"] = list(_args(rule.conditions))
+    return entry
+
+
+def _args(conditions: Iterable[Condition]) -> Iterator[dict[str, object]]:
+    for each in conditions:
+        arg: dict[str, object] = {"index": each.index, "op": f"SCMP_CMP_{each.op}"}
+        if each.op == "MASKED_EQ":
+            yield arg | {"value": each.mask, "valueTwo": each.value}
+        else:
+            yield arg | {"value": each.value}

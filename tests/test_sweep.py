@@ -1,0 +1,363 @@
+"""Containers of dead owners are removed; nothing of anybody else is ever touched."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+
+import anyio
+import pytest
+
+import census
+import docker_census
+from belljar.backends.docker import endpoint, owner, removal
+from belljar.backends.docker.engine import Engine, EngineError
+from belljar.backends.docker.sweep import sweep
+
+pytestmark = pytest.mark.docker
+
+IMAGE = os.environ.get("BELLJAR_DOCKER_BASE", "belljar-base:bookworm")
+PRINT_LABELS = """
+import json
+from belljar.backends.docker import owner
+print(json.dumps(owner.labels("of-a-dead-process")), flush=True)
+"""
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def call(request):
+    """Calls an async function with an engine, under each event loop."""
+    engine = Engine(endpoint.find())
+
+    def call(function, *args, **options):
+        task = functools.partial(function, engine, *args, **options)
+        return anyio.run(task, backend=request.param)
+
+    return call
+
+
+@pytest.fixture
+def make():
+    """Makes containers, by the engine's API alone, and removes those that are left."""
+    made = []
+
+    def make(labels, *, start=False, command="exec sleep 1000", **settings):
+        body = {"Image": IMAGE, "Cmd": ["sh", "-c", command], "Labels": labels, **settings}
+        body["HostConfig"] = {"NetworkMode": "none", **settings.get("HostConfig", {})}
+        name = f"belljar-test-{uuid.uuid4().hex[:12]}"
+        made.append(docker_census.ask("POST", "/containers/create", body=body, name=name)["Id"])
+        if start:
+            docker_census.ask("POST", f"/containers/{made[-1]}/start")
+        return made[-1]
+
+    yield make
+    for container in made:
+        if exists(container):
+            docker_census.ask("DELETE", f"/containers/{container}", force="1", v="1")
+
+
+@pytest.fixture
+def dead():
+    """Labels as a process wrote them that is no more."""
+    done = subprocess.run([sys.executable, "-c", PRINT_LABELS], stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def living():
+    """Labels as a process wrote them that goes on."""
+    program = f"{PRINT_LABELS}\ninput()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    yield json.loads(process.stdout.readline())
+    process.communicate(b"\n")
+
+
+def inspect(container):
+    return docker_census.ask("GET", f"/containers/{container}/json")
+
+
+def exists(container):
+    try:
+        return bool(inspect(container))
+    except docker_census.Refused as error:
+        if error.status != 404:
+            raise
+        return False
+
+
+# --- what goes -------------------------------------------------------------------------------
+
+
+def test_what_a_dead_process_left_is_removed_whatever_its_state(call, make, dead):
+    created = make(dead)
+    running = make(dead, start=True)
+    ended = make(dead, start=True, command="true")
+    paused = make(dead, start=True)
+    docker_census.ask("POST", f"/containers/{paused}/pause")
+    census.wait_until(lambda: not inspect(ended)["State"]["Running"], what="the end")
+    leftovers = {created, running, ended, paused}
+
+    swept = call(sweep)
+
+    mine = [each for each in swept if each.id in leftovers]
+    assert {each.id for each in mine} == leftovers
+    assert all(each.removed and each.problem is None for each in mine)
+    assert {each.sandbox for each in mine} == {"of-a-dead-process"}
+    assert {str(each.owner) for each in mine} == {dead["belljar.owner.pid"]}
+    assert not any(map(exists, leftovers))
+
+
+def test_a_dry_run_tells_what_would_go_and_removes_nothing(call, make, dead):
+    container = make(dead, start=True)
+    (seen,) = [each for each in call(sweep, dry_run=True) if each.id == container]
+    assert not seen.removed
+    assert seen.problem is None
+    assert inspect(container)["State"]["Running"]
+
+
+def test_the_volumes_that_came_with_a_container_go_with_it(call, make, dead):
+    before = docker_census.take()
+    container = make(dead, start=True, Volumes={"/data": {}})
+    assert [leak for leak in docker_census.leaks(before, docker_census.take()) if "volume" in leak]
+    call(sweep)
+    assert not exists(container)
+    assert docker_census.settle(before) == []
+
+
+def test_a_left_over_build_container_goes_and_is_called_one(call, make, dead):
+    container = make(dead | {"belljar.build": "data"}, start=True)
+    (swept,) = [each for each in call(sweep) if each.id == container]
+    assert swept.build
+    assert not exists(container)
+
+
+# --- what stays ------------------------------------------------------------------------------
+
+
+def test_nothing_of_anybody_else_is_touched(call, make, dead, living):
+    malformed = dead | {"belljar.owner.started": "long ago"}
+    elsewhere = dead | {"belljar.owner.host": "0123456789abcdef.0123456789abcdef"}
+    inner = dead | {"belljar.owner.pid_namespace": "1"}
+    spared = [
+        make({}, start=True),
+        make({"belljar.sandbox": "x"}),
+        make({"belljar.owner.pid": dead["belljar.owner.pid"]}),
+        make({"com.example.owner": "me"}),
+        make(malformed, start=True),
+        make(elsewhere, start=True),
+        make(inner),
+        make(living, start=True),
+        make(owner.labels("a1"), start=True),
+    ]
+    swept = call(sweep)
+    swept += call(sweep, living={"a1"})
+    assert not {each.id for each in swept} & set(spared)
+    assert all(map(exists, spared))
+    started = [container for container in spared if inspect(container)["State"]["StartedAt"] > "1"]
+    assert len(started) == 5
+    assert all(inspect(container)["State"]["Running"] for container in started)
+
+
+def test_of_our_own_only_what_no_living_sandbox_has_goes(call, make):
+    wanted, left = make(owner.labels("a1"), start=True), make(owner.labels("a2"), start=True)
+    build = make(owner.labels("a3") | {"belljar.build": "data"})
+    assert not {each.id for each in call(sweep)} & {wanted, left}
+    (swept,) = call(sweep, living=["a1"])
+    assert (swept.id, swept.removed) == (left, True)
+    assert exists(wanted)
+    assert exists(build)
+
+
+# --- how it goes -----------------------------------------------------------------------------
+
+
+def test_one_that_cannot_be_removed_does_not_stop_the_others(call, make, dead, monkeypatch):
+    containers = [make(dead) for _ in range(6)]
+    stuck = containers[2]
+    remove = removal.remove
+
+    async def failing(engine, container):
+        if container == stuck:
+            raise EngineError("device or resource busy", status=500)
+        await remove(engine, container)
+
+    monkeypatch.setattr(removal, "remove", failing)
+    swept = {each.id: each for each in call(sweep)}
+    assert not swept[stuck].removed
+    assert swept[stuck].problem == "device or resource busy"
+    assert [container for container in containers if exists(container)] == [stuck]
+
+
+def test_a_sweep_that_runs_out_of_time_says_what_it_did_not_do(call, make, dead, monkeypatch):
+    container = make(dead)
+
+    async def endless(engine, container):
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr(removal, "remove", endless)
+    (swept,) = [each for each in call(sweep, timeout=0.2) if each.id == container]
+    assert not swept.removed
+    assert "no time" in swept.problem
+
+
+def test_two_processes_that_sweep_at_once_leave_nothing_and_complain_of_nothing(make, dead):
+    containers = [make(dead, start=number % 2 == 0) for number in range(8)]
+    belljar = [sys.executable, "-m", "belljar", "gc", "--backend", "docker", "--json"]
+    sweepers = [
+        subprocess.Popen(belljar, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    for sweeper in sweepers:
+        said, complaint = sweeper.communicate(timeout=60)
+        assert sweeper.returncode == 0, complaint
+        assert all(each["removed"] for each in json.loads(said)["leftovers"])
+    assert not any(map(exists, containers))
+
+
+def test_an_engine_that_is_not_there_is_an_error_of_the_sweep(call):
+    async def elsewhere(engine):
+        await sweep(Engine(endpoint.find("unix:///nowhere/docker.sock")))
+
+    with pytest.raises(EngineError):
+        call(elsewhere)
+
+
+# --- one removal -----------------------------------------------------------------------------
+
+
+def test_removing_what_is_gone_is_fine(call):
+    call(removal.remove, "belljar-test-never-was")
+
+
+def test_a_container_can_be_removed_by_its_name(call, make):
+    container = make({}, start=True)
+    call(removal.remove, inspect(container)["Name"].removeprefix("/"))
+    assert not exists(container)
+
+
+def test_several_may_remove_the_same_container_at_once(call, make):
+    container = make({}, start=True)
+
+    async def all_at_once(engine):
+        async with anyio.create_task_group() as group:
+            for _ in range(5):
+                group.start_soon(removal.remove, engine, container)
+
+    call(all_at_once)
+    assert not exists(container)
+
+
+def test_a_removal_never_asks_politely_and_waits(call, make):
+    """A process that ignores SIGTERM would be given ten seconds."""
+    began = str(int(time.time()))
+    container = make({}, start=True, command="trap '' TERM; while :; do sleep 1; done")
+    call(removal.remove, container)
+    assert not exists(container)
+    events = signals_sent_to(container, began)
+    assert "9" in events
+    assert "15" not in events
+
+
+def signals_sent_to(container, since):
+    filters = {"container": [container], "event": ["kill"]}
+    until = str(time.time() + 1)
+    events = docker_census.raw("GET", "/events", since=since, until=until, filters=filters)
+    return [json.loads(line)["Actor"]["Attributes"]["signal"] for line in events.splitlines()]
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_when_one_way_fails_the_next_stronger_one_is_taken(call, make, failing):
+    container = make({}, start=True)
+
+    async def remove(engine):
+        await removal.remove(Refusing(engine, failing), container)
+
+    call(remove)
+    assert not exists(container)
+
+
+def test_when_every_way_fails_the_reason_is_raised(call, make):
+    container = make({}, start=True)
+
+    async def remove(engine):
+        await removal.remove(Refusing(engine, 99), container)
+
+    with pytest.raises(EngineError, match="device or resource busy"):
+        call(remove)
+    assert exists(container)
+
+
+class Refusing:
+    """An engine that refuses the first removals."""
+
+    def __init__(self, engine, times):
+        self._engine = engine
+        self._left = times
+
+    async def request(self, method, path, **options):
+        if method == "DELETE" and self._left:
+            self._left -= 1
+            raise EngineError("device or resource busy", status=500)
+        return await self._engine.request(method, path, **options)
+
+
+# --- the command -----------------------------------------------------------------------------
+
+
+def belljar(*args, **environ):
+    return subprocess.run(
+        [sys.executable, "-m", "belljar", *args],
+        capture_output=True,
+        text=True,
+        env=os.environ | environ,
+        timeout=60,
+    )
+
+
+def test_gc_lists_in_a_dry_run_and_removes_without(make, dead):
+    container = make(dead, start=True)
+    name = inspect(container)["Name"].removeprefix("/")
+    would = belljar("gc", "--dry-run")
+    assert would.returncode == 0, would.stderr
+    assert name in would.stdout
+    assert "WOULD BE" in would.stdout
+    assert exists(container)
+
+    done = belljar("gc", "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    (leftover,) = [each for each in report["leftovers"] if each["name"] == name]
+    assert leftover == {
+        "backend": "docker",
+        "kind": "container",
+        "name": name,
+        "owner": int(dead["belljar.owner.pid"]),
+        "removed": True,
+        "problem": None,
+    }
+    assert not exists(container)
+
+
+def test_gc_of_the_native_backend_leaves_containers_alone(make, dead):
+    container = make(dead)
+    assert belljar("gc", "--backend", "native").returncode == 0
+    assert exists(container)
+
+
+def test_gc_without_an_engine_sweeps_the_rest_and_says_so():
+    done = belljar("gc", DOCKER_HOST="unix:///nowhere/docker.sock")
+    assert done.returncode == 0
+    assert "docker was left out" in done.stderr
+    done = belljar("gc", "--json", DOCKER_HOST="unix:///nowhere/docker.sock")
+    assert "docker" in json.loads(done.stdout)["skipped"]
+
+
+def test_gc_of_docker_alone_fails_without_an_engine():
+    done = belljar("gc", "--backend", "docker", DOCKER_HOST="unix:///nowhere/docker.sock")
+    assert done.returncode == 120
+    assert "/nowhere/docker.sock" in done.stderr
