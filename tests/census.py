@@ -137,7 +137,7 @@ def take(envs=None):
         directories=frozenset(_temporary()) | (unfinished(envs) if envs else frozenset()),
         shared_memory=frozenset(_shared_memory()),
         sysv=frozenset(_sysv()),
-        engine=frozenset(_engine()) if setting.DOCKER else frozenset(),
+        engine=frozenset(_engine()) if engine_view.is_there() else frozenset(),
     )
 
 
@@ -212,7 +212,8 @@ def _engine():
 
 def _is_of_this_run(container, labels):
     """Not that of another run of the tests, beside this one with another runtime."""
-    owner = int(labels.get("belljar.owner.pid", "0"))
+    text = labels.get("belljar.owner.pid", "")
+    owner = int(text) if text.isdigit() else 0
     ours = {os.getpid(), *(p.pid for p in descendants(os.getpid()))}
     if owner not in ours and alive(owner):
         return False

@@ -7,6 +7,8 @@ import socket
 import subprocess
 from urllib.parse import quote
 
+import setting
+
 
 class _Connection(http.client.HTTPConnection):
     def connect(self):
@@ -20,6 +22,11 @@ def _socket():
     if not host.startswith("unix://"):
         raise RuntimeError(f"these tests look at an engine of this machine, not at {host}")
     return host.removeprefix("unix://")
+
+
+def is_there():
+    """Whether this run has to do with one, and it answers."""
+    return setting.DOCKER and os.path.exists(_socket())
 
 
 def ask(path, method="GET"):

@@ -110,7 +110,7 @@ SORTS = [
 class Guest:
     killed = False
 
-    def reading(self, *, from_now=False):
+    async def reading(self, *, from_now=False):
         return Reading(cpu=None, peak_memory=None, memory_kills=0)
 
     def kill(self):

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import http.client
+import json
 import os
 import shutil
 import signal
@@ -43,6 +44,8 @@ class SecondEngine:
         if self.tmpfs:
             options = ["-o", f"size={size}", "-t", "tmpfs"]
             subprocess.run(["mount", *options, "belljar-test", self.data], check=True)
+        self._settings = self.directory / "daemon.json"
+        self._settings.write_text(json.dumps({"runtimes": _runtimes()}))
         self._process = None
 
     # -- its life ---------------------------------------------------------------------------
@@ -51,9 +54,12 @@ class SecondEngine:
         with open(self.directory / "log", "ab") as log:
             self._process = subprocess.Popen(
                 [
+                    # In a network namespace of its own: without a bridge it would take away the
+                    # machine's docker0 when it starts.
+                    *("unshare", "--net", "--"),
                     *("dockerd", "--data-root", self.data, "--exec-root", self.run),
                     *("--pidfile", self.directory / "pid", "-H", self.host),
-                    # What is the machine's stays as it is.
+                    *("--config-file", self._settings),
                     *("--bridge=none", "--iptables=false", "--ip-forward=false"),
                 ],
                 stdin=subprocess.DEVNULL,
@@ -79,6 +85,15 @@ class SecondEngine:
         """As the kernel does it when memory is short. Its containers live on, for now."""
         self._process.kill()
         self._process.wait()
+        # Its containerd dies with it. As a zombie, which nobody but us would reap, it would be
+        # taken for alive by the next dockerd.
+        note = self.run / "containerd" / "containerd.pid"
+        if note.exists():
+            pid = int(note.read_text())
+            census.wait_until(lambda: not census.alive(pid), what="the end of containerd")
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+            note.unlink()
 
     def stop(self):
         """It hangs from now on."""
@@ -109,7 +124,8 @@ class SecondEngine:
                 self._process.wait(20)
             self._process.kill()
             self._process.wait()
-        for process in self.processes():
+        left = self.processes()
+        for process in [below for shim in left for below in census.descendants(shim.pid)] + left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
         census.wait_until(lambda: not self.processes(), what="the end of its processes")
@@ -197,6 +213,16 @@ class SecondEngine:
             if not found or time.monotonic() > deadline:
                 return found
             time.sleep(0.05)
+
+
+def _runtimes():
+    """Those that the machine's engine has, but for its own."""
+    found = docker_census.ask("GET", "/info")["Runtimes"]
+    return {
+        name: {"path": settings["path"], "runtimeArgs": settings.get("runtimeArgs") or []}
+        for name, settings in found.items()
+        if name != "runc" and not name.startswith("io.containerd.")
+    }
 
 
 def _arguments(pid):

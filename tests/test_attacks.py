@@ -5,6 +5,8 @@ import os
 import time
 from textwrap import dedent
 
+import anyio
+
 from belljar import AsyncSandbox, Outcome, runtime
 
 

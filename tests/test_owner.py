@@ -318,6 +318,10 @@ def test_our_own_builds_are_not_taken_for_left_over_sandboxes(ours, dead):
     assert len(decide([container(dead | build)])) == 1
 
 
+def test_a_label_inherited_from_a_built_image_makes_no_build_container(ours):
+    assert len(decide([container(ours | {"belljar.build": ""})], living=set())) == 1
+
+
 @pytest.mark.parametrize("state", ["running", "paused", "restarting", "removing", None, "new word"])
 def test_a_state_that_may_mean_running_counts_as_running(state):
     assert container({}, State=state).running

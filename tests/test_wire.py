@@ -136,7 +136,7 @@ class FakeGuest:
     def __init__(self):
         self.killed = False
 
-    def reading(self, *, from_now=False):
+    async def reading(self, *, from_now=False):
         return Reading(cpu=None, peak_memory=None, memory_kills=0)
 
     def kill(self):

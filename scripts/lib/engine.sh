@@ -1,6 +1,7 @@
 # A Docker engine for a machine that is ours to set up, such as that of CI. Source setup.sh first.
 #
-#   install_engine     Debian's packages: the engine, gVisor's runsc, debootstrap for the base image
+#   install_engine     Debian's packages: the engine, gVisor's runsc, debootstrap for the base image,
+#                      and python3-venv, if they are missing
 #   start_engine       unless one answers already; needs no init system
 #   register_runsc     with the engine that answers
 #   stop_engine        only the one that start_engine started
@@ -15,6 +16,7 @@ install_engine() {
     for program in dockerd:docker.io runsc:runsc debootstrap:debootstrap; do
         command -v "${program%:*}" >/dev/null || missing+=("${program#*:}")
     done
+    python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
     [ ${#missing[@]} -gt 0 ] || return 0
     say "installing ${missing[*]}"
     apt-get update -q && DEBIAN_FRONTEND=noninteractive \

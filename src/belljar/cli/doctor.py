@@ -1,4 +1,7 @@
-"""`belljar doctor`: what this host allows, and what holds a live guest on it."""
+"""`belljar doctor`: what this host allows, and what holds a live guest on it.
+
+A container engine is told of too, if there is one; without one nothing is missing.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from belljar.cli import sandbox_options
 from belljar.errors import SandboxError
 
 if TYPE_CHECKING:
+    from belljar.cli.engine_facts import EngineFound, RuntimeMeasured
     from belljar.cli.host_facts import Fact
     from belljar.environment import Environment
     from belljar.isolation import Isolation
@@ -32,7 +36,7 @@ exit codes:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One live guest."""
+    """One live guest of the native backend."""
 
     isolation: Isolation
     first_start: float  # seconds, the zygote included
@@ -50,6 +54,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="as JSON")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Docker:
+    """The container engine, and one live guest on each of its runtimes."""
+
+    engine: EngineFound | None = None
+    runtimes: list[RuntimeMeasured] = dataclasses.field(default_factory=list)
+    problem: SandboxError | None = None  # why there is none
+
+    @property
+    def isolation(self) -> Isolation | None:
+        """That of the engine's default runtime."""
+        return self.runtimes[0].isolation if self.runtimes else None
+
+
 def run(args: argparse.Namespace) -> int:
     from belljar.cli import host_facts, saved_environments
 
@@ -57,18 +75,36 @@ def run(args: argparse.Namespace) -> int:
     facts = host_facts.gather(environment)
     if not args.json:
         _show_host(facts)  # at once: a first build may take a while
+    docker = _look_at_engine(environment, show=not args.json)
     measured: Measured | None = None
     problem: SandboxError | None = None
     try:
         measured = measure(environment)
     except SandboxError as error:
         problem = error
-    verdict = _verdict(measured)
+    verdict = _verdict(measured, docker)
     if args.json:
-        print(json.dumps(_as_dict(facts, measured, problem, verdict), indent=2))
+        print(json.dumps(_as_dict(facts, measured, problem, verdict, docker), indent=2))
     else:
         _show_guest(environment.name, facts, measured, problem, verdict)
     return verdict
+
+
+def _look_at_engine(environment: Environment, *, show: bool) -> Docker:
+    from belljar.cli import engine_facts
+
+    try:
+        engine = engine_facts.find()
+    except SandboxError as error:
+        if show:
+            _show_no_engine(error)
+        return Docker(problem=error)
+    if show:
+        _show_engine(engine)
+    docker = Docker(engine=engine, runtimes=list(engine_facts.measure(environment, engine)))
+    if show:
+        _show_runtimes(environment.name, docker.runtimes)
+    return docker
 
 
 def measure(environment: Environment) -> Measured:
@@ -77,7 +113,7 @@ def measure(environment: Environment) -> Measured:
 
     environments.build(environment)  # before the clock starts
     began = time.perf_counter()
-    with Sandbox(environment=environment) as sandbox:
+    with Sandbox(backend="native", environment=environment) as sandbox:
         first_start = time.perf_counter() - began
         isolation = sandbox.isolation
         trips = []
@@ -86,7 +122,7 @@ def measure(environment: Environment) -> Measured:
             sandbox.run_code("1+1").raise_for_outcome()
             trips.append(time.perf_counter() - began)
     began = time.perf_counter()
-    with Sandbox(environment=environment):
+    with Sandbox(backend="native", environment=environment):
         next_start = time.perf_counter() - began
     return Measured(
         isolation=isolation,
@@ -96,10 +132,12 @@ def measure(environment: Environment) -> Measured:
     )
 
 
-def _verdict(measured: Measured | None) -> int:
-    if measured is None:
+def _verdict(measured: Measured | None, docker: Docker) -> int:
+    """About what a sandbox gets that does not say which backend: native, else docker."""
+    isolation = docker.isolation if measured is None else measured.isolation
+    if isolation is None:
         return CANNOT_RUN
-    return ENFORCED if measured.isolation.enforced else BEST_EFFORT
+    return ENFORCED if isolation.enforced else BEST_EFFORT
 
 
 _VERDICTS = {
@@ -119,6 +157,41 @@ def _show_host(facts: list[Fact]) -> None:
     )
 
 
+def _show_no_engine(problem: SandboxError) -> None:
+    from belljar.cli import terminal
+
+    terminal.heading("\ncontainer engine")
+    terminal.table([["none", problem.message, f"({problem.hint})" if problem.hint else ""]])
+
+
+def _show_engine(engine: EngineFound) -> None:
+    from belljar.cli import terminal
+
+    terminal.heading("\ncontainer engine")
+    rows = [[f.state, f.name, f.detail, f.remedy or ""] for f in engine.facts]
+    terminal.table(_with_remedies(rows))
+
+
+def _show_runtimes(environment: str, runtimes: list[RuntimeMeasured]) -> None:
+    from belljar.cli import terminal
+
+    terminal.heading(f"\na live guest on each of its runtimes (environment {environment!r})")
+    header = ("RUNTIME", "FIRST RESULT", "1+1", "ISOLATION")
+    terminal.table([_runtime_row(each) for each in runtimes], header)
+
+
+def _runtime_row(measured: RuntimeMeasured) -> list[str]:
+    from belljar.cli import terminal
+
+    name = f"{measured.runtime} (default)" if measured.default else measured.runtime
+    if measured.isolation is None or not measured.first_result or not measured.round_trip:
+        hint = f" ({measured.hint})" if measured.hint else ""
+        return [name, "-", "-", f"{measured.problem}{hint}"]
+    times = [terminal.seconds(measured.first_result), terminal.seconds(measured.round_trip)]
+    summary = repr(measured.isolation).partition(": ")[2].removesuffix(">")
+    return [name, *times, summary]
+
+
 def _show_guest(
     environment: str,
     facts: list[Fact],
@@ -128,7 +201,7 @@ def _show_guest(
 ) -> None:
     from belljar.cli import terminal
 
-    terminal.heading(f"\na live guest (environment {environment!r})")
+    terminal.heading(f"\na live guest of the native backend (environment {environment!r})")
     if problem is not None:
         terminal.table([["no", line] for line in str(problem).splitlines()])
     if measured is not None:
@@ -185,7 +258,11 @@ def _without(detail: str, facts: list[Fact]) -> str:
 
 
 def _as_dict(
-    facts: list[Fact], measured: Measured | None, problem: SandboxError | None, verdict: int
+    facts: list[Fact],
+    measured: Measured | None,
+    problem: SandboxError | None,
+    verdict: int,
+    docker: Docker,
 ) -> dict[str, object]:
     return {
         "verdict": {ENFORCED: "enforced", BEST_EFFORT: "best-effort", CANNOT_RUN: "cannot run"}[
@@ -193,5 +270,14 @@ def _as_dict(
         ],
         "host": [dataclasses.asdict(fact) for fact in facts],
         "guest": dataclasses.asdict(measured) if measured else None,
-        "problem": {"message": problem.message, "hint": problem.hint} if problem else None,
+        "problem": _told(problem),
+        "docker": {
+            "engine": [dataclasses.asdict(f) for f in docker.engine.facts] if docker.engine else [],
+            "runtimes": [dataclasses.asdict(each) for each in docker.runtimes],
+            "problem": _told(docker.problem),
+        },
     }
+
+
+def _told(problem: SandboxError | None) -> dict[str, str | None] | None:
+    return {"message": problem.message, "hint": problem.hint} if problem else None

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import NoReturn
 
 from belljar._version import __version__
-from belljar.cli import doctor, env, exit_codes, export, gc, repl, replay, run, session
+from belljar.cli import doctor, env, exit_codes, export, gc, image, repl, replay, run, session
 from belljar.errors import (
     FileError,
     InvalidOption,
@@ -113,7 +113,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         parsers[name] = commands.add_parser(name, help=module.SUMMARY, allow_abbrev=False)
         parsers[name].set_defaults(command=module.run)
         module.add_arguments(parsers[name])
-    for name, group in (("env", env), ("session", session)):
+    for name, group in (("env", env), ("image", image), ("session", session)):
         parser = parsers[name] = commands.add_parser(name, help=group.SUMMARY, allow_abbrev=False)
         parser.set_defaults(command=functools.partial(_show_help, parser))
         parsers |= {f"{name} {each}": sub for each, sub in group.add_commands(parser).items()}

@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, List, Optional
 from . import commands, wire
 from .branch import Branch, Copy, Kept, standing, tell
 from .keeper import Keeper
+from .shelves import Shelves
 from .store import CURRENT, Store
 
 MAX_LACKS = 20
@@ -23,8 +24,9 @@ class Branches:
     def __init__(self, init: Any, setup: Dict[str, Any]) -> None:
         self._init = init
         self._setup = setup
-        fork = setup.get("fork", os.fork)
-        self.store: Optional[Store] = Store(setup["store"], fork) if "store" in setup else None
+        self.store: Optional[Store] = None
+        self._without = "there is no place for them here"  # why there are no checkpoints
+        self._open_store()
         self.active = Branch(0, self._keeper())
         self._branches = {0: self.active}
         self._kept: Dict[int, Kept] = {}
@@ -32,6 +34,17 @@ class Branches:
         self._after_death: Optional[Callable[[], None]] = None
         self._heir: Optional[Keeper] = None  # will be active when the active one is dead
         self.replacing = False  # no interpreter is to be started for one that has ended
+
+    def _open_store(self) -> None:
+        """Where nothing can be hidden behind a mount, workspaces are kept in memory."""
+        fork = self._setup.get("fork", os.fork)
+        if "store" in self._setup:
+            self.store = Store(self._setup["store"], fork)
+        elif "shelves" in self._setup:
+            try:
+                self.store = Shelves(self._setup["workspace"], self._setup["shelves"], fork)
+            except OSError as error:
+                self._without = f"no memory can be had for them: {error.strerror}"
 
     def _keeper(self) -> Keeper:
         return Keeper(self._init, self._setup, self._init.on_worker_frame)
@@ -94,12 +107,18 @@ class Branches:
                 self._reply(frame, f"{copy.error}; variables are lost, files are as they were")
                 self._init.start_worker()
                 return
-            store = self._store()
-            aside = store.set_aside()
-            store.bring(kept.files)
-            kept.files = ""
             self.active.keeper, self.active.fresh, self.active.asleep = copy.keeper, False, True
-            store.remove(aside, lambda error: keep_again())
+            files, kept.files = kept.files, ""
+            store = self._store()
+            store.remove(store.set_aside(), lambda error: exchange(files))
+
+        def exchange(files: str) -> None:
+            if self._bring(files, frame):
+                keep_again()
+            elif number in self._kept:
+                kept.files = files
+            else:
+                self._store().remove(files)
 
         def keep_again() -> None:
             try:
@@ -140,19 +159,32 @@ class Branches:
         self._reply(frame)
 
     def switch(self, frame: wire.Frame) -> None:
-        """From now on, all is about another branch: no cell, command or file is under way."""
-        target = self._branches[int(frame.header["branch"])]
-        if target is self.active:
+        """From now on, all is about another branch: no cell, command or file is under way. If it
+        fails, and somebody wants to know, the active one goes on as if nothing had been."""
+        active, target = self.active, self._branches[int(frame.header["branch"])]
+        try:
+            if target is not active:
+                self._switch(target)
+        except OSError as error:
+            if not frame.request or active.released:
+                raise
+            tell(active.stopped, signal.SIGCONT)
+            active.stopped = {}
+            self._reply(frame, _words(error.errno or errno.EIO))
             return
-        store = self._store()
-        self._stop(self.active)
+        if frame.request:
+            self._reply(frame)
+
+    def _switch(self, target: Branch) -> None:
+        active, store = self.active, self._store()
+        self._stop(active)
         aside = store.set_aside()
-        store.bring(target.files)
-        if self.active.released:
-            self.active.keeper.gone()
+        if active.released:
+            active.keeper.gone()
             store.remove(aside)
-        else:
-            self.active.files = aside
+        store.bring(target.files)
+        if not active.released:
+            active.files = aside
         self.active = target
         tell(target.stopped, signal.SIGCONT)
         target.stopped = {}
@@ -171,7 +203,10 @@ class Branches:
         then: "Callable[[Copy], None]",
     ) -> None:
         """Without `files`, of the interpreter alone."""
-        if self._copy is not None or self._after_death is not None or self.store is None:
+        if self.store is None:
+            self._reply(frame, f"checkpoints are not to be had: {self._without}")
+            return
+        if self._copy is not None or self._after_death is not None:
             self._reply(frame, "checkpoints are not to be had now")
             return
         if not parent.pid:
@@ -205,16 +240,30 @@ class Branches:
                 self._abandon(copy)
                 self._reply(frame, DIED)
                 return
-            store = self._store()
-            aside = store.set_aside()
-            store.bring(copy.files)
-            store.remove(aside)
             self.active.keeper, self.active.fresh, self.active.asleep = copy.keeper, False, True
-            self._wake()
-            self._reply(frame)
+            store = self._store()
+            store.remove(store.set_aside())
+            if self._bring(copy.files, frame):
+                self._wake()
+                self._reply(frame)
+            else:
+                store.remove(copy.files)
 
         self._heir = copy.keeper
         self._end_active(replace)
+
+    def _bring(self, files: str, frame: wire.Frame) -> bool:
+        """Into /workspace, where nothing is wanted any more. Whether they are there: else whoever
+        asked for it is told, and may try again."""
+        try:
+            self._store().bring(files)
+        except OSError as error:
+            self.active.asleep = False
+            self.active.keeper.signal(signal.SIGKILL)
+            words = _words(error.errno or errno.EIO)
+            self._reply(frame, f"{words}; variables and files are lost")
+            return False
+        return True
 
     def _end_active(self, then: "Callable[[], None]") -> None:
         if self.active.keeper.pid:

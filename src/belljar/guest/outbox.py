@@ -65,7 +65,9 @@ class Inbox:
 
     def receive(self, sock: Any, size: int = wire.CHUNK, flags: int = 0) -> bytes:
         space = socket.CMSG_SPACE(MAX_FDS * 4)
-        data, ancillary, _, _ = sock.recvmsg(size, space, flags | socket.MSG_CMSG_CLOEXEC)
+        received = sock.recvmsg(size, space, flags | socket.MSG_CMSG_CLOEXEC)
+        data: bytes = received[0]
+        ancillary = received[1]
         for level, kind, body in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds = array.array("i")

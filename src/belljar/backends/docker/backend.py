@@ -20,20 +20,22 @@ import anyio
 from belljar import bundle
 from belljar.backends import setup
 from belljar.backends.base import Guest, GuestSpec, Host
-from belljar.backends.docker import endpoint, image, layers, owner, removal, spec, sweep
+from belljar.backends.docker import endpoint, image, layers, owner, profile, removal, spec, sweep, vigil
 from belljar.backends.docker.engine import Engine, EngineError
 from belljar.backends.docker.guest import DockerGuest
 from belljar.backends.docker.image import Image
 from belljar.backends.docker.settings import Docker
-from belljar.backends.docker.spec import Facts
+from belljar.backends.docker.facts import Facts
 from belljar.backends.docker.stream import AttachedStream
+from belljar.backends.docker.vigil import Vigil
 from belljar.backends.native.layers import mounted
+from belljar.backends.native.plan import PATH, VARIABLES
 from belljar.errors import LimitNotEnforceable, StartError
 from belljar.guest import wire
 from belljar.isolation import Isolation, Layer
 from belljar.printable import printable
 
-CREATE_TIMEOUT = 60.0
+CREATE_TIMEOUT = 20.0
 START_TIMEOUT = 60.0
 HELLO_TIMEOUT = 180.0  # imports of large packages on a cold disk
 FACTS_TIMEOUT = 10.0
@@ -51,6 +53,7 @@ class DockerBackend:
         self._lock = threading.Lock()
         self._engines: dict[str, Engine] = {}
         self._facts: dict[Engine, Facts] = {}
+        self._vigils: dict[Engine, Vigil] = {}
         self._guests: weakref.WeakSet[DockerGuest] = weakref.WeakSet()
         self._sandboxes: set[str] = set()  # that have, or may yet get, a container
         self._owing: set[Engine] = set()  # that may still have containers of ours to remove
@@ -59,21 +62,29 @@ class DockerBackend:
 
     async def start(self, spec: GuestSpec) -> Guest:
         engine = self._engine(spec.docker)
-        facts = await self._facts_of(engine)
-        made = await image.ensure(engine, spec.environment, spec.docker, facts)
         try:
-            return await self._start(spec, engine, facts, made)
+            facts = await self._facts_of(engine)
+            return await vigil.unless_it_hangs(
+                engine, functools.partial(self._make, spec, engine, facts)
+            )
         except EngineError:
             with self._lock:
                 self._facts.pop(engine, None)  # it may be another one by now
             raise
+
+    async def _make(self, spec: GuestSpec, engine: Engine, facts: Facts) -> Guest:
+        made = await image.ensure(engine, spec.environment, spec.docker, facts)
+        return await self._start(spec, engine, facts, made)
 
     # -- the engine -------------------------------------------------------------------------
 
     def _engine(self, docker: Docker) -> Engine:
         where = endpoint.find(docker.host)
         with self._lock:
-            return self._engines.setdefault(str(where), Engine(where))
+            engine = self._engines.setdefault(str(where), Engine(where))
+            if engine not in self._vigils:
+                self._vigils[engine] = Vigil(self._host, engine)
+            return engine
 
     async def _facts_of(self, engine: Engine) -> Facts:
         facts = self._facts.get(engine)
@@ -142,15 +153,21 @@ class DockerBackend:
     async def _create(
         self, asked: GuestSpec, engine: Engine, facts: Facts, made: Image
     ) -> tuple[str, list[str]]:
+        uid = spec.pick_uid(facts, asked.mounts)
+        spec.check_mounts(asked.mounts, uid)
+        filter_ = spec.seccomp(asked, asked.docker, facts)
         body = spec.body(
             asked,
             asked.docker,
             facts,
             image=made.id,
             command=[made.python, "-c", bundle.BOOTSTRAP_INPUT, _ENTRY],
-            env={**spec.variables(made), **asked.env},
-            uid=spec.pick_uid(facts),
+            env={**_variables(made), **asked.env},
+            uid=uid,
             labels=owner.labels(asked.id, asked.docker.project),
+            volumes=made.volumes,
+            # Podman wants a path.
+            filter_=str(profile.as_file(filter_)) if facts.engine == "podman" else filter_,
         )
         try:
             # An engine goes on with what its caller has given up, and nobody knew of it then.
@@ -195,6 +212,7 @@ class DockerBackend:
             guest.abandon()
             raise
         self._guests.add(guest)
+        self._vigils[engine].watch(guest)
         guest.left = functools.partial(self._sandboxes.discard, asked.id)
         return guest
 
@@ -310,14 +328,21 @@ class DockerBackend:
             guest.abandon()
         self._guests = weakref.WeakSet()
         self._owing.clear()
+        self._vigils.clear()
+        self._engines.clear()
         image.after_fork()
 
 
 _ENTRY = f"{bundle.PACKAGE}.guest.container"
 
 
+def _variables(made: Image) -> dict[str, str]:
+    """An image of the caller's keeps its own PATH."""
+    return VARIABLES if made.own else {"PATH": PATH, **VARIABLES}
+
+
 def _insist(asked: GuestSpec, facts: Facts, warnings: list[str]) -> tuple[Layer, ...]:
-    kept = spec.kept(asked.limits, facts, warnings)
+    kept = spec.kept(asked.limits, facts, warnings, runtime=asked.docker.runtime)
     for layer in kept:
         if layer.state != "enforced" and asked.insists_on(layer.name):
             raise LimitNotEnforceable(

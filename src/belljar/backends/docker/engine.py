@@ -38,7 +38,7 @@ NEWEST_API = (1, 44)
 
 MAX_JSON = 64 * 1024 * 1024
 MAX_LINE = 4 * 1024 * 1024
-MAX_REFUSAL = 1024 * 1024
+MAX_REFUSAL = 64 * 1024
 
 PING = "/_ping"  # the one call that is asked without a version
 
@@ -176,7 +176,7 @@ class Engine:
         head = await exchange.head()
         if head.status < 300 or head.status == 304:  # 304: it is so already
             return head
-        raise refused(head.status, await exchange.body(MAX_REFUSAL))
+        raise refused(head.status, await exchange.beginning(MAX_REFUSAL))
 
     def _silent(self, method: str, path: str, timeout: float) -> EngineError:
         return EngineError(

@@ -72,7 +72,7 @@ def _remedy(endpoint: Endpoint, error: OSError) -> str:
     match error:
         case ssl.SSLCertVerificationError():
             return "DOCKER_CERT_PATH: the directory with the ca.pem that signed its certificate"
-        case ssl.SSLError() if "ALERT" in str(error.reason):
+        case ssl.SSLError() if "ALERT" in str(error):
             return "it wants a certificate: DOCKER_CERT_PATH, with cert.pem and key.pem it accepts"
         case ssl.SSLError():
             return "does this port speak TLS? without it: unset DOCKER_TLS_VERIFY, DOCKER_CERT_PATH"

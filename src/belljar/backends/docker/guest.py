@@ -78,6 +78,10 @@ class DockerGuest:
         if not self._signal():
             self._host.submit(self._ask_to_kill)
 
+    def lose(self) -> None:
+        """The engine hangs: whoever waits for this guest shall not wait for it."""
+        self.kill()
+
     def _signal(self) -> bool:
         if self._pidfd < 0:
             return False

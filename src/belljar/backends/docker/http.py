@@ -16,7 +16,7 @@ import anyio.lowlevel
 
 from belljar.backends.docker.connection import Connection
 from belljar.backends.docker.errors import BrokenAnswer
-from belljar.errors import BackendUnavailable
+from belljar.errors import BackendUnavailable, InvalidOption
 
 CHUNK = 64 * 1024
 MAX_HEADER = 64 * 1024
@@ -77,7 +77,12 @@ class Exchange:
             fields["Transfer-Encoding"] = "chunked"
         elif method not in ("GET", "HEAD", "DELETE"):
             fields["Content-Length"] = "0"
-        request = self._h11.Request(method=method, target=target, headers=list(fields.items()))
+        try:
+            request = self._h11.Request(method=method, target=target, headers=list(fields.items()))
+        except (self._h11.LocalProtocolError, UnicodeEncodeError) as error:
+            raise InvalidOption(
+                f"this cannot be asked over HTTP: {error}", hint="headers are plain ASCII text"
+            ) from error
         going = await self._push(self._http.send(request))
         if isinstance(data, bytes):
             going = going and await self._push(self._http.send(self._h11.Data(data=data)))
@@ -209,6 +214,16 @@ class Exchange:
             parts += chunk
             if len(parts) > limit:
                 raise BrokenAnswer(f"its answer is larger than {limit} bytes")
+        return bytes(parts)
+
+    async def beginning(self, size: int) -> bytes:
+        """About as much of it, even if it breaks off."""
+        parts = bytearray()
+        try:
+            while len(parts) < size and (chunk := await self.chunk()):
+                parts += chunk
+        except BrokenAnswer:
+            return bytes(parts)
         return bytes(parts)
 
     def detach(self) -> Connection:

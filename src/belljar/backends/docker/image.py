@@ -12,22 +12,22 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 
 from belljar.backends.docker import dockerfile, image_key, owner, pull, removal
 from belljar.backends.docker.engine import Engine, EngineError
-from belljar.backends.docker.image_build import PYTHON, Order, build
+from belljar.backends.docker.facts import Facts
+from belljar.backends.docker.image_build import PYTHON, build, in_use
 from belljar.backends.docker.image_key import Wanted
+from belljar.backends.docker.image_luggage import Order
 from belljar.backends.docker.image_progress import Progress, Teller, telling
 from belljar.backends.docker.image_share import Shared
+from belljar.backends.docker.image_steps import ROOT
 from belljar.backends.docker.settings import Docker, complete
 from belljar.environment import Environment
 from belljar.errors import EnvironmentBuildError
-
-if TYPE_CHECKING:
-    from belljar.backends.docker.spec import Facts
 
 WAIT_INTERVAL = 0.3  # seconds between two looks at somebody else's build
 # An owner that cannot be seen from here has this long to start the container it has created, or
@@ -44,6 +44,7 @@ class Image:
     preload: tuple[str, ...]
     warmup: str
     own: bool  # the caller's own, which may lack what is to be preloaded
+    volumes: tuple[str, ...] = ()  # that it declares
 
 
 _building: Shared[str] = Shared()  # tag -> id of the image
@@ -72,9 +73,7 @@ async def ensure(
         found = await present(engine, docker.image, docker, progress)
         return _image(found, docker.image, environment, own=True)
     if docker.dockerfile is not None:
-        tag = await dockerfile.ensure(engine, docker, progress)
-        found = await present(engine, tag, docker, progress)
-        return _image(found, tag, environment, own=True)
+        return await _from_dockerfile(engine, environment, docker, progress)
     platform = docker.platform
     wanted = await anyio.to_thread.run_sync(image_key.want, environment, docker.base, platform)
     if not environment.packages:
@@ -86,15 +85,17 @@ async def ensure(
 def _image(
     found: Mapping[str, Any], reference: str, environment: Environment, *, own: bool = False
 ) -> Image:
-    labels = (found.get("Config") or {}).get("Labels") or {}
+    config = found.get("Config") or {}
+    variables = config.get("Env") or []
     return Image(
         id=str(found["Id"]),
         reference=reference,
-        # The caller's own image may be one that was built here.
-        python=PYTHON if labels.get(image_key.IMAGE) else "python3",
+        # The caller's own image may be one that was built here, or on one.
+        python=PYTHON if f"VIRTUAL_ENV={ROOT}" in variables else "python3",
         preload=tuple(environment.preload),
         warmup=environment.warmup,
         own=own,
+        volumes=tuple(config.get("Volumes") or ()),
     )
 
 
@@ -122,6 +123,27 @@ async def present(
     return found
 
 
+async def _from_dockerfile(
+    engine: Engine, environment: Environment, docker: Docker, progress: Progress
+) -> Image:
+    tag, context = await dockerfile.wanted(docker)
+    found = await pull.inspect(engine, tag)
+    if found is None or docker.pull == "always":
+
+        async def make() -> str:
+            with telling(context.directory.name, progress) as teller:
+                await dockerfile.build(
+                    engine, docker, tag, context, teller, network=build_network()
+                )
+            return tag
+
+        await _building.once((str(engine.endpoint), tag), make)
+        found = await pull.inspect(engine, tag)
+        if found is None:
+            raise EnvironmentBuildError(f"image {tag} was removed while it was being built")
+    return _image(found, tag, environment, own=True)
+
+
 # -- images of Environments ---------------------------------------------------------------------
 
 
@@ -132,7 +154,7 @@ async def _built(
     if base is None or docker.pull == "always":
         found = await _by_label(engine, image_key.RECIPE, wanted.recipe)
         if found is not None and docker.pull != "always":
-            return _image(found, _reference(found), wanted.environment)
+            return _image(found, image_key.own_tags(found)[0], wanted.environment)
         base = await present(engine, wanted.base, docker, progress)
     order = Order(
         wanted=wanted,
@@ -173,17 +195,18 @@ async def find(engine: Engine, order: Order) -> dict[str, Any] | None:
 
 async def _by_label(engine: Engine, label: str, value: str) -> dict[str, Any] | None:
     """The newest of our images that has this label."""
-    filters = {"label": [f"{label}={value}", f"{image_key.IMAGE}=1"], "dangling": ["false"]}
+    filters = {"label": [f"{label}={value}", f"{image_key.IMAGE}=1"]}
     listed = await engine.request("GET", "/images/json", query={"filters": filters})
-    if not listed:
+    ours = [each for each in listed or [] if image_key.own_tags(each) and not _is_derived(each)]
+    if not ours:
         return None
-    newest = max(listed, key=lambda each: int(each.get("Created", 0)))
-    return await pull.inspect(engine, str(newest["Id"]))
+    newest = max(ours, key=lambda each: int(each.get("Created", 0)))
+    return await pull.inspect(engine, image_key.own_tags(newest)[0])
 
 
-def _reference(found: Mapping[str, Any]) -> str:
-    tags = found.get("RepoTags") or [str(found["Id"])]
-    return str(tags[0])
+def _is_derived(listed: Mapping[str, Any]) -> bool:
+    """An image of a Dockerfile may start FROM one of ours, and then has its labels too."""
+    return bool((listed.get("Labels") or {}).get(image_key.DOCKERFILE))
 
 
 async def _make(engine: Engine, order: Order, facts: Facts, progress: Progress) -> str:
@@ -238,6 +261,8 @@ def is_abandoned(container: Mapping[str, Any], now: float | None = None) -> bool
     labels = container["Config"].get("Labels") or {}
     state = container["State"]
     running = bool(state.get("Running"))
+    if owner.is_ours(labels):  # one that could not be removed, or was made after it was given up
+        return str(container["Id"]) not in in_use
     orphan = owner.is_orphan(labels, running=running)
     if orphan is not None:
         return orphan

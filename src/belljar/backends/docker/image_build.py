@@ -12,37 +12,31 @@ when the stream does, and the engine removes it then, so a build does not outliv
 
 from __future__ import annotations
 
-import json
-import os
+import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import anyio.lowlevel
 
-from belljar.backends.docker import image_index, image_key, image_steps, owner, removal
+from belljar.backends.docker import image_key, image_steps, owner, removal
+from belljar.backends.docker.dial import Connection
 from belljar.backends.docker.engine import Engine, EngineError
+from belljar.backends.docker.facts import Facts
 from belljar.backends.docker.image_failure import explained
-from belljar.backends.docker.image_key import Wanted
+from belljar.backends.docker.image_luggage import USER_ID, Order, pack, pieces
 from belljar.backends.docker.image_progress import Teller
 from belljar.backends.docker.image_talk import Failure, Talk
-from belljar.backends.docker.stream import AttachedStream
-from belljar.errors import EnvironmentBuildError
-from belljar.requirement import shown
-from belljar.uv_tool import find_uv
-
-if TYPE_CHECKING:
-    from belljar.backends.docker.spec import Facts
 
 PYTHON = f"{image_steps.ROOT}/bin/python"
-USER_ID = 1000
-CREATE_TIMEOUT = 60.0
+CREATE_TIMEOUT = 20.0
+START_TIMEOUT = 60.0
 COMMIT_TIMEOUT = 600.0
-CHUNK = 256 * 1024
 TMPFS_SIZE = "512m"  # an upper bound; uv and the settings take 40 MiB
+
+log = logging.getLogger("belljar")
+in_use: set[str] = set()  # build containers of this process
 
 # As PID 1 of the container: the program's length, then the program, then what it reads itself.
 BOOTSTRAP = (
@@ -50,40 +44,6 @@ BOOTSTRAP = (
     "size = int(sys.stdin.buffer.readline())\n"
     "exec(compile(sys.stdin.buffer.read(size), 'belljar-build', 'exec'))\n"
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Order:
-    """What is to be built, and how."""
-
-    wanted: Wanted
-    key: str
-    base: Mapping[str, Any]  # as inspected
-    ca_bundle: str | os.PathLike[str] | None = None
-    network: str | None = None  # of the build container; None: the engine's default
-    project: str | None = None
-
-    @property
-    def container(self) -> str:
-        return f"belljar-build-{self.key}"
-
-    @property
-    def tag(self) -> str:
-        return f"{image_key.repository(self.wanted.environment.name)}:{self.key}"
-
-
-@dataclass
-class Luggage:
-    """What is sent into the container: one line of JSON, then the files in order."""
-
-    request: dict[str, Any]
-    files: list[Path | bytes] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def add(self, place: str, content: Path | bytes, mode: int = 0o600) -> None:
-        size = len(content) if isinstance(content, bytes) else content.stat().st_size
-        self.request["files"].append((place, size, mode))
-        self.files.append(content)
 
 
 async def build(engine: Engine, order: Order, facts: Facts, teller: Teller) -> str:
@@ -94,9 +54,9 @@ async def build(engine: Engine, order: Order, facts: Facts, teller: Teller) -> s
     async with (
         held(engine, order, facts) as container,
         # Until the image is there: with the stream, the container ends.
-        _attached(engine, container, order) as stream,
+        _attached(engine, container, order) as connection,
     ):
-        told = await Talk(stream, teller).run(pieces(luggage))
+        told = await Talk(connection, teller).run(pieces(luggage))
         if isinstance(told, Failure):
             raise explained(told, order.wanted)
         teller.say("compiling", "storing the image")
@@ -110,92 +70,24 @@ async def build(engine: Engine, order: Order, facts: Facts, teller: Teller) -> s
         return str(made["Id"])
 
 
-# -- what goes in -------------------------------------------------------------------------------
-
-
-def pack(order: Order) -> Luggage:
-    """Blocks: reads this host's settings and looks at files."""
-    handed = image_index.collect(os.environ, order.ca_bundle)
-    environment = order.wanted.environment
-    request: dict[str, Any] = {
-        "python": order.wanted.python,
-        "env": handed.env,
-        "paths": {name: f"secret:{file}" for name, file in handed.paths.items()},
-        "arguments": [
-            *handed.arguments,
-            *(() if environment.allow_builds else ("--only-binary", ":all:")),
-        ],
-        "packages": [],
-        "files": [],
-        "uid": USER_ID,
-        "description": {
-            "name": environment.name,
-            "key": order.key,
-            "packages": [image_key.without_password(shown(each)) for each in environment.packages],
-        },
-    }
-    luggage = Luggage(request, notes=handed.notes)
-    uv = Path(find_uv())
-    if _runs_on(uv, str(order.base.get("Architecture", ""))):
-        luggage.add("secret:uv", uv, 0o700)
-    for name, content in handed.files.items():
-        luggage.add(f"secret:{name}", content)
-    for number, package in enumerate(environment.packages):
-        if package.startswith("/"):  # a wheel of this host
-            place = f"work:wheels/{number}/{Path(package).name}"
-            luggage.add(place, Path(package))
-            package = place
-        request["packages"].append(package)
-    return luggage
-
-
-_MACHINES = {"amd64": 62, "arm64": 183, "386": 3, "arm": 40, "ppc64le": 21, "s390x": 22}
-
-
-def _runs_on(binary: Path, architecture: str) -> bool:
-    """Whether it may run there; whether it does is tried in the container."""
-    with binary.open("rb") as file:
-        head = file.read(20)
-    machine = int.from_bytes(head[18:20], "big" if architecture == "s390x" else "little")
-    return head[:4] == b"\x7fELF" and machine == _MACHINES.get(architecture)
-
-
-async def pieces(luggage: Luggage) -> AsyncIterator[bytes]:
-    program = await anyio.to_thread.run_sync(Path(image_steps.__file__).read_bytes)
-    yield f"{len(program)}\n".encode() + program
-    yield json.dumps(luggage.request).encode() + b"\n"
-    for content, (place, size, _) in zip(luggage.files, luggage.request["files"], strict=True):
-        if isinstance(content, bytes):
-            yield content
-            continue
-        async with await anyio.open_file(content, "rb") as file:
-            left = size
-            while left:
-                piece = await file.read(min(CHUNK, left))
-                if not piece:
-                    raise EnvironmentBuildError(f"{content} changed while it was read ({place})")
-                left -= len(piece)
-                yield piece
-
-
 # -- the container ------------------------------------------------------------------------------
 
 
 @asynccontextmanager
-async def _attached(engine: Engine, container: str, order: Order) -> AsyncIterator[AttachedStream]:
+async def _attached(engine: Engine, container: str, order: Order) -> AsyncIterator[Connection]:
     """Start it, with its standard input and output connected to us."""
     query = dict.fromkeys(("stream", "stdin", "stdout", "stderr"), True)
-    stream = AttachedStream(await engine.upgrade(f"/containers/{container}/attach", query=query))
+    connection = await engine.upgrade(f"/containers/{container}/attach", query=query)
     try:
         try:
-            await engine.request("POST", f"/containers/{container}/start", timeout=CREATE_TIMEOUT)
+            await engine.request("POST", f"/containers/{container}/start", timeout=START_TIMEOUT)
         except EngineError as error:
             if error.status == 0:
                 raise
             raise explained(Failure(error.message, kind="start"), order.wanted) from error
-        yield stream
+        yield connection
     finally:
-        stream.close()
+        connection.close()
 
 
 @asynccontextmanager
@@ -215,12 +107,18 @@ async def held(engine: Engine, order: Order, facts: Facts) -> AsyncIterator[str]
             await _remove_ours(engine, order)
         raise
     container = str(made["Id"])
+    in_use.add(container)
     try:
         await anyio.lowlevel.checkpoint()
         yield container
     finally:
         with anyio.CancelScope(shield=True):
-            await removal.remove(engine, container)
+            try:
+                await removal.remove(engine, container)
+            except EngineError as error:
+                # It ends with its stream, and the engine was told to remove it then.
+                log.warning("the build container %s stays for now: %s", order.container, error)
+            in_use.discard(container)
 
 
 async def _remove_ours(engine: Engine, order: Order) -> None:

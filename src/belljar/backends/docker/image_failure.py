@@ -81,6 +81,8 @@ def _not_started(failure: Failure, wanted: Wanted) -> EnvironmentBuildError:
     hint = None
     if "exec format error" in failure.message:
         hint = "the image is for another kind of processor; platform=, or emulation by binfmt_misc"
+    elif "network" in failure.message:
+        hint = "BELLJAR_BUILD_NETWORK=host lets builds use the network of the engine's machine"
     return EnvironmentBuildError(
         f"a container of image {wanted.base!r} does not start: {failure.message}", hint=hint
     )

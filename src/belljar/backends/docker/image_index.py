@@ -191,9 +191,9 @@ def _configuration(settings: Mapping[str, Any], dropped: list[str]) -> str:
     lines = []
     for key, value in settings.items():
         if key == "index":
-            kept = [each for each in value if not _is_local(str(each.get("url", "")))]
-            dropped += [str(each.get("url", "")) for each in value if each not in kept]
-            value = kept
+            value = _indexes(value, dropped)
+            if not value:
+                key, value = "no-index", True
         elif key in ("extra-index-url", "find-links"):
             dropped += [each for each in value if _is_local(each)]
             value = [each for each in value if not _is_local(each)]
@@ -202,6 +202,15 @@ def _configuration(settings: Mapping[str, Any], dropped: list[str]) -> str:
             key, value = "no-index", True
         lines.append(f"{key} = {_toml(value)}\n")
     return "".join(lines)
+
+
+def _indexes(given: list[dict[str, Any]], dropped: list[str]) -> list[dict[str, Any]]:
+    kept = [dict(each) for each in given if not _is_local(str(each.get("url", "")))]
+    gone = [each for each in given if _is_local(str(each.get("url", "")))]
+    dropped += [str(each.get("url", "")) for each in gone]
+    if kept and any(each.get("default") for each in gone):
+        kept[-1]["default"] = True
+    return kept
 
 
 def _toml(value: object) -> str:

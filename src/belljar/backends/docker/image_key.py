@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from belljar.environment import Environment
 from belljar.interpreter import interpreter
@@ -30,7 +31,9 @@ LOCK = "belljar.lock"
 BASE = "belljar.base"
 CREATED = "belljar.created"
 PYTHON = "belljar.python"
+DOCKERFILE = "belljar.dockerfile"  # instead of most of the above
 
+MOMENT = "%Y-%m-%dT%H:%M:%SZ"
 _VERSION = re.compile(r"3\.\d+(\.\d+)?")
 
 
@@ -46,10 +49,10 @@ class Wanted:
 
     @property
     def recipe(self) -> str:
-        return _hash([*self._parts(), self.base])
+        return hashed([*self._parts(), self.base])
 
     def key(self, base_id: str) -> str:
-        return _hash([*self._parts(), base_id])
+        return hashed([*self._parts(), base_id])
 
     def _parts(self) -> list[object]:
         return [
@@ -87,7 +90,7 @@ def _minor(python: str | None) -> str:
     return ".".join(python.split(".")[:2])
 
 
-def _hash(parts: list[object]) -> str:
+def hashed(parts: list[object]) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
@@ -101,6 +104,21 @@ def repository(name: str) -> str:
     return f"belljar/{name}"
 
 
+def own_tags(image: Mapping[str, Any]) -> list[str]:
+    """The names by which an image, inspected or listed, is one of ours.
+
+    Not its labels alone: whoever builds FROM one of our images inherits them.
+    """
+    labels = image.get("Labels") or (image.get("Config") or {}).get("Labels") or {}
+    key = labels.get(KEY)
+    if labels.get(IMAGE) != "1" or not key:
+        return []
+    tags = [str(tag) for tag in image.get("RepoTags") or []]
+    return [
+        tag for tag in tags if re.fullmatch(rf"(localhost/)?belljar/[^:/]+:{re.escape(key)}", tag)
+    ]
+
+
 def labels(wanted: Wanted, key: str, facts: Mapping[str, object]) -> dict[str, str]:
     """`facts`: what the steps in the container told at their end."""
     packages = [without_password(shown(package)) for package in wanted.environment.packages]
@@ -112,9 +130,13 @@ def labels(wanted: Wanted, key: str, facts: Mapping[str, object]) -> dict[str, s
         PACKAGES: json.dumps(packages),
         LOCK: str(facts["lock"]),
         BASE: wanted.base,
-        CREATED: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        CREATED: now(),
         PYTHON: str(facts["python"]),
     }
+
+
+def now() -> str:
+    return time.strftime(MOMENT, time.gmtime())
 
 
 def without_password(text: str) -> str:

@@ -9,14 +9,16 @@ from typing import Any, cast
 
 import anyio
 
+from belljar.backends.docker.dial import Connection
 from belljar.backends.docker.image_progress import Teller
-from belljar.backends.docker.stream import AttachedStream
+from belljar.backends.docker.stream import Demultiplexer
 from belljar.build_progress import Step
 from belljar.errors import SandboxError
 from belljar.guest.wire import WireError
 
 SILENCE = 120.0  # seconds; the container says at least every ten that it is alive
 MAX_LINE = 4 * 1024 * 1024
+CHUNK = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,9 @@ class Failure:
 
 
 class Talk:
-    def __init__(self, stream: AttachedStream, teller: Teller) -> None:
-        self._stream = stream
+    def __init__(self, connection: Connection, teller: Teller) -> None:
+        self._connection = connection
+        self._pieces = Demultiplexer()
         self._teller = teller
         self._error: SandboxError | None = None  # in what is sent
         self._rest = b""
@@ -50,7 +53,7 @@ class Talk:
     async def _send(self, pieces: AsyncIterator[bytes], scope: anyio.CancelScope) -> None:
         try:
             async for piece in pieces:
-                await self._stream.send(piece)
+                await self._send_all(memoryview(piece))
         except OSError:
             return  # the container has ended, and what it said last tells why
         except SandboxError as error:
@@ -58,19 +61,40 @@ class Talk:
             self._error = error
             scope.cancel()
 
+    async def _send_all(self, data: memoryview) -> None:
+        while data:
+            try:
+                data = data[self._connection.send(data) :]
+            except BlockingIOError:
+                await self._connection.wait_writable()
+
+    async def _receive(self) -> bytes | None:
+        """Some of what the steps say; None when they have ended."""
+        while True:
+            try:
+                data = self._connection.recv(CHUNK)
+            except BlockingIOError:
+                await self._connection.wait_readable()
+                continue
+            except OSError:
+                return None
+            if not data:
+                return None
+            if said := self._pieces.feed(data):
+                return said
+
     async def _listen(self) -> Mapping[str, Any] | Failure:
         while True:
             with anyio.move_on_after(SILENCE) as waiting:
                 try:
-                    data = await self._stream.receive()
+                    data = await self._receive()
                 except WireError as error:
                     return Failure(str(error), "ended")
             if waiting.cancelled_caught:
                 return Failure(f"the container said nothing for {SILENCE:g} s", "ended")
-            if not data:
-                return Failure(
-                    "the container ended", "ended", tuple(self._stream.last_words.splitlines())
-                )
+            if data is None:
+                words = self._pieces.last_words.decode("utf-8", "replace")
+                return Failure("the container ended", "ended", tuple(words.splitlines()))
             *lines, self._rest = (self._rest + data).split(b"\n")
             if len(self._rest) > MAX_LINE:
                 return Failure("the container said what cannot be understood", "ended")

@@ -9,18 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from belljar.backends.docker.spec import Facts
+from belljar.backends.docker.facts import Facts, own_kernel
 from belljar.backends.native import posture
 from belljar.errors import StartError
 from belljar.isolation import Layer
 
-KERNELS = {"runsc": "gVisor", "kata": "a virtual machine"}  # first words of runtimes' names
 _USER_NAMESPACES = "run the engine with --userns-remap or rootless"
-
-
-def own_kernel(runtime: str) -> str | None:
-    """What stands between the guest and the host's kernel, if anything does."""
-    return next((name for word, name in KERNELS.items() if runtime.startswith(word)), None)
 
 
 def runtime_of(inspected: Mapping[str, Any], facts: Facts) -> str:
@@ -37,7 +31,7 @@ def measured(pid: int, inspected: Mapping[str, Any], facts: Facts) -> tuple[Laye
         wrong += posture.faults(seen, without=frozenset({"user"}))
     if wrong:
         raise StartError(f"the container is not confined: it {', and '.join(wrong)}")
-    said = "as the engine says" if seen is None else "measured"
+    said = "measured" if seen is not None else f"inside {kernel}" if kernel else "by the engine"
     user = seen is not None and "user" in seen.namespaces or facts.userns or facts.rootless
     rows = [_row("runtime", f"{runtime}: {kernel}" if kernel else runtime)]
     rows += [
@@ -56,7 +50,8 @@ def measured(pid: int, inspected: Mapping[str, Any], facts: Facts) -> tuple[Laye
         )
     )
     rows += [
-        _row("seccomp", f"allow-list filter, {said}"),
+        # gVisor leaves the profile out, unless it is told to (--oci-seccomp).
+        _row("seccomp", f"{kernel} answers" if kernel else f"allow-list filter, {said}"),
         _row("capabilities", f"none, {said}"),
         _row("no_new_privs", f"set, {said}"),
         _row("uid", f"{inspected['Config']['User'].partition(':')[0]}, {said}"),

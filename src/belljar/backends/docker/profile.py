@@ -30,24 +30,30 @@ from belljar.errors import BackendUnavailable
 _ARCHITECTURES = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
 _ENOSYS = 38
 _ABSENT = seccomp.ERRNO | _ENOSYS
+_ANY_IOCTL = Rule(names=("ioctl",), action=seccomp.ALLOW)
 _MAX_BITS = 8  # of all arguments that the rules of one call look at
 
 
 @lru_cache(maxsize=16)
-def text(machine: str, *, deny: tuple[str | Rule, ...] = ()) -> str:
-    """The profile for `machine`; `deny` as for native's compile_profile."""
+def text(machine: str, *, deny: tuple[str | Rule, ...] = (), devices: bool = False) -> str:
+    """The profile for `machine`; `deny` as for native's compile_profile.
+
+    `devices`: the code was given devices, and every driver has ioctls of its own. What the profile
+    refuses there is about terminals, of which a container without /dev/pts has none.
+    """
     if machine not in _ARCHITECTURES:
         raise BackendUnavailable(
             f"there is no seccomp profile for {machine!r}, the machine of the engine",
             hint=f"an engine on one of {', '.join(_ARCHITECTURES)}",
         )
     profile = seccomp.load_profile()
+    rules = [*map(_refused, deny), *([_ANY_IOCTL] if devices else [])]
     document = {
         "defaultAction": "SCMP_ACT_ERRNO",
         "defaultErrnoRet": profile.default & 0xFFFF,
         # Of one machine only: what enters the kernel by another door is killed.
         "architectures": [_ARCHITECTURES[machine]],
-        "syscalls": [_entry(rule) for rule in _rules(profile, machine, deny)],
+        "syscalls": [_entry(rule) for rule in _rules(profile, machine, rules)],
     }
     return json.dumps(document, separators=(",", ":"))
 
@@ -74,16 +80,16 @@ def as_file(profile: str) -> Path:
     return path
 
 
-def _rules(profile: seccomp.Profile, machine: str, deny: Sequence[str | Rule]) -> Iterator[Rule]:
+def _rules(profile: seccomp.Profile, machine: str, first: Sequence[Rule]) -> Iterator[Rule]:
+    """Those of the profile, with `first` in front of them."""
     numbers = seccomp.syscall_numbers()[machine]
-    denied = [_refused(each) for each in deny]
-    replaced = {name for rule in denied for name in rule.names}
+    replaced = {name for rule in first for name in rule.names}
     for rule in profile.rules:
         names = tuple(name for name in rule.names if name in numbers and name not in replaced)
         if names:
             yield Rule(names=names, action=rule.action, conditions=rule.conditions)
     for name in sorted(replaced & numbers.keys()):
-        ordered = [rule for rule in (*denied, *profile.rules) if name in rule.names]
+        ordered = [rule for rule in (*first, *profile.rules) if name in rule.names]
         yield from _apart(name, ordered, profile.default)
     known = replaced.union(*(rule.names for rule in profile.rules))
     yield Rule(names=tuple(sorted(numbers.keys() - known)), action=_ABSENT)

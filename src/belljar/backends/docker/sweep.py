@@ -95,8 +95,9 @@ def _is_leftover(container: Found, living: Collection[str] | None) -> bool:
     labels = container.labels
     if owner.is_orphan(labels, running=container.running):
         return True
-    # A build minds its own container.
-    if living is None or owner.BUILD in labels or not owner.is_ours(labels):
+    # A build minds its own container. (Those of an image that was built here inherit the label,
+    # but empty.)
+    if living is None or labels.get(owner.BUILD) or not owner.is_ours(labels):
         return False
     return labels[owner.SANDBOX] not in living
 
@@ -131,7 +132,7 @@ def _swept(container: Found, *, removed: bool, problem: str | None = None) -> Sw
         sandbox=container.labels[owner.SANDBOX],
         owner=int(container.labels[owner.PID]),
         created=container.labels.get(owner.CREATED, ""),
-        build=owner.BUILD in container.labels,
+        build=bool(container.labels.get(owner.BUILD)),
         removed=removed,
         problem=problem,
     )

@@ -191,29 +191,33 @@ def meminfo(memory: int) -> str:
     return "".join(f"{name + ':':<16}{value:>8} kB\n" for name, value in rows.items())
 
 
+# What a guest's environment holds, beside PATH and what the caller adds.
+VARIABLES = {
+    "HOME": "/tmp",
+    "USER": "user",
+    "LOGNAME": "user",
+    "SHELL": "/bin/sh",
+    "TMPDIR": "/tmp",
+    "LANG": "C.UTF-8",
+    "TZ": "UTC",
+    "TERM": "dumb",
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "MPLBACKEND": "Agg",
+    "MPLCONFIGDIR": "/tmp/.matplotlib",
+    # One thread each: more cannot survive the fork that makes a guest.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "NUMEXPR_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
+PATH = f"{GUEST_ENV}/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+
+
 def environment_variables(interpreter: Interpreter) -> dict[str, str]:
     """All a guest's environment holds, but for what the caller adds."""
-    variables = {
-        "PATH": f"{GUEST_ENV}/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
-        "HOME": "/tmp",
-        "USER": "user",
-        "LOGNAME": "user",
-        "SHELL": "/bin/sh",
-        "TMPDIR": "/tmp",
-        "LANG": "C.UTF-8",
-        "TZ": "UTC",
-        "TERM": "dumb",
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "MPLBACKEND": "Agg",
-        "MPLCONFIGDIR": "/tmp/.matplotlib",
-        # One thread each: more cannot survive the fork that makes a guest.
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
-        "NUMEXPR_NUM_THREADS": "1",
-        "JE_ARROW_MALLOC_CONF": "background_thread:false",
-    }
+    variables = {"PATH": PATH, **VARIABLES}
     if interpreter.shared and interpreter.prefix != "/usr":
         variables["LD_LIBRARY_PATH"] = f"{GUEST_PYTHON_PREFIX}/lib"
     return variables

@@ -1,0 +1,230 @@
+"""The directory of a Dockerfile: what of it goes to the engine, its hash, and its archive.
+
+.dockerignore is honoured as the docker command does: the last pattern that matches a path, or a
+directory above it, decides; `!` takes back; `**` is any number of directories.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+import stat
+import tarfile
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+
+from belljar.errors import EnvironmentBuildError
+
+MAX_SIZE = 2 * 1024**3
+CHUNK = 256 * 1024
+BLOCK = 512
+IGNORE = ".dockerignore"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    name: str  # relative, with slashes
+    status: os.stat_result
+    target: str = ""  # of a symbolic link
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    directory: Path
+    dockerfile: str  # its name in the directory
+    entries: tuple[Entry, ...]
+    digest: str
+
+    @property
+    def size(self) -> int:
+        return sum(each.status.st_size for each in self.entries)
+
+
+def read(path: Path) -> Context:
+    """`path`: a Dockerfile, or the directory with it. Blocks; reads what has changed since."""
+    directory, dockerfile = (path, "Dockerfile") if path.is_dir() else (path.parent, path.name)
+    try:
+        ignored = _ignored(directory, dockerfile)
+        entries = tuple(_walk(directory, ignored, {dockerfile, IGNORE}))
+        size = sum(each.status.st_size for each in entries)
+        if size > MAX_SIZE:
+            largest = max(entries, key=lambda each: each.status.st_size)
+            raise EnvironmentBuildError(
+                f"the directory of the Dockerfile, {directory}, has {size / 2**30:.1f} GiB, more "
+                f"than the {MAX_SIZE / 2**30:.0f} GiB that are sent to an engine (the largest file "
+                f"is {largest.name})",
+                hint="give the Dockerfile a directory of its own, or name what it does not need in "
+                ".dockerignore",
+            )
+        digest = _digest(directory, dockerfile, entries)
+    except OSError as error:
+        raise EnvironmentBuildError(
+            f"cannot read the directory of the Dockerfile: {error.filename}: {error.strerror}",
+            hint="name what the Dockerfile does not need in .dockerignore",
+        ) from error
+    return Context(directory=directory, dockerfile=dockerfile, entries=entries, digest=digest)
+
+
+# -- which files --------------------------------------------------------------------------------
+
+
+class Patterns:
+    """The rules of a .dockerignore file.
+
+    >>> rules = Patterns(["*.log", "data/**/raw", "!data/keep/raw", "build/"])
+    >>> rules.ignores("a.log"), rules.ignores("b/a.log"), rules.ignores("build/x/y")
+    (True, False, True)
+    >>> rules.ignores("data/a/b/raw/file"), rules.ignores("data/keep/raw/file")
+    (True, False)
+    """
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        self._rules: list[tuple[re.Pattern[str], bool]] = []
+        for line in lines:
+            if line.startswith("#"):
+                continue
+            pattern = line.strip()
+            takes_back = pattern.startswith("!")
+            pattern = pattern.removeprefix("!").strip()
+            if not pattern:
+                continue
+            pattern = os.path.normpath("/" + pattern).lstrip("/")
+            if pattern:
+                self._rules.append((re.compile(_expression(pattern)), takes_back))
+        self.takes_back = any(takes_back for _, takes_back in self._rules)
+
+    def ignores(self, name: str) -> bool:
+        parts = name.split("/")
+        names = ["/".join(parts[: i + 1]) for i in range(len(parts))]
+        ignored = False
+        for rule, takes_back in self._rules:
+            if takes_back == ignored and any(rule.fullmatch(each) for each in names):
+                ignored = not takes_back
+        return ignored
+
+
+def _expression(pattern: str) -> str:
+    written, position = "", 0
+    while position < len(pattern):
+        rest = pattern[position:]
+        if match := re.match(r"\*\*/", rest):
+            written += "(?:.*/)?"
+        elif match := re.match(r"\*\*", rest):
+            written += ".*"
+        elif match := re.match(r"\*", rest):
+            written += "[^/]*"
+        elif match := re.match(r"\?", rest):
+            written += "[^/]"
+        elif match := re.match(r"\[(\^?)((?:\\.|[^\]\\])+)\]", rest):
+            inside = match[2].replace("[", r"\[")
+            written += f"[{'^/' if match[1] else ''}{inside}]"
+        elif match := re.match(r"\\(.)", rest):
+            written += re.escape(match[1])
+        else:
+            match = re.match(r".", rest, re.DOTALL)
+            assert match is not None
+            written += re.escape(match[0])
+        position += match.end()
+    return written
+
+
+def _ignored(directory: Path, dockerfile: str) -> Patterns:
+    for name in (f"{dockerfile}.dockerignore", IGNORE):
+        path = directory / name
+        if path.is_file():
+            try:
+                return Patterns(path.read_text(encoding="utf-8-sig").splitlines())
+            except (UnicodeDecodeError, re.error) as error:
+                raise EnvironmentBuildError(f"cannot understand {path}: {error}") from error
+    return Patterns(())
+
+
+def _walk(directory: Path, ignored: Patterns, always: set[str]) -> Iterable[Entry]:
+    waiting = [""]
+    while waiting:
+        parent = waiting.pop()
+        with os.scandir(directory / parent) as found:
+            names = sorted(each.name for each in found)
+        for each in names:
+            name = f"{parent}/{each}" if parent else each
+            left_out = name not in always and ignored.ignores(name)
+            status = os.lstat(directory / name)
+            is_directory = stat.S_ISDIR(status.st_mode)
+            if is_directory and (not left_out or ignored.takes_back):
+                waiting.append(name)
+            if left_out:
+                continue
+            if stat.S_ISLNK(status.st_mode):
+                yield Entry(name=name, status=status, target=os.readlink(directory / name))
+            elif is_directory or stat.S_ISREG(status.st_mode):
+                yield Entry(name=name, status=status)
+            # Sockets, pipes and devices are no content.
+
+
+# -- the hash -----------------------------------------------------------------------------------
+
+
+def _digest(directory: Path, dockerfile: str, entries: Iterable[Entry]) -> str:
+    """Of all that a build can see but owners and times, which the docker command drops too."""
+    whole = hashlib.sha256(dockerfile.encode())
+    for each in sorted(entries, key=lambda each: each.name):
+        mode, content = each.status.st_mode, each.target
+        if stat.S_ISREG(mode):
+            status = each.status
+            content = _file_digest(
+                str(directory / each.name), status.st_ino, status.st_mtime_ns, status.st_size
+            )
+        whole.update(f"\0{os.fsencode(each.name)!r}\0{mode:o}\0{content!r}".encode())
+    return whole.hexdigest()[:16]
+
+
+@functools.lru_cache(maxsize=50_000)
+def _file_digest(path: str, inode: int, mtime_ns: int, size: int) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# -- the archive --------------------------------------------------------------------------------
+
+
+async def archive(context: Context) -> AsyncIterator[bytes]:
+    """A tar of the context, as a stream: it is never whole in memory nor on disk."""
+    for each in context.entries:
+        header = _header(each)
+        yield header.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+        if not header.isreg():
+            continue
+        left = header.size
+        try:
+            async with await anyio.open_file(context.directory / each.name, "rb") as file:
+                while left and (piece := await file.read(min(CHUNK, left))):
+                    left -= len(piece)
+                    yield piece
+        except OSError as error:
+            raise EnvironmentBuildError(
+                f"cannot read {context.directory / each.name}: {error.strerror}"
+            ) from error
+        if left:
+            raise EnvironmentBuildError(
+                f"{context.directory / each.name} became shorter while it was being sent"
+            )
+        yield bytes(-header.size % BLOCK)
+    yield bytes(2 * BLOCK)
+
+
+def _header(entry: Entry) -> tarfile.TarInfo:
+    header = tarfile.TarInfo(entry.name)
+    header.mode = stat.S_IMODE(entry.status.st_mode)
+    header.mtime = int(entry.status.st_mtime)
+    if entry.target:
+        header.type, header.linkname = tarfile.SYMTYPE, entry.target
+    elif stat.S_ISDIR(entry.status.st_mode):
+        header.type = tarfile.DIRTYPE
+    else:
+        header.size = entry.status.st_size
+    return header
