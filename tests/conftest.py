@@ -95,10 +95,9 @@ def pytest_collection_modifyitems(config, items):
 
 def why_not(item):
     """What this setting lacks that the test needs."""
-    guests = starts_guests(item)
-    if item.get_closest_marker("root_only") and (not ROOT or (setting.DOCKER and guests)):
+    if item.get_closest_marker("root_only") and not ROOT:
         return "only root has it"
-    if item.get_closest_marker("user_only") and (ROOT or (setting.DOCKER and guests)):
+    if item.get_closest_marker("user_only") and (ROOT or (setting.DOCKER and starts_guests(item))):
         return "only an ordinary user has it"
     if item.get_closest_marker("stress") and not os.environ.get("BELLJAR_TEST_STRESS"):
         return "set BELLJAR_TEST_STRESS=1"
@@ -181,7 +180,7 @@ def why_no_backend():
             found = sandbox.isolation.backend
     except SandboxError as error:
         return str(error)
-    if found != setting.NAME.partition("-")[0]:
+    if found != setting.BACKEND:
         return f"guests are on the backend {found}"
     return None
 

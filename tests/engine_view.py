@@ -70,13 +70,16 @@ def volumes():
 _RUNSC_STATE = "/var/run/docker/runtime-runc/moby"
 
 
+def _runsc(*words):
+    command = ["runsc", "--root", _RUNSC_STATE, *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30)
+
+
+def gvisor_signal(container, pid, number):
+    _runsc("kill", "--pid", str(pid), container, str(int(number)))
+
+
 def gvisor_processes(container):
     """(pid, parent, name) of each process, as gVisor's kernel knows them; numbers are inside's."""
-    done = subprocess.run(
-        ["runsc", "--root", _RUNSC_STATE, "ps", container],
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
-    rows = [line.split() for line in done.stdout.splitlines()]
+    rows = [line.split() for line in _runsc("ps", container).stdout.splitlines()]
     return [(int(r[1]), int(r[2]), r[-1]) for r in rows if len(r) > 6 and r[1].isdigit()]

@@ -1,6 +1,7 @@
 """A guest as the host sees it, on each backend: from /proc, or from gVisor's kernel."""
 
 import os
+from pathlib import Path
 
 import census
 import engine_view
@@ -46,18 +47,48 @@ class Outside:
         ]
 
     def find(self, inside):
-        """The host's number of the process that the guest knows by `inside`."""
+        """The process that the guest knows by the number `inside`; None if there is none."""
         for p in self.processes():
-            if p is not None and self._inside(p.pid) == inside:
-                return p.pid
+            if setting.GVISOR and p.pid == inside:
+                return Sheltered(self, p.pid)
+            if not setting.GVISOR and p is not None and census.inside_pid(p.pid) == inside:
+                return Seen(p.pid)
         return None
 
-    def _inside(self, pid):
-        return pid if setting.GVISOR else census.inside_pid(pid)
 
-    def kill(self):
-        """Ends it from outside, as somebody might who does not know what it is."""
-        if self.container is None:
-            os.kill(self.pid, 9)
-        else:
-            engine_view.ask(f"/containers/{self.container}/kill", "POST")
+class Seen:
+    """A process of a guest that is one of the host's too."""
+
+    def __init__(self, pid):
+        self.pid = pid
+        self._started = census.process(pid).started
+
+    def alive(self):
+        return census.alive(self.pid, self._started)
+
+    def signal(self, number):
+        if self.alive():
+            os.kill(self.pid, number)
+
+    def cpu(self):
+        """Seconds of the processor that it has had."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+class Sheltered:
+    """A process of a guest that only gVisor's kernel knows."""
+
+    def __init__(self, outside, pid):
+        self._outside = outside
+        self._pid = pid
+
+    def alive(self):
+        return any(p.pid == self._pid for p in self._outside.processes())
+
+    def signal(self, number):
+        engine_view.gvisor_signal(self._outside.container, self._pid, number)
+
+    def cpu(self):
+        """That of all processes of the guest: their kernel runs as one process of the host."""
+        return Seen(self._outside.pid).cpu()

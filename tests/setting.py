@@ -30,6 +30,7 @@ def _choose():
 
 
 NAME = _choose()
+BACKEND = NAME.partition("-")[0]
 DOCKER = NAME.startswith("docker-")
 GVISOR = NAME == "docker-runsc"
 # Whether a guest is in control groups that limit it; an ordinary user may have some, or none.

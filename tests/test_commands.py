@@ -217,7 +217,18 @@ def test_a_command_that_kills_everything_it_can_ends_the_interpreter_only(sandbo
     assert (execution.value, execution.state_preserved) == (2, False)
 
 
-def test_python_and_installed_tools_are_on_the_path(sandbox):
+@pytest.mark.parametrize(
+    "environment",
+    [
+        pytest.param(
+            "python",
+            marks=pytest.mark.native_only("without packages, it is the base image with its Python"),
+        ),
+        "data",
+    ],
+)
+def test_python_and_installed_tools_are_on_the_path(make_sandbox, environment):
+    sandbox = make_sandbox(environment=environment)
     result = sandbox.commands.run(["python", "-c", "import sys; print(sys.prefix)"])
     assert result.stdout == "/opt/env\n"
     assert sandbox.commands.run("python3 -m json.tool", stdin="{}").stdout == "{}\n"

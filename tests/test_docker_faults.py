@@ -450,22 +450,26 @@ def test_an_interrupted_process_closes_its_sandbox(engine, host_process):
     assert docker_census.containers(engine.host) == []
 
 
-def test_an_interrupted_command_line_closes_its_sandbox(engine):
-    for number in (signal.SIGINT, signal.SIGTERM):
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "belljar", "run", "--backend", "docker"),
-                *("--image", IMAGE, "-c", SLEEP),
-            ],
-            env=os.environ | {"DOCKER_HOST": engine.host},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stdout.readline() == "begun\n"
-        process.send_signal(number)
-        process.communicate(timeout=BOUND)
-        assert docker_census.containers(engine.host) == []
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_command_line_closes_its_sandbox(engine, tmp_path, number):
+    script = tmp_path / "script.py"
+    script.write_text(SLEEP)
+    command = [sys.executable, "-m", "belljar", "run", "--backend", "docker", "--image", IMAGE]
+    with subprocess.Popen(
+        [*command, "--timeout", "1000", script],
+        env=os.environ | {"DOCKER_HOST": engine.host},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            said = process.stdout.readline()
+            process.send_signal(number)
+            complaint = process.communicate(timeout=BOUND)[1]
+        finally:
+            process.kill()
+    assert said == "begun\n", complaint
+    assert docker_census.containers(engine.host) == []
 
 
 def test_a_process_that_ends_while_its_engine_is_away_is_swept_later(engine, host_process):

@@ -1,30 +1,29 @@
-"""The client of an engine, against a server that misbehaves: nothing hangs, leaks or lies."""
+"""The client of an engine, against a real one, over each way that leads there."""
 
-import errno
+import contextlib
 import os
-import pickle
-import socket
-import ssl
-import subprocess
+import shutil
 import sys
 import tempfile
 import threading
-import time
 
 import anyio
 import pytest
 
-from belljar import BackendUnavailable, InvalidOption
-from belljar.backends.docker import engine as engine_module
-from belljar.backends.docker import http
-from belljar.backends.docker.connection import Connection
-from belljar.backends.docker.endpoint import Endpoint
-from belljar.backends.docker.engine import Engine, EngineError, EngineUnavailable
-from belljar.backends.docker.errors import unreachable
-from fake_engine import FakeEngine, answer, chunked, until_end
+import certificates
+from belljar.backends.docker.endpoint import Endpoint, find, tls_files
+from belljar.backends.docker.engine import Engine, EngineError
+from fake_engine import SSH, Relay, write_program
 
-EMPTY = answer(b"{}")
-MANY = 4 * 1024 * 1024  # bytes that no socket takes at once
+pytestmark = pytest.mark.docker
+
+IMAGE = os.environ.get("BELLJAR_DOCKER_BASE", "belljar-base:bookworm")
+ECHO = """
+import sys
+while data := sys.stdin.buffer.raw.read(65536):
+    sys.stdout.buffer.raw.write(data)
+"""
+SIZE = 6_000_000
 
 
 @pytest.fixture(params=["asyncio", "trio"])
@@ -33,708 +32,266 @@ def run(request):
     return lambda function, *args: anyio.run(function, *args, backend=request.param)
 
 
-@pytest.fixture
-def directory():
-    """A short path, as sockets need."""
-    with tempfile.TemporaryDirectory() as path:
-        yield path
+@pytest.fixture(scope="module")
+def local():
+    endpoint = find()
+    if endpoint.kind != "unix":
+        pytest.skip("the engine is not on a local socket")
+    return endpoint
 
 
-@pytest.fixture
-def fake(directory):
-    """Makes a server that misbehaves as it is told, and the client for it."""
-
-    class Faked(FakeEngine):
-        def __enter__(self):
-            super().__enter__()
-            self.client = Engine(Endpoint(kind="unix", address=self.path))
-            return self
-
-    return lambda behave=EMPTY, **options: Faked(f"{directory}/e", behave, **options)
-
-
-def request_fails(run, client, method="GET", path="/info", **options):
-    async def ask():
-        with pytest.raises(EngineError) as caught:
-            await client.request(method, path, **options)
-        return caught.value
-
-    return run(ask)
-
-
-# --- answers ---------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def ways(local, tmp_path_factory):
+    """The same engine, as it is met by each kind of address."""
+    with contextlib.ExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        plain = stack.enter_context(Relay(local.address))
+        found = {"unix": local, "tcp": Endpoint(kind="tcp", address=f"127.0.0.1:{plain.port}")}
+        if shutil.which("openssl"):
+            made = certificates.make(tmp_path_factory.mktemp("tls") / "certificates")
+            context = certificates.server_context(made)
+            relay = stack.enter_context(Relay(local.address, context))
+            tls = tls_files(str(made), verify=True)
+            found["tls"] = Endpoint(kind="tcp", address=f"127.0.0.1:{relay.port}", tls=tls)
+        directory = stack.enter_context(tempfile.TemporaryDirectory())
+        settings = {"python": sys.executable, "log": f"{directory}/log", "path": local.address}
+        write_program(directory, "ssh", SSH.format(**settings))
+        patch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+        found["ssh"] = Endpoint(kind="ssh", address="me@far")
+        yield found
 
 
-@pytest.mark.parametrize(
-    ("raw", "value"),
-    [
-        (answer(b'{"a": [1, null]}'), {"a": [1, None]}),
-        (answer(b"[]\n"), []),
-        (answer(b"", status="204 No Content"), None),
-        (answer(b"", status="304 Not Modified"), None),
-        (answer(b"OK", kind="text/plain"), None),
-        (answer(b"{}", kind="Application/JSON; charset=utf-8"), {}),
-        (chunked(b'{"a"', b": 1}"), {"a": 1}),
-        (b"HTTP/1.1 100 Continue\r\n\r\n" + answer(b"1"), 1),
-        (b'HTTP/1.0 200 OK\r\nContent-Type: application/json\r\n\r\n{"old": 1}', {"old": 1}),
-    ],
-)
-def test_an_answer_is_what_its_json_says(raw, value, run, fake):
-    with fake(raw) as server:
-        assert run(server.client.request, "GET", "/info") == value
+@pytest.fixture(params=["unix", "tcp", "tls", "ssh"])
+def engine(request, ways):
+    if request.param not in ways:
+        pytest.skip("there is no openssl command")
+    return Engine(ways[request.param])
 
 
-def test_an_answer_that_comes_byte_by_byte_is_whole(run, fake):
-    def drip(sock):
-        for byte in chunked(b'{"a": 1}'):
-            sock.send(bytes([byte]))
-
-    with fake(drip) as server:
-        assert run(server.client.request, "GET", "/info") == {"a": 1}
-
-
-def test_what_is_asked_arrives_as_the_engine_expects_it(run, fake):
-    async def ask(client):
-        await client.request(
-            "POST",
-            "/images/a b?c#d%2Fe:tag@x/json",
-            query={"filters": {"label": ["a=b"]}, "all": True, "force": False, "n": 3, "no": None},
-            body={"ä": 1},
-            headers={"X-Registry-Auth": "abc"},
-        )
-
-    with fake() as server:
-        run(ask, server.client)
-        head = server.requests.get(timeout=5)
-    assert head.startswith(
-        "POST /v1.41/images/a%20b%3Fc%23d%2Fe:tag@x/json"
-        "?filters=%7B%22label%22%3A+%5B%22a%3Db%22%5D%7D&all=1&force=0&n=3 HTTP/1.1\r\n"
+@contextlib.asynccontextmanager
+async def container(engine, code):
+    made = await engine.request(
+        "POST",
+        "/containers/create",
+        body={
+            "Image": IMAGE,
+            "Cmd": ["python3", "-c", code],
+            "OpenStdin": True,
+            "StdinOnce": True,
+            "AttachStdin": True,
+            "AttachStdout": True,
+            "AttachStderr": True,
+            "HostConfig": {"NetworkMode": "none", "LogConfig": {"Type": "none"}},
+        },
     )
-    for line in ["Host: docker", "Connection: close", "X-Registry-Auth: abc"]:
-        assert f"\r\n{line}\r\n" in head
-    assert "\r\nContent-Type: application/json\r\n" in head
-    assert server.ends.get(timeout=5) == b'{"\\u00e4": 1}'
-
-
-@pytest.mark.parametrize("path", ["/a\r\nX: y", "/a\0"])
-def test_a_path_cannot_add_to_the_request(path, run, fake):
-    with fake() as server:
-        run(server.client.request, "GET", path)
-        assert "\r\nX: y" not in server.requests.get(timeout=5)
-
-
-def test_a_header_cannot_add_to_the_request(run, fake):
-    async def ask(client):
-        with pytest.raises(InvalidOption, match="over HTTP"):
-            await client.request("GET", "/info", headers={"X-A": "b\r\nX-C: d"})
-
-    with fake() as server:
-        run(ask, server.client)
-
-
-# --- refusals --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("status", "body", "message"),
-    [
-        ("404 Not Found", b'{"message": "No such container: x"}', "No such container: x"),
-        ("409 Conflict", b'{"cause": "a", "message": "b", "response": 409}', "b"),
-        ("500 Oops", b"<h1>oops</h1>\n", "<h1>oops</h1>"),
-        ("500 Oops", b"", "the engine answered with status 500"),
-        ("500 Oops", b'{"message": 7}', "the engine answered with status 500"),
-        ("500 Oops", b"[" * 100_000, "[" * 2000 + " …"),
-        ("503 Busy", b'{"message": "\\u001b[31mred\\u202e"}', r"\x1b[31mred\u202e"),
-        ("400 Bad", b"\xff\x00", "\ufffd\\x00"),
-        ("301 Moved", b"", "the engine answered with status 301"),
-    ],
-)
-def test_a_refusal_has_the_engines_own_words_made_printable(status, body, message, run, fake):
-    with fake(answer(body, status=status)) as server:
-        error = request_fails(run, server.client)
-    assert (error.message, error.status) == (message, int(status[:3]))
-    assert not isinstance(error, BackendUnavailable)
-
-
-@pytest.mark.parametrize("raw", [b"x" * MANY, b"x" * 3000 + b"\xff"])
-@pytest.mark.parametrize("missing", [0, 1])
-def test_a_refusal_of_any_length_is_capped_and_need_not_be_whole(raw, missing, run, fake):
-    whole = answer(raw, status="500 Oops")
-    with fake(whole[: len(whole) - missing]) as server:
-        error = request_fails(run, server.client)
-    assert len(str(error)) < 2100
-    assert error.status == 500
-
-
-def test_an_engine_error_survives_pickling():
-    error = pickle.loads(pickle.dumps(EngineError("a", status=404, hint="b")))
-    assert (error.message, error.status, error.hint) == ("a", 404, "b")
-
-
-# --- what is no answer -----------------------------------------------------------------------
-
-
-HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"",
-        b"\x00\xff garbage \r\n\r\n",
-        b"SSH-2.0-OpenSSH_9.2\r\n",
-        b"HTTP/1.1 200",
-        HEAD,
-        HEAD + b"X-Big: " + b"x" * 200_000,
-        HEAD + b"X: y\r\n" * 100_000,
-        HEAD + b"Content-Length: -5\r\n\r\n",
-        HEAD + b"Content-Length: 100\r\n\r\n{}",
-        HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
-        HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"0" * 100_000,
-        chunked(b'{"a": 1', end=False),
-        answer(b'{"a": '),
-        answer(b"[" * 100_000),
-        answer(b"\xff"),
-        b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n",
-        b"HTTP/1.1 100 Continue\r\n\r\n" * 1000,
-    ],
-)
-def test_what_is_no_answer_is_an_engine_error_without_status(raw, run, fake):
-    with fake(raw) as server:
-        error = request_fails(run, server.client)
-    assert error.status == 0
-    assert "GET /info" in str(error)
-    assert error.hint
-    assert len(str(error)) < 2500
-
-
-def test_an_answer_larger_than_the_limit_is_not_read_to_its_end(run, fake, monkeypatch):
-    monkeypatch.setattr(engine_module, "MAX_JSON", 1000)
-    with fake(answer(b'"' + b"x" * MANY + b'"')) as server:
-        assert "larger than 1000 bytes" in str(request_fails(run, server.client))
-
-
-@pytest.mark.parametrize("behave", [until_end, lambda sock: (sock.send(HEAD), until_end(sock))])
-def test_an_engine_that_hangs_is_given_up(behave, run, fake):
-    with fake(behave) as server:
-        error = request_fails(run, server.client, timeout=0.2)
-    assert error.status == 0
-    assert "did not answer in 0.2 s (GET /info)" in str(error)
-
-
-def test_an_engine_that_only_drips_is_given_up(run, fake):
-    def drip(sock):
-        while True:
-            sock.send(b"X: y\r\n")
-            time.sleep(0.01)
-
-    with fake(lambda sock: (sock.send(HEAD), drip(sock))) as server:
-        assert "did not answer" in str(request_fails(run, server.client, timeout=0.3))
-
-
-def test_an_engine_that_accepts_nobody_is_given_up(run, directory):
-    path = f"{directory}/full"
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path)
-        listener.listen(0)
-        waiting = []
-        while True:  # until its queue is full
-            sock = socket.socket(socket.AF_UNIX)
-            sock.setblocking(False)
-            waiting.append(sock)
-            try:
-                sock.connect(path)
-            except BlockingIOError:
-                break
-        error = request_fails(run, Engine(Endpoint(kind="unix", address=path)), timeout=0.2)
-        for sock in waiting:
-            sock.close()
-    assert "did not answer" in str(error)
-
-
-# --- no connection ---------------------------------------------------------------------------
-
-
-def test_a_missing_socket_is_told_with_what_to_do(run, directory):
-    endpoint = Endpoint(kind="unix", address=f"{directory}/none", source="DOCKER_HOST")
-    error = request_fails(run, Engine(endpoint))
-    assert isinstance(error, BackendUnavailable)
-    assert "from DOCKER_HOST: No such file" in error.message
-    assert "systemctl start docker" in error.hint
-
-
-def test_a_socket_without_a_listener_is_told_with_what_to_do(run, directory):
-    with socket.socket(socket.AF_UNIX) as sock:
-        sock.bind(f"{directory}/dead")
-    error = request_fails(run, Engine(Endpoint(kind="unix", address=f"{directory}/dead")))
-    assert isinstance(error, EngineUnavailable)
-    assert "nothing listens there" in error.hint
-
-
-@pytest.mark.parametrize(
-    ("error", "hint"),
-    [
-        (PermissionError(errno.EACCES, "Permission denied"), "group that owns the socket"),
-        (ConnectionRefusedError(errno.ECONNREFUSED, "no"), "nothing listens"),
-        (socket.gaierror(-2, "Name or service not known"), "name of the host"),
-        (TimeoutError(errno.ETIMEDOUT, "Connection timed out"), "machine up"),
-        (ssl.SSLCertVerificationError(1, "self-signed"), "DOCKER_CERT_PATH"),
-        (ssl.SSLError(1, "wrong version number"), "speak TLS"),
-        (OSError("AF_UNIX path too long"), "address right"),
-    ],
-)
-def test_each_failure_to_connect_has_its_remedy(error, hint):
-    made = unreachable(Endpoint(kind="tcp", address="a:1"), error)
-    assert hint in made.hint
-    assert (error.strerror or str(error)) in made.message
-
-
-def test_a_host_that_does_not_exist_is_told(run):
-    error = request_fails(run, Engine(Endpoint(kind="tcp", address="no-such-host.invalid:1")))
-    assert isinstance(error, EngineUnavailable)
-
-
-def test_without_h11_the_error_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "h11", None)
-    with pytest.raises(BackendUnavailable) as caught:
-        Engine(Endpoint(kind="unix", address="/x"))
-    assert caught.value.hint == "pip install 'belljar[docker]'"
-
-
-def test_importing_the_client_loads_neither_h11_nor_ssl():
-    code = (
-        "import sys; before = set(sys.modules); import belljar.backends.docker.engine;"
-        "print([name for name in ('h11', 'ssl') if name in set(sys.modules) - before])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-# --- the version of the API ------------------------------------------------------------------
-
-
-def pong(version):
-    return answer(b"OK", kind="text/plain", extra=f"Api-Version: {version}\r\n" if version else "")
-
-
-@pytest.mark.parametrize(("theirs", "used"), [("1.41", "1.41"), ("1.52", "1.44"), ("2.0", "1.44")])
-def test_the_version_is_one_that_both_speak(theirs, used, run, fake):
-    with fake(pong=pong(theirs)) as server:
-        run(server.client.request, "GET", "/info")
-        assert server.requests.get(timeout=5).startswith(f"GET /v{used}/info ")
-
-
-def test_an_engine_that_is_too_old_is_refused(run, fake):
-    with fake(pong=pong("1.24")) as server:
-        error = request_fails(run, server.client)
-    assert isinstance(error, EngineUnavailable)
-    assert "1.24" in error.message
-    assert "Docker 20.10" in error.hint
-
-
-@pytest.mark.parametrize("version", [None, "one", "1", "9" * 5000 + ".1"])
-def test_a_server_that_is_no_engine_is_seen(version, run, fake):
-    with fake(pong=pong(version)) as server:
-        assert "which version of Docker's API" in str(request_fails(run, server.client))
-
-
-def test_the_version_is_asked_again_after_a_failure(run, fake):
-    with fake(b"") as server:
-        request_fails(run, server.client)
-        server._pong = pong("1.43")
-        request_fails(run, server.client)
-        heads = [server.requests.get(timeout=5) for _ in range(2)]
-    assert [head.split("/")[1] for head in heads] == ["v1.41", "v1.43"]
-
-
-# --- lines -----------------------------------------------------------------------------------
-
-
-async def all_lines(client, **options):
-    async with client.lines("POST", "/build", **options) as lines:
-        return [line async for line in lines]
-
-
-def test_lines_are_objects_however_they_are_cut(run, fake):
-    raw = chunked(b'{"a": 1}\r\n{"a"', b": 2}\n\n", b'{"a": 3}\r\n{"a": 4}')
-    with fake(raw) as server:
-        assert run(all_lines, server.client) == [{"a": n} for n in (1, 2, 3, 4)]
-
-
-@pytest.mark.parametrize(
-    ("raw", "words"),
-    [
-        (chunked(b"{}\n[]\n"), "no JSON object"),
-        (chunked(b"{}\nnonsense\n"), "no JSON"),
-        (chunked(b"{}\n", end=False), "without sending complete message body"),
-        (chunked(b"{}\n", b"x" * 5000), "line of more than 1000 bytes"),
-    ],
-)
-def test_lines_that_are_none_end_in_an_error(raw, words, run, fake, monkeypatch):
-    monkeypatch.setattr(engine_module, "MAX_LINE", 1000)
-
-    async def read(client):
-        seen = []
-        with pytest.raises(EngineError, match=words) as caught:  # noqa: PT012
-            async with client.lines("POST", "/build") as lines:
-                async for line in lines:
-                    seen.append(line)
-        assert caught.value.status == 0
-        return seen
-
-    with fake(raw) as server:
-        assert run(read, server.client) in ([{}], [])
-
-
-def test_lines_that_are_refused_say_so_at_once(run, fake):
-    async def read(client):
-        with pytest.raises(EngineError, match="no space") as caught:
-            async with client.lines("POST", "/build"):
-                pytest.fail("it was refused")
-        assert caught.value.status == 500
-
-    with fake(answer(b'{"message": "no space"}', status="500 Oops")) as server:
-        run(read, server.client)
-
-
-@pytest.mark.parametrize("before", [b"", chunked(b'{"a": 1}\n', end=False)])
-def test_silence_ends_lines_and_total_time_does_not(before, run, fake):
-    async def read(client):
-        with pytest.raises(EngineError, match=r"did not answer in 0\.3 s"):
-            await all_lines(client, idle_timeout=0.3)
-
-    with fake(lambda sock: (sock.send(before), until_end(sock))) as server:
-        run(read, server.client)
-
-    def slowly(sock):
-        sock.send(HEAD + b"\r\n")
-        for _ in range(10):
-            sock.send(b"{}\n")
-            time.sleep(0.1)
-
-    os.unlink(server.path)
-    with fake(slowly) as server:
-        assert len(run(lambda: all_lines(server.client, idle_timeout=0.8))) == 10
-
-
-def test_who_reads_slowly_is_not_taken_for_a_silent_engine(run, fake):
-    async def read(client):
-        async with client.lines("POST", "/build", idle_timeout=0.2) as lines:
-            seen = []
-            async for line in lines:
-                await anyio.sleep(0.3)
-                seen.append(line)
-        return seen
-
-    with fake(chunked(b"{}\n", b"{}\n")) as server:
-        assert run(read, server.client) == [{}, {}]
-
-
-def test_lines_may_be_left_before_their_end(run, fake):
-    async def read(client):
-        async with client.lines("GET", "/events") as lines:
-            async for line in lines:
-                return line
-
-    raw = chunked(b'{"a": 1}\n', end=False)
-    with fake(lambda sock: (sock.send(raw), until_end(sock))) as server:
-        assert run(read, server.client) == {"a": 1}
-
-
-# --- uploads ---------------------------------------------------------------------------------
-
-
-class Upload:
-    """An endless upload, that knows whether it was ended properly."""
-
-    def __init__(self, count=None):
-        self.count, self.ended = count, False
-
-    async def chunks(self):
+    try:
+        yield made["Id"]
+    finally:
+        with anyio.CancelScope(shield=True):
+            await engine.request("DELETE", f"/containers/{made['Id']}", query={"force": True})
+
+
+async def attach(engine, identity):
+    """The stream of a container that was not started yet, and is then."""
+    ways = {"stream": True, "stdin": True, "stdout": True, "stderr": True}
+    connection = await engine.upgrade(f"/containers/{identity}/attach", query=ways)
+    try:
+        await engine.request("POST", f"/containers/{identity}/start")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+async def send_all(connection, data):
+    rest = memoryview(data)
+    while rest:
         try:
-            sent = 0
-            while self.count is None or sent < self.count:
-                yield b"x" * 65536
-                sent += 1
-        finally:
-            await anyio.lowlevel.checkpoint()  # as closing a file would
-            self.ended = True
-
-
-def test_an_upload_arrives_whole(run, fake):
-    def read(sock):
-        data = b""
-        while not data.endswith(b"0\r\n\r\n") and (piece := sock.recv(65536)):
-            data += piece
-        sock.sendall(answer(str(data.count(b"x")).encode()))
-
-    upload = Upload(100)
-    with fake(read) as server:
-        got = run(lambda: server.client.request("POST", "/build", data=upload.chunks()))
-    assert got == 100 * 65536
-    assert upload.ended
-
-
-@pytest.mark.parametrize("close", [True, False])
-def test_an_upload_that_is_refused_early_stops_and_tells_why(close, run, fake):
-    def refuse(sock):
-        sock.recv(1000)
-        sock.sendall(answer(b'{"message": "too large"}', status="400 Bad"))
-        if not close:
-            until_end(sock)
-
-    async def upload():
-        with pytest.raises(EngineError, match="too large") as caught:
-            await server.client.request("POST", "/build", data=endless.chunks())
-        assert caught.value.status == 400
-
-    endless = Upload()
-    with fake(refuse) as server:
-        run(upload)
-    assert endless.ended
-
-
-def test_an_engine_that_talks_while_it_takes_an_upload_does_not_block_it(run, fake):
-    progress = chunked(*[b'{"a": "' + b"x" * 1000 + b'"}\n'] * 3000, end=False)
-
-    def talk_first(sock):
-        sock.sendall(progress)  # more than fits into a socket, before anything is read
-        data = b""
-        while not data.endswith(b"0\r\n\r\n") and (piece := sock.recv(65536)):
-            data = data[-10:] + piece
-        sock.sendall(b"0\r\n\r\n")
-
-    async def load():
-        return await all_lines(server.client, data=Upload(100).chunks(), idle_timeout=20)
-
-    with fake(talk_first) as server:
-        assert len(run(load)) == 3000
-
-
-def test_an_engine_that_only_talks_during_an_upload_is_given_up(run, fake, monkeypatch):
-    monkeypatch.setattr(http, "MAX_WAITING", 100_000)
-
-    def babble(sock):
-        sock.sendall(chunked(b"x" * MANY, end=False))
-        until_end(sock)
-
-    async def load():
-        with pytest.raises(EngineError, match="too much"):
-            await server.client.request("POST", "/images/load", data=Upload().chunks())
-
-    with fake(babble) as server:
-        run(load)
-
-
-def test_an_upload_that_is_not_taken_is_given_up(run, fake):
-    async def load():
-        with pytest.raises(EngineError, match="did not answer"):
-            await all_lines(server.client, data=endless.chunks(), idle_timeout=0.3)
-
-    endless = Upload()
-    pause = threading.Event()
-    with fake(lambda sock: pause.wait(10)) as server:
-        run(load)
-        pause.set()
-    assert endless.ended
-
-
-def test_an_error_of_the_upload_itself_is_the_callers(run, fake):
-    async def broken():
-        yield b"x"
-        raise TimeoutError("the disk")
-
-    async def load():
-        with pytest.raises(TimeoutError, match="the disk"):
-            await server.client.request("POST", "/build", data=broken())
-
-    with fake(until_end) as server:
-        run(load)
-
-
-# --- cancellation ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("what", ["request", "lines", "upgrade", "upload"])
-def test_a_cancelled_call_closes_its_connection(what, run, fake):
-    """The server waits for that, at its end."""
-
-    async def call(client):
-        match what:
-            case "request":
-                await client.request("GET", "/info")
-            case "lines":
-                await all_lines(client)
-            case "upgrade":
-                await client.upgrade("/containers/x/attach")
-            case "upload":
-                await client.request("POST", "/build", data=Upload().chunks())
-
-    async def cancel(client):
-        async with anyio.create_task_group() as group:
-            group.start_soon(call, client)
-            await anyio.to_thread.run_sync(server.requests.get)
-            await anyio.sleep(0.05)
-            group.cancel_scope.cancel()
-
-    with fake(until_end) as server:
-        run(cancel, server.client)
-
-
-def test_many_calls_at_once_do_not_wait_for_each_other(run, fake):
-    everybody = threading.Barrier(20)  # none is answered before all are asked
-
-    def together(sock):
-        everybody.wait(20)
-        sock.sendall(answer(b"1"))
-
-    async def ask():
-        async with anyio.create_task_group() as group:
-            for _ in range(20):
-                group.start_soon(server.client.request, "GET", "/info")
-
-    with fake(together) as server:
-        run(ask)
-
-
-# --- upgrade ---------------------------------------------------------------------------------
-
-SWITCH = b"HTTP/1.1 101 UPGRADED\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n"
-RAW = b"HTTP/1.1 200 OK\r\nContent-Type: application/vnd.docker.raw-stream\r\n\r\n"
-
-
-async def read_exactly(connection, size):
-    data = b""
-    while len(data) < size:
-        try:
-            piece = connection.recv(size - len(data))
+            rest = rest[connection.send(rest) :]
         except BlockingIOError:
-            await connection.wait_readable()
-        else:
-            assert piece, "it ended early"
-            data += piece
-    return data
+            await connection.wait_writable()
 
 
-@pytest.mark.parametrize("head", [SWITCH, RAW])
-def test_an_upgrade_gives_the_stream_with_what_came_behind_the_head(head, run, fake):
-    def greet(sock):
-        sock.sendall(head + b"hello ")
-        sock.sendall(b"again " + sock.recv(3, socket.MSG_WAITALL))
+class Output:
+    """What a container writes, without the heads the engine puts before each piece."""
 
-    async def attach():
-        connection = await server.client.upgrade("/containers/x/attach", query={"stdin": True})
-        try:
-            await connection.wait_readable()
-            assert not connection.ended()
-            assert await read_exactly(connection, 4) == b"hell"
-            connection.send(b"you")
-            assert await read_exactly(connection, 11) == b"o again you"
-            await connection.wait_readable()
-            assert connection.ended()
-            assert connection.recv(10) == b""
-        finally:
-            connection.close()
+    def __init__(self, connection):
+        self._connection, self._raw = connection, bytearray()
 
-    with fake(greet) as server:
-        run(attach)
-        assert "Upgrade: tcp" in server.requests.get(timeout=5)
+    async def read(self, size):
+        data = bytearray()
+        while len(data) < size:
+            head = await self._exactly(8)
+            assert head[0] == 1, "that is no standard output"
+            data += await self._exactly(int.from_bytes(head[4:], "big"))
+        return bytes(data)
+
+    async def _exactly(self, size):
+        while len(self._raw) < size:
+            try:
+                piece = self._connection.recv(65536)
+            except BlockingIOError:
+                await self._connection.wait_readable()
+            else:
+                assert piece, "it ended early"
+                self._raw += piece
+        found = bytes(self._raw[:size])
+        del self._raw[:size]
+        return found
 
 
-@pytest.mark.parametrize(
-    ("raw", "status"),
-    [
-        (answer(b'{"message": "no such container"}', status="404 Not Found"), 404),
-        (answer(b"{}"), 0),
-        (chunked(b"{}"), 0),
-        (answer(b"", status="204 No Content"), 0),
-        (b"", 0),
-        (b"HTTP/1.1 101 Swi", 0),
-    ],
-)
-def test_an_upgrade_that_is_not_given_is_an_error(raw, status, run, fake):
-    async def attach():
+def test_an_engine_tells_about_itself(run, engine):
+    async def ask():
+        return await engine.request("GET", "/version"), await engine.request("GET", "/_ping")
+
+    version, ping = run(ask)
+    assert version["ApiVersion"]
+    assert ping is None
+
+
+def test_what_the_engine_refuses_has_its_own_words(run, engine):
+    async def ask():
+        with pytest.raises(EngineError, match="(?i)no such container") as caught:
+            await engine.request("GET", "/containers/belljar-no-such-one/json")
+        assert caught.value.status == 404
         with pytest.raises(EngineError) as caught:
-            await server.client.upgrade("/containers/x/attach")
-        assert caught.value.status == status
+            await engine.upgrade("/containers/belljar-no-such-one/attach", query={"stream": True})
+        assert caught.value.status == 404
 
-    with fake(raw) as server:
-        run(attach)
-
-
-# --- connections -----------------------------------------------------------------------------
+    run(ask)
 
 
-@pytest.fixture
-def pair():
-    ours, theirs = socket.socketpair()
-    connection = Connection(ours)
-    with theirs:
-        yield connection, theirs
-    connection.close()
+def test_megabytes_go_both_ways_at_once_unharmed(run, engine):
+    data = os.urandom(SIZE)
+
+    async def exchange():
+        async with container(engine, ECHO) as identity:
+            connection = await attach(engine, identity)
+            with contextlib.closing(connection):
+                async with anyio.create_task_group() as group:
+                    group.start_soon(send_all, connection, data)
+                    assert await Output(connection).read(SIZE) == data
+
+    run(exchange)
 
 
-def test_shutdown_from_another_thread_wakes_a_waiting_reader(run, pair):
-    connection, _ = pair
+def test_a_stream_survives_the_cancellation_of_its_reader(run, engine):
+    data = os.urandom(SIZE // 4)
 
-    async def read():
-        with pytest.raises(BlockingIOError):
-            connection.recv(1)
-        threading.Timer(0.1, connection.shutdown).start()
-        await connection.wait_readable()
-        assert connection.recv(1) == b""
-        assert connection.ended()
+    async def exchange():
+        async with container(engine, ECHO) as identity:
+            connection = await attach(engine, identity)
+            with contextlib.closing(connection):
+                output = Output(connection)
+                with anyio.move_on_after(0.1) as waiting:
+                    await output.read(1)
+                assert waiting.cancelled_caught
+                async with anyio.create_task_group() as group:
+                    group.start_soon(send_all, connection, data)
+                    got = await output.read(1)
+                    while len(got) < len(data):
+                        with anyio.move_on_after(0.005):  # in the middle of it, again and again
+                            await connection.wait_readable()
+                        got += await output.read(1)
+                    assert got == data
 
-    run(read)
-
-
-def test_a_connection_may_be_shut_and_closed_twice_and_reads_its_end_then(run, pair):
-    connection, theirs = pair
-    connection.shutdown()
-    connection.close()
-    connection.shutdown()
-    connection.close()
-    assert connection.recv(1) == b""
-    assert connection.ended()
-    assert theirs.recv(1) == b""
-    run(connection.wait_readable)
-    run(connection.wait_writable)
+    run(exchange)
 
 
-def test_what_was_given_back_comes_first(run, pair):
-    connection, theirs = pair
-    theirs.send(b"cd")
-    connection.give_back(b"ab")
-    run(connection.wait_readable)
-    assert connection.recv(1) + connection.recv(9) + connection.recv(9) == b"abcd"
+def test_a_stream_goes_on_in_another_event_loop(engine):
+    """A sandbox outlives the loop it was made in."""
+
+    async def start():
+        made = container(engine, ECHO)
+        return made, await attach(engine, await made.__aenter__())
+
+    made, connection = anyio.run(start, backend="asyncio")
+
+    async def talk():
+        await send_all(connection, b"hello")
+        return await Output(connection).read(5)
+
+    assert anyio.run(talk, backend="trio") == b"hello"
+    assert anyio.run(talk, backend="asyncio") == b"hello"
+
+    async def end():
+        connection.close()
+        await made.__aexit__(None, None, None)
+
+    anyio.run(end, backend="trio")
 
 
-def test_closing_ends_the_connection_even_if_a_fork_has_it_too(pair):
-    connection, theirs = pair
-    copy = os.dup(connection.fileno())  # as a fork has
-    connection.close()
-    theirs.settimeout(5)
-    assert theirs.recv(1) == b""
-    os.close(copy)
+def test_a_waiting_reader_is_woken_from_another_thread(run, engine):
+    async def wait():
+        async with container(engine, ECHO) as identity:
+            connection = await attach(engine, identity)
+            with contextlib.closing(connection):
+                with pytest.raises(BlockingIOError):
+                    connection.recv(1)
+                threading.Timer(0.1, connection.shutdown).start()
+                await connection.wait_readable()
+                assert connection.recv(1) == b""
+
+    run(wait)
 
 
-def test_a_fork_can_let_go_of_a_connection_without_ending_it(pair):
-    connection, theirs = pair
-    copy = Connection(socket.socket(fileno=os.dup(connection.fileno())))
-    copy.abandon()
-    connection.send(b"x")
-    assert theirs.recv(1) == b"x"
-    assert not connection.ended()
+def test_the_end_of_the_container_is_the_end_of_the_stream(run, engine):
+    async def wait():
+        async with container(engine, "print('bye', flush=True)") as identity:
+            connection = await attach(engine, identity)
+            with contextlib.closing(connection):
+                assert await Output(connection).read(4) == b"bye\n"
+                while not connection.ended():
+                    await anyio.sleep(0.01)
+                assert connection.recv(1) == b""
+
+    run(wait)
 
 
-def test_a_broken_pipe_is_an_error_and_no_signal():
-    """A program may have given SIGPIPE its default action back."""
-    code = (
-        "import signal, socket; signal.signal(signal.SIGPIPE, signal.SIG_DFL)\n"
-        "from belljar.backends.docker.connection import Connection\n"
-        "ours, theirs = socket.socketpair(); theirs.close()\n"
-        "try: Connection(ours).send(b'x')\n"
-        "except BrokenPipeError: print('told')"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout == "told\n"
+def test_the_end_of_the_stream_is_the_end_of_the_container(run, engine):
+    async def wait():
+        async with container(engine, ECHO) as identity:
+            connection = await attach(engine, identity)
+            await send_all(connection, b"x")
+            assert await Output(connection).read(1) == b"x"
+            connection.close()
+            return await engine.request("POST", f"/containers/{identity}/wait", timeout=20)
+
+    assert run(wait)["StatusCode"] == 0
+
+
+def test_events_come_as_they_happen_and_can_be_left(run, engine):
+    async def watch():
+        async with container(engine, "") as identity:
+            filters = {"container": [identity]}
+            async with engine.lines("GET", "/events", query={"filters": filters}) as events:
+                await engine.request("POST", f"/containers/{identity}/start")
+                async for event in events:
+                    if event["Action"] == "start":
+                        return identity == event["id"]
+
+    assert run(watch)
+
+
+def test_a_build_takes_its_context_and_tells_its_errors_in_the_stream(run, engine):
+    async def nonsense():
+        for _ in range(20):
+            yield b"\0" * 65536  # an empty archive, and long
+
+    async def build():
+        with contextlib.suppress(EngineError):
+            async with engine.lines("POST", "/build", data=nonsense()) as lines:
+                return [line async for line in lines][-1]
+        return {"error": "refused"}
+
+    assert "error" in run(build)
+
+
+def test_cancelled_calls_do_no_harm(run, engine):
+    async def ask():
+        for delay in (0, 0.0005, 0.001, 0.002, 0.005, 0.01):
+            with anyio.move_on_after(delay):
+                await engine.request("GET", "/info")
+        return await engine.request("GET", "/info")
+
+    assert run(ask)["ServerVersion"]

@@ -321,10 +321,10 @@ def test_what_a_cell_left_running_dies_with_its_interpreter(sandbox, outside):
         left.pid
     """
     inside = run(sandbox, code).value
-    pid = outside(sandbox).find(inside)
-    assert census.alive(pid)
+    left = outside(sandbox).find(inside)
+    assert left.alive()
     assert run(sandbox, "os._exit(0)").outcome is Outcome.killed
-    census.wait_until(lambda: not census.alive(pid), what="the end of what was left running")
+    census.wait_until(lambda: not left.alive(), what="the end of what was left running")
 
 
 def test_a_child_that_comes_back_from_a_fork_is_not_taken_for_the_cell(sandbox):
@@ -761,7 +761,7 @@ def test_a_stubborn_cell_is_killed_after_a_grace_and_its_output_kept(sandbox, ou
     assert execution.stdout.startswith("before\nno\n")
     assert not execution.state_preserved
     assert 1.0 < execution.usage.wall < 4
-    assert not census.alive(worker)
+    assert not worker.alive()
     after = run(sandbox, "'x' in globals(), open('kept').read()")
     assert (after.value, after.state_preserved) == ((False, "file"), False)
     assert run(sandbox, "1").state_preserved
@@ -908,6 +908,7 @@ def any_python(request, backend):
     return version, Environment(f"python-{version}", python=path)
 
 
+@pytest.mark.native_only("the Python of a container is that of its image")
 def test_the_guest_works_on_this_python(make_sandbox, any_python):
     version, environment = any_python
     sandbox = make_sandbox(environment=environment)

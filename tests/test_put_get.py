@@ -654,14 +654,8 @@ def test_a_worker_that_is_killed_while_a_value_travels_is_replaced(way, make_san
     for _ in range(10):
         sandbox.run_code("import os")
         inside = sandbox.run_code("os.getpid()").value
-        pid = outside(sandbox).find(inside)
-        started = census.process(pid).started
-
-        def kill(pid=pid, started=started):
-            if census.alive(pid, started):
-                os.kill(pid, signal.SIGKILL)
-
-        timer = threading.Timer(source.uniform(0, 0.04), kill)
+        kill = outside(sandbox).find(inside).signal
+        timer = threading.Timer(source.uniform(0, 0.04), kill, [signal.SIGKILL])
         timer.start()
         with contextlib.suppress(SandboxError):
             try:
@@ -714,7 +708,7 @@ def test_a_put_to_an_interpreter_that_does_not_read_has_its_time(
     no_sharing(monkeypatch)
     sandbox = make_sandbox(limits={"timeout": 1})
     inside = sandbox.run_code("import os; os.getpid()").value
-    os.kill(outside(sandbox).find(inside), signal.SIGSTOP)
+    outside(sandbox).find(inside).signal(signal.SIGSTOP)
     with pytest.raises(ExecutionTimeout):
         sandbox.put(data=noise(20 * MB))
     assert sandbox.run_code("1").value == 1

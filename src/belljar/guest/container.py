@@ -27,6 +27,7 @@ def main(config: Dict[str, Any]) -> NoReturn:
         failure = {"failed": "preload", "message": last[-2000:]}
         channel.sendall(seal(wire.pack(wire.HELLO, 0, failure)))
         os._exit(1)
+    os.environ.update(config["env"])
     channel.sendall(seal(wire.pack(wire.HELLO, 0, facts)))
 
     def fork() -> int:

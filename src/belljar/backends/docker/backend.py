@@ -162,7 +162,7 @@ class DockerBackend:
             facts,
             image=made.id,
             command=[made.python, "-c", bundle.BOOTSTRAP_INPUT, _ENTRY],
-            env={**_variables(made), **asked.env},
+            env=_variables(made),
             uid=uid,
             labels=owner.labels(asked.id, asked.docker.project),
             volumes=made.volumes,
@@ -230,6 +230,8 @@ class DockerBackend:
             "preload": list(made.preload),
             "warmup": made.warmup,
             "own_image": made.own,
+            # Not among the container's settings: those are read by all who may ask the engine.
+            "env": dict(asked.env),
         }
         failed: BaseException | None = None
 
@@ -375,4 +377,8 @@ def _explained(error: EngineError, made: Image) -> StartError:
     hint = error.hint
     if "unknown runtime" in words.lower() or "Unknown runtime" in words:
         hint = "`belljar doctor` lists the runtimes that the engine has"
+    if "could not select device driver" in words:
+        hint = "the engine's machine needs the driver's container toolkit (NVIDIA's, for gpus=)"
+    if "root network namespace" in words:  # versions of gVisor that do not know newer kernels
+        hint = "register gVisor with the engine with runtimeArgs --network=none"
     return StartError(f"the container did not start: {words}", hint=hint)

@@ -75,7 +75,10 @@ async def _dial_tcp(address: str, tls: Tls | None) -> Connection:
 
 async def _connect(host: str, port: int) -> socket.socket:
     """A connected socket to the first address of `host` that answers."""
-    found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    try:
+        found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError as error:  # no name by the rules of DNS, such as one with a long part
+        raise socket.gaierror(socket.EAI_NONAME, str(error)) from error
     failure = OSError(f"{host} has no address")
     for index, (family, kind, protocol, _, address) in enumerate(found):
         last = index == len(found) - 1

@@ -12,6 +12,7 @@ import urllib.parse
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anyio
@@ -107,7 +108,7 @@ class Engine:
                 await self._accepted(exchange)
             if waiting.cancelled_caught:
                 raise silent
-            yield _Lines(exchange, idle_timeout, silent)
+            yield _Lines(exchange, idle_timeout, silent, partial(self._broken, f"{method} {path}"))
 
     async def upgrade(
         self, path: str, *, query: Query | None = None, timeout: float = 30.0
@@ -149,11 +150,13 @@ class Engine:
             await exchange.send(method, target, defaults | dict(headers), data, moved)
             yield exchange
         except BrokenAnswer as error:
-            self._version = ""
-            said = connection.complaint()
-            raise broken(self.endpoint, f"{method} {path}", error, said) from error
+            raise self._broken(f"{method} {path}", error, connection.complaint()) from error
         finally:
             exchange.close()
+
+    def _broken(self, what: str, error: BrokenAnswer, said: str = "") -> EngineError:
+        self._version = ""
+        return broken(self.endpoint, what, error, said)
 
     async def _negotiate(self) -> str:
         """The version of the API that both sides speak."""
@@ -176,6 +179,8 @@ class Engine:
         head = await exchange.head()
         if head.status < 300 or head.status == 304:  # 304: it is so already
             return head
+        if head.status == 400:
+            self._version = ""  # it may be about the version: another engine than before
         raise refused(head.status, await exchange.beginning(MAX_REFUSAL))
 
     def _silent(self, method: str, path: str, timeout: float) -> EngineError:
@@ -188,10 +193,17 @@ class Engine:
 class _Lines:
     """The objects of one answer, as they come."""
 
-    def __init__(self, exchange: Exchange, idle_timeout: float, silent: EngineError) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        idle_timeout: float,
+        silent: EngineError,
+        broken: Callable[[BrokenAnswer], EngineError],
+    ) -> None:
         self._exchange = exchange
         self._idle_timeout = idle_timeout
         self._silent = silent
+        self._broken = broken
         self._lines: deque[bytes] = deque()
         self._rest = b""
         self._ended = False
@@ -200,6 +212,12 @@ class _Lines:
         return self
 
     async def __anext__(self) -> dict[str, Any]:
+        try:
+            return await self._next()
+        except BrokenAnswer as error:
+            raise self._broken(error) from error
+
+    async def _next(self) -> dict[str, Any]:
         while True:
             while self._lines:
                 if line := self._lines.popleft().strip():

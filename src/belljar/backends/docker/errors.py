@@ -16,6 +16,13 @@ from belljar.printable import printable
 
 MAX_WORDS = 2000  # characters of what an engine says about a failure
 START = "start it: `systemctl start docker`, rootless `systemctl --user start docker`"
+_CERTIFICATE = "does it want a certificate? DOCKER_CERT_PATH, with cert.pem and key.pem it accepts"
+
+# What engines say, and what then helps.
+_HINTS = {
+    "HTTP request to an HTTPS server": "it wants TLS: set DOCKER_TLS_VERIFY=1 and DOCKER_CERT_PATH",
+    "Minimum supported API version": "this engine is too new: a newer belljar may know it",
+}
 
 
 class BrokenAnswer(Exception):
@@ -49,7 +56,10 @@ def refused(status: int, body: bytes) -> EngineError:
         said = None
     words = said.get("message") if isinstance(said, dict) else body.decode("utf-8", "replace")
     text = cleaned(words) if isinstance(words, str) else ""
-    return EngineError(text or f"the engine answered with status {status}", status=status)
+    hint = next((remedy for phrase, remedy in _HINTS.items() if phrase in text), None)
+    return EngineError(
+        text or f"the engine answered with status {status}", status=status, hint=hint
+    )
 
 
 def cleaned(words: str) -> str:
@@ -73,7 +83,7 @@ def _remedy(endpoint: Endpoint, error: OSError) -> str:
         case ssl.SSLCertVerificationError():
             return "DOCKER_CERT_PATH: the directory with the ca.pem that signed its certificate"
         case ssl.SSLError() if "ALERT" in str(error):
-            return "it wants a certificate: DOCKER_CERT_PATH, with cert.pem and key.pem it accepts"
+            return _CERTIFICATE
         case ssl.SSLError():
             return "does this port speak TLS? without it: unset DOCKER_TLS_VERIFY, DOCKER_CERT_PATH"
         case socket.gaierror():
@@ -95,7 +105,7 @@ def _remedy(endpoint: Endpoint, error: OSError) -> str:
 
 def broken(endpoint: Endpoint, what: str, error: BrokenAnswer, said: str) -> EngineError:
     """The error for an answer that is none. `said`: by a program in between, about its end."""
-    if said:
+    if said and error.nothing:
         return EngineUnavailable(
             f"no connection to the engine at {endpoint}: {cleaned(said)}",
             hint=f"does `ssh {endpoint.address.partition('/')[0]} docker version` work, unasked?",
@@ -103,6 +113,10 @@ def broken(endpoint: Endpoint, what: str, error: BrokenAnswer, said: str) -> Eng
     if isinstance(error.__cause__, OSError) and error.nothing:
         # With TLS 1.3 a certificate of ours is refused only after the handshake.
         return unreachable(endpoint, error.__cause__)
+    if endpoint.tls is not None and error.nothing:
+        return EngineUnavailable(
+            f"the engine at {endpoint} ended the TLS connection without a word", hint=_CERTIFICATE
+        )
     return EngineError(
         f"the engine at {endpoint} gave no proper answer to {what}: {cleaned(str(error))}",
         hint="did it end meanwhile? is it a container engine? its log tells more",

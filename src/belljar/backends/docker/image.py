@@ -19,7 +19,7 @@ import anyio
 from belljar.backends.docker import dockerfile, image_key, owner, pull, removal
 from belljar.backends.docker.engine import Engine, EngineError
 from belljar.backends.docker.facts import Facts
-from belljar.backends.docker.image_build import PYTHON, build, in_use
+from belljar.backends.docker.image_build import PYTHON, Taken, build, in_use
 from belljar.backends.docker.image_key import Wanted
 from belljar.backends.docker.image_luggage import Order
 from belljar.backends.docker.image_progress import Progress, Teller, telling
@@ -33,7 +33,6 @@ WAIT_INTERVAL = 0.3  # seconds between two looks at somebody else's build
 # An owner that cannot be seen from here has this long to start the container it has created, or
 # to remove the one that has ended.
 GRACE = 120.0
-_CONFLICT = 409
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,16 +224,14 @@ async def _make(engine: Engine, order: Order, facts: Facts, progress: Progress) 
             started = time.monotonic()
             try:
                 made = await build(engine, order, facts, teller)
-            except EngineError as error:
-                if error.status != _CONFLICT:
-                    raise
+            except Taken:
+                await _wait(engine, order, teller)
             else:
                 teller.say(
                     "finished", f"image {order.tag} built in {time.monotonic() - started:.1f} s"
                 )
                 return made
             waited = True
-            await _wait(engine, order, teller)
 
 
 async def _wait(engine: Engine, order: Order, teller: Teller) -> None:
@@ -247,6 +244,11 @@ async def _wait(engine: Engine, order: Order, teller: Teller) -> None:
             if error.status == pull.NOT_FOUND:
                 return
             raise
+        if not (found["Config"].get("Labels") or {}).get(owner.BUILD):
+            raise EnvironmentBuildError(
+                f"a container that is not Belljar's has the name {order.container}",
+                hint="rename or remove it: by this name builds keep out of each other's way",
+            )
         if is_abandoned(found):
             await removal.remove(engine, str(found["Id"]))
             return
@@ -263,6 +265,8 @@ def is_abandoned(container: Mapping[str, Any], now: float | None = None) -> bool
     running = bool(state.get("Running"))
     if owner.is_ours(labels):  # one that could not be removed, or was made after it was given up
         return str(container["Id"]) not in in_use
+    if not labels.get(owner.BUILD):
+        return False  # not ours at all, whatever its name
     orphan = owner.is_orphan(labels, running=running)
     if orphan is not None:
         return orphan

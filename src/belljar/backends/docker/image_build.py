@@ -35,6 +35,8 @@ START_TIMEOUT = 60.0
 COMMIT_TIMEOUT = 600.0
 TMPFS_SIZE = "512m"  # an upper bound; uv and the settings take 40 MiB
 
+_CONFLICT = 409
+
 log = logging.getLogger("belljar")
 in_use: set[str] = set()  # build containers of this process
 
@@ -46,8 +48,12 @@ BOOTSTRAP = (
 )
 
 
+class Taken(Exception):
+    """Somebody else has the build container."""
+
+
 async def build(engine: Engine, order: Order, facts: Facts, teller: Teller) -> str:
-    """Make the image and give its id. Needs that nobody else has the container (see `held`)."""
+    """Make the image and give its id. Raises Taken if somebody else is making it."""
     luggage = await anyio.to_thread.run_sync(pack, order)
     for note in luggage.notes:
         teller.note(note)
@@ -92,7 +98,7 @@ async def _attached(engine: Engine, container: str, order: Order) -> AsyncIterat
 
 @asynccontextmanager
 async def held(engine: Engine, order: Order, facts: Facts) -> AsyncIterator[str]:
-    """The build container, made and removed. Raises EngineError with status 409 if it is taken."""
+    """The build container, made and removed."""
     try:
         with anyio.CancelScope(shield=True):  # else nobody would know whether it was made
             made = await engine.request(
@@ -103,6 +109,8 @@ async def held(engine: Engine, order: Order, facts: Facts) -> AsyncIterator[str]
                 timeout=CREATE_TIMEOUT,
             )
     except EngineError as error:
+        if error.status == _CONFLICT:
+            raise Taken from error
         if error.status == 0:  # it may have been made all the same
             await _remove_ours(engine, order)
         raise

@@ -30,24 +30,19 @@ from belljar.errors import BackendUnavailable
 _ARCHITECTURES = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
 _ENOSYS = 38
 _ABSENT = seccomp.ERRNO | _ENOSYS
-_ANY_IOCTL = Rule(names=("ioctl",), action=seccomp.ALLOW)
 _MAX_BITS = 8  # of all arguments that the rules of one call look at
 
 
 @lru_cache(maxsize=16)
-def text(machine: str, *, deny: tuple[str | Rule, ...] = (), devices: bool = False) -> str:
-    """The profile for `machine`; `deny` as for native's compile_profile.
-
-    `devices`: the code was given devices, and every driver has ioctls of its own. What the profile
-    refuses there is about terminals, of which a container without /dev/pts has none.
-    """
+def text(machine: str, *, deny: tuple[str | Rule, ...] = ()) -> str:
+    """The profile for `machine`; `deny` as for native's compile_profile."""
     if machine not in _ARCHITECTURES:
         raise BackendUnavailable(
             f"there is no seccomp profile for {machine!r}, the machine of the engine",
             hint=f"an engine on one of {', '.join(_ARCHITECTURES)}",
         )
     profile = seccomp.load_profile()
-    rules = [*map(_refused, deny), *([_ANY_IOCTL] if devices else [])]
+    rules = [_refused(each) for each in deny]
     document = {
         "defaultAction": "SCMP_ACT_ERRNO",
         "defaultErrnoRet": profile.default & 0xFFFF,

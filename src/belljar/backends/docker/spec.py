@@ -47,8 +47,7 @@ _PROC = (
     *("sysrq-trigger", "sysvipc", "timer_list", "timer_stats", "tty", "vmallocinfo", "vmstat"),
     "zoneinfo",
 )
-# And outside of it: no terminals, no message queues as files, no name servers of the host's.
-_ELSEWHERE = ("/dev/pts", "/dev/mqueue", "/etc/resolv.conf")
+_ELSEWHERE = ("/dev/pts", "/dev/mqueue")  # no terminals, no message queues as files
 # Drivers' libraries look for their devices here.
 _FOR_DEVICES = ("/sys", "/proc/bus", "/proc/devices", "/proc/driver")
 _SECRETS = ("/sys/firmware", "/sys/devices/virtual/powercap", "/sys/kernel")
@@ -79,7 +78,7 @@ def body(
         "Entrypoint": list(command),
         "Cmd": [],
         "Env": [f"{name}={value}" for name, value in env.items()],
-        "User": f"{uid}:{uid}",
+        "User": f"{uid}:{_group(uid)}",
         "WorkingDir": "/",
         "Hostname": HOST_NAME,
         "Labels": dict(labels),
@@ -94,7 +93,7 @@ def body(
         "StopSignal": "SIGKILL",
         "StopTimeout": 0,
         "HostConfig": {
-            **_isolation(spec, docker, facts, filter_ or seccomp(spec, docker, facts)),
+            **_isolation(docker, filter_ or seccomp(spec, docker, facts)),
             **_resources(spec.limits, docker, facts),
             **_files(spec, docker, facts, uid, volumes),
             **_devices(docker),
@@ -119,6 +118,10 @@ def pick_uid(facts: Facts, mounts: Iterable[Mount] = ()) -> int:
     if any(mounts) and os.geteuid() != 0:
         return os.geteuid()
     return plan.UID_FIRST + random.SystemRandom().randrange(1, plan.UID_COUNT)
+
+
+def _group(uid: int) -> int:
+    return os.getegid() if uid == os.geteuid() else uid
 
 
 def check_mounts(mounts: Iterable[Mount], uid: int) -> None:
@@ -152,7 +155,7 @@ def seccomp(spec: GuestSpec, docker: Docker, facts: Facts) -> str:
         deny += cast(Refusals, SET_ID)
     if not facts.memory_limit:
         deny += cast(Refusals, HIDDEN_MEMORY)  # nothing else would count such pages
-    return profile.text(facts.machine, deny=deny, devices=_wants_devices(docker))
+    return profile.text(facts.machine, deny=deny)
 
 
 def _check_runtime(docker: Docker, facts: Facts) -> None:
@@ -168,20 +171,22 @@ def _check_runtime(docker: Docker, facts: Facts) -> None:
     )
 
 
-def _isolation(spec: GuestSpec, docker: Docker, facts: Facts, filter_: str) -> dict[str, object]:
+def _isolation(docker: Docker, filter_: str) -> dict[str, object]:
     masked = [f"/proc/{name}" for name in _PROC] + ["/sys", *_ELSEWHERE]
     if _wants_devices(docker):
         masked = [path for path in masked if path not in _FOR_DEVICES] + list(_SECRETS)
     return {
         "NetworkMode": "none",
-        # As in native, the sandbox's own name leads to itself.
+        # As in native, the sandbox's own name leads to itself, and no other anywhere. What the
+        # engine's machine asks for names is not for the code to know.
         "ExtraHosts": [f"{HOST_NAME}:127.0.0.1"],
+        "Dns": ["127.0.0.1"],
+        "DnsSearch": ["."],
         "IpcMode": "private",
         "CgroupnsMode": "private",
         "CapDrop": ["ALL"],
         "SecurityOpt": ["no-new-privileges", f"seccomp={filter_}"],
         "MaskedPaths": masked,
-        "ReadonlyPaths": [path for path in ("/proc/bus", "/proc/driver") if path not in masked],
     }
 
 
@@ -238,18 +243,20 @@ def _files(
         "/tmp": _tmpfs(limits.tmp, 16384, uid, facts, noexec=docker.noexec),
         "/dev/shm": _tmpfs(limits.tmp, 4096, uid, facts, noexec=docker.noexec),
     }
-    # What an image declares as a volume would be a writable directory on the engine's disk,
-    # without any limit.
-    sealed = [
-        {"Type": "volume", "Target": path, "ReadOnly": True}
-        for path in volumes
-        if path not in tmpfs
-    ]
+    # What an image declares as a volume is a directory on the engine's disk, without any limit:
+    # read-only, with what the image has there. Where nobody does that, it is covered.
+    sealed = [path for path in volumes if path not in tmpfs]
+    read_only = ["/proc/bus", "/proc/driver"]  # they may be seen if there are devices
+    if facts.engine == "docker" and own_kernel(docker.runtime or facts.default_runtime) is None:
+        read_only += sealed
+    else:
+        tmpfs |= dict.fromkeys(sealed, "size=4k,mode=0755,nosuid,nodev,noexec,ro")
     return {
         "ReadonlyRootfs": True,
+        "ReadonlyPaths": read_only,
         "Tmpfs": tmpfs,
         "ShmSize": limits.tmp,
-        "Mounts": [*(_bind(mount, facts) for mount in spec.mounts), *sealed],
+        "Mounts": [_bind(mount, facts) for mount in spec.mounts],
     }
 
 
@@ -258,7 +265,7 @@ def _tmpfs(size: int, inodes: int, uid: int, facts: Facts, *, noexec: bool) -> s
     common = f"size={size},nosuid,nodev,{'noexec' if noexec else 'exec'}"
     if facts.engine == "podman":  # it knows no more options than these
         return f"{common},mode=1777,notmpcopyup"
-    return f"{common},mode=0700,nr_inodes={inodes},uid={uid},gid={uid}"
+    return f"{common},mode=0700,nr_inodes={inodes},uid={uid},gid={_group(uid)}"
 
 
 def _bind(mount: Mount, facts: Facts) -> dict[str, object]:

@@ -18,6 +18,7 @@ from belljar.guest.outbox import Outbox
 HEADER = 8
 OUTPUT, ERROR = 1, 2
 LAST_WORDS = 8192  # bytes of standard error that are kept
+MOST_WORDS = 16 * 1024 * 1024  # init says little there; what comes in floods is the code's
 MAX_UNPAUSED = 512 * 1024
 
 
@@ -29,6 +30,7 @@ class Demultiplexer:
         self._kind = OUTPUT
         self._left = 0  # bytes of the piece that have not come yet
         self.last_words = bytearray()
+        self._said = 0
 
     def feed(self, data: bytes) -> bytes:
         """What of it came on standard output."""
@@ -42,9 +44,15 @@ class Demultiplexer:
             if self._kind == OUTPUT:
                 taken.append(piece)
             else:
-                self.last_words += piece
-                del self.last_words[:-LAST_WORDS]
+                self._keep(piece)
         return taken[0].tobytes() if len(taken) == 1 else b"".join(taken)
+
+    def _keep(self, piece: memoryview) -> None:
+        self._said += len(piece)
+        if self._said > MOST_WORDS:
+            raise wire.WireError("a flood on standard error")
+        self.last_words += piece
+        del self.last_words[:-LAST_WORDS]
 
     def _read_header(self, view: memoryview) -> memoryview:
         missing = HEADER - len(self._header)
@@ -75,11 +83,11 @@ class AttachedStream:
         return self._pieces.last_words.decode("utf-8", "replace")
 
     async def receive(self) -> bytes:
-        # A guest that always has more must not keep the event loop, and its time-outs, waiting.
-        if self._unpaused > MAX_UNPAUSED:
-            self._unpaused = 0
-            await anyio.lowlevel.checkpoint()
         while True:
+            # Who always has more must not keep the event loop, and its time-outs, waiting.
+            if self._unpaused > MAX_UNPAUSED:
+                self._unpaused = 0
+                await anyio.lowlevel.checkpoint()
             try:
                 data = self._connection.recv(wire.CHUNK)
             except BlockingIOError:

@@ -1,0 +1,723 @@
+"""Workspaces kept in memory: what comes back, what it may take, and what happens when it fails."""
+
+import contextlib
+import errno
+import os
+import resource
+import shutil
+import signal
+import socket
+import stat
+import tempfile
+import threading
+import warnings
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from belljar.guest import branches, descent, holes, shelves, treepack, wire
+from belljar.guest.shelves import Shelves
+from belljar.guest.store import CURRENT, Store
+
+pytestmark = pytest.mark.by_user_too
+ROOM = 64 << 20
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture(autouse=True)
+def no_leak():
+    before = descriptors()
+    yield
+    assert descriptors() == before
+
+
+class Fork:
+    """Forks, and does something in the children that are named, the first being 1."""
+
+    def __init__(self, do=lambda: None, children=()):
+        self.do, self.children, self.forked = do, children, 0
+
+    def __call__(self):
+        self.forked += 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of threads, from Python 3.12 on
+            pid = os.fork()
+        if pid == 0 and self.forked in self.children:
+            self.do()
+        return pid
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def opened(workspace, size=ROOM, fork=None):
+    made = Shelves(str(workspace), size, fork or Fork())
+    try:
+        yield made
+    finally:
+        assert not made.children
+        for shelf in set(made._shelves.values()):
+            shelf.close()
+        os.close(made._directory)
+
+
+@pytest.fixture
+def workspace():
+    """Beside the tests' own directory, which pytest could not remove if it were locked."""
+    path = tempfile.mkdtemp()
+    yield path
+    remove(path)
+
+
+def remove(path):
+    for top, names, _ in os.walk(path, topdown=True):
+        os.chmod(top, 0o700)
+        for name in names:
+            if not os.path.islink(os.path.join(top, name)):
+                os.chmod(os.path.join(top, name), 0o700)
+    shutil.rmtree(path)
+
+
+def keep(made, source=CURRENT):
+    """The name of a copy, and the error that it came to."""
+    errors = []
+    name = made.make()
+    made.copy(source, name, errors.append)
+    for pid in made.children:
+        made.on_exit(pid, os.waitpid(pid, 0)[1])
+    (error,) = errors
+    return name, error
+
+
+def kept(made, source=CURRENT):
+    name, error = keep(made, source)
+    assert not error, os.strerror(error)
+    return name
+
+
+def replace(made, name):
+    """As going back does: what is there is not wanted any more."""
+    made.remove(made.set_aside())
+    made.bring(name)
+
+
+def exchange(made, name):
+    """As a change of branches does."""
+    aside = made.set_aside()
+    made.bring(name)
+    return aside
+
+
+def look(top):
+    """All that can be seen of a tree. Directories that are closed are opened for the time."""
+    found, groups = {}, {}
+    top = os.fsencode(top)
+
+    def visit(path, name):
+        status = os.lstat(path)
+        mode = stat.S_IMODE(status.st_mode)
+        seen = [stat.S_IFMT(status.st_mode), mode, status.st_mtime_ns]
+        if stat.S_ISREG(status.st_mode):
+            os.chmod(path, mode | 0o400)
+            with open(path, "rb") as file:
+                seen += [status.st_size, file.read(1 << 20), status.st_blocks]
+            os.chmod(path, mode)
+            groups.setdefault(status.st_ino, set()).add(name)
+        elif stat.S_ISLNK(status.st_mode):
+            seen[1] = os.readlink(path)
+        elif stat.S_ISDIR(status.st_mode):
+            os.chmod(path, 0o700)
+            for inner in os.listdir(path):
+                visit(os.path.join(path, inner), os.path.join(name, inner))
+            os.chmod(path, mode)
+        found[name] = seen
+
+    visit(top, b".")
+    return found, sorted(map(sorted, groups.values()))
+
+
+# --- what comes back ---------------------------------------------------------------------------
+
+NAMES = st.binary(min_size=1, max_size=12).filter(lambda b: not set(b) & {0, 47}).filter(
+    lambda b: b not in (b".", b"..")
+) | st.sampled_from([b"x" * 255, b"\xff\xfe", b"new\nline", b" ", b"-rf", b"\xe2\x82\xac"])
+MODES = st.integers(0, 0o7777)
+TIMES = st.integers(-(10**18), 10**20)  # before 1970, and beyond what 64 bits of nanoseconds hold
+FILES = st.tuples(
+    st.just("file"),
+    st.lists(st.tuples(st.integers(0, 1 << 21), st.binary(max_size=40)), max_size=3),
+    st.integers(0, 1 << 22),
+)
+LEAVES = (
+    FILES
+    | st.tuples(st.just("link"), st.binary(min_size=1, max_size=50).filter(lambda b: 0 not in b))
+    | st.just(("fifo",))
+    | st.tuples(st.just("same"), st.integers(0, 9))
+)
+TREES = st.recursive(
+    LEAVES,
+    lambda inner: st.tuples(
+        st.just("directory"),
+        st.dictionaries(NAMES, st.tuples(inner, MODES, TIMES), max_size=5),
+    ),
+    max_leaves=15,
+)
+TOPS = st.tuples(st.dictionaries(NAMES, st.tuples(TREES, MODES, TIMES), max_size=6), MODES, TIMES)
+
+
+def build(path, tree):
+    """`tree` is what is in a directory, its mode and its time."""
+    made = []
+
+    def make(path, thing, mode, time):
+        kind = thing[0]
+        if kind == "directory":
+            os.mkdir(path)
+            for name, (inner, inner_mode, inner_time) in thing[1].items():
+                make(os.path.join(path, name), inner, inner_mode, inner_time)
+        elif kind == "file":
+            with open(path, "wb") as file:
+                for position, data in thing[1]:
+                    file.seek(position)
+                    file.write(data)
+                file.truncate(max(thing[2], file.tell()))
+            made.append(path)
+        elif kind == "link":
+            os.symlink(thing[1], path)
+        elif kind == "fifo":
+            os.mkfifo(path)
+        elif made:
+            os.link(made[thing[1] % len(made)], path)
+            return  # its mode and time are the other's
+        else:
+            return
+        if kind != "link":
+            os.chmod(path, mode)
+        os.utime(path, ns=(time, time), follow_symlinks=False)
+
+    entries, mode, time = tree
+    for name, (inner, inner_mode, inner_time) in entries.items():
+        make(os.path.join(os.fsencode(path), name), inner, inner_mode, inner_time)
+    os.chmod(path, mode)
+    os.utime(path, ns=(time, time))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(first=TOPS, second=TOPS)
+def test_any_tree_comes_back_as_it_was(first, second):
+    workspace = tempfile.mkdtemp()
+    try:
+        with opened(workspace) as made:
+            nothing = look(workspace)
+            empty = kept(made)
+            build(workspace, first)
+            one = look(workspace)  # what the file system made of it: some know no times so far away
+            first = exchange(made, kept(made, empty))
+            assert look(workspace) == nothing
+            build(workspace, second)
+            two = look(workspace)
+            second = kept(made)
+            assert look(workspace) == two
+            assert exchange(made, kept(made, first))
+            assert look(workspace) == one
+            replace(made, second)
+            assert look(workspace) == two
+            replace(made, first)
+            assert look(workspace) == one
+    finally:
+        remove(workspace)
+
+
+def test_a_file_larger_than_any_memory_is_mostly_a_hole(workspace):
+    path = os.path.join(workspace, "sparse")
+    with open(path, "wb") as file:
+        file.write(b"start")
+        file.seek(1 << 38)
+        file.write(b"middle")
+        file.truncate(1 << 40)
+    with opened(workspace) as made:
+        name = kept(made)
+        assert made._shelves[name].size < 100_000
+        replace(made, name)
+    with open(path, "rb") as file:
+        assert os.fstat(file.fileno()).st_size == 1 << 40
+        assert os.fstat(file.fileno()).st_blocks < 1000
+        assert file.read(10) == b"start".ljust(10, b"\0")
+        file.seek(1 << 38)
+        assert file.read(10) == b"middle".ljust(10, b"\0")
+
+
+def no_holes_told(monkeypatch):
+    seek = os.lseek
+
+    def answer(fd, position, whence):
+        if whence in (os.SEEK_DATA, os.SEEK_HOLE):
+            raise OSError(errno.EINVAL, "as gVisor says")
+        return seek(fd, position, whence)
+
+    monkeypatch.setattr(os, "lseek", answer)
+
+
+def test_holes_are_found_where_nobody_tells_of_them(workspace, monkeypatch):
+    no_holes_told(monkeypatch)
+    path, size = os.path.join(workspace, "sparse"), (64 << 20) + 5
+    with open(path, "wb") as file:
+        for position in range(0, size, 1 << 20):
+            file.seek(position + 4096)
+            file.write(b"x")
+        file.truncate(size)
+    with open(path, "rb") as file:
+        before = file.read()
+    with opened(workspace) as made:
+        name = kept(made)
+        assert made._shelves[name].size < 1 << 20
+        replace(made, name)
+    with open(path, "rb") as file:
+        assert file.read() == before
+
+
+def test_what_would_take_for_ever_to_search_is_refused(workspace, monkeypatch):
+    no_holes_told(monkeypatch)
+    with open(os.path.join(workspace, "sparse"), "wb") as file:
+        file.truncate(holes.MAX_LOOK + 1)
+    with opened(workspace) as made:
+        assert keep(made)[1] == errno.EFBIG
+
+
+@given(st.lists(st.sampled_from([bytes(4096), b"x" * 4096, b"\0" * 4095 + b"x", b"", b"x", b"\0"])))
+def test_every_page_that_is_not_zero_is_found(pages):
+    data = b"".join(pages)
+    rebuilt = bytearray(len(data))
+    last = -1
+    for start, end in holes.filled(data):
+        assert start > last  # pages that are neighbours are one piece
+        assert data[start : start + 4096].strip(b"\0")
+        rebuilt[start:end] = data[start:end]
+        last = end
+    assert rebuilt == data
+
+
+def few_descriptors():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descent.MAX_OPEN + 40,) * 2)
+
+
+def test_depth_costs_no_descriptors(workspace):
+    depth = 3000
+    here = os.getcwd()
+    os.chdir(workspace)
+    for _ in range(depth):
+        os.mkdir("d")
+        os.chdir("d")
+    with open("bottom", "w") as file:
+        file.write("deep")
+    os.chdir(here)
+    with opened(workspace, fork=Fork(few_descriptors, {1, 2})) as made:
+        replace(made, kept(made))
+    os.chdir(workspace)
+    for _ in range(depth):
+        os.chdir("d")
+    with open("bottom") as file:
+        assert file.read() == "deep"
+    os.chdir(workspace)
+    os.chdir(here)
+    shelves.removal.remove("d", os.open(workspace, os.O_RDONLY))
+
+
+def test_a_directory_that_was_moved_away_is_not_gone_back_from(workspace, monkeypatch):
+    monkeypatch.setattr(descent, "MAX_OPEN", 1)
+    os.makedirs(os.path.join(workspace, "a/b"))
+    os.mkdir(os.path.join(workspace, "elsewhere"))
+    top = os.open(workspace, os.O_RDONLY)
+    way = descent.Descent(top)
+    way.enter("a")
+    way.enter("b")
+    os.rename(os.path.join(workspace, "a/b"), os.path.join(workspace, "elsewhere/b"))
+    with pytest.raises(OSError, match=os.strerror(errno.ESTALE)):
+        way.leave()
+    way.close()
+    os.close(top)
+
+
+def test_a_file_never_has_more_names_than_in_the_end(workspace, monkeypatch):
+    """There may be no room for one more: a link takes an inode of a tmpfs."""
+    os.mkdir(os.path.join(workspace, "d"))
+    names = [os.path.join(workspace, name) for name in ("a", "b", "d/c", "d/e")]
+    open(names[0], "w").close()
+    for name in names[1:]:
+        os.link(names[0], name)
+    counts = []
+    link, rename = os.link, os.rename
+
+    def count(call, source, target, **options):
+        call(source, target, **options)
+        counts.append(os.stat(target, dir_fd=options["dst_dir_fd"]).st_nlink)
+
+    with opened(workspace) as made:
+        name = kept(made)
+        monkeypatch.setattr(os, "link", lambda *a, **o: count(link, *a, **o))
+        monkeypatch.setattr(os, "rename", lambda *a, **o: count(rename, *a, **o))
+        made._unpack(made._shelves[name])
+        monkeypatch.undo()
+    assert counts == [2, 3, 4, 4]
+    assert len({os.stat(name).st_ino for name in names}) == 1
+    assert sorted(os.listdir(workspace)) == ["a", "b", "d"]
+
+
+def test_names_that_vanish_while_a_file_is_packed_leave_nothing_behind(workspace, monkeypatch):
+    for name in ("a", "b", "c"):
+        path = os.path.join(workspace, name)
+        open(path, "w").close() if name == "a" else os.link(os.path.join(workspace, "a"), path)
+    listed = os.listdir
+    with opened(workspace) as made:
+        monkeypatch.setattr(os, "listdir", lambda fd: ["a", "b"])
+        name = kept(made)
+        monkeypatch.setattr(os, "listdir", listed)
+        replace(made, name)
+    assert sorted(os.listdir(workspace)) == ["a", "b"]
+
+
+def test_files_that_come_and_go_do_not_stop_it(workspace):
+    with open(os.path.join(workspace, "stays"), "w") as file:
+        file.write("a")
+    stop = threading.Event()
+
+    def disturb():
+        while not stop.is_set():
+            for i in range(50):
+                path = os.path.join(workspace, f"t{i}")
+                os.makedirs(os.path.join(path, "in"))
+                open(os.path.join(path, "file"), "w").close()
+            for i in range(50):
+                shutil.rmtree(os.path.join(workspace, f"t{i}"))
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    try:
+        with opened(workspace) as made:
+            names = [kept(made) for _ in range(10)]
+            stop.set()
+            thread.join()
+            for name in names:
+                replace(made, name)
+                with open(os.path.join(workspace, "stays")) as file:
+                    assert file.read() == "a"
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_socket_is_left_out(workspace):
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.path.join(workspace, "s"))
+        with opened(workspace) as made:
+            replace(made, kept(made))
+    assert os.listdir(workspace) == []
+
+
+def test_the_directory_itself_may_be_somebody_elses(workspace, monkeypatch):
+    """Some engines mount a tmpfs that is root's and open to all."""
+    open(os.path.join(workspace, "f"), "w").close()
+    os.chmod(workspace, 0o1777)
+    with opened(workspace) as made:
+        name = kept(made)
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+        monkeypatch.setattr(os, "fchmod", _only_below(workspace, os.fchmod))
+        monkeypatch.setattr(os, "chmod", _only_below(workspace, os.chmod))
+        replace(made, name)
+    assert os.listdir(workspace) == ["f"]
+
+
+def _only_below(workspace, call):
+    top = os.stat(workspace).st_ino
+
+    def act(path, mode, **options):
+        if not options and os.stat(path).st_ino == top:
+            raise PermissionError(errno.EPERM, "not yours")
+        call(path, mode, **options)
+
+    return act
+
+
+# --- room --------------------------------------------------------------------------------------
+
+
+def fill(workspace, name, size):
+    with open(os.path.join(workspace, name), "wb") as file:
+        file.write(os.urandom(size))
+
+
+def test_archives_and_what_is_there_share_the_room(workspace):
+    fill(workspace, "f", 10 << 20)
+    os.mkdir(os.path.join(workspace, "locked"), 0)
+    before = look(workspace)
+    with opened(workspace, 32 << 20) as made:
+        first, second = kept(made), kept(made)
+        refused, error = keep(made)
+        assert error == errno.ENOSPC
+        assert look(workspace) == before
+        made.remove(refused)
+        assert keep(made)[1] == errno.ENOSPC
+        made.remove(first)
+        assert kept(made)
+        made.remove(second)
+
+
+def test_a_copy_of_an_archive_is_the_same_one_but_there_must_be_room_for_its_files(workspace):
+    fill(workspace, "f", 10 << 20)
+    with opened(workspace, 32 << 20) as made:
+        first = kept(made)
+        copies = [kept(made, first) for _ in range(20)]
+        assert len(set(made._shelves.values())) == 2  # and the spare one
+        made.remove(first)
+        replace(made, copies.pop())
+        assert os.path.getsize(os.path.join(workspace, "f")) == 10 << 20
+        second = kept(made)
+        fill(workspace, "f", 1 << 20)
+        assert kept(made)
+        assert keep(made, second)[1] == 0
+        fill(workspace, "f", 4 << 20)
+        assert kept(made)
+        assert keep(made, second)[1] == errno.ENOSPC
+
+
+def test_what_is_put_aside_need_not_fit(workspace):
+    """What the code writes while others are kept cannot be refused: only its own room bounds it."""
+    fill(workspace, "f", 10 << 20)
+    with opened(workspace, 24 << 20) as made:
+        name = kept(made)
+        fill(workspace, "g", 20 << 20)
+        aside = exchange(made, name)
+        assert os.listdir(workspace) == ["f"]
+        exchange(made, aside)
+        assert sorted(os.listdir(workspace)) == ["f", "g"]
+
+
+def test_a_full_workspace_fits_whatever_limit_there_is_to_files(workspace):
+    size = 2 << 20
+    fill(workspace, "f", size)
+    limit = Fork(lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)), {1, 2})
+    with opened(workspace, fork=limit) as made:
+        before = look(workspace)
+        replace(made, kept(made))
+        assert look(workspace) == before
+
+
+def test_memory_is_given_back_and_closed_in_programs(workspace):
+    fill(workspace, "f", 1 << 20)
+    with opened(workspace) as made:
+        before = descriptors()
+        names = [kept(made) for _ in range(5)]
+        shared = [kept(made, names[0]) for _ in range(5)]
+        assert descriptors() == before + 10
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            with contextlib.suppress(OSError):
+                if "memfd:" in os.readlink(f"/proc/self/fd/{fd}"):
+                    assert not os.get_inheritable(fd)
+        for name in names + shared:
+            made.remove(name)
+        assert descriptors() == before
+
+
+# --- failures ----------------------------------------------------------------------------------
+
+
+def test_a_copy_whose_process_is_killed_has_failed_and_changed_nothing(workspace):
+    fill(workspace, "f", 1000)
+    before = look(workspace)
+    with opened(workspace, fork=Fork(die, {1})) as made:
+        name, error = keep(made)
+        assert error == errno.EIO
+        assert look(workspace) == before
+        made.remove(name)
+
+
+def test_a_copy_can_be_cancelled(workspace):
+    fill(workspace, "f", 1000)
+    errors = []
+    with opened(workspace, fork=Fork(signal.pause, {1})) as made:
+        made.copy(CURRENT, made.make(), errors.append)
+        made.cancel()
+        (pid,) = made.children
+        made.on_exit(pid, os.waitpid(pid, 0)[1])
+    assert errors == [errno.EIO]
+
+
+def die_at(monkeypatch, name, after):
+    """In the children that call this, somebody kills them in the middle of their work."""
+    call, left = getattr(os, name), [-1]
+
+    def act(*arguments, **options):
+        if left[0] == 0:
+            die()
+        left[0] -= 1
+        return call(*arguments, **options)
+
+    monkeypatch.setattr(os, name, act)
+    return lambda: left.__setitem__(0, after)
+
+
+@pytest.mark.parametrize("call", ["pread", "unlink", "mkdir", "pwrite", "utime"])
+def test_a_child_that_is_killed_in_the_middle_is_replaced(workspace, monkeypatch, call):
+    for name in "abc":
+        os.mkdir(os.path.join(workspace, name), 0o700)
+        fill(workspace, f"{name}/f", 5000)
+        fill(workspace, name + name, 5000)
+    before = look(workspace)
+    fork = Fork(die_at(monkeypatch, call, 1))
+    with opened(workspace, fork=fork) as made:
+        name = kept(made)
+        fill(workspace, "a/f", 77)
+        changed = look(workspace)
+        fork.children = {fork.forked + 1, fork.forked + 3}  # the first of each: packing, unpacking
+        aside = exchange(made, name)
+        assert look(workspace) == before
+        exchange(made, aside)
+        assert look(workspace) == changed
+
+
+def test_if_all_children_are_killed_everything_is_as_it_was(workspace):
+    fill(workspace, "f", 1000)
+    fork = Fork(die)
+    with opened(workspace, fork=fork) as made:
+        name = kept(made)
+        fill(workspace, "f", 2000)
+        os.chmod(workspace, 0)
+        before = look(workspace)
+        shelved = set(made._shelves)
+        packing = range(fork.forked + 1, fork.forked + 4)
+        fork.children = packing
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            exchange(made, name)
+        assert look(workspace) == before
+        fork.children = range(fork.forked + 2, fork.forked + 5)  # unpacking; then comes what was
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            exchange(made, name)
+        assert look(workspace) == before
+        assert set(made._shelves) <= shelved  # nothing more is kept
+        fork.children = ()
+        exchange(made, name)
+        assert os.path.getsize(os.path.join(workspace, "f")) == 1000
+
+
+def test_what_finds_no_room_when_it_is_brought_is_not_lost(workspace):
+    fill(workspace, "f", 1 << 20)
+    fork = Fork(lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, 1 << 19)))
+    with opened(workspace, fork=fork) as made:
+        name = kept(made)
+        fill(workspace, "f", 1000)
+        before = look(workspace)
+        fork.children = {fork.forked + 2}
+        with pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
+            exchange(made, name)
+        assert look(workspace) == before
+        fork.children = {fork.forked + 1}
+        with pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
+            replace(made, name)
+        replace(made, name)
+        assert os.path.getsize(os.path.join(workspace, "f")) == 1 << 20
+
+
+def test_an_archive_that_is_not_whole_is_never_taken_for_one(workspace):
+    fill(workspace, "f", 1000)
+    with opened(workspace) as made:
+        shelf = made._shelves[kept(made)]
+        size = os.fstat(shelf._records).st_size
+        for length in (0, 1, size - 1, size // 2):
+            os.truncate(shelf._records, length)
+            with pytest.raises(OSError, match="not whole"):
+                made._unpack(shelf)
+
+
+def test_a_child_that_is_stopped_goes_on(workspace):
+    fill(workspace, "f", 1000)
+    before = look(workspace)
+    stop = Fork(lambda: os.kill(os.getpid(), signal.SIGSTOP), {2, 3})
+    with opened(workspace, fork=stop) as made:
+        exchange(made, kept(made))
+        assert look(workspace) == before
+
+
+def test_without_a_process_init_does_it(workspace):
+    fill(workspace, "f", 1000)
+    before = look(workspace)
+    with opened(workspace) as made:
+        name = kept(made)
+
+        def no_process():
+            raise BlockingIOError(errno.EAGAIN, "out of processes")
+
+        made._fork = no_process
+        assert keep(made)[1] == errno.EAGAIN
+        fill(workspace, "f", 10)
+        exchange(made, name)
+        assert look(workspace) == before
+
+
+# --- who keeps workspaces where ----------------------------------------------------------------
+
+
+class Init:
+    """What Branches needs of it, to answer that it cannot."""
+
+    def __init__(self):
+        self.sent = []
+
+    def on_worker_frame(self, keeper, frame, fds):
+        raise AssertionError
+
+    def send(self, kind, request, header=None):
+        self.sent.append(header)
+
+
+def setup_of(workspace, **options):
+    return {"workspace": str(workspace), "result": 1000, **options}
+
+
+def why_not(made, init):
+    made.keep(wire.Frame(wire.KEEP, 1, {"number": 1, "branch": False}, b""))
+    return init.sent[0]["error"]
+
+
+def test_workspaces_are_kept_where_the_setup_says(workspace):
+    directory = os.open(workspace, os.O_RDONLY)
+    made = branches.Branches(Init(), setup_of(workspace, store=directory))
+    assert type(made.store) is Store
+    os.close(directory)
+    made = branches.Branches(Init(), setup_of(workspace, shelves=1000))
+    assert type(made.store) is Shelves
+    for shelf in made.store._shelves.values():
+        shelf.close()
+    os.close(made.store._directory)
+    init = Init()
+    made = branches.Branches(init, setup_of(workspace))
+    assert "no place" in why_not(made, init)
+
+
+@pytest.mark.parametrize("how", ["missing", "denied"])
+def test_without_memory_that_has_no_name_there_are_no_checkpoints(workspace, monkeypatch, how):
+    if how == "missing":
+        monkeypatch.delattr(os, "memfd_create")
+    else:
+
+        def denied(name, flags):
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+
+        monkeypatch.setattr(os, "memfd_create", denied)
+    init = Init()
+    made = branches.Branches(init, setup_of(workspace, shelves=1000))
+    assert made.store is None
+    expected = {"missing": "no memfd_create", "denied": "not permitted"}[how]
+    assert expected in why_not(made, init)
+
+
+def test_what_the_records_say_is_little(workspace):
+    for i in range(1000):
+        open(os.path.join(workspace, f"file{i}"), "w").close()
+    with opened(workspace) as made:
+        assert made._shelves[kept(made)].size < 1000 * (treepack._RECORD.size + 30)
