@@ -23,7 +23,7 @@ def why_none():
     """What this machine lacks for one; None: nothing."""
     if os.geteuid() != 0:
         return "only root can start a second dockerd"
-    for program in ("dockerd", "containerd"):
+    for program in ("dockerd", "containerd", "unshare"):
         if shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") is None:
             return f"there is no {program} on this machine"
     return None
@@ -117,12 +117,8 @@ class SecondEngine:
 
     def close(self):
         """Leave nothing, whatever state it is in."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal.SIGCONT)
-            self._process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(20)
-            self._process.kill()
+        if self._process is not None:
+            self._process.kill()  # an orderly end takes ten seconds
             self._process.wait()
         left = self.processes()
         for process in [below for shim in left for below in census.descendants(shim.pid)] + left:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import time
-from pathlib import Path
 
 import anyio
 import pytest
@@ -116,11 +115,6 @@ def test_interrupt_within_a_callback_cancels_the_cell(run_async, open_sandbox):
 # --- cancellation ----------------------------------------------------------------------------
 
 
-def cpu_ticks(pid):
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
-
-
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_cancelling_a_run_ends_the_work_of_the_guest(run_async, open_sandbox, outside, stubborn):
     code = "print('begun')\n" + LOOP
@@ -140,7 +134,7 @@ def test_cancelling_a_run_ends_the_work_of_the_guest(run_async, open_sandbox, ou
             if worker.alive():
                 used = worker.cpu()
                 await anyio.sleep(0.3)
-                assert worker.cpu() - used <= 0.03
+                assert worker.cpu() - used < 0.035
             execution = await sandbox.run_code("'x' in globals()")
             assert execution.value is not stubborn
             assert execution.state_preserved is not stubborn

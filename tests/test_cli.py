@@ -175,12 +175,18 @@ class Terminal:
 
 
 @pytest.fixture
-def belljar(tmp_path: Path, cache: Path) -> Cli:
+def belljar(tmp_path: Path, cache: Path, backend: str) -> Cli:
     return Cli(tmp_path, cache)
 
 
 @pytest.fixture
-def data_belljar(tmp_path: Path) -> Cli:
+def alone(tmp_path: Path, cache: Path) -> Cli:
+    """For what starts no guest."""
+    return Cli(tmp_path, cache)
+
+
+@pytest.fixture
+def data_belljar(tmp_path: Path, backend: str) -> Cli:
     """With the cache that all tests share: the environment "data" is built once only."""
     return Cli(tmp_path, environment_store.cache_root())
 
@@ -233,11 +239,11 @@ class Family:
 # -- the command itself ---------------------------------------------------------------------------
 
 
-def test_version_says_the_version(belljar: Cli) -> None:
-    assert re.fullmatch(r"belljar \d+\.\d+\.\d+\S*\n", belljar("--version").stdout)
+def test_version_says_the_version(alone: Cli) -> None:
+    assert re.fullmatch(r"belljar \d+\.\d+\.\d+\S*\n", alone("--version").stdout)
 
 
-def test_console_script_of_the_package_is_the_same_command(belljar: Cli) -> None:
+def test_console_script_of_the_package_is_the_same_command(alone: Cli) -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     module, _, function = scripts["belljar"].partition(":")
     script = f"import sys; from {module} import {function}; sys.exit({function}(['--version']))"
@@ -245,13 +251,13 @@ def test_console_script_of_the_package_is_the_same_command(belljar: Cli) -> None
         [sys.executable, "-c", script],
         capture_output=True,
         text=True,
-        env=belljar.environ,
+        env=alone.environ,
         check=True,
     )
-    assert done.stdout == belljar("--version").stdout
+    assert done.stdout == alone("--version").stdout
 
 
-def test_version_imports_neither_anyio_nor_rich(belljar: Cli) -> None:
+def test_version_imports_neither_anyio_nor_rich(alone: Cli) -> None:
     script = (
         "import sys\nfrom belljar.cli import main\ntry: main(['--version'])\n"
         "except SystemExit: print(sorted({'anyio', 'rich', 'asyncio'} & set(sys.modules)))"
@@ -260,22 +266,22 @@ def test_version_imports_neither_anyio_nor_rich(belljar: Cli) -> None:
         [sys.executable, "-c", script],
         capture_output=True,
         text=True,
-        env=belljar.environ,
+        env=alone.environ,
         check=True,
     )
     assert done.stdout.splitlines()[1:] == ["[]"]
 
 
-def test_without_arguments_it_shows_a_short_help(belljar: Cli) -> None:
-    done = belljar()
+def test_without_arguments_it_shows_a_short_help(alone: Cli) -> None:
+    done = alone()
     assert done.returncode == 0
     for command in ("run", "repl", "doctor", "env"):
         assert re.search(rf"^\s+{command} ", done.stdout, re.MULTILINE)
     assert len(done.stdout.splitlines()) < 30
 
 
-def test_help_of_run_documents_the_exit_codes(belljar: Cli) -> None:
-    text = belljar("run", "--help").stdout
+def test_help_of_run_documents_the_exit_codes(alone: Cli) -> None:
+    text = alone("run", "--help").stdout
     for code in ("120", "121", "122", "123", "124", "125", "128+N", "130"):
         assert re.search(rf"^  {re.escape(code)} ", text, re.MULTILINE)
 
@@ -293,15 +299,15 @@ def test_help_of_run_documents_the_exit_codes(belljar: Cli) -> None:
         (["run", "--env", "python", "--backend", "nativ", "-"], "native"),
     ],
 )
-def test_unknown_word_names_the_nearest(belljar: Cli, args: list[str], meant: str) -> None:
-    done = belljar(*args)
+def test_unknown_word_names_the_nearest(alone: Cli, args: list[str], meant: str) -> None:
+    done = alone(*args)
     assert done.returncode == 2
     assert f"did you mean '{meant}'?" in done.stderr
 
 
-def test_help_speaks_of_set_env_only_where_there_is_such_an_option(belljar: Cli) -> None:
+def test_help_speaks_of_set_env_only_where_there_is_such_an_option(alone: Cli) -> None:
     for command in ("run", "repl", "doctor", "env list", "env build", "env remove"):
-        text = belljar(*command.split(), "--help").stdout
+        text = alone(*command.split(), "--help").stdout
         assert ("--set-env" in text) == (command in ("run", "repl"))
 
 
@@ -325,9 +331,9 @@ def test_help_speaks_of_set_env_only_where_there_is_such_an_option(belljar: Cli)
     ],
 )
 def test_wrong_usage_is_one_sentence_and_exit_code_2(
-    belljar: Cli, args: list[str], said: str
+    alone: Cli, args: list[str], said: str
 ) -> None:
-    done = belljar(*args)
+    done = alone(*args)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("belljar: ")
     assert said in done.stderr
@@ -1204,13 +1210,13 @@ def test_environment_made_in_python_is_marked_and_why_its_name_is_not_known_is_s
 
 
 def test_description_that_somebody_else_could_have_written_is_refused(
-    belljar: Cli, tmp_path: Path
+    alone: Cli, tmp_path: Path
 ) -> None:
-    belljar.environ["BELLJAR_CACHE"] = str(tmp_path / "own-cache")
-    assert belljar("env", "build", "mine", "--preload", "json").returncode == 0
+    alone.environ["BELLJAR_CACHE"] = str(tmp_path / "own-cache")
+    assert alone("env", "build", "mine", "--preload", "json").returncode == 0
     (description,) = (tmp_path / "own-cache" / "named").iterdir()
     assert stat.S_IMODE(description.stat().st_mode) == 0o600
     description.chmod(0o666)
-    done = belljar("run", "-e", "mine", "-", code="1")
+    done = alone("run", "-e", "mine", "-", code="1")
     assert done.returncode == 120
     assert "somebody else" in done.stderr

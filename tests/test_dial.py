@@ -378,11 +378,11 @@ def test_ssh_carries_a_request_and_ends_with_it(run, install_ssh, fake, director
 
 @pytest.mark.parametrize("words", ["Permission denied (publickey).", "docker: command not found"])
 def test_what_ssh_says_about_its_failure_is_told(words, run, install_ssh):
-    install_ssh(f"#!/bin/sh\necho '{words}\x1b[2J' >&2\nexit 255\n")
-    error = fails(run, Endpoint(kind="ssh", address="me@far"))
+    install_ssh(f"#!/bin/sh\nprintf '{words}\x1b[2J\r\n' >&2\nexit 255\n")
+    error = fails(run, Endpoint(kind="ssh", address="me@far:2222/run/x.sock"))
     assert isinstance(error, EngineUnavailable)
-    assert f"{words}\\x1b[2J" in error.message
-    assert "ssh me@far docker version" in error.hint
+    assert error.message.endswith(f"{words}\\x1b[2J")
+    assert "`ssh -p 2222 me@far docker version`" in error.hint
 
 
 def test_an_ssh_that_fails_without_a_word_is_told(run, install_ssh):

@@ -26,10 +26,18 @@ while data := sys.stdin.buffer.raw.read(65536):
 SIZE = 6_000_000
 
 
-@pytest.fixture(params=["asyncio", "trio"])
-def run(request):
-    """Runs an async function under each event loop."""
-    return lambda function, *args: anyio.run(function, *args, backend=request.param)
+CASES = ["asyncio-unix", "trio-unix", "asyncio-tls", "trio-tls", "asyncio-tcp", "trio-ssh"]
+
+
+@pytest.fixture(params=CASES)
+def case(request):
+    return request.param.split("-")
+
+
+@pytest.fixture
+def run(case):
+    """Runs an async function under the event loop of the case."""
+    return lambda function, *args: anyio.run(function, *args, backend=case[0])
 
 
 @pytest.fixture(scope="module")
@@ -61,15 +69,14 @@ def ways(local, tmp_path_factory):
         yield found
 
 
-@pytest.fixture(params=["unix", "tcp", "tls", "ssh"])
-def engine(request, ways):
-    if request.param not in ways:
+@pytest.fixture
+def engine(case, ways):
+    if case[1] not in ways:
         pytest.skip("there is no openssl command")
-    return Engine(ways[request.param])
+    return Engine(ways[case[1]])
 
 
-@contextlib.asynccontextmanager
-async def container(engine, code):
+async def create(engine, code):
     made = await engine.request(
         "POST",
         "/containers/create",
@@ -84,11 +91,21 @@ async def container(engine, code):
             "HostConfig": {"NetworkMode": "none", "LogConfig": {"Type": "none"}},
         },
     )
+    return made["Id"]
+
+
+async def remove(engine, identity):
+    with anyio.CancelScope(shield=True):
+        await engine.request("DELETE", f"/containers/{identity}", query={"force": True})
+
+
+@contextlib.asynccontextmanager
+async def container(engine, code):
+    identity = await create(engine, code)
     try:
-        yield made["Id"]
+        yield identity
     finally:
-        with anyio.CancelScope(shield=True):
-            await engine.request("DELETE", f"/containers/{made['Id']}", query={"force": True})
+        await remove(engine, identity)
 
 
 async def attach(engine, identity):
@@ -151,7 +168,7 @@ def test_an_engine_tells_about_itself(run, engine):
 
 def test_what_the_engine_refuses_has_its_own_words(run, engine):
     async def ask():
-        with pytest.raises(EngineError, match="(?i)no such container") as caught:
+        with pytest.raises(EngineError, match=r"(?i)no such container") as caught:
             await engine.request("GET", "/containers/belljar-no-such-one/json")
         assert caught.value.status == 404
         with pytest.raises(EngineError) as caught:
@@ -201,24 +218,19 @@ def test_a_stream_survives_the_cancellation_of_its_reader(run, engine):
 def test_a_stream_goes_on_in_another_event_loop(engine):
     """A sandbox outlives the loop it was made in."""
 
-    async def start():
-        made = container(engine, ECHO)
-        return made, await attach(engine, await made.__aenter__())
+    identity = anyio.run(create, engine, ECHO, backend="asyncio")
+    try:
+        connection = anyio.run(attach, engine, identity, backend="asyncio")
 
-    made, connection = anyio.run(start, backend="asyncio")
+        async def talk():
+            await send_all(connection, b"hello")
+            return await Output(connection).read(5)
 
-    async def talk():
-        await send_all(connection, b"hello")
-        return await Output(connection).read(5)
-
-    assert anyio.run(talk, backend="trio") == b"hello"
-    assert anyio.run(talk, backend="asyncio") == b"hello"
-
-    async def end():
-        connection.close()
-        await made.__aexit__(None, None, None)
-
-    anyio.run(end, backend="trio")
+        with contextlib.closing(connection):
+            assert anyio.run(talk, backend="trio") == b"hello"
+            assert anyio.run(talk, backend="asyncio") == b"hello"
+    finally:
+        anyio.run(remove, engine, identity, backend="trio")
 
 
 def test_a_waiting_reader_is_woken_from_another_thread(run, engine):

@@ -37,7 +37,7 @@ import pytest
 import belljar
 import census
 import oracles
-from belljar import BackendUnavailable, Environment, FileError, Limits, SandboxError
+from belljar import BackendUnavailable, Environment, FileError, Limits, SandboxError, bundle
 from belljar.backends.native import cgroup
 from belljar.execution import printable
 from oracles import ROOT, Canaries, Control, Counters, everything, init_of, tree, worker_of
@@ -630,7 +630,7 @@ def test_background_pipes_do_not_use_up_the_descriptors_of_init(make_sandbox):
 
 
 # row 39
-def test_a_killed_host_process_leaves_no_guest(canaries):
+def test_a_killed_host_process_leaves_no_guest(backend, canaries):
     code = """
     import os, sys
     from belljar import Sandbox
@@ -772,9 +772,10 @@ def test_a_stubborn_interpreter_is_restarted_and_closed_in_time(release):
 def test_nothing_of_the_host_can_unpickle():
     source = Path(belljar.__file__).parent
     for path in source.rglob("*.py"):
-        text = path.read_text()
+        # The one exception runs in the guest, and reads what the host has written.
+        text = path.read_text().replace(bundle._FROM_INPUT, "")
         assert not re.search(
-            r"pickle\.load|Unpickler|marshal\.load|shelve|dill|yaml\.load\b", text
+            r"pickle\.load|Unpickler|marshal\.load|\bshelve\b|dill|yaml\.load\b", text
         ), path
 
 
@@ -863,7 +864,7 @@ else:
 
 # row 64
 @pytest.mark.parametrize("control", [False, True], ids=["guest", "control"])
-def test_terminal_input_cannot_be_forged(control):
+def test_terminal_input_cannot_be_forged(backend, control):
     guest = (oracles.ESCAPES / "r64_terminal_input.py").read_text()
     program = _ON_A_TERMINAL.format(
         path=sys.path,

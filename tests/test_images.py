@@ -10,7 +10,6 @@ import sys
 import tarfile
 import textwrap
 import threading
-import time
 
 import anyio
 import pytest
@@ -83,7 +82,7 @@ def describe(tmp_path, base):
     yield make
     for listed in engine_view.ask("/images/json?all=0"):
         for tag in listed["RepoTags"] or ():
-            if any(f"/{name}:" in tag for name in names):
+            if any(f"/{name}" in tag for name in names):
                 engine_view.ask(f"/images/{tag}?force=1", "DELETE")
 
 
@@ -172,7 +171,8 @@ def test_image_says_what_it_is_and_runs_as_nobody_special(describe, ensure, base
     assert labels["belljar.key"] == key
     assert labels["belljar.base"] == base
     [wheel] = json.loads(labels["belljar.packages"])
-    assert wheel.startswith("demo-1.0") and "/" not in wheel
+    assert wheel.startswith("demo-1.0")
+    assert "/" not in wheel
     assert labels["belljar.python"] == run(made.id, "python3", "--version").split()[1]
     assert config["User"] == "1000:1000"
     assert config["WorkingDir"] == "/workspace"
@@ -197,7 +197,8 @@ def test_container_of_the_image_inherits_no_owner(describe, ensure):
     made = ensure(describe())
     labels = inspect(made.id)["Config"]["Labels"]
     assert owner.Owner.parse(labels) is None
-    assert not labels.get(owner.SANDBOX) and not labels.get(owner.BUILD)
+    assert not labels.get(owner.SANDBOX)
+    assert not labels.get(owner.BUILD)
 
 
 def test_secrets_of_the_build_are_in_no_layer(describe, ensure, monkeypatch, tmp_path):
@@ -350,7 +351,6 @@ def test_cancelled_builder_leaves_nothing_and_the_next_takes_over(engine, facts,
 
             async with anyio.create_task_group() as group:
                 group.start_soon(second)
-                await anyio.sleep(0)  # the second one begins first, and shall still not build
                 await image.ensure(engine, environment, Docker(), facts, progress=cancel)
         return scope.cancelled_caught
 
@@ -635,7 +635,7 @@ def test_dockerfile_becomes_an_image_once_for_each_content(context, ensure, loop
 
 
 def test_failing_step_of_a_dockerfile_is_shown_with_its_last_lines(context, ensure, base):
-    text = f"FROM {base}\nRUN for i in $(seq 100); do echo line $i; done; echo why >&2; exit 3\n"
+    text = f"FROM {base}\nRUN for i in $(seq 100); do echo line $i; done; echo why; exit 3\n"
     (context / "Dockerfile").write_text(text)
     before = {each["Id"] for each in engine_view.ask("/containers/json?all=1")}
     with pytest.raises(EnvironmentBuildError) as caught:

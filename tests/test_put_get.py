@@ -16,7 +16,6 @@ from textwrap import dedent
 import anyio
 import pytest
 
-import census
 import specimens
 from belljar import (
     AsyncSandbox,

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from belljar.guest import branches, descent, holes, shelves, treepack, wire
+from belljar.guest import branches, descent, holes, removal, treepack, wire
 from belljar.guest.shelves import Shelves
 from belljar.guest.store import CURRENT, Store
 
@@ -69,19 +69,10 @@ def opened(workspace, size=ROOM, fork=None):
 
 @pytest.fixture
 def workspace():
-    """Beside the tests' own directory, which pytest could not remove if it were locked."""
+    """Not in `tmp_path`: pytest cannot remove what is locked."""
     path = tempfile.mkdtemp()
     yield path
-    remove(path)
-
-
-def remove(path):
-    for top, names, _ in os.walk(path, topdown=True):
-        os.chmod(top, 0o700)
-        for name in names:
-            if not os.path.islink(os.path.join(top, name)):
-                os.chmod(os.path.join(top, name), 0o700)
-    shutil.rmtree(path)
+    removal.remove(path, seconds=60)
 
 
 def keep(made, source=CURRENT):
@@ -173,14 +164,13 @@ TOPS = st.tuples(st.dictionaries(NAMES, st.tuples(TREES, MODES, TIMES), max_size
 
 def build(path, tree):
     """`tree` is what is in a directory, its mode and its time."""
-    made = []
+    made, dress = [], []
 
     def make(path, thing, mode, time):
         kind = thing[0]
         if kind == "directory":
             os.mkdir(path)
-            for name, (inner, inner_mode, inner_time) in thing[1].items():
-                make(os.path.join(path, name), inner, inner_mode, inner_time)
+            fill_directory(path, thing[1])
         elif kind == "file":
             with open(path, "wb") as file:
                 for position, data in thing[1]:
@@ -194,21 +184,24 @@ def build(path, tree):
             os.mkfifo(path)
         elif made:
             os.link(made[thing[1] % len(made)], path)
-            return  # its mode and time are the other's
-        else:
-            return
-        if kind != "link":
-            os.chmod(path, mode)
-        os.utime(path, ns=(time, time), follow_symlinks=False)
+        dress.append((path, mode, time))
+
+    def fill_directory(path, entries):
+        for name, (thing, mode, time) in entries.items():
+            make(os.path.join(path, name), thing, mode, time)
 
     entries, mode, time = tree
-    for name, (inner, inner_mode, inner_time) in entries.items():
-        make(os.path.join(os.fsencode(path), name), inner, inner_mode, inner_time)
-    os.chmod(path, mode)
-    os.utime(path, ns=(time, time))
+    top = os.fsencode(path)
+    fill_directory(top, entries)
+    dress.append((top, mode, time))
+    for path, mode, time in dress:  # what is inside first, as long as one can go there
+        if os.path.lexists(path):
+            if not os.path.islink(path):
+                os.chmod(path, mode)
+            os.utime(path, ns=(time, time), follow_symlinks=False)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(first=TOPS, second=TOPS)
 def test_any_tree_comes_back_as_it_was(first, second):
     workspace = tempfile.mkdtemp()
@@ -231,7 +224,7 @@ def test_any_tree_comes_back_as_it_was(first, second):
             replace(made, first)
             assert look(workspace) == one
     finally:
-        remove(workspace)
+        removal.remove(workspace, seconds=60)
 
 
 def test_a_file_larger_than_any_memory_is_mostly_a_hole(workspace):
@@ -308,7 +301,7 @@ def few_descriptors():
 
 
 def test_depth_costs_no_descriptors(workspace):
-    depth = 3000
+    depth = 1000
     here = os.getcwd()
     os.chdir(workspace)
     for _ in range(depth):
@@ -324,9 +317,7 @@ def test_depth_costs_no_descriptors(workspace):
         os.chdir("d")
     with open("bottom") as file:
         assert file.read() == "deep"
-    os.chdir(workspace)
     os.chdir(here)
-    shelves.removal.remove("d", os.open(workspace, os.O_RDONLY))
 
 
 def test_a_directory_that_was_moved_away_is_not_gone_back_from(workspace, monkeypatch):
@@ -360,10 +351,10 @@ def test_a_file_never_has_more_names_than_in_the_end(workspace, monkeypatch):
 
     with opened(workspace) as made:
         name = kept(made)
-        monkeypatch.setattr(os, "link", lambda *a, **o: count(link, *a, **o))
-        monkeypatch.setattr(os, "rename", lambda *a, **o: count(rename, *a, **o))
-        made._unpack(made._shelves[name])
-        monkeypatch.undo()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "link", lambda *a, **o: count(link, *a, **o))
+            patch.setattr(os, "rename", lambda *a, **o: count(rename, *a, **o))
+            made._unpack(made._shelves[name])
     assert counts == [2, 3, 4, 4]
     assert len({os.stat(name).st_ino for name in names}) == 1
     assert sorted(os.listdir(workspace)) == ["a", "b", "d"]
@@ -373,11 +364,10 @@ def test_names_that_vanish_while_a_file_is_packed_leave_nothing_behind(workspace
     for name in ("a", "b", "c"):
         path = os.path.join(workspace, name)
         open(path, "w").close() if name == "a" else os.link(os.path.join(workspace, "a"), path)
-    listed = os.listdir
     with opened(workspace) as made:
-        monkeypatch.setattr(os, "listdir", lambda fd: ["a", "b"])
-        name = kept(made)
-        monkeypatch.setattr(os, "listdir", listed)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "listdir", lambda fd: ["a", "b"])
+            name = kept(made)
         replace(made, name)
     assert sorted(os.listdir(workspace)) == ["a", "b"]
 
@@ -426,10 +416,11 @@ def test_the_directory_itself_may_be_somebody_elses(workspace, monkeypatch):
     os.chmod(workspace, 0o1777)
     with opened(workspace) as made:
         name = kept(made)
-        monkeypatch.setattr(os, "geteuid", lambda: 12345)
-        monkeypatch.setattr(os, "fchmod", _only_below(workspace, os.fchmod))
-        monkeypatch.setattr(os, "chmod", _only_below(workspace, os.chmod))
-        replace(made, name)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "geteuid", lambda: 12345)
+            patch.setattr(os, "fchmod", _only_below(workspace, os.fchmod))
+            patch.setattr(os, "chmod", _only_below(workspace, os.chmod))
+            replace(made, name)
     assert os.listdir(workspace) == ["f"]
 
 
@@ -462,7 +453,6 @@ def test_archives_and_what_is_there_share_the_room(workspace):
         assert error == errno.ENOSPC
         assert look(workspace) == before
         made.remove(refused)
-        assert keep(made)[1] == errno.ENOSPC
         made.remove(first)
         assert kept(made)
         made.remove(second)
@@ -628,7 +618,7 @@ def test_an_archive_that_is_not_whole_is_never_taken_for_one(workspace):
     with opened(workspace) as made:
         shelf = made._shelves[kept(made)]
         size = os.fstat(shelf._records).st_size
-        for length in (0, 1, size - 1, size // 2):
+        for length in (size - 1, size // 2, 1, 0):
             os.truncate(shelf._records, length)
             with pytest.raises(OSError, match="not whole"):
                 made._unpack(shelf)

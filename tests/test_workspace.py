@@ -320,7 +320,7 @@ def test_a_guest_that_died_starts_again_with_what_was_saved(make_sandbox, place,
 # --- limits ----------------------------------------------------------------------------------
 
 
-def test_a_directory_larger_than_the_limit_is_refused_with_sizes(place):
+def test_a_directory_larger_than_the_limit_is_refused_with_sizes(backend, place):
     place.mkdir()
     (place / "big").write_bytes(bytes(3 * MB))
     with (

@@ -60,7 +60,8 @@ class Shelves(Store):
         self._size = size  # of all archives and what is at /workspace, in bytes
         self._shelves: Dict[str, Shelf] = {}
         self._leaving = ""  # for what is at /workspace still, and shall not stay
-        super().__init__(os.open(workspace, _DIRECTORY), fork)
+        super().__init__(-1, fork)
+        self._directory = os.open(workspace, _DIRECTORY)
 
     def make(self) -> str:
         self._numbers += 1

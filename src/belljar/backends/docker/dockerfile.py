@@ -10,6 +10,7 @@ import json
 import re
 import time
 from collections import deque
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +50,17 @@ async def build(
     teller.say("resolving", f"building image {tag} from {context.dockerfile} ({size}), once")
     log = Log(teller)
     try:
-        async with engine.lines(
-            "POST",
-            "/build",
-            query=_query(docker, tag, context, network),
-            data=archive(context),
-            headers={"Content-Type": "application/x-tar", **await image_auth.all_known()},
-            idle_timeout=IDLE,
-        ) as lines:
+        async with (
+            aclosing(archive(context)) as data,
+            engine.lines(
+                "POST",
+                "/build",
+                query=_query(docker, tag, context, network),
+                data=data,
+                headers={"Content-Type": "application/x-tar", **await image_auth.all_known()},
+                idle_timeout=IDLE,
+            ) as lines,
+        ):
             async for line in lines:
                 log.take(line)
     except EngineError as error:

@@ -10,7 +10,7 @@ import json
 import socket
 from typing import Any
 
-from belljar.backends.docker.endpoint import Endpoint
+from belljar.backends.docker.endpoint import Endpoint, ssh_parts
 from belljar.errors import BackendUnavailable, SandboxError
 from belljar.printable import printable
 
@@ -103,12 +103,17 @@ def _remedy(endpoint: Endpoint, error: OSError) -> str:
     return "is the address right, and the machine up? does `docker info` answer?"
 
 
+def _by_hand(address: str) -> str:
+    user, host, port, _ = ssh_parts(address)
+    return f"ssh {f'-p {port} ' if port else ''}{f'{user}@' if user else ''}{host} docker version"
+
+
 def broken(endpoint: Endpoint, what: str, error: BrokenAnswer, said: str) -> EngineError:
     """The error for an answer that is none. `said`: by a program in between, about its end."""
     if said and error.nothing:
         return EngineUnavailable(
             f"no connection to the engine at {endpoint}: {cleaned(said)}",
-            hint=f"does `ssh {endpoint.address.partition('/')[0]} docker version` work, unasked?",
+            hint=f"does `{_by_hand(endpoint.address)}` work, without asking for anything?",
         )
     if isinstance(error.__cause__, OSError) and error.nothing:
         # With TLS 1.3 a certificate of ours is refused only after the handshake.

@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import tarfile
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +32,10 @@ class Entry:
     status: os.stat_result
     target: str = ""  # of a symbolic link
 
+    @property
+    def size(self) -> int:
+        return self.status.st_size if stat.S_ISREG(self.status.st_mode) else 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
@@ -42,7 +46,7 @@ class Context:
 
     @property
     def size(self) -> int:
-        return sum(each.status.st_size for each in self.entries)
+        return sum(each.size for each in self.entries)
 
 
 def read(path: Path) -> Context:
@@ -51,9 +55,9 @@ def read(path: Path) -> Context:
     try:
         ignored = _ignored(directory, dockerfile)
         entries = tuple(_walk(directory, ignored, {dockerfile, IGNORE}))
-        size = sum(each.status.st_size for each in entries)
+        size = sum(each.size for each in entries)
         if size > MAX_SIZE:
-            largest = max(entries, key=lambda each: each.status.st_size)
+            largest = max(entries, key=lambda each: each.size)
             raise EnvironmentBuildError(
                 f"the directory of the Dockerfile, {directory}, has {size / 2**30:.1f} GiB, more "
                 f"than the {MAX_SIZE / 2**30:.0f} GiB that are sent to an engine (the largest file "
@@ -192,7 +196,7 @@ def _file_digest(path: str, inode: int, mtime_ns: int, size: int) -> str:
 # -- the archive --------------------------------------------------------------------------------
 
 
-async def archive(context: Context) -> AsyncIterator[bytes]:
+async def archive(context: Context) -> AsyncGenerator[bytes]:
     """A tar of the context, as a stream: it is never whole in memory nor on disk."""
     for each in context.entries:
         header = _header(each)
@@ -201,8 +205,11 @@ async def archive(context: Context) -> AsyncIterator[bytes]:
             continue
         left = header.size
         try:
-            async with await anyio.open_file(context.directory / each.name, "rb") as file:
-                while left and (piece := await file.read(min(CHUNK, left))):
+            with open(context.directory / each.name, "rb") as file:
+                while left:
+                    piece = await anyio.to_thread.run_sync(file.read, min(CHUNK, left))
+                    if not piece:
+                        break
                     left -= len(piece)
                     yield piece
         except OSError as error:
@@ -226,5 +233,5 @@ def _header(entry: Entry) -> tarfile.TarInfo:
     elif stat.S_ISDIR(entry.status.st_mode):
         header.type = tarfile.DIRTYPE
     else:
-        header.size = entry.status.st_size
+        header.size = entry.size
     return header

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -38,7 +39,7 @@ class Talk:
         self._error: SandboxError | None = None  # in what is sent
         self._rest = b""
 
-    async def run(self, pieces: AsyncIterator[bytes]) -> Mapping[str, Any] | Failure:
+    async def run(self, pieces: AsyncGenerator[bytes]) -> Mapping[str, Any] | Failure:
         """Send everything, listen to the end: the facts that the steps told, or why there are
         none."""
         end: Mapping[str, Any] | Failure = Failure("it broke off", "ended")
@@ -50,10 +51,11 @@ class Talk:
             raise self._error
         return end
 
-    async def _send(self, pieces: AsyncIterator[bytes], scope: anyio.CancelScope) -> None:
+    async def _send(self, pieces: AsyncGenerator[bytes], scope: anyio.CancelScope) -> None:
         try:
-            async for piece in pieces:
-                await self._send_all(memoryview(piece))
+            async with aclosing(pieces):  # it has files open
+                async for piece in pieces:
+                    await self._send_all(memoryview(piece))
         except OSError:
             return  # the container has ended, and what it said last tells why
         except SandboxError as error:

@@ -110,11 +110,11 @@ _REMEDIES = (
         r"denied|unauthorized|authentication required|no basic auth",
         "is the name right? if it needs credentials: docker login",
     ),
-    (r"manifest unknown|not found|manifest for", "is the name, and the tag, right?"),
     (
         r"no matching manifest|platform",
         "the image is not made for this platform; docker manifest inspect tells for which it is",
     ),
+    (r"manifest unknown|not found|manifest for", "is the name, and the tag, right?"),
     (
         r"x509|certificate",
         "the engine does not trust the registry: its certificate belongs into "

@@ -47,7 +47,8 @@ _PROC = (
     *("sysrq-trigger", "sysvipc", "timer_list", "timer_stats", "tty", "vmallocinfo", "vmstat"),
     "zoneinfo",
 )
-_ELSEWHERE = ("/dev/pts", "/dev/mqueue")  # no terminals, no message queues as files
+# And elsewhere: no terminals, no message queues as files, no name servers of the host's.
+_ELSEWHERE = ("/dev/pts", "/dev/mqueue", "/etc/resolv.conf")
 # Drivers' libraries look for their devices here.
 _FOR_DEVICES = ("/sys", "/proc/bus", "/proc/devices", "/proc/driver")
 _SECRETS = ("/sys/firmware", "/sys/devices/virtual/powercap", "/sys/kernel")
@@ -93,7 +94,7 @@ def body(
         "StopSignal": "SIGKILL",
         "StopTimeout": 0,
         "HostConfig": {
-            **_isolation(docker, filter_ or seccomp(spec, docker, facts)),
+            **_isolation(docker, facts, filter_ or seccomp(spec, docker, facts)),
             **_resources(spec.limits, docker, facts),
             **_files(spec, docker, facts, uid, volumes),
             **_devices(docker),
@@ -171,21 +172,23 @@ def _check_runtime(docker: Docker, facts: Facts) -> None:
     )
 
 
-def _isolation(docker: Docker, filter_: str) -> dict[str, object]:
+def _isolation(docker: Docker, facts: Facts, filter_: str) -> dict[str, object]:
     masked = [f"/proc/{name}" for name in _PROC] + ["/sys", *_ELSEWHERE]
     if _wants_devices(docker):
         masked = [path for path in masked if path not in _FOR_DEVICES] + list(_SECRETS)
+    options = ["no-new-privileges", f"seccomp={filter_}"]
+    if facts.engine == "podman":  # it does not read MaskedPaths
+        options.append(f"mask={':'.join(masked)}")
     return {
         "NetworkMode": "none",
-        # As in native, the sandbox's own name leads to itself, and no other anywhere. What the
-        # engine's machine asks for names is not for the code to know.
+        # As in native, the sandbox's own name leads to itself, and no other anywhere.
         "ExtraHosts": [f"{HOST_NAME}:127.0.0.1"],
         "Dns": ["127.0.0.1"],
         "DnsSearch": ["."],
         "IpcMode": "private",
         "CgroupnsMode": "private",
         "CapDrop": ["ALL"],
-        "SecurityOpt": ["no-new-privileges", f"seccomp={filter_}"],
+        "SecurityOpt": options,
         "MaskedPaths": masked,
     }
 
@@ -218,13 +221,14 @@ def _ulimits(limits: Limits, facts: Facts) -> dict[str, int]:
     """Those of native, and how many files init may have open: the worker lowers its own.
 
     Not the number of processes, which the kernel counts over all containers of a uid, unless
-    nothing else does and the uid is the container's own.
+    nothing else does and the uid is the container's own. Or unless the engine is Podman, which
+    sets a million where it is told nothing, and may not be allowed to.
     """
     wanted = {
         name.removeprefix("RLIMIT_").lower(): value for name, value in plan.rlimits(limits).items()
     }
     wanted["nofile"] = MAX_FILES
-    if facts.pids_limit or not facts.unique_uids:
+    if not facts.unique_uids or (facts.pids_limit and facts.engine == "docker"):
         del wanted["nproc"]
     if facts.rootless:
         # Such an engine cannot raise a limit, only lower it, and starts no container if it has to.
@@ -250,7 +254,9 @@ def _files(
     if facts.engine == "docker" and own_kernel(docker.runtime or facts.default_runtime) is None:
         read_only += sealed
     else:
-        tmpfs |= dict.fromkeys(sealed, "size=4k,mode=0755,nosuid,nodev,noexec,ro")
+        tmpfs |= dict.fromkeys(sealed, _cover(facts))
+    if facts.engine == "podman":  # which else puts writable ones there, of any size
+        tmpfs |= dict.fromkeys(("/run", "/var/tmp"), _cover(facts))
     return {
         "ReadonlyRootfs": True,
         "ReadonlyPaths": read_only,
@@ -266,6 +272,12 @@ def _tmpfs(size: int, inodes: int, uid: int, facts: Facts, *, noexec: bool) -> s
     if facts.engine == "podman":  # it knows no more options than these
         return f"{common},mode=1777,notmpcopyup"
     return f"{common},mode=0700,nr_inodes={inodes},uid={uid},gid={_group(uid)}"
+
+
+def _cover(facts: Facts) -> str:
+    """An empty directory over something."""
+    copied = ",notmpcopyup" if facts.engine == "podman" else ""
+    return f"size=4k,mode=0755,nosuid,nodev,noexec,ro{copied}"
 
 
 def _bind(mount: Mount, facts: Facts) -> dict[str, object]:

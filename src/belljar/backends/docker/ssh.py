@@ -52,7 +52,8 @@ class Child:
             raise
 
     def complaint(self) -> str:
-        return os.pread(self._words.fileno(), MAX_COMPLAINT, 0).decode("utf-8", "replace")
+        said = os.pread(self._words.fileno(), MAX_COMPLAINT, 0)
+        return said.replace(b"\r\n", b"\n").decode("utf-8", "replace")
 
     def end(self) -> None:
         """Kill it; a thread of its own takes its last state, which may take a moment."""

@@ -82,8 +82,10 @@ class TlsConnection(Connection):
         """What the protocol itself has to say (a new key), as far as it goes now."""
         try:
             self._flush()
-        except BlockingIOError:
-            return  # it goes with what is sent next
+        except OSError:
+            # It goes with what is sent next. If nothing goes any more, what there is to read says
+            # why, such as that our certificate is refused.
+            return
 
     def send(self, data: bytes | bytearray | memoryview) -> int:
         # Bytes count as sent when the kernel has them in encrypted form: if it does not take all,
