@@ -131,7 +131,8 @@ def take(envs=None):
         processes=frozenset((p.pid, p.started) for p in descendants(os.getpid())),
         threads=frozenset(t.name for t in threading.enumerate()),
         mounts=frozenset(_mounts()),
-        cgroups=frozenset(cgroup_directories()),
+        # In containers they are the engine's, which another run beside this one may not share.
+        cgroups=frozenset() if setting.DOCKER else frozenset(cgroup_directories()),
         namespaces=frozenset(_namespaces()),
         descriptors=_descriptors(),
         directories=frozenset(_temporary()) | (unfinished(envs) if envs else frozenset()),

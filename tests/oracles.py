@@ -267,9 +267,17 @@ def host_values():
         with contextlib.suppress(OSError):
             values[path] = Path(path).read_bytes()
     with contextlib.suppress(OSError):
-        keys = Path("/proc/keys").read_text().splitlines()
-        values["keys"] = frozenset(re.sub(r"^(\S+).*? (\w+ +\S+).*$", r"\1 \2", k) for k in keys)
+        values["keys"] = frozenset(_keys(Path("/proc/keys").read_text()))
     return values
+
+
+def _keys(text):
+    """Number, type and name of each. A container gets a ring of its own from its runtime; keys in
+    it would be further rows."""
+    for row in text.splitlines():
+        number, *_, kind, name = row.partition(":")[0].split(None, 8)
+        if not re.fullmatch(r"_ses\.[0-9a-f]{64}", name):
+            yield f"{number} {kind} {name}"
 
 
 def everything(execution):
@@ -488,7 +496,8 @@ class Counters:
 
     @property
     def inside(self):
-        return any("belljar" in str(path) for path in self._paths.values())
+        made = re.compile("belljar|docker[/-][0-9a-f]{64}")
+        return any(made.search(str(path)) for path in self._paths.values())
 
     @property
     def memory_limit(self):

@@ -10,6 +10,7 @@ import sys
 import tarfile
 import textwrap
 import threading
+from pathlib import Path
 
 import anyio
 import pytest
@@ -18,11 +19,20 @@ import census
 import engine_view
 import image_registry
 from belljar import Docker, Environment
-from belljar.backends.docker import endpoint, image, image_build, image_key, image_store, owner
+from belljar.backends.docker import (
+    endpoint,
+    image,
+    image_build,
+    image_key,
+    image_luggage,
+    image_store,
+    owner,
+)
 from belljar.backends.docker.engine import Engine, EngineError
 from belljar.backends.docker.facts import Facts
 from belljar.environment import BUILTIN
 from belljar.errors import EnvironmentBuildError
+from belljar.uv_tool import find_uv
 from test_environment import make_source_distribution, make_wheel
 
 pytestmark = pytest.mark.docker
@@ -98,8 +108,14 @@ def ensure(engine, facts):
     return run
 
 
-def build_containers():
-    return [c for c in engine_view.containers() if c["Labels"].get("belljar.build")]
+def build_containers(pid=None):
+    """Those of this process, or of another."""
+    wanted = str(pid or os.getpid())
+    return [
+        each
+        for each in engine_view.containers()
+        if each["Labels"].get("belljar.build") and each["Labels"]["belljar.owner.pid"] == wanted
+    ]
 
 
 def inspect(reference):
@@ -278,6 +294,34 @@ def test_base_without_python_is_refused(describe, ensure):
     assert build_containers() == []
 
 
+@pytest.fixture
+def foreign_uv(tmp_path, monkeypatch):
+    """This host's uv is a program that containers cannot run."""
+    program = tmp_path / "uv"
+    program.write_text("#!/nowhere\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(image_luggage, "find_uv", lambda: str(program))
+
+
+def test_uv_of_the_image_is_used_when_that_of_this_host_cannot_be(
+    describe, ensure, context, base, request
+):
+    (context / "uv").write_bytes(Path(find_uv()).read_bytes())
+    (context / "uv").chmod(0o755)
+    (context / "Dockerfile").write_text(f"FROM {base}\nCOPY uv /usr/local/bin/uv\n")
+    with_uv = ensure(BUILTIN["python"], dockerfile=context)
+    request.getfixturevalue("foreign_uv")
+    made = ensure(describe(), base=with_uv.reference)
+    assert run(made.id, "demo-tool") == run(made.id, "/opt/env/bin/demo-tool")
+
+
+def test_base_in_which_there_is_no_uv_to_be_had_is_refused(describe, ensure, foreign_uv):
+    with pytest.raises(EnvironmentBuildError) as caught:
+        ensure(describe())
+    assert "uv could not be had" in str(caught.value)
+    assert "pip" in caught.value.hint
+
+
 def make_image(tag, files):
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as archive:
@@ -449,17 +493,17 @@ def test_process_waits_for_another_that_builds_the_same(describe, tmp_path):
             said(second, "waiting")
             flag.touch()
             assert said(first, "made") == said(second, "made")
-    assert build_containers() == []
+            assert build_containers(first.pid) == build_containers(second.pid) == []
 
 
 def test_build_of_a_killed_process_ends_and_the_next_builds(describe, ensure, tmp_path):
     environment = describe()
     with another_process(environment, tmp_path / "never", "compiling") as first:
         said(first, "compiling")
-        assert len(build_containers()) == 1
+        assert len(build_containers(first.pid)) == 1
         first.send_signal(signal.SIGKILL)
         first.wait()
-    census.wait_until(lambda: not build_containers(), what="the end of the build container")
+    census.wait_until(lambda: not build_containers(first.pid), what="the end of the container")
     assert ensure(environment).reference in tags_of(environment)
 
 
@@ -483,7 +527,7 @@ def test_build_container_of_a_dead_process_is_no_obstacle(describe, ensure, engi
     labels = owner.labels("build-x") | {owner.BUILD: "x", owner.PID: str(dead.pid)}
     create_build_container(engine, key_of(environment, base), labels)
     ensure(environment)
-    assert build_containers() == []
+    assert build_containers(dead.pid) == build_containers() == []
 
 
 def test_container_of_somebody_else_with_that_name_is_not_touched(describe, ensure, engine, base):

@@ -21,7 +21,7 @@ import anyio._backends._asyncio
 from belljar.backends.auto import AutoBackend
 from belljar.backends.base import Backend, Host, Minded
 from belljar.backends.native.backend import NativeBackend
-from belljar.errors import BackendUnavailable, InvalidOption, unknown_option
+from belljar.errors import InvalidOption, unknown_option
 
 MIND_INTERVAL = 0.1
 BACKENDS = ("auto", "native", "docker")
@@ -43,16 +43,12 @@ def meant(name: str, environ: Mapping[str, str] | None = None) -> str:
 
 
 def docker_backend() -> Callable[[Host], Backend]:
-    """The docker backend's class. Imported only by who wants it: it needs an extra."""
-    try:
-        from belljar.backends.docker.backend import DockerBackend
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] == "belljar":
-            raise
-        raise BackendUnavailable(
-            f"the docker backend needs the package {error.name!r}",
-            hint="pip install 'belljar[docker]'",
-        ) from error
+    """The docker backend's class. Imported only by who wants it, with the extra that it needs;
+    raises BackendUnavailable if that is not installed."""
+    from belljar.backends.docker.backend import DockerBackend
+    from belljar.backends.docker.http import require_h11
+
+    require_h11()
     return DockerBackend
 
 

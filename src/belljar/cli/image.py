@@ -53,6 +53,9 @@ def add_commands(parser: argparse.ArgumentParser) -> dict[str, argparse.Argument
         "names", metavar="NAME", nargs="+", help="a name, key or tag of the list"
     )
     added["remove"].set_defaults(command=remove)
+    added["prune"].add_argument(
+        "names", metavar="NAME", nargs="*", help="only images of these names"
+    )
     added["prune"].add_argument("--all", action="store_true", help="also the newest of each name")
     added["prune"].add_argument("--dry-run", action="store_true", help="only list them")
     added["prune"].add_argument("--json", action="store_true", help="as JSON")
@@ -261,6 +264,8 @@ def prune(args: argparse.Namespace) -> int:
 
     async def act(engine: Engine) -> list[tuple[Listed, str | None]]:
         images = await image_store.list_images(engine)
+        if args.names:
+            images = [each for each in images if each.name in args.names]
         current = await image_store.current_keys(engine, known, complete(Docker()))
         found = image_store.superfluous(images, current, everything=args.all)
         done: list[tuple[Listed, str | None]] = []

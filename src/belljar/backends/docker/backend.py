@@ -202,7 +202,9 @@ class DockerBackend:
             said = await self._converse(asked, engine, container, made, stream)
             inspected = await engine.request("GET", f"/containers/{container}/json")
             local = guest.meet(int(inspected["State"].get("Pid") or 0))
-            measured = layers.measured(guest.pid if local else 0, inspected, facts)
+            measured = layers.measured(
+                guest.pid if local else 0, inspected, facts, asked=asked.docker.runtime
+            )
             guest.isolation = Isolation(
                 backend=self.name, layers=(*measured, *mounted(asked.mounts)), limits=limits
             )

@@ -42,6 +42,10 @@ _REMEDIES = (
         "check the spelling and version; with several indexes uv takes the first that knows the "
         "name (UV_INDEX_STRATEGY changes that)",
     ),
+    (
+        r"missing `distutils`",
+        "the base image lacks a part of Python: python3-distutils, as Debian calls it",
+    ),
     (r"[Nn]o space left", "the engine's disk is full; docker system df, belljar image prune"),
 )
 

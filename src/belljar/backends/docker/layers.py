@@ -17,15 +17,16 @@ from belljar.isolation import Layer
 _USER_NAMESPACES = "run the engine with --userns-remap or rootless"
 
 
-def runtime_of(inspected: Mapping[str, Any], facts: Facts) -> str:
-    return str(inspected["HostConfig"].get("Runtime") or facts.default_runtime)
-
-
-def measured(pid: int, inspected: Mapping[str, Any], facts: Facts) -> tuple[Layer, ...]:
-    """`pid`: of the container's first process, 0 if it is on another machine."""
-    runtime = runtime_of(inspected, facts)
+def measured(
+    pid: int, inspected: Mapping[str, Any], facts: Facts, *, asked: str | None
+) -> tuple[Layer, ...]:
+    """`pid`: of the container's first process, 0 if it is on another machine; `asked`: for which
+    runtime."""
+    runtime = str(inspected["HostConfig"].get("Runtime") or facts.default_runtime)
     kernel = own_kernel(runtime)
     wrong = list(_wrong_settings(inspected))
+    if asked is not None and runtime != asked:  # Podman takes no notice of it
+        wrong.append(f"has the runtime {runtime!r} and not {asked!r}")
     seen = posture.read(pid) if pid and kernel is None else None
     if seen is not None:
         wrong += posture.faults(seen, without=frozenset({"user"}))

@@ -1,0 +1,297 @@
+"""Containers as the engine really makes them: the filter, mounts, volumes, devices, limits.
+
+Always by runc: what the same settings mean in gVisor is seen by the rest of the suite.
+"""
+
+import errno
+import itertools
+import json
+import os
+import stat
+import subprocess
+import uuid
+from textwrap import dedent
+
+import pytest
+
+from belljar import Docker, Limits, Mount, Sandbox
+from belljar.backends.native import seccomp, zygotes
+from test_seccomp import AUDIT, MACHINE, NUMBERS, U64, compiled, simulate
+
+pytestmark = pytest.mark.docker
+
+IMAGE = os.environ.get("BELLJAR_DOCKER_BASE", "belljar-base:bookworm")
+
+
+def sandbox(docker=None, **given):
+    docker = docker or Docker(image=IMAGE, runtime="runc")
+    return Sandbox(backend=docker, environment="python", **given)
+
+
+def value(box, code):
+    return box.run_code(dedent(code)).raise_for_outcome().value
+
+
+# --- the filter ------------------------------------------------------------------------------
+
+# Each call in a process of its own, which a filter may kill.
+PROBE = """
+    import ctypes, os
+
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    call.restype = ctypes.c_long
+
+    def verdict(number, arguments):
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            ctypes.set_errno(0)
+            failed = call(ctypes.c_long(number), *map(ctypes.c_ulong, arguments)) == -1
+            os.write(writer, b"%d" % (ctypes.get_errno() if failed else 0))
+            os._exit(0)
+        os.close(writer)
+        said = os.read(reader, 20)
+        os.close(reader)
+        _, status = os.waitpid(pid, 0)
+        return int(said) if said else -os.WTERMSIG(status)
+
+    [verdict(number, arguments) for number, arguments in calls]
+"""
+
+# Refused where a directory of the host's is writable, and harmless where they are not.
+MODES = [0o644, 0o4755, 0o2755, 0o6777, 1 << 32 | 0o4000]
+NOWHERE = 1000  # neither a descriptor nor an address
+FLAGS = [0, os.O_CREAT, os.O_TMPFILE, os.O_CREAT | os.O_TMPFILE]
+
+
+def refused_somewhere():
+    """Calls that native refuses, or kills for, whatever their arguments are."""
+    program = compiled(MACHINE)
+    # The kernel's own trampolines are beyond every filter: who else calls them is killed.
+    named = [number for name, number in NUMBERS[MACHINE].items() if "probe" not in name]
+    numbers = [*named, 600, 1000]
+    if MACHINE == "x86_64":
+        numbers += [0x40000000, 0x40000027]  # as x32 numbers them
+    for number, argument in itertools.product(sorted(numbers), (0, U64)):
+        arguments = [argument] * 6
+        if simulate(program, arch=AUDIT[MACHINE], nr=number, args=arguments) != seccomp.ALLOW:
+            yield number, arguments
+
+
+def with_modes():
+    where = {"chmod": 1, "fchmod": 1, "fchmodat": 2, "mknodat": 2}
+    for name, at in where.items():
+        if name in NUMBERS[MACHINE]:
+            for mode in MODES:
+                yield NUMBERS[MACHINE][name], [mode if at == i else NOWHERE for i in range(6)]
+    for flags, mode in itertools.product(FLAGS, MODES):
+        yield NUMBERS[MACHINE]["openat"], [NOWHERE, NOWHERE, flags, mode, 0, 0]
+    yield NUMBERS[MACHINE]["openat2"], [0] * 6
+
+
+def disagreements(box, calls, deny=()):
+    """Where the container's filter does not say what native's would."""
+    box.put(calls=calls)
+    found = value(box, PROBE)
+    program = compiled(MACHINE, deny)
+    names = {number: name for name, number in NUMBERS[MACHINE].items()}
+    for (number, arguments), said in zip(calls, found, strict=True):
+        want = simulate(program, arch=AUDIT[MACHINE], nr=number, args=arguments)
+        if want == seccomp.ALLOW:
+            agreed = said not in (errno.EPERM, errno.ENOSYS, -31)
+        elif want == seccomp.KILL_PROCESS:
+            agreed = said == -31
+        else:
+            agreed = said == want & 0xFFFF
+        if not agreed:
+            yield names.get(number, number), arguments, want, said
+
+
+def test_the_engines_filter_says_what_natives_says():
+    with sandbox() as box:
+        wrong = list(disagreements(box, list(refused_somewhere())))
+    # A libseccomp that is older than a call cannot tell it from what does not exist, and engines
+    # before 22.06 have one answer for all forms that no rule names. Neither lets anything in.
+    allowed = {errno.EPERM, errno.ENOSYS}
+    wrong = [each for each in wrong if {each[2] & 0xFFFF, each[3]} != allowed]
+    assert wrong == []
+
+
+def test_set_id_bits_are_refused_where_the_host_could_see_them(tmp_path):
+    tmp_path.chmod(0o777)
+    calls = list(with_modes())
+    with sandbox() as box:
+        assert list(disagreements(box, calls)) == []
+    with sandbox(mounts=[Mount(tmp_path, "/out", read_only=False)]) as box:
+        assert list(disagreements(box, calls, zygotes.SET_ID)) == []
+
+
+def test_programs_fall_back_from_calls_that_are_absent():
+    """ENOSYS, not EPERM: also from an engine that ignores `defaultErrnoRet`."""
+    absent = ["io_uring_setup", "clone3", "process_madvise", "cachestat"]
+    with sandbox() as box:
+        box.put(calls=[(NUMBERS[MACHINE][name], [0] * 6) for name in absent])
+        assert value(box, PROBE) == [errno.ENOSYS] * len(absent)
+
+
+# --- files -----------------------------------------------------------------------------------
+
+
+def test_mounts_are_read_only_with_all_below_them_unless_told_otherwise(tmp_path):
+    tmp_path.chmod(0o777)
+    for name in ("in", "out"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name).chmod(0o777)
+    (tmp_path / "in" / "below").mkdir()
+    mounts = [Mount(tmp_path / "in", "/in"), Mount(tmp_path / "out", "/out", read_only=False)]
+    below = os.geteuid() == 0
+    if below:
+        command = ["mount", "-t", "tmpfs", "-o", "mode=777", "none", tmp_path / "in" / "below"]
+        subprocess.run(command, check=True)
+    try:
+        with sandbox(mounts=mounts) as box:
+            code = """
+                import os
+                made = []
+                for path in ("/in/a", "/in/below/a", "/out/a"):
+                    try:
+                        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o644))
+                        made.append(path)
+                    except OSError:
+                        pass
+                made, os.getuid()
+            """
+            made, uid = value(box, code)
+    finally:
+        if below:
+            subprocess.run(["umount", tmp_path / "in" / "below"], check=True)
+    assert made == ["/out/a"]
+    status = os.stat(tmp_path / "out" / "a")
+    assert (status.st_uid, stat.S_IMODE(status.st_mode)) == (uid, 0o644)
+
+
+@pytest.fixture
+def image_with_volumes():
+    """An image that wants more than it gets: volumes, an entry point, a health check, root."""
+    name = f"belljar-test-{uuid.uuid4().hex[:8]}:volumes"
+    made = subprocess.run(["docker", "create", IMAGE, "true"], capture_output=True, check=True)
+    container = made.stdout.decode().strip()
+    changes = [
+        'VOLUME ["/data", "/var/tmp", "/workspace"]',
+        'ENTRYPOINT ["/bin/false"]',
+        'CMD ["nothing"]',
+        "USER 0",
+        "HEALTHCHECK --interval=1s CMD touch /workspace/health",
+    ]
+    command = ["docker", "commit", *(word for each in changes for word in ("-c", each))]
+    try:
+        subprocess.run([*command, container, name], capture_output=True, check=True)
+        yield name
+    finally:
+        subprocess.run(["docker", "rm", container], capture_output=True, check=True)
+        subprocess.run(["docker", "rmi", "-f", name], capture_output=True, check=False)
+
+
+def inspect(box):
+    command = ["docker", "inspect", f"belljar-{box.id}-1"]
+    told = subprocess.run(command, capture_output=True, check=True)
+    return json.loads(told.stdout)[0]
+
+
+def volumes():
+    listed = subprocess.run(["docker", "volume", "ls", "-q"], capture_output=True, check=True)
+    return set(listed.stdout.split())
+
+
+def test_an_image_gets_no_more_than_any_other(image_with_volumes):
+    before = volumes()
+    with sandbox(Docker(image=image_with_volumes, runtime="runc")) as box:
+        code = """
+            import errno, os
+            refused = []
+            for path in ("/data/a", "/var/tmp/a", "/etc/a"):
+                try:
+                    open(path, "w")
+                except OSError as error:
+                    refused.append(errno.errorcode[error.errno])
+            refused, os.getuid() >= 1000
+        """
+        assert value(box, code) == (["EROFS"] * 3, True)
+        assert "Health" not in inspect(box)["State"]  # else the engine would run its check
+    assert volumes() <= before
+
+
+def test_what_lies_in_a_noexec_workspace_cannot_be_executed():
+    script = "printf '#!/bin/sh\\necho ran' > a; chmod +x a; ./a"
+    with sandbox() as box:
+        assert box.commands.run(script).stdout == "ran\n"
+    with sandbox(Docker(image=IMAGE, runtime="runc", noexec=True)) as box:
+        assert box.commands.run(script).exit_code == 126
+
+
+# --- devices and limits ----------------------------------------------------------------------
+
+
+@pytest.mark.root_only
+def test_a_device_is_there_if_it_was_asked_for(tmp_path):
+    node = tmp_path / "zeros"
+    os.mknod(node, 0o666 | stat.S_IFCHR, os.makedev(1, 5))
+    node.chmod(0o666)
+    docker = Docker(image=IMAGE, runtime="runc", devices=[f"{node}:/dev/zeros:r"])
+    with sandbox(docker) as box:
+        assert value(box, "open('/dev/zeros', 'rb').read(3)") == bytes(3)
+        assert value(box, "import os; os.listdir('/dev/pts')") == []
+    with sandbox() as box:
+        assert value(box, "import os; os.path.exists('/dev/zeros')") is False
+
+
+def test_the_code_sees_next_to_nothing_of_the_machine():
+    with sandbox() as box:
+        code = """
+            import os, socket
+            names = [name for name in os.listdir("/proc") if not name.isdigit()]
+            full = []
+            for name in names:
+                path = "/proc/" + name
+                if os.path.isdir(path):
+                    content = os.listdir(path)
+                else:
+                    with open(path, "rb") as file:
+                        content = file.read(1)
+                if content:
+                    full.append(name)
+            {
+                "proc": sorted(full),
+                "sys": os.listdir("/sys"),
+                "name servers": open("/etc/resolv.conf").read(),
+                "name": socket.gethostname(),
+                "address": socket.gethostbyname(socket.gethostname()),
+            }
+        """
+        seen = value(box, code)
+    kept = "cpuinfo filesystems loadavg meminfo mounts net self stat thread-self uptime version"
+    assert set(seen.pop("proc")) <= set(kept.split())
+    address, name = "127.0.0.1", "belljar"
+    assert seen == {"sys": [], "name servers": "", "name": name, "address": address}
+
+
+def test_the_smallest_limits_and_the_largest_are_taken():
+    smallest = Limits(cpus=0.5, processes=4, open_files=32, workspace="64k", tmp="64k")
+    for limits in (smallest, Limits(cpus=1024, processes=32768, open_files=1048576)):
+        with sandbox(limits=limits) as box:
+            assert value(box, "1 + 1") == 2
+            assert box.isolation.layer("cpus").state == "enforced"
+
+
+def test_every_setting_arrives():
+    """As the engine tells it of the live container, beside what the suite sees from outside."""
+    with sandbox(limits=Limits(memory="300m", processes=9)) as box:
+        inspected = inspect(box)
+    host = inspected["HostConfig"]
+    assert (host["Memory"], host["MemorySwap"], host["PidsLimit"]) == (300 << 20, 300 << 20, 10)
+    assert (host["NetworkMode"], host["ReadonlyRootfs"]) == ("none", True)
+    assert (host["CapDrop"], host["CapAdd"]) == (["ALL"], None)
+    assert (host["IpcMode"], host["CgroupnsMode"]) == ("private", "private")
+    assert host["LogConfig"]["Type"] == "none"
+    assert inspected["Config"]["StopTimeout"] == 0
+    assert int(inspected["Config"]["User"].partition(":")[0]) >= 1000
