@@ -9,6 +9,7 @@ bare namespace): there the oracle must trip, or it would prove nothing.
 import base64
 import contextlib
 import ctypes
+import errno
 import hashlib
 import json
 import os
@@ -32,6 +33,7 @@ from importlib import resources
 from pathlib import Path
 
 import census
+import setting
 
 ROOT = os.geteuid() == 0
 HERE = Path(__file__).parent
@@ -170,7 +172,8 @@ class Canaries:
             "home": pwd.getpwuid(os.getuid()).pw_dir,
         }
         variables = {"TARGETS": json.dumps(targets), "SYSCALLS": json.dumps(NUMBERS)}
-        return variables | ({"CONFINED": "1"} if confined else {})
+        variables |= {"CONFINED": "1"} if confined else {}
+        return variables | ({"IMAGE": "1"} if confined and setting.DOCKER else {})
 
     # -- the verdict ------------------------------------------------------------------------
 
@@ -374,7 +377,10 @@ def _borrowed(pid, number):
     try:
         fd = _libc.syscall(ctypes.c_long(438), ctypes.c_long(pidfd), ctypes.c_long(number), 0)
         if fd < 0:
-            raise OSError(ctypes.get_errno(), f"pidfd_getfd {pid} {number}")
+            error = ctypes.get_errno()
+            if error == errno.EBADF:
+                raise FileNotFoundError(error, f"descriptor {number} of {pid} was just closed")
+            raise OSError(error, f"pidfd_getfd {pid} {number}")
         try:
             yield fd
         finally:

@@ -47,6 +47,7 @@ class SecondEngine:
         self._settings = self.directory / "daemon.json"
         self._settings.write_text(json.dumps({"runtimes": _runtimes()}))
         self._process = None
+        self._pardoned = set()
 
     # -- its life ---------------------------------------------------------------------------
 
@@ -147,7 +148,12 @@ class SecondEngine:
         return [point for point in points if point.startswith(f"{self.directory}/")]
 
     def shims(self):
-        return [process for process in self.processes() if "shim" in _arguments(process.pid)]
+        found = [process for process in self.processes() if "shim" in _arguments(process.pid)]
+        return [process for process in found if process.pid not in self._pardoned]
+
+    def pardon_shims(self):
+        """Forget those that are there: the engine leaves them, whoever used it."""
+        self._pardoned |= {process.pid for process in self.shims()}
 
     def remains(self):
         """What a container leaves on the disk and among the mounts, as names."""

@@ -394,6 +394,8 @@ def test_a_mount_the_guests_uid_cannot_use_is_an_error_with_a_remedy(directory):
     with pytest.raises(InvalidOption, match=r"chmod o\+rxw"):
         spec.check_mounts([mount], os.geteuid() + 1)
     spec.check_mounts([mount], os.geteuid())
+    with pytest.raises(InvalidOption, match="nobody's"):  # a number alone is nobody
+        spec.check_mounts([mount], os.geteuid(), same_uids=False)
 
 
 def test_volumes_of_an_image_are_not_writable():

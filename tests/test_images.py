@@ -504,7 +504,8 @@ def test_build_of_a_killed_process_ends_and_the_next_builds(describe, ensure, tm
         first.send_signal(signal.SIGKILL)
         first.wait()
     census.wait_until(lambda: not build_containers(first.pid), what="the end of the container")
-    assert ensure(environment).reference in tags_of(environment)
+    ensure(environment)
+    assert len(tags_of(environment)) == 1
 
 
 def create_build_container(engine, key, labels):

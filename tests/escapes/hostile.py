@@ -15,6 +15,8 @@ _NUMBERS = json.loads(os.environ.get("SYSCALLS", "{}"))
 _TARGETS = json.loads(os.environ.get("TARGETS", "{}"))
 # Set by the tests in a sandbox only: what would hurt a host looks for it first.
 CONFINED = os.environ.get("CONFINED") == "1"
+# In a container: its image has files, and its runtime makes devices, that are not the host's.
+IMAGE = os.environ.get("IMAGE") == "1"
 
 
 def target(name):

@@ -6,7 +6,7 @@
 import glob
 import os
 
-from hostile import attempt, read, show, target
+from hostile import IMAGE, attempt, read, show, target
 
 show("environment", lambda: dict(os.environ, TARGETS="", SYSCALLS=""))
 attempt("the canary", lambda: read(target("secret_file")))
@@ -21,6 +21,7 @@ for path in (
     target("home") + "/.ssh/authorized_keys",
 ):
     attempt(path, lambda path=path: read(path))
-for pattern in ("/root/*", "/root/.*", "/home/*", "/var/*/*", target("directory") + "/*"):
+own = () if IMAGE else ("/var/*/*",)
+for pattern in ("/root/*", "/root/.*", "/home/*", *own, target("directory") + "/*"):
     for path in glob.glob(pattern):
         print("ACHIEVED a look at", path)

@@ -6,7 +6,7 @@
 import os
 import stat
 
-from hostile import attempt
+from hostile import IMAGE, attempt
 
 for name, kind, major, minor in (
     ("disk", stat.S_IFBLK, 8, 0),
@@ -39,6 +39,7 @@ for name in [
         path = f"/dev/{name}"
         opened.append(attempt(path, lambda p=path, f=flags: os.open(p, f | os.O_NONBLOCK)))
 allowed = {"null", "zero", "full", "random", "urandom", "fd", "stdin", "stdout", "stderr", "shm"}
+allowed |= {"tty", "ptmx", "pts", "mqueue"} if IMAGE else set()
 print("in /dev:", sorted(os.listdir("/dev")))
 if os.environ.get("CONFINED") == "1" and not allowed.issuperset(os.listdir("/dev")):
     print("ACHIEVED more devices")

@@ -62,7 +62,7 @@ def find() -> EngineFound:
 
     engine = Engine(endpoint.find())
     info, version = _ask(engine)
-    return EngineFound(facts=list(_facts(engine, info, version)), runtimes=runtimes(info))
+    return EngineFound(facts=list(facts(engine, info, version)), runtimes=runtimes(info))
 
 
 def _ask(engine: Engine) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -89,7 +89,7 @@ def runtimes(info: Mapping[str, Any]) -> tuple[str, ...]:
     return (default, *others) if default else tuple(others)
 
 
-def _facts(engine: Engine, info: Mapping[str, Any], version: Mapping[str, Any]) -> Iterator[Fact]:
+def facts(engine: Engine, info: Mapping[str, Any], version: Mapping[str, Any]) -> Iterator[Fact]:
     where = engine.endpoint
     yield Fact(name="address", state="ok", detail=f"{where} ({where.source})")
     yield Fact(name="version", state="ok", detail=_version(info, version))

@@ -30,7 +30,7 @@ from belljar.backends.docker.stream import AttachedStream
 from belljar.backends.docker.vigil import Vigil
 from belljar.backends.native.layers import mounted
 from belljar.backends.native.plan import PATH, VARIABLES
-from belljar.errors import LimitNotEnforceable, StartError
+from belljar.errors import InvalidOption, LimitNotEnforceable, StartError
 from belljar.guest import wire
 from belljar.isolation import Isolation, Layer
 from belljar.printable import printable
@@ -154,8 +154,14 @@ class DockerBackend:
         self, asked: GuestSpec, engine: Engine, facts: Facts, made: Image
     ) -> tuple[str, list[str]]:
         uid = spec.pick_uid(facts, asked.mounts)
-        spec.check_mounts(asked.mounts, uid)
-        filter_ = spec.seccomp(asked, asked.docker, facts)
+        if asked.mounts and engine.endpoint.kind != "unix":
+            raise InvalidOption(
+                f"mounts are directories of this host, and the engine at {engine.endpoint} is on "
+                "another",
+                hint="files.upload() copies a tree into the sandbox",
+            )
+        spec.check_mounts(asked.mounts, uid, same_uids=facts.unique_uids)
+        filter_ = spec.seccomp(asked, facts)
         body = spec.body(
             asked,
             asked.docker,

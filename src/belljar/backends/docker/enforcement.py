@@ -71,8 +71,11 @@ def _cpus(limits: Limits, facts: Facts, said: Sequence[str]) -> Layer:
 def _processes(limits: Limits, facts: Facts, said: Sequence[str], runtime: str) -> Layer:
     if facts.pids_limit and not any("pids limit" in each for each in said):
         if own_kernel(runtime) == "gVisor":
-            detail = f"cgroup, {limits.processes} or somewhat more; the sandbox ends beyond"
-            return _row("processes", detail)
+            detail = (
+                f"cgroup, {limits.processes} or somewhat more, beyond which the sandbox ends; "
+                "threads are not limited"
+            )
+            return _row("processes", detail, "best-effort", "strict=False accepts best effort")
         return _row("processes", f"cgroup, {limits.processes}")
     if facts.unique_uids and not facts.pids_limit:
         return _row("processes", f"RLIMIT_NPROC of its own uid, {limits.processes}")

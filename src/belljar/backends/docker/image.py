@@ -19,7 +19,8 @@ import anyio
 from belljar.backends.docker import dockerfile, image_key, owner, pull, removal
 from belljar.backends.docker.engine import Engine, EngineError
 from belljar.backends.docker.facts import Facts
-from belljar.backends.docker.image_build import PYTHON, Taken, build, in_use
+from belljar.backends.docker.image_build import Taken, build, in_use
+from belljar.backends.docker.image_commit import PYTHON
 from belljar.backends.docker.image_key import Wanted
 from belljar.backends.docker.image_luggage import Order
 from belljar.backends.docker.image_progress import Progress, Teller, telling
@@ -194,7 +195,7 @@ async def find(engine: Engine, order: Order) -> dict[str, Any] | None:
 
 async def _by_label(engine: Engine, label: str, value: str) -> dict[str, Any] | None:
     """The newest of our images that has this label."""
-    filters = {"label": [f"{label}={value}", f"{image_key.IMAGE}=1"]}
+    filters = {"label": [f"{label}={value}"]}  # one: with two of them, Podman 4 finds nothing
     listed = await engine.request("GET", "/images/json", query={"filters": filters})
     ours = [each for each in listed or [] if image_key.own_tags(each) and not _is_derived(each)]
     if not ours:

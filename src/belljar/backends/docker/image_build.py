@@ -13,26 +13,24 @@ when the stream does, and the engine removes it then, so a build does not outliv
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import anyio
 import anyio.lowlevel
 
-from belljar.backends.docker import image_key, image_steps, owner, removal
+from belljar.backends.docker import owner, removal
 from belljar.backends.docker.dial import Connection
 from belljar.backends.docker.engine import Engine, EngineError
 from belljar.backends.docker.facts import Facts
+from belljar.backends.docker.image_commit import commit
 from belljar.backends.docker.image_failure import explained
-from belljar.backends.docker.image_luggage import USER_ID, Order, pack, pieces
+from belljar.backends.docker.image_luggage import Order, pack, pieces
 from belljar.backends.docker.image_progress import Teller
 from belljar.backends.docker.image_talk import Failure, Talk
 
-PYTHON = f"{image_steps.ROOT}/bin/python"
 CREATE_TIMEOUT = 20.0
 START_TIMEOUT = 60.0
-COMMIT_TIMEOUT = 600.0
 TMPFS_SIZE = "512m"  # an upper bound; uv and the settings take 40 MiB
 
 _CONFLICT = 409
@@ -66,14 +64,7 @@ async def build(engine: Engine, order: Order, facts: Facts, teller: Teller) -> s
         if isinstance(told, Failure):
             raise explained(told, order.wanted)
         teller.say("compiling", "storing the image")
-        made = await engine.request(
-            "POST",
-            "/commit",
-            query=_commit_query(container, order),
-            body=committed(order, told),
-            timeout=COMMIT_TIMEOUT,
-        )
-        return str(made["Id"])
+        return await commit(engine, container, order, told, facts)
 
 
 # -- the container ------------------------------------------------------------------------------
@@ -83,17 +74,20 @@ async def build(engine: Engine, order: Order, facts: Facts, teller: Teller) -> s
 async def _attached(engine: Engine, container: str, order: Order) -> AsyncIterator[Connection]:
     """Start it, with its standard input and output connected to us."""
     query = dict.fromkeys(("stream", "stdin", "stdout", "stderr"), True)
-    connection = await engine.upgrade(f"/containers/{container}/attach", query=query)
+    path = f"/containers/{container}"
+    connection: Connection | None = None
     try:
         try:
-            await engine.request("POST", f"/containers/{container}/start", timeout=START_TIMEOUT)
+            connection = await engine.upgrade(f"{path}/attach", query=query)
+            await engine.request("POST", f"{path}/start", timeout=START_TIMEOUT)
         except EngineError as error:
             if error.status == 0:
                 raise
             raise explained(Failure(error.message, kind="start"), order.wanted) from error
         yield connection
     finally:
-        connection.close()
+        if connection is not None:
+            connection.close()
 
 
 @asynccontextmanager
@@ -109,7 +103,8 @@ async def held(engine: Engine, order: Order, facts: Facts) -> AsyncIterator[str]
                 timeout=CREATE_TIMEOUT,
             )
     except EngineError as error:
-        if error.status == _CONFLICT:
+        # Podman 4 gives no status for it.
+        if error.status == _CONFLICT or "is already in use" in error.message:
             raise Taken from error
         if error.status == 0:  # it may have been made all the same
             await _remove_ours(engine, order)
@@ -172,29 +167,3 @@ def created(order: Order, facts: Facts) -> dict[str, object]:
         "AttachStderr": True,
         "HostConfig": host,
     }
-
-
-def committed(order: Order, told: Mapping[str, Any]) -> dict[str, object]:
-    """The configuration of the image. The engine adds what the container has and this has not."""
-    base_env = dict(
-        each.partition("=")[::2] for each in order.base.get("Config", {}).get("Env") or []
-    )
-    path = base_env.get("PATH") or "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    # Containers of the image have its labels, and labels cannot be taken away: emptied, they name
-    # no owner.
-    no_owner = dict.fromkeys(owner.labels("", order.project), "") | {owner.BUILD: ""}
-    return {
-        "Env": [f"PATH={image_steps.ROOT}/bin:{path}", f"VIRTUAL_ENV={image_steps.ROOT}"],
-        "Entrypoint": [],
-        "Cmd": [PYTHON],
-        "User": f"{USER_ID}:{USER_ID}",
-        "WorkingDir": "/workspace",
-        "Healthcheck": {"Test": ["NONE"]},
-        "Labels": no_owner | image_key.labels(order.wanted, order.key, told),
-    }
-
-
-def _commit_query(container: str, order: Order) -> dict[str, object]:
-    repository, _, tag = order.tag.rpartition(":")
-    # Its one program waits for nothing but the end, so it need not be paused.
-    return {"container": container, "repo": repository, "tag": tag, "pause": False}

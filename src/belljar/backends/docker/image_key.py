@@ -113,10 +113,10 @@ def own_tags(image: Mapping[str, Any]) -> list[str]:
     key = labels.get(KEY)
     if labels.get(IMAGE) != "1" or not key:
         return []
-    tags = [str(tag) for tag in image.get("RepoTags") or []]
-    return [
-        tag for tag in tags if re.fullmatch(rf"(localhost/)?belljar/[^:/]+:{re.escape(key)}", tag)
-    ]
+    ours = re.compile(rf"(localhost/)?belljar/[^:/]+:{re.escape(key)}")
+    # Podman adds the name of a registry to names that have none.
+    tags = [str(tag).removeprefix("docker.io/") for tag in image.get("RepoTags") or []]
+    return [tag for tag in tags if ours.fullmatch(tag)]
 
 
 def labels(wanted: Wanted, key: str, facts: Mapping[str, object]) -> dict[str, str]:
@@ -127,7 +127,7 @@ def labels(wanted: Wanted, key: str, facts: Mapping[str, object]) -> dict[str, s
         ENVIRONMENT: wanted.environment.name,
         KEY: key,
         RECIPE: wanted.recipe,
-        PACKAGES: json.dumps(packages),
+        PACKAGES: json.dumps(packages, separators=(",", ":")).replace(" ", "\\u0020"),
         LOCK: str(facts["lock"]),
         BASE: wanted.base,
         CREATED: now(),

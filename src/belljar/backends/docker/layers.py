@@ -14,7 +14,17 @@ from belljar.backends.native import posture
 from belljar.errors import StartError
 from belljar.isolation import Layer
 
-_USER_NAMESPACES = "run the engine with --userns-remap or rootless"
+# Namespaces that engines may leave out: what that means, and the remedy.
+_MAY_LACK = {
+    "user": (
+        "the host's: uids are the host's too",
+        "run the engine with --userns-remap or rootless",
+    ),
+    "cgroup": (
+        "the host's: the code sees the name of its own group",
+        "Podman needs control groups of version 2 for it",
+    ),
+}
 
 
 def measured(
@@ -29,27 +39,25 @@ def measured(
         wrong.append(f"has the runtime {runtime!r} and not {asked!r}")
     seen = posture.read(pid) if pid and kernel is None else None
     if seen is not None:
-        wrong += posture.faults(seen, without=frozenset({"user"}))
+        wrong += posture.faults(seen, without=frozenset(_MAY_LACK))
+        if "cgroup" not in seen.namespaces and not _lacks_cgroup_namespaces(facts):
+            wrong.append("shares the host's cgroup namespace")
     if wrong:
         raise StartError(f"the container is not confined: it {', and '.join(wrong)}")
     said = "measured" if seen is not None else f"inside {kernel}" if kernel else "by the engine"
-    user = seen is not None and "user" in seen.namespaces or facts.userns or facts.rootless
+    own = {*posture.NAMESPACES}
+    if seen is not None:
+        own &= seen.namespaces
+    elif not (kernel or facts.userns or facts.rootless):
+        own.discard("user")
     rows = [_row("runtime", f"{runtime}: {kernel}" if kernel else runtime)]
-    rows += [
-        _row(f"{kind} namespace", f"its own, {said}")
-        for kind in posture.NAMESPACES
-        if kind != "user"
-    ]
-    rows.append(
-        _row("user namespace", "its own")
-        if user
-        else Layer(
-            name="user namespace",
-            state="enforced" if kernel else "absent",
-            detail=f"inside {kernel}" if kernel else "the host's: uids are the host's too",
-            remedy=None if kernel else _USER_NAMESPACES,
-        )
-    )
+    for kind in posture.NAMESPACES:
+        name = f"{kind} namespace"
+        if kind in own:
+            rows.append(_row(name, f"its own, {said}"))
+        else:
+            detail, remedy = _MAY_LACK[kind]
+            rows.append(Layer(name=name, state="absent", detail=detail, remedy=remedy))
     rows += [
         # gVisor leaves the profile out, unless it is told to (--oci-seccomp).
         _row("seccomp", f"{kernel} answers" if kernel else f"allow-list filter, {said}"),
@@ -59,6 +67,10 @@ def measured(
         _row("root file system", "read-only"),
     ]
     return tuple(rows)
+
+
+def _lacks_cgroup_namespaces(facts: Facts) -> bool:
+    return facts.engine == "podman" and facts.cgroup_version == 1
 
 
 def _row(name: str, detail: str) -> Layer:

@@ -94,7 +94,7 @@ def body(
         "StopSignal": "SIGKILL",
         "StopTimeout": 0,
         "HostConfig": {
-            **_isolation(docker, facts, filter_ or seccomp(spec, docker, facts)),
+            **_isolation(docker, facts, filter_ or seccomp(spec, facts)),
             **_resources(spec.limits, docker, facts),
             **_files(spec, docker, facts, uid, volumes),
             **_devices(docker),
@@ -125,8 +125,10 @@ def _group(uid: int) -> int:
     return os.getegid() if uid == os.geteuid() else uid
 
 
-def check_mounts(mounts: Iterable[Mount], uid: int) -> None:
+def check_mounts(mounts: Iterable[Mount], uid: int, *, same_uids: bool = True) -> None:
     """Raise if a mount is not what it was when it was made, or the guest could not use it.
+
+    `same_uids`: whether a uid in the container is the same outside (Facts.unique_uids).
 
     Just before the container is made. Unlike native, which binds what it has opened, an engine
     takes a path and resolves it anew: who may rename directories on the way can still exchange
@@ -141,7 +143,8 @@ def check_mounts(mounts: Iterable[Mount], uid: int) -> None:
         if not same or (status.st_dev, status.st_ino) != (mount.device, mount.inode):
             raise InvalidOption(f"{mount.host!r} is not what it was when it was checked")
         wanted = (0o5 if mount.kind == "dir" else 0o4) | (0 if mount.read_only else 0o2)
-        if uid != os.geteuid() and stat.S_IMODE(status.st_mode) & wanted != wanted:
+        own = same_uids and uid == os.geteuid()
+        if not own and stat.S_IMODE(status.st_mode) & wanted != wanted:
             raise InvalidOption(
                 f"the sandbox could not use {mount.host!r}: its user is nobody's there",
                 hint=f"chmod o+{'rx' if mount.kind == 'dir' else 'r'}"
@@ -149,7 +152,7 @@ def check_mounts(mounts: Iterable[Mount], uid: int) -> None:
             )
 
 
-def seccomp(spec: GuestSpec, docker: Docker, facts: Facts) -> str:
+def seccomp(spec: GuestSpec, facts: Facts) -> str:
     """The filter that belongs to this guest, as text."""
     deny: Refusals = ()
     if not all(mount.read_only for mount in spec.mounts):
@@ -228,6 +231,7 @@ def _ulimits(limits: Limits, facts: Facts) -> dict[str, int]:
         name.removeprefix("RLIMIT_").lower(): value for name, value in plan.rlimits(limits).items()
     }
     wanted["nofile"] = MAX_FILES
+    wanted["msgqueue"] = 0  # message queues: in native they are out of reach too
     if not facts.unique_uids or (facts.pids_limit and facts.engine == "docker"):
         del wanted["nproc"]
     if facts.rootless:
