@@ -14,6 +14,8 @@ import time
 import urllib.parse
 from pathlib import Path
 
+import census
+
 DEFAULT = "unix:///var/run/docker.sock"
 
 
@@ -84,7 +86,9 @@ class Census:
 
 def take(host=None):
     return Census(
-        containers=frozenset((each["Id"], _described(each)) for each in containers(host)),
+        containers=frozenset(
+            (each["Id"], _described(each)) for each in containers(host) if not _of_another(each)
+        ),
         networks=frozenset(each["Name"] for each in ask("GET", "/networks", host)),
         volumes=frozenset(each["Name"] for each in ask("GET", "/volumes", host)["Volumes"] or ()),
         untagged=frozenset(_untagged(host)),
@@ -125,6 +129,16 @@ def settle(before, host=None, timeout=10.0):
         if not found or time.monotonic() > deadline:
             return found
         time.sleep(0.05)
+
+
+def _of_another(container):
+    """Whether it is a sandbox of another process that is alive on this machine."""
+    labels = container["Labels"] or {}
+    try:
+        pid, started = int(labels["belljar.owner.pid"]), int(labels["belljar.owner.started"])
+    except (KeyError, ValueError):
+        return False
+    return pid != os.getpid() and census.alive(pid, started)
 
 
 def _described(container):

@@ -257,7 +257,8 @@ def test_resource_limits_are_those_of_native():
     given = {each["Name"]: each["Hard"] for each in host["Ulimits"]}
     assert all(each["Hard"] == each["Soft"] for each in host["Ulimits"])
     native = {k.removeprefix("RLIMIT_").lower(): v for k, v in plan.rlimits(limits).items()}
-    assert given == {k: v for k, v in native.items() if k != "nproc"} | {"nofile": MAX_FILES}
+    ours = {"nofile": MAX_FILES, "msgqueue": 0}
+    assert given == {k: v for k, v in native.items() if k != "nproc"} | ours
 
 
 def test_processes_are_counted_by_uid_where_nothing_else_counts_them():

@@ -361,3 +361,37 @@ def test_gc_of_docker_alone_fails_without_an_engine():
     done = belljar("gc", "--backend", "docker", DOCKER_HOST="unix:///nowhere/docker.sock")
     assert done.returncode == 120
     assert "/nowhere/docker.sock" in done.stderr
+
+
+# --- the census itself -----------------------------------------------------------------------
+
+
+def seen_by_the_census(before):
+    return " ".join(docker_census.leaks(before, docker_census.take()))
+
+
+def test_the_census_sees_containers_and_whose_they_are(make, dead, living):
+    before = docker_census.take()
+    container = make(dead)
+    name = inspect(container)["Name"].removeprefix("/")
+    assert f"container {name}" in seen_by_the_census(before)
+    assert any(name in each for each in docker_census.ours())
+    other = inspect(make(living))["Name"].removeprefix("/")
+    assert other not in seen_by_the_census(before)
+
+
+def test_the_census_sees_networks_volumes_and_images_without_a_name(make):
+    before = docker_census.take()
+    name = f"belljar-test-{uuid.uuid4().hex[:12]}"
+    image = docker_census.ask("POST", "/commit", container=make({}), body={})["Id"]
+    docker_census.ask("POST", "/volumes/create", body={"Name": name})
+    docker_census.ask("POST", "/networks/create", body={"Name": name, "Driver": "macvlan"})
+    try:
+        found = seen_by_the_census(before)
+        assert f"network {name}" in found
+        assert f"volume {name}" in found
+        assert f"untagged image {image}" in found
+    finally:
+        docker_census.ask("DELETE", f"/networks/{name}")
+        docker_census.ask("DELETE", f"/volumes/{name}")
+        docker_census.ask("DELETE", f"/images/{image}")
