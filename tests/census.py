@@ -201,12 +201,20 @@ def _ours(path):
     return pid == os.getpid() or not alive(pid, started)
 
 
+# Of a host process that was not asked: swept by the next one that starts a sandbox.
+NOT_SWEPT = ("cgroup", "exited container", "created container", "dead container")
+
+
+def containers():
+    """(state, name) of those that processes of this run have made."""
+    for container in engine_view.containers() if engine_view.is_there() else ():
+        if _is_of_this_run(container["Id"], container["Labels"]):
+            yield container["State"], container["Names"][0]
+
+
 def _engine():
     """What the engine has of ours, and what it has of anybody's that nobody here should make."""
-    for container in engine_view.containers():
-        labels = container["Labels"]
-        if _is_of_this_run(container["Id"], labels):
-            yield f"container {container['Names'][0]} ({container['State']})"
+    yield from (f"{state} container {name}" for state, name in containers())
     yield from (f"network {name}" for name in engine_view.networks())
     yield from (f"volume {name}" for name in engine_view.volumes())
 

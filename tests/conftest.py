@@ -34,7 +34,7 @@ MARKERS = {
     "needs_cgroup": "needs control groups that belljar may use",
     "stress": "long; runs when BELLJAR_TEST_STRESS is set",
     "native_only(reason)": "what only the native backend has",
-    "docker": "needs an engine: runs in the settings that have one",
+    "docker": "needs an engine: run with runc; with gVisor too if it asks for `backend`",
     "not_gvisor(reason)": "what gVisor answers differently; each is a row in SECURITY.md",
     "fresh": "needs a guest that no other test has used",
     "by_user_too": "starts no guest, but depends on who runs it: run by root and by the user",
@@ -78,7 +78,7 @@ def starts_guests(item):
 def is_wanted(item, part):
     """Whether it is in this part of the suite: `guests`, `rest`, or all of it."""
     if item.get_closest_marker("docker"):
-        return setting.DOCKER
+        return setting.DOCKER and (starts_guests(item) or not setting.GVISOR)
     if starts_guests(item):
         return part != "rest"
     if item.get_closest_marker("by_user_too") and not setting.DOCKER:

@@ -22,6 +22,7 @@ import census
 import docker_census
 import setting
 from belljar import AsyncSandbox, Docker, Outcome, Sandbox, SandboxError, runtime
+from belljar.backends.docker import removal, vigil
 from second_engine import SecondEngine, why_none
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(240)]
@@ -211,7 +212,15 @@ def test_file_and_command_calls_of_a_sandbox_whose_engine_died_are_clear_errors(
 # --- the engine hangs ------------------------------------------------------------------------
 
 
-def test_an_engine_that_hangs_in_the_middle_of_a_run_loses_it(engine, make):
+@pytest.fixture
+def impatient(monkeypatch):
+    """A hanging engine is found out in five seconds instead of thirteen."""
+    monkeypatch.setattr(vigil, "INTERVAL", 1.0)
+    monkeypatch.setattr(vigil, "PING_TIMEOUT", 2.0)
+    monkeypatch.setattr(removal, "REMOVE_TIMEOUT", 2.0)
+
+
+def test_an_engine_that_hangs_in_the_middle_of_a_run_loses_it(impatient, engine, make):
     sandbox = make()
     pid = first_process(engine, sandbox)
     with Running(sandbox) as cell:
@@ -223,7 +232,7 @@ def test_an_engine_that_hangs_in_the_middle_of_a_run_loses_it(engine, make):
     assert says_it_started_anew(in_time(sandbox.run_code, "1 + 1"))
 
 
-def test_a_time_out_is_kept_while_the_engine_hangs(engine, make):
+def test_a_time_out_is_kept_while_the_engine_hangs(impatient, engine, make):
     sandbox = make()
     with Running(sandbox, timeout=1) as cell:
         engine.stop()
@@ -232,7 +241,7 @@ def test_a_time_out_is_kept_while_the_engine_hangs(engine, make):
     assert in_time(sandbox.run_code, "1 + 1").value == 2
 
 
-def test_an_engine_that_hangs_before_a_start_is_a_clear_error(engine, make, options):
+def test_an_engine_that_hangs_before_a_start_is_a_clear_error(impatient, engine, make, options):
     make().run_code("1")  # it is known from then on
     engine.stop()
     with pytest.raises(SandboxError) as caught:
@@ -240,7 +249,7 @@ def test_an_engine_that_hangs_before_a_start_is_a_clear_error(engine, make, opti
     assert engine.host in str(caught.value)
 
 
-def test_an_engine_that_hangs_in_the_middle_of_a_start_is_a_clear_error(engine, options):
+def test_an_engine_that_hangs_in_the_middle_of_a_start_is_a_clear_error(impatient, engine, options):
     before = {each["Id"] for each in docker_census.containers(engine.host)}
     pool = ThreadPoolExecutor(1)
     started = pool.submit(Sandbox.create, **options)
@@ -256,7 +265,7 @@ def test_an_engine_that_hangs_in_the_middle_of_a_start_is_a_clear_error(engine, 
     engine.go_on()
 
 
-def test_closing_while_the_engine_hangs_ends_the_guest_and_does_not_hang(engine, make):
+def test_closing_while_the_engine_hangs_ends_the_guest_and_does_not_hang(impatient, engine, make):
     sandbox = make()
     pid = first_process(engine, sandbox)
     engine.stop()

@@ -72,8 +72,8 @@ def test_runtimes_start_with_the_default_and_leave_out_other_names_of_runc():
     assert engine_facts.runtimes(INFO) == ("runc", "runsc")
     assert engine_facts.runtimes(INFO | {"DefaultRuntime": "runsc"}) == ("runsc", "runc")
     assert engine_facts.runtimes({}) == ()
-    podman = {"Runtimes": {"crun": {}, "runc": {}}, "DefaultRuntime": "crun"}
-    assert engine_facts.runtimes(podman) == ("crun", "runc")
+    podman = {"BuildahVersion": "1.28", "Runtimes": {"crun": {}, "kata": {}}}
+    assert engine_facts.runtimes(podman | {"DefaultRuntime": "crun"}) == ("crun",)
 
 
 # --- on a real engine ------------------------------------------------------------------------

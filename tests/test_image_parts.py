@@ -1,17 +1,20 @@
 """What decides about images without an engine: keys, settings handed in, contexts, words."""
 
+import dataclasses
 import doctest
 import importlib
 import io
 import json
 import os
+import re
 import tarfile
 import time
+from pathlib import Path
 
 import anyio
 import pytest
 
-from belljar import Environment
+from belljar import Docker, Environment
 from belljar.backends.docker import (
     image,
     image_auth,
@@ -568,3 +571,13 @@ def test_dockerfile_for_others_has_the_packages_and_no_password(tmp_path):
 def test_environment_without_packages_has_no_dockerfile():
     with pytest.raises(InvalidOption, match="base:1 is its image"):
         image_dockerfile.written(want(BUILTIN["python"]))
+
+
+# --- the guide -------------------------------------------------------------------------------
+
+
+def test_table_of_the_guide_has_each_setting_with_its_default():
+    text = (Path(__file__).parent.parent / "docs" / "docker.md").read_text()
+    table = text[text.index("| setting |") :].partition("\n\n")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| `(.*?)` \|", table, re.MULTILINE))
+    assert rows == {each.name: repr(each.default) for each in dataclasses.fields(Docker)}

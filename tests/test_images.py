@@ -294,6 +294,24 @@ def test_base_without_python_is_refused(describe, ensure):
     assert build_containers() == []
 
 
+def test_base_that_keeps_opt_in_a_volume_is_refused(describe, ensure, context, base):
+    (context / "Dockerfile").write_text(f'FROM {base}\nVOLUME ["/data", "/opt"]\n')
+    with_volume = ensure(BUILTIN["python"], dockerfile=context)
+    with pytest.raises(EnvironmentBuildError, match="/opt as a volume"):
+        ensure(describe(), base=with_volume.reference)
+
+
+def test_standard_library_without_bytecode_is_compiled(describe, ensure, context, base):
+    """As the official images come; a guest cannot write any."""
+    text = "RUN find / -xdev -name '*.pyc' -delete"
+    (context / "Dockerfile").write_text(f"FROM {base}\n{text}\n")
+    bare = ensure(BUILTIN["python"], dockerfile=context)
+    made = ensure(describe(), base=bare.reference)
+    code = "import os, json; print(os.path.exists(json.__cached__))"
+    assert run(bare.id, "python3", "-B", "-c", code).strip() == "False"
+    assert run(made.id, made.python, "-B", "-c", code).strip() == "True"
+
+
 @pytest.fixture
 def foreign_uv(tmp_path, monkeypatch):
     """This host's uv is a program that containers cannot run."""
@@ -695,6 +713,14 @@ def test_failing_step_of_a_dockerfile_is_shown_with_its_last_lines(context, ensu
         if each["Id"] not in before and "seq 100" in each["Command"]
     ]
     assert made_here == []
+
+
+def test_refused_dockerfile_with_a_large_context_is_explained(context, ensure):
+    """The engine answers before it has everything."""
+    (context / "Dockerfile").write_text("FRM nothing\n")
+    (context / "large.bin").write_bytes(bytes(64 * 2**20))
+    with pytest.raises(EnvironmentBuildError, match="FRM"):
+        ensure(BUILTIN["python"], dockerfile=context)
 
 
 @pytest.mark.parametrize(

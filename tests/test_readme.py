@@ -25,8 +25,10 @@ def blocks(language, path=README):
         yield text.count("\n", 0, match.start(1)) + 1, match[1]
 
 
+# Those of the guide to containers need an engine.
+NEEDS = {"docker": [pytest.mark.docker]}
 EXAMPLES = [
-    pytest.param(path, line, code, id=f"{path.stem}-line-{line}")
+    pytest.param(path, line, code, id=f"{path.stem}-line-{line}", marks=NEEDS.get(path.stem, ()))
     for path in (README, *GUIDES)
     for line, code in blocks("python", path)
 ]

@@ -78,7 +78,8 @@ def _ask(engine: Engine) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def runtimes(info: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names, the default one first.
+    """Names, the default one first. Of Podman only that: its list is of what it has heard of, and
+    its API takes no other.
 
     >>> runtimes({"Runtimes": {"runsc": {}, "runc": {}}, "DefaultRuntime": "runc"})
     ('runc', 'runsc')
@@ -86,6 +87,8 @@ def runtimes(info: Mapping[str, Any]) -> tuple[str, ...]:
     default = str(info.get("DefaultRuntime") or "")
     names = sorted(info.get("Runtimes") or ())
     others = [name for name in names if name != default and name not in _SAME_AS_RUNC]
+    if "BuildahVersion" in info:
+        others = []
     return (default, *others) if default else tuple(others)
 
 

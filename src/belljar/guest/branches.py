@@ -185,6 +185,7 @@ class Branches:
         store.bring(target.files)
         if not active.released:
             active.files = aside
+            active.asleep = True  # its files may not be the same ones when they are back
         self.active = target
         tell(target.stopped, signal.SIGCONT)
         target.stopped = {}
@@ -258,10 +259,9 @@ class Branches:
         try:
             self._store().bring(files)
         except OSError as error:
+            words = f"{_words(error.errno or errno.EIO)}; variables and files are lost"
             self.active.asleep = False
-            self.active.keeper.signal(signal.SIGKILL)
-            words = _words(error.errno or errno.EIO)
-            self._reply(frame, f"{words}; variables and files are lost")
+            self._end_active(lambda: self._reply(frame, words))
             return False
         return True
 

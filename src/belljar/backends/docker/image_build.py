@@ -27,7 +27,9 @@ from belljar.backends.docker.image_commit import commit
 from belljar.backends.docker.image_failure import explained
 from belljar.backends.docker.image_luggage import Order, pack, pieces
 from belljar.backends.docker.image_progress import Teller
+from belljar.backends.docker.image_steps import ROOT
 from belljar.backends.docker.image_talk import Failure, Talk
+from belljar.errors import EnvironmentBuildError
 
 CREATE_TIMEOUT = 20.0
 START_TIMEOUT = 60.0
@@ -52,6 +54,7 @@ class Taken(Exception):
 
 async def build(engine: Engine, order: Order, facts: Facts, teller: Teller) -> str:
     """Make the image and give its id. Raises Taken if somebody else is making it."""
+    _refuse_volumes(order)
     luggage = await anyio.to_thread.run_sync(pack, order)
     for note in luggage.notes:
         teller.note(note)
@@ -65,6 +68,16 @@ async def build(engine: Engine, order: Order, facts: Facts, teller: Teller) -> s
             raise explained(told, order.wanted)
         teller.say("compiling", "storing the image")
         return await commit(engine, container, order, told, facts)
+
+
+def _refuse_volumes(order: Order) -> None:
+    for volume in (order.base.get("Config") or {}).get("Volumes") or ():
+        if f"{ROOT}/".startswith(f"{str(volume).rstrip('/')}/"):
+            raise EnvironmentBuildError(
+                f"image {order.wanted.base!r} declares {volume} as a volume, and what is written "
+                "to a volume does not become part of an image",
+                hint="choose another base image: Docker(base=…) or BELLJAR_DOCKER_BASE",
+            )
 
 
 # -- the container ------------------------------------------------------------------------------

@@ -19,10 +19,13 @@ FORCE_TIMEOUT = 8.0
 KILL_TIMEOUT = 4.0
 PING_TIMEOUT = 2.0
 GONE_TIMEOUT = 4.0  # how long another's removal is watched
+# What is just ending may be refused for that (Podman), or its files may be in use for a moment.
+PAUSE = 0.3
 
 _NO_ANSWER = 0
 _NOT_FOUND = 404
 _CONFLICT = 409
+_BROKEN = 500
 
 
 async def remove(engine: Engine, container: str) -> None:
@@ -33,7 +36,9 @@ async def remove(engine: Engine, container: str) -> None:
     close (shielded from cancellation) and by the sweep; twice is allowed.
     """
     failure: EngineError | None = None
-    for attempt in (_remove, _force, _kill_and_force):
+    for attempt in (_remove, _force, _kill_and_force, _kill_and_force):
+        if failure is not None and failure.status >= _BROKEN:
+            await anyio.sleep(PAUSE)
         try:
             await attempt(engine, container)
             return

@@ -25,10 +25,10 @@ MISSES = 2  # in a row: one may be missed because this process itself was stoppe
 T = TypeVar("T")
 
 
-async def answers(engine: Engine, timeout: float = PING_TIMEOUT) -> bool:
+async def answers(engine: Engine, timeout: float | None = None) -> bool:
     """Whether it says anything at all."""
     try:
-        await engine.request("GET", "/_ping", timeout=timeout)
+        await engine.request("GET", "/_ping", timeout=timeout or PING_TIMEOUT)
     except EngineError as error:
         return error.status != 0
     return True
