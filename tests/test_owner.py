@@ -292,13 +292,19 @@ def test_no_made_up_labels_are_an_orphans(labels):
 
 
 def container(labels, **fields):
-    return found({"Id": "f" * 64, "Names": ["/x"], "Labels": labels, "State": "running"} | fields)
+    name = f"/belljar-{(labels or {}).get('belljar.sandbox', 'x')}"
+    return found({"Id": "f" * 64, "Names": [name], "Labels": labels, "State": "running"} | fields)
 
 
 def test_only_orphans_are_leftovers(ours, dead):
     orphan = container(dead)
     others = [container(ours), container(None), container({}), container({"belljar.sandbox": "x"})]
     assert decide([*others, orphan]) == [orphan]
+
+
+def test_the_labels_of_a_sandbox_under_another_name_make_no_leftover(ours, dead):
+    assert decide([container(dead, Names=["/mine"]), container(dead, Names=[])]) == []
+    assert decide([container(ours, Names=["/mine"])], living=set()) == []
 
 
 def test_of_our_own_only_what_no_living_sandbox_has_is_left_over(ours):

@@ -7,6 +7,7 @@ is not written down here is not allowed; who adds something to a guest adds it h
 import os
 import re
 import signal
+import stat
 import sys
 import textwrap
 from pathlib import Path
@@ -15,11 +16,15 @@ import pytest
 
 import census
 import oracles
+import setting
 from belljar.backends.native import plan
 from belljar.environment import build, resolve
 from oracles import ROOT, descriptors, init_of, mounts, posture, status, threads, tree, worker_of
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.not_gvisor("what the host sees is gVisor's kernel, not the guest's processes"),
+]
 
 BUSY = """
 import os, subprocess, threading, time
@@ -55,7 +60,7 @@ def test_every_task_has_no_power_and_the_filter(busy):
     uid = status(init_of(busy))["Uid"].split()[0]
     golden = {
         "Uid": " ".join([uid] * 4),
-        "Gid": " ".join([uid if ROOT else str(os.getgid())] * 4),
+        "Gid": " ".join([uid if setting.COUNTED else str(os.getgid())] * 4),
         "CapInh": "0" * 16,
         "CapPrm": "0" * 16,
         "CapEff": "0" * 16,
@@ -69,10 +74,12 @@ def test_every_task_has_no_power_and_the_filter(busy):
     }
     # An unprivileged user cannot leave groups; they give no rights to anything in the root.
     golden["Groups"] = "" if ROOT else status(os.getpid())["Groups"]
+    if setting.DOCKER:
+        golden["Groups"] = uid
     for pid, tid in everyone:
         state = status(pid, tid)
         assert {name: state.get(name) for name in golden} == golden, (pid, tid, state["Name"])
-    if ROOT:
+    if setting.COUNTED:
         assert plan.UID_FIRST < int(uid) < plan.UID_FIRST + plan.UID_COUNT
     else:
         assert int(uid) == os.getuid()
@@ -84,6 +91,7 @@ def test_control_an_ordinary_process_has_none_of_it():
     assert state["NoNewPrivs"] == "0"
 
 
+@pytest.mark.native_only("a container is in the user namespace of its engine")
 def test_the_user_namespace_maps_one_user_and_one_group(busy):
     uid = status(init_of(busy))["Uid"].split()[0]
     gid = status(init_of(busy))["Gid"].split()[0]
@@ -98,15 +106,17 @@ def test_the_user_namespace_maps_one_user_and_one_group(busy):
 def test_only_the_clock_is_shared_with_the_host(busy):
     ours = {kind: os.readlink(f"/proc/self/ns/{kind}") for kind in oracles.NAMESPACES}
     first = {kind: os.readlink(f"/proc/{init_of(busy)}/ns/{kind}") for kind in oracles.NAMESPACES}
-    assert {kind for kind in ours if ours[kind] == first[kind]} == {"time"}
+    shared = {"time", "user"} if setting.DOCKER else {"time"}
+    assert {kind for kind in ours if ours[kind] == first[kind]} == shared
     for pid, tid in tasks(busy):
         for kind, link in first.items():
             assert os.readlink(f"/proc/{pid}/task/{tid}/ns/{kind}") == link, (pid, tid)
-    zygote = census.process(init_of(busy)).parent
-    shared = {k for k in ours if os.readlink(f"/proc/{zygote}/ns/{k}") == first[k]}
-    assert shared == {"time"}, "a guest shares a namespace with the zygote"
+    parent = census.process(init_of(busy)).parent
+    found = {k for k in ours if os.readlink(f"/proc/{parent}/ns/{k}") == first[k]}
+    assert found == shared, "a guest shares a namespace with the zygote, or the engine"
 
 
+@pytest.mark.native_only("a container has no zygote")
 def test_the_zygote_and_its_parent_are_out_of_reach(busy, make_sandbox):
     """They are not in the guest's pid namespace: it has no number for them."""
     numbers = [status(pid)["NSpid"].split() for pid in tree(init_of(busy))]
@@ -121,15 +131,19 @@ def test_the_zygote_and_its_parent_are_out_of_reach(busy, make_sandbox):
 
 # --- what it holds open --------------------------------------------------------------------------
 
+# Where checkpoints are in a container, which has no place of its own for them.
+SHELVES = ("/memfd:records (deleted)", "/memfd:contents (deleted)") if setting.DOCKER else ()
+
 
 def test_descriptors_of_init_and_worker_are_these_and_no_more(make_sandbox):
     sandbox = make_sandbox()
     sandbox.run_code("1")
     kinds = sorted(descriptors(init_of(sandbox)).values())
     allowed = {"/dev/null", "eventpoll", "pipe", "socket unix stream", "signalfd", "pidfd"}
-    assert set(kinds) <= allowed | {oracles.STORE}, kinds
+    assert set(kinds) <= allowed | {oracles.STORE, *SHELVES}, kinds
     assert kinds.count(oracles.STORE) == 1
-    assert kinds.count("socket unix stream") == 2  # the host's, the worker's
+    # The worker's, and the host's unless that is two pipes.
+    assert kinds.count("socket unix stream") == (1 if setting.DOCKER else 2)
     assert len(kinds) <= 14
     held = descriptors(worker_of(sandbox))
     assert held.pop(0) == "/dev/null"
@@ -141,7 +155,7 @@ def test_no_task_holds_a_directory_or_a_file_of_the_host(busy):
     for pid in tree(init_of(busy)):
         for number, kind in descriptors(pid).items():
             assert not kind.startswith("directory"), (pid, number, kind)
-            own = [oracles.STORE] if pid == init_of(busy) else []
+            own = [oracles.STORE, *SHELVES] if pid == init_of(busy) else []
             assert kind.startswith(
                 ("pipe", "socket unix", "/dev/null", "eventpoll", "signalfd", "pidfd", *own)
             ), (pid, number, kind)
@@ -171,9 +185,10 @@ def test_the_environment_is_the_allow_list_and_what_the_caller_gave(busy):
         found = dict(word.split("=", 1) for word in text.split("\0") if word)
         assert oracles.ENVIRONMENT_SECRET not in text
         if census.process(pid).name == "sleep":
-            assert found.keys() - golden.keys() - {"LC_CTYPE"} == {"GIVEN"}
+            assert found.keys() - golden.keys() - {"LC_CTYPE", "HOSTNAME"} == {"GIVEN"}
         else:
-            assert found.keys() <= golden.keys() | {"GIVEN", "LC_CTYPE"}
+            given = {"GIVEN", "LC_CTYPE"} | ({"HOSTNAME"} if setting.DOCKER else set())
+            assert found.keys() <= golden.keys() | given
         home = os.path.expanduser("~")
         assert not [v for v in found.values() if home != "/" and home in v]
 
@@ -188,11 +203,25 @@ def golden_mounts(sandbox):
     return writable, devices
 
 
+def top_mounts(sandbox):
+    """The last mount on a place is the one that is seen."""
+    return {
+        place: (set(options.split(",")), kind)
+        for place, options, kind, _ in mounts(init_of(sandbox))
+    }
+
+
+def assert_sized(sandbox):
+    sizes = {place: data for place, _, kind, data in mounts(init_of(sandbox)) if kind == "tmpfs"}
+    for place in ("/workspace", "/tmp", "/dev/shm"):
+        assert re.search(r"size=\d+k", sizes[place])
+        assert re.search(r"nr_inodes=\d+", sizes[place])
+
+
+@pytest.mark.native_only("the mounts of a container are its engine's: see the next")
 def test_nothing_is_writable_but_three_sized_places(busy):
     writable, devices = golden_mounts(busy)
-    top = {}  # the last mount on a place is the one that is seen
-    for place, options, kind, _ in mounts(init_of(busy)):
-        top[place] = (set(options.split(",")), kind)
+    top = top_mounts(busy)
     for place, (options, kind) in top.items():
         if place in writable:
             assert kind == writable[place]
@@ -207,10 +236,26 @@ def test_nothing_is_writable_but_three_sized_places(busy):
     assert devices <= set(top)
     assert "noexec" in top["/proc"][0]
     assert not [place for place in top if place.startswith("/sys")]
-    sizes = {place: data for place, _, kind, data in mounts(init_of(busy)) if kind == "tmpfs"}
-    for place in ("/workspace", "/tmp", "/dev/shm"):
-        assert re.search(r"size=\d+k", sizes[place])
-        assert re.search(r"nr_inodes=\d+", sizes[place])
+    assert_sized(busy)
+
+
+@pytest.mark.docker
+def test_nothing_of_a_container_is_writable_but_three_sized_places(busy):
+    writable, _ = golden_mounts(busy)
+    top = top_mounts(busy)
+    for place, (options, kind) in top.items():
+        if place in writable:
+            assert kind == writable[place]
+            assert {"rw", "nosuid", "nodev"} <= options, place
+        elif "ro" not in options and os.path.lexists(f"/proc/{init_of(busy)}/root{place}"):
+            # A file that is hidden behind /dev/null, or a directory that only root may change.
+            state = os.stat(f"/proc/{init_of(busy)}/root{place}")
+            null = stat.S_ISCHR(state.st_mode) and state.st_rdev == os.stat("/dev/null").st_rdev
+            assert null or (state.st_uid == 0 and not state.st_mode & 0o022), place
+    assert set(writable) <= set(top)
+    assert "noexec" in top["/proc"][0]
+    assert_sized(busy)
+    assert busy.run_code("import os; os.listdir('/sys'), os.listdir('/proc/sys')").value == ([], [])
 
 
 def test_every_task_sees_the_same_mounts(busy):
@@ -219,6 +264,7 @@ def test_every_task_sees_the_same_mounts(busy):
         assert posture(pid, tid)["mounts"] == first
 
 
+@pytest.mark.native_only("the root of a container is that of its image")
 def test_the_root_holds_nothing_of_the_hosts_but_programs_and_libraries(busy):
     root = f"/proc/{init_of(busy)}/root"
     allowed = {"bin", "sbin", "lib", "lib32", "lib64", "usr", "opt", "etc", "dev", "proc", "tmp"}
@@ -285,7 +331,8 @@ def test_the_kernels_variables_are_copies(busy):
     found = busy.run_code(
         "import os\n[os.path.join(d, f) for d, _, fs in os.walk('/proc/sys') for f in fs]"
     ).value
-    assert sorted(found) == sorted(f"/proc/sys/{name}" for name in plan._SYSCTLS)
+    copies = () if setting.DOCKER else plan._SYSCTLS
+    assert sorted(found) == sorted(f"/proc/sys/{name}" for name in copies)
 
 
 # --- limits and scheduling -----------------------------------------------------------------------
@@ -312,6 +359,8 @@ def test_limits_of_every_process_but_init_are_set_and_cannot_be_raised(busy):
         "Max realtime priority": 0,
         "Max file size": max(limits.workspace, limits.tmp),
     }
+    if setting.DOCKER:
+        del golden["Max processes"]  # its control group has it, for all of them together
     for pid in tree(init_of(busy)):
         found = rlimits(pid)
         for name, value in golden.items():
@@ -344,9 +393,12 @@ def test_every_task_is_in_the_guests_own_control_groups(busy):
 
 
 def test_init_is_out_of_the_workers_reach(busy):
-    """Not dumpable: its files in /proc belong to the root of the zygote's user namespace."""
+    """Not dumpable: its files in /proc belong to the root of the zygote's user namespace, in a
+    container to that of the engine's."""
     init, worker = init_of(busy), worker_of(busy)
     owner = plan.UID_FIRST if ROOT else os.getuid()
+    if setting.DOCKER:
+        owner = 0
     assert os.stat(f"/proc/{init}/environ").st_uid == owner
     assert os.stat(f"/proc/{worker}/environ").st_uid == int(status(worker)["Uid"].split()[0])
     # A signal that PID 1 neither handles nor ignores does not reach it from inside.
@@ -357,7 +409,8 @@ def test_init_is_out_of_the_workers_reach(busy):
 def test_isolation_says_what_was_measured(busy):
     seen = {layer.name: layer.state for layer in busy.isolation.layers}
     for kind in ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup"):
-        assert seen[f"{kind} namespace"] == "enforced"
+        expected = "absent" if setting.DOCKER and kind == "user" else "enforced"
+        assert seen[f"{kind} namespace"] == expected
     for name in ("seccomp", "capabilities", "no_new_privs", "uid"):
         assert seen[name] == "enforced"
     memory = busy.isolation.layer("memory").state
@@ -381,6 +434,7 @@ def test_two_newborn_guests_have_the_same_posture(make_sandbox):
     one, two = (posture(worker_of(make_sandbox())) for _ in range(2))
     own = {f"{kind} namespace" for kind in oracles.NAMESPACES} | {"Uid", "Gid", "root", "mounts"}
     own |= {"Cpus_allowed"}  # without a cgroup each is given a processor of its own
+    own |= {"Groups"} if setting.DOCKER else set()
     assert {k: v for k, v in one.items() if k not in own} == {
         k: v for k, v in two.items() if k not in own
     }

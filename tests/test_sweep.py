@@ -44,10 +44,13 @@ def make():
     """Makes containers, by the engine's API alone, and removes those that are left."""
     made = []
 
-    def make(labels, *, start=False, command="exec sleep 1000", **settings):
+    def make(labels, *, start=False, command="exec sleep 1000", name=None, **settings):
+        unique = f"test-{uuid.uuid4().hex[:12]}"
+        if labels.get("belljar.sandbox"):
+            labels = labels | {"belljar.sandbox": unique}
         body = {"Image": IMAGE, "Cmd": ["sh", "-c", command], "Labels": labels, **settings}
         body["HostConfig"] = {"NetworkMode": "none", **settings.get("HostConfig", {})}
-        name = f"belljar-test-{uuid.uuid4().hex[:12]}"
+        name = name or f"belljar-{unique}"
         made.append(docker_census.ask("POST", "/containers/create", body=body, name=name)["Id"])
         if start:
             docker_census.ask("POST", f"/containers/{made[-1]}/start")
@@ -81,6 +84,10 @@ def inspect(container):
     return docker_census.ask("GET", f"/containers/{container}/json")
 
 
+def sandbox_of(container):
+    return inspect(container)["Config"]["Labels"]["belljar.sandbox"]
+
+
 def exists(container):
     try:
         return bool(inspect(container))
@@ -107,7 +114,7 @@ def test_what_a_dead_process_left_is_removed_whatever_its_state(call, make, dead
     mine = [each for each in swept if each.id in leftovers]
     assert {each.id for each in mine} == leftovers
     assert all(each.removed and each.problem is None for each in mine)
-    assert {each.sandbox for each in mine} == {"of-a-dead-process"}
+    assert {f"belljar-{each.sandbox}" for each in mine} == {each.name for each in mine}
     assert {str(each.owner) for each in mine} == {dead["belljar.owner.pid"]}
     assert not any(map(exists, leftovers))
 
@@ -152,10 +159,10 @@ def test_nothing_of_anybody_else_is_touched(call, make, dead, living):
         make(elsewhere, start=True),
         make(inner),
         make(living, start=True),
-        make(owner.labels("a1"), start=True),
+        make(owner.labels("x"), start=True),
     ]
     swept = call(sweep)
-    swept += call(sweep, living={"a1"})
+    swept += call(sweep, living={sandbox_of(spared[-1])})
     assert not {each.id for each in swept} & set(spared)
     assert all(map(exists, spared))
     started = [container for container in spared if inspect(container)["State"]["StartedAt"] > "1"]
@@ -163,11 +170,26 @@ def test_nothing_of_anybody_else_is_touched(call, make, dead, living):
     assert all(inspect(container)["State"]["Running"] for container in started)
 
 
+def test_what_somebody_made_of_a_sandboxs_image_is_not_touched(call, make, dead):
+    """Who commits a container gets its labels, and so do the containers of that image."""
+    sandbox = make(dead)
+    image = docker_census.ask("POST", "/commit", container=sandbox, body={})["Id"]
+    copy = make({}, Image=image, start=True)
+    try:
+        assert inspect(copy)["Config"]["Labels"]["belljar.owner.pid"] == dead["belljar.owner.pid"]
+        call(sweep)
+        assert not exists(sandbox)
+        assert inspect(copy)["State"]["Running"]
+    finally:
+        docker_census.ask("DELETE", f"/containers/{copy}", force="1")
+        docker_census.ask("DELETE", f"/images/{image}")
+
+
 def test_of_our_own_only_what_no_living_sandbox_has_goes(call, make):
-    wanted, left = make(owner.labels("a1"), start=True), make(owner.labels("a2"), start=True)
-    build = make(owner.labels("a3") | {"belljar.build": "data"})
+    wanted, left = make(owner.labels("x"), start=True), make(owner.labels("x"), start=True)
+    build = make(owner.labels("x") | {"belljar.build": "data"})
     assert not {each.id for each in call(sweep)} & {wanted, left}
-    swept = {each.id: each.removed for each in call(sweep, living=["a1"])}
+    swept = {each.id: each.removed for each in call(sweep, living=[sandbox_of(wanted)])}
     assert swept[left]
     assert not {wanted, build} & set(swept)
     assert exists(wanted)

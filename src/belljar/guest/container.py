@@ -29,16 +29,7 @@ def main(config: Dict[str, Any]) -> NoReturn:
         os._exit(1)
     os.environ.update(config["env"])
     channel.sendall(seal(wire.pack(wire.HELLO, 0, facts)))
-
-    def fork() -> int:
-        pid = sys_.fork()
-        if pid:
-            seal.renew()
-        else:
-            seal.forget()
-        return pid
-
-    hooks = {"seal": seal, "fork": fork, "worker_started": _worker_started}
+    hooks = {"seal": seal, "fork": sys_.fork, "worker_started": _worker_started}
     init.main(channel, {**config["setup"], **hooks})
     os._exit(1)
 

@@ -13,6 +13,7 @@ import gc
 import json
 import os
 import resource
+import select
 import selectors
 import signal
 import sys
@@ -52,6 +53,10 @@ class Cell:
 
 class Init:
     def __init__(self, channel: Any, setup: Dict[str, Any]) -> None:
+        self._seal = setup.get("seal")  # see seal.py
+        if self._seal is not None:
+            fork = setup["fork"]
+            setup = {**setup, "fork": lambda: self._fork_sealed(fork)}
         self.setup = setup
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         limit = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
@@ -64,7 +69,6 @@ class Init:
         self._outgoing = getattr(channel, "writing", channel)
         self._reader = wire.Reader(wire.FROM_HOST)
         self._inbox = Inbox()
-        self._seal = setup.get("seal")  # see seal.py
         self._out = Outbox()
         self._waiting = False  # for room to write
         self._paused: List[Any] = []  # pumps, and the keeper
@@ -143,6 +147,23 @@ class Init:
             paused, self._paused = self._paused, []
             for source in paused:
                 source.resume()
+
+    def _fork_sealed(self, fork: "Callable[[], int]") -> int:
+        """The child has a copy of the key, and runs code only when init has told it to: by then
+        the host must have heard of another key."""
+        pid = fork()
+        if not pid:
+            self._seal.forget()
+            return 0
+        self._out.put(self._seal.renew())
+        while self._out:
+            try:
+                self._out.flush(self._channel)
+            except BlockingIOError:
+                select.select([], [self._outgoing], [])
+            except ConnectionError:
+                os._exit(0)
+        return pid
 
     def _wait_for_room(self, waiting: bool) -> None:
         self._waiting = waiting

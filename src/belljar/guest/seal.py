@@ -3,7 +3,8 @@
 On Linux nobody else can open init's descriptors. gVisor lets them be opened through /proc by
 whoever is in the sandbox, so there the wire alone proves nothing. Each record carries a number and
 a code made with a key that only init and the host have. What is forked from init has a copy of
-its memory: so at each fork init draws a new key, which the copy never sees.
+its memory: so after each fork init draws a new key, which the copy never sees, and the host has
+heard of it before the copy runs any code (init writes to the pipe before it does anything else).
 
 Both ends are here. A record: length, code, data; the length's highest bit marks a new key.
 """
@@ -35,17 +36,16 @@ class Seal:
     def __init__(self, key: bytearray) -> None:
         self._key = key
         self._number = 0
-        self._announced = b""
 
     def __call__(self, data: bytes) -> bytes:
-        announced, self._announced = self._announced, b""
-        return announced + self._record(data, len(data))
+        return self._record(data, len(data))
 
-    def renew(self) -> None:
-        """Called after a fork. The host learns of the new key before what is sealed with it."""
+    def renew(self) -> bytes:
+        """Called after a fork: what tells the host of the new key, sealed with the old one."""
         key = bytearray(os.urandom(KEY))
-        self._announced += self._record(bytes(key), KEY | _NEW_KEY)
+        announced = self._record(bytes(key), KEY | _NEW_KEY)
         self._key = key
+        return announced
 
     def forget(self) -> None:
         """Called in the child of a fork."""

@@ -162,6 +162,7 @@ class DockerBackend:
             )
         spec.check_mounts(asked.mounts, uid, same_uids=facts.unique_uids)
         filter_ = spec.seccomp(asked, facts)
+        labels = owner.labels(asked.id, asked.docker.project)
         body = spec.body(
             asked,
             asked.docker,
@@ -170,7 +171,7 @@ class DockerBackend:
             command=[made.python, "-c", bundle.BOOTSTRAP_INPUT, _ENTRY],
             env=_variables(made),
             uid=uid,
-            labels=owner.labels(asked.id, asked.docker.project),
+            labels=labels,
             volumes=made.volumes,
             # Podman wants a path.
             filter_=str(profile.as_file(filter_)) if facts.engine == "podman" else filter_,
@@ -181,7 +182,7 @@ class DockerBackend:
                 answer = await engine.request(
                     "POST",
                     "/containers/create",
-                    query={"name": f"belljar-{asked.id}", **spec.query(asked.docker)},
+                    query={"name": owner.name_of(labels), **spec.query(asked.docker)},
                     body=body,
                     timeout=CREATE_TIMEOUT,
                 )

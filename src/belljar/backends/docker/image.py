@@ -242,7 +242,9 @@ async def _wait(engine: Engine, order: Order, teller: Teller) -> None:
         try:
             found = await engine.request("GET", f"/containers/{order.container}/json")
         except EngineError as error:
-            if error.status == pull.NOT_FOUND:
+            # Podman 4 says the latter of one that it is just removing.
+            if error.status == pull.NOT_FOUND or "no such container" in error.message:
+                await anyio.sleep(WAIT_INTERVAL)  # until its name is free, too
                 return
             raise
         if not (found["Config"].get("Labels") or {}).get(owner.BUILD):

@@ -60,6 +60,11 @@ def labels(sandbox: str, project: str | None = None) -> dict[str, str]:
     return found if project is None else found | {PROJECT: project}
 
 
+def name_of(labels: Mapping[str, str]) -> str:
+    """The name of the container that was given these labels."""
+    return f"belljar-{labels.get(SANDBOX, '')}"
+
+
 def is_orphan(labels: Mapping[str, str], *, running: bool = True) -> bool | None:
     """Whether the owner is dead; None: that cannot be told from here.
 

@@ -93,6 +93,9 @@ def decide(containers: list[Found], living: Collection[str] | None = None) -> li
 
 def _is_leftover(container: Found, living: Collection[str] | None) -> bool:
     labels = container.labels
+    # A container that somebody made of a sandbox's image has its labels too, but not its name.
+    if container.name != owner.name_of(labels):
+        return False
     if owner.is_orphan(labels, running=container.running):
         return True
     # A build minds its own container. (Those of an image that was built here inherit the label,

@@ -45,13 +45,15 @@ async def unless_it_hangs(engine: Engine, call: Callable[[], Awaitable[T]]) -> T
         hangs = await _falls_silent(engine, lambda: True)
         group.cancel_scope.cancel()
 
-    async with anyio.create_task_group() as group:
-        group.start_soon(watch)
-        try:
-            result.append(await call())
-        except Exception as error:
-            failure = error  # raised below, as it is: a task group would wrap it
-        group.cancel_scope.cancel()
+    with anyio.CancelScope() as cover:
+        async with anyio.create_task_group() as group:
+            group.start_soon(watch)
+            try:
+                result.append(await call())
+            except Exception as error:
+                failure = error  # raised below, as it is: a task group would wrap it
+            cover.shield = True  # what has been made must reach the caller, who else would end it
+            group.cancel_scope.cancel()
     if failure is not None:
         raise failure
     if hangs and not result:
