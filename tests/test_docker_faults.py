@@ -6,6 +6,7 @@ nothing it had not before: containers, networks, volumes, images, mounts, direct
 
 import contextlib
 import io
+import json
 import os
 import signal
 import subprocess
@@ -527,7 +528,9 @@ def test_a_forked_process_leaves_its_parents_sandboxes_alone(engine, make):
     assert sandbox.run_code("x").value == 1
 
 
-def test_two_processes_that_sweep_at_once_leave_nothing(engine):
+@pytest.fixture
+def leftovers(engine):
+    """What three killed processes left: the ids of the containers."""
     arguments = [sys.executable, "-c", HOST_PROCESS, IMAGE, engine.host, setting.NAME[7:]]
     owners = [subprocess.Popen(arguments, stdout=subprocess.PIPE) for _ in range(3)]
     for process in owners:
@@ -535,12 +538,41 @@ def test_two_processes_that_sweep_at_once_leave_nothing(engine):
     for process in owners:
         process.kill()
         process.communicate()
+    found = [each["Id"] for each in docker_census.containers(engine.host)]
+    assert len(found) == 3
+    return found
+
+
+def test_two_processes_that_sweep_at_once_leave_nothing(engine, leftovers):
     with ThreadPoolExecutor(2) as pool:
         sweeps = [
             pool.submit(belljar, "gc", "--backend", "docker", engine=engine) for _ in range(2)
         ]
         for sweep in sweeps:
             assert sweep.result().returncode == 0, sweep.result().stderr
+    assert docker_census.containers(engine.host) == []
+
+
+def test_gc_lists_in_a_dry_run_and_removes_without(engine, leftovers):
+    would = belljar("gc", "--dry-run", engine=engine)
+    assert would.returncode == 0, would.stderr
+    assert "WOULD BE" in would.stdout
+    kept = docker_census.containers(engine.host)
+    assert {each["Id"] for each in kept} == set(leftovers)
+    names = {each["Names"][0].removeprefix("/") for each in kept}
+    assert all(name in would.stdout for name in names)
+
+    assert belljar("gc", "--backend", "native", engine=engine).returncode == 0
+    assert len(docker_census.containers(engine.host)) == 3
+
+    done = belljar("gc", "--json", engine=engine)
+    assert done.returncode == 0, done.stderr
+    report = [each for each in json.loads(done.stdout)["leftovers"] if each["name"] in names]
+    assert len(report) == 3
+    for each in report:
+        assert (each["backend"], each["kind"]) == ("docker", "container")
+        assert each["removed"]
+        assert each["problem"] is None
     assert docker_census.containers(engine.host) == []
 
 

@@ -65,7 +65,9 @@ def _prepare(config: Dict[str, Any]) -> Dict[str, Any]:
     skipped = _preload(config["preload"], config["warmup"], config["own_image"])
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:  # a fork copies one thread only; locks of the others would stay locked
-        raise RuntimeError(f"{threads - 1} threads run after the imports; leave out what starts them")
+        raise RuntimeError(
+            f"{threads - 1} threads run after the imports; leave out what starts them"
+        )
     sys_.run_fork_hooks()
     gc.collect()
     gc.freeze()

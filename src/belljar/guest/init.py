@@ -53,7 +53,7 @@ class Cell:
 
 class Init:
     def __init__(self, channel: Any, setup: Dict[str, Any]) -> None:
-        self._seal = setup.get("seal")  # see seal.py
+        self._seal: Any = setup.get("seal")  # see seal.py
         if self._seal is not None:
             fork = setup["fork"]
             setup = {**setup, "fork": lambda: self._fork_sealed(fork)}

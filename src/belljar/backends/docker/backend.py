@@ -10,6 +10,7 @@ import concurrent.futures
 import functools
 import itertools
 import logging
+import re
 import threading
 import weakref
 from collections.abc import Mapping
@@ -20,12 +21,23 @@ import anyio
 from belljar import bundle
 from belljar.backends import setup
 from belljar.backends.base import Guest, GuestSpec, Host
-from belljar.backends.docker import endpoint, image, layers, owner, profile, removal, spec, sweep, vigil
-from belljar.backends.docker.engine import Engine, EngineError
+from belljar.backends.docker import (
+    endpoint,
+    errand,
+    image,
+    layers,
+    owner,
+    profile,
+    removal,
+    spec,
+    sweep,
+    vigil,
+)
+from belljar.backends.docker.engine import Engine, EngineError, proper
+from belljar.backends.docker.facts import Facts
 from belljar.backends.docker.guest import DockerGuest
 from belljar.backends.docker.image import Image
 from belljar.backends.docker.settings import Docker
-from belljar.backends.docker.facts import Facts
 from belljar.backends.docker.stream import AttachedStream
 from belljar.backends.docker.vigil import Vigil
 from belljar.backends.native.layers import mounted
@@ -62,6 +74,12 @@ class DockerBackend:
 
     async def start(self, spec: GuestSpec) -> Guest:
         engine = self._engine(spec.docker)
+        work = functools.partial(self._watched, spec, engine)
+        guest = await errand.run(self._host, work, undo=DockerGuest.discard)
+        guest.stream.hand_over()
+        return guest
+
+    async def _watched(self, spec: GuestSpec, engine: Engine) -> DockerGuest:
         try:
             facts = await self._facts_of(engine)
             return await vigil.unless_it_hangs(
@@ -72,8 +90,9 @@ class DockerBackend:
                 self._facts.pop(engine, None)  # it may be another one by now
             raise
 
-    async def _make(self, spec: GuestSpec, engine: Engine, facts: Facts) -> Guest:
-        made = await image.ensure(engine, spec.environment, spec.docker, facts)
+    async def _make(self, spec: GuestSpec, engine: Engine, facts: Facts) -> DockerGuest:
+        with proper(engine, "about an image"):
+            made = await image.ensure(engine, spec.environment, spec.docker, facts)
         return await self._start(spec, engine, facts, made)
 
     # -- the engine -------------------------------------------------------------------------
@@ -91,7 +110,8 @@ class DockerBackend:
         if facts is None:
             info = await engine.request("GET", "/info", timeout=FACTS_TIMEOUT)
             version = await engine.request("GET", "/version", timeout=FACTS_TIMEOUT)
-            facts = Facts.of(info, version)
+            with proper(engine, "about itself"):
+                facts = Facts.of(info, version)
             with self._lock:
                 first = engine not in self._facts
                 self._facts[engine] = facts
@@ -102,7 +122,8 @@ class DockerBackend:
     async def _sweep(self, engine: Engine) -> bool:
         """Remove what processes that were killed have left, and what this one still owes."""
         try:
-            swept = await sweep.sweep(engine, living=self._sandboxes)
+            with proper(engine, "about its containers"):
+                swept = await sweep.sweep(engine, living=self._sandboxes)
         except EngineError as error:
             log.info("leftover containers could not be looked for: %s", error.message)
             return False
@@ -136,7 +157,9 @@ class DockerBackend:
 
     # -- one guest --------------------------------------------------------------------------
 
-    async def _start(self, spec: GuestSpec, engine: Engine, facts: Facts, made: Image) -> Guest:
+    async def _start(
+        self, spec: GuestSpec, engine: Engine, facts: Facts, made: Image
+    ) -> DockerGuest:
         self._sandboxes.add(spec.id)
         container = ""
         try:
@@ -190,7 +213,10 @@ class DockerBackend:
             if not error.status:  # no answer: it may have been made, or be made yet
                 self._owe(engine)
             raise
-        return str(answer["Id"]), [str(each) for each in answer.get("Warnings") or []]
+        with proper(engine, "about a new container"):
+            if not _ID.fullmatch(answer["Id"]):
+                raise ValueError(answer["Id"])
+            return answer["Id"], [str(each) for each in answer.get("Warnings") or []]
 
     async def _bring_up(
         self,
@@ -200,18 +226,19 @@ class DockerBackend:
         made: Image,
         container: str,
         limits: tuple[Layer, ...],
-    ) -> Guest:
-        query = {name: True for name in ("stream", "stdin", "stdout", "stderr")}
+    ) -> DockerGuest:
+        query = dict.fromkeys(("stream", "stdin", "stdout", "stderr"), True)
         connection = await engine.upgrade(f"/containers/{container}/attach", query=query)
         stream = AttachedStream(connection)
         guest = DockerGuest(self._host, engine, container, stream, self._remove)
         try:
             said = await self._converse(asked, engine, container, made, stream)
             inspected = await engine.request("GET", f"/containers/{container}/json")
-            local = guest.meet(int(inspected["State"].get("Pid") or 0))
-            measured = layers.measured(
-                guest.pid if local else 0, inspected, facts, asked=asked.docker.runtime
-            )
+            with proper(engine, "about the container"):
+                local = guest.meet(int(inspected["State"].get("Pid") or 0))
+                measured = layers.measured(
+                    guest.pid if local else 0, inspected, facts, asked=asked.docker.runtime
+                )
             guest.isolation = Isolation(
                 backend=self.name, layers=(*measured, *mounted(asked.mounts)), limits=limits
             )
@@ -282,7 +309,8 @@ class DockerBackend:
         words = printable(stream.last_words).strip()[-1000:]
         try:
             inspected = await engine.request("GET", f"/containers/{container}/json")
-            state = inspected["State"]
+            with proper(engine, "about the container"):
+                state = dict(inspected["State"])
         except EngineError as error:
             return StartError(f"the container is gone: {error.message}")
         if state.get("OOMKilled"):
@@ -313,7 +341,7 @@ class DockerBackend:
         guests = [guest for guest in self._guests if not guest.closed]
         for guest in guests:
             guest.kill()
-        if guests or self._owing:
+        if guests or self._facts:
             done: concurrent.futures.Future[None] = concurrent.futures.Future()
             self._host.submit(functools.partial(self._close, guests, done))
             try:
@@ -328,7 +356,7 @@ class DockerBackend:
             async with anyio.create_task_group() as group:
                 for guest in guests:
                     group.start_soon(guest.close)
-            for engine in list(self._owing):
+            for engine in {*self._owing, *self._facts}:
                 await self._sweep(engine)
         finally:
             done.set_result(None)
@@ -344,6 +372,7 @@ class DockerBackend:
         image.after_fork()
 
 
+_ID = re.compile(r"[0-9a-f]{64}")
 _ENTRY = f"{bundle.PACKAGE}.guest.container"
 
 

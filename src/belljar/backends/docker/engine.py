@@ -10,8 +10,8 @@ import json
 import re
 import urllib.parse
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -30,14 +30,14 @@ from belljar.backends.docker.errors import (
 )
 from belljar.backends.docker.http import Data, Exchange, Head, require_h11
 
-__all__ = ["Connection", "Engine", "EngineError", "EngineUnavailable"]
+__all__ = ["Connection", "Engine", "EngineError", "EngineUnavailable", "proper"]
 
 # Engine 20.10 speaks 1.41, Podman 4 too; 25 to 29 speak 1.44. An engine that has more is asked
 # for what these have: what a newer version of the API changes then changes nothing here.
 OLDEST_API = (1, 41)
 NEWEST_API = (1, 44)
 
-MAX_JSON = 64 * 1024 * 1024
+MAX_JSON = 16 * 1024 * 1024
 MAX_LINE = 4 * 1024 * 1024
 MAX_REFUSAL = 64 * 1024
 
@@ -283,3 +283,15 @@ def _value(value: object) -> str:
 
 def _dotted(version: tuple[int, int]) -> str:
     return f"{version[0]}.{version[1]}"
+
+
+@contextmanager
+def proper(engine: Engine, what: str) -> Iterator[None]:
+    """While an answer is taken apart: it may be a proxy's, or anybody's."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+        raise EngineError(
+            f"the engine at {engine.endpoint} gave no proper answer {what}: {error!r}"[:500],
+            hint="is it an engine that answers there?",
+        ) from error

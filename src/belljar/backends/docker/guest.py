@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 
 from belljar.backends.base import Host, Reading
-from belljar.backends.docker import readings
+from belljar.backends.docker import errand, readings
 from belljar.backends.docker.engine import Engine, EngineError
 from belljar.backends.docker.stream import AttachedStream
 from belljar.isolation import Isolation
@@ -43,12 +43,17 @@ class DockerGuest:
 
     def meet(self, pid: int) -> bool:
         """Whether the process that the engine calls by this number is one of this machine's."""
-        if not pid or not readings.process_of(self.container, pid):
+        if self._engine.endpoint.kind != "unix" or pid <= 1:
             return False
         try:
-            self._pidfd = os.pidfd_open(pid)
+            pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
             return False
+        # Asked when the pidfd is open: the number may have been given to another before.
+        if not readings.process_of(self.container, pid):
+            os.close(pidfd)
+            return False
+        self._pidfd = pidfd
         self.pid = pid
         meters = readings.meters_of(pid)
         self._local = readings.Local(meters) if meters is not None else None
@@ -103,10 +108,9 @@ class DockerGuest:
     async def close(self) -> None:
         if self.closed:
             return
-        with anyio.CancelScope(shield=True):
-            self.kill()
-            self._let_go()
-            await self._removed()
+        self.kill()
+        self._let_go()
+        await errand.run(self._host, self._removed)
 
     def discard(self) -> None:
         if self.closed:
@@ -116,7 +120,8 @@ class DockerGuest:
         self._host.submit(self._removed)
 
     async def _removed(self) -> None:
-        await self._remove(self._engine, self.container)
+        with anyio.CancelScope(shield=True):
+            await self._remove(self._engine, self.container)
         if self.left is not None:
             self.left()
 

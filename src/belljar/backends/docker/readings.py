@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 
 from belljar.backends.base import Reading
@@ -20,9 +21,10 @@ def process_of(container: str, pid: int) -> bool:
     machine, or count processes in another namespace."""
     try:
         with open(f"/proc/{pid}/cgroup") as file:
-            return container in file.read()
+            parts = re.split(r"[/\n.-]", file.read())  # /ID, docker-ID.scope, libpod-ID.scope
     except OSError:
         return False
+    return container in parts
 
 
 def meters_of(pid: int) -> Meters | None:

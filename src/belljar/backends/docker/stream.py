@@ -75,7 +75,7 @@ class AttachedStream:
         self.key = os.urandom(seal.KEY)  # to be sent before anything comes back
         self._opener = seal.Opener(self.key)
         self._out = Outbox()
-        self._waiting = anyio.Lock()
+        self._waiting: anyio.Lock | None = None  # of the event loop that uses it
         self._unpaused = 0  # bytes taken without letting others run
 
     @property
@@ -109,8 +109,14 @@ class AttachedStream:
             try:
                 self._out.flush(self._connection)
             except BlockingIOError:
+                if self._waiting is None:
+                    self._waiting = anyio.Lock()
                 async with self._waiting:  # one at a time may
                     await self._connection.wait_writable()
+
+    def hand_over(self) -> None:
+        """From now on another event loop uses it."""
+        self._waiting = None
 
     def take_fd(self) -> int:
         raise wire.WireError("a descriptor cannot have come this way")
