@@ -1,6 +1,7 @@
 """A guest as the host sees it, on each backend: from /proc, or from gVisor's kernel."""
 
 import os
+import signal
 from pathlib import Path
 
 import census
@@ -20,6 +21,7 @@ def guest_of(sandbox):
 class Outside:
     def __init__(self, sandbox):
         guest = guest_of(sandbox)
+        self._stream = guest.stream
         self.container = getattr(guest, "container", None)
         # Asked of the engine, not of Belljar. With gVisor it is that of gVisor's kernel.
         self.pid = guest.pid
@@ -29,6 +31,12 @@ class Outside:
 
     def alive(self):
         return census.alive(self.pid, self.started)
+
+    def end(self):
+        """From outside, and wait until Belljar has noticed: an engine takes a moment to tell."""
+        os.kill(self.pid, signal.SIGKILL)
+        census.wait_until(lambda: not self.alive(), what="the end of the guest")
+        census.wait_until(self._stream.ended, what="the end of its stream")
 
     def processes(self):
         """Those alive now, PID 1 first; orphans inside are PID 1's children. With gVisor, their

@@ -7,6 +7,7 @@ from textwrap import dedent
 
 import anyio
 
+import setting
 from belljar import AsyncSandbox, Outcome, runtime
 
 
@@ -66,7 +67,8 @@ def test_the_core_limit_that_stops_pipes_cannot_be_changed(sandbox):
 def test_times_of_the_hosts_devices_are_out_of_reach(sandbox):
     before = os.stat("/dev/full").st_mtime_ns
     execution = sandbox.run_code("import os; os.utime('/dev/full')")
-    assert execution.outcome is Outcome.error
+    # A container has nodes of its own: those it may touch.
+    assert execution.outcome is (Outcome.ok if setting.DOCKER else Outcome.error)
     assert os.stat("/dev/full").st_mtime_ns == before
 
 

@@ -599,8 +599,7 @@ def test_a_checkpoint_is_lost_with_its_guest(sandbox, outside):
     ok(sandbox, "x = 1")
     checkpoint = sandbox.checkpoint()
     guest = outside(sandbox)
-    os.kill(guest.pid, 9)
-    census.wait_until(lambda: not guest.alive())
+    guest.end()
     with pytest.raises(CheckpointLost):
         sandbox.rollback(checkpoint)
     assert value(sandbox, "1") == 1
@@ -1053,8 +1052,7 @@ def test_the_guest_dies_for_all_branches(sandbox, outside):
     ok(sandbox, "x = 1")
     with sandbox.fork() as fork:
         guest = outside(sandbox)
-        os.kill(guest.pid, 9)
-        census.wait_until(lambda: not guest.alive())
+        guest.end()
         for one in (sandbox, fork):
             execution = one.run_code("'x' in globals()")
             assert execution.value is False

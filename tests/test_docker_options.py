@@ -121,6 +121,11 @@ def test_runtimes(name):
     assert Docker(runtime=name).runtime == name
 
 
+@pytest.mark.parametrize("name", ["host", "none", "bridge", "team_net.1", "container:0123abc"])
+def test_networks_of_builds(name):
+    assert Docker(build_network=name).build_network == name
+
+
 @pytest.mark.parametrize("platform", ["linux/amd64", "linux/arm64", "linux/arm/v7", "linux/arm/7"])
 def test_platforms(platform):
     assert Docker(platform=platform).platform == platform
@@ -177,6 +182,10 @@ def test_devices(given, parts):
         ("host", 2375),
         ("base", "No"),
         ("ca_bundle", "/does/not/exist.pem"),
+        ("build_network", ""),
+        ("build_network", "my net"),
+        ("build_network", "-x"),
+        ("build_network", True),
         ("pull", "sometimes"),
         ("pull", None),
         ("noexec", 1),
@@ -274,8 +283,13 @@ def test_variables_stand_for_what_nobody_gave(tmp_path, monkeypatch):
     monkeypatch.setenv("BELLJAR_DOCKER_RUNTIME", "runsc")
     monkeypatch.setenv("BELLJAR_DOCKER_BASE", "team/base:1")
     monkeypatch.setenv("BELLJAR_CA_BUNDLE", str(bundle))
+    monkeypatch.setenv("BELLJAR_BUILD_NETWORK", "host")
     docker = options(backend="docker").docker
     assert (docker.runtime, docker.base, docker.ca_bundle) == ("runsc", "team/base:1", bundle)
+    assert docker.build_network == "host"
+    own = Docker(build_network="none")
+    assert options(backend=own).docker.build_network == "none"
+    assert options(image="python").docker.build_network == "host"  # a Dockerfile is built, too
     assert options(backend="docker", runtime="runc").docker.runtime == "runc"
     assert options(image="python").docker.base is None
     assert options(backend="native").docker == Docker()

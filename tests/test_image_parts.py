@@ -6,9 +6,11 @@ import importlib
 import io
 import json
 import os
+import random
 import re
 import tarfile
 import time
+import traceback
 from pathlib import Path
 
 import anyio
@@ -16,6 +18,7 @@ import pytest
 
 from belljar import Docker, Environment
 from belljar.backends.docker import (
+    dockerfile,
     image,
     image_auth,
     image_build,
@@ -24,20 +27,32 @@ from belljar.backends.docker import (
     image_index,
     image_key,
     image_share,
+    image_steps,
     image_store,
     owner,
     pull,
 )
 from belljar.backends.docker.image_failure import explained
-from belljar.backends.docker.image_luggage import Order
+from belljar.backends.docker.image_luggage import Order, pack
+from belljar.backends.docker.image_progress import Teller
 from belljar.backends.docker.image_talk import Failure
+from belljar.backends.docker.settings import check_image
 from belljar.environment import BUILTIN
 from belljar.errors import EnvironmentBuildError, InvalidOption
 from test_environment import make_wheel
 
 
 @pytest.mark.parametrize(
-    "name", ["image_auth", "image_context", "image_index", "image_key", "pull"]
+    "name",
+    [
+        "dockerfile",
+        "image_auth",
+        "image_context",
+        "image_index",
+        "image_key",
+        "image_steps",
+        "pull",
+    ],
 )
 def test_examples_in_the_source_are_true(name):
     module = importlib.import_module(f"belljar.backends.docker.{name}")
@@ -91,6 +106,58 @@ def test_every_name_of_an_environment_makes_a_tag(name):
     Environment(name)
     tag = f"{image_key.repository(name)}:0123456789abcdef"
     assert check_image("image", tag) == tag
+
+
+# Addresses as people write them, proper or not; what must not be seen has "S3CRET" in it.
+ADDRESSES = [
+    "https://me:S3CRET@example.org/b.whl",
+    "https://S3CRET@example.org/b.whl",
+    "https://me:p@S3CRET@example.org/b.whl",
+    "https://me:sec/S3CRET@example.org/b.whl",
+    "https://me:a'S3CRET@example.org/b.whl",
+    "https://me:a?S3CRET@example.org/b.whl",
+    "https://me:a#S3CRET@example.org/b.whl",
+    "https:/me:S3CRET@example.org/b.whl",
+    "https://example.org/b.whl?token=S3CRET",
+    "https://example.org/b.whl?mail=a@b&token=S3CRET",
+    "https://me:S3CRET@example.org/b.whl?token=S3CRET#sha256=00",
+    "git+https://me:S3CRET@example.org/b@v1",
+    "git+https://me:a/S3CRET@example.org/b@v1",
+]
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_passwords_in_addresses_are_seen_nowhere(address, tmp_path):
+    environment = Environment("a", packages=[f"b @ {address}"])
+    wanted = want(environment)
+    labels = image_key.labels(wanted, "k", {"lock": "l", "python": "3.11.2"})
+    assert "S3CRET" not in str(labels)
+    order = Order(wanted=wanted, key="k", base={"Architecture": "none"})
+    luggage = pack(order)
+    assert "S3CRET" not in str(luggage.request["description"])
+    assert "S3CRET" not in image_dockerfile.written(wanted)
+    lock = tmp_path / "lock"
+    lock.write_text(f"b @ {address} \\\n    --hash=sha256:00\nc==1\n")
+    image_steps.clean_lock(str(lock))
+    assert "S3CRET" not in lock.read_text()
+    assert lock.read_text().endswith("\\\n    --hash=sha256:00\nc==1\n")
+    for line in (f"error: invalid value '{address}' for '--index'", f"for url ({address}), twice"):
+        error = explained(Failure(line, "install", (line,)), wanted, luggage.secrets)
+        assert "S3CRET" not in str(error)
+
+
+def test_what_is_no_password_in_an_address_stays():
+    for text in (
+        "b @ git+https://example.org/b@v1#subdirectory=x",
+        "for url (https://example.org:8080/simple/b/), twice",
+        "https://[::1]:80/b.whl#sha256=00 me@example.org a?b",
+    ):
+        assert image_key.without_password(text) == text
+
+
+def test_text_from_a_container_is_made_safe_in_a_time_that_grows_with_its_length():
+    for piece in ("://", "a:/#", "?@", "://@?#"):
+        image_key.without_password(piece * 300_000)  # or the time-out of the test
 
 
 def test_labels_hold_no_password_and_no_directory(tmp_path):
@@ -186,6 +253,90 @@ def test_of_netrc_only_the_machines_of_the_indexes_go_in(tmp_path):
     assert handed.files["netrc"] == b"machine mirror.example login me password pw\n"
 
 
+@pytest.fixture
+def home(tmp_path):
+    return {"HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull}
+
+
+def test_what_was_handed_over_in_secret_is_hidden_wherever_it_turns_up(tmp_path, home, capsys):
+    netrc = tmp_path / ".netrc"
+    netrc.write_text("machine mirror.example login me password of-netrc\n")
+    netrc.chmod(0o600)
+    (tmp_path / "uv.toml").write_text(
+        '[[index]]\nname = "a"\nurl = "https://me:of-uv-toml@mirror.example/simple"\n'
+    )
+    environ = home | {
+        "UV_CONFIG_FILE": str(tmp_path / "uv.toml"),
+        "UV_DEFAULT_INDEX": "https://me:of%20index@mirror.example/simple?key=of-query",
+        "UV_EXTRA_INDEX_URL": "https://a.example https://of-token@b.example",
+        "UV_FIND_LINKS": "ftp:me:of-links@c.example",
+        "UV_INDEX_A_USERNAME": "of-user",
+        "UV_INDEX_B_USERNAME": "somebody",
+        "UV_INDEX_B_PASSWORD": "of-password",
+        "HTTPS_PROXY": "http://me:of-proxy@proxy.example",
+    }
+    handed = image_index.collect(environ, None)
+    said = "of-netrc|of-uv-toml|of%20index|of index|of-query|of-token|of-links|of-user|of-proxy"
+    said += "|of-password|somebody|mirror.example"
+    error = explained(Failure(said, "install", (said,)), want(), handed.secrets)
+    shown = "***|" * 10 + "somebody|mirror.example"
+    assert str(error).count(shown) == 2
+    assert "of-" not in str(error)
+
+    news = []
+    for listener, prints in ((news.append, False), (news.append, True)):
+        teller = Teller("a", listener, prints=prints)
+        teller.hide(handed.secrets)
+        teller.say("resolving", said)
+        for note in handed.notes:
+            teller.note(note)
+    told = "".join(each.text for each in news) + capsys.readouterr().err
+    assert "c.example" in told
+    assert "of-" not in told
+
+
+def test_short_passwords_make_no_holes_in_messages():
+    assert image_index.secrets_of(["https://a:b@example.org/?c=d"]) == frozenset()
+
+
+def test_broken_files_with_passwords_are_named_by_line_only(tmp_path, home):
+    netrc = tmp_path / ".netrc"
+    netrc.write_text("machine h login me\nmachine h login me S3CRETPW\n")
+    netrc.chmod(0o600)
+    pip = tmp_path / "pip.conf"
+    failures = []
+    with pytest.raises(EnvironmentBuildError, match="line 3, or the one above") as caught:
+        image_index.collect(home, None)
+    failures.append(caught.value)
+    netrc.unlink()
+    for text in ("index-url = https://me:S3CRETPW@h\n", "[global]\nS3CRETPW\n"):
+        pip.write_text(text)
+        with pytest.raises(EnvironmentBuildError, match=r"pip\.conf: line \d cannot") as caught:
+            image_index.collect(home | {"PIP_CONFIG_FILE": str(pip)}, None)
+        failures.append(caught.value)
+    for each in failures:
+        assert "S3CRETPW" not in "".join(traceback.format_exception(each))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pip = 5\n",
+        "index = 5\n",
+        "index = [5]\n",
+        'index = [{name = "a"}]\n',
+        "index-url = 5\n",
+        'extra-index-url = "https://a.example"\n',
+        "[pip]\nfind-links = [5]\n",
+    ],
+)
+def test_configuration_that_uv_cannot_understand_is_not_passed_over(tmp_path, home, text):
+    """It may name the only index that is to be asked."""
+    (tmp_path / "uv.toml").write_text(text)
+    with pytest.raises(EnvironmentBuildError, match=r"uv\.toml.*does not understand"):
+        image_index.collect(home | {"UV_CONFIG_FILE": str(tmp_path / "uv.toml")}, None)
+
+
 def test_certificates_are_read_on_this_host(tmp_path):
     bundle = tmp_path / "ca.pem"
     bundle.write_text("-----BEGIN CERTIFICATE-----\n")
@@ -224,6 +375,52 @@ def test_ignore_file_means_what_the_docker_command_means(patterns, ignored, kept
     rules = image_context.Patterns(patterns)
     assert [name for name in ignored if not rules.ignores(name)] == []
     assert [name for name in kept if rules.ignores(name)] == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "ending"),
+    [
+        ("*a" * 12 + "*b", "a" * 60, "b"),
+        ("**/" * 40 + "b", "a/" * 100 + "a", "/b"),
+        ("**a" * 12 + "**b", "a" * 200, "b"),
+        ("*a**/" * 12 + "b", "a/" * 60 + "a", "/b"),
+    ],
+)
+def test_no_pattern_takes_for_ever(pattern, name, ending):
+    rules = image_context.Patterns([pattern])
+    assert not rules.ignores(name)
+    assert rules.ignores(name + ending)
+
+
+def test_both_ways_to_match_a_pattern_agree():
+    chance = random.Random(1)
+    pieces = ["a", "b", "/", "*", "**", "**/", "?", "[ab]"]
+    for _ in range(3000):
+        rule = image_context.Rule("".join(chance.choices(pieces, k=chance.randint(1, 7))))
+        expression = re.compile("".join(rule.parts))
+        for _ in range(4):
+            name = "".join(chance.choices("ab/", k=chance.randint(0, 7)))
+            assert rule.matches_slowly(name) == bool(expression.fullmatch(name)), (rule.parts, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "tag"),
+    [
+        ("my dir", "my-dir"),
+        ("日本", "dockerfile"),
+        ("___", "dockerfile"),
+        ("A.b_c", "a-b-c"),
+        ("x" * 200, "x" * 60),
+        ("-" + "y" * 59 + "--z", "y" * 59),
+    ],
+)
+def test_every_directory_of_a_dockerfile_makes_a_tag(tmp_path, name, tag):
+    directory = tmp_path / name
+    directory.mkdir()
+    make_context(directory)
+    found, _ = anyio.run(dockerfile.wanted, Docker(dockerfile=directory))
+    assert re.fullmatch(rf"belljar/{tag}:[0-9a-f]{{16}}", found)
+    assert check_image("image", found) == found
 
 
 def make_context(directory):
@@ -353,6 +550,51 @@ def test_broken_configuration_is_named(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(EnvironmentBuildError, match=r"config\.json"):
         header("python:3.12", tmp_path)
+
+
+def credentials(directory):
+    async def ask():
+        return await image_auth.all_known({"DOCKER_CONFIG": str(directory)})
+
+    return anyio.run(ask)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        [],
+        {"auths": None, "credHelpers": None, "credsStore": None},
+        {"auths": 5, "credHelpers": [1], "credsStore": {"a": 1}},
+        {"auths": {"quay.example": None}, "credHelpers": {"quay.example": None}},
+        {"auths": {"quay.example": {"username": 5, "password": [], "identitytoken": 1}}},
+        {"credHelpers": {"quay.example": 5}},
+    ],
+)
+def test_odd_configuration_has_no_credentials(tmp_path, config):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert header("quay.example/team/app", tmp_path) is None
+    assert credentials(tmp_path) == {}
+
+
+@pytest.mark.parametrize("auth", [5, "ü", [1], "/w=="])
+def test_credentials_that_cannot_be_read_are_an_error(tmp_path, auth):
+    (tmp_path / "config.json").write_text(json.dumps({"auths": {"quay.example": {"auth": auth}}}))
+    with pytest.raises(EnvironmentBuildError, match=r"unreadable credentials for quay\.example"):
+        header("quay.example/team/app", tmp_path)
+
+
+@pytest.mark.parametrize("said", ["[]", "5", "S3CRET"])
+def test_helper_that_answers_something_else_is_named(tmp_path, monkeypatch, said):
+    (tmp_path / "config.json").write_text(json.dumps({"credsStore": "odd"}))
+    helper = tmp_path / "docker-credential-odd"
+    helper.write_text(f"#!/bin/sh\ncat >/dev/null\necho '{said}'\n")
+    helper.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(EnvironmentBuildError, match="does not answer as it should") as caught:
+        header("quay.example/team/app", tmp_path)
+    assert "S3CRET" not in "".join(traceback.format_exception(caught.value))
+    helper.write_text('#!/bin/sh\ncat >/dev/null\necho \'{"Username": "<token>"}\'\n')
+    assert header("quay.example/team/app", tmp_path)["identitytoken"] == ""
 
 
 def test_progress_of_a_pull_counts_layers_and_bytes():

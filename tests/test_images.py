@@ -253,6 +253,27 @@ def test_settings_of_this_host_reach_the_build(describe, ensure, monkeypatch):
     assert build_containers() == []
 
 
+@pytest.mark.parametrize(
+    "index",
+    [
+        f"https://me:a/{SECRET}@pypi.invalid/simple",
+        f"https://pypi.invalid/simple?token={SECRET}",
+        f"https://me:{SECRET}@[pypi.invalid/simple",
+    ],
+)
+def test_password_that_uv_itself_would_show_is_not_shown(describe, ensure, monkeypatch, index):
+    environment = describe()
+    environment = Environment(environment.name, packages=[*environment.packages, "belljar-nothing"])
+    monkeypatch.setenv("UV_DEFAULT_INDEX", index)
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    news = []
+    with pytest.raises(EnvironmentBuildError) as caught:
+        ensure(environment, progress=news.append)
+    assert "pypi.invalid" in str(caught.value)
+    assert SECRET not in str(caught.value)
+    assert SECRET not in str(news)
+
+
 def test_directories_of_this_host_are_noted_and_never_replaced(describe, ensure, monkeypatch):
     environment = describe()
     environment = Environment(environment.name, packages=[*environment.packages, "six"])
@@ -695,6 +716,29 @@ def test_dockerfile_becomes_an_image_once_for_each_content(context, ensure, loop
     assert ensure(BUILTIN["python"], dockerfile=context) == first
     (context / "data.txt").write_text("two")
     assert ensure(BUILTIN["python"], dockerfile=context).id != first.id
+
+
+def test_directory_of_a_dockerfile_may_have_any_name(context, ensure):
+    directory = context.rename(context.with_name(f"{context.name} 日本 (2)"))
+    made = ensure(BUILTIN["python"], dockerfile=directory)
+    try:
+        assert made.reference.startswith(f"belljar/{context.name}-2:")
+        assert ensure(BUILTIN["python"], dockerfile=directory) == made
+    finally:
+        engine_view.ask(f"/images/{made.reference}?force=1", "DELETE")
+
+
+def test_network_of_builds_is_that_of_the_settings(describe, base, context, ensure, engine, facts):
+    """Only the setting names a network that is there; the variable is not asked."""
+    environment = describe()
+    nowhere = "belljar-no-such-network"
+    with pytest.raises(EnvironmentBuildError, match=nowhere):
+        ensure(environment, build_network=nowhere)
+    (context / "Dockerfile").write_text(f"FROM {base}\nRUN true {context.name}\n")
+    with pytest.raises(EnvironmentBuildError, match=nowhere):
+        ensure(BUILTIN["python"], dockerfile=context, build_network=nowhere)
+    assert ensure(BUILTIN["python"], dockerfile=context)  # by the variable: none
+    assert build_containers() == []
 
 
 def test_failing_step_of_a_dockerfile_is_shown_with_its_last_lines(context, ensure, base):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import census
+import setting
 from belljar import Outcome, Sandbox, SandboxError
 from belljar.backends.native import cgroup
 
@@ -37,8 +38,9 @@ def use_hard(number):
 
 @pytest.fixture
 def leaves_nothing(backend):
-    with ThreadPoolExecutor(20) as pool:  # the runtime and its threads are there to stay
-        list(pool.map(use, range(20)))
+    at_once = 4 if setting.DOCKER else 20
+    with ThreadPoolExecutor(at_once) as pool:  # the runtime and its threads are there to stay
+        list(pool.map(use, range(at_once)))
     gc.collect()
     before = census.take()
     yield
@@ -47,6 +49,7 @@ def leaves_nothing(backend):
     assert census.settle(before, ignore=["thread"]) == []
 
 
+@pytest.mark.native_only("a hundred containers are in test_docker_faults.py")
 def test_a_hundred_sandboxes_in_a_row_leave_nothing(leaves_nothing):
     for number in range(100):
         use(number)
@@ -59,7 +62,7 @@ def test_sandboxes_with_all_kinds_of_leftovers_leave_nothing(leaves_nothing):
 
 def test_twenty_sandboxes_at_once_leave_nothing(leaves_nothing):
     with ThreadPoolExecutor(20) as pool:
-        list(pool.map(use, range(40)))
+        list(pool.map(use, range(20 if setting.DOCKER else 40)))
 
 
 def test_sandboxes_that_could_not_start_leave_nothing(leaves_nothing):
@@ -176,6 +179,7 @@ def test_the_census_sees_a_mount(tmp_path):
 
 
 @pytest.mark.needs_cgroup
+@pytest.mark.native_only("the control groups of a container are the engine's")
 def test_the_census_sees_a_control_group_of_a_dead_owner(backend):
     with Sandbox(environment="python") as sandbox:
         sandbox.run_code("1")

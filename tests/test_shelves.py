@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from belljar.guest import branches, descent, holes, removal, treepack, wire
-from belljar.guest.shelves import Shelves
+from belljar.guest.shelves import Shelf, Shelves
 from belljar.guest.store import CURRENT, Store
 
 pytestmark = pytest.mark.by_user_too
@@ -613,7 +613,35 @@ def test_what_finds_no_room_when_it_is_brought_is_not_lost(workspace):
         assert os.path.getsize(os.path.join(workspace, "f")) == 1 << 20
 
 
-def test_an_archive_that_is_not_whole_is_never_taken_for_one(workspace):
+def test_an_archive_cannot_be_changed_by_whoever_can_open_it(workspace):
+    fill(workspace, "f", 1000)
+    with opened(workspace) as made:
+        shelf = made._shelves[kept(made)]
+        for fd in (shelf._records, shelf._contents):
+            for change in (
+                lambda fd=fd: os.pwrite(fd, b"x", 0),
+                lambda fd=fd: os.truncate(fd, 0),
+                lambda fd=fd: os.truncate(fd, 1 << 20),
+            ):
+                with pytest.raises(PermissionError):
+                    change()
+
+
+@pytest.mark.parametrize("name", [b"..", b".", b"../escaped", b"/tmp/escaped"])
+def test_a_name_that_leads_elsewhere_is_not_unpacked(workspace, name, monkeypatch):
+    monkeypatch.setattr(Shelf, "seal", lambda self: None)
+    fill(workspace, "\x7f" * len(name), 1000)
+    with opened(workspace) as made:
+        shelf = made._shelves[kept(made)]
+        records = os.pread(shelf._records, 1 << 16, 0)
+        assert records.count(b"\x7f" * len(name)) == 1
+        os.pwrite(shelf._records, records.replace(b"\x7f" * len(name), name), 0)
+        with pytest.raises(OSError, match="elsewhere"):
+            made._unpack(shelf)
+
+
+def test_an_archive_that_is_not_whole_is_never_taken_for_one(workspace, monkeypatch):
+    monkeypatch.setattr(Shelf, "seal", lambda self: None)
     fill(workspace, "f", 1000)
     with opened(workspace) as made:
         shelf = made._shelves[kept(made)]

@@ -23,7 +23,8 @@ _GUEST = (
     *("notebook_habits", "libraries", "display", "streams", "pump", "changes"),
     *("removal", "trees", "files", "commands"),
     *("outbox", "blobs", "functions", "link", "twin", "worker", "keeper"),
-    *("treecopy", "store", "descent", "holes", "treepack", "shelves", "branch", "branches"),
+    *("treecopy", "store", "descent", "volumes", "holes", "treepack", "treeunpack", "shelves"),
+    *("branch", "branches"),
     *("init", "pipes", "seal", "container"),
 )
 _NATIVE = ("syscalls", "landlock", "roots", "launcher", "confine", "zygote")

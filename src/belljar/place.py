@@ -177,7 +177,7 @@ class Place:
 
 def _hint(error: str) -> str | None:
     if "space" in error.lower():
-        return "copies of the workspace count too: give it more with Limits(workspace=...)"
+        return "copies of the workspace count too: raise Limits(workspace=..., memory=...)"
     if "process" in error or "memory" in error or "Resource" in error:
         return "copies of the interpreter count too: raise Limits(memory=..., processes=...)"
     return None

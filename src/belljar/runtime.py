@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
+import contextvars
 import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping
@@ -54,6 +55,7 @@ def docker_backend() -> Callable[[Host], Backend]:
 
 class Runtime:
     _loop: asyncio.AbstractEventLoop
+    _context: contextvars.Context
     _stop: anyio.Event
 
     def __init__(self) -> None:
@@ -83,6 +85,7 @@ class Runtime:
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._context = contextvars.copy_context()
         self._stop = anyio.Event()
         self._ready.set_result(None)
         await self._stop.wait()  # tasks that are left are cancelled by the end of anyio.run
@@ -93,7 +96,10 @@ class Runtime:
         Without waiting for the loop to take it, as anyio's own portal does: that would double
         the way of every blocking call.
         """
-        self._loop.call_soon_threadsafe(self._start, function)
+        context = contextvars.copy_context()  # what is known of the caller stays known,
+        for variable, value in self._context.items():  # but for which event loop this is
+            context.run(variable.set, value)
+        self._loop.call_soon_threadsafe(self._start, function, context=context)
 
     def _start(self, function: Callable[[], Coroutine[None, None, None]]) -> None:
         task = self._loop.create_task(function())

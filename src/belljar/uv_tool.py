@@ -104,7 +104,7 @@ def read_pip_files(environ: Mapping[str, str]) -> dict[str, str]:
 
     None when uv has a configuration file of its own: then uv is what the user configured.
     """
-    if any(path.is_file() for path in _uv_files(environ)):
+    if any(path.is_file() for path in uv_files(environ)):
         return {}
     settings: dict[str, str] = {}
     for path in _pip_files(environ):
@@ -112,10 +112,11 @@ def read_pip_files(environ: Mapping[str, str]) -> dict[str, str]:
         try:
             parser.read(path, encoding="utf-8")
         except (OSError, UnicodeDecodeError, configparser.Error) as error:
+            # Without what the error itself says: lines of the file, which has passwords.
             raise EnvironmentBuildError(
-                f"cannot read pip's configuration {path}: {error}",
+                f"cannot read pip's configuration {path}: {_why(error)}",
                 hint="repair it, or set PIP_CONFIG_FILE=/dev/null to do without",
-            ) from error
+            ) from None
         for section in ("global", "install"):
             if parser.has_section(section):
                 settings.update(
@@ -124,6 +125,15 @@ def read_pip_files(environ: Mapping[str, str]) -> dict[str, str]:
                     if value
                 )
     return settings
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or "it cannot be opened"
+    if isinstance(error, UnicodeDecodeError):
+        return "it is no text"
+    lines = [each[0] for each in getattr(error, "errors", ())]  # else it has one number
+    return f"line {lines[0] if lines else getattr(error, 'lineno', '?')} cannot be understood"
 
 
 def _pip_files(environ: Mapping[str, str]) -> Iterable[Path]:
@@ -142,7 +152,8 @@ def _pip_files(environ: Mapping[str, str]) -> Iterable[Path]:
     yield Path(sys.prefix, "pip.conf")
 
 
-def _uv_files(environ: Mapping[str, str]) -> Iterable[Path]:
+def uv_files(environ: Mapping[str, str]) -> Iterable[Path]:
+    """uv's own configuration files, the one that wins first; whether there or not."""
     if _is_true(environ.get("UV_NO_CONFIG", "")):
         return
     if environ.get("UV_CONFIG_FILE"):

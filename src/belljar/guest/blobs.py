@@ -13,7 +13,7 @@ from typing import Any, Container, Dict, Iterator, List, Optional, Tuple
 
 from . import outbox, wire
 
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 MAX_OPEN = 2 * wire.MAX_CALLS  # values that are being put together at once
 _BLOCK = 512  # bytes, whatever the file system
 
@@ -30,7 +30,7 @@ def seal(pieces: "List[Any]") -> int:
             view = memoryview(piece).cast("B")
             while view:
                 view = view[os.write(fd, view) :]
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS | fcntl.F_SEAL_SEAL)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS | fcntl.F_SEAL_SEAL)
     except BaseException:
         os.close(fd)
         raise
@@ -63,7 +63,7 @@ def check(fd: int, size: int) -> None:
     except OSError as error:
         raise wire.WireError(f"not shared memory: {type(error).__name__}") from None
     found = os.fstat(fd)
-    if seals & _SEALS != _SEALS or found.st_size != size:
+    if seals & SEALS != SEALS or found.st_size != size:
         raise wire.WireError("shared memory that is not sealed, or not of its size")
     # Who reads a hole pays for the page.
     if found.st_blocks * _BLOCK < size:

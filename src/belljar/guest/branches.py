@@ -298,11 +298,13 @@ class Branches:
         copy = self._copy
         if copy is None:
             return
-        if "forked" in copy.waits:
-            copy.parent.signal(signal.SIGKILL)
+        copy.error = copy.error or "it took too long"
         if "files" in copy.waits:
             self._store().cancel()
-        copy.done("forked", "ready", error="it took too long")
+        if "forked" in copy.waits and copy.parent.pid:
+            copy.parent.signal(signal.SIGKILL)  # which is told: the next cell is not to meet it
+        else:
+            copy.done("forked", "ready")
 
     def on_frame(self, keeper: Keeper, frame: wire.Frame) -> None:
         """FORKED and READY, of which a hostile worker may send any. A copy that has failed is

@@ -2,9 +2,10 @@
 
 import errno
 import os
-from typing import Iterator, Tuple
+from typing import Iterator, List, Tuple
 
-PIECE = 1024 * 1024  # bytes read at once
+from .volumes import PIECE
+
 PAGE = 4096
 MAX_LOOK = 16 * 1024 * 1024 * 1024  # bytes that are searched, where nobody tells what is a hole
 _ZEROS = bytes(PAGE)
@@ -15,50 +16,51 @@ class Finder:
         self._look = MAX_LOOK
 
     def pieces(self, source: int, size: int) -> "Iterator[Tuple[int, bytes]]":
-        """Where there are data in a file, and the data."""
-        position = 0
-        while position < size:
-            try:
-                position = os.lseek(source, position, os.SEEK_DATA)
-                end = min(os.lseek(source, position, os.SEEK_HOLE), size)
-            except OSError as error:
-                if error.errno == errno.ENXIO:
-                    return  # only a hole is left
-                if error.errno != errno.EINVAL:
-                    raise
-                yield from self._found_pieces(source, size)  # gVisor does not tell of holes
-                return
-            while position < end:
+        """Where there are data in a file, and the data: from the end to the beginning, so that
+        what has been taken can be cut off."""
+        told = True
+        try:
+            extents = _extents(source, size)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            told, extents = False, [(0, size)]  # gVisor does not tell of holes
+            self._look -= size
+            if self._look < 0:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG)) from None
+        for start, end in reversed(extents):
+            for position in reversed(range(start, end, PIECE)):
                 data = os.pread(source, min(end - position, PIECE), position)
-                if not data:
-                    return  # it shrank
-                yield position, data
-                position += len(data)
-
-    def _found_pieces(self, source: int, size: int) -> "Iterator[Tuple[int, bytes]]":
-        self._look -= size
-        if self._look < 0:
-            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-        for position in range(0, size, PIECE):
-            data = os.pread(source, min(size - position, PIECE), position)
-            if not data:
-                return  # it shrank
-            for start, end in filled(data):
-                yield position + start, data[start:end]
+                for first, last in [(0, len(data))] if told else reversed(filled(data)):
+                    yield position + first, data[first:last]
 
 
-def filled(data: bytes) -> "Iterator[Tuple[int, int]]":
+def _extents(source: int, size: int) -> "List[Tuple[int, int]]":
+    found: List[Tuple[int, int]] = []
+    position = 0
+    while position < size:
+        try:
+            start = os.lseek(source, position, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                break  # only a hole is left
+            raise
+        position = min(os.lseek(source, start, os.SEEK_HOLE), size)
+        found.append((start, position))
+    return found
+
+
+def filled(data: bytes) -> "List[Tuple[int, int]]":
     """From where to where there are pages that are not all zeros."""
+    found: List[Tuple[int, int]] = []
     if data == bytes(len(data)):
-        return  # a large hole is passed in large steps
-    begun = -1
-    for page in range(0, len(data), PAGE):
-        piece = data[page : page + PAGE]
-        empty = piece == _ZEROS[: len(piece)]
-        if empty and begun >= 0:
-            yield begun, page
-            begun = -1
-        elif not empty and begun < 0:
-            begun = page
-    if begun >= 0:
-        yield begun, len(data)
+        return found  # a large hole is passed in large steps
+    for start in range(0, len(data), PAGE):
+        piece = data[start : start + PAGE]
+        if piece == _ZEROS[: len(piece)]:
+            continue
+        if found and found[-1][1] == start:
+            found[-1] = (found[-1][0], start + len(piece))
+        else:
+            found.append((start, start + len(piece)))
+    return found

@@ -4,55 +4,70 @@ In a container init and the code are one user, so no directory is out of the cod
 not at /workspace is therefore packed into memory without a name, of which init alone has
 descriptors. An archive never changes: copies of it are the same one.
 
-To exchange what is at /workspace takes as long as to copy it. A child does it, and init waits:
-nothing else may go on meanwhile. All that is there is packed, then removed, then the other is
-unpacked; so whatever fails, there is a whole archive of each, or the files themselves.
+To exchange what is at /workspace takes as long as to copy it, and init does nothing else meanwhile:
+nothing else may go on, and nobody can kill init in the middle, as the code could kill a child.
+Memory is limited: what goes is cut off while it is packed, and what comes while it is unpacked.
 """
 
 import contextlib
 import errno
 import os
-import signal
 import stat as modes
 import sys
-from typing import IO, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Callable, Dict, List, Optional
 
-from . import holes, removal, treepack
+from . import removal, treepack, treeunpack, volumes
 from .store import CURRENT, REMOVE_TIMEOUT, Store, Then
 
-ATTEMPTS = 3  # the code may kill a child of init's
+VOLUMES = 16  # for as much as all of them may hold
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Shelf:
-    """One archive. In two pieces, because there may be a limit to the size of a file, by which one
-    could not hold a full workspace and the names of its files."""
+class Broken(Exception):
+    """What was at /workspace is packed, and what should be there is not: nothing can go on."""
 
-    def __init__(self) -> None:
-        self._records = _memory("records")
-        try:
-            self._contents = _memory("contents")
-        except OSError:
-            os.close(self._records)
-            raise
+
+class Shelf:
+    """One archive. `volume`: the bytes that may be freed at once."""
+
+    def __init__(self, volume: int) -> None:
+        self._volume = volume
+        self._contents: List[int] = []
+        self._records = volumes.memory("records")
 
     @property
     def size(self) -> int:
-        return os.fstat(self._records).st_size + os.fstat(self._contents).st_size
+        return sum(os.fstat(fd).st_size for fd in (self._records, *self._contents))
 
-    @contextlib.contextmanager
-    def opened(self, mode: str) -> "Iterator[Tuple[IO[bytes], IO[bytes]]]":
-        """To be written or read from the beginning."""
-        for fd in (self._records, self._contents):
-            if mode == "wb":
-                os.truncate(fd, 0)  # a child that was killed may have begun it
-            os.lseek(fd, 0, os.SEEK_SET)  # the position is one for init and all children
-        with _file(self._records, mode) as records, _file(self._contents, mode) as contents:
-            yield records, contents
+    def reserve(self, size: int) -> None:
+        """What a child of init's may fill: it cannot give init descriptors of its own."""
+        while (len(self._contents) - 1) * (self._volume - volumes.PIECE) < size:
+            self._contents.append(self._add())
+
+    def _add(self) -> int:
+        return volumes.memory("contents")
+
+    def trim(self) -> None:
+        """What was reserved and not used."""
+        while self._contents and not os.fstat(self._contents[-1]).st_size:
+            os.close(self._contents.pop())
+
+    def pack(self, top: int, status: os.stat_result, room: int, move: bool = False) -> None:
+        contents = volumes.Writer(self._contents, self._volume, self._add if move else None)
+        try:
+            with open(self._records, "wb", volumes.PIECE, closefd=False) as records:
+                treepack.Packer(records, contents, room, move).pack(top, status)
+        finally:
+            contents.close()
+            volumes.seal(self._records)
+
+    def unpack(self, top: int, consume: bool = False) -> None:
+        contents = volumes.Reader(self._contents, consume)
+        treeunpack.Unpacker(self._records, contents).unpack(top)
 
     def close(self) -> None:
-        os.close(self._records)
-        os.close(self._contents)
+        for fd in (self._records, *self._contents):
+            os.close(fd)
 
 
 class Shelves(Store):
@@ -66,7 +81,7 @@ class Shelves(Store):
     def make(self) -> str:
         self._numbers += 1
         name = f"w{self._numbers}"
-        self._shelves[name] = Shelf()
+        self._shelves[name] = Shelf(max(self._size // VOLUMES, volumes.MIN_VOLUME))
         return name
 
     def copy(self, source: str, target: str, then: Then) -> None:
@@ -74,8 +89,7 @@ class Shelves(Store):
         enough that there will be room to unpack it, when nothing else is at /workspace."""
         room = self._size - sum(shelf.size for shelf in set(self._shelves.values()))
         if source == CURRENT:
-            shelf, status = self._shelves[target], os.fstat(self._directory)
-            self._in_child(lambda: self._pack(shelf, status, room // 2), then, self._copying)
+            self._copy_current(self._shelves[target], room // 2, then)
         elif self._shelves[source].size > room:
             then(errno.ENOSPC)
         else:
@@ -83,30 +97,72 @@ class Shelves(Store):
             self._shelves[target] = self._shelves[source]
             then(0)
 
+    def _copy_current(self, shelf: Shelf, room: int, then: Then) -> None:
+        status = os.fstat(self._directory)
+
+        def done(error: int) -> None:
+            shelf.trim()
+            then(error)
+
+        try:
+            shelf.reserve(room)
+        except OSError as error:
+            then(error.errno or errno.EIO)
+        else:
+            self._in_child(lambda: self._pack(shelf, status, room), done, self._copying)
+
+    def _pack(self, shelf: Shelf, status: os.stat_result, room: int) -> None:
+        mode = modes.S_IMODE(status.st_mode)
+        self._open_up()
+        try:
+            shelf.pack(self._directory, status, room)
+        finally:
+            if mode & 0o700 != 0o700:
+                os.chmod(self._directory, mode)
+
     def set_aside(self) -> str:
         """Nothing is done yet: it may be removed before something else is brought."""
         self._leaving, self._spare = self._spare or self.make(), None
         return self._leaving
 
     def bring(self, name: str) -> None:
-        """If it fails, what was set aside is at /workspace as before."""
+        """If it fails, what was set aside is at /workspace as before, and `name` is kept."""
         leaving, self._leaving = self._leaving, ""
-        packed = False
+        shelf = self._shelves[name]
+        if leaving:
+            self._move_to(leaving)
+        alone = list(self._shelves.values()).count(shelf) == 1
         try:
+            self._empty()
+            shelf.unpack(self._directory, consume=bool(leaving) and alone)
+        except OSError as error:
             if leaving:
-                status = os.fstat(self._directory)
-                self._wait_for(lambda: self._pack(self._shelves[leaving], status, sys.maxsize))
-                packed = True
-            self._wait_for(lambda: self._unpack(self._shelves[name]))
-        except OSError:
-            if packed:
-                self._wait_for(lambda: self._unpack(self._shelves[leaving]))
-            if leaving:
-                self._drop(leaving)
+                raise Broken(f"a workspace could not be brought back: {error}") from error
             raise
         self._drop(name)
         if self._spare is None:
             self._spare = self.make()
+
+    def _move_to(self, name: str) -> None:
+        status = os.fstat(self._directory)
+        self._open_up()
+        try:
+            self._shelves[name].pack(self._directory, status, sys.maxsize, move=True)
+        except OSError:
+            self._shelves[name].unpack(self._directory)
+            self._drop(name)
+            raise
+
+    def _empty(self) -> None:
+        self._open_up()
+        for name in os.listdir(self._directory):
+            with contextlib.suppress(FileNotFoundError):
+                removal.remove(name, self._directory, REMOVE_TIMEOUT)
+
+    def _open_up(self) -> None:
+        """Whatever the code has made of its mode."""
+        if os.fstat(self._directory).st_mode & 0o700 != 0o700:
+            os.chmod(self._directory, 0o700)
 
     def remove(self, name: str, then: "Optional[Then]" = None) -> None:
         if name == self._leaving:
@@ -119,68 +175,3 @@ class Shelves(Store):
         shelf = self._shelves.pop(name)
         if shelf not in self._shelves.values():
             shelf.close()
-
-    # -- what children do ---------------------------------------------------------------------
-
-    def _pack(self, shelf: Shelf, status: os.stat_result, room: int) -> None:
-        mode = modes.S_IMODE(status.st_mode)
-        self._open_up()
-        try:
-            with shelf.opened("wb") as (records, contents):
-                treepack.Packer(records, contents, room).pack(self._directory, status)
-        finally:
-            if mode & 0o700 != 0o700:
-                os.chmod(self._directory, mode)
-
-    def _unpack(self, shelf: Shelf) -> None:
-        """Instead of whatever is there: it can be done again, wherever it was broken off."""
-        self._open_up()
-        for name in os.listdir(self._directory):
-            with contextlib.suppress(FileNotFoundError):
-                removal.remove(name, self._directory, REMOVE_TIMEOUT)
-        with shelf.opened("rb") as (records, contents):
-            treepack.Unpacker(records, contents).unpack(self._directory)
-
-    def _open_up(self) -> None:
-        """Whatever the code has made of its mode."""
-        if os.fstat(self._directory).st_mode & 0o700 != 0o700:
-            os.chmod(self._directory, 0o700)
-
-    def _wait_for(self, work: "Callable[[], None]") -> None:
-        """By a child, which may be killed and take up memory as init may not. Without one, init
-        does it: what is under way must come to an end, also where the code has used up all
-        processes."""
-        ended: List[int] = []
-        for _ in range(ATTEMPTS):
-            self._in_child(work, ended.append)
-            if ended:
-                work()
-                return
-            pid = next(reversed(self._children))
-            self.on_exit(pid, _end_of(pid))
-            error = ended.pop()
-            if error != errno.EIO:
-                break
-        if error:
-            raise OSError(error, os.strerror(error))
-
-
-def _end_of(pid: int) -> int:
-    """Of a child. If somebody stops it, it is told to go on: init waits for it."""
-    while True:
-        _, status = os.waitpid(pid, os.WUNTRACED)
-        if not os.WIFSTOPPED(status):
-            return status
-        os.kill(pid, signal.SIGCONT)
-
-
-def _file(fd: int, mode: str) -> "IO[bytes]":
-    return open(fd, mode, holes.PIECE, closefd=False)
-
-
-def _memory(name: str) -> int:
-    """Without a name in any directory, and closed in what init starts."""
-    create = getattr(os, "memfd_create", None)
-    if create is None:
-        raise OSError(errno.ENOSYS, "this Python has no memfd_create")
-    return int(create(name, os.MFD_CLOEXEC))

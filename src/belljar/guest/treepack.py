@@ -1,7 +1,10 @@
-"""Trees that somebody hostile has made, as two rows of bytes and back: all that treecopy keeps.
+"""Trees that somebody hostile has made, as two rows of bytes: all that treecopy keeps.
 
 `records` tells of each thing, in the order of a walk: its kind, mode, times and name; of a file
 also where in it there are data. `contents` has the data, one after another, without the holes.
+
+Both are read from the end (treeunpack.py). So an archive can be freed while it is unpacked, as
+files are cut off while they are moved into one: neither takes much more room than there was.
 """
 
 import contextlib
@@ -9,34 +12,22 @@ import errno
 import os
 import stat as modes
 import struct
-from typing import IO, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+from typing import IO, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 from . import holes
 from .descent import Descent
+from .volumes import PIECE as STEP
+from .volumes import Writer
 
-_DIRECTORY, _UP, _FILE, _LINK, _LAST_LINK, _SYMLINK, _FIFO = (
-    b"d",
-    b"u",
-    b"f",
-    b"l",
-    b"L",
-    b"s",
-    b"p",
-)
-# Kind, mode, bytes of the name, number among the files with several names, size, two times.
-_RECORD = struct.Struct("<cHHIQqIqI")
-_EXTENT = struct.Struct("<QI")  # where in the file, and how many bytes of the contents; 0: no more
-_OPEN = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-_SECOND = 1_000_000_000
-
-
-class Record(NamedTuple):
-    kind: bytes
-    mode: int
-    name: bytes
-    link: int
-    size: int  # of a symbolic link: the bytes of its target, which follow the name
-    times: "Tuple[int, int]"  # last access and change, in nanoseconds
+DIRECTORY, BEGINNING = b"d", b"b"  # a directory's own record follows what is in it
+FILE, LINK = b"f", b"l"  # a file's follows where its data are; a link is one more name of a file
+SYMLINK, FIFO = b"s", b"p"
+# Kind, mode, bytes of the name, number of the file among those with several names, pieces of
+# data, size, two times. The name is before it.
+RECORD = struct.Struct("<cHHIIQqIqI")
+PIECE = struct.Struct("<QI")  # where in the file, and how many bytes of the contents
+OPEN = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+SECOND = 1_000_000_000
 
 
 class _Level(NamedTuple):
@@ -45,80 +36,114 @@ class _Level(NamedTuple):
     status: os.stat_result
 
 
-# -- there ------------------------------------------------------------------------------------
-
-
 class Packer:
-    def __init__(self, records: IO[bytes], contents: IO[bytes], room: int) -> None:
+    """`room`: bytes that both rows together may take. To `move` is to leave nothing behind; who
+    stops it has what was packed so far as an archive that can be unpacked where it was."""
+
+    def __init__(
+        self, records: "IO[bytes]", contents: Writer, room: int, move: bool = False
+    ) -> None:
         self._records = records
         self._contents = contents
-        self._room = room  # bytes that both together may still take
+        self._room = room
+        self._move = move
         self._finder = holes.Finder()
-        # Device and inode -> its number, and how many names are still to come.
-        self._linked: Dict[Tuple[int, int], List[int]] = {}
-        self._links = 0
+        self._linked: Dict[Tuple[int, int], int] = {}  # device and inode -> its number
 
     def pack(self, top: int, status: os.stat_result) -> None:
         """All that is in a directory. Its own mode and times are those of `status`."""
-        self._put(_DIRECTORY, "", status)
         way = Descent(top)
         levels = [_Level(iter(os.listdir(top)), "", status)]
+        self._put(BEGINNING)
         try:
-            while True:
+            while levels:
                 name = next(levels[-1].names, None)
-                if name is not None:
-                    with contextlib.suppress(FileNotFoundError):  # removed by what runs on
-                        self._pack_entry(name, way, levels)
+                if name is None:
+                    self._put(DIRECTORY, levels[-1].name, levels[-1].status)
+                    self._leave(way, levels.pop())
                     continue
-                self._put(_UP)
-                if len(levels) == 1:
-                    return
-                _leave(way, levels.pop())
+                with contextlib.suppress(FileNotFoundError):  # removed by what runs on
+                    self._pack_entry(name, way, levels)
+        except OSError:
+            for level in reversed(levels):
+                if self._move:
+                    self._put(DIRECTORY, level.name, level.status)
+                self._leave(way, level)
+            raise
         finally:
-            with contextlib.suppress(OSError):  # else it is told already what has happened
-                while len(levels) > 1:
-                    _leave(way, levels.pop())
             way.close()
+
+    def _enter(self, name: str, way: Descent, found: os.stat_result) -> List[str]:
+        """Also where its owner has forbidden himself to go. What is there."""
+        if self._is_closed(found):
+            os.chmod(name, modes.S_IMODE(found.st_mode) | 0o700, dir_fd=way.here)
+        way.enter(name)
+        try:
+            return os.listdir(way.here)
+        except FileNotFoundError:
+            return []  # removed meanwhile
+
+    def _leave(self, way: Descent, level: _Level) -> None:
+        if not level.name:
+            return  # the top, which is the caller's
+        os.close(way.leave())
+        if self._move:
+            with contextlib.suppress(OSError):  # it was broken off, or somebody makes new ones
+                os.rmdir(level.name, dir_fd=way.here)
+        elif self._is_closed(level.status):
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                os.chmod(level.name, modes.S_IMODE(level.status.st_mode), dir_fd=way.here)
+
+    def _is_closed(self, status: os.stat_result) -> bool:
+        needed = 0o700 if self._move else 0o500
+        return status.st_mode & needed != needed
 
     def _pack_entry(self, name: str, way: Descent, levels: List[_Level]) -> None:
         found = os.stat(name, dir_fd=way.here, follow_symlinks=False)
         if modes.S_ISDIR(found.st_mode):
-            levels.append(_Level(iter(_enter(name, way, found)), name, found))
-            self._put(_DIRECTORY, name, found)
-        elif modes.S_ISREG(found.st_mode):
+            names = self._enter(name, way, found)
+            levels.append(_Level(iter(names), name, found))
+            self._put(BEGINNING)
+            return
+        if modes.S_ISREG(found.st_mode):
             self._pack_file(name, way.here, found)
         elif modes.S_ISLNK(found.st_mode):
             target = os.fsencode(os.readlink(name, dir_fd=way.here))
-            self._put(_SYMLINK, name, found, size=len(target), more=target)
+            self._put(SYMLINK, name, found, size=len(target), before=target)
         elif modes.S_ISFIFO(found.st_mode):
-            self._put(_FIFO, name, found)
+            self._put(FIFO, name, found)
         # A socket is nothing without the process that listens to it.
+        if self._move:
+            os.unlink(name, dir_fd=way.here)
 
     def _pack_file(self, name: str, directory: int, found: os.stat_result) -> None:
-        link = 0
+        link, identity = 0, (found.st_dev, found.st_ino)
+        if found.st_nlink > 1 or self._move:  # the other names may be gone already
+            link = self._linked.get(identity, 0)
+        if link:
+            self._put(LINK, name, found, link=link)
+            return
+        # A file with other names, which may still be there, must stay whole.
+        cut = self._move and found.st_nlink == 1 and found.st_size > STEP
+        source = _open_anyhow(name, directory, found, os.O_RDWR if cut else os.O_RDONLY)
         if found.st_nlink > 1:
-            known = self._linked.get((found.st_dev, found.st_ino))
-            if known is not None:
-                self._pack_link(name, found, known)
-                return
-            link = self._links = self._links + 1
-        source = open_to_read(name, directory, found)
+            link = self._linked[identity] = len(self._linked) + 1
+        pieces = 0
         try:
-            self._put(_FILE, name, found, size=found.st_size, link=link)
             for position, data in self._finder.pieces(source, found.st_size):
-                self._write(self._records, _EXTENT.pack(position, len(data)))
                 self._write(self._contents, data)
-            self._write(self._records, _EXTENT.pack(0, 0))
+                self._write(self._records, PIECE.pack(position, len(data)))
+                pieces += 1
+                if cut:
+                    self._contents.flush()
+                    os.truncate(source, position)
+        except OSError:
+            if self._move:  # what was cut off belongs to what is still there
+                self._put(FILE, name, found, size=found.st_size, link=link, pieces=pieces)
+            raise
         finally:
             os.close(source)
-        if link:
-            self._linked[found.st_dev, found.st_ino] = [link, found.st_nlink - 1]
-
-    def _pack_link(self, name: str, found: os.stat_result, known: List[int]) -> None:
-        known[1] -= 1
-        if not known[1]:
-            del self._linked[found.st_dev, found.st_ino]
-        self._put(_LINK if known[1] else _LAST_LINK, name, found, link=known[0])
+        self._put(FILE, name, found, size=found.st_size, link=link, pieces=pieces)
 
     def _put(
         self,
@@ -127,158 +152,35 @@ class Packer:
         status: "Optional[os.stat_result]" = None,
         size: int = 0,
         link: int = 0,
-        more: bytes = b"",
+        pieces: int = 0,
+        before: bytes = b"",
     ) -> None:
         mode, times = 0, (0, 0, 0, 0)
         if status is not None:
             mode = modes.S_IMODE(status.st_mode)
             times = (
-                *divmod(status.st_atime_ns, _SECOND),
-                *divmod(status.st_mtime_ns, _SECOND),
+                *divmod(status.st_atime_ns, SECOND),
+                *divmod(status.st_mtime_ns, SECOND),
             )
         encoded = os.fsencode(name)
-        record = _RECORD.pack(kind, mode, len(encoded), link, size, *times)
-        self._write(self._records, record + encoded + more)
+        record = RECORD.pack(kind, mode, len(encoded), link, pieces, size, *times)
+        self._write(self._records, before + encoded + record)
 
-    def _write(self, file: IO[bytes], data: bytes) -> None:
+    def _write(self, file: "Union[IO[bytes], Writer]", data: bytes) -> None:
         self._room -= len(data)
         if self._room < 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         file.write(data)
 
 
-def _enter(name: str, way: Descent, found: os.stat_result) -> List[str]:
-    """Also where its owner has forbidden himself to go. What is there."""
-    if not _open_to_owner(found):
-        os.chmod(name, modes.S_IMODE(found.st_mode) | 0o700, dir_fd=way.here)
-    way.enter(name)
-    try:
-        return os.listdir(way.here)
-    except FileNotFoundError:
-        return []  # removed meanwhile
-
-
-def _leave(way: Descent, level: _Level) -> None:
-    os.close(way.leave())
-    if not _open_to_owner(level.status):
-        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-            os.chmod(level.name, modes.S_IMODE(level.status.st_mode), dir_fd=way.here)
-
-
-def _open_to_owner(status: os.stat_result) -> bool:
-    return status.st_mode & 0o500 == 0o500
-
-
-def open_to_read(name: str, directory: int, found: os.stat_result) -> int:
+def _open_anyhow(name: str, directory: int, found: os.stat_result, access: int) -> int:
     """Also what its owner has forbidden himself to read."""
     try:
-        return os.open(name, _OPEN | os.O_RDONLY, dir_fd=directory)
+        return os.open(name, OPEN | access, dir_fd=directory)
     except PermissionError:
         mode = modes.S_IMODE(found.st_mode)
         os.chmod(name, mode | 0o600, dir_fd=directory)
         try:
-            return os.open(name, _OPEN | os.O_RDONLY, dir_fd=directory)
+            return os.open(name, OPEN | access, dir_fd=directory)
         finally:
             os.chmod(name, mode, dir_fd=directory)
-
-
-# -- and back -----------------------------------------------------------------------------------
-
-
-class Unpacker:
-    def __init__(self, records: IO[bytes], contents: IO[bytes]) -> None:
-        self._records = records
-        self._contents = contents
-        # A file with several names has one more at the top, until its last name takes that one's
-        # place: so there are never more names than in the end, and there may be room for no more.
-        self._unused = f".belljar-link-{os.urandom(8).hex()}-"
-        self._held: Set[int] = set()
-
-    def unpack(self, top: int) -> None:
-        """Into a directory that is empty, and gets its mode and times too."""
-        way = Descent(top)
-        levels: List[Record] = []
-        try:
-            while True:
-                record = self._take()
-                if record.kind == _DIRECTORY:
-                    if levels:
-                        os.mkdir(record.name, 0o700, dir_fd=way.here)
-                        way.enter(record.name)
-                    levels.append(record)
-                elif record.kind != _UP:
-                    self._unpack_entry(record, way.here, top)
-                elif len(levels) > 1:
-                    _finish(way.leave(), levels.pop())
-                else:
-                    break
-        finally:
-            way.close()
-        for link in self._held:  # of which some names were removed while it was packed
-            os.unlink(self._unused + str(link), dir_fd=top)
-        if os.fstat(top).st_uid == os.geteuid():  # else it is the engine's, and as it ever was
-            _dress(top, levels[0])
-
-    def _unpack_entry(self, record: Record, directory: int, top: int) -> None:
-        name, held = record.name, os.fsencode(self._unused + str(record.link))
-        if record.kind == _FILE:
-            self._unpack_file(record, directory)
-            if record.link:
-                os.link(name, held, src_dir_fd=directory, dst_dir_fd=top, follow_symlinks=False)
-                self._held.add(record.link)
-        elif record.kind == _LINK:
-            os.link(held, name, src_dir_fd=top, dst_dir_fd=directory, follow_symlinks=False)
-        elif record.kind == _LAST_LINK:
-            os.rename(held, name, src_dir_fd=top, dst_dir_fd=directory)
-            self._held.discard(record.link)
-        else:
-            if record.kind == _SYMLINK:
-                os.symlink(_exactly(self._records, record.size), name, dir_fd=directory)
-            else:
-                os.mkfifo(name, 0o600, dir_fd=directory)
-                os.chmod(name, record.mode, dir_fd=directory)
-            os.utime(name, ns=record.times, dir_fd=directory, follow_symlinks=False)
-
-    def _unpack_file(self, record: Record, directory: int) -> None:
-        flags = _OPEN | os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        target = os.open(record.name, flags, 0o600, dir_fd=directory)
-        try:
-            os.truncate(target, record.size)
-            while True:
-                position, length = _EXTENT.unpack(_exactly(self._records, _EXTENT.size))
-                if not length:
-                    break
-                data = memoryview(_exactly(self._contents, length))
-                while data:
-                    written = os.pwrite(target, data, position)
-                    data, position = data[written:], position + written
-            _dress(target, record)
-        finally:
-            os.close(target)
-
-    def _take(self) -> Record:
-        kind, mode, length, link, size, *times = _RECORD.unpack(
-            _exactly(self._records, _RECORD.size)
-        )
-        name = _exactly(self._records, length)
-        accessed, changed = times[0] * _SECOND + times[1], times[2] * _SECOND + times[3]
-        return Record(kind, mode, name, link, size, (accessed, changed))
-
-
-def _finish(directory: int, record: Record) -> None:
-    try:
-        _dress(directory, record)
-    finally:
-        os.close(directory)
-
-
-def _dress(fd: int, record: Record) -> None:
-    os.fchmod(fd, record.mode)
-    os.utime(fd, ns=record.times)
-
-
-def _exactly(file: IO[bytes], size: int) -> bytes:
-    data = file.read(size)
-    if len(data) != size:
-        raise OSError(errno.EIO, "the archive is not whole")
-    return data

@@ -261,7 +261,8 @@ class DockerBackend:
                 **setup.of(asked.limits, share=False),
                 "workspace": setup.WORKSPACE,
                 "data": None,
-                "shelves": asked.limits.workspace,
+                # While two are exchanged, one of them is in memory twice.
+                "shelves": min(asked.limits.workspace, asked.limits.memory // 3),
             },
             "preload": list(made.preload),
             "warmup": made.warmup,
@@ -289,6 +290,11 @@ class DockerBackend:
                     said = await _hello(stream)
                 except OSError:
                     said = None
+                except wire.WireError as error:
+                    words = f"what came of image {made.reference!r} is no greeting: {error}"
+                    failed = StartError(words)
+                    group.cancel_scope.cancel()
+                    said = {}
                 if said is None:
                     failed = failed or await self._stillborn(engine, container, made, stream)
         if failed is not None:
@@ -407,6 +413,10 @@ async def _hello(stream: AttachedStream) -> dict[str, Any] | None:
 def _explained(error: EngineError, made: Image) -> StartError:
     """Why a container did not start, where the engine's own words need help."""
     words = error.message
+    if "gathering device information" in words:
+        return StartError(
+            f"the container did not start: {words}", hint="devices= are of the engine's machine"
+        )
     if "executable file not found" in words or "no such file or directory" in words:
         return StartError(
             f"image {made.reference!r} has no {made.python!r}: {words}",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import time
 from collections import deque
 from contextlib import aclosing
@@ -26,6 +27,7 @@ from belljar.printable import printable
 
 SHOWN_LINES = 20  # of what a failed step said
 IDLE = 3600.0  # a step may be silent for long
+MAX_NAME = 60  # characters of a directory's name in that of its image
 
 
 async def wanted(docker: Docker) -> tuple[str, Context]:
@@ -33,18 +35,20 @@ async def wanted(docker: Docker) -> tuple[str, Context]:
     assert docker.dockerfile is not None
     context = await anyio.to_thread.run_sync(read, Path(docker.dockerfile))
     key = image_key.hashed([image_key.LAYOUT, context.digest, docker.platform])
-    return f"{image_key.repository(context.directory.name or 'dockerfile')}:{key}", context
+    return f"{image_key.repository(plain(context.directory.name))}:{key}", context
 
 
-async def build(
-    engine: Engine,
-    docker: Docker,
-    tag: str,
-    context: Context,
-    teller: Teller,
-    *,
-    network: str | None = None,
-) -> None:
+def plain(name: str) -> str:
+    """A directory's name as a part of the name of an image.
+
+    >>> plain("My Dir (2)"), plain("日本"), plain("")
+    ('my-dir-2', 'dockerfile', 'dockerfile')
+    """
+    written = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return written[:MAX_NAME].strip("-") or "dockerfile"
+
+
+async def build(engine: Engine, docker: Docker, tag: str, context: Context, teller: Teller) -> None:
     started = time.monotonic()
     size = f"{len(context.entries)} files, {context.size / 2**20:.1f} MiB"
     teller.say("resolving", f"building image {tag} from {context.dockerfile} ({size}), once")
@@ -55,7 +59,7 @@ async def build(
             engine.lines(
                 "POST",
                 "/build",
-                query=_query(docker, tag, context, network),
+                query=_query(docker, tag, context),
                 data=data,
                 headers={"Content-Type": "application/x-tar", **await image_auth.all_known()},
                 idle_timeout=IDLE,
@@ -72,7 +76,7 @@ async def build(
     teller.say("finished", f"image {tag} built in {time.monotonic() - started:.1f} s")
 
 
-def _query(docker: Docker, tag: str, context: Context, network: str | None) -> dict[str, object]:
+def _query(docker: Docker, tag: str, context: Context) -> dict[str, object]:
     # Few, because the classic builder makes a step of each.
     labels = {
         image_key.IMAGE: "1",
@@ -87,7 +91,7 @@ def _query(docker: Docker, tag: str, context: Context, network: str | None) -> d
         "forcerm": True,
         "pull": True if docker.pull == "always" else None,
         "platform": docker.platform,
-        "networkmode": network,
+        "networkmode": docker.build_network,
         "labels": json.dumps(labels),
     }
 
@@ -139,8 +143,8 @@ def _failed(context: Context, said: str, log: Log) -> EnvironmentBuildError:
     if re.search(_BUILDKIT, said):
         hint = (
             "the engine's classic builder does not understand this; if BuildKit does, build it "
-            f"with the docker command and name the image: `docker build -t NAME {context.directory}"
-            "` and image='NAME'"
+            "with the docker command and name the image: `docker build -t NAME "
+            f"{shlex.quote(str(context.directory))}` and image='NAME'"
         )
     elif re.search(r"no such host|dial tcp|i/o timeout|pull access denied|manifest", said):
         hint = f"the image in FROM could not be pulled; {pull.OFFLINE}"

@@ -7,7 +7,6 @@ some milliseconds, and is right also when somebody has removed an image or pulle
 from __future__ import annotations
 
 import functools
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -132,9 +131,7 @@ async def _from_dockerfile(
 
         async def make() -> str:
             with telling(context.directory.name, progress) as teller:
-                await dockerfile.build(
-                    engine, docker, tag, context, teller, network=build_network()
-                )
+                await dockerfile.build(engine, docker, tag, context, teller)
             return tag
 
         await _building.once((str(engine.endpoint), tag), make)
@@ -161,7 +158,7 @@ async def _built(
         key=wanted.key(str(base["Id"])),
         base=base,
         ca_bundle=docker.ca_bundle,
-        network=build_network(),
+        network=docker.build_network,
         project=docker.project,
     )
     found = await find(engine, order)
@@ -172,10 +169,6 @@ async def _built(
         if found is None:
             raise EnvironmentBuildError(f"image {order.tag} was removed while it was being built")
     return _image(found, order.tag, wanted.environment)
-
-
-def build_network(environ: Mapping[str, str] = os.environ) -> str | None:
-    return environ.get("BELLJAR_BUILD_NETWORK") or None
 
 
 async def find(engine: Engine, order: Order) -> dict[str, Any] | None:

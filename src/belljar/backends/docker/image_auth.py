@@ -7,7 +7,6 @@ them: `credHelpers` for one registry, `credsStore` for all.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import os
 import shutil
@@ -47,7 +46,7 @@ async def all_known(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """The header of a build, which may pull from any registry that the configuration names."""
     environ = os.environ if environ is None else environ
     config = await anyio.to_thread.run_sync(_config, environ)
-    names = {*config.get("auths", {}), *config.get("credHelpers", {})}
+    names = {*_table(config.get("auths")), *_table(config.get("credHelpers"))}
     found = {name: known for name in names if (known := await _credentials(config, name))}
     return {"X-Registry-Config": _encoded(found)} if found else {}
 
@@ -67,16 +66,25 @@ def _config(environ: Mapping[str, str]) -> dict[str, Any]:
         raise EnvironmentBuildError(
             f"cannot read Docker's configuration {path}: {error}", hint="repair or remove it"
         ) from error
-    return config if isinstance(config, dict) else {}
+    return _table(config)
+
+
+def _table(value: object) -> dict[str, Any]:
+    """Others write this file too, and null where there is nothing."""
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
 
 
 async def _credentials(config: Mapping[str, Any], registry: str) -> dict[str, str] | None:
-    helper = config.get("credHelpers", {}).get(_bare(registry)) or config.get("credsStore")
-    if helper:
-        return await _ask(str(helper), registry)
-    for name, entry in config.get("auths", {}).items():
+    helper = _table(config.get("credHelpers")).get(_bare(registry)) or config.get("credsStore")
+    if _text(helper):
+        return await _ask(_text(helper), registry)
+    for name, entry in _table(config.get("auths")).items():
         if _bare(name) == _bare(registry):
-            return _entry(entry, registry)
+            return _entry(_table(entry), registry)
     return None
 
 
@@ -85,18 +93,20 @@ def _bare(registry: str) -> str:
     return registry.partition("://")[2].partition("/")[0] if "://" in registry else registry
 
 
-def _entry(entry: Mapping[str, str], registry: str) -> dict[str, str] | None:
-    if entry.get("identitytoken"):
-        return {"identitytoken": entry["identitytoken"], "serveraddress": registry}
-    username, password = entry.get("username", ""), entry.get("password", "")
-    if entry.get("auth"):
+def _entry(entry: Mapping[str, object], registry: str) -> dict[str, str] | None:
+    if token := _text(entry.get("identitytoken")):
+        return {"identitytoken": token, "serveraddress": registry}
+    username, password = _text(entry.get("username")), _text(entry.get("password"))
+    if auth := entry.get("auth"):
         try:
-            decoded = base64.b64decode(entry["auth"]).decode()
-        except (binascii.Error, UnicodeDecodeError) as error:
+            decoded = base64.b64decode(_text(auth)).decode() if _text(auth) else None
+        except ValueError:  # of base64, or of UTF-8
+            decoded = None
+        if decoded is None:
             raise EnvironmentBuildError(
                 f"Docker's configuration has unreadable credentials for {registry}",
                 hint=f"docker login {_bare(registry)}",
-            ) from error
+            )
         username, _, password = decoded.partition(":")
     if not username:
         return None
@@ -118,15 +128,15 @@ async def _ask(helper: str, registry: str) -> dict[str, str] | None:
             return None
         try:
             said = json.loads(done.stdout)
-        except ValueError as error:
-            raise EnvironmentBuildError(f"{program} does not answer as it should") from error
-        if said.get("Username") == "<token>":
-            return {"identitytoken": said["Secret"], "serveraddress": registry}
-        return {
-            "username": said.get("Username", ""),
-            "password": said.get("Secret", ""),
-            "serveraddress": registry,
-        }
+        except ValueError:
+            said = None
+        if not isinstance(said, dict):
+            # Without what it said, which may be a password.
+            raise EnvironmentBuildError(f"{program} does not answer as it should") from None
+        username, secret = _text(said.get("Username")), _text(said.get("Secret"))
+        if username == "<token>":
+            return {"identitytoken": secret, "serveraddress": registry}
+        return {"username": username, "password": secret, "serveraddress": registry}
     raise EnvironmentBuildError(
         f"{program} did not answer in {HELPER_TIMEOUT:g} s",
         hint=f"try it: echo {registry} | {program} get",

@@ -56,6 +56,7 @@ async def build(engine: Engine, order: Order, facts: Facts, teller: Teller) -> s
     """Make the image and give its id. Raises Taken if somebody else is making it."""
     _refuse_volumes(order)
     luggage = await anyio.to_thread.run_sync(pack, order)
+    teller.hide(luggage.secrets)
     for note in luggage.notes:
         teller.note(note)
     async with (
@@ -65,7 +66,7 @@ async def build(engine: Engine, order: Order, facts: Facts, teller: Teller) -> s
     ):
         told = await Talk(connection, teller).run(pieces(luggage))
         if isinstance(told, Failure):
-            raise explained(told, order.wanted)
+            raise explained(told, order.wanted, luggage.secrets)
         teller.say("compiling", "storing the image")
         return await commit(engine, container, order, told, facts)
 

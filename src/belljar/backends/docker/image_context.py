@@ -24,6 +24,7 @@ MAX_SIZE = 2 * 1024**3
 CHUNK = 256 * 1024
 BLOCK = 512
 IGNORE = ".dockerignore"
+MAX_PART = 256  # characters of a part of a pattern, such as [a-z]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +89,7 @@ class Patterns:
     """
 
     def __init__(self, lines: Iterable[str]) -> None:
-        self._rules: list[tuple[re.Pattern[str], bool]] = []
+        self._rules: list[tuple[Rule, bool]] = []
         for line in lines:
             if line.startswith("#"):
                 continue
@@ -99,7 +100,7 @@ class Patterns:
                 continue
             pattern = os.path.normpath("/" + pattern).lstrip("/")
             if pattern:
-                self._rules.append((re.compile(_expression(pattern)), takes_back))
+                self._rules.append((Rule(pattern), takes_back))
         self.takes_back = any(takes_back for _, takes_back in self._rules)
 
     def ignores(self, name: str) -> bool:
@@ -107,34 +108,85 @@ class Patterns:
         names = ["/".join(parts[: i + 1]) for i in range(len(parts))]
         ignored = False
         for rule, takes_back in self._rules:
-            if takes_back == ignored and any(rule.fullmatch(each) for each in names):
+            if takes_back == ignored and any(rule.matches(each) for each in names):
                 ignored = not takes_back
         return ignored
 
 
-def _expression(pattern: str) -> str:
-    written, position = "", 0
+# What stands in a pattern for more than one character.
+_DIRECTORIES, _ANYTHING, _WITHIN = "(?:.*/)?", ".*", "[^/]*"
+_WILD = (_DIRECTORIES, _ANYTHING, _WITHIN)
+_FEW = 2  # wild ones in a pattern: so many, and a regular expression is quick, whatever the name
+
+
+class Rule:
+    """One pattern. Its parts are regular expressions, each of one character or a wild one."""
+
+    def __init__(self, pattern: str) -> None:
+        self.parts = list(_parts(pattern))
+        self._whole = re.compile("".join(self.parts), re.DOTALL)
+        self._wild = sum(part in _WILD for part in self.parts)
+        self._single = [re.compile(part, re.DOTALL) for part in self.parts]
+
+    def matches(self, name: str) -> bool:
+        if self._wild <= _FEW:
+            return self._whole.fullmatch(name) is not None
+        return self.matches_slowly(name)
+
+    def matches_slowly(self, name: str) -> bool:
+        """The same by all the places in the pattern that may be reached, letter by letter: with
+        many wild ones, an expression would try each way to divide the name among them."""
+        places = self._entered({0})
+        for letter in name:
+            entered, stayed = set(), set()
+            for place in places:
+                part = self.parts[place] if place < len(self.parts) else ""
+                if part == _DIRECTORIES:
+                    stayed.add(place)
+                    if letter == "/":
+                        entered.add(place + 1)
+                elif part == _ANYTHING or (part == _WITHIN and letter != "/"):
+                    entered.add(place)
+                elif part and part != _WITHIN and self._single[place].fullmatch(letter):
+                    entered.add(place + 1)
+            # In the midst of directories there is no way on, but by a slash.
+            places = self._entered(entered) | stayed
+        return len(self.parts) in places
+
+    def _entered(self, places: set[int]) -> set[int]:
+        """With those behind wild ones, which may stand for nothing."""
+        for place in list(places):
+            while place < len(self.parts) and self.parts[place] in _WILD:
+                place += 1
+                places.add(place)
+        return places
+
+
+def _parts(pattern: str) -> Iterable[str]:
+    position, last = 0, ""
     while position < len(pattern):
-        rest = pattern[position:]
+        rest = pattern[position : position + MAX_PART]
         if match := re.match(r"\*\*/", rest):
-            written += "(?:.*/)?"
+            part = _DIRECTORIES
         elif match := re.match(r"\*\*", rest):
-            written += ".*"
+            part = _ANYTHING
         elif match := re.match(r"\*", rest):
-            written += "[^/]*"
+            part = _WITHIN
         elif match := re.match(r"\?", rest):
-            written += "[^/]"
+            part = "[^/]"
         elif match := re.match(r"\[(\^?)((?:\\.|[^\]\\])+)\]", rest):
             inside = match[2].replace("[", r"\[")
-            written += f"[{'^/' if match[1] else ''}{inside}]"
+            part = f"[{'^/' if match[1] else ''}{inside}]"
         elif match := re.match(r"\\(.)", rest):
-            written += re.escape(match[1])
+            part = re.escape(match[1])
         else:
             match = re.match(r".", rest, re.DOTALL)
             assert match is not None
-            written += re.escape(match[0])
+            part = re.escape(match[0])
         position += match.end()
-    return written
+        if part != last or part not in _WILD:  # twice is no more than once
+            yield part
+        last = part
 
 
 def _ignored(directory: Path, dockerfile: str) -> Patterns:

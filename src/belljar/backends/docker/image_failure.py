@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from belljar.backends.docker.image_key import Wanted, without_password
 from belljar.backends.docker.image_talk import Failure
@@ -50,8 +51,16 @@ _REMEDIES = (
 )
 
 
-def explained(failure: Failure, wanted: Wanted) -> EnvironmentBuildError:
+def explained(
+    failure: Failure, wanted: Wanted, secrets: Iterable[str] = ()
+) -> EnvironmentBuildError:
+    """`secrets`: what the build was handed, and its error may not show."""
     name, base = wanted.environment.name, wanted.base
+    failure = Failure(
+        printable(without_password(failure.message, secrets)),
+        failure.kind,
+        tuple(printable(without_password(line, secrets)) for line in failure.lines),
+    )
     if failure.kind in ("python", "root"):
         return EnvironmentBuildError(
             f"environment {name!r} cannot be built on image {base!r}: {failure.message}",
@@ -65,15 +74,13 @@ def explained(failure: Failure, wanted: Wanted) -> EnvironmentBuildError:
             hint="this host's uv does not run there, the image has neither uv nor a pip that gets "
             "it; choose a base image with uv or pip",
         )
-    packages = ", ".join(shown(package) for package in wanted.environment.packages)
+    packages = without_password(", ".join(map(shown, wanted.environment.packages)), secrets)
     said = "\n".join(failure.lines)
     hint = next((hint for pattern, hint in _REMEDIES if re.search(pattern, said)), None)
     if failure.kind == "ended":
         hint = "was it removed, did the engine stop, or is its machine out of memory or disk space?"
     message = f"installing {packages} on image {base!r} failed ({failure.message})"
-    return EnvironmentBuildError(
-        "\n".join([without_password(message), *_shown(failure)]), hint=hint
-    )
+    return EnvironmentBuildError("\n".join([message, *_shown(failure)]), hint=hint)
 
 
 def _not_started(failure: Failure, wanted: Wanted) -> EnvironmentBuildError:
@@ -93,7 +100,7 @@ def _not_started(failure: Failure, wanted: Wanted) -> EnvironmentBuildError:
 
 
 def _shown(failure: Failure) -> list[str]:
-    lines = [without_password(printable(line)) for line in failure.lines]
+    lines = list(failure.lines)
     starts = [i for i, line in enumerate(lines) if re.match(r"\s*(error\b|×|ERROR)", line)]
     complaint = lines[starts[0] :] if starts else lines
     if len(complaint) > 2 * SHOWN_LINES:

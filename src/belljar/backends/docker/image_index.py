@@ -16,14 +16,13 @@ import os
 import re
 import tomllib
 import urllib.parse
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from belljar.errors import EnvironmentBuildError
-from belljar.uv_tool import _uv_files as uv_files
-from belljar.uv_tool import read_pip_files, uv_settings
+from belljar.uv_tool import read_pip_files, uv_files, uv_settings
 
 _PLAIN = {
     *("UV_INDEX_STRATEGY", "UV_INSECURE_HOST", "UV_HTTP_TIMEOUT", "UV_HTTP_RETRIES"),
@@ -58,6 +57,7 @@ class Handed:
     files: dict[str, bytes] = field(default_factory=dict)  # name on the tmpfs -> content
     paths: dict[str, str] = field(default_factory=dict)  # variable -> the file it names
     notes: list[str] = field(default_factory=list)  # what was left out, for people
+    secrets: frozenset[str] = frozenset()  # what nobody may be shown of it
 
     def put(self, variable: str, name: str, content: bytes) -> None:
         self.files[name] = content
@@ -71,9 +71,11 @@ def collect(environ: Mapping[str, str], ca_bundle: str | os.PathLike[str] | None
     bundle = ca_bundle or environ.get("BELLJAR_CA_BUNDLE") or env.get("SSL_CERT_FILE")
     if bundle:
         handed.put("SSL_CERT_FILE", "ca.pem", _read_bundle(bundle))
-    known = netrc_lines(environ, _hosts(handed))
+    known = netrc_entries(environ, _hosts(handed))
     if known:
-        handed.put("NETRC", "netrc", known)
+        lines = [f"machine {host} login {user} password {word}\n" for host, user, word in known]
+        handed.put("NETRC", "netrc", "".join(lines).encode())
+        handed.secrets |= _long_enough(word for _, _, word in known)
     return handed
 
 
@@ -85,6 +87,7 @@ def hand_over(
     handed.env = {
         name: value for name, value in env.items() if name in _PLAIN or _CREDENTIALS.match(name)
     }
+    handed.secrets = _secrets_of_variables(env) | secrets_of(_texts(uv_file))
     dropped: list[str] = []
     for name, separator in _ADDRESSES.items():
         given = env.get(name, "").split(separator) if env.get(name) else []
@@ -132,24 +135,97 @@ def _hosts(handed: Handed) -> set[str]:
     text = " ".join(handed.env.get(name, "") for name in _ADDRESSES)
     text += " " + handed.files.get("uv.toml", b"").decode()
     found = re.findall(r"https?://[^\s\"',]+", text)
-    return {host for url in found if (host := urllib.parse.urlsplit(url).hostname)}
+    return {host for url in found if (host := _host(url))}
 
 
-def netrc_lines(environ: Mapping[str, str], hosts: Iterable[str]) -> bytes:
-    """The user's .netrc, but only for the machines of the indexes."""
+def _host(url: str) -> str | None:
+    try:
+        return urllib.parse.urlsplit(url).hostname
+    except ValueError:  # uv will say what is wrong with it
+        return None
+
+
+def netrc_entries(environ: Mapping[str, str], hosts: Iterable[str]) -> list[tuple[str, str, str]]:
+    """Machine, name and password in the user's .netrc, but only for the machines of the indexes."""
     path = Path(environ.get("NETRC") or Path(environ.get("HOME") or Path.home(), ".netrc"))
     if not path.is_file():
-        return b""
+        return []
     try:
         entries = netrc.netrc(str(path)).hosts
     except (OSError, UnicodeDecodeError, netrc.NetrcParseError) as error:
-        raise EnvironmentBuildError(f"cannot read {path}: {error}") from error
-    lines = [
-        f"machine {host} login {entries[host][0]} password {entries[host][2]}\n"
+        why = "it is no text"
+        if isinstance(error, OSError):
+            why = error.strerror or "it cannot be opened"
+        elif isinstance(error, netrc.NetrcParseError):
+            # Python counts the end of a line to the next one.
+            why = f"line {error.lineno}, or the one above, cannot be understood"
+        # Without what the error itself says: that has a piece of the file in it.
+        raise EnvironmentBuildError(
+            f"cannot read {path}: {why}", hint="repair it, or name another one in NETRC"
+        ) from None
+    return [
+        (host, entries[host][0], entries[host][2] or "")
         for host in sorted(hosts)
         if host in entries
     ]
-    return "".join(lines).encode()
+
+
+# -- what may be shown --------------------------------------------------------------------------
+
+_SHORTEST = 4  # characters; to hide less would riddle every text with holes
+
+
+def secrets_of(texts: Iterable[str]) -> frozenset[str]:
+    """What is secret in addresses: who asks, with the password, and what is asked with.
+
+    >>> sorted(secrets_of(["https://me:p%40ssword@example.org/?token=abcdefgh"]))
+    ['abcdefgh', 'me:p%40ssword', 'me:p@ssword', 'p%40ssword', 'p@ssword', 'token=abcdefgh']
+    """
+    found: set[str] = set()
+    for text in texts:
+        match = re.search(r"(\S*):/+(.*)", text) or re.fullmatch(r"([\w-]+=)?(\S*)", text)
+        scheme, address = (match[1] or "", match[2]) if match else ("", "")
+        who = address.rpartition("@")[0]
+        if "+" in scheme:  # git+https://...@revision: only what stands in front of the machine
+            who = address.partition("/")[0].rpartition("@")[0]
+        asked = address.partition("?")[2].partition("#")[0]
+        found |= {who, who.partition(":")[2], who.rpartition(":")[2] if ":" in who else "", asked}
+        found |= {each for _, each in urllib.parse.parse_qsl(asked) if len(each) >= 2 * _SHORTEST}
+    return _long_enough(found | {urllib.parse.unquote(each) for each in found})
+
+
+def _long_enough(found: Iterable[str]) -> frozenset[str]:
+    return frozenset(each for each in found if len(each) >= _SHORTEST)
+
+
+def _secrets_of_variables(env: Mapping[str, str]) -> frozenset[str]:
+    found = secrets_of(
+        each
+        for name, value in env.items()
+        if name in _ADDRESSES or name in _PLAIN
+        # Whole too: a password may have in it what separates addresses.
+        for each in (value, *re.split(r"[\s,]+", value))
+    )
+    words = [
+        value
+        for name, value in env.items()
+        if (match := _CREDENTIALS.fullmatch(name))
+        # A name without a password is a token.
+        and (match[1] == "PASSWORD" or not env.get(name.removesuffix("USERNAME") + "PASSWORD"))
+    ]
+    return found | _long_enough(words)
+
+
+def _texts(value: object) -> Iterable[str]:
+    """All texts in a setting."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _texts(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _texts(each)
 
 
 def _read_bundle(path: str | os.PathLike[str]) -> bytes:
@@ -181,9 +257,48 @@ def read_uv_files(environ: Mapping[str, str]) -> dict[str, Any]:
                 f"cannot read uv's configuration {path}: {error}",
                 hint="repair it, or set UV_NO_CONFIG=1 to do without",
             ) from error
-        settings |= {key: said[key] for key in _KEYS if key in said}
-        settings |= {key: said["pip"][key] for key in _KEYS if key in said.get("pip", {})}
+        for where in (said, said.get("pip", {})):
+            if not isinstance(where, dict):
+                raise _not_uvs(path, "pip")
+            for key in where.keys() & set(_KEYS):
+                if not _FORMS.get(key, _any)(where[key]):
+                    raise _not_uvs(path, key)
+            settings |= {key: where[key] for key in _KEYS if key in where}
     return settings
+
+
+def _any(value: object) -> bool:
+    return True
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+def _is_tables(value: object) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(each, dict) and isinstance(each.get("url"), str) for each in value
+    )
+
+
+_FORMS: dict[str, Callable[[object], bool]] = {
+    "index": _is_tables,
+    "index-url": _is_text,
+    "extra-index-url": _is_texts,
+    "find-links": _is_texts,
+}
+
+
+def _not_uvs(path: Path, key: str) -> EnvironmentBuildError:
+    # Not left out: it may name the mirror that is to be used in place of the public index.
+    return EnvironmentBuildError(
+        f"uv's configuration {path} has a {key!r} that uv does not understand",
+        hint="repair it, or set UV_NO_CONFIG=1 to do without",
+    )
 
 
 def _configuration(settings: Mapping[str, Any], dropped: list[str]) -> str:

@@ -12,10 +12,11 @@ import json
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from belljar.backends.docker.image_steps import bare_addresses
 from belljar.environment import Environment
 from belljar.interpreter import interpreter
 from belljar.requirement import fingerprint, shown
@@ -139,9 +140,13 @@ def now() -> str:
     return time.strftime(MOMENT, time.gmtime())
 
 
-def without_password(text: str) -> str:
+def without_password(text: str, secrets: Iterable[str] = ()) -> str:
+    """What may be shown of a text: nothing of `secrets`, no password in an address.
+
+    >>> without_password("a @ https://me:secret@example.org/a.whl?token=secret")
+    'a @ https://***@example.org/a.whl?***'
     """
-    >>> without_password("a @ https://me:secret@example.org/a.whl")
-    'a @ https://***@example.org/a.whl'
-    """
-    return re.sub(r"://[^/@\s]+@", "://***@", text)
+    text = bare_addresses(text, "***@", "?***")
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return text

@@ -51,6 +51,7 @@ class Luggage:
     request: dict[str, Any]
     files: list[Path | bytes] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    secrets: frozenset[str] = frozenset()  # that are in it, and may be shown nowhere
 
     def add(self, place: str, content: Path | bytes, mode: int = 0o600) -> None:
         size = len(content) if isinstance(content, bytes) else content.stat().st_size
@@ -79,7 +80,8 @@ def pack(order: Order) -> Luggage:
             "packages": [image_key.without_password(shown(each)) for each in environment.packages],
         },
     }
-    luggage = Luggage(request, notes=handed.notes)
+    secrets = image_index.secrets_of(environment.packages)
+    luggage = Luggage(request, notes=handed.notes, secrets=handed.secrets | secrets)
     uv = Path(find_uv())
     if _runs_on(uv, str(order.base.get("Architecture", ""))):
         luggage.add("secret:uv", uv, 0o700)

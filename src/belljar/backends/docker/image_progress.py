@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
@@ -21,9 +21,17 @@ class Teller:
         self._name = name
         self._listener = listener
         self._prints = prints
+        self._secrets: frozenset[str] = frozenset()
+
+    def hide(self, secrets: Iterable[str]) -> None:
+        """From now on nothing of these is said."""
+        self._secrets |= frozenset(secrets)
+
+    def _shown(self, text: str) -> str:
+        return printable(without_password(text, self._secrets)).replace("\n", " ")
 
     def say(self, step: Step, text: str, packages: int | None = None) -> None:
-        text = without_password(printable(text)).replace("\n", " ")
+        text = self._shown(text)
         self._listener(
             BuildProgress(environment=self._name, step=step, text=text, packages=packages)
         )
@@ -31,8 +39,7 @@ class Teller:
     def note(self, text: str) -> None:
         """Something that must be seen, not only flit by."""
         if self._prints:
-            text = without_password(printable(text)).replace("\n", " ")
-            print(f"belljar: note: {text}", file=sys.stderr, flush=True)
+            print(f"belljar: note: {self._shown(text)}", file=sys.stderr, flush=True)
         else:
             self.say("resolving", f"note: {text}")
 

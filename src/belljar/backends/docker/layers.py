@@ -40,13 +40,15 @@ def measured(
     seen = posture.read(pid) if pid and kernel is None else None
     if seen is not None:
         wrong += posture.faults(seen, without=frozenset(_MAY_LACK))
-        if "cgroup" not in seen.namespaces and not _lacks_cgroup_namespaces(facts):
+        shown = seen.namespaces or ("cgroup",)
+        if "cgroup" not in shown and not _lacks_cgroup_namespaces(facts):
             wrong.append("shares the host's cgroup namespace")
     if wrong:
         raise StartError(f"the container is not confined: it {', and '.join(wrong)}")
     said = "measured" if seen is not None else f"inside {kernel}" if kernel else "by the engine"
     own = {*posture.NAMESPACES}
-    if seen is not None:
+    looked = seen is not None and seen.namespaces is not None
+    if seen is not None and seen.namespaces is not None:
         own &= seen.namespaces
     elif not (kernel or facts.userns or facts.rootless):
         own.discard("user")
@@ -54,7 +56,7 @@ def measured(
     for kind in posture.NAMESPACES:
         name = f"{kind} namespace"
         if kind in own:
-            rows.append(_row(name, f"its own, {said}"))
+            rows.append(_row(name, f"its own, {said if looked or kernel else 'by the engine'}"))
         else:
             detail, remedy = _MAY_LACK[kind]
             rows.append(Layer(name=name, state="absent", detail=detail, remedy=remedy))

@@ -26,9 +26,11 @@ VARIABLES = {
     "runtime": "BELLJAR_DOCKER_RUNTIME",
     "base": "BELLJAR_DOCKER_BASE",
     "ca_bundle": "BELLJAR_CA_BUNDLE",
+    "build_network": "BELLJAR_BUILD_NETWORK",
 }
 
 _RUNTIME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_NETWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}(:[A-Za-z0-9][A-Za-z0-9_.-]{0,127})?")
 _PLATFORM = re.compile(r"linux/[a-z0-9_]+(/v?[0-9]+)?")
 _DEVICE = re.compile(r"(?P<host>/[^:]+)(:(?P<guest>/[^:]+))?(:(?P<rights>[rwm]{1,3}))?")
 _GPUS = re.compile(r"device=[A-Za-z0-9_-]+(,[A-Za-z0-9_-]+)*")
@@ -63,6 +65,7 @@ class Docker:
     host: str | None = None  # the engine's address; None: as the docker command finds it
     base: str | None = None  # the image that Environments are built on; None: python:X.Y-slim
     ca_bundle: str | os.PathLike[str] | None = None  # certificates that a build shall trust
+    build_network: str | None = None  # of builds: "host", "none", ...; None: the engine's default
     pull: Pull = "missing"  # when an image is fetched
     noexec: bool = False  # nothing that lies in /workspace or /tmp can be executed
     project: str | None = None  # a label of the containers, to tell them apart
@@ -88,6 +91,7 @@ class Docker:
             "host": _text("host", self.host),
             "base": check_image("base", self.base),
             "ca_bundle": _ca_bundle(self.ca_bundle),
+            "build_network": _build_network(self.build_network),
             "project": _text("project", self.project, _MAX_PROJECT),
         }
         if not isinstance(self.pull, str):
@@ -216,6 +220,18 @@ def _ca_bundle(given: str | os.PathLike[str] | None) -> Path | None:
             hint="it is a file of certificates in PEM form",
         )
     return path
+
+
+def _build_network(given: str | None) -> str | None:
+    if given is None:
+        return None
+    if not isinstance(given, str) or not _NETWORK.fullmatch(given):
+        raise InvalidOption(
+            f"build_network={given!r} is not the name of a network",
+            hint='as the engine knows it: "host" (that of its machine), "none", "bridge"; '
+            "`docker network ls` lists them",
+        )
+    return given
 
 
 def _path(option: str, given: str | os.PathLike[str]) -> Path:

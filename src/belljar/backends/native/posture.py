@@ -17,7 +17,7 @@ class Posture:
     capabilities: int  # effective, permitted, inheritable, bounding and ambient, together
     no_new_privs: bool
     seccomp: int  # 2: a filter
-    namespaces: frozenset[str]  # those that are not the host's
+    namespaces: frozenset[str] | None  # those that are not the host's; None: we may not look
 
 
 def read(pid: int) -> Posture:
@@ -37,13 +37,22 @@ def _read(pid: int) -> Posture:
         capabilities=capabilities,
         no_new_privs=status["NoNewPrivs"] == "1",
         seccomp=int(status["Seccomp"]),
-        namespaces=frozenset(kind for kind in NAMESPACES if _own(pid, kind)),
+        namespaces=_namespaces(pid),
     )
+
+
+def _namespaces(pid: int) -> frozenset[str] | None:
+    try:
+        return frozenset(kind for kind in NAMESPACES if _own(pid, kind))
+    except PermissionError:
+        return None  # another user's process
 
 
 def check(posture: Posture, *, root: bool) -> None:
     """A guest that lacks a layer is not used, whatever the reason."""
     wrong = faults(posture)
+    if posture.namespaces is None:
+        wrong.append("does not show its namespaces")
     if root and posture.uid == 0:
         wrong.append("runs as root")
     if wrong:
@@ -53,7 +62,8 @@ def check(posture: Posture, *, root: bool) -> None:
 def faults(posture: Posture, *, without: frozenset[str] = frozenset()) -> list[str]:
     """What keeps it from being confined. `without`: namespaces that it need not have."""
     wrong = []
-    if missing := set(NAMESPACES) - posture.namespaces - without:
+    seen = set(NAMESPACES) if posture.namespaces is None else posture.namespaces
+    if missing := set(NAMESPACES) - seen - without:
         wrong.append(f"shares the host's {', '.join(sorted(missing))} namespace")
     if posture.capabilities:
         wrong.append(f"has capabilities {posture.capabilities:#x}")
