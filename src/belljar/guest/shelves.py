@@ -89,7 +89,7 @@ class Shelves(Store):
         enough that there will be room to unpack it, when nothing else is at /workspace."""
         room = self._size - sum(shelf.size for shelf in set(self._shelves.values()))
         if source == CURRENT:
-            self._copy_current(self._shelves[target], room // 2, then)
+            self._copy_current(self._shelves[target], max(room, 0) // 2, then)
         elif self._shelves[source].size > room:
             then(errno.ENOSPC)
         else:
@@ -149,9 +149,15 @@ class Shelves(Store):
         try:
             self._shelves[name].pack(self._directory, status, sys.maxsize, move=True)
         except OSError:
-            self._shelves[name].unpack(self._directory)
-            self._drop(name)
+            self._move_back(name)
             raise
+
+    def _move_back(self, name: str) -> None:
+        try:
+            self._shelves[name].unpack(self._directory)
+        except OSError as error:
+            raise Broken(f"a workspace could not be packed, nor brought back: {error}") from error
+        self._drop(name)
 
     def _empty(self) -> None:
         self._open_up()

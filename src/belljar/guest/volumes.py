@@ -6,12 +6,14 @@ not): what it can read there is its own, but it shall not change what it was.
 
 import errno
 import fcntl
+import io
 import os
-from typing import IO, Callable, List, Optional
+from typing import Callable, List, Optional
+
+from . import blobs
 
 MIN_VOLUME = 16 * 1024 * 1024  # bytes
 PIECE = 1024 * 1024  # bytes at most that are written at once; none is in two volumes
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 
 def memory(name: str) -> int:
@@ -23,7 +25,7 @@ def memory(name: str) -> int:
 
 
 def seal(fd: int) -> None:
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, blobs.SEALS | fcntl.F_SEAL_SEAL)
 
 
 class Writer:
@@ -36,7 +38,7 @@ class Writer:
         self._size = size
         self._more = more
         self._next = 0
-        self._file: "Optional[IO[bytes]]" = None
+        self._file: Optional[io.BufferedWriter] = None
         self._written = 0
 
     def write(self, data: bytes) -> None:
@@ -52,7 +54,8 @@ class Writer:
                 return
             self._volumes.append(self._more())
         self.close()
-        self._file = open(self._volumes[self._next], "wb", PIECE, closefd=False)
+        raw = io.FileIO(self._volumes[self._next], "wb", closefd=False)
+        self._file = io.BufferedWriter(raw, PIECE)
         self._written = 0
         self._next += 1
 
