@@ -35,7 +35,7 @@ MB = 1 << 20
 
 
 @pytest.fixture(scope="module")
-def machine():
+def machine(backend):
     """What a second engine needs; without it, the tests are skipped or fail as promised."""
     if why := why_none():
         if setting.NAME in setting.REQUIRED and setting.ROOT:
@@ -231,6 +231,21 @@ def test_an_engine_that_hangs_in_the_middle_of_a_run_loses_it(impatient, engine,
         census.wait_until(lambda: not census.alive(pid), what="the guest's end")
     engine.go_on()
     assert says_it_started_anew(in_time(sandbox.run_code, "1 + 1"))
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+def test_an_engine_that_hangs_loses_a_run_in_whichever_event_loop(impatient, engine, options, loop):
+    """What watches the engine is not in the caller's loop."""
+
+    async def run():
+        async with AsyncSandbox(**options) as sandbox:
+            with anyio.fail_after(BOUND):
+                return await sandbox.run_code(
+                    SLEEP, timeout=1000, on_stdout=lambda text: engine.stop()
+                )
+
+    assert anyio.run(run, backend=loop).outcome is Outcome.lost
+    engine.go_on()
 
 
 def test_a_time_out_is_kept_while_the_engine_hangs(impatient, engine, make):
@@ -574,6 +589,26 @@ def test_gc_lists_in_a_dry_run_and_removes_without(engine, leftovers):
         assert each["removed"]
         assert each["problem"] is None
     assert docker_census.containers(engine.host) == []
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+def test_a_process_may_begin_with_a_sandbox_in_either_event_loop(engine, loop):
+    program = """
+        import sys, anyio
+        from belljar import AsyncSandbox, Docker
+        docker = Docker(image=sys.argv[1], host=sys.argv[2], runtime=sys.argv[3], pull="never")
+        async def main():
+            async with AsyncSandbox(backend=docker, environment="python") as sandbox:
+                print((await sandbox.run_code("1 + 1")).value)
+        anyio.run(main, backend=sys.argv[4])
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", dedent(program), IMAGE, engine.host, setting.NAME[7:], loop],
+        capture_output=True,
+        text=True,
+        timeout=BOUND,
+    )
+    assert (done.stdout, done.stderr) == ("2\n", "")
 
 
 # --- many ------------------------------------------------------------------------------------

@@ -95,6 +95,7 @@ def test_streams_are_told_apart_however_they_are_cut(data, pieces):
 def test_of_last_words_only_the_last_are_kept_and_strange_streams_are_refused():
     streams = Demultiplexer()
     streams.feed(piece(ERROR, b"x" * 100_000 + b"the end"))
-    assert len(streams.last_words) == 8192 and streams.last_words.endswith(b"the end")
+    assert len(streams.last_words) == 8192
+    assert streams.last_words.endswith(b"the end")
     with pytest.raises(wire.WireError):
         streams.feed(piece(7, b"?"))

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from belljar.guest import branches, descent, holes, removal, treepack, wire
-from belljar.guest.shelves import Shelf, Shelves
+from belljar.guest import branches, descent, holes, removal, treepack, volumes, wire
+from belljar.guest.shelves import VOLUMES, Broken, Shelves
 from belljar.guest.store import CURRENT, Store
 
 pytestmark = pytest.mark.by_user_too
@@ -296,10 +296,6 @@ def test_every_page_that_is_not_zero_is_found(pages):
     assert rebuilt == data
 
 
-def few_descriptors():
-    resource.setrlimit(resource.RLIMIT_NOFILE, (descent.MAX_OPEN + 40,) * 2)
-
-
 def test_depth_costs_no_descriptors(workspace):
     depth = 1000
     here = os.getcwd()
@@ -310,8 +306,14 @@ def test_depth_costs_no_descriptors(workspace):
     with open("bottom", "w") as file:
         file.write("deep")
     os.chdir(here)
-    with opened(workspace, fork=Fork(few_descriptors, {1, 2})) as made:
-        replace(made, kept(made))
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with opened(workspace) as made:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors() + descent.MAX_OPEN + 20, most))
+        try:
+            replace(made, kept(made))
+            exchange(made, kept(made))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
     os.chdir(workspace)
     for _ in range(depth):
         os.chdir("d")
@@ -354,7 +356,7 @@ def test_a_file_never_has_more_names_than_in_the_end(workspace, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(os, "link", lambda *a, **o: count(link, *a, **o))
             patch.setattr(os, "rename", lambda *a, **o: count(rename, *a, **o))
-            made._unpack(made._shelves[name])
+            replace(made, name)
     assert counts == [2, 3, 4, 4]
     assert len({os.stat(name).st_ino for name in names}) == 1
     assert sorted(os.listdir(workspace)) == ["a", "b", "d"]
@@ -491,11 +493,48 @@ def test_what_is_put_aside_need_not_fit(workspace):
 def test_a_full_workspace_fits_whatever_limit_there_is_to_files(workspace):
     size = 2 << 20
     fill(workspace, "f", size)
-    limit = Fork(lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)), {1, 2})
-    with opened(workspace, fork=limit) as made:
-        before = look(workspace)
-        replace(made, kept(made))
+    before = look(workspace)
+    limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with opened(workspace) as made:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
+        try:
+            replace(made, kept(made))
+            exchange(made, kept(made))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
         assert look(workspace) == before
+
+
+def test_an_exchange_takes_little_more_room_than_there_was(workspace, monkeypatch):
+    """Memory is limited as well, and a workspace may have half of it."""
+    fill(workspace, "f", 50 << 20)
+    with opened(workspace, 256 << 20) as made:
+        name = kept(made)
+        fill(workspace, "f", 90 << 20)
+        for i in range(30):
+            fill(workspace, str(i), 500_000)
+
+        def used():
+            files = sum(status.st_blocks for status in map(os.stat, os.scandir(workspace)))
+            return 512 * files + sum(shelf.size for shelf in set(made._shelves.values()))
+
+        seen = [used()]
+
+        def watch(owner, method):
+            call = getattr(owner, method)
+
+            def watching(*arguments):
+                seen.append(used())
+                return call(*arguments)
+
+            monkeypatch.setattr(owner, method, watching)
+
+        watch(volumes.Writer, "write")
+        watch(volumes.Reader, "take")
+        aside = exchange(made, name)
+        exchange(made, aside)
+        assert len(seen) > 200
+        assert max(seen) < seen[0] + made._size // VOLUMES + (3 << 20)
 
 
 def test_memory_is_given_back_and_closed_in_programs(workspace):
@@ -504,7 +543,7 @@ def test_memory_is_given_back_and_closed_in_programs(workspace):
         before = descriptors()
         names = [kept(made) for _ in range(5)]
         shared = [kept(made, names[0]) for _ in range(5)]
-        assert descriptors() == before + 10
+        assert descriptors() == before + 10  # records and contents
         for fd in map(int, os.listdir("/proc/self/fd")):
             with contextlib.suppress(OSError):
                 if "memfd:" in os.readlink(f"/proc/self/fd/{fd}"):
@@ -538,130 +577,84 @@ def test_a_copy_can_be_cancelled(workspace):
     assert errors == [errno.EIO]
 
 
-def die_at(monkeypatch, name, after):
-    """In the children that call this, somebody kills them in the middle of their work."""
-    call, left = getattr(os, name), [-1]
+class FailingReads:
+    """One of the next reads of a file fails."""
 
-    def act(*arguments, **options):
-        if left[0] == 0:
-            die()
-        left[0] -= 1
-        return call(*arguments, **options)
+    def __init__(self, monkeypatch, workspace):
+        self.left, self._read = -1, os.pread
+        self._device = os.stat(workspace).st_dev
+        monkeypatch.setattr(os, "pread", self)
 
-    monkeypatch.setattr(os, name, act)
-    return lambda: left.__setitem__(0, after)
-
-
-@pytest.mark.parametrize("call", ["pread", "unlink", "mkdir", "pwrite", "utime"])
-def test_a_child_that_is_killed_in_the_middle_is_replaced(workspace, monkeypatch, call):
-    for name in "abc":
-        os.mkdir(os.path.join(workspace, name), 0o700)
-        fill(workspace, f"{name}/f", 5000)
-        fill(workspace, name + name, 5000)
-    before = look(workspace)
-    fork = Fork(die_at(monkeypatch, call, 1))
-    with opened(workspace, fork=fork) as made:
-        name = kept(made)
-        fill(workspace, "a/f", 77)
-        changed = look(workspace)
-        fork.children = {fork.forked + 1, fork.forked + 3}  # the first of each: packing, unpacking
-        aside = exchange(made, name)
-        assert look(workspace) == before
-        exchange(made, aside)
-        assert look(workspace) == changed
+    def __call__(self, fd, size, position):
+        if os.fstat(fd).st_dev == self._device:
+            self.left -= 1
+            if self.left == 0:
+                raise OSError(errno.EIO, "a broken disk")
+        return self._read(fd, size, position)
 
 
-def test_if_all_children_are_killed_everything_is_as_it_was(workspace):
-    fill(workspace, "f", 1000)
-    fork = Fork(die)
-    with opened(workspace, fork=fork) as made:
-        name = kept(made)
-        fill(workspace, "f", 2000)
-        os.chmod(workspace, 0)
-        before = look(workspace)
-        shelved = set(made._shelves)
-        packing = range(fork.forked + 1, fork.forked + 4)
-        fork.children = packing
-        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
-            exchange(made, name)
-        assert look(workspace) == before
-        fork.children = range(fork.forked + 2, fork.forked + 5)  # unpacking; then comes what was
-        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
-            exchange(made, name)
-        assert look(workspace) == before
-        assert set(made._shelves) <= shelved  # nothing more is kept
-        fork.children = ()
-        exchange(made, name)
-        assert os.path.getsize(os.path.join(workspace, "f")) == 1000
+LARGE = st.tuples(st.just("file"), st.just([(0, b"x" * (3 << 20))]), st.just(5 << 20))
+LARGE_TOPS = st.tuples(
+    st.dictionaries(NAMES, st.tuples(TREES | LARGE, MODES, TIMES), max_size=6), MODES, TIMES
+)
 
 
-def test_what_finds_no_room_when_it_is_brought_is_not_lost(workspace):
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(tree=LARGE_TOPS, reads=st.integers(1, 10))
+def test_what_cannot_be_packed_is_as_it_was(tree, reads):
+    workspace = tempfile.mkdtemp()
+    try:
+        with opened(workspace) as made, pytest.MonkeyPatch.context() as monkeypatch:
+            empty = kept(made)
+            build(workspace, tree)
+            before, _ = look(workspace)
+            shelved = set(made._shelves)
+            failing = FailingReads(monkeypatch, workspace)
+            failing.left = reads
+            try:
+                aside = exchange(made, empty)
+            except OSError:
+                assert look(workspace)[0] == before  # but names of one file may be two now
+                assert set(made._shelves) < shelved
+                aside = exchange(made, empty)
+            assert look(workspace)[0].keys() == {b"."}
+            failing.left = -1
+            exchange(made, aside)
+            assert look(workspace)[0] == before
+    finally:
+        removal.remove(workspace, seconds=60)
+
+
+def no_room(*arguments):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_what_finds_no_room_when_it_is_brought_is_not_lost(workspace, monkeypatch):
     fill(workspace, "f", 1 << 20)
-    fork = Fork(lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, 1 << 19)))
-    with opened(workspace, fork=fork) as made:
+    before = look(workspace)
+    with opened(workspace) as made:
         name = kept(made)
         fill(workspace, "f", 1000)
-        before = look(workspace)
-        fork.children = {fork.forked + 2}
-        with pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
-            exchange(made, name)
-        assert look(workspace) == before
-        fork.children = {fork.forked + 1}
-        with pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
-            replace(made, name)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", no_room)
+            with pytest.raises(OSError, match="No space"):
+                replace(made, name)
         replace(made, name)
-        assert os.path.getsize(os.path.join(workspace, "f")) == 1 << 20
-
-
-def test_an_archive_cannot_be_changed_by_whoever_can_open_it(workspace):
-    fill(workspace, "f", 1000)
-    with opened(workspace) as made:
-        shelf = made._shelves[kept(made)]
-        for fd in (shelf._records, shelf._contents):
-            for change in (
-                lambda fd=fd: os.pwrite(fd, b"x", 0),
-                lambda fd=fd: os.truncate(fd, 0),
-                lambda fd=fd: os.truncate(fd, 1 << 20),
-            ):
-                with pytest.raises(PermissionError):
-                    change()
-
-
-@pytest.mark.parametrize("name", [b"..", b".", b"../escaped", b"/tmp/escaped"])
-def test_a_name_that_leads_elsewhere_is_not_unpacked(workspace, name, monkeypatch):
-    monkeypatch.setattr(Shelf, "seal", lambda self: None)
-    fill(workspace, "\x7f" * len(name), 1000)
-    with opened(workspace) as made:
-        shelf = made._shelves[kept(made)]
-        records = os.pread(shelf._records, 1 << 16, 0)
-        assert records.count(b"\x7f" * len(name)) == 1
-        os.pwrite(shelf._records, records.replace(b"\x7f" * len(name), name), 0)
-        with pytest.raises(OSError, match="elsewhere"):
-            made._unpack(shelf)
-
-
-def test_an_archive_that_is_not_whole_is_never_taken_for_one(workspace, monkeypatch):
-    monkeypatch.setattr(Shelf, "seal", lambda self: None)
-    fill(workspace, "f", 1000)
-    with opened(workspace) as made:
-        shelf = made._shelves[kept(made)]
-        size = os.fstat(shelf._records).st_size
-        for length in (size - 1, size // 2, 1, 0):
-            os.truncate(shelf._records, length)
-            with pytest.raises(OSError, match="not whole"):
-                made._unpack(shelf)
-
-
-def test_a_child_that_is_stopped_goes_on(workspace):
-    fill(workspace, "f", 1000)
-    before = look(workspace)
-    stop = Fork(lambda: os.kill(os.getpid(), signal.SIGSTOP), {2, 3})
-    with opened(workspace, fork=stop) as made:
-        exchange(made, kept(made))
         assert look(workspace) == before
 
 
-def test_without_a_process_init_does_it(workspace):
+def test_if_neither_workspace_can_be_there_nothing_goes_on(workspace, monkeypatch):
+    """The end of init is the end of the guest: everybody is told."""
+    fill(workspace, "f", 1 << 20)
+    with opened(workspace) as made:
+        name = kept(made)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", no_room)
+            with pytest.raises(Broken, match="No space"):
+                exchange(made, name)
+
+
+def test_an_exchange_takes_no_processes(workspace):
     fill(workspace, "f", 1000)
     before = look(workspace)
     with opened(workspace) as made:
@@ -675,6 +668,53 @@ def test_without_a_process_init_does_it(workspace):
         fill(workspace, "f", 10)
         exchange(made, name)
         assert look(workspace) == before
+
+
+def test_an_archive_cannot_be_changed_by_whoever_can_open_it(workspace):
+    fill(workspace, "f", 40 << 20)
+    with opened(workspace, 256 << 20) as made:
+        copied = made._shelves[kept(made)]
+        name = kept(made)
+        moved = made._shelves[exchange(made, name)]
+        for shelf in (copied, moved):
+            assert len(shelf._contents) == 3
+            for fd in (shelf._records, *shelf._contents):
+                for change in (
+                    lambda fd=fd: os.pwrite(fd, b"x", 0),
+                    lambda fd=fd: os.truncate(fd, 0),
+                    lambda fd=fd: os.truncate(fd, 1 << 30),
+                ):
+                    with pytest.raises(PermissionError):
+                        change()
+
+
+@pytest.mark.parametrize("name", [b"..", b".", b"../escaped", b"/tmp/escaped"])
+def test_a_name_that_leads_elsewhere_is_not_unpacked(workspace, name, monkeypatch):
+    monkeypatch.setattr(volumes, "seal", lambda fd: None)
+    fill(workspace, "\x7f" * len(name), 1000)
+    with opened(workspace) as made:
+        shelf = made._shelves[kept(made)]
+        records = os.pread(shelf._records, 1 << 16, 0)
+        assert records.count(b"\x7f" * len(name)) == 1
+        os.pwrite(shelf._records, records.replace(b"\x7f" * len(name), name), 0)
+        with pytest.raises(OSError, match="elsewhere"):
+            shelf.unpack(made._directory)
+
+
+@pytest.mark.parametrize("part", ["records", "contents"])
+def test_an_archive_that_is_not_whole_is_never_taken_for_one(workspace, monkeypatch, part):
+    monkeypatch.setattr(volumes, "seal", lambda fd: None)
+    fill(workspace, "f", 1000)
+    with opened(workspace) as made:
+        name = kept(made)
+        shelf = made._shelves[name]
+        fd = shelf._records if part == "records" else shelf._contents[0]
+        size = os.fstat(fd).st_size
+        cut = treepack.RECORD.size if part == "records" else 1
+        for length in (size - cut, 1, 0):
+            os.truncate(fd, length)
+            with pytest.raises(OSError, match="not whole"):
+                replace(made, name)
 
 
 # --- who keeps workspaces where ----------------------------------------------------------------
@@ -738,4 +778,4 @@ def test_what_the_records_say_is_little(workspace):
     for i in range(1000):
         open(os.path.join(workspace, f"file{i}"), "w").close()
     with opened(workspace) as made:
-        assert made._shelves[kept(made)].size < 1000 * (treepack._RECORD.size + 30)
+        assert made._shelves[kept(made)].size < 1000 * (treepack.RECORD.size + 30)

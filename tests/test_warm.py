@@ -26,9 +26,11 @@ def test_it_is_ready_until_it_is_leased_and_then_somebody_elses(run_async):
         waiting = await warm()
         assert await waiting.ready()
         assert await waiting.ready()  # asking changes nothing
-        assert waiting.age > 0 and not waiting.leased
+        assert waiting.age > 0
+        assert not waiting.leased
         guest = waiting.lease()
-        assert waiting.leased and not await waiting.ready()
+        assert waiting.leased
+        assert not await waiting.ready()
         with pytest.raises(SandboxError):
             waiting.lease()
         await waiting.retire()  # the tenant's now
@@ -47,7 +49,8 @@ def test_one_that_was_retired_or_killed_is_not_ready(run_async):
         waiting = await warm()
         guest = waiting._guest
         await waiting.retire()
-        assert not await waiting.ready() and guest.stream is not None
+        assert not await waiting.ready()
+        assert guest.stream is not None
         killed = await warm()
         killed._guest.kill()
         deadline = time.monotonic() + 10

@@ -39,6 +39,8 @@ class Unpacker:
         try:
             while not levels or not self._records.empty:
                 record = self._take()
+                if not levels and record.kind != treepack.DIRECTORY:
+                    raise _not_whole()
                 if record.kind == treepack.DIRECTORY:
                     if levels:
                         with contextlib.suppress(FileExistsError):
@@ -70,10 +72,12 @@ class Unpacker:
         elif record.kind == treepack.SYMLINK:
             os.symlink(self._records.take(record.size), name, dir_fd=directory)
             os.utime(name, ns=record.times, dir_fd=directory, follow_symlinks=False)
-        else:
+        elif record.kind == treepack.FIFO:
             os.mkfifo(name, 0o600, dir_fd=directory)
             os.chmod(name, record.mode, dir_fd=directory)
             os.utime(name, ns=record.times, dir_fd=directory, follow_symlinks=False)
+        else:
+            raise _not_whole()
 
     def _unpack_file(self, record: Record, directory: int) -> None:
         target = _create(record.name, directory)
@@ -98,6 +102,8 @@ class Unpacker:
             times[2] * treepack.SECOND + times[3],
         )
         name = self._records.take(length)
+        if b"/" in name or name in (b".", b".."):
+            raise OSError(errno.EIO, "the archive has a name that leads elsewhere")
         return Record(kind, mode, name, link, pieces, size, (accessed, changed))
 
 
@@ -122,9 +128,13 @@ class _Backwards:
             self._end = len(self._window)
             self._before = start
         if size > self._end:
-            raise OSError(errno.EIO, "the archive is not whole")
+            raise _not_whole()
         self._end -= size
         return self._window[self._end : self._end + size]
+
+
+def _not_whole() -> OSError:
+    return OSError(errno.EIO, "the archive is not whole")
 
 
 def _create(name: bytes, directory: int) -> int:

@@ -57,20 +57,19 @@ class _Errand(Generic[T]):
     async def run(self) -> None:
         """On the runtime's thread, as leave()."""
         failure: BaseException | None = None
-        with anyio.CancelScope() as scope:
-            self._scope = scope
-            if self._left:
-                scope.cancel()
-            try:
-                made = await self._work()
-            except Exception as error:
-                failure = error
-        if scope.cancelled_caught:
+        try:
+            with anyio.CancelScope() as scope:
+                self._scope = scope
+                if self._left:
+                    scope.cancel()
+                try:
+                    made = await self._work()
+                except Exception as error:
+                    failure = error
+            if not scope.cancelled_caught:
+                self._give(made) if failure is None else self.made.set_exception(failure)
+        finally:  # whatever happens to the runtime: somebody waits
             self.made.cancel()
-        elif failure is not None:
-            self.made.set_exception(failure)
-        else:
-            self._give(made)
 
     def _give(self, made: T) -> None:
         with self._lock:

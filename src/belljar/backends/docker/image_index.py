@@ -189,7 +189,7 @@ def secrets_of(texts: Iterable[str]) -> frozenset[str]:
         if "+" in scheme:  # git+https://...@revision: only what stands in front of the machine
             who = address.partition("/")[0].rpartition("@")[0]
         asked = address.partition("?")[2].partition("#")[0]
-        found |= {who, who.partition(":")[2], who.rpartition(":")[2] if ":" in who else "", asked}
+        found |= {who, who.partition(":")[2], who.rpartition(":")[2], asked}
         found |= {each for _, each in urllib.parse.parse_qsl(asked) if len(each) >= 2 * _SHORTEST}
     return _long_enough(found | {urllib.parse.unquote(each) for each in found})
 
