@@ -26,7 +26,7 @@ SYMLINK, FIFO = b"s", b"p"
 # data, size, two times. The name is before it.
 RECORD = struct.Struct("<cHHIIQqIqI")
 PIECE = struct.Struct("<QI")  # where in the file, and how many bytes of the contents
-OPEN = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+_OPEN = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 SECOND = 1_000_000_000
 
 
@@ -176,11 +176,11 @@ class Packer:
 def _open_anyhow(name: str, directory: int, found: os.stat_result, access: int) -> int:
     """Also what its owner has forbidden himself to read."""
     try:
-        return os.open(name, OPEN | access, dir_fd=directory)
+        return os.open(name, _OPEN | access, dir_fd=directory)
     except PermissionError:
         mode = modes.S_IMODE(found.st_mode)
         os.chmod(name, mode | 0o600, dir_fd=directory)
         try:
-            return os.open(name, OPEN | access, dir_fd=directory)
+            return os.open(name, _OPEN | access, dir_fd=directory)
         finally:
             os.chmod(name, mode, dir_fd=directory)

@@ -138,8 +138,13 @@ def _not_whole() -> OSError:
 
 
 def _create(name: bytes, directory: int) -> int:
-    """It may be there, if it was moved in part."""
-    return os.open(name, treepack.OPEN | os.O_WRONLY | os.O_CREAT, 0o600, dir_fd=directory)
+    """It is there already if it was moved in part, and perhaps not open to its owner."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        return os.open(name, flags, 0o600, dir_fd=directory)
+    except PermissionError:
+        os.chmod(name, 0o600, dir_fd=directory)
+        return os.open(name, flags, 0o600, dir_fd=directory)
 
 
 def _finish(directory: int, record: Record) -> None:
