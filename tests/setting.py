@@ -36,3 +36,16 @@ GVISOR = NAME == "docker-runsc"
 # Whether a guest is in control groups that limit it; an ordinary user may have some, or none.
 COUNTED = ROOT or DOCKER
 REQUIRED = os.environ.get("BELLJAR_TEST_REQUIRE", "").split()
+
+# What is built on top of the contract between host and guest, and is the same code over every
+# backend, is run natively; in containers it is left to those who ask for it with
+# BELLJAR_TEST_ALL=1: a container takes a hundred times as long to start as a native guest.
+_ABOVE = {"cli", "environment", "examples", "export", "notebook_habits", "readme", "record"}
+_SLOW_IN_GVISOR = {"charts", "docker_faults", "leaks", "put_get", "runtime", "workspace"}
+
+
+def leaves_out(module):
+    """Whether tests of this module are not for this setting, unless all are asked for."""
+    if not DOCKER or os.environ.get("BELLJAR_TEST_ALL"):
+        return False
+    return module in _ABOVE or (GVISOR and module in _SLOW_IN_GVISOR)

@@ -7,6 +7,7 @@ from textwrap import dedent
 
 import anyio
 
+import gvisor
 import setting
 from belljar import AsyncSandbox, Outcome, runtime
 
@@ -50,6 +51,7 @@ def test_threads_of_earlier_cells_survive_a_time_out_of_a_later_one(sandbox):
     assert sandbox.run_code("thread.is_alive()").value is True
 
 
+@gvisor.OUTSIDE
 def test_the_core_limit_that_stops_pipes_cannot_be_changed(sandbox):
     sandbox.run_code(
         "import resource\n"

@@ -19,6 +19,8 @@ from pathlib import Path
 
 import pytest
 
+import engine_view
+import setting
 from belljar import environment_store
 from belljar.cli import doctor
 from belljar.cli.host_facts import Fact
@@ -192,7 +194,7 @@ def data_belljar(tmp_path: Path, backend: str) -> Cli:
 
 
 class Family:
-    """The processes below one, to see from outside that all of them end."""
+    """The processes below one and of its containers, to see from outside that all of them end."""
 
     def __init__(self, parent: int) -> None:
         children: dict[int, list[int]] = {}
@@ -202,8 +204,9 @@ class Family:
                     status = (entry / "status").read_text()
                     found = int(re.search(r"^PPid:\t(\d+)", status, re.MULTILINE)[1])  # type: ignore[index]
                     children.setdefault(found, []).append(int(entry.name))
-        self.pids: list[int] = []
-        waiting = [parent]
+        self._containers = engine_view.guests_of(parent) if setting.DOCKER else []
+        self.pids = list(self._containers)
+        waiting = [parent, *self._containers]
         while waiting:
             below = children.get(waiting.pop(), [])
             self.pids += below
@@ -216,7 +219,9 @@ class Family:
         self._descriptors = []
 
     def init(self) -> int:
-        """The first process of the guest: the innermost pid 1."""
+        """The first process of the guest: the container's, or the innermost pid 1."""
+        if self._containers:
+            return self._containers[0]
         inits: list[tuple[int, int]] = []
         for pid in self.pids:
             status = Path(f"/proc/{pid}/status").read_text()
@@ -340,6 +345,7 @@ def test_wrong_usage_is_one_sentence_and_exit_code_2(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.native_only("only native keeps environments in the cache")
 def test_what_belljar_cannot_do_is_message_and_hint_without_traceback(belljar: Cli) -> None:
     belljar.environ["BELLJAR_CACHE"] = "/proc/no/such"
     done = belljar.run("1")
@@ -1076,8 +1082,10 @@ def test_doctor_measures_a_live_guest_and_its_exit_code_is_the_verdict(belljar: 
     assert re.search(r"^  1\+1, there and back +\S+ ms$", done.stdout, re.MULTILINE)
 
 
+@pytest.mark.native_only("only native keeps environments in the cache")
 def test_doctor_on_a_host_that_cannot_run_says_why_with_exit_code_2(belljar: Cli) -> None:
     belljar.environ["BELLJAR_CACHE"] = "/proc/no/such"
+    belljar.environ["DOCKER_HOST"] = "unix:///nowhere.sock"
     done = belljar("doctor", "--json")
     assert done.returncode == 2
     assert json.loads(done.stdout)["problem"]["hint"].startswith("set BELLJAR_CACHE")

@@ -6,6 +6,7 @@ from textwrap import dedent
 import pytest
 
 import census
+import gvisor
 from belljar import ExecutionError, Limits, Outcome
 
 
@@ -202,6 +203,7 @@ def test_a_command_survives_the_death_of_the_interpreter(sandbox):
     assert result.stdout == "ready\nafter\n"
 
 
+@gvisor.PID_1
 def test_a_command_cannot_harm_pid_1(sandbox):
     sandbox.run_code("x = 1")
     sandbox.commands.run("kill -9 1; kill -STOP 1; kill -TERM 1; kill -INT 1; kill -CHLD 1")

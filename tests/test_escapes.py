@@ -37,6 +37,7 @@ import pytest
 
 import belljar
 import census
+import gvisor
 import oracles
 import setting
 from belljar import BackendUnavailable, Environment, FileError, Limits, SandboxError, bundle
@@ -164,14 +165,19 @@ def test_hostile_guest_is_contained(guest, release, make_sandbox, canaries):
     memory = oracles.own_memory()
     _, execution, seconds = release(guest, sandbox=sandbox)
 
-    _assert_expected(guest, execution)
-    assert "ACHIEVED" not in execution.stdout, execution.stdout
+    inside = not (setting.GVISOR and guest.name in gvisor.ANSWERED_INSIDE)
+    if inside:
+        _assert_expected(guest, execution)
+        assert "ACHIEVED" not in execution.stdout, execution.stdout
     assert seconds < guest.within, f"it took {seconds:.1f} s"
     assert canaries.wrongs(everything(execution)) == {}
-    if census.alive(init):
+    if setting.GVISOR:
+        assert not census.alive(init) or oracles.posture(init) == reference
+    elif census.alive(init):
         assert oracles.drift(reference, [p for p in tree(init) if p != init]) == []
-    ORACLES[guest.head.get("oracle", "none")](guest, sandbox, init, execution, memory)
-    if guest.head.get("keeps") == "files":
+    if inside:
+        ORACLES[guest.head.get("oracle", "none")](guest, sandbox, init, execution, memory)
+    if inside and guest.head.get("keeps") == "files":
         assert sandbox.files.read("kept.txt") == "kept"
 
     # It goes on, the file or the variables of before notwithstanding; and ends without a trace.
@@ -664,7 +670,8 @@ def test_a_killed_host_process_leaves_no_guest(backend, canaries):
     )
     init = int(host.stdout.readline())
     pids = {p: census.process(p).started for p in {*tree(host.pid), *tree(init)}}
-    assert len(pids) >= 5, "launcher, zygote, init, worker and its daemon: a vacuous test"
+    few = 4 if setting.DOCKER else 6  # host, init, worker, its daemon; launcher and zygote
+    assert len(pids) >= few, "a vacuous test"
     host.kill()
     host.wait()
     host.stdout.close()

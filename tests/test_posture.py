@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import census
+import gvisor
 import oracles
 import setting
 from belljar.backends.native import plan
@@ -23,7 +24,7 @@ from oracles import ROOT, descriptors, init_of, mounts, posture, status, threads
 
 pytestmark = [
     pytest.mark.timeout(60),
-    pytest.mark.not_gvisor("what the host sees is gVisor's kernel, not the guest's processes"),
+    gvisor.OUTSIDE,
 ]
 
 BUSY = """

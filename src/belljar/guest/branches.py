@@ -3,6 +3,8 @@
 A parked worker is a fork of the one that runs cells, waiting at a socket of its own. A checkpoint's
 never runs a cell; to go back to it, it is forked again. A branch's runs when it is switched to.
 Only one branch is active; whatever belongs to the others is stopped meanwhile.
+
+Longer than other files: what is begun here goes on in callbacks, which are read best side by side.
 """
 
 import errno
@@ -10,10 +12,9 @@ import os
 import signal
 from typing import Any, Callable, Dict, List, Optional
 
-from . import commands, wire
+from . import commands, shelves, wire
 from .branch import Branch, Copy, Kept, standing, tell
 from .keeper import Keeper
-from .shelves import Shelves
 from .store import CURRENT, Store
 
 MAX_LACKS = 20
@@ -24,9 +25,7 @@ class Branches:
     def __init__(self, init: Any, setup: Dict[str, Any]) -> None:
         self._init = init
         self._setup = setup
-        self.store: Optional[Store] = None
-        self._without = "there is no place for them here"  # why there are no checkpoints
-        self._open_store()
+        self.store, self._without = shelves.choose(setup)
         self.active = Branch(0, self._keeper())
         self._branches = {0: self.active}
         self._kept: Dict[int, Kept] = {}
@@ -34,17 +33,6 @@ class Branches:
         self._after_death: Optional[Callable[[], None]] = None
         self._heir: Optional[Keeper] = None  # will be active when the active one is dead
         self.replacing = False  # no interpreter is to be started for one that has ended
-
-    def _open_store(self) -> None:
-        """Where nothing can be hidden behind a mount, workspaces are kept in memory."""
-        fork = self._setup.get("fork", os.fork)
-        if "store" in self._setup:
-            self.store = Store(self._setup["store"], fork)
-        elif "shelves" in self._setup:
-            try:
-                self.store = Shelves(self._setup["workspace"], self._setup["shelves"], fork)
-            except OSError as error:
-                self._without = f"no memory can be had for them: {error.strerror}"
 
     def _keeper(self) -> Keeper:
         return Keeper(self._init, self._setup, self._init.on_worker_frame)

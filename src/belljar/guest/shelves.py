@@ -14,7 +14,7 @@ import errno
 import os
 import stat as modes
 import sys
-from typing import Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from . import removal, treepack, treeunpack, volumes
 from .store import CURRENT, REMOVE_TIMEOUT, Store, Then
@@ -181,3 +181,16 @@ class Shelves(Store):
         shelf = self._shelves.pop(name)
         if shelf not in self._shelves.values():
             shelf.close()
+
+
+def choose(setup: Dict[str, Any]) -> "Tuple[Optional[Store], str]":
+    """Where a guest keeps workspaces, or why nowhere."""
+    fork = setup.get("fork", os.fork)
+    if "store" in setup:
+        return Store(setup["store"], fork), ""
+    if "shelves" not in setup:
+        return None, "there is no place for them here"
+    try:
+        return Shelves(setup["workspace"], setup["shelves"], fork), ""
+    except OSError as error:
+        return None, f"no memory can be had for them: {error.strerror}"
