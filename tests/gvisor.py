@@ -9,8 +9,8 @@ INODES = pytest.mark.not_gvisor("the number of files has no limit but memory")
 OUTSIDE = pytest.mark.not_gvisor("the host sees gVisor's kernel, not the guest's processes")
 FILTER = pytest.mark.not_gvisor("gVisor answers system calls itself: the filter is not applied")
 
-# Hostile guests whose attempts gVisor answers, inside: what they achieve there is no news; what they
-# must not achieve outside is looked at all the same.
+# Hostile guests whose attempts gVisor answers, inside: what they achieve there is no news; what
+# they must not achieve outside is looked at all the same.
 ANSWERED_INSIDE = {
     *("r06_descriptors", "r09_user_namespace", "r11_setns", "r14_devices", "r15_ptrace"),
     *("r17_proc_mem", "r18_kill_others", "r20_fork_bomb", "r20_fork_limit", "r21_thread_limit"),
