@@ -971,6 +971,28 @@ def test_what_one_branch_left_running_stands_still_meanwhile(sandbox):
         assert value(fork, "os.path.exists('/workspace/ticks')") is False
 
 
+def test_open_files_go_on_when_another_branch_has_had_its_turn(sandbox):
+    ok(
+        sandbox,
+        """
+        import os
+        log = open('log', 'a'); log.write('one\\n'); log.flush()
+        gone = open('gone', 'w+'); gone.write('x'); gone.flush(); os.remove('gone')
+        open('gone', 'w').write('another'); os.makedirs('a/b'); os.chdir('a/b')
+        """,
+    )
+    with sandbox.fork() as fork:
+        for i in range(2):
+            for one in (fork, sandbox):
+                name = "fork" if one is fork else "original"
+                ok(one, f"log.write('{name}\\n'); log.flush()")
+                assert value(one, "os.getcwd(), open('/workspace/log').read()") == (
+                    "/workspace/a/b",
+                    "one\n" + f"{name}\n" * (i + 1),
+                )
+                assert value(one, "gone.seek(0), gone.read()") == (0, "x")
+
+
 def test_branches_alternate_without_a_mix_up(sandbox):
     ok(sandbox, "n = 0; import os")
     with sandbox.fork() as fork:

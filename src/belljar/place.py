@@ -19,6 +19,7 @@ from belljar.errors import CheckpointLost, GuestLost, SandboxError
 from belljar.guest import wire
 
 KEEP_TIMEOUT = 20.0  # seconds to copy an interpreter and its files
+NOBODY = -1  # it is not known whose turn it is: whoever comes next asks for his
 
 # The cells, of whatever places, for which this code is at work.
 SERVING: ContextVar[tuple[object, ...]] = ContextVar("belljar_serving", default=())
@@ -75,7 +76,6 @@ class Place:
         self._under_way += 1
         try:
             if self._active != branch:
-                self._active = branch
                 await self._switch(branch)
             yield
         finally:
@@ -87,10 +87,19 @@ class Place:
         self._free = anyio.Event()
 
     async def _switch(self, branch: int) -> None:
+        """Waited for: where the files have to be copied for it, it takes its time, which is not
+        that of what comes next."""
+        before, self._active = self._active, NOBODY
+        self._alone = True
         try:
-            await self.channel.send(wire.SWITCH, 0, {"branch": branch})
-        except Lost:
-            raise GuestLost("the guest died before the operation began") from None
+            await self._ask(wire.SWITCH, {"branch": branch}, "could not change to this fork")
+            self._active = branch
+        except SandboxError:
+            self._active = before
+            raise
+        finally:
+            self._alone = False
+            self._tell_free()
 
     async def keep(self, *, branch: bool) -> tuple[int, tuple[str, ...]]:
         """Park a copy of the active interpreter and its files, as a branch or a checkpoint: its

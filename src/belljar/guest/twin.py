@@ -4,9 +4,10 @@ import asyncio
 import os
 import stat as modes
 import threading
-from typing import Any, List, NamedTuple, Optional, Tuple
+from typing import Any, List, NamedTuple, Optional, Set, Tuple
 
 CONTROL = 3
+_DELETED = " (deleted)"  # what the kernel adds to a path that leads nowhere any more
 PARKED, RUNNING = b"500", b"1000"  # out of memory, what runs is to go before what is parked
 
 
@@ -43,19 +44,51 @@ def take(workspace: str) -> Snapshot:
 def restore(snapshot: Snapshot, workspace: str) -> None:
     """Open files are shared with the original up to here, and so is how far they were read."""
     for fd, path, flags, position in snapshot.files:
+        _open_again(fd, path, flags, position)
+    if os.readlink("/proc/self/cwd") != snapshot.directory:
+        _go_to(snapshot.directory, workspace)
+
+
+def named(workspace: str) -> "Set[Tuple[int, int]]":
+    """What is open below the workspace and has a name there, by device and inode."""
+    found = set()
+    for fd, path in _descriptors():
+        if path.startswith(workspace + "/") and not path.endswith(_DELETED):
+            status = os.fstat(fd)
+            found.add((status.st_dev, status.st_ino))
+    return found
+
+
+def reopen(known: "Set[Tuple[int, int]]", workspace: str) -> None:
+    """The workspace was emptied and made anew: what is open of it are the files that were there
+    before. Those that are `known` to have had a name then are opened by it once more."""
+    for fd, path in _descriptors() if known else []:
+        status = os.fstat(fd)
+        if (status.st_dev, status.st_ino) in known and path.endswith(_DELETED):
+            flags = _flags(fd) & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_NOFOLLOW)
+            position = os.lseek(fd, 0, os.SEEK_CUR) if not flags & os.O_PATH else 0
+            _open_again(fd, path[: -len(_DELETED)], flags, position)
+    directory = os.readlink("/proc/self/cwd")
+    if directory.endswith(_DELETED):
+        _go_to(directory[: -len(_DELETED)], workspace)
+
+
+def _open_again(fd: int, path: str, flags: int, position: int) -> None:
+    try:
+        new = os.open(path, flags | os.O_CLOEXEC)
+    except OSError:
+        return  # it may not be opened again: it stays what it was
+    if not flags & os.O_PATH:
+        os.lseek(new, position, os.SEEK_SET)
+    os.dup2(new, fd, inheritable=os.get_inheritable(fd))
+    os.close(new)
+
+
+def _go_to(directory: str, workspace: str) -> None:
+    """Where the code was, unless it has forbidden itself to go there."""
+    for place in (directory, workspace, "/"):
         try:
-            new = os.open(path, flags | os.O_CLOEXEC)
-        except OSError:
-            continue  # it may not be opened again: it stays what it was
-        if not flags & os.O_PATH:
-            os.lseek(new, position, os.SEEK_SET)
-        os.dup2(new, fd, inheritable=os.get_inheritable(fd))
-        os.close(new)
-    if os.readlink("/proc/self/cwd") == snapshot.directory:
-        return  # where the code may have forbidden itself to go
-    for directory in (snapshot.directory, workspace, "/"):
-        try:
-            os.chdir(directory)
+            os.chdir(place)
             return
         except OSError:
             continue

@@ -8,6 +8,7 @@ import ast
 import asyncio
 import asyncio.base_events
 import builtins
+import contextlib
 import inspect
 import json
 import linecache
@@ -21,7 +22,7 @@ import time
 import traceback
 import types
 import warnings
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 from . import display, figures, functions, notebook_habits, streams, twin, values, wire
 from .link import Link
@@ -60,6 +61,9 @@ class Worker:
         self._last: Any = None  # `_`: the value before, as at Python's own prompt
         self._parked: Optional[twin.Snapshot] = None  # it waits, and runs no cells
         self._told: Dict[str, Any] = {}  # functions of the host, by their names
+        self._remade = "shelves" in setup  # the workspace is, whenever another branch had its turn
+        self._forked = False
+        self._named: Set[Tuple[int, int]] = set()  # what is open in the workspace
         _reseed()
         display.install(self._show)
         builtins.input = _no_input
@@ -115,6 +119,7 @@ class Worker:
         if not self._link.ours:
             # A child that the cell forked came back here: it is not the worker.
             os._exit(int(header.get("exit_code") or 0) & 0xFF)
+        self._note_open_files()
         if value is not None:
             self._link.send_value(wire.CELL_DONE, frame.request, header, value)
         else:
@@ -124,6 +129,8 @@ class Worker:
 
     def _fork(self, control: int) -> None:
         """Fork for a checkpoint or a branch. Twice, so that the child is init's own."""
+        self._forked = True
+        self._note_open_files()
         lacks = twin.lacks(self._loop, self._threads, control)
         state = random.getstate()  # a hook would seed it anew in the child
         header: Dict[str, Any] = {"lacks": lacks}
@@ -179,7 +186,16 @@ class Worker:
         if self._parked is not None:
             twin.restore(self._parked, self._workspace)
             self._parked = None
+        else:
+            with contextlib.suppress(OSError):
+                twin.reopen(self._named, self._workspace)
+        self._note_open_files()
         twin.rank(twin.RUNNING)
+
+    def _note_open_files(self) -> None:
+        if self._remade and self._forked:
+            with contextlib.suppress(OSError):  # no descriptor is left, or a thread has closed one
+                self._named = twin.named(self._workspace)
 
     # -- one cell ---------------------------------------------------------------------------
 

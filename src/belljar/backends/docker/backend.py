@@ -261,8 +261,7 @@ class DockerBackend:
                 **setup.of(asked.limits, share=False),
                 "workspace": setup.WORKSPACE,
                 "data": None,
-                # While two are exchanged, one of them is in memory twice.
-                "shelves": min(asked.limits.workspace, asked.limits.memory // 3),
+                "shelves": asked.limits.workspace,
             },
             "preload": list(made.preload),
             "warmup": made.warmup,
