@@ -15,5 +15,6 @@ ANSWERED_INSIDE = {
     *("r06_descriptors", "r09_user_namespace", "r11_setns", "r14_devices", "r15_ptrace"),
     *("r17_proc_mem", "r18_kill_others", "r20_fork_bomb", "r20_fork_limit", "r21_thread_limit"),
     *("r28_fill", "r29_inodes", "r32_descriptors", "r35_priority", "r67_io_uring", "r68_int80"),
-    *("r68_x32", "r69_socket_families", "r77_power"),
+    *("r68_x32", "r69_socket_families", "r77_power", "r78_kernel_helpers", "r79_kernel_secrets"),
+    *("x_descriptors_to_init", "x_limits_of_init", "x_signals_to_init"),
 }

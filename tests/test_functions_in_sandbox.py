@@ -8,6 +8,7 @@ from textwrap import dedent
 import anyio
 import pytest
 
+import gvisor
 from belljar import InvalidOption, Outcome
 from belljar.functions import HostFunction
 
@@ -196,6 +197,7 @@ def test_eight_threads_of_the_guest_call_at_once(make_sandbox):
     assert all(call.ok for call in execution.calls)
 
 
+@gvisor.PROCESSES
 def test_more_threads_than_the_wire_takes_calls_wait_for_each_other(make_sandbox):
     function = HostFunction(lambda x: -x, concurrency=3)
     sandbox = make_sandbox(functions={"f": function}, limits={"processes": 150})
