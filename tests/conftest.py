@@ -79,6 +79,8 @@ def is_wanted(item, part):
     """Whether it is in this part of the suite: `guests`, `rest`, or all of it."""
     if setting.leaves_out(item.path.stem.removeprefix("test_")) and starts_guests(item):
         return False
+    if setting.DOCKER and "[shared" in item.name:
+        return False  # no memory is shared with a container: it would be [parts] once more
     if item.get_closest_marker("docker"):
         return setting.DOCKER and (starts_guests(item) or not setting.GVISOR)
     if starts_guests(item):

@@ -33,8 +33,8 @@ class SecondEngine:
     """`size`: bytes of a tmpfs that its data root is on; None: a directory."""
 
     def __init__(self, size=None):
-        # A short path: that of a socket must be below 108 bytes.
-        self.directory = Path(tempfile.mkdtemp(prefix="engine-"))
+        # A short path: those of its sockets must be below 108 bytes.
+        self.directory = Path(tempfile.mkdtemp(prefix="engine-", dir="/tmp"))
         self.host = f"unix://{self.directory}/s"
         self.data = self.directory / "data"
         self.run = self.directory / "run"

@@ -1322,6 +1322,7 @@ def test_guests_killed_while_they_are_set_up_never_run_code(make_sandbox, canari
     assert make_sandbox().run_code("1 + 1").value == 2
 
 
+@gvisor.OUTSIDE
 def test_a_broken_worker_between_cells_costs_the_state_not_the_next_answer(release):
     """Bytes of nonsense, a close, a death, after the cell has ended."""
     for deed in (
