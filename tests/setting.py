@@ -42,15 +42,19 @@ REQUIRED = os.environ.get("BELLJAR_TEST_REQUIRE", "").split()
 # times as long to start as a native guest.
 _ABOVE = {"charts", "cli", "environment", "examples", "export", "notebook_habits", "readme"}
 _ABOVE |= {"record", "results", "workspace"}
-_BUT_IN_CONTAINERS = {"results", "workspace"}  # frames, pictures, files: over another wire
-_NOT_IN_CONTAINERS = {"leaks", "runtime"}  # hundreds of starts; test_docker_faults has some
-_NOT_IN_GVISOR = {"async", "docker_faults", "hostile_values", "put_get", "workspace"}
+_NOT_IN_CONTAINERS = {"hostile_values", "leaks", "runtime"}  # test_docker_faults has some of it
+_NOT_IN_GVISOR = {"async", "docker_faults", "put_get"}
+_OF_ESCAPES = ("test_hostile_guest",)  # controls show that the oracles see: natively
 
 
-def leaves_out(module):
-    """Whether tests of this module are not for this setting, unless all are asked for."""
+def leaves_out(module, name):
+    """Whether a test is not for this setting, unless all are asked for."""
     if os.environ.get("BELLJAR_TEST_SCOPE") != "contract":
         return False
-    if (DOCKER and module in _NOT_IN_CONTAINERS) or (GVISOR and module in _NOT_IN_GVISOR):
+    if module == "results":
+        return GVISOR or not DOCKER  # frames and pictures, over another wire
+    if module == "escapes" and DOCKER:
+        return "control" in name or (GVISOR and not name.startswith(_OF_ESCAPES))
+    if DOCKER and module in _NOT_IN_CONTAINERS:
         return True
-    return module in _ABOVE and not (DOCKER and module in _BUT_IN_CONTAINERS)
+    return module in _ABOVE or (GVISOR and module in _NOT_IN_GVISOR)
