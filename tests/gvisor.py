@@ -8,6 +8,7 @@ MEMORY = pytest.mark.not_gvisor("out of memory, gVisor itself is ended, and the 
 INODES = pytest.mark.not_gvisor("the number of files has no limit but memory")
 OUTSIDE = pytest.mark.not_gvisor("the host sees gVisor's kernel, not the guest's processes")
 FILTER = pytest.mark.not_gvisor("gVisor answers system calls itself: the filter is not applied")
+WRITABLE = pytest.mark.not_gvisor("writable mounts are refused: the filter is not applied")
 
 # Hostile guests whose attempts gVisor answers, inside: what they achieve there is no news; what
 # they must not achieve outside is looked at all the same.

@@ -11,6 +11,7 @@ import time
 import pytest
 
 import census
+import gvisor
 import setting
 from belljar import InvalidOption, Sandbox, SandboxError
 from belljar.mount import Mount, check_mounts
@@ -49,6 +50,7 @@ def test_a_directory_is_seen_and_cannot_be_written(make_sandbox, shown):
     assert sandbox.files.read("/data/later") == "2"
 
 
+@gvisor.WRITABLE
 def test_a_writable_directory_is_the_hosts_own(make_sandbox, shown):
     shown.chmod(0o777)
     sandbox = make_sandbox(mounts=[Mount(str(shown), "/mnt/out", read_only=False)])
@@ -78,6 +80,7 @@ seen, subprocess.run(["chmod", "u+s", "file"], capture_output=True).returncode
 """
 
 
+@gvisor.WRITABLE
 def test_a_writable_directory_gets_no_files_that_run_as_their_owner(make_sandbox, shown):
     shown.chmod(0o777)
     sandbox = make_sandbox(mounts=[Mount(str(shown), "/mnt/out", read_only=False)])
@@ -87,6 +90,7 @@ def test_a_writable_directory_gets_no_files_that_run_as_their_owner(make_sandbox
     assert not [path for path in shown.iterdir() if path.stat().st_mode & 0o6000]
 
 
+@gvisor.WRITABLE
 def test_a_single_file_can_be_mounted(make_sandbox, shown):
     (shown / "w").write_text("1")
     (shown / "w").chmod(0o666)
@@ -124,6 +128,7 @@ def test_nothing_in_it_gives_power(make_sandbox, shown):
     assert needed <= set(options)
 
 
+@gvisor.FILTER
 @pytest.mark.root_only
 def test_a_device_in_it_is_none(make_sandbox, shown):
     os.mknod(shown / "memory", stat.S_IFCHR | 0o666, os.makedev(1, 1))
@@ -132,6 +137,7 @@ def test_a_device_in_it_is_none(make_sandbox, shown):
     assert sandbox.run_code("open('/data/memory')").error.name == "PermissionError"
 
 
+@gvisor.WRITABLE
 def test_isolation_tells_of_mounts(make_sandbox, shown):
     shown.chmod(0o777)
     sandbox = make_sandbox(
@@ -305,6 +311,7 @@ def test_what_the_user_cannot_read_himself_is_said_at_once(shown):
         shown.chmod(0o755)
 
 
+@gvisor.WRITABLE
 def test_mounts_on_the_command_line(backend, shown, tmp_path):
     shown.chmod(0o777)
     script = tmp_path / "s.py"
@@ -320,3 +327,11 @@ def test_mounts_on_the_command_line(backend, shown, tmp_path):
     assert run("--mount", f"{shown}:/data", "--mount", f"{shown}:/out").returncode == 1
     for wrong in ("x", ":/data", f"{shown}:", "/:/data"):
         assert run("--mount", wrong).returncode == 2
+
+
+def test_a_writable_mount_is_refused_where_our_filter_is_not_applied(backend, tmp_path):
+    if not setting.GVISOR:
+        pytest.skip("of gVisor")
+    mount = Mount(str(tmp_path), "/data", read_only=False)
+    with pytest.raises(InvalidOption, match="set-user-id"), Sandbox(mounts=[mount]):
+        pass

@@ -34,7 +34,7 @@ from belljar.backends.docker import (
     vigil,
 )
 from belljar.backends.docker.engine import Engine, EngineError, proper
-from belljar.backends.docker.facts import Facts
+from belljar.backends.docker.facts import Facts, own_kernel
 from belljar.backends.docker.guest import DockerGuest
 from belljar.backends.docker.image import Image
 from belljar.backends.docker.settings import Docker
@@ -182,6 +182,13 @@ class DockerBackend:
                 f"mounts are directories of this host, and the engine at {engine.endpoint} is on "
                 "another",
                 hint="files.upload() copies a tree into the sandbox",
+            )
+        runtime = asked.docker.runtime or facts.default_runtime
+        if own_kernel(runtime) and not all(mount.read_only for mount in asked.mounts):
+            raise InvalidOption(
+                f"writable mounts are not for the runtime {runtime!r}: our filter, which keeps "
+                "set-user-id files from being made there, is not applied in it",
+                hint="mount it read-only, or keep the files with workspace=",
             )
         spec.check_mounts(asked.mounts, uid, same_uids=facts.unique_uids)
         filter_ = spec.seccomp(asked, facts)
