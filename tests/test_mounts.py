@@ -332,6 +332,7 @@ def test_mounts_on_the_command_line(backend, shown, tmp_path):
 def test_a_writable_mount_is_refused_where_our_filter_is_not_applied(backend, tmp_path):
     if not setting.GVISOR:
         pytest.skip("of gVisor")
+    tmp_path.chmod(0o777)
     mount = Mount(str(tmp_path), "/data", read_only=False)
     with pytest.raises(InvalidOption, match="set-user-id"), Sandbox(mounts=[mount]):
         pass
