@@ -127,11 +127,11 @@ def imported(*flags):
                 events.append(f"open {args[0]} {args[1]}")
         sys.dont_write_bytecode = True
         sys.addaudithook(hook)
-        before = time.perf_counter()
+        before = time.process_time()
         import belljar
         for name in belljar.__all__:
             getattr(belljar, name)
-        took = time.perf_counter() - before
+        took = time.process_time() - before
         print(json.dumps({"events": events, "threads": threading.active_count(), "took": took,
                           "modules": sorted(sys.modules)}))
     """
@@ -147,7 +147,7 @@ def test_importing_starts_nothing_and_writes_nothing():
     assert seen["threads"] == 1
 
 
-def test_importing_is_fast():
+def test_importing_is_fast():  # in processor time: other settings run beside it
     assert min(imported()["took"] for _ in range(5)) < 0.4
 
 
