@@ -40,8 +40,8 @@ REQUIRED = os.environ.get("BELLJAR_TEST_REQUIRE", "").split()
 # The same code runs in every setting, and most of it is tested in one: natively, by root. With
 # BELLJAR_TEST_SCOPE=contract the others are left with what may differ there; without it, each runs
 # everything, which takes an hour, as a container takes a hundred times as long to start.
-_USER = {"attacks", "cgroup", "commands", "escapes", "guest", "leaks", "mounts", "posture"}
-_USER |= {"runtime", "sandbox", "shelves", "warm", "workspace"}
+_USER = {"attacks", "cgroup", "commands", "escapes", "guest", "mounts", "posture", "sandbox"}
+_USER |= {"shelves", "warm"}
 _GVISOR = {"attacks", "commands", "escapes", "files", "mounts", "posture", "sandbox", "warm"}
 _DOCKER = _GVISOR | {"checkpoint", "functions_in_sandbox", "guest"}
 # Of the escapes, in containers: controls show that the oracles see, which they do natively too.
