@@ -132,7 +132,10 @@ def _tell(line: str, say: Say) -> None:
 
 
 def _without_passwords(line: str) -> str:
-    return re.sub(r"://[^/@\s]+@", "://***@", line)
+    # Imported here, and of a backend: it is also sent into containers, by itself.
+    from belljar.backends.docker.image_steps import bare_addresses
+
+    return bare_addresses(line, "***@")
 
 
 # What uv says -> what to do about it. The first that matches is given as the hint.

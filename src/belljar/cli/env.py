@@ -7,10 +7,10 @@ import json
 import time
 from typing import TYPE_CHECKING
 
-from belljar.errors import InvalidOption, unknown_option
+from belljar.errors import unknown_option
 
 if TYPE_CHECKING:
-    from belljar.environment import Environment
+    pass
 
 SUMMARY = "list, build and remove environments (sets of packages)"
 
@@ -109,7 +109,7 @@ def build(args: argparse.Namespace) -> int:
     from belljar import environment
     from belljar.cli import saved_environments, terminal
 
-    described = _described(args)
+    described = saved_environments.from_options(args)
     built = environment.build(described or saved_environments.resolve(args.name))
     if described is not None:
         saved_environments.save(described)  # only now: what cannot be built is not worth a name
@@ -120,26 +120,6 @@ def build(args: argparse.Namespace) -> int:
     else:
         print(terminal.one_line(f"{args.name}  {built.key}  Python {python}  {built.path}"))
     return 0
-
-
-def _described(args: argparse.Namespace) -> Environment | None:
-    """The new environment that the options describe; None if there are none."""
-    from belljar.environment import BUILTIN, Environment
-
-    if not (args.packages or args.python or args.preload):
-        return None
-    if args.name in BUILTIN:
-        raise InvalidOption(
-            f"the environment {args.name!r} comes with Belljar and cannot be described anew",
-            hint="choose another name",
-        )
-    return Environment(
-        args.name,
-        packages=args.packages,
-        python=args.python,
-        preload=args.preload,
-        allow_builds=args.allow_builds,
-    )
 
 
 def remove(args: argparse.Namespace) -> int:

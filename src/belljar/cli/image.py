@@ -127,7 +127,7 @@ def build(args: argparse.Namespace) -> int:
     from belljar.cli import saved_environments, terminal
     from belljar.environment import builtin
 
-    docker, described = _docker(args), _described(args)
+    docker, described = _docker(args), saved_environments.from_options(args)
     environment = described
     if environment is None:
         # The packages of a Dockerfile's image are its own.
@@ -176,26 +176,6 @@ def _docker(args: argparse.Namespace) -> Docker:
         platform=args.platform,
         host=args.host,
         pull=args.pull,
-    )
-
-
-def _described(args: argparse.Namespace) -> Environment | None:
-    """The new environment that the options describe; None if there are none."""
-    from belljar.environment import BUILTIN, Environment
-
-    if not (args.packages or args.python or args.preload):
-        return None
-    if args.name in BUILTIN:
-        raise InvalidOption(
-            f"the environment {args.name!r} comes with Belljar and cannot be described anew",
-            hint="choose another name",
-        )
-    return Environment(
-        args.name,
-        packages=args.packages,
-        python=args.python,
-        preload=args.preload,
-        allow_builds=args.allow_builds,
     )
 
 

@@ -6,6 +6,7 @@ small file for each in the cache, beside the directories that were built from it
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import os
@@ -95,3 +96,21 @@ def _load(path: Path) -> Environment:
             f"cannot read the description of the environment in {path}: {error}",
             hint=f"make it anew: belljar env build {path.stem} --packages ...",
         ) from error
+
+
+def from_options(args: argparse.Namespace) -> Environment | None:
+    """The new environment that the options describe; None if there are none."""
+    if not (args.packages or args.python or args.preload):
+        return None
+    if args.name in BUILTIN:
+        raise InvalidOption(
+            f"the environment {args.name!r} comes with Belljar and cannot be described anew",
+            hint="choose another name",
+        )
+    return Environment(
+        args.name,
+        packages=args.packages,
+        python=args.python,
+        preload=args.preload,
+        allow_builds=args.allow_builds,
+    )
