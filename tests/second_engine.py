@@ -66,6 +66,8 @@ class SecondEngine:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                # A slow containerd is told to write its stacks, and does so among temporary files.
+                env=os.environ | {"TMPDIR": str(self.directory)},
                 start_new_session=True,
             )
         census.wait_until(self._is_up, timeout=START_TIMEOUT, what="the start of dockerd")

@@ -12,7 +12,18 @@ from belljar.files import AsyncFiles
 
 PAIRS = [(Sandbox, AsyncSandbox), (Files, AsyncFiles), (Commands, AsyncCommands)]
 # What the parts of AsyncSandbox use among each other; nobody else is meant to.
-INTERNAL = {"busy", "call", "changed", "end", "put_all", "refreshed", "using", "working"}
+INTERNAL = {
+    "busy",
+    "call",
+    "changed",
+    "end",
+    "put_all",
+    "refreshed",
+    "root",
+    "subject",
+    "using",
+    "working",
+}
 
 # Written here and not derived, so that a name that vanishes from both is missed.
 PROMISED = {
@@ -36,6 +47,9 @@ PROMISED = {
         "limits",
         "environment",
         "isolation",
+        "workdir",
+        "whereabouts",
+        "usage",
         "start",
         "commands",
         "files",

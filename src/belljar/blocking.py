@@ -7,11 +7,12 @@ import os
 import queue
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypeVar, overload
 
 import anyio
 
 from belljar import options, runtime
+from belljar.backends.base import Reading, Whereabouts
 from belljar.backends.docker.settings import Docker
 from belljar.cell import OnResult, OnText
 from belljar.checkpoint import Checkpoint
@@ -19,13 +20,17 @@ from belljar.commands import AsyncCommands
 from belljar.environment import Environment
 from belljar.errors import InvalidOption
 from belljar.execution import CommandResult, Execution
-from belljar.files import WORKSPACE, AsyncFiles, FileInfo
+from belljar.files import AsyncFiles, FileInfo
 from belljar.functions import Functions
 from belljar.isolation import Isolation
 from belljar.limits import Limits
 from belljar.mount import Mount
 from belljar.sandbox import AsyncSandbox
 from belljar.transfers import OnProgress, Transfer
+from belljar.workdir import WORKSPACE
+
+if TYPE_CHECKING:
+    from belljar.options import PolicyLike
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -124,7 +129,7 @@ class Files:
         """Write a file, with the directories above it; what was there is replaced."""
         return wait(self._files.write, path, data)
 
-    def list(self, path: str = WORKSPACE) -> list[FileInfo]:
+    def list(self, path: str = ".") -> list[FileInfo]:
         """What a directory holds, by name."""
         return wait(self._files.list, path)
 
@@ -232,12 +237,15 @@ class Sandbox:
         limits: Limits | Mapping[str, object] | None = None,
         env: Mapping[str, str] | None = None,
         network: str = "none",
+        policy: PolicyLike | None = None,
         strict: bool | None = None,
         metadata: Mapping[str, str] | None = None,
         functions: Functions | None = None,
         workspace: str | os.PathLike[str] | None = None,
         session: str | None = None,
+        workdir: str = WORKSPACE,
         mounts: Iterable[Mount] = (),
+        noexec: bool = False,
         record: str | os.PathLike[str] | None = None,
         image: str | None = None,
         dockerfile: str | os.PathLike[str] | None = None,
@@ -252,12 +260,15 @@ class Sandbox:
             limits=limits,
             env=env,
             network=network,
+            policy=policy,
             strict=strict,
             metadata=metadata,
             functions=functions,
             workspace=workspace,
             session=session,
+            workdir=workdir,
             mounts=mounts,
+            noexec=noexec,
             record=record,
             image=image,
             dockerfile=dockerfile,
@@ -282,12 +293,15 @@ class Sandbox:
         limits: Limits | Mapping[str, object] | None = None,
         env: Mapping[str, str] | None = None,
         network: str = "none",
+        policy: PolicyLike | None = None,
         strict: bool | None = None,
         metadata: Mapping[str, str] | None = None,
         functions: Functions | None = None,
         workspace: str | os.PathLike[str] | None = None,
         session: str | None = None,
+        workdir: str = WORKSPACE,
         mounts: Iterable[Mount] = (),
+        noexec: bool = False,
         record: str | os.PathLike[str] | None = None,
         image: str | None = None,
         dockerfile: str | os.PathLike[str] | None = None,
@@ -303,12 +317,15 @@ class Sandbox:
             limits=limits,
             env=env,
             network=network,
+            policy=policy,
             strict=strict,
             metadata=metadata,
             functions=functions,
             workspace=workspace,
             session=session,
+            workdir=workdir,
             mounts=mounts,
+            noexec=noexec,
             record=record,
             image=image,
             dockerfile=dockerfile,
@@ -347,6 +364,16 @@ class Sandbox:
     @property
     def environment(self) -> Environment:
         return self._sandbox.environment
+
+    @property
+    def workdir(self) -> str:
+        """Where its workspace is, in the sandbox."""
+        return self._sandbox.workdir
+
+    @property
+    def whereabouts(self) -> Whereabouts | None:
+        """Where its guest can be seen from outside; None while it has none."""
+        return self._sandbox.whereabouts
 
     @property
     def isolation(self) -> Isolation:
@@ -465,6 +492,13 @@ class Sandbox:
     def interrupt(self) -> None:
         """Raise KeyboardInterrupt in the running cell; nothing happens if none is running."""
         return wait(self._sandbox.interrupt)
+
+    def usage(self) -> Reading:
+        """What it has used so far, and uses at this moment, as seen from outside.
+
+        None stands for what this host cannot tell, and for a sandbox that was not started.
+        """
+        return wait(self._sandbox.usage)
 
     def restart(self) -> None:
         """A fresh interpreter: variables are gone, files stay. Ends a cell that is running."""

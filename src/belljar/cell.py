@@ -11,7 +11,8 @@ import inspect
 import json
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 
 import anyio
 
@@ -35,6 +36,21 @@ MAX_RESULT_BYTES = 128 * 1024 * 1024
 
 OnText = Callable[[str], object]
 OnResult = Callable[[Result], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """Code that shall run, as it was asked for: checked."""
+
+    code: str
+    payload: bytes  # the same, encoded
+    env: Mapping[str, str]
+    given_timeout: float | None  # what the caller said,
+    timeout: float | None  # and what that means
+    on_stdout: OnText | None
+    on_stderr: OnText | None
+    on_result: OnResult | None
+    undo_on_error: bool
 
 
 class Stream:

@@ -9,7 +9,7 @@ from belljar import options
 from belljar.cell import OnText, Run
 from belljar.errors import InvalidOption
 from belljar.execution import CommandResult, Outcome
-from belljar.files import WORKSPACE, absolute
+from belljar.files import absolute
 from belljar.guest import wire
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class AsyncCommands:
         limits = self._sandbox.limits
         header: dict[str, Any] = {
             "argv": arguments(cmd),
-            "cwd": absolute(cwd) if cwd is not None else WORKSPACE,
+            "cwd": absolute(cwd if cwd is not None else ".", self._sandbox.workdir),
             "env": options.texts("env", env),
             "output": limits.output,
         }

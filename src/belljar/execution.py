@@ -22,6 +22,8 @@ from belljar.result import Result as Result
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
+    from belljar.policy import Report
+
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorInfo:
@@ -97,6 +99,7 @@ class Execution:
     notes: tuple[str, ...] = ()  # sentences for people
     calls: tuple[Call, ...] = ()  # of the host's functions, in the order in which they ended
     files: FileChanges | None = None  # None where it was not looked at
+    policy: Report | None = None  # what the sandbox's policy said of the code; None: it has none
 
     @property
     def ok(self) -> bool:
@@ -137,6 +140,7 @@ class Execution:
             "notes": list(self.notes),
             "calls": [asdict(call) for call in self.calls],
             "files": None if self.files is None else _lists(asdict(self.files)),
+            "policy": None if self.policy is None else self.policy.to_dict(),
         }
 
     def to_json(self, indent: int | None = None) -> str:

@@ -20,7 +20,6 @@ from belljar.guest import wire
 from belljar.limits import Limits, format_size, parse_size
 from belljar.transfers import OnProgress, Transfer
 
-WORKSPACE = "/workspace"
 PART = 4 * 1024 * 1024
 MAX_READ = 1024 * 1024 * 1024
 _EFBIG = 27
@@ -44,11 +43,14 @@ class Connected(Protocol):
     @property
     def limits(self) -> Limits: ...
 
+    @property
+    def workdir(self) -> str: ...
+
     def using(self) -> AbstractAsyncContextManager[tuple[Channel, Guest]]: ...
 
 
 class AsyncFiles:
-    """Read and write files of the sandbox. Relative paths are below /workspace."""
+    """Read and write files of the sandbox. Relative paths are below its workspace."""
 
     def __init__(
         self, sandbox: Connected, *, on_change: Callable[..., Awaitable[object]] | None = None
@@ -58,6 +60,14 @@ class AsyncFiles:
         self._sandbox = sandbox
         self._on_change = on_change
 
+    @property
+    def root(self) -> str:
+        """The workspace's own path."""
+        return self._sandbox.workdir
+
+    def _absolute(self, path: str) -> str:
+        return absolute(path, self._sandbox.workdir)
+
     @overload
     async def read(self, path: str, *, format: Literal["text"] = "text") -> str: ...
     @overload
@@ -66,7 +76,7 @@ class AsyncFiles:
         """The content of a file: text (UTF-8), or `format="bytes"`."""
         if format not in ("text", "bytes"):
             raise InvalidOption(f"format is 'text' or 'bytes', not {format!r}")
-        data = await self._read(absolute(path))
+        data = await self._read(self._absolute(path))
         if format == "bytes":
             return data
         try:
@@ -105,16 +115,16 @@ class AsyncFiles:
             data = data.encode("utf-8", "surrogateescape")
         if not isinstance(data, (bytes, bytearray, memoryview)):
             raise InvalidOption(f"data is str or bytes, not {type(data).__name__}")
-        view, target = memoryview(data), absolute(path)
+        view, target = memoryview(data), self._absolute(path)
         result: dict[str, Any] = {}
         for start in range(0, max(len(view), 1), PART):
             header = {"op": "write", "path": target, "append": start > 0}
             result, _ = await self.call(target, header, bytes(view[start : start + PART]))
         return await self._changed(info(target, result), "write", path=path, content=view)
 
-    async def list(self, path: str = WORKSPACE) -> list[FileInfo]:
+    async def list(self, path: str = ".") -> list[FileInfo]:
         """What a directory holds, by name."""
-        target = absolute(path)
+        target = self._absolute(path)
         found: list[FileInfo] = []
         offset, total = 0, 1
         while offset < total:
@@ -135,26 +145,26 @@ class AsyncFiles:
 
     async def stat(self, path: str) -> FileInfo:
         """Of the path itself: a symbolic link is not followed."""
-        target = absolute(path)
+        target = self._absolute(path)
         return info(target, (await self.call(target, {"op": "stat", "path": target}))[0])
 
     async def make_dir(self, path: str) -> FileInfo:
         """Make a directory, and those above it; one that is there already is fine."""
-        target = absolute(path)
+        target = self._absolute(path)
         made, _ = await self.call(target, {"op": "make_dir", "path": target})
         return await self._changed(info(target, made), "make_dir", path=path)
 
     async def remove(self, path: str) -> None:
         """Remove a file, or a directory with all that is in it."""
-        target = absolute(path)
+        target = self._absolute(path)
         done = await self.call(target, {"op": "remove", "path": target})
         await self._changed(done, "remove", path=path)
 
     async def rename(self, old: str, new: str) -> FileInfo:
-        target = absolute(old)
-        header = {"op": "rename", "path": target, "to": absolute(new)}
+        target = self._absolute(old)
+        header = {"op": "rename", "path": target, "to": self._absolute(new)}
         made, _ = await self.call(target, header)
-        return await self._changed(info(absolute(new), made), "rename", old=old, new=new)
+        return await self._changed(info(self._absolute(new), made), "rename", old=old, new=new)
 
     async def upload(
         self,
@@ -175,7 +185,7 @@ class AsyncFiles:
         target = path if path is not None else name
         if target.endswith("/"):
             target += name
-        moved = await uploads.upload(self, source, absolute(target), on_progress)
+        moved = await uploads.upload(self, source, self._absolute(target), on_progress)
         return await self._changed(
             moved, "upload", path=target, source=name, files=moved.files, size=moved.size
         )
@@ -201,7 +211,7 @@ class AsyncFiles:
         most = limits.workspace + limits.tmp
         if max_size is not None:
             most = parse_size(max_size, field="max_size")
-        return await downloads.download(self, absolute(path), target, most, on_progress)
+        return await downloads.download(self, self._absolute(path), target, most, on_progress)
 
     async def _changed(self, made: T, event: str, **fields: object) -> T:
         if self._on_change is not None:
@@ -221,7 +231,7 @@ class AsyncFiles:
         return (result if isinstance(result, dict) else {}), data
 
 
-def absolute(path: str) -> str:
+def absolute(path: str, workdir: str) -> str:
     """Relative paths are below the workspace. Where it leads is for the guest's kernel to say."""
     if not isinstance(path, str) or not path:
         raise InvalidOption(f"a path is a non-empty str, not {path!r}")
@@ -229,7 +239,7 @@ def absolute(path: str) -> str:
         raise InvalidOption(f"a path has no NUL character: {path!r}")
     options.check_encodable("a path", path)
     # "." goes, ".." stays: what it means depends on links only the guest can see.
-    parts = [part for part in posixpath.join(WORKSPACE, path).split("/") if part not in ("", ".")]
+    parts = [part for part in posixpath.join(workdir, path).split("/") if part not in ("", ".")]
     return "/" + "/".join(parts)
 
 

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 from belljar import cargo, workspace
 from belljar.backends.base import Guest
+from belljar.cell import Cell
 from belljar.channel import Channel
 from belljar.execution import Execution
-from belljar.files import WORKSPACE, AsyncFiles
-from belljar.limits import Limits
+from belljar.files import AsyncFiles
 from belljar.options import Options
 from belljar.place import Place
 from belljar.record import Recorder
@@ -22,6 +22,7 @@ class Keeping:
         self._options = options
         self._recorder = Recorder(options.record) if options.record is not None else None
         self._mirror: HostWorkspace | None = None
+        self._begun = False
 
     @property
     def mirrors(self) -> bool:
@@ -59,12 +60,14 @@ class Keeping:
         return await self._mirror.save(self._files(place))
 
     def _files(self, place: Place) -> AsyncFiles:
-        return AsyncFiles(_Directly(self._options.limits, place))
+        return AsyncFiles(_Directly(self._options, place))
 
     # -- the record -------------------------------------------------------------------------
 
     def begin(self, functions: Sequence[str]) -> None:
-        if self._recorder is not None:
+        """Called before whatever is kept of a sandbox, at its start as a rule; also twice."""
+        if self._recorder is not None and not self._begun:
+            self._begun = True
             given = self._options
             self._recorder.begin(
                 sandbox=given.id,
@@ -74,32 +77,24 @@ class Keeping:
                 env=given.env,
                 functions=functions,
                 metadata=given.metadata,
+                workdir=given.workdir,
                 host_files=[
-                    *([WORKSPACE] if self.mirrors else []),
+                    *([given.workdir] if self.mirrors else []),
                     *(mount.guest for mount in given.mounts),
                 ],
             )
 
-    def cell(
-        self,
-        code: str,
-        execution: Execution,
-        *,
-        timeout: float | None,
-        began: float,
-        env: Mapping[str, str],
-        undo_on_error: bool,
-    ) -> list[str]:
+    def cell(self, cell: Cell, execution: Execution, *, began: float) -> list[str]:
         """Notes, if it could not be recorded."""
         if self._recorder is None:
             return []
         self._recorder.cell(
-            code=code,
+            code=cell.code,
             execution=execution,
-            timeout=timeout,
+            timeout=cell.given_timeout,
             began=began,
-            env=list(env),
-            undo_on_error=undo_on_error,
+            env=list(cell.env),
+            undo_on_error=cell.undo_on_error,
         )
         failed = self._recorder.failed
         return [f"the record is incomplete: {failed}"] if failed else []
@@ -117,8 +112,8 @@ class Keeping:
 class _Directly:
     """A guest for those who carry its files while the sandbox itself is busy with it."""
 
-    def __init__(self, limits: Limits, place: Place) -> None:
-        self.limits = limits
+    def __init__(self, options: Options, place: Place) -> None:
+        self.limits, self.workdir = options.limits, options.workdir
         self._place = place
 
     @contextlib.asynccontextmanager

@@ -85,7 +85,7 @@ class Mount:
             )
         for name, value in (
             ("host", host),
-            ("guest", _guest_path(self.guest)),
+            ("guest", guest_path(self.guest)),
             ("kind", kind),
             ("device", status.st_dev),
             ("inode", status.st_ino),
@@ -109,7 +109,7 @@ def check_mounts(mounts: Iterable[Mount]) -> tuple[Mount, ...]:
         _check_readable(mount)
     for first in checked:
         for second in checked:
-            if first is not second and _below(first.guest, second.guest):
+            if first is not second and below(first.guest, second.guest):
                 raise InvalidOption(
                     f"two mounts are in one place: {first.guest!r} and {second.guest!r}"
                 )
@@ -132,7 +132,7 @@ def _host_path(given: object) -> str:
         path = os.path.realpath(path, strict=True)
     except OSError as error:
         raise InvalidOption(f"cannot mount {text!r}: {error.strerror}") from error
-    if path == "/" or any(_below(path, taken) for taken in _FORBIDDEN):
+    if path == "/" or any(below(path, taken) for taken in _FORBIDDEN):
         raise InvalidOption(
             f"{path!r} is not to be mounted into a sandbox",
             hint="mount the directory that has the data, and nothing more",
@@ -140,7 +140,7 @@ def _host_path(given: object) -> str:
     return path
 
 
-def _guest_path(given: object) -> str:
+def guest_path(given: object) -> str:
     if not isinstance(given, str) or "\0" in given or not given.startswith("/"):
         raise InvalidOption(
             f"the guest's side of a mount is an absolute path, not {given!r}",
@@ -148,11 +148,11 @@ def _guest_path(given: object) -> str:
         )
     parts = [part for part in given.split("/") if part]
     path = "/" + "/".join(parts)
-    if path == "/" or {".", ".."} & set(parts) or any(_below(path, t) for t in _TAKEN):
+    if path == "/" or {".", ".."} & set(parts) or any(below(path, t) for t in _TAKEN):
         raise InvalidOption(
             f"nothing can be mounted at {given!r} in the sandbox", hint="use /data or /mnt/..."
         )
-    if any(_below(taken, path) for taken in _TAKEN):
+    if any(below(taken, path) for taken in _TAKEN):
         raise InvalidOption(
             f"{given!r} would hide what the sandbox needs", hint="use /data or /mnt/..."
         )
@@ -161,7 +161,7 @@ def _guest_path(given: object) -> str:
     return path
 
 
-def _below(path: str, directory: str) -> bool:
+def below(path: str, directory: str) -> bool:
     """Whether it is the directory, or in it."""
     return path == directory or posixpath.commonpath((path, directory)) == directory
 
@@ -176,7 +176,7 @@ def _kernel_mount(path: str) -> str | None:
     for line in lines:
         before, _, after = line.partition(" - ")
         point = _ESCAPE.sub(lambda found: chr(int(found[1], 8)), before.split()[4])
-        if after.split()[0] in _KERNEL and _below(point, path):
+        if after.split()[0] in _KERNEL and below(point, path):
             return point
     return None
 

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from belljar import runtime, sessions
+from belljar import workdir as workdirs
 from belljar.backends.docker import settings
 from belljar.backends.docker.settings import Docker
 from belljar.environment import Environment, resolve
@@ -22,7 +24,12 @@ from belljar.guest import wire
 from belljar.limits import RULES, Limits
 from belljar.mount import Mount, check_mounts
 
-NETWORKS = ("none",)
+if TYPE_CHECKING:
+    from belljar.policy import Policy
+
+    PolicyLike = str | os.PathLike[str] | Mapping[str, object] | Policy
+
+NETWORKS = ("none", "open")
 MAX_CODE = wire.MAX_PAYLOAD
 
 
@@ -35,12 +42,15 @@ class Options:
     limits: Limits
     env: Mapping[str, str]
     network: str
+    policy: Policy | None
     strict: bool | None
     metadata: Mapping[str, str]
     functions: Mapping[str, HostFunction]
     workspace: Path | None
     session: str | None
+    workdir: str
     mounts: tuple[Mount, ...]
+    noexec: bool
     record: Path | None
 
 
@@ -51,12 +61,15 @@ def make(
     limits: Limits | Mapping[str, object] | None,
     env: Mapping[str, str] | None,
     network: str,
+    policy: PolicyLike | None,
     strict: bool | None,
     metadata: Mapping[str, str] | None,
     functions: Functions | None,
     workspace: str | os.PathLike[str] | None,
     session: str | None,
+    workdir: str,
     mounts: Iterable[Mount],
+    noexec: bool,
     record: str | os.PathLike[str] | None,
     image: str | None,
     dockerfile: str | os.PathLike[str] | None,
@@ -66,9 +79,14 @@ def make(
     devices: Sequence[str],
 ) -> Options:
     environment = resolve(environment)
+    if not isinstance(network, str):
+        raise InvalidOption(f"network is a str, not {network!r}", hint=", ".join(NETWORKS))
+    if network not in NETWORKS:
+        raise unknown_option("network", network, NETWORKS)
     backend, docker = _backend(
         backend,
         environment,
+        network,
         image=image,
         dockerfile=dockerfile,
         runtime=runtime,
@@ -76,12 +94,10 @@ def make(
         gpus=gpus,
         devices=devices,
     )
-    if not isinstance(network, str):
-        raise InvalidOption(f"network is a str, not {network!r}", hint=", ".join(NETWORKS))
-    if network not in NETWORKS:
-        raise unknown_option("network", network, NETWORKS)
     if strict is not None and not isinstance(strict, bool):
         raise InvalidOption(f"strict is True, False or None, not {strict!r}")
+    if not isinstance(noexec, bool):
+        raise InvalidOption(f"noexec is True or False, not {noexec!r}")
     if workspace is not None and session is not None:
         raise InvalidOption(
             "workspace and session exclude each other",
@@ -103,17 +119,22 @@ def make(
         limits=Limits.coerce(limits),
         env=MappingProxyType(texts("env", env)),
         network=network,
+        policy=None if policy is None else _policy(policy),
         strict=strict,
         metadata=MappingProxyType(texts("metadata", metadata)),
         functions=MappingProxyType(coerce(functions or {})),
         workspace=kept,
         session=None if session is None else sessions.check_name(session),
+        workdir=workdirs.check(workdir, mounted),
         mounts=mounted,
+        noexec=noexec or docker.noexec,
         record=recorded,
     )
 
 
-def _backend(backend: str | Docker, environment: Environment, **flat: object) -> tuple[str, Docker]:
+def _backend(
+    backend: str | Docker, environment: Environment, network: str, **flat: object
+) -> tuple[str, Docker]:
     """The backend's name, and the settings of the docker backend. Who asks for something that
     only docker has, and names no backend, means docker."""
     if not isinstance(backend, (str, Docker)):
@@ -123,7 +144,7 @@ def _backend(backend: str | Docker, environment: Environment, **flat: object) ->
         )
     docker = settings.merge(backend if isinstance(backend, Docker) else Docker(), flat)
     name = "docker" if isinstance(backend, Docker) else backend
-    if name == "auto" and docker.given:
+    if name == "auto" and (docker.given or network != "none"):
         name = "docker"
     name = runtime.meant(name)
     if name == "native":
@@ -131,6 +152,11 @@ def _backend(backend: str | Docker, environment: Environment, **flat: object) ->
             raise InvalidOption(
                 f"{docker.given[0]} is an option of the docker backend, not of native",
                 hint='backend="docker", or leave backend out',
+            )
+        if network != "none":
+            raise InvalidOption(
+                f"network={network!r} is an option of the docker backend: native has no network",
+                hint='backend="docker"; or expose a host function that fetches what it may have',
             )
         return name, docker
     if name == "auto":
@@ -140,6 +166,12 @@ def _backend(backend: str | Docker, environment: Environment, **flat: object) ->
     runtime.docker_backend()
     settings.check_environment(docker, environment)
     return name, settings.complete(docker)
+
+
+def _policy(given: PolicyLike) -> Policy:
+    from belljar.policy import Policy  # by who has one: the analyser takes its time to import
+
+    return Policy.coerce(given)
 
 
 def twin(options: Options) -> Options:

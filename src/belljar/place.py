@@ -8,6 +8,7 @@ under way (cells, commands, files) is finished before another goes on.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextvars import ContextVar
 
@@ -28,6 +29,7 @@ SERVING: ContextVar[tuple[object, ...]] = ContextVar("belljar_serving", default=
 class Place:
     def __init__(self, guest: Guest, shareable: int) -> None:
         self.guest = guest
+        self.started = time.perf_counter()
         self.channel = Channel(guest.stream, shareable)
         self.memory_kills = 0  # up to the last cell
         self.functions: dict[int, int] = {}  # branch -> version of the functions it knows

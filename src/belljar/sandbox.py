@@ -12,14 +12,14 @@ import warnings
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
-from belljar import cargo, options, runtime, verdict
-from belljar.backends.base import Guest, GuestSpec
+from belljar import admission, cargo, events, options, runtime, verdict
+from belljar.backends.base import Guest, GuestSpec, Reading, Whereabouts
 from belljar.backends.docker.settings import Docker
-from belljar.cell import OnResult, OnText, Run
+from belljar.cell import Cell, OnResult, OnText, Run
 from belljar.channel import Channel
 from belljar.checkpoint import Checkpoint
 from belljar.clock import Clock
@@ -33,7 +33,7 @@ from belljar.errors import (
     SandboxClosed,
     SandboxError,
 )
-from belljar.execution import Execution, Outcome
+from belljar.execution import CommandResult, Execution, Outcome
 from belljar.files import AsyncFiles
 from belljar.functions import Functions, HostFunction, Registry
 from belljar.guest import wire
@@ -44,6 +44,10 @@ from belljar.limits import Limits
 from belljar.mount import Mount
 from belljar.options import Options
 from belljar.place import Place
+from belljar.workdir import WORKSPACE
+
+if TYPE_CHECKING:
+    from belljar.options import PolicyLike
 
 
 class AsyncSandbox:
@@ -66,12 +70,15 @@ class AsyncSandbox:
         limits: Limits | Mapping[str, object] | None = None,
         env: Mapping[str, str] | None = None,
         network: str = "none",
+        policy: PolicyLike | None = None,
         strict: bool | None = None,
         metadata: Mapping[str, str] | None = None,
         functions: Functions | None = None,
         workspace: str | os.PathLike[str] | None = None,
         session: str | None = None,
+        workdir: str = WORKSPACE,
         mounts: Iterable[Mount] = (),
+        noexec: bool = False,
         record: str | os.PathLike[str] | None = None,
         image: str | None = None,
         dockerfile: str | os.PathLike[str] | None = None,
@@ -87,12 +94,15 @@ class AsyncSandbox:
                 limits=limits,
                 env=env,
                 network=network,
+                policy=policy,
                 strict=strict,
                 metadata=metadata,
                 functions=functions,
                 workspace=workspace,
                 session=session,
+                workdir=workdir,
                 mounts=mounts,
+                noexec=noexec,
                 record=record,
                 image=image,
                 dockerfile=dockerfile,
@@ -115,6 +125,7 @@ class AsyncSandbox:
         self.busy = 0  # cells and commands under way
         self._count = 0
         self._guests = 0  # more than one, if one was lost
+        self._since: float | None = None  # of the first
         self._state_lost = False
         self._remarks: tuple[str, ...] = ()  # for the notes of the next Execution
         self._starting = anyio.Lock()
@@ -132,12 +143,15 @@ class AsyncSandbox:
         limits: Limits | Mapping[str, object] | None = None,
         env: Mapping[str, str] | None = None,
         network: str = "none",
+        policy: PolicyLike | None = None,
         strict: bool | None = None,
         metadata: Mapping[str, str] | None = None,
         functions: Functions | None = None,
         workspace: str | os.PathLike[str] | None = None,
         session: str | None = None,
+        workdir: str = WORKSPACE,
         mounts: Iterable[Mount] = (),
+        noexec: bool = False,
         record: str | os.PathLike[str] | None = None,
         image: str | None = None,
         dockerfile: str | os.PathLike[str] | None = None,
@@ -153,12 +167,15 @@ class AsyncSandbox:
             limits=limits,
             env=env,
             network=network,
+            policy=policy,
             strict=strict,
             metadata=metadata,
             functions=functions,
             workspace=workspace,
             session=session,
+            workdir=workdir,
             mounts=mounts,
+            noexec=noexec,
             record=record,
             image=image,
             dockerfile=dockerfile,
@@ -199,6 +216,28 @@ class AsyncSandbox:
     @property
     def environment(self) -> Environment:
         return self._options.environment
+
+    @property
+    def workdir(self) -> str:
+        """Where its workspace is, in the sandbox."""
+        return self._options.workdir
+
+    @property
+    def subject(self) -> events.Subject:
+        """What events say of it."""
+        place = self._place
+        return events.Subject(
+            id=self.id,
+            backend=self._options.backend if place is None else place.guest.isolation.backend,
+            environment=self.environment.name,
+            metadata=self.metadata,
+            limits=self.limits,
+        )
+
+    @property
+    def whereabouts(self) -> Whereabouts | None:
+        """Where its guest can be seen from outside; None while it has none."""
+        return None if self._place is None else self._place.guest.whereabouts
 
     @property
     def isolation(self) -> Isolation:
@@ -246,13 +285,44 @@ class AsyncSandbox:
                     return self._place
                 await self._leave()
                 self._state_lost = True
-            self._place = place = await self._start_guest()
-            try:
-                await self._keeping.load(place)
-            except BaseException:
-                await self._leave()
-                raise
-            return place
+            if not events.wanted():
+                return await self._start()
+            return await self._start_seen()
+
+    async def _start_seen(self) -> Place:
+        """The same, with those watching who want to know of it."""
+        subject, began = self.subject, time.perf_counter()
+        events.tell(events.Starting(subject=subject))
+        try:
+            place = await self._start()
+        except BaseException as error:
+            seconds = time.perf_counter() - began
+            events.tell(events.StartFailed(subject=subject, seconds=seconds, error=error))
+            raise
+        seconds = time.perf_counter() - began
+        stages = {"start": place.started - began, "workspace": time.perf_counter() - place.started}
+        seen = place.guest.whereabouts
+        told = events.Started(
+            subject=self.subject, seconds=seconds, stages=stages, whereabouts=seen
+        )
+        try:
+            events.tell(told)
+        except BaseException:
+            await self._leave()
+            raise
+        return place
+
+    async def _start(self) -> Place:
+        self._place = place = await self._start_guest()
+        try:
+            await self._keeping.load(place)
+        except BaseException:
+            await self._leave()
+            raise
+        if self._since is None:
+            self._since = time.monotonic()
+        events.begins(self)
+        return place
 
     async def _start_guest(self) -> Place:
         self._guests += 1
@@ -263,10 +333,12 @@ class AsyncSandbox:
             env=self._options.env,
             strict=self._options.strict,
             mounts=self._options.mounts,
+            noexec=self._options.noexec,
+            workdir=self._options.workdir,
+            network=self._options.network,
             docker=self._options.docker,
         )
-        if self._guests == 1:
-            self._keeping.begin(self._functions.names)
+        self._keeping.begin(self._functions.names)
         guest = await runtime.current().backend(self._options.backend).start(spec)
         self._mind()
         return Place(guest, self.limits.memory)
@@ -278,6 +350,7 @@ class AsyncSandbox:
 
     async def _leave(self) -> None:
         place, self._place = self._place, None
+        events.ends(self)
         if place is not None:
             with anyio.CancelScope(shield=True):
                 await place.leave(self._branch)
@@ -325,8 +398,26 @@ class AsyncSandbox:
             self._clock.stopped = True
         with anyio.CancelScope(shield=True):
             async with self._starting:
+                subject, had = self.subject, self._place is not None
                 await self._leave()
         self._keeping.close()
+        if had and events.wanted():
+            self._tell_end(subject)
+
+    def _tell_end(self, subject: events.Subject) -> None:
+        assert self._since is not None
+        seconds = time.monotonic() - self._since
+        events.tell(events.Ended(subject=subject, reason=self._ended or "", seconds=seconds))
+
+    async def usage(self) -> Reading:
+        """What it has used so far, and uses at this moment, as seen from outside.
+
+        None stands for what this host cannot tell, and for a sandbox that was not started.
+        """
+        self._check_usable()
+        if self._place is None:
+            return Reading(cpu=None, peak_memory=None, memory_kills=0)
+        return await self._place.guest.reading(now=True)
 
     async def restart(self) -> None:
         """A fresh interpreter: variables are gone, files stay. Ends a cell that is running."""
@@ -381,35 +472,81 @@ class AsyncSandbox:
         get output and results while the code runs. With `undo_on_error`, code that does not end
         with the outcome ok leaves variables and files as they were before it.
         """
-        payload = options.encode_code(code)
-        variables = options.texts("env", env)
+        cell = Cell(
+            code=code,
+            payload=options.encode_code(code),
+            env=options.texts("env", env),
+            given_timeout=timeout,
+            timeout=options.check_timeout(timeout, self.limits.timeout),
+            on_stdout=on_stdout,
+            on_stderr=on_stderr,
+            on_result=on_result,
+            undo_on_error=undo_on_error,
+        )
         options.check_callbacks(on_stdout=on_stdout, on_stderr=on_stderr, on_result=on_result)
-        seconds = options.check_timeout(timeout, self.limits.timeout)
+        if self._options.policy is None and not events.wanted():
+            return await self._run_cell(cell)
+        return await self._run_seen(cell)
+
+    async def _run_seen(self, cell: Cell) -> Execution:
+        """The same for a sandbox with a policy, and with those watching who want to know of it."""
+        began, clock = time.time(), time.perf_counter()
+        if events.wanted():
+            events.tell(events.CellStarting(subject=self.subject, code=cell.code))
+        report, asked = None, 0.0
+        try:
+            self._check_usable()
+            if self._options.policy is not None:
+                report = await admission.ask(self._options.policy, cell.code)
+                asked = time.perf_counter() - clock
+            if report is not None and not report.allowed:
+                execution = admission.rejected(report, self._count)
+                self._keeping.begin(self._functions.names)
+                self._keeping.event("rejected", code=cell.code, why=report.summary())
+            else:
+                execution = replace(await self._run_cell(cell), policy=report)
+        except BaseException as error:
+            if events.wanted():
+                took = time.perf_counter() - clock
+                events.tell(
+                    events.CellFailed(
+                        subject=self.subject, code=cell.code, error=error, began=began, seconds=took
+                    )
+                )
+            raise
+        if events.wanted():
+            took, run = time.perf_counter() - clock, execution.usage.wall
+            events.tell(
+                events.CellEnded(
+                    subject=self.subject,
+                    code=cell.code,
+                    execution=execution,
+                    began=began,
+                    seconds=took,
+                    stages={"policy": asked, "wait": max(took - asked - run, 0.0), "run": run},
+                )
+            )
+        return execution
+
+    async def _run_cell(self, cell: Cell) -> Execution:
         began = time.time()
         async with self._alone():
-            before = await self._keep() if undo_on_error else None
+            before = await self._keep() if cell.undo_on_error else None
             self._count += 1
-            header: dict[str, object] = {"env": variables, "watch": True}
+            header: dict[str, object] = {"env": cell.env, "watch": True}
             run, place = await self._drive(
                 header,
-                payload,
-                timeout=seconds,
-                on_stdout=on_stdout,
-                on_stderr=on_stderr,
-                on_result=on_result,
+                cell.payload,
+                timeout=cell.timeout,
+                on_stdout=cell.on_stdout,
+                on_stderr=cell.on_stderr,
+                on_result=cell.on_result,
             )
             execution = await self._judge(run, place)
             if before is not None:
                 execution = await self._undo(before, execution)
             notes = await self._keeping.save(self._place)
-        notes += self._keeping.cell(
-            code,
-            execution,
-            timeout=timeout,
-            began=began,
-            env=variables,
-            undo_on_error=undo_on_error,
-        )
+        notes += self._keeping.cell(cell, execution, began=began)
         return replace(execution, notes=(*execution.notes, *notes)) if notes else execution
 
     async def _drive(
@@ -655,6 +792,15 @@ class AsyncSandbox:
         """Called after whatever may have changed files, but for cells."""
         self._remarks += tuple(await self._keeping.save(self._place))
         self._keeping.event(event, **fields)
+        if not events.wanted():
+            return
+        if event == "command":
+            cmd, result = fields["cmd"], fields["result"]
+            assert isinstance(cmd, (str, list))
+            assert isinstance(result, CommandResult)
+            events.tell(events.CommandEnded(subject=self.subject, cmd=cmd, result=result))
+        else:
+            events.tell(events.FilesChanged(subject=self.subject, operation=event, fields=fields))
 
 
 def _lacking(lacks: Iterable[str], what: str) -> tuple[str, ...]:

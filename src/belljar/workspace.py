@@ -21,7 +21,7 @@ import anyio.to_thread
 from belljar import trees
 from belljar.beneath import Beneath, Found
 from belljar.errors import FileError, GuestLost, InvalidOption
-from belljar.files import WORKSPACE, AsyncFiles
+from belljar.files import AsyncFiles
 from belljar.guest.trees import FRESH
 from belljar.limits import format_size
 from belljar.mirror import Known, Ledger, Save, Signature, cost, decide
@@ -140,7 +140,7 @@ class HostWorkspace:
         self, files: AsyncFiles, found: dict[str, Found], left_out: LeftOut
     ) -> None:
         outflow = Outflow(self._host, found.items(), left_out=left_out)
-        written = await send(files, WORKSPACE, outflow, Progress(None, 0))
+        written = await send(files, files.root, outflow, Progress(None, 0))
         if written:
             # So that whatever the guest writes from now on gets another time stamp than these.
             await anyio.sleep(FRESH / 1e9)
@@ -191,7 +191,7 @@ class HostWorkspace:
     async def _remove_inside(self, files: AsyncFiles, paths: list[str]) -> None:
         for start in range(0, len(paths), trees.ROWS):
             orders = [Order("remove", path) for path in paths[start : start + trees.ROWS]]
-            trees.check(orders, await trees.push(files, WORKSPACE, orders), WORKSPACE)
+            trees.check(orders, await trees.push(files, files.root, orders), files.root)
         for path in paths:
             self._known.pop(path, None)
 
@@ -221,16 +221,16 @@ class HostWorkspace:
         return [f"not everything was brought back to {self.path!r}: {why}"]
 
     async def _carry_out(self, files: AsyncFiles) -> list[str]:
-        census = await trees.scan(files, WORKSPACE, most=MAX_FILES, unlock=True)
+        census = await trees.scan(files, files.root, most=MAX_FILES, unlock=True)
         if any(entry.kind == "file" for entry in census.entries.values()):
-            census.mapped = await trees.mapped(files, WORKSPACE)
+            census.mapped = await trees.mapped(files, files.root)
         plan = decide(self._known, census, self._ledger())
         save = Save(self._host, self._known, census, self._ledger())
         if plan.remove or plan.make or plan.fetch:
             wanted = await anyio.to_thread.run_sync(save.arrange, plan)
             budget = Budget(self._limit)
             try:
-                await trees.fetch(files, WORKSPACE, wanted, budget, save.receive, unlock=True)
+                await trees.fetch(files, files.root, wanted, budget, save.receive, unlock=True)
             finally:
                 save.close()
         return census.left_out.sentences() + save.notes

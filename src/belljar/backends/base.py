@@ -15,6 +15,7 @@ from belljar.environment import Environment
 from belljar.isolation import Isolation
 from belljar.limits import Limits
 from belljar.mount import Mount
+from belljar.workdir import WORKSPACE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,9 @@ class GuestSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     strict: bool | None = None  # None: strict about the limits the caller set himself
     mounts: tuple[Mount, ...] = ()
+    noexec: bool = False  # nothing that lies in the workspace or /tmp can be executed
+    workdir: str = WORKSPACE  # where its workspace is
+    network: str = "none"
     docker: Docker = field(default_factory=Docker)  # for the docker backend alone
 
     def insists_on(self, limit: str) -> bool:
@@ -37,9 +41,22 @@ class GuestSpec:
 class Reading:
     """What a guest has used so far, as the host sees it; None: this host cannot tell."""
 
-    cpu: float | None
-    peak_memory: int | None
+    cpu: float | None  # seconds
+    peak_memory: int | None  # bytes
     memory_kills: int  # processes ended for want of memory
+    # At this very moment, if that was asked for:
+    memory: int | None = None  # bytes
+    processes: int | None = None  # threads are counted too where a cgroup counts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whereabouts:
+    """Where on this host a guest can be seen, by those who look at it from another process."""
+
+    pid: int | None = None  # of its PID 1; None: it is on another machine
+    cgroups: tuple[str, ...] = ()  # directories of its control groups
+    container: str | None = None  # its id
+    engine: str | None = None  # the address of the engine that has it
 
 
 class Stream(Protocol):
@@ -72,8 +89,12 @@ class Guest(Protocol):
     @property
     def isolation(self) -> Isolation: ...
 
-    async def reading(self, *, from_now: bool = False) -> Reading:
-        """Called by the sandbox around each cell. `from_now` lets the peak count anew."""
+    @property
+    def whereabouts(self) -> Whereabouts: ...
+
+    async def reading(self, *, from_now: bool = False, now: bool = False) -> Reading:
+        """Called by the sandbox around each cell, and by who asks what it uses. `from_now` lets
+        the peak count anew; `now` tells also what is used at this moment."""
 
     def kill(self) -> None:
         """End every process of the guest at once. Called at any time, also twice."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from belljar.guest import wire
 from belljar.limits import Limits
 
-WORKSPACE = "/workspace"
 ONE_RESULT = 8  # times the output limit that one result may take: pictures are large
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from belljar.errors import InvalidOption
 from belljar.limits import RULES, Rule, format_size
+from belljar.workdir import WORKSPACE
 
 if TYPE_CHECKING:
     from belljar.blocking import Sandbox
@@ -85,7 +86,8 @@ def add_all(parser: argparse.ArgumentParser, *, environment: str | None = "data"
         action="store_true",
         help="start even if this host cannot enforce a limit given here (see `belljar doctor`)",
     )
-    if environment is not None:  # a replay runs in an Environment
+    if environment is not None:  # a replay runs in an Environment, as it was recorded
+        _add_more(parser)
         add_docker(parser)
     limits = parser.add_argument_group("limits", "sizes are written like 64k, 512m, 1.5g")
     for name, rule in RULES.items():
@@ -96,6 +98,30 @@ def add_all(parser: argparse.ArgumentParser, *, environment: str | None = "data"
             help=f"{rule.meaning}: {rule.range.replace('None', 'none')} "
             f"(default: {_default(rule) if environment else 'as recorded'})",
         )
+
+
+def _add_more(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--policy",
+        metavar="NAME|FILE",
+        help="reject code that this policy denies, before anything starts (see `belljar check`)",
+    )
+    parser.add_argument(
+        "--workdir",
+        metavar="PATH",
+        default=WORKSPACE,
+        help=f"where the code finds its workspace (default: {WORKSPACE})",
+    )
+    parser.add_argument(
+        "--noexec",
+        action="store_true",
+        help="nothing that lies in the workspace or in /tmp can be executed",
+    )
+    parser.add_argument(
+        "--network",
+        default="none",
+        help="none, or open: all that the engine's network reaches (docker only; default: none)",
+    )
 
 
 def add_docker(parser: argparse.ArgumentParser) -> None:
@@ -138,6 +164,10 @@ def make(args: argparse.Namespace) -> Sandbox:
         limits=limits(args),
         env=variables(args.variables),
         strict=False if args.best_effort else None,
+        policy=args.policy,
+        network=args.network,
+        workdir=args.workdir,
+        noexec=args.noexec,
         record=args.record,
         workspace=directory(args.workspace),
         session=args.session,

@@ -46,6 +46,7 @@ class Events:
     def play(self, event: Event) -> None:
         """Do it again, or note why not: the cells that need it then tell by themselves."""
         known: dict[str, Callable[[Event, Reader], None]] = {
+            "rejected": lambda event, fields: None,  # nothing ran
             "restart": lambda event, fields: self._sandbox.restart(),
             "checkpoint": self._checkpoint,
             "rollback": self._rollback,

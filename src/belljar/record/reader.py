@@ -16,6 +16,7 @@ from belljar.execution import Execution
 from belljar.limits import RULES, Limits
 from belljar.record.format import FORMAT, MAX_LINE, VERSION
 from belljar.record.parse import Malformed, Reader, load_execution
+from belljar.workdir import WORKSPACE
 
 MAX_RECORD = 2 * 2**30  # bytes of the whole file: it is held in memory
 _HEADER = re.compile(rb'\s*\{[^{}]{0,400}"format":\s*"%s"' % FORMAT.encode())
@@ -74,6 +75,7 @@ class Session:
     functions: tuple[str, ...]  # names
     metadata: Mapping[str, str]
     host_files: tuple[str, ...]  # paths in the guest where files of the host were seen
+    workdir: str
     began: float
     steps: tuple[Cell | Event, ...] = ()
     closed: bool = False  # its end is in the record too
@@ -194,6 +196,7 @@ class _Reading:
             functions=line.texts("functions"),
             metadata=line.mapping("metadata") if "metadata" in line.line else {},
             host_files=line.texts("host_files"),
+            workdir=line.get("workdir", str, WORKSPACE),
             began=line.get("at", float, 0.0),
         )
         if session.id in self._sessions:

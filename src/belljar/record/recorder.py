@@ -33,6 +33,7 @@ from belljar.record.format import (
     dump_field,
 )
 from belljar.record.reader import is_header as _is_header
+from belljar.workdir import WORKSPACE
 
 _HEADER = 4096  # bytes: enough to tell a record from another file
 
@@ -63,6 +64,7 @@ class Recorder:
         functions: Iterable[str] = (),
         metadata: Mapping[str, str] | None = None,
         host_files: Iterable[str] = (),
+        workdir: str = WORKSPACE,
     ) -> None:
         """Open the file and say what the sandbox is. Raises FileError if that is not possible.
 
@@ -87,6 +89,7 @@ class Recorder:
                 "functions": sorted(functions),
                 "metadata": dict(metadata or {}),
                 "host_files": sorted(host_files),
+                "workdir": workdir,
             },
         )
         if self.failed is not None:

@@ -246,6 +246,7 @@ class _Replaying:
             env=wanted.env,
             functions=wanted.functions,
             strict=wanted.strict,
+            workdir=session.workdir,
         )
 
     def _limits(self, session: Session) -> Limits:

@@ -243,9 +243,8 @@ class DockerBackend:
             inspected = await engine.request("GET", f"/containers/{container}/json")
             with proper(engine, "about the container"):
                 local = guest.meet(int(inspected["State"].get("Pid") or 0))
-                measured = layers.measured(
-                    guest.pid if local else 0, inspected, facts, asked=asked.docker.runtime
-                )
+                pid = guest.pid if local else 0
+                measured = layers.measured(pid, inspected, facts, asked=asked)
             guest.isolation = Isolation(
                 backend=self.name, layers=(*measured, *mounted(asked.mounts)), limits=limits
             )
@@ -266,7 +265,7 @@ class DockerBackend:
         config = {
             "setup": {
                 **setup.of(asked.limits, share=False),
-                "workspace": setup.WORKSPACE,
+                "workspace": asked.workdir,
                 "data": None,
                 "shelves": asked.limits.workspace,
             },

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import anyio
 
-from belljar.backends.base import Host, Reading
+from belljar.backends.base import Host, Reading, Whereabouts
 from belljar.backends.docker import errand, readings
 from belljar.backends.docker.engine import Engine, EngineError
 from belljar.backends.docker.stream import AttachedStream
@@ -59,9 +60,18 @@ class DockerGuest:
         self._local = readings.Local(meters) if meters is not None else None
         return True
 
-    async def reading(self, *, from_now: bool = False) -> Reading:
+    @property
+    def whereabouts(self) -> Whereabouts:
+        return Whereabouts(
+            pid=self.pid or None,
+            cgroups=self._local.paths if self._local is not None else (),
+            container=self.container,
+            engine=str(self._engine.endpoint),
+        )
+
+    async def reading(self, *, from_now: bool = False, now: bool = False) -> Reading:
         if self._local is not None:
-            seen = self._local.read(from_now=from_now)
+            seen = self._local.read(from_now=from_now, now=now)
             gone = self._local.gone
         else:
             seen = await self._remote.read()
@@ -70,9 +80,7 @@ class DockerGuest:
             self._ran_out = await readings.ran_out_of_memory(self._engine, self.container)
         if not self._ran_out:
             return seen
-        return Reading(
-            cpu=seen.cpu, peak_memory=seen.peak_memory, memory_kills=seen.memory_kills + 1
-        )
+        return replace(seen, memory_kills=seen.memory_kills + 1)
 
     def kill(self) -> None:
         """Hang up, which its init takes as the end, and do not rely on it. Never waits."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from belljar.backends.base import GuestSpec
 from belljar.backends.docker.facts import Facts, own_kernel
+from belljar.backends.docker.settings import Docker
 from belljar.backends.native import posture
 from belljar.errors import StartError
 from belljar.isolation import Layer
@@ -28,15 +30,15 @@ _MAY_LACK = {
 
 
 def measured(
-    pid: int, inspected: Mapping[str, Any], facts: Facts, *, asked: str | None
+    pid: int, inspected: Mapping[str, Any], facts: Facts, *, asked: GuestSpec
 ) -> tuple[Layer, ...]:
-    """`pid`: of the container's first process, 0 if it is on another machine; `asked`: for which
-    runtime."""
+    """`pid`: of the container's first process, 0 if it is on another machine."""
     runtime = str(inspected["HostConfig"].get("Runtime") or facts.default_runtime)
     kernel = own_kernel(runtime)
-    wrong = list(_wrong_settings(inspected))
-    if asked is not None and runtime != asked:  # Podman takes no notice of it
-        wrong.append(f"has the runtime {runtime!r} and not {asked!r}")
+    wrong = list(_wrong_settings(inspected, asked.network))
+    wanted = asked.docker.runtime
+    if wanted is not None and runtime != wanted:  # Podman takes no notice of it
+        wrong.append(f"has the runtime {runtime!r} and not {wanted!r}")
     seen = posture.read(pid) if pid and kernel is None else None
     if seen is not None:
         wrong += posture.faults(seen, without=frozenset(_MAY_LACK))
@@ -62,13 +64,20 @@ def measured(
             rows.append(Layer(name=name, state="absent", detail=detail, remedy=remedy))
     rows += [
         # gVisor leaves the profile out, unless it is told to (--oci-seccomp).
-        _row("seccomp", f"{kernel} answers" if kernel else f"allow-list filter, {said}"),
+        _row("seccomp", f"{kernel} answers" if kernel else f"{_filter(asked.docker)}, {said}"),
         _row("capabilities", f"none, {said}"),
         _row("no_new_privs", f"set, {said}"),
         _row("uid", f"{inspected['Config']['User'].partition(':')[0]}, {said}"),
         _row("root file system", "read-only"),
     ]
+    if asked.network == "open":
+        detail = "open: the code reaches whatever the engine's own network does"
+        rows.append(Layer(name="network", state="absent", detail=detail, remedy='network="none"'))
     return tuple(rows)
+
+
+def _filter(docker: Docker) -> str:
+    return "the caller's own profile" if docker.seccomp is not None else "allow-list filter"
 
 
 def _lacks_cgroup_namespaces(facts: Facts) -> bool:
@@ -79,11 +88,11 @@ def _row(name: str, detail: str) -> Layer:
     return Layer(name=name, state="enforced", detail=detail)
 
 
-def _wrong_settings(inspected: Mapping[str, Any]) -> Iterator[str]:
+def _wrong_settings(inspected: Mapping[str, Any], network: str) -> Iterator[str]:
     """What the engine has made otherwise than it was asked to."""
     config = inspected["HostConfig"]
     options = config.get("SecurityOpt") or []
-    if config.get("NetworkMode") != "none":
+    if config.get("NetworkMode") != ("bridge" if network == "open" else "none"):
         yield f"has the network {config.get('NetworkMode')}"
     if not config.get("ReadonlyRootfs"):
         yield "may write to its root file system"

@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import time
+from dataclasses import replace
 
 import anyio
 
@@ -49,7 +50,11 @@ class Local:
         self._last = Reading(cpu=None, peak_memory=None, memory_kills=0)
         self.gone = False  # with its control group
 
-    def read(self, *, from_now: bool) -> Reading:
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return self._meters.paths
+
+    def read(self, *, from_now: bool, now: bool = False) -> Reading:
         if from_now:
             self._meters.reset_peak()
         cpu, peak = self._meters.cpu_seconds(), self._meters.memory_peak()
@@ -57,7 +62,10 @@ class Local:
         self.gone = cpu is None and kills is None
         if not self.gone:
             self._last = Reading(cpu=cpu, peak_memory=peak, memory_kills=kills or 0)
-        return self._last
+        if not now or self.gone:
+            return self._last
+        memory, tasks = self._meters.memory_current(), self._meters.tasks()
+        return replace(self._last, memory=memory, processes=tasks)
 
     def close(self) -> None:
         self._meters.close()
@@ -74,7 +82,7 @@ class Remote:
         self.gone = False
 
     async def read(self) -> Reading:
-        cpu, peak = None, None
+        cpu, peak, current, tasks = None, None, None, None
         path = f"/containers/{self._container}/stats"
         try:
             stats = await self._engine.request(
@@ -87,9 +95,18 @@ class Remote:
                 cpu = stats["cpu_stats"]["cpu_usage"]["total_usage"] / 1e9
             with contextlib.suppress(KeyError, TypeError):
                 memory = stats["memory_stats"]
-                peak = memory.get("max_usage") or memory["usage"]
+                current = memory["usage"]
+                peak = memory.get("max_usage") or current
+            with contextlib.suppress(KeyError, TypeError):
+                tasks = stats["pids_stats"]["current"]
         await self._count_kills()
-        return Reading(cpu=cpu, peak_memory=peak, memory_kills=len(self._seen))
+        return Reading(
+            cpu=cpu,
+            peak_memory=peak,
+            memory_kills=len(self._seen),
+            memory=current,
+            processes=tasks,
+        )
 
     async def _count_kills(self) -> None:
         query = {

@@ -6,6 +6,7 @@ that is not there, options that exclude each other.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -67,6 +68,7 @@ class Docker:
     ca_bundle: str | os.PathLike[str] | None = None  # certificates that a build shall trust
     build_network: str | None = None  # of builds: "host", "none", ...; None: the engine's default
     pull: Pull = "missing"  # when an image is fetched
+    seccomp: str | os.PathLike[str] | None = None  # a profile in place of ours; None: ours
     noexec: bool = False  # nothing that lies in /workspace or /tmp can be executed
     project: str | None = None  # a label of the containers, to tell them apart
 
@@ -92,6 +94,7 @@ class Docker:
             "base": check_image("base", self.base),
             "ca_bundle": _ca_bundle(self.ca_bundle),
             "build_network": _build_network(self.build_network),
+            "seccomp": _profile(self.seccomp),
             "project": _text("project", self.project, _MAX_PROJECT),
         }
         if not isinstance(self.pull, str):
@@ -218,6 +221,22 @@ def _ca_bundle(given: str | os.PathLike[str] | None) -> Path | None:
         raise InvalidOption(
             f"ca_bundle: {str(path)!r} is not a file",
             hint="it is a file of certificates in PEM form",
+        )
+    return path
+
+
+def _profile(given: str | os.PathLike[str] | None) -> Path | None:
+    if given is None:
+        return None
+    path = _path("seccomp", given)
+    try:
+        profile = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidOption(f"seccomp: {str(path)!r} cannot be read: {error}") from None
+    if not isinstance(profile, dict) or not isinstance(profile.get("defaultAction"), str):
+        raise InvalidOption(
+            f"seccomp: {str(path)!r} is not a seccomp profile",
+            hint="it is a JSON file as `docker run --security-opt seccomp=FILE` takes it",
         )
     return path
 

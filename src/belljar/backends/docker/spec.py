@@ -6,10 +6,12 @@ confine.py) as far as a container can; what differs is said where it is decided.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import stat
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import cast
 
 from belljar.backends.base import GuestSpec
@@ -95,6 +97,7 @@ def body(
         "StopTimeout": 0,
         "HostConfig": {
             **_isolation(docker, facts, filter_ or seccomp(spec, facts)),
+            **_network(spec.network),
             **_resources(spec.limits, docker, facts),
             **_files(spec, docker, facts, uid, volumes),
             **_devices(docker),
@@ -159,6 +162,14 @@ def seccomp(spec: GuestSpec, facts: Facts) -> str:
         deny += cast(Refusals, SET_ID)
     if not facts.memory_limit:
         deny += cast(Refusals, HIDDEN_MEMORY)  # nothing else would count such pages
+    if spec.docker.seccomp is not None:
+        if deny:
+            raise InvalidOption(
+                "a seccomp profile of your own cannot be had with writable mounts, or where the "
+                "engine does not limit memory: these need rules that only ours has",
+                hint="leave out seccomp=",
+            )
+        return json.dumps(json.loads(Path(spec.docker.seccomp).read_bytes()), separators=(",", ":"))
     return profile.text(facts.machine, deny=deny)
 
 
@@ -183,17 +194,20 @@ def _isolation(docker: Docker, facts: Facts, filter_: str) -> dict[str, object]:
     if facts.engine == "podman":  # it does not read MaskedPaths
         options.append(f"mask={':'.join(masked)}")
     return {
-        "NetworkMode": "none",
-        # As in native, the sandbox's own name leads to itself, and no other anywhere.
-        "ExtraHosts": [f"{HOST_NAME}:127.0.0.1"],
-        "Dns": ["127.0.0.1"],
-        "DnsSearch": ["."],
         "IpcMode": "private",
         "CgroupnsMode": "private",
         "CapDrop": ["ALL"],
         "SecurityOpt": options,
         "MaskedPaths": masked,
     }
+
+
+def _network(asked: str) -> dict[str, object]:
+    # As in native, the sandbox's own name leads to itself, and no other anywhere.
+    settings: dict[str, object] = {"ExtraHosts": [f"{HOST_NAME}:127.0.0.1"]}
+    if asked == "open":
+        return settings | {"NetworkMode": "bridge"}
+    return settings | {"NetworkMode": "none", "Dns": ["127.0.0.1"], "DnsSearch": ["."]}
 
 
 def _resources(limits: Limits, docker: Docker, facts: Facts) -> dict[str, object]:
@@ -247,9 +261,9 @@ def _files(
 ) -> dict[str, object]:
     limits = spec.limits
     tmpfs = {
-        "/workspace": _tmpfs(limits.workspace, 65536, uid, facts, noexec=docker.noexec),
-        "/tmp": _tmpfs(limits.tmp, 16384, uid, facts, noexec=docker.noexec),
-        "/dev/shm": _tmpfs(limits.tmp, 4096, uid, facts, noexec=docker.noexec),
+        spec.workdir: _tmpfs(limits.workspace, 65536, uid, facts, noexec=spec.noexec or docker.noexec),
+        "/tmp": _tmpfs(limits.tmp, 16384, uid, facts, noexec=spec.noexec or docker.noexec),
+        "/dev/shm": _tmpfs(limits.tmp, 4096, uid, facts, noexec=spec.noexec or docker.noexec),
     }
     # What an image declares as a volume is a directory on the engine's disk, without any limit:
     # read-only, with what the image has there. Where nobody does that, it is covered.

@@ -30,7 +30,7 @@ from belljar.isolation import Isolation
 from belljar.mount import Mount
 
 HELLO_TIMEOUT = 30.0
-Key = tuple[Environment, tuple[Mount, ...]]  # what guests of one zygote have in common
+Key = tuple[Environment, tuple[Mount, ...], str]  # what guests of one zygote have in common
 
 
 class NativeBackend:
@@ -95,11 +95,12 @@ class NativeBackend:
             started.result()  # raises what went wrong
 
     async def _start_zygote(self, key: Key, started: concurrent.futures.Future[Zygote]) -> None:
-        environment, mounts = key
+        environment, mounts, workdir = key
         try:
             built = await anyio.to_thread.run_sync(build, environment)
             hold = await anyio.to_thread.run_sync(built.hold)
-            zygote = Zygote(built, hold, mounts)  # in this thread: the kernel binds its life to it
+            # In this thread: the kernel binds its life to it.
+            zygote = Zygote(built, hold, mounts, workdir)
             await anyio.to_thread.run_sync(zygote.wait_ready)
         except BaseException as error:
             started.set_exception(error)
@@ -205,6 +206,8 @@ def _request(spec: GuestSpec, zygote: Zygote, in_cgroup: frozenset[str]) -> dict
     limits = spec.limits
     return {
         "uid": plan.pick_uid(zygote.root),
+        "workdir": spec.workdir,
+        "noexec": spec.noexec,
         "workspace": limits.workspace,
         "tmp": limits.tmp,
         # What a guest shares with the host is counted by its cgroup, or by nobody.
@@ -223,7 +226,7 @@ def _request(spec: GuestSpec, zygote: Zygote, in_cgroup: frozenset[str]) -> dict
 
 
 def _key(spec: GuestSpec) -> Key:
-    return spec.environment, spec.mounts
+    return spec.environment, spec.mounts, spec.workdir
 
 
 def check_host() -> None:

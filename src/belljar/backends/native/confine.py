@@ -89,13 +89,14 @@ def _mount(spec: Dict[str, Any], facts: Dict[str, Any]) -> int:
     uid = spec["uid"]
     kernel = _mount_proc(spec)
     for path, size, inodes in (
-        ("/workspace", spec["workspace"], 65536),
+        (spec["workdir"], spec["workspace"], 65536),
         ("/tmp", spec["tmp"], 16384),
         ("/dev/shm", spec["tmp"], 4096),
     ):
         options = f"size={size},nr_inodes={inodes},mode=0700,uid={uid},gid={uid}"
-        sys_.mount("tmpfs", path, "tmpfs", _TMPFS, options)
-    facts["store"] = _hide_store("/workspace", uid)
+        flags = _TMPFS | (sys_.MS_NOEXEC if spec["noexec"] else 0)
+        sys_.mount("tmpfs", path, "tmpfs", flags, options)
+    facts["store"] = _hide_store(spec["workdir"], uid)
     return kernel
 
 
@@ -208,9 +209,9 @@ def _set_affinity(cpus: List[int]) -> None:
 
 
 def _writable(spec: Dict[str, Any], facts: Dict[str, Any]) -> Tuple[List[str], List[str]]:
-    # The store has /workspace in it, but Landlock does not look at what a mount hides.
+    # The store has the workspace in it, but Landlock does not look at what a mount hides.
     store = f"/proc/self/fd/{facts['store']}"
-    directories = ["/workspace", store, "/tmp", "/dev/shm", *spec["writable"]]
+    directories = [spec["workdir"], store, "/tmp", "/dev/shm", *spec["writable"]]
     return directories, ["/dev/" + name for name in _DEVICES] + spec["writable_files"]
 
 
@@ -228,7 +229,7 @@ def _write(path: str, text: str, below: Optional[int] = None) -> None:
 def probe() -> List[str]:
     """Powers that should be gone, tried again: the names of those that are not."""
     attempts: List[Tuple[str, Callable[[], object]]] = [
-        ("mount a file system", lambda: sys_.mount("tmpfs", "/workspace", "tmpfs", 0)),
+        ("mount a file system", lambda: sys_.mount("tmpfs", "/tmp", "tmpfs", 0)),
         ("enter a new user namespace", lambda: sys_.unshare(sys_.CLONE_NEWUSER)),
         ("write into the root", lambda: os.close(os.open("/usr/.probe", os.O_CREAT | os.O_WRONLY))),
         ("become uid 0", lambda: os.setuid(0)),

@@ -13,7 +13,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from belljar.backends.base import Reading
+from belljar.backends.base import Reading, Whereabouts
 from belljar.backends.native.cgroup import Cgroup
 from belljar.backends.native.watchdog import Watchdog
 from belljar.errors import ProtocolError, SandboxError, StartError
@@ -98,9 +98,14 @@ class NativeGuest:
         self.left: Callable[[], None] | None = None  # called when it has gone; may block
         self.watchdog = Watchdog(pid, memory)
 
-    async def reading(self, *, from_now: bool = False) -> Reading:
+    @property
+    def whereabouts(self) -> Whereabouts:
+        paths = self._cgroup.paths if self._cgroup is not None else ()
+        return Whereabouts(pid=self.pid, cgroups=tuple(paths))
+
+    async def reading(self, *, from_now: bool = False, now: bool = False) -> Reading:
         if self._cgroup is None:
-            return self.watchdog.reading(from_now=from_now)
+            return self.watchdog.reading(from_now=from_now, now=now)
         if from_now:
             self._cgroup.reset_peak()
         cpu, peak = self._cgroup.cpu_seconds(), self._cgroup.memory_peak()
@@ -109,6 +114,8 @@ class NativeGuest:
             cpu=cpu if fallback is None or cpu is not None else fallback.cpu,
             peak_memory=peak if fallback is None or peak is not None else fallback.peak_memory,
             memory_kills=(self._cgroup.oom_kills() or 0) + self.watchdog.kills,
+            memory=self._cgroup.memory_current() if now else None,
+            processes=self._cgroup.tasks() if now else None,
         )
 
     def kill(self) -> None:

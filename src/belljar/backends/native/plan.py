@@ -15,6 +15,7 @@ from pathlib import Path
 from belljar.interpreter import Interpreter, guest_python
 from belljar.limits import Limits
 from belljar.mount import Mount
+from belljar.workdir import WORKSPACE
 
 Step = list[object]
 
@@ -54,10 +55,13 @@ _SYSCTLS = {
 
 
 def root_steps(
-    environment: Path, interpreter: Interpreter, mounts: Iterable[Mount] = ()
+    environment: Path,
+    interpreter: Interpreter,
+    mounts: Iterable[Mount] = (),
+    workdir: str = WORKSPACE,
 ) -> list[Step]:
     return [
-        *_skeleton(),
+        *_skeleton(workdir),
         *_system(),
         *_interpreter(interpreter),
         ["bind", str(environment), GUEST_ENV, "dir"],
@@ -67,9 +71,17 @@ def root_steps(
     ]
 
 
-def _skeleton() -> Iterator[Step]:
-    directories = "/proc /tmp /workspace /dev /dev/shm /etc /opt /run /run/belljar /usr /usr/local"
-    for path in (*directories.split(), "/home", "/root", "/var", "/var/tmp", "/usr/local/bin"):
+def _skeleton(workdir: str) -> Iterator[Step]:
+    directories = "/proc /tmp /dev /dev/shm /etc /opt /run /run/belljar /usr /usr/local"
+    for path in (
+        workdir,
+        *directories.split(),
+        "/home",
+        "/root",
+        "/var",
+        "/var/tmp",
+        "/usr/local/bin",
+    ):
         yield ["dir", path]
     for name, text in _SYSCTLS.items():
         yield ["dir", f"/run/belljar/sys/{os.path.dirname(name)}"]

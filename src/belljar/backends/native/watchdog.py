@@ -57,7 +57,7 @@ class Watchdog:
         finally:
             os.close(pidfd)
 
-    def reading(self, *, from_now: bool = False) -> Reading:
+    def reading(self, *, from_now: bool = False, now: bool = False) -> Reading:
         pids = processes(self._init)
         workers = [pid for pid in pids if pid != self._init]
         if from_now:
@@ -67,7 +67,13 @@ class Watchdog:
         else:
             self._peak = max(self._peak, sum(map(_peak, workers)))
         cpu = sum(map(_cpu, pids))
-        return Reading(cpu=cpu, peak_memory=self._peak, memory_kills=self.kills)
+        return Reading(
+            cpu=cpu,
+            peak_memory=self._peak,
+            memory_kills=self.kills,
+            memory=sum(map(_share, workers)) if now else None,
+            processes=len(pids) if now else None,
+        )
 
 
 def processes(init: int) -> list[int]:

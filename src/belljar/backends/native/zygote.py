@@ -108,7 +108,7 @@ def _guest(config: Dict[str, Any], request: Dict[str, Any], fds: List[int]) -> N
         channel.sendall(wire.pack(wire.HELLO, 0, facts))
         os.environ.update(request["env"])  # the rest is as the zygote was started with
         setup = {
-            "workspace": "/workspace",
+            "workspace": request["workdir"],
             "store": store,
             "output": request["output"],
             "open_files": request["open_files"],

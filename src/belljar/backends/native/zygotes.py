@@ -21,6 +21,7 @@ from belljar.backends.native import plan, seccomp
 from belljar.environment import Built
 from belljar.errors import BackendUnavailable, InvalidOption, SandboxError, StartError
 from belljar.mount import Mount
+from belljar.workdir import WORKSPACE
 
 CLOSE_TIMEOUT = 3.0
 MAX_REQUEST = 65536
@@ -73,10 +74,12 @@ class ZygoteGone(StartError):
 
 
 class Zygote:
-    def __init__(self, built: Built, hold: int, mounts: tuple[Mount, ...] = ()) -> None:
+    def __init__(
+        self, built: Built, hold: int, mounts: tuple[Mount, ...] = (), workdir: str = WORKSPACE
+    ) -> None:
         """`hold`: the descriptor that keeps the Environment's files, even if it is removed."""
         self.users = 0  # guests of one with mounts, which ends with the last of them
-        self._mounts = mounts
+        self._mounts, self._workdir = mounts, workdir
         self.root = os.geteuid() == 0
         self.baseline = 0
         self._name = built.environment.name
@@ -102,7 +105,7 @@ class Zygote:
             "control": control,
             "uids": [first, count],
             "gids": [group, count],
-            "steps": plan.root_steps(built.path, built.interpreter, self._mounts),
+            "steps": plan.root_steps(built.path, built.interpreter, self._mounts, self._workdir),
             "python": f"{plan.GUEST_ENV}/bin/python",
             "bootstrap": bundle.BOOTSTRAP,
             "entry": f"{bundle.PACKAGE}.backends.native.zygote",

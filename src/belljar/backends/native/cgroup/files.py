@@ -115,6 +115,10 @@ METERS: Mapping[str, Mapping[int, Meter]] = {
         1: Meter("memory", "memory.usage_in_bytes"),
         2: Meter("memory", "memory.current"),
     },
+    "tasks": {
+        1: Meter("pids", "pids.current"),
+        2: Meter("pids", "pids.current"),
+    },
     "oom_kills": {
         1: Meter("memory", "memory.oom_control", b"oom_kill"),
         2: Meter("memory", "memory.events", b"oom_kill"),

@@ -19,7 +19,6 @@ class Cgroup(Meters):
         super().__init__(places)
         self.enforced = enforced
         self._owner = owner
-        self._paths = [path for _, path in places]
         self._doors = [(p, "tasks" if h.version == 1 else "cgroup.procs") for h, p in places]
         # kill() changes limits and restores them: a second one must not take the changed ones.
         self._killing = threading.Lock()
@@ -52,14 +51,14 @@ class Cgroup(Meters):
 
     def processes_alive(self) -> list[int]:
         # All hierarchies: a process on its way in is in some of them only.
-        return sorted(set[int]().union(*map(tree.members, self._paths)))
+        return sorted(set[int]().union(*map(tree.members, self.paths)))
 
     def kill(self) -> bool:
         """SIGKILL to every member; True when none is left. May be called again."""
         if not self._is_ours():
             return False
         with self._killing:
-            return tree.kill(self._paths)
+            return tree.kill(self.paths)
 
     def remove(self) -> bool:
         """Remove the group once its processes are gone; True if it is not there any more.
@@ -70,7 +69,7 @@ class Cgroup(Meters):
             return False
         self.close_join_fds()
         self.close()
-        self.gone = self.gone or tree.remove(self._paths)
+        self.gone = self.gone or tree.remove(self.paths)
         return self.gone
 
     def _is_ours(self) -> bool:

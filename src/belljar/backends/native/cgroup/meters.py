@@ -22,6 +22,7 @@ class Meters:
             for hierarchy, path in places
             for controller in hierarchy.controllers
         }
+        self.paths = tuple(path for _, path in places)
         self._lock = threading.Lock()
         self._files: dict[str, tuple[int, Meter]] = {}
         self._closed = False
@@ -40,6 +41,9 @@ class Meters:
 
     def memory_peak(self) -> int | None:
         return _whole(self._read("peak"))
+
+    def tasks(self) -> int | None:
+        return _whole(self._read("tasks"))
 
     def reset_peak(self) -> bool:
         """Let the peak count from now on; False where it is that of the whole life."""

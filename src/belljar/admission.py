@@ -1,0 +1,46 @@
+"""Whether code may run at all: the caller's policy is asked, before anything starts.
+
+It is advice, not the boundary: what it lets pass is confined like everything else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio.to_thread
+
+from belljar.execution import ErrorInfo, Execution, Logs, Outcome, Usage
+
+if TYPE_CHECKING:
+    from belljar.policy import Policy, Report
+
+AT_ONCE = 4096  # characters that are looked at without leaving the event loop
+
+
+async def ask(policy: Policy, code: str) -> Report:
+    if len(code) <= AT_ONCE:
+        return policy.check(code)
+    return await anyio.to_thread.run_sync(policy.check, code)
+
+
+def rejected(report: Report, count: int) -> Execution:
+    """The Execution of code that did not run. `count`: of the cells that did."""
+    notes = tuple(f"line {each.line}: {each.remedy}" for each in report.findings[:5] if each.remedy)
+    return Execution(
+        outcome=Outcome.rejected,
+        text=None,
+        value=None,
+        results=(),
+        stdout="",
+        stderr="",
+        logs=Logs(stdout=(), stderr=()),
+        error=ErrorInfo(name="PolicyRejected", value=report.summary(), traceback=""),
+        exit_code=None,
+        signal=None,
+        execution_count=count,
+        usage=Usage(wall=0.0, cpu=0.0, peak_memory=None, output_bytes=0),
+        state_preserved=True,
+        truncated=False,
+        notes=notes,
+        policy=report,
+    )

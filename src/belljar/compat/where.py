@@ -1,0 +1,116 @@
+"""Where an adapter's sandboxes live: in containers if an engine answers, else natively.
+
+Those systems know Docker only, and name images. Their users get containers where they have an
+engine, and an image of theirs when they name one. The name that an adapter has by default stands
+for Belljar's own Environment, which has the packages that their documents promise.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from belljar import runtime
+from belljar.backends.docker.settings import Docker
+from belljar.blocking import wait
+from belljar.environment import Environment
+from belljar.errors import BackendUnavailable, InvalidOption, SandboxError
+
+PING_TIMEOUT = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    backend: str  # "native" or "docker"
+    options: Mapping[str, object]  # for Sandbox and AsyncSandbox
+
+
+async def place(
+    backend: str | Docker | None,
+    *,
+    image: str | None,
+    default_image: str,
+    environment: str | Environment = "data",
+    prefer_local: bool = False,
+    dockerfile: str | os.PathLike[str] | None = None,
+) -> Placed:
+    """`backend` None or "auto": what BELLJAR_BACKEND says, else docker if an engine answers, else
+    native. `prefer_local`: an image of the default's name that the engine has is used."""
+    own = dockerfile is not None or image not in (None, default_image)
+    name = "docker" if isinstance(backend, Docker) else runtime.meant(backend or "auto")
+    if name == "auto":
+        name = "docker" if own or await engine_answers() else "native"
+    if name == "native":
+        if own:
+            raise InvalidOption(
+                f"an image needs an engine, and this sandbox is native: {image or dockerfile}",
+                hint='backend="docker", or leave the image out',
+            )
+        return Placed(backend=name, options={"backend": name, "environment": environment})
+    options: dict[str, object] = {"backend": backend if isinstance(backend, Docker) else name}
+    if dockerfile is not None:
+        options["dockerfile"] = dockerfile
+    elif image is not None and (own or (prefer_local and await has_image(image))):
+        options["image"] = image
+    else:
+        options["environment"] = environment
+    return Placed(backend=name, options=options)
+
+
+def place_now(
+    backend: str | Docker | None,
+    *,
+    image: str | None,
+    default_image: str,
+    environment: str | Environment = "data",
+    prefer_local: bool = False,
+    dockerfile: str | os.PathLike[str] | None = None,
+) -> Placed:
+    """The same for blocking adapters."""
+    return wait(
+        place,
+        backend,
+        image=image,
+        default_image=default_image,
+        environment=environment,
+        prefer_local=prefer_local,
+        dockerfile=dockerfile,
+    )
+
+
+async def engine_answers() -> bool:
+    """Whether there is an engine, and what is needed to talk to it."""
+    try:
+        await ask_engine("/version", timeout=PING_TIMEOUT)
+    except SandboxError:
+        return False
+    return True
+
+
+async def has_image(name: str) -> bool:
+    """Whether the engine has it. Raises SandboxError if there is no engine."""
+    from belljar.backends.docker.engine import EngineError
+
+    try:
+        await ask_engine(f"/images/{name}/json")
+    except EngineError as error:
+        if error.status != 404:
+            raise
+        return False
+    return True
+
+
+async def ask_engine(path: str, *, timeout: float = 30.0) -> object:
+    """What the engine says, as data. Raises BackendUnavailable where there is none."""
+    runtime.docker_backend()  # raises if the extra is not installed
+    from belljar.backends.docker import endpoint
+    from belljar.backends.docker.engine import Engine, EngineError
+
+    try:
+        found: object = await Engine(endpoint.find()).request("GET", path, timeout=timeout)
+    except EngineError as error:
+        if error.status == 0:
+            raise BackendUnavailable(error.message, hint=error.hint) from error
+        raise
+    return found

@@ -1,0 +1,194 @@
+"""What happens to the sandboxes of this process, for whoever wants to know: `subscribe`.
+
+Metrics, the audit log and traces are made of these. They are values, told as they happen, in the
+thread and the event loop of the sandbox: a subscriber must be quick and must not block. While
+nobody has subscribed, none is made.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from belljar.backends.base import Whereabouts as Whereabouts
+from belljar.limits import Limits
+
+if TYPE_CHECKING:
+    from belljar.execution import CommandResult, Execution
+    from belljar.sandbox import AsyncSandbox
+
+log = logging.getLogger("belljar")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """The sandbox that an event is about."""
+
+    id: str
+    backend: str  # that it runs on; before its start: that was asked for
+    environment: str  # the name
+    metadata: Mapping[str, str]
+    limits: Limits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    subject: Subject
+
+
+@dataclass(frozen=True, kw_only=True)
+class Starting(Event):
+    """Before a guest is started; also before a second one, if the first was lost."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started(Event):
+    seconds: float
+    stages: Mapping[str, float]  # seconds for "start" (the guest) and "workspace" (its files)
+    whereabouts: Whereabouts
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartFailed(Event):
+    seconds: float
+    error: BaseException
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellStarting(Event):
+    """Before the policy is asked, and before anything starts."""
+
+    code: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellEnded(Event):
+    """Also of code that the policy rejected."""
+
+    code: str
+    execution: Execution
+    began: float  # seconds since the epoch
+    seconds: float  # from the call of run_code to its end
+    stages: Mapping[str, float]  # seconds for "policy", "wait" (its turn, the start) and "run"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellFailed(Event):
+    """run_code raised: what failed was ours, or the caller cancelled it."""
+
+    code: str
+    error: BaseException
+    began: float
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandEnded(Event):
+    cmd: str | Sequence[str]
+    result: CommandResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilesChanged(Event):
+    """The host changed files of the sandbox: `operation` is the name of the method."""
+
+    operation: str
+    fields: Mapping[str, object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended(Event):
+    reason: str  # such as "is closed"
+    seconds: float  # since its first start
+
+
+Callback = Callable[[Event], None]
+
+
+class Subscription:
+    """What `subscribe` gives; `cancel` ends it. May be used as a context manager."""
+
+    def __init__(self, callback: Callback, required: bool) -> None:
+        self._callback = callback
+        self._required = required
+        self._complained = False
+
+    def tell(self, event: Event) -> None:
+        try:
+            self._callback(event)
+        except Exception:
+            if self._required:
+                raise
+            if not self._complained:
+                self._complained = True
+                log.exception("a subscriber of events failed; what it fails at next is not told")
+
+    def cancel(self) -> None:
+        global _subscriptions
+        with _changing:
+            _subscriptions = tuple(each for each in _subscriptions if each is not self)
+
+    def __enter__(self) -> Subscription:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.cancel()
+
+
+_changing = threading.Lock()
+_subscriptions: tuple[Subscription, ...] = ()
+_live: weakref.WeakSet[AsyncSandbox] = weakref.WeakSet()
+
+
+def subscribe(callback: Callback, *, required: bool = False) -> Subscription:
+    """Have each event of this process told to `callback`.
+
+    An exception of its own is logged, once, and changes nothing. With `required` it reaches the
+    caller of the sandbox instead: raised for Starting or CellStarting, it keeps the code from
+    running.
+    """
+    global _subscriptions
+    made = Subscription(callback, required)
+    with _changing:
+        _subscriptions = (*_subscriptions, made)
+    return made
+
+
+def wanted() -> bool:
+    """Whether anybody has subscribed. Asked before an event is made."""
+    return bool(_subscriptions)
+
+
+def tell(event: Event) -> None:
+    for subscription in _subscriptions:
+        subscription.tell(event)
+
+
+def live() -> list[AsyncSandbox]:
+    """The sandboxes of this process that have a guest now."""
+    with _changing:
+        return list(_live)
+
+
+def begins(sandbox: AsyncSandbox) -> None:
+    with _changing:
+        _live.add(sandbox)
+
+
+def ends(sandbox: AsyncSandbox) -> None:
+    with _changing:
+        _live.discard(sandbox)
+
+
+def _after_fork() -> None:
+    """The sandboxes are the parent's, and so are those who watch them."""
+    global _changing, _subscriptions, _live
+    _changing, _subscriptions, _live = threading.Lock(), (), weakref.WeakSet()
+
+
+os.register_at_fork(after_in_child=_after_fork)
