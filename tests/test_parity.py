@@ -14,6 +14,7 @@ PAIRS = [(Sandbox, AsyncSandbox), (Files, AsyncFiles), (Commands, AsyncCommands)
 # What the parts of AsyncSandbox use among each other; nobody else is meant to.
 INTERNAL = {
     "busy",
+    "introduce",
     "call",
     "changed",
     "end",
@@ -48,6 +49,7 @@ PROMISED = {
         "environment",
         "isolation",
         "workdir",
+        "policy",
         "whereabouts",
         "usage",
         "start",

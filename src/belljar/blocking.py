@@ -31,6 +31,7 @@ from belljar.workdir import WORKSPACE
 
 if TYPE_CHECKING:
     from belljar.options import PolicyLike
+    from belljar.policy import Policy
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -366,6 +367,11 @@ class Sandbox:
         return self._sandbox.environment
 
     @property
+    def policy(self) -> Policy | None:
+        """What code is checked against before it runs."""
+        return self._sandbox.policy
+
+    @property
     def workdir(self) -> str:
         """Where its workspace is, in the sandbox."""
         return self._sandbox.workdir
@@ -488,6 +494,10 @@ class Sandbox:
         twin = object.__new__(type(self))
         twin._prepare(wait(self._sandbox.fork))
         return twin
+
+    def introduce(self, code: str, *, timeout: float) -> None:
+        """Run code of our own before that of the caller: no policy is asked, nobody is told."""
+        return wait(self._sandbox.introduce, code, timeout=timeout)
 
     def interrupt(self) -> None:
         """Raise KeyboardInterrupt in the running cell; nothing happens if none is running."""

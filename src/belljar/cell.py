@@ -12,7 +12,7 @@ import json
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import anyio
 
@@ -44,13 +44,13 @@ class Cell:
 
     code: str
     payload: bytes  # the same, encoded
-    env: Mapping[str, str]
     given_timeout: float | None  # what the caller said,
     timeout: float | None  # and what that means
-    on_stdout: OnText | None
-    on_stderr: OnText | None
-    on_result: OnResult | None
-    undo_on_error: bool
+    env: Mapping[str, str] = field(default_factory=dict)
+    on_stdout: OnText | None = None
+    on_stderr: OnText | None = None
+    on_result: OnResult | None = None
+    undo_on_error: bool = False
 
 
 class Stream:

@@ -48,6 +48,7 @@ from belljar.workdir import WORKSPACE
 
 if TYPE_CHECKING:
     from belljar.options import PolicyLike
+    from belljar.policy import Policy
 
 
 class AsyncSandbox:
@@ -216,6 +217,11 @@ class AsyncSandbox:
     @property
     def environment(self) -> Environment:
         return self._options.environment
+
+    @property
+    def policy(self) -> Policy | None:
+        """What code is checked against before it runs."""
+        return self._options.policy
 
     @property
     def workdir(self) -> str:
@@ -472,6 +478,7 @@ class AsyncSandbox:
         get output and results while the code runs. With `undo_on_error`, code that does not end
         with the outcome ok leaves variables and files as they were before it.
         """
+        options.check_callbacks(on_stdout=on_stdout, on_stderr=on_stderr, on_result=on_result)
         cell = Cell(
             code=code,
             payload=options.encode_code(code),
@@ -483,10 +490,16 @@ class AsyncSandbox:
             on_result=on_result,
             undo_on_error=undo_on_error,
         )
-        options.check_callbacks(on_stdout=on_stdout, on_stderr=on_stderr, on_result=on_result)
         if self._options.policy is None and not events.wanted():
             return await self._run_cell(cell)
         return await self._run_seen(cell)
+
+    async def introduce(self, code: str, *, timeout: float) -> None:
+        """Run code of our own before that of the caller: no policy is asked, nobody is told."""
+        cell = Cell(
+            code=code, payload=options.encode_code(code), given_timeout=timeout, timeout=timeout
+        )
+        (await self._run_cell(cell)).raise_for_outcome()
 
     async def _run_seen(self, cell: Cell) -> Execution:
         """The same for a sandbox with a policy, and with those watching who want to know of it."""

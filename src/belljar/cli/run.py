@@ -100,12 +100,17 @@ def run(args: argparse.Namespace) -> int:
         cost=args.verbose or sys.stderr.isatty(),
         files=ResultFiles(Path(args.out)) if args.out else None,
     )
-    with sandbox:
-        for path, content in puts:
-            sandbox.files.write(path, content)
-        _introduce(sandbox, args.file, args.arguments)
-        execution = _execute(sandbox, code, presenter, as_json=args.json)
-        missed = [get for get in gets if not _fetch(sandbox, get)]
+    missed: list[Get] = []
+    if sandbox.policy is not None and not sandbox.policy.check(code).allowed:
+        execution = _execute(sandbox, code, presenter, as_json=args.json)  # says so, starts nothing
+        sandbox.close()
+    else:
+        with sandbox:
+            for path, content in puts:
+                sandbox.files.write(path, content)
+            _introduce(sandbox, args.file, args.arguments)
+            execution = _execute(sandbox, code, presenter, as_json=args.json)
+            missed = [get for get in gets if not _fetch(sandbox, get)]
     exit_code = exit_codes.of(execution)
     incomplete = bool(missed) or presenter.failed_to_save
     return exit_codes.FILE if incomplete and exit_code == exit_codes.OK else exit_code
@@ -137,7 +142,7 @@ def _introduce(sandbox: Sandbox, name: str, arguments: list[str]) -> None:
     if name != "-":
         code += f"; __file__ = {file!a}"
     # The limit of time is for the code that was asked for.
-    sandbox.run_code(code, timeout=INTRODUCTION).raise_for_outcome()
+    sandbox.introduce(code, timeout=INTRODUCTION)
 
 
 def _execute(sandbox: Sandbox, code: str, presenter: Presenter, *, as_json: bool) -> Execution:
