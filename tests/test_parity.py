@@ -15,6 +15,7 @@ PAIRS = [(Sandbox, AsyncSandbox), (Files, AsyncFiles), (Commands, AsyncCommands)
 INTERNAL = {
     "busy",
     "introduce",
+    "last_used",
     "call",
     "changed",
     "end",
@@ -50,6 +51,7 @@ PROMISED = {
         "isolation",
         "workdir",
         "policy",
+        "alive",
         "whereabouts",
         "usage",
         "start",

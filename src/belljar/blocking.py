@@ -377,6 +377,12 @@ class Sandbox:
         return self._sandbox.workdir
 
     @property
+    def alive(self) -> bool:
+        """Whether it has a guest that lives. One that was lost is started anew when it is used,
+        without the variables and files it had."""
+        return self._sandbox.alive
+
+    @property
     def whereabouts(self) -> Whereabouts | None:
         """Where its guest can be seen from outside; None while it has none."""
         return self._sandbox.whereabouts

@@ -124,6 +124,7 @@ class AsyncSandbox:
         self._run: Run | None = None
         self._ended: str | None = None  # why it can be used no more
         self.busy = 0  # cells and commands under way
+        self.last_used = time.monotonic()
         self._count = 0
         self._guests = 0  # more than one, if one was lost
         self._since: float | None = None  # of the first
@@ -241,6 +242,12 @@ class AsyncSandbox:
         )
 
     @property
+    def alive(self) -> bool:
+        """Whether it has a guest that lives. One that was lost is started anew when it is used,
+        without the variables and files it had."""
+        return self._ended is None and self._place is not None and self._place.alive
+
+    @property
     def whereabouts(self) -> Whereabouts | None:
         """Where its guest can be seen from outside; None while it has none."""
         return None if self._place is None else self._place.guest.whereabouts
@@ -284,6 +291,7 @@ class AsyncSandbox:
         """Started, or started anew if it was lost."""
         async with self._starting:
             self._check_usable()
+            self.last_used = time.monotonic()
             if self._clock is not None:
                 self._clock.used()
             if self._place is not None:
@@ -447,6 +455,7 @@ class AsyncSandbox:
             yield
         finally:
             self.busy -= 1
+            self.last_used = time.monotonic()
             if self._clock is not None:
                 self._clock.used()
 
