@@ -47,6 +47,10 @@ def pytest_configure(config):
     # A temporary directory of our own: whatever is in it at the end was left behind.
     config.belljar_tmp = tempfile.mkdtemp(prefix="belljar-tests-")
     os.environ["TMPDIR"] = tempfile.tempdir = config.belljar_tmp
+    # Sandboxes of other runs are not this one's to see.
+    runtime_directory = os.path.join(config.belljar_tmp, "runtime")
+    os.mkdir(runtime_directory, 0o700)
+    os.environ["BELLJAR_RUNTIME_DIR"] = runtime_directory
     census.become_subreaper()
 
 

@@ -14,6 +14,7 @@ PAIRS = [(Sandbox, AsyncSandbox), (Files, AsyncFiles), (Commands, AsyncCommands)
 # What the parts of AsyncSandbox use among each other; nobody else is meant to.
 INTERNAL = {
     "busy",
+    "engaged",
     "introduce",
     "last_used",
     "call",

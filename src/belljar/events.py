@@ -113,9 +113,10 @@ Callback = Callable[[Event], None]
 class Subscription:
     """What `subscribe` gives; `cancel` ends it. May be used as a context manager."""
 
-    def __init__(self, callback: Callback, required: bool) -> None:
+    def __init__(self, callback: Callback, *, required: bool, cells: bool) -> None:
         self._callback = callback
         self._required = required
+        self.cells = cells
         self._complained = False
 
     def tell(self, event: Event) -> None:
@@ -129,9 +130,8 @@ class Subscription:
                 log.exception("a subscriber of events failed; what it fails at next is not told")
 
     def cancel(self) -> None:
-        global _subscriptions
         with _changing:
-            _subscriptions = tuple(each for each in _subscriptions if each is not self)
+            _set(tuple(each for each in _subscriptions if each is not self))
 
     def __enter__(self) -> Subscription:
         return self
@@ -142,30 +142,38 @@ class Subscription:
 
 _changing = threading.Lock()
 _subscriptions: tuple[Subscription, ...] = ()
+_of_cells: tuple[Subscription, ...] = ()  # those who want to know of everything
 _live: weakref.WeakSet[AsyncSandbox] = weakref.WeakSet()
 
 
-def subscribe(callback: Callback, *, required: bool = False) -> Subscription:
-    """Have each event of this process told to `callback`.
+def _set(subscriptions: tuple[Subscription, ...]) -> None:
+    global _subscriptions, _of_cells
+    _subscriptions = subscriptions
+    _of_cells = tuple(each for each in subscriptions if each.cells)
+
+
+def subscribe(callback: Callback, *, required: bool = False, cells: bool = True) -> Subscription:
+    """Have each event of this process told to `callback`; without `cells`, only how sandboxes start
+    and end, which costs nothing while they run.
 
     An exception of its own is logged, once, and changes nothing. With `required` it reaches the
     caller of the sandbox instead: raised for Starting or CellStarting, it keeps the code from
     running.
     """
-    global _subscriptions
-    made = Subscription(callback, required)
+    made = Subscription(callback, required=required, cells=cells)
     with _changing:
-        _subscriptions = (*_subscriptions, made)
+        _set((*_subscriptions, made))
     return made
 
 
-def wanted() -> bool:
+def wanted(*, cells: bool = True) -> bool:
     """Whether anybody has subscribed. Asked before an event is made."""
-    return bool(_subscriptions)
+    return bool(_of_cells if cells else _subscriptions)
 
 
 def tell(event: Event) -> None:
-    for subscription in _subscriptions:
+    lives = isinstance(event, (Starting, Started, StartFailed, Ended))
+    for subscription in _subscriptions if lives else _of_cells:
         subscription.tell(event)
 
 
@@ -187,8 +195,9 @@ def ends(sandbox: AsyncSandbox) -> None:
 
 def _after_fork() -> None:
     """The sandboxes are the parent's, and so are those who watch them."""
-    global _changing, _subscriptions, _live
-    _changing, _subscriptions, _live = threading.Lock(), (), weakref.WeakSet()
+    global _changing, _live
+    _changing, _live = threading.Lock(), weakref.WeakSet()
+    _set(())
 
 
 os.register_at_fork(after_in_child=_after_fork)

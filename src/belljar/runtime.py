@@ -72,6 +72,7 @@ class Runtime:
         self._thread = threading.Thread(target=self._run, name="belljar", daemon=True)
         self._thread.start()
         self._ready.result()
+        _be_seen()
 
     # -- the thread -------------------------------------------------------------------------
 
@@ -163,6 +164,13 @@ class Runtime:
         """In a fork: the threads are not here, and the rest is the parent's."""
         for backend in self._backends.values():
             backend.abandon()
+
+
+def _be_seen() -> None:
+    """By `belljar ps`, whoever calls it. Imported here: it is made of what sandboxes tell."""
+    from belljar.observe import presence
+
+    presence.install()
 
 
 _runtime: Runtime | None = None

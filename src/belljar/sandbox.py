@@ -248,6 +248,12 @@ class AsyncSandbox:
         return self._ended is None and self._place is not None and self._place.alive
 
     @property
+    def engaged(self) -> bool:
+        """Whether anything is under way: something runs, or waits for its turn or for the start."""
+        locks = (self._turn, self._starting)
+        return self.busy > 0 or any(lock.statistics().locked for lock in locks)
+
+    @property
     def whereabouts(self) -> Whereabouts | None:
         """Where its guest can be seen from outside; None while it has none."""
         return None if self._place is None else self._place.guest.whereabouts
@@ -299,7 +305,7 @@ class AsyncSandbox:
                     return self._place
                 await self._leave()
                 self._state_lost = True
-            if not events.wanted():
+            if not events.wanted(cells=False):
                 return await self._start()
             return await self._start_seen()
 
@@ -415,7 +421,7 @@ class AsyncSandbox:
                 subject, had = self.subject, self._place is not None
                 await self._leave()
         self._keeping.close()
-        if had and events.wanted():
+        if had and events.wanted(cells=False):
             self._tell_end(subject)
 
     def _tell_end(self, subject: events.Subject) -> None:

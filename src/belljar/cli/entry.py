@@ -18,7 +18,23 @@ from types import FrameType
 from typing import NoReturn
 
 from belljar._version import __version__
-from belljar.cli import doctor, env, exit_codes, export, gc, image, repl, replay, run, session
+from belljar.cli import (
+    check,
+    config,
+    doctor,
+    env,
+    exit_codes,
+    export,
+    gc,
+    image,
+    learn,
+    ps,
+    repl,
+    replay,
+    run,
+    session,
+    top,
+)
 from belljar.errors import (
     FileError,
     InvalidOption,
@@ -95,29 +111,33 @@ def _explain(error: SandboxError) -> int:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    top = Parser(
+    parser = Parser(
         prog="belljar",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    top.add_argument("--version", action="version", version=f"belljar {__version__}")
-    top.set_defaults(command=lambda args: _help(top))
-    commands = top.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
-    parsers: dict[str, argparse.ArgumentParser] = {"": top}
+    parser.add_argument("--version", action="version", version=f"belljar {__version__}")
+    parser.set_defaults(command=lambda args: _help(parser))
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
+    parsers: dict[str, argparse.ArgumentParser] = {"": parser}
     for name, module in (
         *(("run", run), ("repl", repl), ("replay", replay)),
-        *(("export", export), ("doctor", doctor), ("gc", gc)),
+        *(("export", export), ("check", check), ("learn", learn)),
+        *(("ps", ps), ("top", top), ("doctor", doctor), ("gc", gc)),
     ):
         parsers[name] = commands.add_parser(name, help=module.SUMMARY, allow_abbrev=False)
         parsers[name].set_defaults(command=module.run)
         module.add_arguments(parsers[name])
-    for name, group in (("env", env), ("image", image), ("session", session)):
-        parser = parsers[name] = commands.add_parser(name, help=group.SUMMARY, allow_abbrev=False)
-        parser.set_defaults(command=functools.partial(_show_help, parser))
-        parsers |= {f"{name} {each}": sub for each, sub in group.add_commands(parser).items()}
-    return _parse(argv, top, parsers)
+    for name, group in (
+        *(("config", config), ("env", env)),
+        *(("image", image), ("session", session)),
+    ):
+        above = parsers[name] = commands.add_parser(name, help=group.SUMMARY, allow_abbrev=False)
+        above.set_defaults(command=functools.partial(_show_help, above))
+        parsers |= {f"{name} {each}": sub for each, sub in group.add_commands(above).items()}
+    return _parse(argv, parser, parsers)
 
 
 def _parse(

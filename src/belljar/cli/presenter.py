@@ -83,6 +83,9 @@ class Presenter:
         ):
             hint = _HINTS.get(execution.outcome.value)
             terminal.say(_sentence(execution) + (f"\n  hint: {hint}" if hint else ""))
+        if execution.outcome == "rejected" and execution.policy is not None:
+            for finding in execution.policy.findings:
+                terminal.say(f"line {finding.line}: {finding.message} [{finding.rule}]")
         if execution.logs.background and not self._quiet:
             self._stderr.write_lines("".join(execution.logs.background))
         if execution.outcome in ("killed", "lost"):

@@ -61,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-v", "--verbose", action="store_true", help="say what each statement cost")
     sandbox_options.add_record(parser)
     sandbox_options.add_files(parser)
+    sandbox_options.add_policy(parser)
     sandbox_options.add_all(parser)
 
 

@@ -80,6 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     sandbox_options.add_record(parser)
     sandbox_options.add_files(parser)
+    sandbox_options.add_policy(parser)
     sandbox_options.add_all(parser)
 
 

@@ -100,12 +100,16 @@ def add_all(parser: argparse.ArgumentParser, *, environment: str | None = "data"
         )
 
 
-def _add_more(parser: argparse.ArgumentParser) -> None:
+def add_policy(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--policy",
+        dest="sandbox_policy",
         metavar="NAME|FILE",
         help="reject code that this policy denies, before anything starts (see `belljar check`)",
     )
+
+
+def _add_more(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workdir",
         metavar="PATH",
@@ -164,7 +168,7 @@ def make(args: argparse.Namespace) -> Sandbox:
         limits=limits(args),
         env=variables(args.variables),
         strict=False if args.best_effort else None,
-        policy=args.policy,
+        policy=getattr(args, "sandbox_policy", None),  # not every command has it
         network=args.network,
         workdir=args.workdir,
         noexec=args.noexec,

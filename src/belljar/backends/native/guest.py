@@ -109,13 +109,18 @@ class NativeGuest:
         if from_now:
             self._cgroup.reset_peak()
         cpu, peak = self._cgroup.cpu_seconds(), self._cgroup.memory_peak()
-        fallback = self.watchdog.reading(from_now=from_now) if None in (cpu, peak) else None
+        lacking = None in (cpu, peak)
+        memory = tasks = None
+        if now:
+            memory, tasks = self._cgroup.memory_current(), self._cgroup.tasks()
+            lacking = lacking or None in (memory, tasks)
+        fallback = self.watchdog.reading(from_now=from_now, now=now) if lacking else None
         return Reading(
             cpu=cpu if fallback is None or cpu is not None else fallback.cpu,
             peak_memory=peak if fallback is None or peak is not None else fallback.peak_memory,
             memory_kills=(self._cgroup.oom_kills() or 0) + self.watchdog.kills,
-            memory=self._cgroup.memory_current() if now else None,
-            processes=self._cgroup.tasks() if now else None,
+            memory=memory if fallback is None or memory is not None else fallback.memory,
+            processes=tasks if fallback is None or tasks is not None else fallback.processes,
         )
 
     def kill(self) -> None:

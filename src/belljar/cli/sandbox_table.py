@@ -1,0 +1,75 @@
+"""Live sandboxes as rows of a table, for `belljar ps` and `belljar top`."""
+
+from __future__ import annotations
+
+import pwd
+from collections.abc import Callable, Iterable, Sequence
+
+from belljar.cli import terminal
+from belljar.observe.sightings import Sighting
+
+HEADER = ("ID", "STATE", "BACKEND", "ENV", "CPU %", "MEMORY", "LIMIT", "MEM %", "PROCS", "AGE")
+OWNER = ("USER", "PID", "OWNER")
+
+# How `top` may sort: largest first.
+KEYS: dict[str, Callable[[Sighting], float]] = {
+    "cpu": lambda each: each.cpu_percent or 0.0,
+    "memory": lambda each: each.memory or 0,
+    "age": lambda each: each.age,
+    "processes": lambda each: each.processes or 0,
+}
+
+
+def row(each: Sighting, *, owner: bool = True) -> list[str]:
+    note = each.note
+    limit = note.limits.get("memory")
+    cells = [
+        note.id,
+        each.state,
+        note.backend,
+        note.environment,
+        "-" if each.cpu_percent is None else f"{each.cpu_percent:.1f}",
+        "-" if each.memory is None else terminal.size(each.memory),
+        "-" if limit is None else terminal.size(int(limit)),
+        "-" if each.memory is None or not limit else f"{each.memory / limit:.1%}",
+        "-" if each.processes is None else str(each.processes),
+        age(each.age),
+    ]
+    return [*cells, user(note.uid), str(note.owner.pid), note.command[:60]] if owner else cells
+
+
+def ordered(sightings: Iterable[Sighting], key: str) -> list[Sighting]:
+    return sorted(sightings, key=KEYS[key], reverse=True)
+
+
+def age(seconds: float) -> str:
+    """Short, as `ps` writes it.
+
+    >>> age(5), age(125), age(7300), age(200000)
+    ('5s', '2m05s', '2h01m', '2d07h')
+    """
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes_left = divmod(minutes, 60)
+    days, hours_left = divmod(hours, 24)
+    if days:
+        return f"{days}d{hours_left:02d}h"
+    if hours:
+        return f"{hours}h{minutes_left:02d}m"
+    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+
+
+def user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def summary(sightings: Sequence[Sighting]) -> str:
+    live = [each for each in sightings if each.live]
+    busy = sum(each.state == "busy" for each in live)
+    memory = sum(each.memory or 0 for each in live)
+    cpu = sum(each.cpu_percent or 0.0 for each in live)
+    orphans = sum(each.state == "orphan" for each in sightings)
+    text = f"{len(live)} sandboxes, {busy} busy, {cpu:.0f} % cpu, {terminal.size(memory)}"
+    return f"{text}, {orphans} orphans (belljar gc)" if orphans else text

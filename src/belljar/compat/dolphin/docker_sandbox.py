@@ -1,0 +1,244 @@
+"""DockerSandboxExecutor: sessions whose variables persist and whose files are on the host."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import uuid
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from belljar.backends.docker.settings import Docker
+from belljar.blocking import wait
+from belljar.compat import where
+from belljar.compat.dolphin import directory, sessions
+from belljar.compat.dolphin.libraries import ALLOWED_LIBRARIES as ALLOWED_LIBRARIES
+from belljar.compat.dolphin.libraries import validate_imports
+from belljar.environment import builtin
+from belljar.errors import InvalidOption, SandboxError
+from belljar.limits import Limits
+
+DEFAULT_IMAGE = "dolphin-python-sandbox"
+MOUNT = "/sandbox"
+TMP = "100m"
+OUTPUT = "4m"  # of one call that is kept
+CPU_PERIOD = 100_000  # microseconds; the quota is counted against it
+# A container imports for itself alone: what the code does not need is not waited for. Natively the
+# imports are done once, for all sandboxes of the process.
+IN_CONTAINER = replace(builtin("data"), preload=(), warmup="")
+IDLE = 3600.0  # seconds after which a session that nobody uses gives its memory back
+
+
+class DockerSandboxExecutor:
+    """A session: in a container if an engine answers, else natively.
+
+    with DockerSandboxExecutor(session_id="my-session") as sandbox:
+        print(sandbox.execute_code("print(6 * 7)"))
+    """
+
+    def __init__(
+        self,
+        session_id: str | None = None,
+        sandbox_base_dir: str = "/tmp/sandboxes",
+        image_name: str = DEFAULT_IMAGE,
+        memory_limit: str = "512m",
+        cpu_quota: int = CPU_PERIOD,
+        enable_network: bool = False,
+        timeout: float = 30,
+        image_tag: str = "latest",
+        container_mount_base_dir: str | None = None,
+        *,
+        backend: str | Docker | None = None,
+    ) -> None:
+        """`container_mount_base_dir`: where the files are in the sandbox, followed by the
+        session's id (None: at /sandbox)."""
+        self.session_id = directory.check_session_id(
+            str(uuid.uuid4()) if session_id is None else session_id
+        )
+        self.sandbox_base_dir = Path(sandbox_base_dir)
+        self.image_name, self.image_tag = image_name, image_tag
+        self.full_image_name = f"{image_name}:{image_tag}"
+        self.memory_limit, self.cpu_quota = memory_limit, cpu_quota
+        self.enable_network, self.timeout = enable_network, timeout
+        self.container_mount_path = MOUNT
+        if container_mount_base_dir is not None:
+            self.container_mount_path = f"{container_mount_base_dir}/{self.session_id}"
+        options = self._options(backend)
+        self.sandbox_dir = directory.make(self.sandbox_base_dir.absolute(), self.session_id)
+        self._settings = {**options, "workspace": self.sandbox_dir}
+        self._session: sessions.Session | None = None
+
+    @property
+    def session_dir(self) -> Path:
+        return self.sandbox_dir
+
+    def _options(self, backend: str | Docker | None) -> dict[str, Any]:
+        """For Sandbox. Raises RuntimeError where it could not be started."""
+        limits = {
+            "memory": self.memory_limit,
+            "cpus": self.cpu_quota / CPU_PERIOD,
+            "timeout": self.timeout,
+            "tmp": TMP,
+            "output": OUTPUT,
+            "idle": IDLE,
+        }
+        Limits.coerce(limits)  # said now, not at the first code
+        placed = self._placed(backend)
+        if self.enable_network and placed.backend == "native":
+            raise InvalidOption(
+                "enable_network=True needs docker, and this sandbox is native",
+                hint='backend="docker", or leave the network off',
+            )
+        options = dict(placed.options)
+        if placed.backend == "docker" and "environment" in options:
+            options["environment"] = IN_CONTAINER
+        return {
+            **options,
+            "limits": limits,
+            "workdir": self.container_mount_path,
+            "network": "open" if self.enable_network else "none",
+        }
+
+    def _placed(self, backend: str | Docker | None) -> where.Placed:
+        default = f"{DEFAULT_IMAGE}:latest"
+        try:
+            placed = where.place_now(
+                backend, image=self.full_image_name, default_image=default, prefer_local=True
+            )
+            if placed.backend == "docker":
+                wait(where.ask_engine, "/version", timeout=where.PING_TIMEOUT)
+            else:
+                from belljar.backends.native.backend import check_host
+
+                check_host()
+            image = placed.options.get("image")
+            missing = image is not None and not wait(where.has_image, str(image))
+        except InvalidOption:
+            raise
+        except SandboxError as error:
+            raise RuntimeError(
+                f"Docker is not available: {error.message}. Install Docker and ensure it is "
+                f"running\n  hint: {error.hint or 'belljar doctor'}"
+            ) from error
+        if missing:
+            raise RuntimeError(
+                f"Docker image '{self.full_image_name}' not found. Build it with: "
+                f"docker build -f Dockerfile.sandbox -t {self.full_image_name} ."
+            )
+        return placed
+
+    def execute_code(self, code: str, context: Mapping[str, object] | None = None) -> str:
+        """Run code in the session and give its output; failures are in it, after a prefix.
+
+        Variables stay for the next time. The entries of `context` become variables. Files below
+        /sandbox are in `sandbox_dir` afterwards.
+        """
+        allowed, message = validate_imports(code)
+        if not allowed:
+            kind = "EXECUTION" if message.startswith("Syntax error") else "IMPORT RESTRICTION"
+            return f"{kind} ERROR:\n{message}"
+        if self._session is None:
+            self._session = sessions.enter(self.sandbox_dir, self._settings)
+        try:
+            return self._session.run(code, context)
+        except SandboxError as error:
+            return sessions.problem(error)
+
+    # -- files ------------------------------------------------------------------------------
+
+    def get_session_files(self) -> list[str]:
+        """The files of the session, relative to its directory."""
+        return directory.files(self.sandbox_dir)
+
+    def read_session_file(self, filename: str) -> str:
+        """The text of a file of the session."""
+        return directory.read(self.sandbox_dir, filename)
+
+    # -- the end ----------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the sandbox: variables are gone, files stay. May be called twice, and used again."""
+        session, self._session = self._session, None
+        if session is not None:
+            sessions.leave(session)
+
+    def cleanup(self) -> None:
+        """End the sandbox, and remove the session's directory."""
+        self.close()
+        directory.remove(self.sandbox_dir)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+# -- one function, without an object to keep ---------------------------------------------------
+
+MOST_KEPT = 32
+_kept: OrderedDict[tuple[object, ...], DockerSandboxExecutor] = OrderedDict()
+_keeping = threading.Lock()
+
+
+def sandboxed_python_interpreter(
+    code: str,
+    context: dict[str, Any],
+    session_id: str | None = None,
+    image_name: str = DEFAULT_IMAGE,
+    image_tag: str = "latest",
+    *,
+    backend: str | Docker | None = None,
+    sandbox_base_dir: str = "/tmp/sandboxes",
+) -> str:
+    """Run code in the session that `session_id` names, or that belongs to the context.
+
+    Never raises for what goes wrong with the code or the sandbox: it is in the text. The session
+    is kept for the next call, until it is idle for an hour, or 32 others were used since.
+    """
+    if session_id is None:
+        session_id = context.setdefault(sessions.SESSION_KEY, str(uuid.uuid4()))
+    try:
+        executor = _keep(session_id, image_name, image_tag, backend, sandbox_base_dir)
+        return executor.execute_code(code, context)
+    except (SandboxError, RuntimeError, ValueError, OSError) as error:
+        return f"SANDBOX ERROR:\n{error}"
+
+
+def _keep(
+    session_id: str, image_name: str, image_tag: str, backend: str | Docker | None, base: str
+) -> DockerSandboxExecutor:
+    key = (session_id, image_name, image_tag, backend, base)
+    with _keeping:
+        executor = _kept.pop(key, None)
+    if executor is None:
+        executor = DockerSandboxExecutor(
+            session_id, base, image_name, image_tag=image_tag, backend=backend
+        )
+    with _keeping:
+        _kept[key] = executor
+        old = [_kept.popitem(last=False)[1] for _ in range(len(_kept) - MOST_KEPT)]
+    for each in old:
+        each.close()
+    return executor
+
+
+def close_sessions() -> None:
+    """End the sessions that sandboxed_python_interpreter keeps. Called at exit."""
+    with _keeping:
+        kept = list(_kept.values())
+        _kept.clear()
+    for executor in kept:
+        executor.close()
+
+
+atexit.register(close_sessions)

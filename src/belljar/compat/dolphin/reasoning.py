@@ -1,0 +1,82 @@
+"""python_interpreter of dolphin-mcp's reasoning, and how an installed dolphin-mcp gets it.
+
+There it runs code in the very process if DOLPHIN_USE_DOCKER_SANDBOX is not set. Here it never
+does: the variable chooses between a container and whatever sandbox this host has.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from typing import Any
+
+from belljar import runtime
+from belljar.backends.docker.settings import Docker
+from belljar.backends.native.backend import check_host
+from belljar.compat.dolphin import docker_sandbox
+from belljar.compat.dolphin.docker_sandbox import DEFAULT_IMAGE, sandboxed_python_interpreter
+from belljar.errors import SandboxError
+
+VARIABLE = "DOLPHIN_USE_DOCKER_SANDBOX"
+
+
+def wants_docker(value: str | None) -> bool:
+    return (value or "").strip().lower() in ("1", "true", "yes", "on")
+
+
+def python_interpreter(
+    code: str,
+    context: dict[str, Any],
+    use_docker_sandbox: bool | None = None,
+    session_id: str | None = None,
+    docker_image_name: str = DEFAULT_IMAGE,
+    docker_image_tag: str = "latest",
+    *,
+    backend: str | Docker | None = None,
+    sandbox_base_dir: str = "/tmp/sandboxes",
+) -> str:
+    """Run code in the session of the context, in a sandbox in any case.
+
+    `use_docker_sandbox` None: as DOLPHIN_USE_DOCKER_SANDBOX says. True: in a container. False:
+    without one where this host can do so, else in a container all the same.
+    """
+    if use_docker_sandbox is None:
+        use_docker_sandbox = wants_docker(os.environ.get(VARIABLE))
+    if backend is None:
+        backend = "docker" if use_docker_sandbox else _without_docker()
+    return sandboxed_python_interpreter(
+        code,
+        context,
+        session_id,
+        docker_image_name,
+        docker_image_tag,
+        backend=backend,
+        sandbox_base_dir=sandbox_base_dir,
+    )
+
+
+def _without_docker() -> str | None:
+    """Native, unless this host cannot, or BELLJAR_BACKEND says something else."""
+    if os.environ.get(runtime.WANTED):
+        return None
+    try:
+        check_host()
+    except SandboxError:
+        return None
+    return "native"
+
+
+def install() -> None:
+    """Have an installed dolphin-mcp use these: its docker_sandbox and its python_interpreter.
+
+    Call it before the first use of dolphin-mcp. Raises ImportError if there is none.
+    """
+    if importlib.util.find_spec("dolphin_mcp") is None:
+        raise ImportError("dolphin-mcp is not installed: pip install dolphin-mcp")
+    sys.modules["dolphin_mcp.docker_sandbox"] = docker_sandbox
+    from importlib import import_module
+
+    reasoning: Any = import_module("dolphin_mcp.reasoning")
+    reasoning.sandboxed_python_interpreter = sandboxed_python_interpreter
+    reasoning.python_interpreter = python_interpreter

@@ -1,0 +1,291 @@
+"""DockerExecutor: each execution in a fresh sandbox, its result as a dictionary.
+
+validate → plan → start → run → what came of it → clean up. Failures are told in the dictionary;
+nothing is run without a sandbox unless the configuration says so, and then loudly.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from belljar.backends import docker as docker  # programs of before replace this name in tests
+from belljar.backends.docker.settings import Docker
+from belljar.blocking import Sandbox, wait
+from belljar.compat import where
+from belljar.compat.executor import direct, export, identity, orphan_list, plan, report
+from belljar.compat.executor.availability import DOCKER_AVAILABLE as DOCKER_AVAILABLE
+from belljar.compat.executor.availability import MISSING
+from belljar.compat.executor.docker_config import DEFAULT_IMAGE, DockerConfig
+from belljar.compat.executor.security_validator import SecurityValidator
+from belljar.errors import InvalidOption, SandboxError
+
+if TYPE_CHECKING:
+    from belljar.execution import Execution
+
+log = logging.getLogger(__name__)
+
+VALIDATION_SECONDS = 2.0  # a busy machine is no reason to refuse code
+UNSAFE = (
+    "fallback_to_direct: this code runs WITHOUT a sandbox, as this user, with everything this "
+    "user may do"
+)
+
+
+class DockerExecutor:
+    """Runs code in sandboxes: in containers if an engine answers, else natively.
+
+    with DockerExecutor() as executor:
+        result = executor.execute("signal = 6 * 7")
+        print(result["signal"])
+    """
+
+    def __init__(
+        self, config: DockerConfig | None = None, *, backend: str | Docker | None = None
+    ) -> None:
+        self.config = config if config is not None else DockerConfig.from_yaml()
+        self.validator = SecurityValidator(seconds=VALIDATION_SECONDS)
+        self._backend = backend
+        self._lock = threading.Lock()
+        self._sandboxes: dict[str, Sandbox] = {}  # those that run or are kept, by container_id
+        self._images: set[str] = set()  # of the caller's, known to be there
+        self._why_not: str | None = None  # there is no sandbox to be had, and this is why
+        if not self.config.enabled:
+            return
+        try:
+            self._reach()
+        except RuntimeError as error:
+            if not self.config.fallback_to_direct:
+                raise
+            self._why_not = str(error)
+            log.warning("%s. %s", error, UNSAFE)
+
+    @property
+    def client(self) -> DockerExecutor | None:
+        """Something if sandboxes can be had, None otherwise; it was an engine's client once."""
+        return None if not self.config.enabled or self._why_not else self
+
+    @property
+    def _active_containers(self) -> list[str]:
+        with self._lock:
+            return list(self._sandboxes)
+
+    def _reach(self) -> None:
+        """Raise RuntimeError if no sandbox could be started here."""
+        if not DOCKER_AVAILABLE:
+            raise RuntimeError(MISSING)
+        try:
+            placed = self._placed()
+        except InvalidOption:
+            return  # execute() says so
+        try:
+            if placed.backend == "docker":
+                wait(where.ask_engine, "/version", timeout=where.PING_TIMEOUT)
+            else:
+                from belljar.backends.native.backend import check_host
+
+                check_host()
+        except SandboxError as error:
+            raise RuntimeError(
+                f"Failed to connect to Docker daemon: {error.message}. Ensure Docker is running "
+                f"and accessible\n  hint: {error.hint or 'belljar doctor'}"
+            ) from error
+
+    def _placed(self) -> where.Placed:
+        return where.place_now(self._backend, image=self.config.image, default_image=DEFAULT_IMAGE)
+
+    # -- one execution ----------------------------------------------------------------------
+
+    def execute(
+        self, code: str, timeout: float | None = None, validate: bool = True
+    ) -> dict[str, Any]:
+        """Run code in a fresh sandbox, and tell what came of it.
+
+        `timeout` is in seconds (None: that of the configuration). The keys are success, signal,
+        error, execution_time, container_id, validated, cleanup_success and logs; `signal` is what
+        the code computed under that name.
+        """
+        began = time.perf_counter()
+        result = report.empty()
+        seconds = self.config.timeout_seconds if timeout is None else timeout
+        try:
+            self._execute(code, seconds, validate, result)
+        except InvalidOption as error:
+            result["error"] = f"Invalid configuration: {error}"
+        except SandboxError as error:
+            result["error"] = _ours(error)
+        result["execution_time"] = time.perf_counter() - began
+        return result
+
+    def _execute(self, code: str, timeout: float, validate: bool, result: dict[str, Any]) -> None:
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+            raise InvalidOption(f"timeout is a number of seconds, not {timeout!r}")
+        if not isinstance(code, str):
+            raise InvalidOption(f"code is a str, not {type(code).__name__}")
+        if validate:
+            valid, errors = self.validator.validate(code)
+            result["validated"] = True
+            if not valid:
+                result["error"] = f"Security validation failed: {'; '.join(errors)}"
+                return
+        if not self.config.enabled or self._why_not:
+            self._without(code, timeout, result)
+            return
+        made = plan.make(self.config, self._placed(), timeout)
+        if self._image_missing(made):
+            result["error"] = (
+                f"Docker image not found: {self.config.image}. "
+                f"Pull image with: docker pull {self.config.image}"
+            )
+            return
+        if self.config.export_container_stats:
+            export.serve(self.config.prometheus_port)
+        self._in_sandbox(made.options, code, timeout, result)
+
+    def _image_missing(self, made: plan.Plan) -> bool:
+        image = made.options.get("image")
+        if image is None or image in self._images:
+            return False
+        if not wait(where.has_image, image):
+            return True
+        self._images.add(image)
+        return False
+
+    def _in_sandbox(
+        self, options: Mapping[str, Any], code: str, timeout: float, result: dict[str, Any]
+    ) -> None:
+        sandbox = Sandbox(**options)
+        key = None
+        try:
+            sandbox.start()
+            key = result["container_id"] = identity.container_id(sandbox)
+            with self._lock:
+                self._sandboxes[key] = sandbox
+            self._run(sandbox, code, timeout, result)
+        except BaseException:
+            # Whatever happened, and Ctrl-C as well: nothing is left running.
+            result["cleanup_success"] = self._cleanup_container(key) if key else _close(sandbox)
+            raise
+        if self.config.cleanup_on_exit:
+            result["cleanup_success"] = self._cleanup_container(key)
+        else:
+            result["cleanup_success"] = False  # it was not wanted; cleanup_all() does it
+
+    def _run(self, sandbox: Sandbox, code: str, timeout: float, result: dict[str, Any]) -> None:
+        written: list[str] = []
+        execution = sandbox.run_code(
+            code, timeout=timeout, on_stdout=written.append, on_stderr=written.append
+        )
+        logs = "".join(written)
+        if execution.error is not None and execution.error.traceback:
+            logs += execution.error.traceback.removesuffix("\n") + "\n"
+        result["logs"] = logs
+        unsaved = self._save(sandbox, execution, result["container_id"])
+        if not report.succeeded(execution):
+            result["error"] = report.failure(
+                execution, logs, timeout=timeout, memory=self.config.memory_limit
+            )
+            return
+        signal, problem = None, None
+        if execution.state_preserved:
+            signal, problem = report.signal_of(sandbox, execution.stdout, timeout=timeout)
+        problem = problem or unsaved
+        result.update(success=problem is None, signal=signal, error=problem)
+
+    def _save(self, sandbox: Sandbox, execution: Execution, container_id: str) -> str | None:
+        """Keep the files that the code wrote; why that failed, if it did."""
+        if not execution.files:
+            return None
+        target = Path(self.config.output_dir) / container_id[:32]
+        try:
+            sandbox.files.download(".", target)
+        except (SandboxError, OSError) as error:
+            return f"the files of {plan.OUTPUT} could not be saved to {target}: {error}"
+        log.info("files of the code are in %s", target)
+        return None
+
+    # -- without a sandbox ------------------------------------------------------------------
+
+    def _without(self, code: str, timeout: float, result: dict[str, Any]) -> None:
+        why = self._why_not or "Docker sandbox is disabled (enabled=False)"
+        if not self.config.fallback_to_direct:
+            result["error"] = f"{why}. Nothing was run; set enabled=True"
+            return
+        log.warning("%s (%s)", UNSAFE, why)
+        warnings.warn(f"{UNSAFE} ({why})", RuntimeWarning, stacklevel=4)
+        ran = direct.run(code, timeout=timeout)
+        result["container_id"] = direct.MARK
+        result["logs"] = f"[{UNSAFE}]\n{ran.logs}"
+        if ran.code is None:
+            result["error"] = f"Container execution timeout exceeded ({timeout:g}s)\n{ran.logs}"
+        elif ran.code != 0:
+            code_ = 128 - ran.code if ran.code < 0 else ran.code
+            result["error"] = f"Process exited with code {code_}:\n{ran.logs}"
+        else:
+            result.update(success=ran.problem is None, signal=ran.signal, error=ran.problem)
+
+    # -- cleaning up ------------------------------------------------------------------------
+
+    def _cleanup_container(self, container_id: str) -> bool:
+        with self._lock:
+            sandbox = self._sandboxes.pop(container_id, None)
+        if sandbox is None:
+            return True  # it has gone
+        if _close(sandbox):
+            return True
+        with self._lock:
+            self._sandboxes[container_id] = sandbox
+        return False
+
+    def cleanup_all(self) -> dict[str, int]:
+        """End every sandbox of this executor; how many there were, and how it went."""
+        done = [self._cleanup_container(each) for each in self._active_containers]
+        return {"total": len(done), "success": sum(done), "failed": done.count(False)}
+
+    def get_orphaned_containers(self) -> list[dict[str, Any]]:
+        """What dead processes left of Belljar's sandboxes; nothing of anybody else is listed."""
+        found = orphan_list.find()
+        if len(found) > self.config.alert_on_orphaned_containers:
+            log.warning(
+                "%d orphaned containers (alert above %d): `belljar gc` removes them",
+                len(found),
+                self.config.alert_on_orphaned_containers,
+            )
+        return found
+
+    def close(self) -> None:
+        """End every sandbox. May be called twice."""
+        self.cleanup_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _close(sandbox: Sandbox) -> bool:
+    try:
+        sandbox.kill()
+    except SandboxError as error:
+        log.error("a sandbox could not be removed, and is left to `belljar gc`: %s", error)
+        return False
+    return True
+
+
+def _ours(error: SandboxError) -> str:
+    """What Belljar or the engine failed to do, in the words of before."""
+    if type(error).__name__ == "EngineError":
+        return f"Docker API error: {error}"
+    return f"Container error: {type(error).__name__}: {error}"

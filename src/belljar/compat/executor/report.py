@@ -1,0 +1,91 @@
+"""What one execution did, in the words of DockerExecutor's result dictionary."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from belljar import ending
+from belljar.blocking import Sandbox
+from belljar.errors import CannotTravel, NameMissing, SandboxError
+from belljar.execution import Execution, Outcome
+
+OUT_OF_MEMORY = 137  # 128 + SIGKILL, as the engine and the shell say it
+NO_VALUES = ("module", "function", "type", "method", "builtin_function_or_method")
+
+# Programs of before printed their signal. It is looked for only where no variable has the name.
+_MARKED = re.compile(r"__SIGNAL_JSON_START__\s*(.{1,1000000}?)\s*__SIGNAL_JSON_END__", re.DOTALL)
+
+
+def empty() -> dict[str, Any]:
+    return {
+        "success": False,
+        "signal": None,
+        "error": None,
+        "execution_time": 0.0,
+        "container_id": None,
+        "validated": False,
+        "cleanup_success": True,  # while there is nothing to clean up
+        "logs": "",
+    }
+
+
+def succeeded(execution: Execution) -> bool:
+    """sys.exit(0) is a success, as it is for a process."""
+    return execution.ok or (execution.outcome is Outcome.exit and execution.exit_code == 0)
+
+
+def failure(execution: Execution, logs: str, *, timeout: float, memory: str) -> str:
+    """Why it failed. A time-out is called so only if it was one."""
+    match execution.outcome:
+        case Outcome.timeout:
+            words = f"Container execution timeout exceeded ({timeout:g}s)"
+            return f"{words}\n{logs}" if logs else words
+        case Outcome.out_of_memory:
+            why = f"Out of memory: the code wanted more than memory_limit={memory}"
+            return f"Container exited with code {OUT_OF_MEMORY}:\n{why}\n{logs}"
+        case Outcome.error:
+            return f"Container exited with code 1:\n{logs}"
+        case Outcome.exit | Outcome.killed:
+            return f"Container exited with code {_code(execution)}:\n{_why(execution)}{logs}"
+        case Outcome.output_limit:
+            return f"Container exited with code {OUT_OF_MEMORY}:\n{_why(execution)}{logs}"
+        case _:
+            return f"Container error: {ending.sentence(execution, 'the code')}\n{logs}"
+
+
+def _code(execution: Execution) -> int:
+    if execution.signal is not None:
+        return 128 + execution.signal
+    return -1 if execution.exit_code is None else execution.exit_code
+
+
+def _why(execution: Execution) -> str:
+    said = "" if execution.outcome is Outcome.exit else ending.sentence(execution, "the code")
+    return f"{said}\n" if said else ""
+
+
+def signal_of(sandbox: Sandbox, stdout: str, *, timeout: float) -> tuple[Any, str | None]:
+    """What the code computed under the name `signal`, and why it could not be had, if so."""
+    try:
+        return sandbox.get("signal", timeout=timeout), None
+    except NameMissing:
+        return _printed(stdout), None
+    except CannotTravel as error:
+        # `from scipy import signal` is not a result, and no failure either.
+        if any(f"signal is a {kind}" in error.message for kind in NO_VALUES):
+            return None, None
+        return None, f"signal cannot leave the sandbox: {error.message}"
+    except SandboxError as error:
+        return None, f"signal could not be read: {error.message}"
+
+
+def _printed(stdout: str) -> Any:
+    found = _MARKED.search(stdout)
+    if found is None:
+        return None
+    try:
+        return json.loads(found[1])
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,83 @@
+"""SecurityValidator: the policy "strategy" under its own name. Advice, not the boundary."""
+
+from __future__ import annotations
+
+import ast
+import time
+from typing import Any
+
+from belljar.policy import Finding, Policy, Report
+
+PRESET = "strategy"
+SECONDS = 0.1
+_SYNTAX = "BJ001"
+_UNREADABLE = "BJ00"  # how the ids of rules begin about code that could not be read
+
+
+class SecurityValidator:
+    """Says whether code keeps to the rules of a strategy, by reading it.
+
+    >>> SecurityValidator().validate("import subprocess")
+    (False, ['Dangerous import detected: subprocess'])
+    """
+
+    def __init__(self, policy: Policy | None = None, *, seconds: float = SECONDS) -> None:
+        """`seconds`: code that takes longer to be read is refused."""
+        self.policy = Policy.preset(PRESET) if policy is None else policy
+        self._seconds = seconds
+
+    def validate(self, code: str) -> tuple[bool, list[str]]:
+        """Whether the code is allowed, and if not, why: one sentence for each finding."""
+        began = time.time()
+        errors = _errors(self.policy.check(code))
+        if time.time() - began > self._seconds:
+            errors.append(f"Validation timeout: it took more than {self._seconds * 1000:.0f}ms")
+        return not errors, errors
+
+    def get_allowed_imports(self) -> list[str]:
+        """The modules that code may import, by name."""
+        return sorted(self.policy.document.imports.allow)
+
+    def get_validation_report(self, code: str) -> dict[str, Any]:
+        began = time.perf_counter()
+        report = self.policy.check(code)
+        errors = _errors(report)
+        elapsed = time.perf_counter() - began
+        imports, functions = (0, 0) if _unreadable(report) else _counts(code)
+        return {
+            "is_valid": not errors,
+            "errors": errors,
+            "validation_time_ms": elapsed * 1000,
+            "code_lines": len(code.splitlines()),
+            "import_count": imports,
+            "function_count": functions,
+        }
+
+
+def _errors(report: Report) -> list[str]:
+    if report.allowed:
+        return []
+    found = [_said(each) for each in report.findings if each.severity != "note"]
+    # Whatever the findings are: what is not allowed has a reason.
+    return list(dict.fromkeys(found)) or [report.summary()]
+
+
+def _said(finding: Finding) -> str:
+    if finding.rule == _SYNTAX:
+        return f"Syntax error in line {finding.line}: {finding.message}"
+    return finding.message
+
+
+def _unreadable(report: Report) -> bool:
+    return any(each.rule.startswith(_UNREADABLE) for each in report.findings)
+
+
+def _counts(code: str) -> tuple[int, int]:
+    """Statements that import, and functions that are defined."""
+    try:
+        nodes = list(ast.walk(ast.parse(code)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return 0, 0
+    imports = sum(isinstance(node, (ast.Import, ast.ImportFrom)) for node in nodes)
+    functions = sum(isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) for node in nodes)
+    return imports, functions

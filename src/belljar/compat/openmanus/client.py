@@ -1,0 +1,112 @@
+"""Clients: one sandbox behind the interface that OpenManus' agents and tools use."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Protocol
+
+from belljar.backends.docker.settings import Docker
+from belljar.compat.openmanus.config import SandboxSettings
+from belljar.compat.openmanus.core.sandbox import DockerSandbox
+
+
+class SandboxFileOperations(Protocol):
+    """What a tool that works on files needs of a client."""
+
+    async def copy_from(self, container_path: str, local_path: str) -> None: ...
+
+    async def copy_to(self, local_path: str, container_path: str) -> None: ...
+
+    async def read_file(self, path: str) -> str: ...
+
+    async def write_file(self, path: str, content: str) -> None: ...
+
+
+class BaseSandboxClient(ABC):
+    """What agents and tools call. One sandbox at a time."""
+
+    @abstractmethod
+    async def create(
+        self,
+        config: SandboxSettings | None = None,
+        volume_bindings: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start the sandbox."""
+
+    @abstractmethod
+    async def run_command(self, command: str, timeout: float | None = None) -> str:
+        """Run a command and give what it wrote."""
+
+    @abstractmethod
+    async def copy_from(self, container_path: str, local_path: str) -> None:
+        """Bring a file or directory to this host."""
+
+    @abstractmethod
+    async def copy_to(self, local_path: str, container_path: str) -> None:
+        """Bring a file or directory into the sandbox."""
+
+    @abstractmethod
+    async def read_file(self, path: str) -> str:
+        """The text of a file."""
+
+    @abstractmethod
+    async def write_file(self, path: str, content: str) -> None:
+        """Write a file."""
+
+    @abstractmethod
+    async def cleanup(self) -> None:
+        """End the sandbox."""
+
+
+class LocalSandboxClient(BaseSandboxClient):
+    """A client with a DockerSandbox of its own. RuntimeError before create()."""
+
+    def __init__(self, *, backend: str | Docker | None = None) -> None:
+        self._backend = backend
+        self.sandbox: DockerSandbox | None = None
+
+    def _created(self) -> DockerSandbox:
+        if self.sandbox is None:
+            raise RuntimeError("Sandbox not initialized")
+        return self.sandbox
+
+    async def create(
+        self,
+        config: SandboxSettings | None = None,
+        volume_bindings: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start the sandbox. One that was there before is ended first."""
+        await self.cleanup()
+        sandbox = DockerSandbox(config, volume_bindings, backend=self._backend)
+        await sandbox.create()
+        self.sandbox = sandbox
+
+    async def run_command(self, command: str, timeout: float | None = None) -> str:
+        return await self._created().run_command(command, timeout)
+
+    async def copy_from(self, container_path: str, local_path: str) -> None:
+        await self._created().copy_from(container_path, local_path)
+
+    async def copy_to(self, local_path: str, container_path: str) -> None:
+        await self._created().copy_to(local_path, container_path)
+
+    async def read_file(self, path: str) -> str:
+        return await self._created().read_file(path)
+
+    async def write_file(self, path: str, content: str) -> None:
+        await self._created().write_file(path, content)
+
+    async def cleanup(self) -> None:
+        """End the sandbox, if there is one. May be called twice."""
+        sandbox, self.sandbox = self.sandbox, None
+        if sandbox is not None:
+            await sandbox.cleanup()
+
+
+def create_sandbox_client(*, backend: str | Docker | None = None) -> LocalSandboxClient:
+    """A new client, without a sandbox yet."""
+    return LocalSandboxClient(backend=backend)
+
+
+SANDBOX_CLIENT = create_sandbox_client()

@@ -1,0 +1,131 @@
+"""SandboxSettings: how OpenManus' sandboxes are configured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+from belljar.errors import InvalidOption, unknown_option
+from belljar.limits import Limits, parse_size
+
+DEFAULT_IMAGE = "python:3.12-slim"
+OUTPUT = "16m"  # bytes of output that one command may write
+
+# name: (type, default, meaning)
+FIELDS: Mapping[str, tuple[type, Any, str]] = {
+    "use_sandbox": (bool, False, "whether an agent uses the sandbox; read by agents only"),
+    "image": (str, DEFAULT_IMAGE, "the image; the default stands for Belljar's own environment"),
+    "work_dir": (str, "/workspace", "where files are, and commands start"),
+    "memory_limit": (str, "512m", "memory of all processes together"),
+    "cpu_limit": (float, 1.0, "processor time, 1.0 is one core"),
+    "timeout": (int, 300, "seconds for one command"),
+    "network_enabled": (bool, False, "whether the sandbox has a network"),
+}
+
+
+class SandboxSettings:
+    """The settings of a sandbox, checked when they are given or changed.
+
+    >>> SandboxSettings(memory_limit="1g").model_dump()["memory_limit"]
+    '1g'
+    """
+
+    use_sandbox: bool
+    image: str
+    work_dir: str
+    memory_limit: str
+    cpu_limit: float
+    timeout: int
+    network_enabled: bool
+
+    model_fields_set: set[str]  # those that somebody has given
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            use_sandbox: bool = ...,
+            image: str = ...,
+            work_dir: str = ...,
+            memory_limit: str = ...,
+            cpu_limit: float = ...,
+            timeout: int = ...,
+            network_enabled: bool = ...,
+        ) -> None: ...
+
+    else:
+        # Only **given can tell a value that was given from the same value as a default.
+        def __init__(self, **given: object) -> None:
+            self.__dict__["model_fields_set"] = set()
+            for name, (_, default, _) in FIELDS.items():
+                self.__dict__[name] = default
+            for name, value in given.items():
+                setattr(self, name, value)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in FIELDS:
+            raise unknown_option("setting", name, FIELDS)
+        super().__setattr__(name, _check(name, value))
+        self.model_fields_set.add(name)
+
+    def __repr__(self) -> str:
+        told = ", ".join(f"{name}={getattr(self, name)!r}" for name in FIELDS)
+        return f"SandboxSettings({told})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SandboxSettings) and self.model_dump() == other.model_dump()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def model_dump(self) -> dict[str, Any]:
+        """The settings as plain data."""
+        return {name: getattr(self, name) for name in FIELDS}
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None) -> Self:
+        """The same settings, some of them changed."""
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        return type(self)(**{**given, **(update or {})})
+
+    @classmethod
+    def model_validate(cls, given: Mapping[str, Any]) -> Self:
+        """Settings from plain data, such as a section of a configuration file."""
+        return cls(**given)
+
+    def limits(self, more: Limits | Mapping[str, object] | None = None) -> Limits:
+        """What these settings mean to Belljar; `more` goes before them."""
+        asked: dict[str, Any] = {"timeout": self.timeout, "output": OUTPUT}
+        # What somebody asked for must be enforced; what is as by default may be best effort.
+        if "memory_limit" in self.model_fields_set:
+            asked["memory"] = self.memory_limit
+        if "cpu_limit" in self.model_fields_set:
+            asked["cpus"] = self.cpu_limit
+        wanted = Limits.coerce(more)
+        return Limits(**{**asked, **{name: getattr(wanted, name) for name in wanted.explicit}})
+
+
+def _check(name: str, value: object) -> object:
+    kind = FIELDS[name][0]
+    made: object = value
+    if kind is not bool and isinstance(value, bool):
+        made = None
+    elif kind in (int, float) and isinstance(value, (int, float, str)):
+        made = _number(kind, value)
+    if not isinstance(made, kind):
+        raise InvalidOption(f"{name} is a {kind.__name__}, not {value!r}", hint=FIELDS[name][2])
+    if name == "memory_limit":
+        Limits(memory=parse_size(str(made), field=name))
+    elif name == "cpu_limit":
+        Limits(cpus=float(str(made)))
+    elif name == "timeout":
+        Limits(timeout=float(str(made)))
+    return made
+
+
+def _number(kind: type, value: float | str) -> object:
+    """Whole numbers may be written as 300.0, and both kinds as text, as in a TOML file."""
+    try:
+        number = float(value)
+        return number if kind is float else int(number) if number == int(number) else None
+    except (ValueError, OverflowError):
+        return None

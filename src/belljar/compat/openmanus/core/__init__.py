@@ -1,0 +1,1 @@
+"""The parts of OpenManus' `app.sandbox.core`, under their own names."""

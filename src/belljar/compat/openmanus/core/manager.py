@@ -1,0 +1,275 @@
+"""SandboxManager: many DockerSandboxes, not more than so many, idle ones swept."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+
+from belljar.backends.docker.settings import Docker
+from belljar.blocking import wait
+from belljar.compat import where
+from belljar.compat.openmanus.config import DEFAULT_IMAGE, SandboxSettings
+from belljar.compat.openmanus.container import Container
+from belljar.compat.openmanus.core.sandbox import DockerSandbox
+from belljar.compat.openmanus.crossing import across
+from belljar.errors import SandboxError
+from belljar.manager import AsyncSandboxManager
+from belljar.manager_errors import ManagerFull
+from belljar.sandbox import AsyncSandbox
+
+PATIENCE = 5.0  # seconds that the end of a sandbox waits for an operation on it
+
+_log = logging.getLogger("belljar")
+
+
+class SandboxManager:
+    """Sandboxes by their ids. Used from any event loop; the work is done on the runtime's.
+
+    async with SandboxManager(max_sandboxes=10) as manager:
+        sandbox_id = await manager.create_sandbox()
+        async with manager.sandbox_operation(sandbox_id) as sandbox:
+            print(await sandbox.run_command("echo hello"))
+    """
+
+    def __init__(
+        self,
+        max_sandboxes: int = 100,
+        idle_timeout: float = 3600,
+        cleanup_interval: float = 300,
+        *,
+        backend: str | Docker | None = None,
+    ) -> None:
+        """Times are in seconds. A sandbox is not idle while something is done with it."""
+        self._backend = backend
+        self._manager = AsyncSandboxManager(
+            max_sandboxes=max_sandboxes,
+            idle_timeout=idle_timeout,
+            cleanup_interval=cleanup_interval,
+            factory=_start,
+        )
+        self._made: dict[str, DockerSandbox] = {}
+        # Of one place each: unlike a lock, it may be given back by another task of the runtime.
+        self._turns: dict[str, anyio.Semaphore] = {}
+
+    # -- what it is -------------------------------------------------------------------------
+
+    @property
+    def max_sandboxes(self) -> int:
+        return self._manager.stats().max_sandboxes
+
+    @property
+    def cleanup_interval(self) -> float:
+        return self._manager.stats().cleanup_interval
+
+    @property
+    def idle_timeout(self) -> float | None:
+        return self._manager.stats().idle_timeout
+
+    @idle_timeout.setter
+    def idle_timeout(self, seconds: float) -> None:
+        self._manager._settings = replace(self._manager._settings, idle_timeout=seconds)
+
+    @property
+    def _sandboxes(self) -> dict[str, DockerSandbox]:
+        """Those that can be used now."""
+        return {name: self._made[name] for name in wait(self._names)}
+
+    @property
+    def _last_used(self) -> dict[str, float]:
+        used = {name: sandbox.container for name, sandbox in self._sandboxes.items()}
+        return {name: live.last_used for name, live in used.items() if live is not None}
+
+    async def _names(self) -> list[str]:
+        there = self._manager.names()
+        for name in [name for name in self._made if name not in there]:
+            self._forget(name)  # it was swept
+        return there
+
+    def _forget(self, name: str) -> None:
+        self._made.pop(name, None)
+        self._turns.pop(name, None)
+
+    def get_stats(self) -> dict[str, Any]:
+        """The manager in numbers."""
+        found = wait(self._stats)
+        return {
+            "total_sandboxes": found.total,
+            "active_operations": found.active_operations,
+            "max_sandboxes": found.max_sandboxes,
+            "idle_timeout": found.idle_timeout,
+            "cleanup_interval": found.cleanup_interval,
+            "is_shutting_down": found.is_shutting_down,
+        }
+
+    async def _stats(self) -> Any:
+        return self._manager.stats()
+
+    # -- sandboxes --------------------------------------------------------------------------
+
+    async def ensure_image(self, image: str) -> bool:
+        """Whether there is such an image, or can be: the engine is asked to fetch it if need be.
+
+        The default image is always there: it stands for Belljar's own environment.
+        """
+        return await across(self._ensure_image, image)
+
+    async def _ensure_image(self, image: str) -> bool:
+        try:
+            placed = await where.place(self._backend, image=image, default_image=DEFAULT_IMAGE)
+            if "image" not in placed.options or await where.has_image(image):
+                return True
+            # What starts in it also fetches it. There is no other use for one that does not.
+            async with AsyncSandbox(**placed.options):  # type: ignore[arg-type]
+                return True
+        except SandboxError as error:
+            _log.warning("image %s: %s", image, error)
+            return False
+
+    async def create_sandbox(
+        self,
+        config: SandboxSettings | None = None,
+        volume_bindings: Mapping[str, str] | None = None,
+    ) -> str:
+        """Start a sandbox and give its id. Others are not waited for, nor do they wait.
+
+        Raises RuntimeError when there are as many as there may be, or it could not be started.
+        """
+        sandbox = DockerSandbox(config, volume_bindings, backend=self._backend)
+        name = str(uuid.uuid4())
+        try:
+            await across(self._create, name, sandbox)
+        except ManagerFull as error:
+            raise RuntimeError(
+                f"Maximum number of sandboxes ({self.max_sandboxes}) reached"
+            ) from error
+        except SandboxError as error:
+            raise RuntimeError(f"Failed to create sandbox: {error}") from error
+        except BaseException:  # cancelled: nobody will know its id
+            with anyio.CancelScope(shield=True):
+                await across(self._delete, name)
+            raise
+        return name
+
+    async def _create(self, name: str, sandbox: DockerSandbox) -> None:
+        await self._manager.create(name, sandbox=sandbox)
+        self._made[name] = sandbox
+        self._turns[name] = anyio.Semaphore(1)
+
+    async def get_sandbox(self, sandbox_id: str) -> DockerSandbox:
+        """The sandbox of this id. Raises KeyError."""
+        try:
+            await across(self._manager.get, sandbox_id)
+            return self._made[sandbox_id]
+        except (KeyError, SandboxError) as error:
+            raise KeyError(f"Sandbox {sandbox_id} not found") from error
+
+    @asynccontextmanager
+    async def sandbox_operation(self, sandbox_id: str) -> AsyncIterator[DockerSandbox]:
+        """The sandbox of this id, for one operation after the other; it is not swept meanwhile.
+
+        Raises KeyError.
+        """
+        held = _Held(self._manager, self._turns, sandbox_id)
+        try:
+            await across(held.take)
+            yield self._made[sandbox_id]
+        finally:
+            with anyio.CancelScope(shield=True):
+                await across(held.give_back)
+
+    async def delete_sandbox(self, sandbox_id: str) -> None:
+        """End a sandbox. An operation on it has some seconds to come to its end before. Nothing
+        happens if there is none of this id."""
+        await across(self._delete, sandbox_id)
+
+    async def _delete(self, name: str) -> None:
+        turn = self._turns.get(name)
+        if turn is not None:
+            with anyio.move_on_after(PATIENCE):
+                await turn.acquire()
+        try:
+            await self._manager.delete(name)
+        except KeyError:
+            return  # deleted or swept meanwhile, or never there
+        except SandboxError as error:
+            _log.warning("sandbox %s: %s", name, error)
+        finally:
+            self._forget(name)
+
+    def start_cleanup_task(self) -> None:
+        """Nothing needs to be done: idle sandboxes are looked for since the first was created."""
+
+    async def _cleanup_idle_sandboxes(self) -> None:
+        await across(self._manager.sweep)
+
+    # -- the end ----------------------------------------------------------------------------
+
+    async def cleanup(self) -> None:
+        """End all sandboxes, and take no more. May be called twice."""
+        try:
+            await across(self._manager.close, grace=PATIENCE)
+        except SandboxError as error:
+            _log.warning("%s", error)
+        self._made.clear()
+        self._turns.clear()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.cleanup()
+
+
+async def _start(*, sandbox: DockerSandbox) -> Any:
+    """What the manager makes sandboxes with: their containers are what it looks after."""
+    container: Container = await sandbox.start()
+    try:
+        await sandbox.open_terminal()
+    except BaseException:
+        with anyio.CancelScope(shield=True):
+            await container.close()
+        raise
+    return container
+
+
+class _Held:
+    """One operation under way. Its methods are called on the runtime's loop."""
+
+    def __init__(
+        self, manager: AsyncSandboxManager, turns: Mapping[str, anyio.Semaphore], name: str
+    ) -> None:
+        self._name = name
+        self._turns = turns
+        self._operation = manager.operation(name)
+        self._turn: anyio.Semaphore | None = None  # None: not taken
+        self._entered = False
+
+    async def take(self) -> None:
+        try:
+            turn = self._turns[self._name]
+            await turn.acquire()
+            self._turn = turn
+            await self._operation.__aenter__()
+            self._entered = True
+        except (KeyError, SandboxError) as error:
+            raise KeyError(f"Sandbox {self._name} not found") from error
+
+    async def give_back(self) -> None:
+        try:
+            if self._entered:
+                await self._operation.__aexit__(None, None, None)
+        finally:
+            if self._turn is not None:
+                self._turn.release()

@@ -1,0 +1,215 @@
+"""DockerSandbox: OpenManus' sandbox, with a terminal and files."""
+
+from __future__ import annotations
+
+import logging
+import os
+import posixpath
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+
+from belljar.backends.docker.settings import Docker
+from belljar.compat import where
+from belljar.compat.openmanus.config import DEFAULT_IMAGE
+from belljar.compat.openmanus.config import SandboxSettings as SandboxSettings
+from belljar.compat.openmanus.container import Container
+from belljar.compat.openmanus.core.exceptions import SandboxTimeoutError as SandboxTimeoutError
+from belljar.compat.openmanus.core.terminal import AsyncDockerizedTerminal
+from belljar.compat.openmanus.crossing import across
+from belljar.compat.openmanus.output import CommandOutput
+from belljar.compat.openmanus.volumes import Volumes
+from belljar.errors import SandboxError
+from belljar.limits import Limits
+from belljar.sandbox import AsyncSandbox
+from belljar.transfers import Transfer
+
+ENV = {"PYTHONUNBUFFERED": "1"}
+
+_log = logging.getLogger("belljar")
+
+
+class DockerSandbox:
+    """One sandbox: a container where an engine answers, else a native one (`backend` chooses).
+
+    async with DockerSandbox(SandboxSettings(memory_limit="1g")) as sandbox:
+        await sandbox.write_file("hello.py", "print('hello')")
+        print(await sandbox.run_command("python3 hello.py"))
+    """
+
+    def __init__(
+        self,
+        config: SandboxSettings | None = None,
+        volume_bindings: Mapping[str, str] | None = None,
+        *,
+        backend: str | Docker | None = None,
+        limits: Limits | Mapping[str, object] | None = None,
+    ) -> None:
+        """`volume_bindings` are directories of the host, which the sandbox may write to:
+        {host path: path in the sandbox}. `limits` are Belljar's, beside those of the config."""
+        self.config = config if config is not None else SandboxSettings()
+        self.volume_bindings = dict(volume_bindings or {})
+        self._backend = backend
+        self._limits = limits
+        self._container: Container | None = None
+        self._terminal: AsyncDockerizedTerminal | None = None
+
+    @property
+    def container(self) -> Container | None:
+        """What runs, with its `id`; None before create() and after cleanup()."""
+        live = self._container
+        return live if live is not None and live.alive else None
+
+    @property
+    def terminal(self) -> AsyncDockerizedTerminal | None:
+        return self._terminal if self.container is not None else None
+
+    async def create(self) -> Self:
+        """Start it, with a terminal in work_dir. Raises RuntimeError, and nothing is left then."""
+        if self.container is not None:
+            raise RuntimeError("Failed to create sandbox: it has been created already")
+        try:
+            await across(self.start)
+            await self.open_terminal()
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self.cleanup()
+            raise
+        return self
+
+    async def start(self) -> Container:
+        """The sandbox itself, without its terminal. Called on the runtime's loop."""
+        try:
+            volumes = Volumes(self.volume_bindings, work_dir=self.config.work_dir)
+            try:
+                sandbox = AsyncSandbox(**await self._options(volumes))
+            except BaseException:
+                volumes.close()
+                raise
+            self._container = container = Container(sandbox, volumes)
+            await container.start()
+        except (SandboxError, OSError) as error:
+            raise RuntimeError(f"Failed to create sandbox: {error}") from error
+        return container
+
+    async def _options(self, volumes: Volumes) -> dict[str, Any]:
+        placed = await where.place(
+            self._backend, image=self.config.image, default_image=DEFAULT_IMAGE, prefer_local=True
+        )
+        return {
+            **placed.options,
+            "limits": self.config.limits(self._limits),
+            "network": "open" if self.config.network_enabled else "none",
+            "workdir": self.config.work_dir,
+            "workspace": volumes.workspace,
+            "mounts": volumes.mounts,
+        }
+
+    async def open_terminal(self) -> None:
+        """The terminal of `run_command`. Called once it has started."""
+        terminal = AsyncDockerizedTerminal(
+            self._running(), self.config.work_dir, env_vars=ENV, default_timeout=self.config.timeout
+        )
+        await terminal.init()
+        self._terminal = terminal
+
+    def _running(self) -> Container:
+        if self.container is None:
+            raise RuntimeError("Sandbox not initialized")
+        return self.container
+
+    # -- commands and files -----------------------------------------------------------------
+
+    async def run_command(self, cmd: str, timeout: float | None = None) -> CommandOutput:
+        """Run a command in its terminal, whose variables and directory last.
+
+        Gives what it wrote, with `exit_code`, `stdout` and `stderr` beside. Raises
+        SandboxTimeoutError when it took longer than `timeout` seconds (None: the config's).
+        """
+        if self.terminal is None:
+            raise RuntimeError("Sandbox not initialized")
+        return await self.terminal.run_command(cmd, timeout=timeout or self.config.timeout)
+
+    async def read_file(self, path: str) -> str:
+        """The text of a file. Raises FileNotFoundError. Relative paths are below work_dir."""
+        live = self._running()
+        try:
+            return await live.do(live.sandbox.files.read, path)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"File not found: {path}") from error
+        except (SandboxError, OSError) as error:
+            raise RuntimeError(f"Failed to read file: {error}") from error
+
+    async def write_file(self, path: str, content: str) -> None:
+        """Write a file, with the directories above it."""
+        live = self._running()
+        try:
+            await live.do(live.sandbox.files.write, path, content)
+        except (SandboxError, OSError) as error:
+            raise RuntimeError(f"Failed to write file: {error}") from error
+
+    async def copy_from(self, src_path: str, dst_path: str) -> None:
+        """Bring a file or directory to this host; into `dst_path`, if that is a directory.
+
+        Links of the sandbox's are not followed here, and those that lead out are not made.
+        """
+        live = self._running()
+        target = os.fspath(dst_path)
+        try:
+            if target.endswith("/"):
+                os.makedirs(target, exist_ok=True)
+            if os.path.isdir(target):
+                target = os.path.join(target, posixpath.basename(src_path.rstrip("/")))
+            moved = await live.do(live.sandbox.files.download, src_path, target)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"Source file not found: {src_path}") from error
+        except (SandboxError, OSError) as error:
+            raise RuntimeError(f"Failed to copy file: {error}") from error
+        _tell(moved)
+
+    async def copy_to(self, src_path: str, dst_path: str) -> None:
+        """Bring a file or directory of this host to `dst_path`; a file goes into it, if that is
+        a directory."""
+        live = self._running()
+        source = os.fspath(src_path)
+        if not os.path.exists(source):
+            raise FileNotFoundError(f"Source file not found: {src_path}")
+        try:
+            moved = await live.do(self._upload, live, source, dst_path)
+        except (SandboxError, OSError) as error:
+            raise RuntimeError(f"Failed to copy file: {error}") from error
+        _tell(moved)
+
+    async def _upload(self, live: Container, source: str, target: str) -> Transfer:
+        files = live.sandbox.files
+        if os.path.isfile(source) and await files.exists(target):
+            found = await files.stat(target)
+            if found.type == "dir":
+                target = f"{target}/"
+        return await files.upload(source, target)
+
+    # -- the end ----------------------------------------------------------------------------
+
+    async def cleanup(self) -> None:
+        """End it and leave nothing behind. May be called twice."""
+        container, self._container, self._terminal = self._container, None, None
+        if container is not None and container.alive:
+            await across(container.close)
+
+    async def __aenter__(self) -> Self:
+        return await self.create()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.cleanup()
+
+
+def _tell(moved: Transfer) -> None:
+    for sentence in moved.left_out:
+        _log.warning("not copied: %s", sentence)

@@ -1,0 +1,135 @@
+"""Terminals in a sandbox: a shell whose variables, directory and files last."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+from belljar.compat.openmanus.container import Container, resolve
+from belljar.compat.openmanus.core.exceptions import SandboxResourceError, SandboxTimeoutError
+from belljar.compat.openmanus.crossing import across
+from belljar.compat.openmanus.output import CommandOutput
+from belljar.errors import InvalidOption, SandboxError
+from belljar.execution import Outcome
+from belljar.limits import format_size
+from belljar.shell import AsyncShell, ShellResult
+
+
+class DockerSession:
+    """One shell in a container."""
+
+    def __init__(self, container_id: str) -> None:
+        self._container = resolve(container_id)
+        self.container_id = container_id
+        self._shell: AsyncShell | None = None
+
+    async def create(self, working_dir: str, env_vars: Mapping[str, str]) -> None:
+        """Open the shell, in this directory and with these variables exported."""
+        if self._shell is not None:
+            await self.close()
+        # TERM: what knows terminals shall not draw on this one.
+        await across(self._open, working_dir, {"TERM": "dumb", **env_vars})
+
+    async def _open(self, working_dir: str, env: Mapping[str, str]) -> None:
+        """On the loop that will use it, to which its lock is bound."""
+        self._shell = AsyncShell(self._container.sandbox, cwd=working_dir, env=env)
+
+    async def execute(self, command: str, timeout: float | None = None) -> CommandOutput:
+        """Run a command and give what it wrote, with its `exit_code`.
+
+        Raises SandboxTimeoutError when it took too long; the shell is as before then, and nothing
+        of the command is left. Raises SandboxResourceError if it was ended by another limit.
+        """
+        if self._shell is None:
+            raise RuntimeError("Session not initialized")
+        if not isinstance(command, str):
+            raise InvalidOption(f"a command is a str, not {type(command).__name__}")
+        result = await self._container.do(self._shell.run, command, timeout=timeout)
+        output = CommandOutput.of(result)
+        _raise_for(result, output, timeout or self._container.sandbox.limits.timeout)
+        return output
+
+    async def close(self) -> None:
+        """Forget the shell's variables. May be called twice."""
+        shell, self._shell = self._shell, None
+        if shell is not None and self._container.alive:
+            await self._container.do(shell.close)
+
+
+def _raise_for(result: ShellResult, output: CommandOutput, timeout: float | None) -> None:
+    if result.outcome is Outcome.timeout:
+        raise SandboxTimeoutError(
+            f"Command execution timed out after {timeout:g} seconds",
+            hint="it was killed, and the shell can be used; give it more with timeout=",
+            output=output,
+        )
+    if result.outcome is Outcome.out_of_memory:
+        raise SandboxResourceError(
+            "Command ran out of memory", hint="raise memory_limit", output=output
+        )
+    if result.outcome is Outcome.output_limit:
+        raise SandboxResourceError(
+            f"Command wrote more than {format_size(result.usage.output_bytes)}",
+            hint="send its output to a file, and read that",
+            output=output,
+        )
+    if result.outcome is Outcome.lost:
+        raise RuntimeError("Failed to execute command: the sandbox was lost, and is started anew")
+
+
+class AsyncDockerizedTerminal:
+    """A terminal in a container: what `.container` of a DockerSandbox gives, or its id.
+
+    async with AsyncDockerizedTerminal(sandbox.container) as terminal:
+        await terminal.run_command("cd /tmp; name=world")
+        print(await terminal.run_command("echo hello $name from $PWD"))
+    """
+
+    def __init__(
+        self,
+        container: Container | str,
+        working_dir: str = "/workspace",
+        env_vars: Mapping[str, str] | None = None,
+        default_timeout: float = 60,
+    ) -> None:
+        self.container = resolve(container)
+        self.working_dir = working_dir
+        self.env_vars = dict(env_vars or {})
+        self.default_timeout = default_timeout
+        self.session: DockerSession | None = None
+
+    async def init(self) -> None:
+        """Open its shell; the working directory is made if it is missing."""
+        if not isinstance(self.working_dir, str) or not posixpath.isabs(self.working_dir):
+            raise InvalidOption(f"working_dir is an absolute path, not {self.working_dir!r}")
+        try:
+            await self.container.do(self.container.sandbox.files.make_dir, self.working_dir)
+        except (SandboxError, OSError) as error:
+            raise RuntimeError(f"Failed to create working directory: {error}") from error
+        self.session = DockerSession(self.container.id)
+        await self.session.create(self.working_dir, self.env_vars)
+
+    async def run_command(self, cmd: str, timeout: float | None = None) -> CommandOutput:
+        """Run a command in its shell; see DockerSession.execute."""
+        if self.session is None:
+            raise RuntimeError("Terminal not initialized")
+        return await self.session.execute(cmd, timeout=timeout or self.default_timeout)
+
+    async def close(self) -> None:
+        """Close its shell. May be called twice."""
+        if self.session is not None:
+            await self.session.close()
+
+    async def __aenter__(self) -> Self:
+        await self.init()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()

@@ -1,0 +1,1 @@
+"""OpenManus' tools that run Python, under their own names."""

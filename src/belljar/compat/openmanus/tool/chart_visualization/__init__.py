@@ -1,0 +1,1 @@
+"""The tool for data analysis of OpenManus' chart_visualization."""

@@ -1,0 +1,38 @@
+"""PandasAI's sandbox, over Belljar:
+
+    import pandasai as pai
+    from belljar.compat.pandasai import DockerSandbox  # was: from pandasai_docker import ...
+
+    sandbox = DockerSandbox()
+    pai.chat("Which city sold most?", frame, sandbox=sandbox)
+
+The extra is `pandasai`; PandasAI 3 is for Python 3.11 and earlier. docs/coming-from-pandasai.md has
+what stays and what differs.
+"""
+
+from belljar.compat.pandasai.available import VERSION
+from belljar.compat.pandasai.docker import DockerSandbox
+from belljar.compat.pandasai.errors import (
+    BadResult,
+    BadSyntax,
+    CodeFailed,
+    CodeOutOfMemory,
+    CodeTimedOut,
+    NoResult,
+)
+from belljar.compat.pandasai.sandbox import BelljarSandbox
+from belljar.compat.pandasai.serializer import CustomEncoder, ResponseSerializer
+
+__all__ = [
+    "VERSION",
+    "BadResult",
+    "BadSyntax",
+    "BelljarSandbox",
+    "CodeFailed",
+    "CodeOutOfMemory",
+    "CodeTimedOut",
+    "CustomEncoder",
+    "DockerSandbox",
+    "NoResult",
+    "ResponseSerializer",
+]

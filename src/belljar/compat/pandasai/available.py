@@ -1,0 +1,17 @@
+"""Whether PandasAI is here, in a version whose classes these are: said before anything else is
+imported, so that its absence is one sentence with a remedy."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+_HINT = "\n  hint: pip install 'belljar[pandasai]', with Python 3.11"
+
+try:
+    VERSION = metadata.version("pandasai")
+except metadata.PackageNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"belljar.compat.pandasai needs PandasAI, which is not installed{_HINT}", name="pandasai"
+    ) from error
+if VERSION.partition(".")[0] != "3":
+    raise ImportError(f"belljar.compat.pandasai is for PandasAI 3, and this is {VERSION}{_HINT}")

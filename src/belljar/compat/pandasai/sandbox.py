@@ -1,0 +1,344 @@
+"""BelljarSandbox: where PandasAI runs generated code; `Agent(frames, sandbox=BelljarSandbox())`.
+
+One sandbox serves many executions, and none sees another: between two of them the interpreter is
+replaced, processes are ended and files removed, which takes milliseconds. Where that fails, the
+sandbox is replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any, Self
+
+from pandasai.constants import DEFAULT_CHART_DIRECTORY
+from pandasai.sandbox import Sandbox
+
+from belljar import runtime
+from belljar.backends.docker.settings import Docker
+from belljar.blocking import Sandbox as Jar
+from belljar.compat import where
+from belljar.compat.pandasai import answers, charts
+from belljar.compat.pandasai.duck import Bounds
+from belljar.compat.pandasai.errors import (
+    NO_SQL,
+    NOT_RUNNING,
+    BadResult,
+    BadSyntax,
+    NoResult,
+    failure,
+)
+from belljar.compat.pandasai.preparation import CHARTS, FINISH, SCRUB, preparation
+from belljar.compat.pandasai.queries import guarded
+from belljar.environment import Environment
+from belljar.errors import CannotTravel, FileError, InvalidOption, NameMissing, SandboxClosed
+from belljar.execution import Execution
+from belljar.limits import Limits
+
+SQL = "execute_sql_query"
+SKILL_TIMEOUT = 60.0  # seconds that a skill may take
+logger = logging.getLogger("belljar")
+
+# The sandboxes whose code is waiting for a function of the host in this thread.
+_calling: ContextVar[tuple[object, ...]] = ContextVar("belljar-pandasai-calling", default=())
+
+
+class BelljarSandbox(Sandbox):  # type: ignore[misc]
+    """Runs generated code in a sandbox of Belljar's, natively or on an engine.
+
+    `timeout` (seconds) and `memory` are short for `limits`. Charts are written to `charts` (None:
+    PandasAI's own exports/charts), queries may take `sql_timeout` seconds. `last_execution` tells
+    all about the code that ran last, such as what it printed.
+    """
+
+    def __init__(
+        self,
+        *,
+        backend: str | Docker | None = None,
+        environment: str | Environment = "data",
+        limits: Limits | Mapping[str, object] | None = None,
+        timeout: float | None = None,
+        memory: int | str | None = None,
+        charts: str | os.PathLike[str] | None = None,
+        sql_timeout: float = 60.0,
+    ) -> None:
+        super().__init__()
+        self._started: bool = False
+        self._jar: Jar | None = None
+        self._turn = threading.Lock()
+        self._mark = object()  # stands for this sandbox, without holding it
+        self._fresh = False  # nothing has run in it yet
+        self._files: dict[str, str] = {}  # what was transferred, by name
+        self.last_execution: Execution | None = None
+        self._backend = backend
+        self._environment = environment
+        self._limits = _limits(limits, timeout, memory)
+        self._charts = _charts(charts)
+        self._bounds = Bounds(seconds=sql_timeout, result=self._limits.memory)
+
+    # -- life -------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the sandbox, if it does not run. `execute` does so too."""
+        if self._started:
+            return
+        self._jar = self._new_jar()
+        self._started = True
+
+    def _new_jar(self) -> Jar:
+        jar = Jar.create(limits=self._limits, **self._place())
+        self._fresh = True
+        return jar
+
+    def _place(self) -> dict[str, Any]:
+        """Where it lives: the options of Sandbox that say so."""
+        placed = where.place_now(
+            self._backend, image=None, default_image="", environment=self._environment
+        )
+        return dict(placed.options)
+
+    def stop(self) -> None:
+        """End the sandbox, whatever runs in it. It can be started again."""
+        jar, self._jar = self._jar, None
+        self._started = False
+        self._files.clear()
+        if jar is not None:
+            jar.kill()
+
+    @property
+    def _container(self) -> Jar | None:
+        """By the name that it has in pandasai_docker."""
+        return self._jar
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def __del__(self) -> None:
+        # PandasAI never calls stop(). Nothing is waited for here: this may be any thread. At the
+        # end of the process the runtime ends everything, and there is nobody to be told of errors.
+        jar = getattr(self, "_jar", None)
+        if jar is not None and not sys.is_finalizing() and jar._sandbox._pid == os.getpid():
+            with contextlib.suppress(Exception):
+                runtime.current().submit(jar._sandbox.kill)
+
+    # -- code -------------------------------------------------------------------------------
+
+    def _exec_code(self, code: str, environment: dict[str, Any]) -> dict[str, Any]:
+        """Run generated code, and give its `result`.
+
+        Functions of `environment` run here when the code calls them; modules are imported there,
+        data is copied there. Raises CodeFailed or another error that PandasAI's loop knows.
+        """
+        if self._mark in _calling.get():
+            raise RuntimeError("a skill cannot run code in the sandbox that has called it")
+        with self._turn:
+            if self._jar is None:
+                raise RuntimeError(NOT_RUNNING)
+            try:
+                self._compile_code(code)
+            except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+                raise BadSyntax(str(error)) from error
+            try:
+                return self._run(self._clean_jar(self._jar), code, environment)
+            except SandboxClosed as error:  # its lifetime is over; the next execute() starts anew
+                self.stop()
+                raise RuntimeError(NOT_RUNNING) from error
+
+    def _clean_jar(self, jar: Jar) -> Jar:
+        """The sandbox, with nothing in it of what ran before."""
+        if not self._fresh:
+            scrubbed = jar.commands.run(["sh", "-c", SCRUB, "sh", *self._files], timeout=10)
+            if scrubbed.ok:
+                jar.restart()
+            else:
+                jar.kill()
+                self._jar = jar = self._new_jar()
+                for name, text in self._files.items():
+                    jar.files.write(f"/tmp/{name}", text)
+        self._fresh = False
+        return jar
+
+    def _run(self, jar: Jar, code: str, environment: Mapping[str, Any]) -> dict[str, Any]:
+        asked_for_sql: list[str] = []
+        left_out = _put(jar, environment)
+        jar.run_code(preparation(code, environment)).raise_for_outcome()
+        with self._exposed(jar, environment, asked_for_sql):
+            self.last_execution = execution = jar.run_code(code)
+        if not execution.ok:
+            if asked_for_sql:
+                raise RuntimeError(NO_SQL) from failure(execution)
+            raise failure(execution, _about_missing(execution, left_out))
+        return answers.checked(_result(jar, execution), functools.partial(self._chart, jar))
+
+    @contextlib.contextmanager
+    def _exposed(
+        self, jar: Jar, environment: Mapping[str, Any], asked_for_sql: list[str]
+    ) -> Iterator[None]:
+        """Let the code call the functions of `environment`, as long as this lasts.
+
+        No longer, also because they lead to the agent, and the agent to this sandbox: it could not
+        be told by its last reference that nobody wants it any more.
+        """
+
+        def no_sql(sql_query: str) -> None:
+            asked_for_sql.append(sql_query)
+            raise RuntimeError(NO_SQL)
+
+        functions = {name: each for name, each in environment.items() if _is_function(name, each)}
+        sql = functions.get(SQL)
+        functions[SQL] = no_sql if sql is None else guarded(sql, self._bounds)
+        for name, function in functions.items():
+            timeout = self._bounds.seconds + 5 if name == SQL else SKILL_TIMEOUT
+            marked = function if inspect.iscoroutinefunction(function) else self._marked(function)
+            jar.expose(marked, name, timeout=timeout)
+        try:
+            yield
+        finally:
+            for name in functions:
+                jar.expose(_gone(name), name)
+
+    def _marked(self, function: Callable[..., object]) -> Callable[..., object]:
+        """The same function; while it runs, this sandbox is known to wait for it."""
+        mark = self._mark
+
+        @functools.wraps(function)
+        def call(*args: object, **kwargs: object) -> object:
+            token = _calling.set((*_calling.get(), mark))
+            try:
+                return function(*args, **kwargs)
+            finally:
+                _calling.reset(token)
+
+        return call
+
+    def _chart(self, jar: Jar, path: str) -> str:
+        """Bring a chart to the host; the path is the guest's, and means nothing here."""
+        try:
+            data = _picture(jar, path)
+            if data is None and self.last_execution is not None:
+                shown = [each.png for each in self.last_execution.results if each.png]
+                data = shown[-1] if shown else None
+            if data is None:
+                raise ValueError("no such file was saved, and no figure shown")
+            charts.check_png(data)
+        except (FileError, ValueError) as error:
+            raise BadResult(f"result['value'] is {path[:200]!r}, and there: {error}") from error
+        return str(charts.save(data, path, self._charts))
+
+    # -- files ------------------------------------------------------------------------------
+
+    def transfer_file(self, csv_data: Any, filename: str = "file.csv") -> None:
+        """Write a frame as CSV to /tmp of the sandbox, where generated code can read it."""
+        if self._jar is None:
+            raise RuntimeError(NOT_RUNNING)
+        if filename in ("", ".", "..") or "/" in filename or "\0" in filename:
+            raise InvalidOption(f"{filename!r} is not a file name", hint="it is a name in /tmp")
+        self._files[filename] = csv_data.to_csv(index=False)
+        self._jar.files.write(f"/tmp/{filename}", self._files[filename])
+
+
+def _limits(
+    limits: Limits | Mapping[str, object] | None,
+    timeout: float | None,
+    memory: int | str | None,
+) -> Limits:
+    given: dict[str, Any] = {}
+    if isinstance(limits, Limits):
+        given = {name: getattr(limits, name) for name in limits.explicit}
+    elif limits is not None:
+        given = dict(limits)
+    for name, value in (("timeout", timeout), ("memory", memory)):
+        if value is not None:
+            if name in given:
+                raise InvalidOption(f"{name} was given twice", hint=f"{name}=, or in limits=")
+            given[name] = value
+    return Limits(**given)
+
+
+def _charts(path: str | os.PathLike[str] | None) -> Path:
+    return charts.directory(DEFAULT_CHART_DIRECTORY if path is None else path)
+
+
+def _is_function(name: str, value: object) -> bool:
+    # A class stays here: what it makes could not travel.
+    return callable(value) and not isinstance(value, type) and not name.startswith("__")
+
+
+def _put(jar: Jar, environment: Mapping[str, Any]) -> dict[str, str]:
+    """Copy the data of `environment` into the sandbox; gives what cannot travel, and why."""
+    left_out = {}
+    for name, value in environment.items():
+        if isinstance(value, ModuleType) or _is_function(name, value) or name.startswith("__"):
+            continue
+        try:
+            jar.set(name, value)
+        except CannotTravel as error:
+            logger.warning("%s of the environment stays outside of the sandbox: %s", name, error)
+            left_out[name] = str(error)
+    return left_out
+
+
+def _about_missing(execution: Execution, left_out: Mapping[str, str]) -> str:
+    if execution.error is None or execution.error.name != "NameError":
+        return ""
+    found = [why for name, why in left_out.items() if f"'{name}'" in execution.error.value]
+    return "".join(f"\n({why})" for why in found)
+
+
+def _gone(name: str) -> Callable[..., object]:
+    def gone(*args: object, **kwargs: object) -> object:
+        raise NameError(f"name {name!r} is not defined")
+
+    return gone
+
+
+def _result(jar: Jar, execution: Execution) -> object:
+    """The value of the variable `result`."""
+    try:
+        try:
+            return jar.get("result")
+        except CannotTravel:
+            jar.run_code(FINISH).raise_for_outcome()
+            return jar.get("result")
+    except NameMissing as error:
+        missing = NoResult(
+            "No result was returned from the code execution. "
+            "Please return the result in dictionary format, "
+            "for example: result = {'type': ..., 'value': ...}"
+        )
+        missing.execution = execution
+        raise missing from error
+    except CannotTravel as error:
+        raise BadResult(f"{error}") from error
+
+
+def _picture(jar: Jar, path: str) -> bytes | None:
+    """The bytes of a file that the code saved; None if there is none of the name."""
+    for each in (path, f"{CHARTS}/{os.path.basename(path)}"):
+        if not each or "\0" in each or not jar.files.exists(each):
+            continue
+        info = jar.files.stat(each)
+        if info.type != "file":
+            raise ValueError("it is not a file")
+        if info.size > charts.MAX_BYTES:
+            raise ValueError(f"the picture has {info.size} bytes, more than {charts.MAX_BYTES}")
+        return jar.files.read(each, format="bytes")
+    return None

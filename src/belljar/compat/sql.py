@@ -1,0 +1,186 @@
+"""Whether a stranger's query may run: one SELECT, over the tables it was given, with no function
+that reaches files, the network, or the database's own settings.
+
+`check` reads any dialect, by sqlglot. `check_duckdb` asks DuckDB's own parser, for text that DuckDB
+is going to run: there nothing can be read in two ways. Reading is the weaker half of a guard. Where
+the connection is ours, it can reach nothing in the first place (belljar.compat.pandasai.duck).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from belljar.errors import InvalidOption, SandboxError
+
+MAX_LENGTH = 50_000  # characters of a query
+# What may stand where a table does. Everything else there is refused: DuckDB alone has a hundred
+# such functions, and they read files, run SQL out of texts, or follow pointers.
+TABLE_FUNCTIONS = frozenset(
+    ("generate_series", "json_each", "json_tree", "range", "repeat", "repeat_row", "unnest")
+)
+# Of the functions that give one value those that are known to reach further, in any database.
+_REACHING = frozenset(
+    (
+        *("benchmark", "copy_database", "current_setting", "database_to_xml", "dblink", "getenv"),
+        *("getvariable", "glob", "json_execute_serialized_sql", "load_extension", "load_file"),
+        *("nextval", "opendatasource", "openquery", "openrowset", "query", "query_table"),
+        *("query_to_xml", "readfile", "set_config", "setval", "shell", "sleep", "sniff_csv"),
+        *("sys_eval", "sys_exec", "table_to_xml", "which_secret", "write_log", "writefile"),
+    )
+)
+_REACHING_PREFIXES = (
+    *("aws_", "dblink_", "dbms_", "delta_", "duckdb_", "http_", "iceberg_", "lo_", "mysql_"),
+    *("parquet_", "pg_", "postgres_", "pragma_", "read_", "sp_", "sqlite_", "st_read", "utl_"),
+    "xp_",
+)
+_HARMLESS = frozenset(("pg_typeof",))
+# Databases do not agree on where such a text ends: code for one of them is a comment, or part of a
+# string, for another (MySQL's \' and /*! */, the $tag$ of PostgreSQL).
+_AMBIGUOUS = re.compile(r"\\['\"`]|/\*[!M+]|\$\w*\$|\0")
+_TABLE_NAME = re.compile(r"[^\W\d][\w$ -]*")
+# Whatever else a statement can be, also inside of a query (WITH x AS (DELETE ...), SELECT INTO).
+_OTHER_STATEMENTS = (
+    *("DML", "DDL", "Alter", "AlterTable", "Analyze", "Attach", "Cache", "Command", "Copy"),
+    *("Delete", "Describe", "Detach", "Drop", "Export", "Grant", "Insert", "Into", "Kill"),
+    *("LoadData", "Lock", "Merge", "Pragma", "Put", "Refresh", "Set", "Show", "Summarize"),
+    *("Transaction", "TruncateTable", "Uncache", "Update", "Use"),
+)
+
+
+class QueryRefused(SandboxError, PermissionError):
+    """The query would do more than read the tables it was given."""
+
+
+def check(query: str, *, tables: Iterable[str] | None = None) -> None:
+    """Raise QueryRefused unless the query is one that only reads.
+
+    `tables` are the names it may read; None: any that cannot be a file's or an address.
+
+    >>> check("SELECT city, sum(amount) FROM orders GROUP BY city", tables=["orders"])
+    >>> check("SELECT * FROM read_csv('/etc/passwd')")
+    Traceback (most recent call last):
+    belljar.compat.sql.QueryRefused: the query uses the function read_csv
+      hint: only SELECT over tables is run, without functions that reach files, network or settings
+    """
+    exp = _sqlglot().exp
+    statement = _only_statement(query)
+    if not isinstance(statement, exp.Query):
+        raise refused(f"the query is a statement of the kind {type(statement).__name__.upper()}")
+    others = tuple(getattr(exp, name) for name in _OTHER_STATEMENTS if hasattr(exp, name))
+    known = None if tables is None else {name.casefold() for name in tables}
+    ours = {cte.alias_or_name.casefold() for cte in statement.find_all(exp.CTE)}
+    for node in statement.walk():
+        if isinstance(node, others):
+            raise refused(f"the query contains {type(node).__name__.upper()}")
+        if isinstance(node, exp.Table) and isinstance(node.this, exp.Identifier):
+            _check_table(node.name, known, ours)
+        if isinstance(node, exp.Func):
+            name = node.name if isinstance(node, exp.Anonymous) else node.sql_name()
+            _check_function(name, as_table=isinstance(node.parent, (exp.Table, exp.Lateral)))
+
+
+def check_duckdb(query: str, connection: Any, *, tables: Iterable[str]) -> None:
+    """Raise QueryRefused unless DuckDB itself reads the text as one SELECT over `tables`.
+
+    `connection` is any of DuckDB's; nothing is run on it but the parser.
+    """
+    import duckdb
+
+    try:
+        found = connection.extract_statements(query)
+        tree = json.loads(
+            connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [query]).fetchone()[0]
+        )
+    except (duckdb.Error, RecursionError) as error:
+        raise refused(f"the query cannot be parsed: {error}") from error
+    if len(found) != 1 or found[0].type != duckdb.StatementType.SELECT or tree.get("error"):
+        raise refused("the query is not one SELECT")
+    known = {name.casefold() for name in tables}
+    nodes = list(_nodes(tree))
+    ours = {
+        str(entry["key"]).casefold()
+        for node in nodes
+        for entry in (node.get("cte_map") or {}).get("map", ())
+    } | {str(node.get("cte_name", "")).casefold() for node in nodes}
+    for node in nodes:
+        if node.get("type") == "BASE_TABLE":
+            _check_table(str(node["table_name"]), known, ours)
+            if node.get("schema_name") or node.get("catalog_name"):
+                raise refused("the query names a schema")
+        elif node.get("type") == "TABLE_FUNCTION":
+            _check_function(str(node["function"]["function_name"]), as_table=True)
+        elif node.get("type") == "SHOW_REF":
+            raise refused("the query contains SHOW or DESCRIBE")
+        elif node.get("class") == "FUNCTION":
+            _check_function(str(node["function_name"]), as_table=False)
+
+
+def refused(why: str) -> QueryRefused:
+    return QueryRefused(
+        why,
+        hint="only SELECT over tables is run, "
+        "without functions that reach files, network or settings",
+    )
+
+
+def _only_statement(query: object) -> Any:
+    sqlglot = _sqlglot()
+    if not isinstance(query, str):
+        raise refused(f"a query is a str, not {type(query).__name__}")
+    if len(query) > MAX_LENGTH:
+        raise refused(f"the query has {len(query)} characters, more than {MAX_LENGTH}")
+    if _AMBIGUOUS.search(query):
+        raise refused("the query has quotes or comments that databases read in different ways")
+    try:
+        found = [each for each in sqlglot.parse(query) if each is not None]
+    except (sqlglot.errors.SqlglotError, RecursionError) as error:
+        raise refused(f"the query cannot be parsed: {error or 'it is too deep'}") from error
+    if len(found) != 1:
+        raise refused(f"{len(found)} statements were given, and one is run")
+    return found[0]
+
+
+def _check_table(name: str, known: set[str] | None, ours: set[str]) -> None:
+    if name.casefold() in ours:
+        return
+    if known is not None and name.casefold() not in known:
+        raise refused(f"the query reads {name[:200]!r}, and there are {', '.join(sorted(known))}")
+    # DuckDB and others open a file or an address that stands where a table does.
+    if known is None and not _TABLE_NAME.fullmatch(name):
+        raise refused(f"the query reads {name[:200]!r}, which is no name of a table")
+
+
+def _check_function(name: str, *, as_table: bool) -> None:
+    name = name.casefold()
+    if as_table and name not in TABLE_FUNCTIONS:
+        raise refused(f"the query uses the function {name[:200]}")
+    reaching = name in _REACHING or name.startswith(_REACHING_PREFIXES)
+    if reaching and name not in _HARMLESS:
+        raise refused(f"the query uses the function {name[:200]}")
+
+
+def _nodes(tree: object) -> Iterator[dict[str, Any]]:
+    """Every object of the tree, without recursion: the depth is the stranger's."""
+    todo = [tree]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, dict):
+            yield node
+            todo += node.values()
+        elif isinstance(node, list):
+            todo += node
+
+
+def _sqlglot() -> Any:
+    try:
+        import sqlglot
+        import sqlglot.errors
+    except ImportError as error:
+        raise InvalidOption(
+            "queries are read by sqlglot, which is not installed",
+            hint="pip install 'belljar[pandasai]'",
+        ) from error
+    return sqlglot

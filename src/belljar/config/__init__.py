@@ -1,0 +1,17 @@
+"""Configuration of a host process: files and environment variables, one schema for all.
+
+    from belljar import Sandbox, config
+
+    with Sandbox(**config.load().sandbox_options()) as sandbox:
+        ...
+
+Nothing is read before load() is called.
+"""
+
+from belljar.config.config import Config
+from belljar.config.errors import ConfigError
+from belljar.config.loading import load
+from belljar.config.schema import Setting, schema
+from belljar.config.substitute import substitute
+
+__all__ = ["Config", "ConfigError", "Setting", "load", "schema", "substitute"]

@@ -1,0 +1,225 @@
+"""What a value may be: how it is read from text, and how it is checked.
+
+Every check is the one that Sandbox, Limits, Docker, the manager or the observers make themselves;
+nothing is checked twice in two ways. They are imported when they are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from belljar.errors import InvalidOption, unknown_option
+from belljar.limits import RULES, parse_size
+
+# Checks take the value and the directory that relative paths in it start from.
+Check = Callable[[object, Path], object]
+
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    words: str  # what it is, for the reference
+    check: Check
+    parse: Callable[[str], object] = str  # of an environment variable's text
+    in_variable: bool = True  # whether a text can say it at all
+
+
+# -- from text ----------------------------------------------------------------------------------
+
+
+def number(text: str) -> object:
+    """A number, or None for "none"; what is neither is left for the check to refuse."""
+    if text.strip().lower() == "none":
+        return None
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def text_or_none(text: str) -> object:
+    return None if text.strip().lower() == "none" else text
+
+
+def flag(text: str) -> object:
+    word = text.strip().lower()
+    if word in _TRUE or word in _FALSE:
+        return word in _TRUE
+    return text_or_none(text)
+
+
+def items(text: str) -> object:
+    return [item.strip() for item in text.split(",") if item.strip()]
+
+
+# -- checks -------------------------------------------------------------------------------------
+
+
+def choice(known: Callable[[], Sequence[str]]) -> Check:
+    def check(value: object, base: Path) -> object:
+        if not isinstance(value, str):
+            raise InvalidOption(f"is a text, not {value!r}", hint=f"one of {', '.join(known())}")
+        if value not in known():
+            raise unknown_option("value", value, known())
+        return value
+
+    return check
+
+
+def boolean(optional: bool) -> Check:
+    def check(value: object, base: Path) -> object:
+        if isinstance(value, bool) or (optional and value is None):
+            return value
+        raise InvalidOption(f"is true or false{', or none' * optional}, not {value!r}")
+
+    return check
+
+
+def path(value: object, base: Path) -> object:
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise InvalidOption(f"is a path, not {value!r}")
+    return base / Path(value).expanduser()
+
+
+def texts(option: str) -> Check:
+    def check(value: object, base: Path) -> object:
+        from belljar import options
+
+        if not isinstance(value, Mapping):
+            raise InvalidOption(f"is a table of texts, not {value!r}")
+        return options.texts(option, value)
+
+    return check
+
+
+def limit(name: str) -> Check:
+    return lambda value, base: RULES[name].check(name, value)
+
+
+def docker(name: str, *, is_path: bool) -> Check:
+    def check(value: object, base: Path) -> object:
+        from belljar.backends.docker.settings import Docker
+
+        given = path(value, base) if is_path else value
+        return getattr(Docker(**{name: given}), name)  # type: ignore[arg-type]
+
+    return check
+
+
+def environment(value: object, base: Path) -> object:
+    """A name, or a description: a table with name, packages, python, preload, ..."""
+    from dataclasses import fields
+
+    from belljar.environment import Environment, resolve
+
+    if not isinstance(value, Mapping):
+        resolve(value)  # type: ignore[arg-type]
+        return value
+    known = [field.name for field in fields(Environment)]
+    for name in value:
+        if name not in known:
+            raise unknown_option("key of an environment", str(name), known)
+    if "name" not in value:
+        raise InvalidOption("an environment has a name", hint='name = "mine"')
+    try:
+        return Environment(**value)
+    except TypeError as error:  # a number where a list should be
+        raise InvalidOption(f"is not an environment: {error}") from None
+
+
+def policy(value: object, base: Path) -> object:
+    """The name of a preset, a path, or the rules themselves."""
+    if value is None:
+        return None
+    from belljar.policy import Policy
+
+    if not isinstance(value, (str, Mapping)):
+        raise InvalidOption(f"is a preset, a path or a table, not {value!r}")
+    if isinstance(value, str) and ("/" in value or Path(value).suffix):
+        where = path(value, base)
+        assert isinstance(where, Path)
+        return Policy.load(where)
+    return Policy.coerce(value)
+
+
+def mounts(value: object, base: Path) -> object:
+    from belljar.mount import Mount, check_mounts
+
+    if not isinstance(value, list) or not all(isinstance(each, Mapping) for each in value):
+        raise InvalidOption("is a list of tables", hint='{ host = "data", guest = "/data" }')
+    made = []
+    for each in value:
+        for name in each:
+            if name not in ("host", "guest", "read_only"):
+                raise unknown_option("key of a mount", str(name), ("host", "guest", "read_only"))
+        if not {"host", "guest"} <= set(each):
+            raise InvalidOption("a mount has host and guest")
+        made.append(Mount(**{**each, "host": str(path(each["host"], base))}))
+    return check_mounts(made)
+
+
+def workdir(value: object, base: Path) -> object:
+    from belljar.workdir import check
+
+    return check(value)
+
+
+def managed(name: str) -> Check:
+    def check(value: object, base: Path) -> object:
+        from belljar import manager_settings
+
+        if name in ("max_sandboxes", "max_per_owner"):
+            if not (name == "max_per_owner" and value is None):
+                manager_settings.count(name, value)
+        elif name == "cleanup_interval" or value is not None:
+            manager_settings.seconds(name, value)
+        return value
+
+    return check
+
+
+def alert(name: str) -> Check:
+    def check(value: object, base: Path) -> object:
+        from belljar.observe.alerts import Rules
+
+        return getattr(Rules(**{name: value}), name)  # type: ignore[arg-type]
+
+    return check
+
+
+def port(value: object, base: Path) -> object:
+    if value is None or (type(value) is int and 0 <= value <= 0xFFFF):
+        return value
+    raise InvalidOption(f"{value!r} is no port", hint="0 to 65535; 0 takes a free one")
+
+
+def interval(optional: bool) -> Check:
+    def check(value: object, base: Path) -> object:
+        from belljar import manager_settings
+
+        if not (optional and value is None):
+            manager_settings.seconds("it", value)
+        return value
+
+    return check
+
+
+def size(value: object, base: Path) -> object:
+    return None if value is None else parse_size(value, field="size")  # type: ignore[arg-type]
+
+
+def text(value: object, base: Path) -> object:
+    if isinstance(value, str) and value:
+        return value
+    raise InvalidOption(f"is a text, not {value!r}")
+
+
+def anything(value: object, base: Path) -> object:
+    return value

@@ -1,0 +1,180 @@
+"""`load`: every source, the weakest first, checked against the schema; all that is wrong at once.
+
+arguments in code               Config.sandbox_options(limits=...)
+environment variables           BELLJAR_LIMITS_MEMORY=1g
+the file that is named          load(path), or BELLJAR_CONFIG
+the project's file              ./belljar.toml (.yaml)
+the user's file                 $XDG_CONFIG_HOME/belljar/config.toml (.yaml)
+defaults                        the schema
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from belljar.config import files
+from belljar.config.config import DEFAULT, Config
+from belljar.config.errors import ConfigError
+from belljar.config.files import Document
+from belljar.config.schema import Setting, schema, sections
+from belljar.config.substitute import substitute
+from belljar.errors import InvalidOption, SandboxError, nearest
+
+# A variable that begins like these is meant for us; others of the prefix may be anybody's.
+_OURS = ("BELLJAR_LIMITS_", "BELLJAR_DOCKER_", "BELLJAR_MANAGER_", "BELLJAR_OBSERVE_")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A value of some source, or what is wrong there."""
+
+    key: str
+    where: str
+    value: object = None
+    problem: SandboxError | None = None
+
+
+def load(
+    path: str | os.PathLike[str] | None = None,
+    environ: Mapping[str, str] | None = None,
+    *,
+    project: bool = True,
+    user: bool = True,
+) -> Config:
+    """The configuration of this process. `path` is a file in place of that of BELLJAR_CONFIG,
+    `environ` the environment variables (None: those of the process). Without `project` the file in
+    the current directory is not looked at, without `user` that of the user.
+
+    Raises ConfigError with everything that is wrong, and where.
+    """
+    variables = os.environ if environ is None else environ
+    values = {key: setting.default for key, setting in schema().items()}
+    sources = dict.fromkeys(values, DEFAULT)
+    problems = []
+    for found in _everything(files.find(path, variables, project=project, user=user), variables):
+        if found.problem is not None:
+            problems.append(_sentence(found))
+        else:
+            values[found.key], sources[found.key] = found.value, found.where
+    config = Config(values=MappingProxyType(values), sources=MappingProxyType(sources))
+    if not problems:
+        try:
+            config.check()
+        except InvalidOption as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return config
+
+
+def _sentence(found: Found) -> str:
+    assert found.problem is not None
+    key = f"{found.key}: " if found.key else ""
+    hint = f"\n  hint: {found.problem.hint}" if found.problem.hint else ""
+    return f"{found.where}: {key}{found.problem.message}{hint}"
+
+
+def _everything(paths: Iterable[Path], environ: Mapping[str, str]) -> Iterator[Found]:
+    for path in paths:
+        document = files.read(path)
+        yield from _of_table(document, document.data, "", environ)
+    yield from _of_variables(environ)
+
+
+# -- files --------------------------------------------------------------------------------------
+
+
+def _of_table(
+    document: Document, table: Mapping[str, Any], above: str, environ: Mapping[str, str]
+) -> Iterator[Found]:
+    for name, value in table.items():
+        key = f"{above}.{name}".lstrip(".")
+        where = document.where(key)
+        setting = schema().get(key)
+        if setting is not None:
+            yield _checked(setting, value, where, document.path.parent, environ)
+        elif key not in sections():
+            yield Found(key=key, where=where, problem=_unknown(key))
+        elif not isinstance(value, dict):
+            problem = InvalidOption(f"is a table, not {value!r}")
+            yield Found(key=key, where=where, problem=problem)
+        else:
+            yield from _of_table(document, value, key, environ)
+
+
+def _checked(
+    setting: Setting, value: object, where: str, base: Path, environ: Mapping[str, str]
+) -> Found:
+    try:
+        if not setting.in_files:
+            raise InvalidOption(
+                "cannot be set in a file", hint=f"set the variable {setting.variable}"
+            )
+        put = _substituted(value, environ)
+        # A variable's value is a text, whatever it stands for; and TOML has no null.
+        if isinstance(put, str) and (put != value or put.strip().lower() == "none"):
+            put = setting.kind.parse(put)
+        return Found(key=setting.key, where=where, value=setting.kind.check(put, base))
+    except SandboxError as error:
+        return Found(key=setting.key, where=where, problem=error)
+
+
+def _substituted(value: object, environ: Mapping[str, str]) -> object:
+    if isinstance(value, str):
+        return substitute(value, environ)
+    if isinstance(value, dict):
+        return {name: _substituted(each, environ) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_substituted(each, environ) for each in value]
+    return value
+
+
+def _unknown(key: str) -> InvalidOption:
+    """The nearest name beside it; or the same name elsewhere."""
+    above, _, name = key.rpartition(".")
+    prefix = f"{above}." if above else ""
+    beside = {
+        other.removeprefix(prefix).partition(".")[0]
+        for other in schema()
+        if other.startswith(prefix)
+    }
+    by_name = {other.rpartition(".")[2]: other for other in reversed(list(schema()))}
+    guess, far = nearest(name, sorted(beside)), nearest(name, by_name)
+    if name in by_name or (guess is None and far is not None):
+        meant: str | None = by_name[name if name in by_name else str(far)]
+    else:
+        meant = None if guess is None else f"{prefix}{guess}"
+    if meant is None:
+        return InvalidOption("unknown key", hint=f"keys here: {', '.join(sorted(beside))}")
+    return InvalidOption("unknown key", hint=f"did you mean {meant!r}?")
+
+
+# -- environment variables ----------------------------------------------------------------------
+
+
+def _of_variables(environ: Mapping[str, str]) -> Iterator[Found]:
+    known = {setting.variable: setting for setting in schema().values() if setting.variable}
+    for name, text in environ.items():
+        if not name.startswith("BELLJAR_") or name == "BELLJAR_CONFIG":
+            continue
+        if name in known and text:  # an empty one is as none
+            yield _variable(known[name], text)
+        elif name not in known and name.startswith(_OURS):
+            guess = nearest(name, known)
+            hint = f"did you mean {guess}?" if guess else "`belljar config show` lists them"
+            problem = InvalidOption("unknown variable", hint=hint)
+            yield Found(key="", where=f"variable {name}", problem=problem)
+
+
+def _variable(setting: Setting, text: str) -> Found:
+    where = f"variable {setting.variable}"
+    try:
+        value = setting.kind.check(setting.kind.parse(text), Path.cwd())
+    except SandboxError as error:
+        return Found(key=setting.key, where=where, problem=error)
+    return Found(key=setting.key, where=where, value=value)

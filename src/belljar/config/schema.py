@@ -1,0 +1,225 @@
+"""Every value that a host process can configure: key, default, meaning, kind, variable.
+
+The loader, `belljar config`, and the reference in the documentation read this table; a test
+compares it with the classes that take the values.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from belljar.config import kinds
+from belljar.config.kinds import Kind
+from belljar.limits import RULES, format_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    key: str  # with dots: limits.memory is `memory` in the table `limits`
+    default: object
+    meaning: str
+    kind: Kind
+    variable: str | None  # the environment variable that sets it
+    in_files: bool = True  # False: the variable alone can, because it is read before any file
+    secret: bool = False  # not to be shown
+
+    @property
+    def section(self) -> str:
+        return self.key.rpartition(".")[0]
+
+    @property
+    def shown_default(self) -> str:
+        return show(self.key, self.default)
+
+
+def show(key: str, value: object) -> str:
+    """A value as a configuration would write it, or nearly."""
+    section, _, name = key.rpartition(".")
+    if section == "limits" and isinstance(value, int) and RULES[name].kind == "size":
+        return format_size(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value is None:
+        return "none"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}={each}" for name, each in value.items()) or "{}"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value)) or "[]"
+    named = getattr(value, "name", None)  # of an Environment, a Policy
+    if isinstance(named, str) and not isinstance(value, str) and not hasattr(value, "suffix"):
+        return named
+    return str(value)
+
+
+# What has had a variable before there was a schema.
+_VARIABLES = {
+    "docker.ca_bundle": "BELLJAR_CA_BUNDLE",
+    "docker.build_network": "BELLJAR_BUILD_NETWORK",
+}
+
+_DOCKER = {
+    "image": ("an image to run in, as it is; it needs a python3 of 3.9 or later", "name"),
+    "dockerfile": ("a Dockerfile, or the directory with it, to build the image from", "path"),
+    "runtime": ("the engine's runtime: runc, runsc (gVisor), kata-...", "name"),
+    "platform": ("such as linux/arm64", "text"),
+    "gpus": ('"all", how many, or "device=0,1"', "text or number"),
+    "devices": ("devices of the engine's host that the code may use", "list"),
+    "host": ("the engine's address; none: as the docker command finds it", "text"),
+    "base": ("the image that environments are built on", "name"),
+    "ca_bundle": ("certificates that a build shall trust", "path"),
+    "build_network": ("the network of builds: host, none, ...", "name"),
+    "pull": ("when an image is fetched: missing, always, never", "text"),
+    "seccomp": ("a seccomp profile in place of Belljar's own", "path"),
+    "project": ("a label of the containers, to tell them apart", "text"),
+}
+_MANAGER: dict[str, tuple[object, str, str]] = {
+    "max_sandboxes": (100, "sandboxes at once", "count"),
+    "idle_timeout": (3600.0, "seconds without use after which one is swept", "seconds or none"),
+    "cleanup_interval": (300.0, "seconds between two sweeps", "seconds"),
+    "lifetime": (None, "seconds after which one that is not busy is swept", "seconds or none"),
+    "max_per_owner": (None, "sandboxes at once of one owner", "count or none"),
+}
+_ALERTS: dict[str, tuple[object, str]] = {
+    "memory": (0.9, "tell when a sandbox uses more than this share of its memory"),
+    "cpu": (0.9, "tell when a sandbox uses more than this share of its processors"),
+    "samples": (3, "so many readings in a row"),
+    "margin": (0.1, "an alert ends so far below its threshold"),
+    "orphans": (3, "tell when there are more orphans than this"),
+}
+
+
+@functools.cache
+def schema() -> Mapping[str, Setting]:
+    """The settings by key, in the order of the reference."""
+    return MappingProxyType({setting.key: setting for setting in _settings()})
+
+
+def sections() -> frozenset[str]:
+    """The keys of tables: limits, docker, observe, observe.alerts, ..."""
+    found = set()
+    for key in schema():
+        while key := key.rpartition(".")[0]:
+            found.add(key)
+    return frozenset(found)
+
+
+def _settings() -> Iterator[Setting]:
+    yield from _sandbox()
+    for name, rule in RULES.items():
+        words = {"size": "size", "count": "count", "number": "number"}[rule.kind]
+        kind = Kind(
+            words=words + " or none" * rule.optional,
+            check=kinds.limit(name),
+            parse=kinds.text_or_none if rule.kind == "size" else kinds.number,
+        )
+        yield _make(f"limits.{name}", rule.default, f"{rule.meaning} ({rule.unit})", kind)
+    yield from _docker()
+    for name, (default, meaning, words) in _MANAGER.items():
+        kind = Kind(words=words, check=kinds.managed(name), parse=kinds.number)
+        yield _make(f"manager.{name}", default, meaning, kind)
+    yield from _observe()
+    for name, meaning in (
+        ("cache", "where built environments are kept"),
+        ("state", "where sessions are kept"),
+        ("runtime_dir", "where processes leave word of their sandboxes, for `belljar ps`"),
+    ):
+        kind = Kind(words="path", check=kinds.anything)
+        variable = f"BELLJAR_{name.upper()}"
+        yield Setting(
+            key=name, default=None, meaning=meaning, kind=kind, variable=variable, in_files=False
+        )
+
+
+def _sandbox() -> Iterator[Setting]:
+    backend = Kind(words="auto, native, docker", check=kinds.choice(_backends))
+    yield _make("backend", "auto", "where guests live", backend)
+    environment = Kind(words="name or table", check=kinds.environment)
+    yield _make("environment", "data", "the Python and the packages of the code", environment)
+    network = Kind(words="none, open", check=kinds.choice(_networks))
+    yield _make("network", "none", "what the code can reach", network)
+    policy = Kind(words="preset, path or table", check=kinds.policy, parse=kinds.text_or_none)
+    yield _make("policy", None, "rules that code must keep to run at all", policy)
+    strict = Kind(words="true, false or none", check=kinds.boolean(True), parse=kinds.flag)
+    yield _make(
+        "strict", None, "refuse to start if a limit cannot be enforced; none: those given", strict
+    )
+    noexec = Kind(words="true or false", check=kinds.boolean(False), parse=kinds.flag)
+    yield _make("noexec", False, "nothing in the workspace and /tmp can be executed", noexec)
+    workdir = Kind(words="path in the sandbox", check=kinds.workdir)
+    yield _make("workdir", "/workspace", "where the workspace is, in the sandbox", workdir)
+    record = Kind(words="path", check=kinds.path, parse=kinds.text_or_none)
+    yield _make("record", None, "a file that what is run is appended to", record)
+    mounts = Kind(words="list of tables", check=kinds.mounts, in_variable=False)
+    yield _make("mounts", (), "files of the host that the code sees", mounts)
+    env = Kind(words="table of texts", check=kinds.texts("env"), in_variable=False)
+    yield _make("env", MappingProxyType({}), "environment variables of the code", env, secret=True)
+    metadata = Kind(words="table of texts", check=kinds.texts("metadata"), in_variable=False)
+    yield _make("metadata", MappingProxyType({}), "what to remember of a sandbox", metadata)
+
+
+def _docker() -> Iterator[Setting]:
+    for name, (meaning, words) in _DOCKER.items():
+        parse = {"devices": kinds.items, "gpus": kinds.number}.get(name, kinds.text_or_none)
+        check = kinds.docker(name, is_path=words == "path")
+        default = {"devices": (), "pull": "missing"}.get(name)
+        yield _make(f"docker.{name}", default, meaning, Kind(words=words, check=check, parse=parse))
+
+
+def _observe() -> Iterator[Setting]:
+    optional_path = Kind(words="path", check=kinds.path, parse=kinds.text_or_none)
+    switch = Kind(words="true or false", check=kinds.boolean(False), parse=kinds.flag)
+    seconds = Kind(words="seconds", check=kinds.interval(False), parse=kinds.number)
+    code = Kind(words="hash, full", check=kinds.choice(lambda: ("hash", "full")))
+    size = Kind(words="size or none", check=kinds.size, parse=kinds.text_or_none)
+    port = Kind(words="port or none", check=kinds.port, parse=kinds.number)
+    maybe_seconds = Kind(words="seconds or none", check=kinds.interval(True), parse=kinds.number)
+    maybe = Kind(words="true, false or none", check=kinds.boolean(True), parse=kinds.flag)
+    text = Kind(words="text", check=kinds.text)
+    table: list[tuple[str, object, str, Kind]] = [
+        ("audit", None, "a file that the audit log is appended to", optional_path),
+        ("audit_code", "hash", "keep of the code in it: its hash, or all of it", code),
+        ("audit_required", False, "refuse to run what cannot be written to it", switch),
+        ("audit_fsync", False, "wait until each line is on the disk", switch),
+        ("audit_max_bytes", None, "begin a new file at this size", size),
+        ("metrics_port", None, "serve Prometheus metrics on this port (0: a free one)", port),
+        ("metrics_addr", "127.0.0.1", "the address to serve them on", text),
+        ("tracing", False, "make OpenTelemetry spans", switch),
+        ("interval", 1.0, "seconds between two readings of a sandbox", seconds),
+        ("orphans_interval", 60.0, "seconds between two looks for orphans", maybe_seconds),
+        ("alerts.enabled", None, "whether to tell; none: if one of those below is set", maybe),
+    ]
+    for name, initial, meaning, kind in table:
+        yield _make(f"observe.{name}", initial, meaning, kind)
+    for name, (default, meaning) in _ALERTS.items():
+        words = "number or none" if name in ("memory", "cpu", "orphans") else "number"
+        kind = Kind(words=words, check=kinds.alert(name), parse=kinds.number)
+        yield _make(f"observe.alerts.{name}", default, meaning, kind)
+
+
+def _make(key: str, default: object, meaning: str, kind: Kind, *, secret: bool = False) -> Setting:
+    variable = _VARIABLES.get(key, f"BELLJAR_{key.replace('.', '_').upper()}")
+    return Setting(
+        key=key,
+        default=default,
+        meaning=meaning,
+        kind=kind,
+        variable=variable if kind.in_variable else None,
+        secret=secret,
+    )
+
+
+def _backends() -> tuple[str, ...]:
+    from belljar.runtime import BACKENDS
+
+    return BACKENDS
+
+
+def _networks() -> tuple[str, ...]:
+    from belljar.options import NETWORKS
+
+    return NETWORKS

@@ -1,0 +1,299 @@
+"""The audit log: who ran what, and what came of it. Append-only JSON lines.
+
+    audit = Audit("audit.jsonl", code="hash", required=True)
+    audit.subscribe()
+
+Each line names the hash of the line before (`prev`), so that a line that is changed or taken out
+is found by `verify`. Several processes may write to one file; each line is one write, under a lock.
+By size the file is moved aside as `<path>.000001`, and the chain goes on in the new one.
+
+The chain alone does not show that the *last* lines were cut off, nor that the whole file was
+written anew by somebody who may write it: keep `Audit.head` elsewhere, or give a `key` that such
+a person does not have.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import getpass
+import os
+import socket
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from belljar import events
+from belljar.errors import InvalidOption, SandboxError, unknown_option
+from belljar.observe.audit_chain import Damage as Damage
+from belljar.observe.audit_chain import Verified as Verified
+from belljar.observe.audit_chain import last_sequence, rotated, tail
+from belljar.observe.audit_chain import verify as verify
+from belljar.observe.audit_line import FIRST, Code, describe, digest, encode
+
+MAX_LINE = 64 * 1024
+LOCK_TIMEOUT = 10.0  # seconds
+
+
+class AuditFailed(SandboxError):
+    """The audit log could not be written."""
+
+
+@dataclass
+class _File:
+    descriptor: int
+    pid: int  # of the process that opened it: a lock is shared with a fork
+    size: int = -1  # after our last line; another size: somebody else has written meanwhile
+    sequence: int = 0
+    head: str = FIRST
+
+
+class Audit:
+    """Writes the log. Safe to use from any thread, and in a fork.
+
+    `code`: "hash" keeps the hash of what was run, "full" the text as well. `required`: what cannot
+    be written down is not run. `fsync`: each line is on the disk before anything goes on.
+    `max_bytes`: move the file aside when it has reached this size.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        code: Code = "hash",
+        required: bool = False,
+        fsync: bool = False,
+        max_bytes: int | None = None,
+        max_line: int = MAX_LINE,
+        key: bytes | None = None,
+    ) -> None:
+        if code not in ("hash", "full"):
+            raise unknown_option("way to keep code", str(code), ("hash", "full"))
+        if type(max_line) is not int or max_line < 2048:
+            raise InvalidOption(f"max_line={max_line!r} is not a number of bytes from 2048 on")
+        if max_bytes is not None and (type(max_bytes) is not int or max_bytes < max_line):
+            raise InvalidOption(f"max_bytes={max_bytes!r} is not at least one line ({max_line})")
+        self.path = Path(path).expanduser().absolute()
+        self._code: Code = code
+        self._required = required
+        self._fsync = fsync
+        self._max_bytes = max_bytes
+        self._max_line = max_line
+        self._key = key
+        self._lock = threading.Lock()
+        self._file: _File | None = None
+        self._subscription: events.Subscription | None = None
+        self._who: dict[str, object] = {"user": _user(), "uid": os.getuid()}
+        self._who["host"] = socket.gethostname()
+        self._head = FIRST
+        with self._lock, self._held() as file:  # its maker is told at once if it cannot be written
+            self._head = file.head
+
+    @property
+    def head(self) -> str:
+        """The hash of the last line that this process knows of: to be kept where it is safe."""
+        return self._head
+
+    def subscribe(self) -> Self:
+        """Write down the events of this process from now on. May be called twice."""
+        if self._subscription is None:
+            self._subscription = events.subscribe(self.observe, required=self._required)
+        return self
+
+    def observe(self, event: events.Event) -> None:
+        """Write one event. Called for each, by subscribe()."""
+        who = {**self._who, "pid": os.getpid()}
+        self.write(describe(event, who, code=self._code, now=time.time()))
+
+    def write(self, record: dict[str, object]) -> None:
+        """Append one line. Raises AuditFailed if it is not there in full afterwards."""
+        with self._lock, self._held() as file:
+            if self._max_bytes is not None and file.size >= self._max_bytes:
+                self._rotate(file)
+            line = encode(
+                record, sequence=file.sequence + 1, previous=file.head, most=self._max_line
+            )
+            self._append(file, line)
+            file.size += len(line)
+            file.sequence += 1
+            file.head = self._head = digest(line[:-1], self._key)
+
+    def _append(self, file: _File, line: bytes) -> None:
+        written = 0
+        try:
+            written = os.write(file.descriptor, line)
+            if written == len(line):
+                if self._fsync:
+                    os.fsync(file.descriptor)
+                return
+        except OSError as error:
+            raise self._failed(error.strerror) from error
+        # The disk is full. Half a line would spoil the next one.
+        os.ftruncate(file.descriptor, file.size)
+        raise self._failed("there is no room for it")
+
+    def _failed(self, why: str | None) -> AuditFailed:
+        return AuditFailed(
+            f"the audit log {str(self.path)!r} cannot be written: {why}",
+            hint="nothing runs that cannot be written down" if self._required else None,
+        )
+
+    # -- the file ---------------------------------------------------------------------------
+
+    @contextmanager
+    def _held(self) -> Iterator[_File]:
+        """The file, locked, with the head of its chain known."""
+        try:
+            file = self._locked()
+        except OSError as error:
+            raise self._failed(error.strerror) from error
+        try:
+            size = os.fstat(file.descriptor).st_size
+            if size != file.size:
+                file.size = size
+                self._catch_up(file)
+            yield file
+        finally:
+            fcntl.flock(file.descriptor, fcntl.LOCK_UN)
+
+    def _locked(self) -> _File:
+        while True:
+            file = self._opened()
+            _lock(file.descriptor)
+            # Another process may have moved it aside while we waited.
+            try:
+                here = os.stat(self.path, follow_symlinks=False)
+            except FileNotFoundError:
+                here = None
+            ours = os.fstat(file.descriptor)
+            if here is not None and (here.st_dev, here.st_ino) == (ours.st_dev, ours.st_ino):
+                return file
+            self._shut()
+
+    def _opened(self) -> _File:
+        if self._file is not None and self._file.pid != os.getpid():
+            self._shut()
+        if self._file is None:
+            self._file = _File(_open(self.path), os.getpid())
+        return self._file
+
+    def _catch_up(self, file: _File) -> None:
+        """Others have written, or the file was just opened: what is its last line?"""
+        lines, torn = tail(file.descriptor, file.size)
+        if torn:  # by a crash: let it stand, on a line of its own
+            os.write(file.descriptor, b"\n")
+            file.size += 1
+        older = rotated(self.path) if not lines else []
+        if older:  # the chain goes on from the last of those that were moved aside
+            descriptor = os.open(older[-1], os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                lines, _ = tail(descriptor, os.fstat(descriptor).st_size)
+            finally:
+                os.close(descriptor)
+        file.sequence = last_sequence(lines)
+        file.head = digest(lines[-1], self._key) if lines else FIRST
+
+    def _rotate(self, file: _File) -> None:
+        """Move it aside, and go on in a new one. The lock of the old one is held until the new one
+        is locked, so whoever waits finds the new one there."""
+        number = 1 + max((int(path.suffix[1:]) for path in rotated(self.path)), default=0)
+        try:
+            os.rename(self.path, self.path.with_name(f"{self.path.name}.{number:06d}"))
+            descriptor = _open(self.path)
+            _lock(descriptor)
+        except OSError as error:
+            raise self._failed(error.strerror) from error
+        os.close(file.descriptor)
+        file.descriptor, file.size = descriptor, os.fstat(descriptor).st_size
+        if file.size:  # another process was faster, and has begun it
+            self._catch_up(file)
+
+    def _shut(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            os.close(file.descriptor)
+
+    def close(self) -> None:
+        """Write no more. May be called twice."""
+        if self._subscription is not None:
+            self._subscription.cancel()
+            self._subscription = None
+        with self._lock:
+            self._shut()
+
+    def __enter__(self) -> Self:
+        return self.subscribe()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _lock(descriptor: int) -> None:
+    """Held for microseconds by others, unless one of them was stopped meanwhile."""
+    for _ in range(20):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            time.sleep(0.0005)
+    # On a busy machine one who only tries now and then may never be lucky. The kernel has a queue,
+    # but no time limit: so a thread waits in it, and is given up if it takes too long.
+    waiting = _Waiting(descriptor)
+    if not waiting.lock(LOCK_TIMEOUT):
+        raise TimeoutError(0, "somebody else keeps it locked")
+
+
+class _Waiting:
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = os.dup(descriptor)  # the same lock; this one stays open for the thread
+        self._deciding = threading.Lock()
+        self._locked = threading.Event()
+        self._given_up = False
+
+    def lock(self, timeout: float) -> bool:
+        threading.Thread(target=self._wait, name="belljar-audit", daemon=True).start()
+        self._locked.wait(timeout)
+        with self._deciding:
+            self._given_up = not self._locked.is_set()
+        return not self._given_up
+
+    def _wait(self) -> None:
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        with self._deciding:
+            if self._given_up:
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            self._locked.set()
+        os.close(self._descriptor)
+
+
+def _open(path: Path) -> int:
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    # O_NONBLOCK: a FIFO in its place would keep us waiting.
+    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o600)
+    status = os.fstat(descriptor)
+    problem = None
+    if not stat.S_ISREG(status.st_mode):
+        problem = "it is no regular file"
+    elif status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        problem = "somebody else can write it"
+    if problem is not None:
+        os.close(descriptor)
+        raise PermissionError(0, problem)
+    return descriptor
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())  # a container's user often has no name

@@ -1,0 +1,171 @@
+"""`enable`: turn on what is wanted in one call, and off again with `close()`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from belljar.errors import InvalidOption
+from belljar.observe import orphans
+from belljar.observe.alerts import Alert, Alerts, Rules
+from belljar.observe.audit import Audit
+from belljar.observe.metrics import Metrics
+from belljar.observe.sampling import Monitor, Sample
+from belljar.observe.tracing import Tracing
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
+
+log = logging.getLogger("belljar.observe")
+
+ORPHANS_INTERVAL = 60.0  # seconds; an engine is asked for it
+
+
+class Observing:
+    """What `enable` turned on: `metrics`, `monitor`, `alerts`, `audit`, `tracing`; None is off."""
+
+    def __init__(self) -> None:
+        self.metrics: Metrics | None = None
+        self.metrics_port: int | None = None
+        self.monitor: Monitor | None = None
+        self.alerts: Alerts | None = None
+        self.audit: Audit | None = None
+        self.tracing: Tracing | None = None
+        self._stack = ExitStack()
+
+    def close(self) -> None:
+        """Turn it all off. May be called twice."""
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def enable(
+    *,
+    audit: str | os.PathLike[str] | Audit | None = None,
+    metrics: bool | Metrics = False,
+    metrics_port: int | None = None,
+    metrics_addr: str = "127.0.0.1",
+    alerts: bool | Rules | None = None,
+    on_alert: Callable[[Alert], None] | None = None,
+    tracing: bool | TracerProvider = False,
+    interval: float = 1.0,
+    orphans_interval: float | None = ORPHANS_INTERVAL,
+) -> Observing:
+    """Watch the sandboxes of this process, until the handle that is given is closed.
+
+    `audit`: a path, or an Audit. `metrics`: count; with `metrics_port` also serve (0: a free
+    port, see the handle's `metrics_port`). `alerts`: True or Rules; they go to the logger
+    "belljar.alerts" and to `on_alert`. `tracing`: True, or a TracerProvider. `interval`: seconds
+    between two samples, `orphans_interval` between two looks for orphans (None: never).
+
+    with belljar.observe.enable(audit="audit.jsonl", metrics_port=9100, alerts=True):
+        ...
+    """
+    made = Observing()
+    try:
+        if audit is not None:
+            made.audit = audit if isinstance(audit, Audit) else Audit(audit)
+            made._stack.callback(made.audit.close)
+            made.audit.subscribe()
+        if tracing:
+            made.tracing = Tracing(None if tracing is True else tracing)
+            made._stack.callback(made.tracing.close)
+            made.tracing.subscribe()
+        if metrics or metrics_port is not None:
+            made.metrics = metrics if isinstance(metrics, Metrics) else Metrics()
+            made._stack.callback(made.metrics.close)
+            made.metrics.subscribe()
+        if alerts or on_alert is not None:
+            if isinstance(alerts, bool):
+                alerts = None
+            elif alerts is not None and not isinstance(alerts, Rules):
+                raise InvalidOption(f"alerts is True or Rules(...), not {alerts!r}")
+            made.alerts = Alerts(alerts, *_told(made, on_alert))
+        if made.metrics is not None or made.alerts is not None:
+            _watch(made, interval, orphans_interval)
+        if made.metrics is not None and metrics_port is not None:
+            made.metrics_port = made.metrics.serve(metrics_port, metrics_addr)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _told(made: Observing, callback: Callable[[Alert], None] | None) -> list[Callable[..., None]]:
+    def count(alert: Alert) -> None:
+        if made.metrics is not None and not alert.ended:
+            made.metrics.alerted(alert.kind)
+
+    return [count] if callback is None else [count, callback]
+
+
+def _watch(made: Observing, interval: float, orphans_interval: float | None) -> None:
+    def sampled(samples: Mapping[str, Sample]) -> None:
+        if made.alerts is not None:
+            made.alerts.look([sample.observation() for sample in samples.values()])
+
+    made.monitor = Monitor(interval=interval, on_samples=[sampled])
+    made._stack.callback(made.monitor.close)
+    if made.metrics is not None:
+        made.metrics.watch(made.monitor)
+    if orphans_interval is not None:
+        sentry = _Sentry(made, orphans_interval)
+        made._stack.callback(sentry.close)
+        if made.metrics is not None:
+            made.metrics.gauge_source("belljar_orphans", sentry.values)
+        sentry.start()
+    made.monitor.start()
+
+
+class _Sentry:
+    """Looks for orphans now and then, in a thread of its own: an engine may take its time."""
+
+    def __init__(self, made: Observing, interval: float) -> None:
+        self._made = made
+        self._interval = interval
+        self._found: dict[tuple[str, ...], float] = {("native",): 0.0, ("docker",): 0.0}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="belljar-sentry", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def values(self) -> Mapping[tuple[str, ...], float]:
+        return dict(self._found)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._look()
+            except Exception:
+                log.exception("looking for orphans failed")
+            if self._stop.wait(self._interval):
+                return
+
+    def _look(self) -> None:
+        counted = [each for each in orphans.find().leftovers if each.kind in orphans.RUNNING]
+        self._found = {
+            (backend,): float(sum(each.backend == backend for each in counted))
+            for backend in ("native", "docker")
+        }
+        if self._made.alerts is not None:
+            self._made.alerts.look(None, orphans=len(counted))
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()

@@ -1,0 +1,334 @@
+"""Presence: a small file for each live sandbox, so that other processes can see it.
+
+    <directory>/<sandbox id>      mode 0600, in a directory of mode 0700
+
+It is JSON, and goes when the sandbox ends. Of a process that was killed it stays, and is known to
+be stale by the owner's pid, start time and boot.
+
+Who reads it believes little: a file counts only if it lies in a directory of its owner's, with
+nobody else able to write there, is small, and every field reads as we write it. No path in it is
+ever opened, and whether its process is that sandbox is asked of the kernel (see `sightings`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import re
+import stat
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from belljar import events
+from belljar.backends.base import Whereabouts
+from belljar.backends.docker import owner
+from belljar.backends.docker.owner import Owner
+from belljar.observe import runtime_directory
+from belljar.observe.processes import started
+
+SCHEMA = 1
+MAX_FILE = 16 * 1024
+MAX_FILES = 10_000  # in one directory
+MAX_TEXT = 200
+MAX_METADATA = 32
+
+_ID = re.compile(r"bj-[0-9a-f]{16}")
+_CONTAINER = re.compile(r"[0-9a-f]{64}")
+_LIMITS = ("memory", "cpus", "processes", "timeout", "lifetime", "idle")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    """What a presence file says, after it was checked."""
+
+    id: str
+    backend: str
+    environment: str
+    created: float  # seconds since the epoch
+    owner: Owner
+    stale: bool | None  # the owner is dead; None: that cannot be told from here
+    command: str  # of the owner
+    pid: int | None  # of the guest's PID 1 on this host, and when that began
+    pid_started: int | None
+    container: str | None
+    engine: str | None
+    limits: Mapping[str, float | None]
+    metadata: Mapping[str, str]
+    uid: int  # whose file it is
+    path: str
+
+
+# -- writing ------------------------------------------------------------------------------------
+
+
+class Presence:
+    """Writes the files of this process's sandboxes. Subscribed to their starts and ends."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._owner = _owner_fields()
+        self._lock = threading.Lock()
+        self._files: dict[str, str] = {}  # id → path
+
+    def observe(self, event: events.Event) -> None:
+        match event:
+            case events.Started():
+                self._write(event)
+            case events.Ended():
+                self._remove(event.subject.id)
+
+    def _write(self, event: events.Started) -> None:
+        self.forget_dead()
+        id = event.subject.id
+        data = _encode(event.subject, event.whereabouts, self._owner)
+        directory = runtime_directory.prepare()
+        # Written aside and renamed: who looks sees all of it, or nothing. In the place of that of
+        # a guest that was lost, if there was one.
+        aside = f"{directory}/.{id}-{self.pid}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(aside, flags, 0o600)
+        try:
+            os.write(descriptor, data)
+        finally:
+            os.close(descriptor)
+        with self._lock:
+            self._files[id] = f"{directory}/{id}"
+            os.rename(aside, self._files[id])
+
+    def _remove(self, id: str) -> None:
+        with self._lock:
+            path = self._files.pop(id, None)
+            if path is not None and os.getpid() == self.pid:
+                with contextlib.suppress(FileNotFoundError):  # somebody cleaned up
+                    os.unlink(path)
+
+    def forget_dead(self, at_least: int = 8) -> None:
+        """Of sandboxes that nobody closed, no end is told. Looked for when there are so many."""
+        if len(self._files) >= at_least:
+            live = {sandbox.id for sandbox in events.live()}
+            for id in self._files.keys() - live:
+                self._remove(id)
+
+    def close(self) -> None:
+        for id in list(self._files):
+            self._remove(id)
+
+
+_installed: tuple[Presence, events.Subscription] | None = None
+_installing = threading.Lock()
+
+
+def install() -> None:
+    """Let other processes see the sandboxes of this one. Called before the first is started; twice
+    is as good as once. Nothing is written before a sandbox starts."""
+    global _installed
+    with _installing:
+        if _installed is None or _installed[0].pid != os.getpid():
+            made = Presence()
+            _installed = made, events.subscribe(made.observe, cells=False)
+
+
+def uninstall() -> None:
+    """Be seen no more; the files are removed."""
+    global _installed
+    with _installing:
+        installed, _installed = _installed, None
+    if installed is not None:
+        installed[1].cancel()
+        installed[0].close()
+
+
+def _after_fork() -> None:
+    """The files are the parent's."""
+    global _installed, _installing
+    _installing, _installed = threading.Lock(), None
+
+
+os.register_at_fork(after_in_child=_after_fork)
+atexit.register(uninstall)
+
+
+def _owner_fields() -> dict[str, int | str]:
+    us = Owner.current()
+    return {
+        "pid": us.pid,
+        "started": us.started,
+        "pid_namespace": us.pid_namespace,
+        "host": f"{us.machine}.{us.boot}",
+    }
+
+
+def _encode(subject: events.Subject, seen: Whereabouts, owned: Mapping[str, int | str]) -> bytes:
+    metadata = {
+        key[:MAX_TEXT]: value[:MAX_TEXT]
+        for key, value in list(subject.metadata.items())[:MAX_METADATA]
+    }
+    said = {
+        "schema": SCHEMA,
+        "id": subject.id,
+        "backend": subject.backend,
+        "environment": subject.environment[:MAX_TEXT],
+        "created": time.time(),
+        "owner": dict(owned),
+        "pid": seen.pid,
+        "pid_started": None if seen.pid is None else started(seen.pid),
+        "container": seen.container,
+        "engine": None if seen.engine is None else seen.engine[:MAX_TEXT],
+        "limits": {name: getattr(subject.limits, name) for name in _LIMITS},
+        "metadata": metadata,
+    }
+    return json.dumps(said, separators=(",", ":")).encode()
+
+
+# -- reading ------------------------------------------------------------------------------------
+
+
+def notes(*, everybody: bool | None = None) -> list[Note]:
+    """The sandboxes that this host's processes have told of: of this user, as root of all."""
+    wide = os.geteuid() == 0 if everybody is None else everybody
+    found: dict[str, Note] = {}
+    for directory in runtime_directory.candidates(everybody=wide):
+        for note in _notes_in(directory):
+            found.setdefault(note.id, note)
+    return sorted(found.values(), key=lambda note: note.created)
+
+
+def stale() -> list[Note]:
+    """The files that dead processes left."""
+    return [note for note in notes() if note.stale]
+
+
+def remove(note: Note) -> bool:
+    """Remove a stale file, if it still is the one that was read."""
+    with runtime_directory.opened(os.path.dirname(note.path)) as directory:
+        if directory is None:
+            return False
+        name = os.path.basename(note.path)
+        again = _read(directory, name, os.path.dirname(note.path))
+        if again is None or not again.stale or again.owner != note.owner:
+            return again is None
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=directory.fd)
+        return True
+
+
+def _notes_in(path: str) -> Iterator[Note]:
+    with runtime_directory.opened(path) as directory:
+        if directory is None:
+            return
+        for name in sorted(os.listdir(directory.fd))[:MAX_FILES]:
+            if _ID.fullmatch(name) and (note := _read(directory, name, path)):
+                yield note
+
+
+def _read(directory: runtime_directory.Opened, name: str, path: str) -> Note | None:
+    try:
+        # O_NONBLOCK: a FIFO of that name would keep us waiting for ever.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(name, flags, dir_fd=directory.fd)
+    except OSError:
+        return None  # gone, or no file of ours
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != directory.uid:
+            return None
+        data = os.read(descriptor, MAX_FILE + 1)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    if len(data) > MAX_FILE:
+        return None
+    return parse(data, name=name, uid=directory.uid, path=f"{path}/{name}")
+
+
+def parse(data: bytes, *, name: str, uid: int, path: str) -> Note | None:
+    """A note, or None for what we would not have written."""
+    try:
+        said = json.loads(data)
+        if said["schema"] != SCHEMA or said["id"] != name:
+            return None
+        labels = _labels(said)
+        owned = Owner.parse(labels)
+        if owned is None:
+            return None
+        return Note(
+            id=name,
+            backend=_text(said["backend"]),
+            environment=_text(said["environment"]),
+            created=_number(said["created"]),
+            owner=owned,
+            stale=owner.is_orphan(labels, running=False),
+            command=_command(owned.pid),
+            pid=_pid(said["pid"]),
+            pid_started=_pid(said["pid_started"], most=2**63),
+            container=_container(said["container"]),
+            engine=None if said["engine"] is None else _text(said["engine"]),
+            limits={name: _optional(said["limits"][name]) for name in _LIMITS},
+            metadata={
+                _text(key): _text(value)
+                for key, value in list(said["metadata"].items())[:MAX_METADATA]
+            },
+            uid=uid,
+            path=path,
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+
+
+def _labels(said: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
+    """As on containers, so that who is dead is told by the same rules."""
+    fields = said["owner"]
+    return {
+        owner.SANDBOX: str(said["id"]),
+        owner.PID: str(fields["pid"]),
+        owner.STARTED: str(fields["started"]),
+        owner.PID_NAMESPACE: str(fields["pid_namespace"]),
+        owner.HOST: str(fields["host"]),
+        # Files from before a reboot have lost their owner too: told by this.
+        owner.CREATED: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(_number(said["created"]))),
+    }
+
+
+def _command(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read(MAX_TEXT).replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or len(value) > MAX_TEXT:
+        raise ValueError(value)
+    return value
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e15:
+        raise ValueError(value)
+    return float(value)
+
+
+def _optional(value: object) -> float | None:
+    return None if value is None else _number(value)
+
+
+def _pid(value: object, most: int = 2**22) -> int | None:
+    if value is None:
+        return None
+    if type(value) is not int or not 1 < value <= most:
+        raise ValueError(value)
+    return value
+
+
+def _container(value: object) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or not _CONTAINER.fullmatch(value):
+        raise ValueError(value)
+    return value

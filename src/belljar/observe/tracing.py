@@ -1,0 +1,171 @@
+"""OpenTelemetry spans: `sandbox.start` and `run_code`, below whatever span the caller is in.
+
+The span of a cell is the current one while the cell runs, so what a host function does that the
+code calls is shown below it. Code and output are no attributes; the code's hash is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from contextvars import ContextVar, Token
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from belljar import events
+from belljar._version import __version__
+from belljar.errors import SandboxError
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Span, TracerProvider
+
+Attributes = Mapping[str, str | bool | int | float]
+
+
+@dataclass(frozen=True, eq=False)
+class _Open:
+    """A span that has begun in this task."""
+
+    name: str
+    sandbox: str
+    span: Span
+    token: Token[Context]
+
+
+_open: ContextVar[tuple[_Open, ...]] = ContextVar("belljar_spans", default=())
+
+
+class Tracing:
+    """Makes spans. `provider`: an OpenTelemetry TracerProvider (default: the global one)."""
+
+    def __init__(self, provider: TracerProvider | None = None) -> None:
+        trace = require_opentelemetry()
+        self._trace = trace
+        self._tracer = trace.get_tracer("belljar", __version__, tracer_provider=provider)
+        self._subscription: events.Subscription | None = None
+
+    def subscribe(self) -> Self:
+        """Make spans of what happens from now on. May be called twice."""
+        if self._subscription is None:
+            self._subscription = events.subscribe(self.observe)
+        return self
+
+    def observe(self, event: events.Event) -> None:
+        match event:
+            case events.Starting():
+                self._begin("sandbox.start", event, {})
+            case events.CellStarting():
+                code = event.code.encode("utf-8", "surrogatepass")
+                hashed = hashlib.sha256(code).hexdigest()
+                said: Attributes = {"belljar.code.sha256": hashed, "belljar.code.bytes": len(code)}
+                self._begin("run_code", event, said)
+            case events.Started():
+                stages = {f"belljar.stage.{name}": took for name, took in event.stages.items()}
+                self._end("sandbox.start", event, event.seconds, stages)
+            case events.StartFailed():
+                self._end("sandbox.start", event, event.seconds, {}, event.error)
+            case events.CellEnded():
+                self._end("run_code", event, event.seconds, _of_cell(event))
+            case events.CellFailed():
+                self._end("run_code", event, event.seconds, {}, event.error)
+
+    def _begin(self, name: str, event: events.Event, more: Attributes) -> None:
+        from opentelemetry import context
+
+        span = self._tracer.start_span(name, attributes={**_of_subject(event.subject), **more})
+        token = context.attach(self._trace.set_span_in_context(span))
+        _open.set((*_open.get(), _Open(name, event.subject.id, span, token)))
+
+    def _end(
+        self,
+        name: str,
+        event: events.Event,
+        seconds: float,
+        more: Attributes,
+        error: BaseException | None = None,
+    ) -> None:
+        span = self._take(name, event.subject.id)
+        if span is None:  # it began before anybody asked for spans
+            began = time.time_ns() - int(seconds * 1e9)
+            span = self._tracer.start_span(name, start_time=began)
+        span.set_attributes({**_of_subject(event.subject), **more})
+        status = self._trace.StatusCode
+        if error is not None:
+            span.record_exception(error)
+            span.set_status(status.ERROR, type(error).__name__)
+        elif isinstance(event, events.CellEnded) and not event.execution.ok:
+            span.set_status(status.ERROR, event.execution.outcome.value)
+        span.end()
+
+    def _take(self, name: str, sandbox: str) -> Span | None:
+        from opentelemetry import context
+
+        opened = _open.get()
+        if not opened or (opened[-1].name, opened[-1].sandbox) != (name, sandbox):
+            return None
+        _open.set(opened[:-1])
+        context.detach(opened[-1].token)
+        return opened[-1].span
+
+    def close(self) -> None:
+        """Make no more spans. May be called twice."""
+        if self._subscription is not None:
+            self._subscription.cancel()
+            self._subscription = None
+
+    def __enter__(self) -> Self:
+        return self.subscribe()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _of_subject(subject: events.Subject) -> dict[str, str | bool | int | float]:
+    said: dict[str, str | bool | int | float] = {
+        "belljar.sandbox": subject.id,
+        "belljar.backend": subject.backend,
+        "belljar.environment": subject.environment,
+    }
+    if "owner" in subject.metadata:
+        said["belljar.owner"] = subject.metadata["owner"]
+    return said
+
+
+def _of_cell(event: events.CellEnded) -> Attributes:
+    done = event.execution
+    said: dict[str, str | bool | int | float] = {
+        "belljar.outcome": done.outcome.value,
+        "belljar.execution_count": done.execution_count,
+        "belljar.state_preserved": done.state_preserved,
+        "belljar.output.bytes": done.usage.output_bytes,
+        "belljar.calls": len(done.calls),
+    }
+    said |= {f"belljar.stage.{name}": took for name, took in event.stages.items()}
+    if done.usage.cpu is not None:
+        said["belljar.cpu.seconds"] = done.usage.cpu
+    if done.usage.peak_memory is not None:
+        said["belljar.memory.peak"] = done.usage.peak_memory
+    report = done.policy
+    if report is not None:
+        said["belljar.policy"] = report.policy
+        said["belljar.policy.verdict"] = report.verdict.value
+        said["belljar.policy.findings"] = len(report.findings)
+    return said
+
+
+def require_opentelemetry() -> Any:
+    try:
+        from opentelemetry import trace
+    except ImportError as error:
+        raise SandboxError(
+            "tracing needs the package opentelemetry-api", hint="pip install 'belljar[tracing]'"
+        ) from error
+    return trace

@@ -1,0 +1,293 @@
+"""Second pass: what the places of the first pass stand for, and which rules that touches.
+
+Everything is reported as an event of a rule; the policy's actions make findings of them (check.py).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from belljar.policy import calls, imports
+from belljar.policy.catalogue import Catalogue
+from belljar.policy.resolve import Const, Ref, Resolver, Value
+from belljar.policy.scopes import Scope, Survey
+
+if TYPE_CHECKING:
+    from belljar.policy.policy import Policy
+
+Report = Callable[[str, ast.AST, str], None]  # rule, where, what
+
+_BY_NAME = {"getattr", "setattr", "delattr"}
+
+
+class Analyser:
+    """One check of one piece of code; `report` is told each event."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        survey: Survey,
+        known: Catalogue,
+        report: Report,
+        nested: Callable[[str, ast.AST], None],
+        deadline: float,
+    ) -> None:
+        self.policy = policy
+        self.survey = survey
+        self.known = known
+        self.report = report
+        self.nested = nested  # reads code that is a text in the code
+        self._handed: set[int] | None = None
+        self.resolver = Resolver(survey.module, known, deadline)
+
+    def run(self) -> None:
+        for statement, _ in self.survey.imports:
+            imports.check(self, statement)
+        relevant = self._relevant()
+        for name, scope, order in self.survey.names:
+            if name.id in relevant:
+                self._name(name, scope, order)
+        for outer, base, chain, scope, order in self.survey.chains:
+            self._chain(outer, base, chain, scope, order, relevant)
+        for call, scope, order in self.survey.calls:
+            calls.check(self, call, scope, order, relevant)
+        for subscript, scope, order in self.survey.subscripts:
+            self._subscript(subscript, scope, order)
+        for pattern in self.survey.patterns:
+            for attribute in pattern.kwd_attrs:
+                if attribute in self.known.watched:
+                    self.inner_attribute(pattern, attribute, None, set())
+
+    def _relevant(self) -> set[str]:
+        """Names that can stand for something the catalogue knows."""
+        builtin = {
+            path.partition(".")[2]
+            for path in self.known.names
+            if path.startswith("builtins.") and path.count(".") == 1
+        }
+        names = builtin | _BY_NAME | {"vars", "__builtins__"} | self.survey.bound
+        names |= set(self.policy.document.names.deny)  # builtins are there by their name alone
+        if self.survey.module.stars:
+            names |= {name.id for name, _, _ in self.survey.names}
+        return names
+
+    # -- names and attributes ---------------------------------------------------------------
+
+    def _name(self, node: ast.Name, scope: Scope, order: int) -> None:
+        call = self.survey.called.get(id(node))
+        if node.id in _BY_NAME and call is None and id(node) in self._arguments():
+            self.report("BJ305", node, node.id)
+        told = set()
+        for value in self.resolver.lookup(node.id, scope, order):
+            if isinstance(value, Ref) and value.path not in told:
+                told.add(value.path)
+                if (rule := self.rule_of(value.path)) and not self._is_module(value.path):
+                    self.use(rule, node, value, call, scope, order)
+
+    def _arguments(self) -> set[int]:
+        """Names that are handed to a call: `map(getattr, objects, names)`."""
+        if self._handed is None:
+            self._handed = {
+                id(each)
+                for call, _, _ in self.survey.calls
+                for each in call.args
+                if isinstance(each, ast.Name)
+            }
+        return self._handed
+
+    def _is_module(self, path: str) -> bool:
+        """A module by itself does nothing yet; its import has been looked at."""
+        return "." not in path and path in self.known.roots
+
+    def _chain(
+        self,
+        outer: ast.Attribute,
+        base: ast.expr,
+        chain: list[ast.Attribute],
+        scope: Scope,
+        order: int,
+        relevant: set[str],
+    ) -> None:
+        known = self.known
+        named = isinstance(base, ast.Name)
+        if named and base.id not in relevant:  # type: ignore[attr-defined]
+            # The usual case, and it must be cheap: an object, and attributes that mean nothing.
+            for each in chain:
+                attribute = each.attr
+                if attribute in known.watched or attribute.strip("_") in known.guessed:
+                    break
+            else:
+                return
+        values = self.resolver.values(base, scope, order)
+        call = self.survey.called.get(id(outer))
+        told: set[tuple[str, int]] = set()
+        for value in values:
+            if isinstance(value, Ref) and isinstance(base, ast.Name):
+                rule = self.rule_of(value.path)
+                if rule and not self._is_module(value.path):
+                    self.use(rule, base, value, None, scope, order)
+            elif (
+                isinstance(value, Const)
+                and isinstance(value.value, str)
+                and outer.attr in ("format", "format_map")
+                and call is None
+            ):
+                calls.format_text(self, outer, value.value)
+            self._steps(value, chain, call, scope, order, told)
+        if call is None and isinstance(outer.ctx, ast.Load):
+            calls.unbound(self, outer, values)
+
+    def _steps(
+        self,
+        value: Value,
+        chain: list[ast.Attribute],
+        call: ast.Call | None,
+        scope: Scope,
+        order: int,
+        told: set[tuple[str, int]],
+    ) -> None:
+        """Along the attributes, until one of them is the business of a rule."""
+        known, resolver = self.known, self.resolver
+        for each in chain:
+            before, value = value, resolver.attribute_of(value, each.attr)
+            if each.attr in known.watched:
+                self.inner_attribute(each, each.attr, value, told)
+            if not isinstance(value, Ref):
+                continue
+            if (
+                isinstance(each.ctx, ast.Store)
+                and isinstance(before, Ref)
+                and before.path in known.powers
+            ):
+                self._once(told, "BJ310", each, f"{before.path}.{each.attr}")
+                return
+            if (
+                isinstance(before, Ref)
+                and "(" not in before.path
+                and not before.path.startswith("?")
+                and known.power(before.path, each.attr)
+            ):
+                self._once(told, "BJ107", each, f"{before.path}.{each.attr}")
+                continue
+            rule = self.rule_of(value.path)
+            if rule and (before is None or not value.path.startswith("?.")):
+                if isinstance(before, Ref) and self.rule_of(before.path) and "." in before.path:
+                    continue  # said at the step before
+                last = each is chain[-1]
+                if (rule, id(each)) not in told:
+                    told.add((rule, id(each)))
+                    self.use(rule, each, value, call if last else None, scope, order)
+
+    def inner_attribute(
+        self, node: ast.AST, attribute: str, value: Value, told: set[tuple[str, int]]
+    ) -> None:
+        """One attribute that leads behind an object; two in a row are a walk."""
+        known = self.known
+        if attribute in known.frames:
+            if attribute not in ("__context__", "__cause__", "with_traceback"):
+                self._once(told, "BJ307", node, attribute)
+            return
+        path = value.path if isinstance(value, Ref) else attribute
+        steps = path.replace("()", "").replace("[]", "").replace("[?]", "").split(".")
+        walked = [step for step in steps if step in known.near or step in known.far]
+        walked = [step for step in walked if step not in known.idle]
+        if "__code__" in walked:  # what a code object tells about itself leads no further
+            walked = [step for step in walked if not step.startswith("co_")]
+        through = [step for step in steps if step in known.passing]
+        if attribute in known.far or len(walked) > 1 or (through and walked):
+            self._once(told, "BJ301", node, ".".join(steps).removeprefix("?.") or attribute)
+        elif attribute != "__annotations__":
+            self._once(told, "BJ302", node, attribute)
+
+    def _once(self, told: set[tuple[str, int]], rule: str, node: ast.AST, name: str) -> None:
+        if (rule, id(node)) not in told:
+            told.add((rule, id(node)))
+            self.report(rule, node, name)
+
+    def _subscript(self, node: ast.Subscript, scope: Scope, order: int) -> None:
+        """`globals()["__builtins__"]`, `sys.modules["os"]`: a thing by its name in a table."""
+        if not self._may_be_table(node.value):
+            return
+        tables = self.resolver.values(node.value, scope, order)
+        paths = [each.path for each in tables if isinstance(each, Ref)]
+        table = next((each for each in paths if each in _TABLES or each.endswith(_ENDS)), None)
+        if table is not None and ("(" in table or _is_own_name(node.slice)):
+            table = None
+        if table is not None and not isinstance(node.ctx, ast.Load):
+            self.report("BJ310", node, table)
+            return
+        for value in self.resolver.values(node, scope, order):
+            if not isinstance(value, Ref):
+                continue
+            if "[?]" in value.path:
+                if table is not None and not value.path.startswith("?"):
+                    self.report("BJ306", node, f"{table}[…]")
+            elif "[" not in value.path and not self._is_module(value.path):
+                rule = self.rule_of(value.path)
+                if rule:
+                    call = self.survey.called.get(id(node))
+                    self.use(rule, node, value, call, scope, order)
+
+    def _may_be_table(self, node: ast.expr) -> bool:
+        """Cheap, because most subscripts are of frames, lists and dicts."""
+        if isinstance(node, ast.Name):
+            return node.id in self.survey.bound or node.id == "__builtins__"
+        if isinstance(node, ast.Attribute):
+            return node.attr in _ATTRIBUTES
+        return isinstance(node, (ast.Call, ast.Subscript, ast.List, ast.Tuple, ast.Dict))
+
+    def rule_of(self, path: str) -> str | None:
+        """The policy's own lists of names come before the catalogue."""
+        lists = self.policy.document.names
+        if lists.allow or lists.deny:
+            answer = imports.listed(lists, path.removeprefix("builtins."))
+            if answer != "unlisted":
+                return "BJ901" if answer == "deny" else None
+        return self.known.rule(path) or self.known.rule_behind(path)
+
+    # -- uses of what the catalogue knows -----------------------------------------------------
+
+    def use(
+        self,
+        rule: str,
+        node: ast.expr,
+        value: Ref,
+        call: ast.Call | None,
+        scope: Scope,
+        order: int,
+    ) -> None:
+        path = value.path.removeprefix("builtins.")
+        if rule in calls.FILE_RULES:
+            calls.file_use(self, rule, node, path, value.text, call, scope, order)
+        elif rule == "BJ105":
+            calls.import_call(self, node, path, call, scope, order)
+        elif rule == "BJ201":
+            calls.evaluation(self, node, path, call, scope, order)
+        elif not self._is_harmless(rule, path, call, scope, order):
+            self.report(rule, node, path)
+        if calls.unpickles(self, path, call):
+            self.report("BJ701", node, path)
+
+    def _is_harmless(
+        self, rule: str, path: str, call: ast.Call | None, scope: Scope, order: int
+    ) -> bool:
+        if rule == "BJ205":
+            return not calls.takes_code(self, call, scope, order)
+        return rule == "BJ702" and calls.loads_plainly(self, path, call, scope, order)
+
+    def texts(self, node: ast.expr, scope: Scope, order: int) -> Iterator[str | None]:
+        """The texts it may be; None for what cannot be told."""
+        for value in self.resolver.values(node, scope, order):
+            yield value.value if isinstance(value, Const) and isinstance(value.value, str) else None
+
+
+_TABLES = ("builtins", "sys.modules")
+_ENDS = (".__dict__", ".__globals__", ".__builtins__", ".f_globals", ".f_builtins")
+_ATTRIBUTES = {"modules", "f_locals", *(each[1:] for each in _ENDS)}
+
+
+def _is_own_name(node: ast.expr) -> bool:
+    """`sys.modules[__name__]` is the module itself."""
+    return isinstance(node, ast.Name) and node.id == "__name__"

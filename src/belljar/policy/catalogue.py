@@ -1,0 +1,83 @@
+"""The catalogue of dotted names, and the questions the analyser asks it."""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import tomllib
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    same: dict[str, str]
+    names: dict[str, str]  # dotted name → rule
+    methods: dict[str, str]
+    powers: frozenset[str]
+    guessed: frozenset[str]  # those of the powers that an attribute's name is enough for
+    fine: frozenset[str]
+    near: frozenset[str]
+    far: frozenset[str]
+    idle: frozenset[str]
+    passing: frozenset[str]
+    frames: frozenset[str]
+    roots: frozenset[str]  # the first parts of all dotted names
+    watched: frozenset[str]  # attributes that matter whatever the object is
+
+    def canonical(self, path: str) -> str:
+        """The usual name of what has several."""
+        return self.same.get(path, path)
+
+    def rule(self, path: str) -> str | None:
+        """Of the name itself, or of one it is below of; what a call gave is another thing."""
+        while path:
+            if rule := self.names.get(path):
+                return rule
+            path, _, last = path.rpartition(".")
+            if last.endswith(("()", "]")):
+                return None
+        return None
+
+    def rule_behind(self, path: str) -> str | None:
+        """Of a module that is reached through others: `json.codecs.open` is `codecs.open`."""
+        parts = path.split(".")
+        if len(parts) < 3 or parts[0] in ("?", "") or "(" in path or "[" in path:
+            return None
+        for start in range(1, len(parts) - 1):
+            name = parts[start].lstrip("_")
+            if name in self.roots:
+                for end in range(start + 2, len(parts) + 1):
+                    behind = self.canonical(".".join([name, *parts[start + 1 : end]]))
+                    if rule := self.names.get(behind):
+                        return rule
+        return None
+
+    def power(self, base: str, attribute: str) -> str | None:
+        """The module that `attribute` of a module `base` is in truth, if it matters."""
+        name = attribute.strip("_")
+        if name not in self.powers or f"{base}.{attribute}" in self.fine:
+            return None
+        if base.rpartition(".")[2] == name:  # socket.socket
+            return None
+        return self.canonical(name)
+
+
+@functools.cache
+def catalogue() -> Catalogue:
+    text = (importlib.resources.files("belljar.policy") / "catalogue.toml").read_text("utf-8")
+    data = tomllib.loads(text)
+    walkers = {name: frozenset(words) for name, words in data["walkers"].items()}
+    names = {name: rule for rule, listed in data["names"].items() for name in listed}
+    powers = frozenset(data["powers"]["modules"])
+    roots = {name.partition(".")[0] for name in (*names, *data["same"])}
+    return Catalogue(
+        same=data["same"],
+        names=names,
+        methods={name: rule for rule, listed in data["methods"].items() for name in listed},
+        powers=powers,
+        guessed=powers - frozenset(data["powers"]["chance"]),
+        fine=frozenset(data["powers"]["fine"]),
+        roots=frozenset(roots) | powers,
+        watched=walkers["near"] | walkers["far"] | walkers["frames"],
+        **walkers,
+    )

@@ -1,0 +1,244 @@
+"""Constants that code puts together: worked out here, by operations that cannot do anything else.
+
+Nothing of the code is run. Each operation is one of a short list, on texts, bytes and small
+numbers, and what comes out is capped.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import codecs
+import html
+import posixpath
+import urllib.parse
+from collections.abc import Callable, Sequence
+from typing import Any
+
+LONGEST = 100_000  # characters, bytes or digits' worth of a constant
+_PLAIN = (str, bytes, int, float, bool, type(None))
+
+Plain = str | bytes | int | float | bool | None
+
+
+class CannotFold(Exception):
+    """It is not a constant, or not one that is worth it."""
+
+
+def _checked(value: object) -> Any:
+    if isinstance(value, (str, bytes)) and len(value) <= LONGEST:
+        return value
+    if isinstance(value, bool) or value is None or isinstance(value, float):
+        return value
+    if isinstance(value, int) and value.bit_length() <= 1024:
+        return value
+    if isinstance(value, (list, tuple)) and len(value) <= 10_000:
+        return [_checked(each) for each in value]
+    raise CannotFold
+
+
+def binary(operator: str, left: Any, right: Any) -> Any:
+    """`+`, `*`, `%` and the like of two constants."""
+    try:
+        return _checked(_BINARY[operator](left, right))
+    except CannotFold:
+        raise
+    except (KeyError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+        raise CannotFold from error
+
+
+def _times(left: Any, right: Any) -> Any:
+    texts = [each for each in (left, right) if isinstance(each, (str, bytes, list))]
+    numbers = [each for each in (left, right) if isinstance(each, int)]
+    if texts and numbers and len(texts[0]) * max(numbers[0], 0) > LONGEST:
+        raise CannotFold
+    return left * right
+
+
+def _percent(left: Any, right: Any) -> Any:
+    if isinstance(left, (str, bytes)):
+        if len(left) > 1000 or any(chr(each) in "*0123456789" for each in _codes(left)):
+            raise CannotFold  # a width could make it large
+        return left % (tuple(right) if isinstance(right, list) else right)
+    return left % right
+
+
+def _codes(text: str | bytes) -> Sequence[int]:
+    return text if isinstance(text, bytes) else [ord(each) for each in text]
+
+
+def _plus(left: Any, right: Any) -> Any:
+    if isinstance(left, (str, bytes, list)) and len(left) + len(right) > LONGEST:
+        raise CannotFold
+    return left + right
+
+
+def _shift(left: int, right: int) -> int:
+    if right > 64:
+        raise CannotFold
+    return left << right
+
+
+_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "Add": _plus,
+    "Sub": lambda left, right: left - right,
+    "Mult": _times,
+    "Mod": _percent,
+    "FloorDiv": lambda left, right: left // right,
+    "BitXor": lambda left, right: left ^ right,
+    "BitOr": lambda left, right: left | right,
+    "BitAnd": lambda left, right: left & right,
+    "LShift": _shift,
+    "RShift": lambda left, right: left >> right,
+}
+
+_TEXT_METHODS = {
+    *("lower", "upper", "title", "capitalize", "swapcase", "casefold", "strip", "lstrip", "rstrip"),
+    *("replace", "removeprefix", "removesuffix", "split", "rsplit", "splitlines", "join", "encode"),
+    *("decode", "translate", "format", "hex", "partition", "rpartition", "__add__", "__getitem__"),
+    *("reverse", "zfill"),
+}
+
+
+def method(value: Any, name: str, arguments: list[Any]) -> Any:
+    """A method of a constant text, bytes or list."""
+    if name not in _TEXT_METHODS or not isinstance(value, (str, bytes, list)):
+        raise CannotFold
+    if name == "zfill":
+        raise CannotFold
+    try:
+        if name == "replace":
+            return _replaced(value, *arguments)
+        if name == "join":
+            return _joined(value, arguments[0])
+        if name == "format":
+            return _formatted(value, arguments)
+        if name == "decode" and arguments and arguments[0] not in _CODECS:
+            raise CannotFold
+        return _checked(getattr(value, name)(*arguments))
+    except CannotFold:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        raise CannotFold from error
+
+
+def _replaced(value: Any, old: Any, new: Any, *rest: Any) -> Any:
+    if len(value) * (len(new) + 1) > LONGEST * 10:
+        raise CannotFold
+    return _checked(value.replace(old, new, *rest))
+
+
+def _joined(value: Any, parts: Any) -> Any:
+    texts = list(parts)
+    if sum(len(each) + len(value) for each in texts) > LONGEST:
+        raise CannotFold
+    return value.join(texts)
+
+
+def _formatted(value: Any, arguments: list[Any]) -> Any:
+    if not isinstance(value, str) or set(value) & set(".[:"):  # no walks, no widths
+        raise CannotFold
+    if len(value) * (1 + sum(len(str(each)) for each in arguments)) > LONGEST:
+        raise CannotFold
+    return value.format(*arguments)
+
+
+_CODECS = ("utf-8", "utf8", "ascii", "latin-1", "latin1", "utf-16", "utf-32", "cp437", "utf_8")
+
+
+def _chr(code: Any) -> str:
+    return chr(code)
+
+
+def _codec(value: Any, encoding: Any = "utf-8", *rest: Any) -> Any:
+    name = str(encoding).lower().replace("-", "_")
+    if name in ("rot13", "rot_13"):
+        return codecs.decode(value, "rot13")
+    if name in ("hex", "hex_codec"):
+        return binascii.unhexlify(value)
+    if name in ("base64", "base64_codec"):
+        return binascii.a2b_base64(value)
+    if name.replace("_", "-") in _CODECS:
+        return value.decode(name)
+    raise CannotFold
+
+
+def _bytes(value: Any, encoding: Any = None) -> bytes:
+    if isinstance(value, list):
+        return bytes(value)
+    if isinstance(value, str) and encoding in _CODECS:
+        return value.encode(encoding)
+    if isinstance(value, bytes):
+        return value
+    raise CannotFold
+
+
+def _text(value: Any, encoding: Any = None, *rest: Any) -> str:
+    if isinstance(value, bytes) and encoding in _CODECS:
+        return value.decode(encoding)
+    if isinstance(value, (str, int)):
+        return str(value)
+    raise CannotFold
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value)
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "builtins.chr": _chr,
+    "builtins.ord": ord,
+    "builtins.str": _text,
+    "builtins.int": lambda value, base=10: int(value[:300], base),
+    "builtins.bytes": _bytes,
+    "builtins.bytearray": _bytes,
+    "builtins.list": _listed,
+    "builtins.tuple": _listed,
+    "builtins.reversed": lambda value: list(reversed(value)),
+    "builtins.sorted": lambda value: sorted(value),
+    "builtins.range": lambda *bounds: list(range(*bounds)[:10_000]),
+    "builtins.bytes.fromhex": bytes.fromhex,
+    "builtins.bytearray.fromhex": bytes.fromhex,
+    "base64.b64decode": lambda value, *rest: base64.b64decode(value),
+    "base64.standard_b64decode": base64.standard_b64decode,
+    "base64.urlsafe_b64decode": base64.urlsafe_b64decode,
+    "base64.b32decode": lambda value, *rest: base64.b32decode(value),
+    "base64.b16decode": lambda value, *rest: base64.b16decode(value),
+    "base64.b85decode": base64.b85decode,
+    "base64.a85decode": base64.a85decode,
+    "base64.decodebytes": base64.decodebytes,
+    "binascii.unhexlify": binascii.unhexlify,
+    "binascii.a2b_hex": binascii.unhexlify,
+    "binascii.a2b_base64": binascii.a2b_base64,
+    "codecs.decode": _codec,
+    "codecs.encode": lambda value, encoding="": (
+        codecs.encode(value, "rot13") if "rot" in str(encoding) else _codec(value, encoding)
+    ),
+    "html.unescape": html.unescape,
+    "urllib.parse.unquote": urllib.parse.unquote,
+    "os.path.join": lambda *parts: posixpath.join(*parts),
+    "builtins.str.join": lambda value, parts: _joined(value, parts),
+    "builtins.str.lower": lambda value: value.lower(),
+    "builtins.str.replace": lambda value, *rest: _replaced(value, *rest),
+    "operator.add": _plus,
+    "operator.concat": _plus,
+}
+FOLDING = frozenset(_FUNCTIONS)
+
+
+def call(path: str, arguments: list[Any]) -> Any:
+    """A function of a constant that is known to do nothing but compute."""
+    try:
+        return _checked(_FUNCTIONS[path](*arguments))
+    except CannotFold:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
+        raise CannotFold from error
+
+
+def item(value: Any, index: Any) -> Any:
+    """An element or a slice of a constant."""
+    try:
+        return _checked(value[index])
+    except (TypeError, ValueError, LookupError) as error:
+        raise CannotFold from error

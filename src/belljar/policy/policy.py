@@ -1,0 +1,114 @@
+"""Policy: versioned data that says what code may do, and the check of code against it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.resources
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from belljar.errors import InvalidOption, unknown_option
+from belljar.policy import document, files
+from belljar.policy.document import Document
+from belljar.policy.report import Report
+from belljar.policy.rules import RULES, Action
+
+PRESETS = ("permissive", "data-science", "strict", "strategy")
+
+
+class Policy:
+    """What code may do, as far as reading it can tell. Made by preset(), load(), from_dict().
+
+    >>> Policy.preset("strict").check("import os").allowed
+    False
+    """
+
+    def __init__(self, content: Document) -> None:
+        self.document = content
+        self.name = content.name
+        self.version = content.version
+        # What every check asks for, looked up once.
+        self.actions: Mapping[str, Action] = {
+            identity: content.rules.get(identity, rule.action) for identity, rule in RULES.items()
+        }
+
+    @classmethod
+    def preset(cls, name: str) -> Policy:
+        """One of those that come with Belljar."""
+        if name not in PRESETS:
+            raise unknown_option("policy", name, PRESETS)
+        return _preset(name)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Policy:
+        """Read a file: .toml, .yaml, .yml or .json."""
+        return cls.from_dict(files.read(path))
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Policy:
+        if not isinstance(data, Mapping):
+            raise InvalidOption(f"a policy is a table of settings, not {type(data).__name__}")
+        extends = data.get("extends")
+        if extends is not None and not isinstance(extends, str):
+            raise InvalidOption("extends of a policy is the name of a preset")
+        base = Document() if extends is None else cls.preset(extends).document
+        return cls(document.parse(data, base))
+
+    @classmethod
+    def coerce(cls, given: str | os.PathLike[str] | Mapping[str, Any] | Policy) -> Policy:
+        """The name of a preset, a path, data, or a Policy itself."""
+        if isinstance(given, Policy):
+            return given
+        if isinstance(given, Mapping):
+            return cls.from_dict(given)
+        if isinstance(given, os.PathLike):
+            return cls.load(given)
+        if not isinstance(given, str):
+            raise InvalidOption(
+                f"a policy is a name, a path, data or a Policy, not {type(given).__name__}"
+            )
+        if given in PRESETS:
+            return cls.preset(given)
+        if os.sep in given or given.endswith(files.SUFFIXES):
+            return cls.load(given)
+        raise unknown_option("policy", given, PRESETS)
+
+    def to_dict(self) -> dict[str, object]:
+        """All it says, `extends` resolved; from_dict() makes the same policy of it."""
+        return self.document.to_dict()
+
+    def to_toml(self) -> str:
+        return files.to_toml(self.to_dict())
+
+    @property
+    def digest(self) -> str:
+        """A hash of the content: two policies with the same digest judge alike."""
+        text = json.dumps(self.to_dict(), sort_keys=True)
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+    def check(self, code: str) -> Report:
+        """Read the code (it is parsed, never run) and say what this policy thinks of it.
+
+        Never raises, whatever the text: what cannot be read is denied, with a finding.
+        """
+        from belljar.policy.check import check
+
+        return check(self, code)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Policy) and self.to_dict() == other.to_dict()
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __repr__(self) -> str:
+        return f"<Policy {self.name}@{self.version}>"
+
+
+@functools.cache
+def _preset(name: str) -> Policy:
+    text = importlib.resources.files("belljar.policy") / "presets" / f"{name}.toml"
+    return Policy.from_dict(files.parse_toml(text.read_text("utf-8"), f"preset {name}"))

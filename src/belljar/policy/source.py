@@ -1,0 +1,170 @@
+"""The text before it is a tree: what is no text is refused, the rest is parsed, and only parsed."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import threading
+import time
+import tokenize
+import unicodedata
+import warnings
+from dataclasses import dataclass
+
+from belljar.policy.document import Caps
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_REORDERING = re.compile("[\u202a-\u202e\u2066-\u2069]")
+_WORD = re.compile(r"[^\W\d]\w*")
+# Before Python 3.12 the expressions of an f-string are part of one token.
+_FORMATTED = re.compile(r"(?i)[rb]?f")
+_WARNINGS = threading.Lock()  # their filters belong to the whole process
+
+# What newer Pythons write, and what it looks like to an older one.
+_NEWER = (
+    ((3, 12), re.compile(r"^\s*type\s+\w+(\[.*\])?\s*="), "type aliases"),
+    ((3, 12), re.compile(r"^\s*(async\s+)?(def|class)\s+\w+\s*\["), "type parameters"),
+    ((3, 12), re.compile(r"\b[fF]['\"]"), "quotes and backslashes inside f-strings"),
+    ((3, 14), re.compile(r"\b[tT]['\"]"), "template strings"),
+    ((3, 14), re.compile(r"^\s*except\s+\w+\s*,"), "except without parentheses"),
+    ((3, 15), re.compile(r"^\s*lazy\s+(import|from)\b"), "lazy imports"),
+)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why there is no tree, or what the text itself has in it."""
+
+    rule: str
+    told: str
+    line: int = 1
+    column: int = 0
+    end_line: int = 1
+    end_column: int = 0
+    remedy: str | None = None
+
+
+def refuse(code: str, caps: Caps) -> Problem | None:
+    """Before it is parsed: size, and characters that no source may have."""
+    # Characters are at most as many as bytes: the cheap question comes first.
+    size = len(code)
+    if size <= caps.bytes:
+        surrogate = None if code.isascii() else _SURROGATE.search(code)
+        if surrogate:
+            return _at(code, surrogate.start(), "BJ007", f"U+{ord(surrogate[0]):04X}")
+        size = size if code.isascii() else len(code.encode())
+    if size > caps.bytes:
+        return Problem("BJ002", f"{size} bytes, more than {caps.bytes}")
+    if (lines := code.count("\n") + 1) > caps.lines:
+        return Problem("BJ002", f"{lines} lines, more than {caps.lines}")
+    if (nul := code.find("\0")) >= 0:
+        return _at(code, nul, "BJ007", "U+0000")
+    return None
+
+
+def parse(code: str) -> ast.Module | Problem:
+    try:
+        return _parse(code)
+    except SyntaxError as error:
+        if "\n%" in f"\n{code.lstrip()}" or "%" in (error.text or ""):
+            from belljar.guest.notebook_habits import tolerate
+
+            try:
+                return _parse(tolerate(code))
+            except (SyntaxError, RecursionError, MemoryError, ValueError):
+                return _syntax(code, error)
+        return _syntax(code, error)
+    except RecursionError:
+        return Problem("BJ003", "more than the parser can take")
+    except MemoryError:  # the parser's word for its own stack, too
+        return Problem("BJ003", "more than the parser has room for")
+    except (ValueError, OverflowError) as error:
+        return Problem("BJ001", f"({error})")
+
+
+def _parse(code: str) -> ast.Module:
+    """`ast.parse` makes a tree and nothing else. Warnings are for those who run the code."""
+    with _WARNINGS, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(code)
+
+
+def _syntax(code: str, error: SyntaxError) -> Problem:
+    line = max(error.lineno or 1, 1)
+    lines = code.splitlines()
+    text = lines[line - 1] if line <= len(lines) else ""
+    column = _bytes(text, (error.offset or 1) - 1)
+    end_line = max(error.end_lineno or line, line)
+    last = lines[end_line - 1] if end_line <= len(lines) else ""
+    end = _bytes(last, (error.end_offset or 0) - 1) if error.end_offset else column + 1
+    if (end_line, end) <= (line, column):
+        end_line, end = line, column + 1
+    return Problem(
+        "BJ001", f"({error.msg})", line, column, end_line, end, remedy=_newer(text, line, code)
+    )
+
+
+def _newer(text: str, line: int, code: str) -> str | None:
+    running = sys.version_info[:2]
+    for version, pattern, what in _NEWER:
+        if running < version and pattern.search(text):
+            mine, theirs = ".".join(map(str, running)), ".".join(map(str, version))
+            return (
+                f"correct it; if it is {what} of Python {theirs}, check it on Python {theirs}: "
+                f"the code is read by the Python that runs belljar, here {mine}"
+            )
+    return None
+
+
+def disguised(code: str, deadline: float) -> list[Problem]:
+    """Controls that reorder the text, and identifiers that are read as other letters."""
+    if code.isascii():
+        return []
+    found = [
+        _at(code, match.start(), "BJ009", f"U+{ord(match[0]):04X}")
+        for match in _REORDERING.finditer(code)
+    ]
+    words: dict[tuple[int, int], Problem] = {}
+    for number, line in enumerate(code.split("\n"), 1):
+        if line.isascii():
+            continue
+        if time.monotonic() > deadline:
+            return [*found, Problem("BJ005", "its letters take too long to compare", number)]
+        for match in _WORD.finditer(line):
+            word = match[0]
+            if word.isascii() or (read := unicodedata.normalize("NFKC", word)) == word:
+                continue
+            if read.isascii():
+                start, end = _bytes(line, match.start()), _bytes(line, match.end())
+                where = (number, match.start())
+                words[where] = Problem("BJ008", read, number, start, number, end)
+    return [*found, *(_identifiers(code, words) if words else ())]
+
+
+def _identifiers(code: str, words: dict[tuple[int, int], Problem]) -> list[Problem]:
+    """Those that are identifiers, not words of a text or a comment."""
+    idle: set[tuple[int, int]] = set()
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(code).readline):
+            if token.type == tokenize.COMMENT or (
+                token.type == tokenize.STRING and not _FORMATTED.match(token.string)
+            ):
+                idle |= {where for where in words if token.start <= where < token.end}
+    except (tokenize.TokenError, SyntaxError, RecursionError):
+        return list(words.values())  # rather too many than too few
+    return [problem for where, problem in words.items() if where not in idle]
+
+
+def _bytes(text: str, characters: int) -> int:
+    """`ast` counts columns in bytes of UTF-8."""
+    return len(text[: max(characters, 0)].encode("utf-8", "surrogatepass"))
+
+
+def _at(code: str, index: int, rule: str, told: str) -> Problem:
+    line = code.count("\n", 0, index) + 1
+    start = code.rfind("\n", 0, index) + 1
+    column = _bytes(code[start:index], index - start)
+    width = len(code[index].encode("utf-8", "surrogatepass"))
+    return Problem(rule, told, line, column, line, column + width)

@@ -1,0 +1,560 @@
+"""dolphin-mcp's sandbox: the document's blocks as they are, its sessions, and what is better.
+
+The blocks are those of the document, with `dolphin_mcp.docker_sandbox` read as
+`belljar.compat.dolphin`, and with its base directory where the test says.
+"""
+
+import asyncio
+import json
+import os
+import pwd
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+import setting
+from belljar.compat import dolphin
+from belljar.compat.dolphin import (
+    ALLOWED_LIBRARIES,
+    DockerSandboxExecutor,
+    docker_sandbox,
+    python_interpreter,
+    sandboxed_python_interpreter,
+    validate_imports,
+)
+
+BASE = "/tmp/sandboxes"
+
+
+@pytest.fixture(autouse=True)
+def chosen(monkeypatch):
+    monkeypatch.setenv("BELLJAR_BACKEND", setting.BACKEND)
+    monkeypatch.delenv("DOLPHIN_USE_DOCKER_SANDBOX", raising=False)
+
+
+@pytest.fixture(scope="module")
+def shared(backend, tmp_path_factory):
+    """One session for many tests: in containers each costs a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BELLJAR_BACKEND", setting.BACKEND)
+        base = tmp_path_factory.mktemp("sandboxes")
+        with DockerSandboxExecutor("shared", str(base), timeout=20) as made:
+            yield made
+
+
+@pytest.fixture
+def make(backend, tmp_path):
+    made = []
+
+    def make(session_id="one", **options):
+        made.append(DockerSandboxExecutor(session_id, str(tmp_path), **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+# -- the document's blocks ------------------------------------------------------------------
+
+BASIC = '''
+from dolphin_mcp.docker_sandbox import DockerSandboxExecutor
+
+# Create a sandbox with a session ID
+with DockerSandboxExecutor(session_id="my-session") as sandbox:
+    code = """
+import json
+
+# Do some computation
+data = {"result": 42, "status": "success"}
+
+# Write to /sandbox (appears on host at /tmp/sandboxes/my-session/)
+with open('/sandbox/output.json', 'w') as f:
+    json.dump(data, f, indent=2)
+
+print("File created!")
+"""
+
+    output = sandbox.execute_code(code)
+    print(output)
+'''
+
+OPTIONS = """
+sandbox = DockerSandboxExecutor(
+    session_id="my-session",           # Unique session identifier
+    sandbox_base_dir="/tmp/sandboxes", # Base directory for volumes
+    image_name="dolphin-python-sandbox", # Docker image to use
+    memory_limit="512m",               # Memory limit
+    cpu_quota=100000,                  # CPU quota (100000 = 1 CPU)
+    enable_network=False,              # Enable/disable network
+    timeout=30                         # Execution timeout in seconds
+)
+"""
+
+SECURITY = '''
+# This code will be blocked by the sandbox
+code = """
+import os
+
+# Try to access host filesystem
+try:
+    with open('/etc/passwd', 'r') as f:
+        print(f.read())
+except Exception as e:
+    print(f"Blocked: {e}")
+
+# Try to list root directory
+try:
+    files = os.listdir('/home')
+    print(files)
+except Exception as e:
+    print(f"Blocked: {e}")
+"""
+
+output = sandbox.execute_code(code)
+# Will show errors - cannot access these paths
+'''
+
+ANALYSIS = '''
+code = """
+import json
+import statistics
+
+# Analyze data
+data = [12, 15, 13, 18, 14, 16, 11, 19]
+report = {
+    'count': len(data),
+    'mean': statistics.mean(data),
+    'median': statistics.median(data),
+    'stdev': statistics.stdev(data)
+}
+
+# Save report
+with open('/sandbox/analysis.json', 'w') as f:
+    json.dump(report, f, indent=2)
+
+print(f"Analysis complete: {report}")
+"""
+
+output = sandbox.execute_code(code)
+# Report available at /tmp/sandboxes/<session_id>/analysis.json
+'''
+
+STEPS = '''
+# Step 1: Initialize
+code1 = """
+data = [1, 2, 3, 4, 5]
+print(f"Initialized data: {data}")
+"""
+sandbox.execute_code(code1)
+
+# Step 2: Process (variables persist)
+code2 = """
+result = sum(x**2 for x in data)
+print(f"Sum of squares: {result}")
+
+# Save to file
+with open('/sandbox/result.txt', 'w') as f:
+    f.write(f"Result: {result}\\\\n")
+"""
+sandbox.execute_code(code2)
+'''
+
+INTEGRATION = """
+from dolphin_mcp.client import run_interaction
+from dolphin_mcp.reasoning import ReasoningConfig
+
+config = ReasoningConfig(enable_code_execution=True)
+
+# This will use Docker sandbox if DOLPHIN_USE_DOCKER_SANDBOX=1
+result = await run_interaction(
+    user_query="Calculate fibonacci numbers and save to a file",
+    reasoning_config=config,
+    use_reasoning=True
+)
+"""
+
+
+def test_the_documents_blocks_run_as_they_are(backend, tmp_path, monkeypatch, capsys):
+    """Only where the base directory is differs: the default is shared by the whole machine."""
+    defaults = DockerSandboxExecutor.__init__.__defaults__
+    elsewhere = tuple(str(tmp_path) if value == BASE else value for value in defaults)
+    monkeypatch.setattr(DockerSandboxExecutor.__init__, "__defaults__", elsewhere)
+    directory, names = tmp_path / "my-session", {}
+
+    def run(block):
+        block = block.replace("dolphin_mcp.docker_sandbox", "belljar.compat.dolphin")
+        exec(block.replace(BASE, str(tmp_path)), names)
+
+    run(BASIC)
+    assert capsys.readouterr().out == "File created!\n\n"
+    assert json.loads((directory / "output.json").read_text()) == {
+        "result": 42,
+        "status": "success",
+    }
+    run(OPTIONS)
+    run(SECURITY)
+    people = [user.pw_name for user in pwd.getpwall() if 1000 <= user.pw_uid < 60000]
+    assert not any(f"{name}:x:" in names["output"] for name in people)
+    assert "Blocked: " in names["output"] or "[]" in names["output"]
+    run(ANALYSIS)
+    assert names["output"].startswith("Analysis complete: {'count': 8, 'mean': 14.75")
+    assert json.loads((directory / "analysis.json").read_text())["count"] == 8
+    run(STEPS)
+    assert (directory / "result.txt").read_text() == "Result: 55\n"
+    names["sandbox"].close()
+
+
+def test_the_reasoning_block_runs_in_an_installed_dolphin(backend, tmp_path, monkeypatch, request):
+    """With a model that is scripted; the rest of dolphin is as small as it can be."""
+    package = tmp_path / "site" / "dolphin_mcp"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "docker_sandbox.py").write_text("raise ImportError('Docker SDK for Python')")
+    (package / "reasoning.py").write_text(
+        textwrap.dedent("""
+        import os
+        from .docker_sandbox import sandboxed_python_interpreter, validate_imports
+
+        class ReasoningConfig:
+            def __init__(self, enable_code_execution=True):
+                self.enable_code_execution = enable_code_execution
+
+        def python_interpreter(code, context):
+            exec(code, context)
+            return "ran in this process"
+        """)
+    )
+    (package / "client.py").write_text(
+        textwrap.dedent("""
+        from dolphin_mcp import reasoning
+
+        async def run_interaction(user_query, reasoning_config, use_reasoning):
+            context = {}
+            steps = ["a, b = 0, 1", "while a < 50:\\n    print(a, end=' ')\\n    a, b = b, a + b"]
+            steps += ["open('/sandbox/last.txt', 'w').write(str(a)); import os; print(os.getpid())"]
+            return [reasoning.python_interpreter(step, context) for step in steps], context
+        """)
+    )
+    monkeypatch.syspath_prepend(str(package.parent))
+    for name in ("", ".docker_sandbox", ".reasoning", ".client"):
+        monkeypatch.setitem(sys.modules, f"dolphin_mcp{name}", None)
+        del sys.modules[f"dolphin_mcp{name}"]
+    defaults = dict(python_interpreter.__kwdefaults__, sandbox_base_dir=str(tmp_path))
+    monkeypatch.setattr(python_interpreter, "__kwdefaults__", defaults)
+    request.addfinalizer(docker_sandbox.close_sessions)
+    monkeypatch.setenv("DOLPHIN_USE_DOCKER_SANDBOX", "1" if setting.DOCKER else "0")
+    dolphin.install()
+    names = {}
+    exec(f"async def main():\n{textwrap.indent(INTEGRATION, '    ')}\n    return result", names)
+    (first, second, third), context = asyncio.run(names["main"]())
+    assert (first, second) == ("", "0 1 1 2 3 5 8 13 21 34 ")
+    assert int(third) != os.getpid()
+    assert (tmp_path / context["__sandbox_session_id__"] / "last.txt").read_text() == "55"
+
+
+def test_without_dolphin_there_is_nothing_to_install():
+    with pytest.raises(ImportError, match="pip install dolphin-mcp"):
+        dolphin.install()
+
+
+# -- one execution --------------------------------------------------------------------------
+
+
+def test_output_comes_first_and_then_the_failure_under_its_prefix(shared):
+    output = shared.execute_code("import sys\nprint('a', end='')\nprint('b', file=sys.stderr)\n1/0")
+    assert output.startswith("ab\nEXECUTION ERROR:\nTraceback (most recent call last):\n")
+    assert output.endswith("ZeroDivisionError: division by zero\n")
+
+
+def test_code_runs_as_it_is(shared):
+    code = 'from __future__ import annotations\ntext = """\nnot\n  indented\n"""\nprint(repr(text))'
+    assert shared.execute_code(code) == "'\\nnot\\n  indented\\n'\n"
+
+
+def test_imports_that_are_not_allowed_are_refused_before_anything_runs(shared):
+    output = shared.execute_code("print('ran')\nimport requests, numpy, flask.views")
+    assert output.startswith(
+        "IMPORT RESTRICTION ERROR:\nImport restriction violation: The following imports are not "
+        "allowed: flask.views, requests\n\nAllowed libraries:\n- Standard Python library modules\n"
+    )
+    assert "ran" not in output
+    assert shared.execute_code("def f(").startswith("EXECUTION ERROR:\nSyntax error in code: ")
+
+
+def test_a_context_becomes_variables(shared):
+    context = {"frame": np.arange(3), "name": "x", "__sandbox_session_id__": "s"}
+    code = "print(frame.sum(), name, context['name'])"
+    assert shared.execute_code(code, context) == "3 x x\n"
+    assert context["name"] == "x"
+    assert shared.execute_code("print(name)") == "x\n"
+
+
+@pytest.mark.parametrize(
+    ("context", "said"),
+    [
+        ({"f": lambda: 1}, "f is a function"),
+        ({"not a name": 1}, "'not a name' cannot be the name of a variable"),
+        ([1], "context is a dict"),
+    ],
+)
+def test_a_context_that_cannot_travel_is_an_error_and_nothing_runs(shared, context, said):
+    output = shared.execute_code("print('ran')", context)
+    assert output.startswith("ERROR:\n")
+    assert said in output
+    assert "ran" not in output
+
+
+def test_exit_codes_are_told(shared):
+    assert shared.execute_code("import sys; sys.exit(0)") == ""
+    assert "exit code 3" in shared.execute_code("import sys; sys.exit(3)")
+
+
+def test_tmp_has_100_megabytes_and_the_user_is_not_root(shared):
+    output = shared.execute_code(
+        "import os\nfs = os.statvfs('/tmp')\nprint(fs.f_blocks * fs.f_frsize, os.getuid() != 0)"
+    )
+    assert output == f"{100 * 2**20} True\n"
+
+
+def test_the_libraries_of_the_document_are_there(shared):
+    code = "import numpy, pandas, matplotlib, scipy, sklearn\nprint(pandas.Series([1, 2]).sum())"
+    assert shared.execute_code(code) == "3\n"
+
+
+def test_there_is_no_network(shared):
+    output = shared.execute_code(
+        "import socket\nsocket.create_connection(('192.0.2.1', 80), timeout=1)"
+    )
+    assert "EXECUTION ERROR:\n" in output
+
+
+def test_a_timeout_and_too_much_memory_are_killed_and_said(make):
+    sandbox = make(timeout=1, memory_limit="256m")
+    output = sandbox.execute_code("x = 1\nprint('so far', flush=True)\nwhile True: pass")
+    assert output.startswith("so far\nEXECUTION ERROR:\nExecution timed out after 1 seconds")
+    output = sandbox.execute_code("print('now')\ndata = bytearray(10**9)")
+    assert output.startswith("now\nEXECUTION ERROR:\nOut of memory: ")
+    assert "memory_limit=256m" in output
+    assert "variables of this session are gone" in output
+    assert sandbox.execute_code("print('alive')").startswith("alive\n")
+
+
+def test_there_is_one_sandbox_for_a_session(shared):
+    import belljar.events
+
+    shared.execute_code("kept = 5")
+    before = {each.id for each in belljar.events.live()}
+    again = DockerSandboxExecutor("shared", str(shared.sandbox_base_dir), timeout=20)
+    assert again.execute_code("print(kept)") == "5\n"
+    assert {each.id for each in belljar.events.live()} == before
+    again.close()
+    assert shared.execute_code("print(kept)") == "5\n"  # the first goes on
+    other = DockerSandboxExecutor("shared", str(shared.sandbox_base_dir), timeout=21)
+    with pytest.raises(ValueError, match="in use with other options"):
+        other.execute_code("1")
+
+
+# -- files ----------------------------------------------------------------------------------
+
+
+def test_files_go_both_ways_and_links_lead_nowhere(shared):
+    (shared.sandbox_dir / "from-host.txt").write_text("hello")
+    output = shared.execute_code(
+        "import os\nprint(open('/sandbox/from-host.txt').read(), os.getcwd())\n"
+        "os.makedirs('deep/er')\nopen('deep/er/file.txt', 'w').write('é')\n"
+        "os.symlink('/etc/passwd', 'link')\nos.symlink('deep', 'inner')"
+    )
+    assert output.startswith("hello /sandbox\n")
+    assert {"deep/er/file.txt", "from-host.txt"} <= set(shared.get_session_files())
+    assert shared.read_session_file("deep/er/file.txt") == "é"
+    assert not os.path.lexists(shared.sandbox_dir / "link")
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/../../secret", "..", "", "a\0b"])
+def test_names_that_climb_out_are_refused(tmp_path, name):
+    (tmp_path / "secret").write_text("secret")
+    sandbox = DockerSandboxExecutor("one", str(tmp_path), backend="native")
+    with pytest.raises(ValueError, match="Path traversal"):
+        sandbox.read_session_file(name)
+
+
+def test_links_on_the_host_are_not_followed_either(tmp_path):
+    (tmp_path / "secret").write_text("secret")
+    sandbox = DockerSandboxExecutor("one", str(tmp_path), backend="native")
+    os.symlink(tmp_path / "secret", sandbox.sandbox_dir / "link")
+    os.symlink(tmp_path, sandbox.sandbox_dir / "above")
+    (sandbox.sandbox_dir / "directory").mkdir()
+    for name in ("link", "above/secret"):
+        with pytest.raises(ValueError, match="Path traversal"):
+            sandbox.read_session_file(name)
+    with pytest.raises(ValueError, match="Not a file"):
+        sandbox.read_session_file("directory")
+    with pytest.raises(FileNotFoundError, match="File not found: missing"):
+        sandbox.read_session_file("missing")
+    assert sandbox.get_session_files() == []
+
+
+@pytest.mark.parametrize("session_id", ["../x", "a/b", "..", ".", ".hidden", "", "a b", "x" * 129])
+def test_session_ids_that_are_not_one_plain_name_are_refused(tmp_path, session_id):
+    with pytest.raises(ValueError, match="Invalid session_id"):
+        DockerSandboxExecutor(session_id, str(tmp_path / "base"), backend="native")
+    assert not (tmp_path / "base").exists()
+
+
+def test_a_session_directory_that_is_a_link_is_refused(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "base").mkdir()
+    os.symlink(tmp_path / "elsewhere", tmp_path / "base" / "one")
+    with pytest.raises(ValueError, match="is a link"):
+        DockerSandboxExecutor("one", str(tmp_path / "base"), backend="native")
+
+
+def test_sessions_do_not_see_each_other_and_cleanup_removes_the_files(make, tmp_path):
+    one, two = make("session-1"), make("session-2")
+    one.execute_code("mine = 1\nopen('/sandbox/one.txt', 'w').write('1')")
+    output = two.execute_code("import os\nprint(os.listdir('/sandbox'), 'mine' in globals())")
+    assert output == "[] False\n"
+    assert one.session_id == "session-1"
+    assert one.sandbox_dir == one.session_dir == tmp_path / "session-1"
+    one.close()
+    assert one.read_session_file("one.txt") == "1"
+    assert one.execute_code("print(open('one.txt').read())") == "1\n"
+    one.cleanup()
+    assert not one.sandbox_dir.exists()
+    assert one.get_session_files() == []
+
+
+def test_a_session_without_a_name_gets_one(tmp_path):
+    sandbox = DockerSandboxExecutor(sandbox_base_dir=str(tmp_path), backend="native")
+    assert len(sandbox.session_id) == 36
+
+
+# -- where it runs --------------------------------------------------------------------------
+
+
+def test_an_engine_that_does_not_answer_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
+    with pytest.raises(RuntimeError, match="Docker is not available"):
+        DockerSandboxExecutor("one", str(tmp_path), backend="docker")
+
+
+@pytest.mark.docker
+def test_an_image_that_is_not_there_is_said_with_the_remedy(tmp_path):
+    with pytest.raises(RuntimeError, match="Docker image 'nope:9' not found") as caught:
+        DockerSandboxExecutor(
+            "one", str(tmp_path), image_name="nope", image_tag="9", backend="docker"
+        )
+    assert "docker build -f Dockerfile.sandbox -t nope:9 ." in str(caught.value)
+
+
+def test_what_only_docker_has_is_an_error_natively(tmp_path):
+    for options in ({"enable_network": True}, {"image_name": "mine"}):
+        with pytest.raises(ValueError, match="native"):
+            DockerSandboxExecutor("one", str(tmp_path), backend="native", **options)
+
+
+@pytest.mark.parametrize(
+    "options", [{"memory_limit": "lots"}, {"cpu_quota": 0}, {"timeout": -1}, {"cpu_quota": -1}]
+)
+def test_limits_out_of_range_are_errors_of_the_constructor(tmp_path, options):
+    with pytest.raises(ValueError):  # noqa: PT011
+        DockerSandboxExecutor("one", str(tmp_path), backend="native", **options)
+
+
+def test_the_mount_can_be_elsewhere(make):
+    sandbox = make(container_mount_base_dir="/data")
+    assert sandbox.execute_code("import os; print(os.getcwd())") == "/data/one\n"
+
+
+# -- the function ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def interpret(backend, tmp_path):
+    yield lambda function, *args, **options: function(
+        *args, sandbox_base_dir=str(tmp_path), **options
+    )
+    docker_sandbox.close_sessions()
+
+
+def test_the_function_keeps_the_session_of_its_context(interpret, tmp_path):
+    context = {}
+    assert interpret(sandboxed_python_interpreter, "x = 41", context) == ""
+    session = context["__sandbox_session_id__"]
+    assert interpret(sandboxed_python_interpreter, "print(x + 1)", context) == "42\n"
+    named = interpret(sandboxed_python_interpreter, "print(x)", {}, session_id=session)
+    assert named == "41\n"
+    assert (tmp_path / session).is_dir()
+    assert interpret(sandboxed_python_interpreter, "1", {}, session_id="../x").startswith(
+        "SANDBOX ERROR:\nInvalid session_id"
+    )
+
+
+def test_code_never_runs_in_this_process_whatever_the_variable_says(
+    interpret, monkeypatch, tmp_path
+):
+    code = "import os\nprint(os.getpid())\nopen('/tmp/from-dolphin', 'w')"
+    values = ("1",) if setting.DOCKER else ("0", "", None)
+    for value in values:
+        if value is None:
+            monkeypatch.delenv("DOLPHIN_USE_DOCKER_SANDBOX", raising=False)
+        else:
+            monkeypatch.setenv("DOLPHIN_USE_DOCKER_SANDBOX", value)
+        output = interpret(python_interpreter, code, {})
+        assert int(output) != os.getpid()
+        assert not os.path.exists("/tmp/from-dolphin")
+
+
+def test_the_variable_chooses_docker(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "belljar.compat.dolphin.reasoning.sandboxed_python_interpreter",
+        lambda *args, backend, **options: asked.append(backend),
+    )
+    monkeypatch.delenv("BELLJAR_BACKEND")
+    for value in ("1", "true", "0", ""):
+        monkeypatch.setenv("DOLPHIN_USE_DOCKER_SANDBOX", value)
+        python_interpreter("1", {})
+    python_interpreter("1", {}, use_docker_sandbox=True)
+    assert asked[:2] == ["docker", "docker"]
+    assert "docker" not in asked[2:4]
+    assert asked[4] == "docker"
+
+
+# -- the imports ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import numpy",
+        "import matplotlib.pyplot as plt",
+        "from scipy import stats",
+        "import sklearn, pdfplumber, fitz, docx, pptx, openpyxl, chardet, magic",
+        "import sys, os, json, datetime, re",
+        "from pathlib import Path",
+        "from __future__ import annotations",
+    ],
+)
+def test_allowed_imports_pass(code):
+    assert validate_imports(code) == (True, "")
+
+
+@pytest.mark.parametrize(
+    "name", ["requests", "flask", "django", "tensorflow", "torch", "pip", "setuptools"]
+)
+def test_other_imports_are_refused_however_they_are_written(name):
+    for code in (f"import {name}", f"from {name} import x", f"m = __import__({name!r})"):
+        valid, message = validate_imports(code)
+        assert not valid
+        assert f"The following imports are not allowed: {name}\n" in message
+
+
+def test_a_library_can_be_added(monkeypatch):
+    monkeypatch.setattr("belljar.compat.dolphin.libraries.ALLOWED_LIBRARIES", {"requests"})
+    assert validate_imports("import requests")[0]
+    assert not validate_imports("import numpy")[0]
+    assert "numpy" in ALLOWED_LIBRARIES

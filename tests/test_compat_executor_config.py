@@ -1,0 +1,184 @@
+"""DockerConfig: defaults, ranges, the YAML file of the document. No guest is started."""
+
+import dataclasses
+
+import pytest
+
+from belljar.compat.executor.docker_config import DockerConfig
+
+DOCUMENT = """\
+docker:
+  enabled: true
+  image: python:3.10-slim
+  memory_limit: 2g
+  cpu_limit: 0.5
+  timeout_seconds: 600
+  network_mode: none
+  read_only: true
+  tmpfs:
+    path: /tmp
+    size: 1g
+    options: rw,noexec,nosuid
+  seccomp_profile: config/seccomp_profile.json
+  cleanup_on_exit: true
+  fallback_to_direct: false
+
+monitoring:
+  export_container_stats: true
+  alert_on_orphaned_containers: 3
+  prometheus_port: 8000
+"""
+
+
+@pytest.fixture
+def load(tmp_path):
+    def load(text):
+        path = tmp_path / "docker_config.yaml"
+        path.write_text(text)
+        return DockerConfig.from_yaml(str(path))
+
+    return load
+
+
+def test_defaults_are_those_of_the_document():
+    assert dataclasses.asdict(DockerConfig()) == {
+        "enabled": True,
+        "image": "python:3.10-slim",
+        "memory_limit": "2g",
+        "memory_swap_limit": "2g",
+        "cpu_limit": 0.5,
+        "timeout_seconds": 600,
+        "network_mode": "none",
+        "read_only": True,
+        "tmpfs_path": "/tmp",
+        "tmpfs_size": "1g",
+        "tmpfs_options": "rw,noexec,nosuid",
+        "seccomp_profile": "config/seccomp_profile.json",
+        "output_dir": "sandbox_output",
+        "cleanup_on_exit": True,
+        "fallback_to_direct": False,
+        "export_container_stats": True,
+        "alert_on_orphaned_containers": 3,
+        "prometheus_port": 8000,
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"memory_limit": "abc"}, "Invalid memory_limit format"),
+        ({"memory_limit": "123"}, "Invalid memory_limit format"),
+        ({"memory_limit": "-1g"}, "Invalid memory_limit format"),
+        ({"memory_limit": "2.5.3m"}, "Invalid memory_limit format"),
+        ({"memory_limit": "1g\n"}, "Invalid memory_limit format"),
+        ({"memory_limit": 123}, "memory_limit must be string"),
+        ({"memory_limit": "512k"}, "memory_limit too small"),
+        ({"memory_limit": "128g"}, "memory_limit too large"),
+        ({"memory_swap_limit": "x"}, "Invalid memory_swap_limit format"),
+        ({"tmpfs_size": "invalid"}, "Invalid tmpfs_size format"),
+        ({"cpu_limit": "0.5"}, "cpu_limit must be numeric"),
+        ({"cpu_limit": 0}, "cpu_limit must be positive"),
+        ({"cpu_limit": float("nan")}, "cpu_limit must be positive"),
+        ({"cpu_limit": 128}, "cpu_limit too high"),
+        ({"timeout_seconds": 60.5}, "timeout_seconds must be integer"),
+        ({"timeout_seconds": True}, "timeout_seconds must be integer"),
+        ({"timeout_seconds": 0}, "timeout_seconds must be positive"),
+        ({"timeout_seconds": 7200}, "timeout_seconds too high"),
+        ({"network_mode": "invalid"}, "Invalid network_mode"),
+        ({"alert_on_orphaned_containers": 3.5}, "must be integer"),
+        ({"alert_on_orphaned_containers": -1}, "must be non-negative"),
+        ({"prometheus_port": "8000"}, "must be integer"),
+        ({"prometheus_port": 80}, "must be in range"),
+        ({"prometheus_port": 70000}, "must be in range"),
+        ({"enabled": "yes"}, "enabled must be True or False"),
+        ({"image": None}, "image must be string"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_name(given, said):
+    with pytest.raises(ValueError, match=said):
+        DockerConfig(**given)
+
+
+@pytest.mark.parametrize("limit", ["512m", "1g", "2G", "4096m", "1024k", "0.5g"])
+def test_sizes_are_kept_as_written(limit):
+    assert DockerConfig(memory_limit=limit).memory_limit == limit
+
+
+def test_an_assignment_is_checked_too():
+    config = DockerConfig()
+    with pytest.raises(ValueError, match="timeout_seconds too high"):
+        config.timeout_seconds = 7200
+    assert config.timeout_seconds == 600
+
+
+def test_a_swap_limit_nobody_chose_follows_the_memory():
+    config = DockerConfig(memory_limit="4g")
+    config.memory_limit = "100m"
+    assert config.memory_swap_limit == "100m"
+    chosen = DockerConfig(memory_limit="1g", memory_swap_limit="2g")
+    chosen.memory_limit = "512m"
+    assert chosen.memory_swap_limit == "2g"
+
+
+def test_the_documents_yaml_is_read(load):
+    assert load(DOCUMENT) == DockerConfig()
+
+
+def test_the_default_path_is_looked_for_below_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert DockerConfig.from_yaml() == DockerConfig()
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "docker_config.yaml").write_text("docker: {cpu_limit: 1.0}")
+    assert DockerConfig.from_yaml().cpu_limit == 1.0
+
+
+def test_to_dict_can_be_written_and_read_again(load):
+    import yaml
+
+    config = DockerConfig(memory_limit="4g", cpu_limit=1.0, prometheus_port=9090, tmpfs_size="1m")
+    assert load(yaml.safe_dump(config.to_dict())) == config
+
+
+@pytest.mark.parametrize("text", ["", "docker:\n", "monitoring: {}\n"])
+def test_an_empty_file_means_the_defaults(load, text):
+    assert load(text) == DockerConfig()
+
+
+def test_variables_are_replaced(load, monkeypatch):
+    monkeypatch.setenv("REGISTRY", "registry.example")
+    monkeypatch.setenv("VERSION", "3.10")
+    monkeypatch.setenv("SECONDS", "30")
+    monkeypatch.delenv("NOT_THERE", raising=False)
+    config = load(
+        "docker:\n  image: ${REGISTRY}/python:${VERSION}\n  timeout_seconds: ${SECONDS}\n"
+        "  seccomp_profile: ${NOT_THERE:}\n  read_only: ${NOT_THERE:true}\n"
+        "  memory_limit: ${NOT_THERE:1g}\n  tmpfs: {size: '${NOT_THERE:64m}'}\n"
+    )
+    assert config.image == "registry.example/python:3.10"
+    assert config.timeout_seconds == 30
+    assert config.seccomp_profile == ""
+    assert config.read_only is True
+    assert (config.memory_limit, config.tmpfs_size) == ("1g", "64m")
+
+
+def test_a_variable_that_is_not_set_is_an_error(load, monkeypatch):
+    monkeypatch.delenv("NOT_THERE", raising=False)
+    with pytest.raises(ValueError, match="NOT_THERE"):
+        load("docker: {image: '${NOT_THERE}'}")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("docker: {memry_limit: 1g}", "'memry_limit'[^']*'memory_limit'"),
+        ("docker: {tmpfs: {siz: 1g}}", "'siz'[^']*'size'"),
+        ("monitoring: {prometheus_prt: 8000}", "'prometheus_prt'[^']*'prometheus_port'"),
+        ("dcker: {}", "'dcker'[^']*'docker'"),
+        ("docker: 3", "docker must be a mapping"),
+        ("docker: {cpu_limit: -1}", "must be positive"),
+        ("docker:\n  enabled: true\n  invalid yaml here\n  more: [\n", "Failed to parse YAML"),
+    ],
+)
+def test_a_mistake_in_the_file_is_named_with_the_nearest_key(load, text, said):
+    with pytest.raises(ValueError, match=f"(?s){said}"):
+        load(text)

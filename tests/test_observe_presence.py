@@ -1,0 +1,237 @@
+"""Presence files: what is believed of them, and what becomes of those that were left."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import observe_events as made
+import setting
+from belljar import events
+from belljar.observe import orphans, presence, processes, runtime_directory
+from belljar.observe.presence import Presence
+from belljar.observe.sightings import Sightings, is_there, kill
+
+ID = "bj-0123456789abcdef"
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path, monkeypatch):
+    path = tmp_path / "runtime"
+    monkeypatch.setenv("BELLJAR_RUNTIME_DIR", str(path))
+    return path
+
+
+@pytest.fixture
+def not_installed():
+    """What the runtime has installed is there again afterwards."""
+    before = presence._installed is not None
+    presence.uninstall()
+    yield
+    presence.uninstall()
+    if before:
+        presence.install()
+
+
+@pytest.fixture
+def writer():
+    made_here = Presence()
+    yield made_here
+    made_here.close()
+
+
+@pytest.fixture
+def file(writer, directory):
+    """What a sandbox of this process would write; its guest is this very process."""
+    writer.observe(made.started(of=made.subject(owner="ann"), pid=os.getpid()))
+    return directory / ID
+
+
+def rewrite(file, **changes):
+    said = json.loads(file.read_bytes())
+    file.write_bytes(json.dumps({**said, **changes}).encode())
+
+
+def test_a_file_says_what_there_is_and_goes_at_the_end(writer, file, directory):
+    (note,) = presence.notes()
+    assert (note.id, note.backend, note.environment) == (ID, "native", "python")
+    assert note.owner.pid == note.pid == os.getpid()
+    assert note.metadata == {"owner": "ann"}
+    assert note.stale is False
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert directory.stat().st_mode & 0o777 == 0o700
+    writer.observe(events.Ended(subject=made.subject(), reason="is closed", seconds=1.0))
+    assert list(directory.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"schema": 2},
+        {"id": "bj-ffffffffffffffff"},
+        {"pid": -1},
+        {"pid": True},
+        {"pid": "1"},
+        {"container": "../../etc"},
+        {"environment": "x" * 1000},
+        {"created": "now"},
+        {"created": float("inf")},
+        {"limits": []},
+        {"metadata": {"a": 1}},
+        {"owner": {"pid": 0, "started": 1, "pid_namespace": 1, "host": "x"}},
+    ],
+    ids=str,
+)
+def test_a_file_that_we_would_not_have_written_is_not_believed(file, changes):
+    assert len(presence.notes()) == 1
+    rewrite(file, **changes)
+    assert presence.notes() == []
+
+
+@pytest.mark.parametrize("data", [b"", b"1", b"{}", b"[]", b"[" * 10_000, b"\xff" * 99])
+def test_rubbish_is_not_believed(file, data):
+    file.write_bytes(data)
+    assert presence.notes() == []
+
+
+def test_links_fifos_and_large_files_are_left_alone(file, directory):
+    data = file.read_bytes()
+    other = directory / "elsewhere"
+    other.write_bytes(data)
+    file.unlink()
+    file.symlink_to(other)
+    assert presence.notes() == []
+    file.unlink()
+    os.mkfifo(file)
+    assert presence.notes() == []  # and comes to an end
+    file.unlink()
+    file.write_bytes(data + b" " * presence.MAX_FILE)
+    assert presence.notes() == []
+
+
+def test_a_directory_that_others_can_write_is_neither_read_nor_written(file, directory, writer):
+    directory.chmod(0o777)
+    assert presence.notes() == []
+    with pytest.raises(Exception, match="BELLJAR_RUNTIME_DIR"):
+        runtime_directory.prepare()
+    directory.chmod(0o700)
+
+
+@pytest.mark.root_only
+def test_another_users_file_in_a_directory_of_ours_is_not_believed(file):
+    os.chown(file, 12345, 12345)
+    assert presence.notes() == []
+
+
+def test_a_process_that_is_no_guest_is_neither_read_nor_killed(file):
+    """A file may name any process: here it names the test's own."""
+    (note,) = presence.notes()
+    assert processes.started(note.pid) == note.pid_started
+    assert not is_there(note)
+    kill(note)
+    with Sightings() as sightings:
+        (seen,) = sightings.look()
+    assert (seen.state, seen.memory) == ("ended", None)
+
+
+def test_a_child_that_is_not_the_first_of_a_namespace_is_not_killed(file):
+    with subprocess.Popen(["sleep", "60"]) as child:
+        rewrite(file, pid=child.pid, pid_started=processes.started(child.pid))
+        (note,) = presence.notes()
+        kill(note)
+        assert child.poll() is None
+        child.kill()
+
+
+def left_by_a_dead_process(directory):
+    program = (
+        "import os, observe_events as made\n"
+        "from belljar.observe.presence import Presence\n"
+        "Presence().observe(made.started(pid=os.getpid()))\n"
+        "os._exit(0)\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environ, timeout=30)
+    return directory / ID
+
+
+def test_files_of_dead_processes_are_told_and_swept(directory):
+    file = left_by_a_dead_process(directory)
+    (note,) = presence.stale()
+    assert note.path == str(file)
+    found = [each for each in orphans.find("native").leftovers if each.kind == "presence"]
+    assert [(each.name, each.owner, each.removed) for each in found] == [
+        (str(file), note.owner.pid, False)
+    ]
+    assert file.exists()
+    assert found[0].kind not in orphans.RUNNING  # a note alone is no sandbox that runs
+    orphans.collect("native")
+    assert not file.exists()
+
+
+def test_a_file_that_a_living_process_has_written_meanwhile_is_not_swept(directory, writer):
+    left_by_a_dead_process(directory)
+    (note,) = presence.stale()
+    writer.observe(made.started(pid=os.getpid()))
+    assert not presence.remove(note)
+    assert len(presence.notes()) == 1
+
+
+def test_files_from_before_a_reboot_are_stale(file):
+    said = json.loads(file.read_bytes())
+    machine = said["owner"]["host"].partition(".")[0]
+    earlier = {**said["owner"], "host": f"{machine}.{'0' * 16}"}
+    uptime = float(Path("/proc/uptime").read_text().split()[0])
+    rewrite(file, owner=earlier, created=time.time() - uptime - 3600)
+    (note,) = presence.notes()
+    assert note.stale is (True if machine != "unknown" else None)
+
+
+def test_in_a_fork_the_files_stay_the_parents(directory, not_installed):
+    presence.install()
+    events.tell(made.started(pid=os.getpid()))
+    pid = os.fork()
+    if pid == 0:
+        presence.uninstall()
+        os._exit(0 if presence._installed is None else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert [path.name for path in directory.iterdir()] == [ID]
+    presence.uninstall()
+    assert list(directory.iterdir()) == []
+
+
+def test_installed_twice_is_installed_once(directory, not_installed):
+    presence.install()
+    first = presence._installed
+    presence.install()
+    assert presence._installed is first
+
+
+def test_without_a_runtime_directory_the_cache_is_used(monkeypatch, tmp_path):
+    monkeypatch.delenv("BELLJAR_RUNTIME_DIR")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "not-there"))
+    monkeypatch.setenv("BELLJAR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(runtime_directory, "USERS", str(tmp_path / "nobody"))
+    monkeypatch.setattr(runtime_directory, "SYSTEM", str(tmp_path / "no" / "run"))
+    assert runtime_directory.prepare() == str(tmp_path / "cache" / "live")
+    (tmp_path / "not-there").mkdir(mode=0o700)
+    assert runtime_directory.prepare() == str(tmp_path / "not-there" / "belljar")
+    # Both are looked at: who wrote to one may have had another environment.
+    assert {str(tmp_path / "cache" / "live"), str(tmp_path / "not-there" / "belljar")} <= set(
+        runtime_directory.candidates()
+    )
+
+
+@pytest.mark.root_only
+def test_root_looks_at_the_directories_of_all_users(monkeypatch, tmp_path):
+    monkeypatch.delenv("BELLJAR_RUNTIME_DIR")
+    monkeypatch.setattr(runtime_directory, "USERS", str(tmp_path))
+    (tmp_path / "1234").mkdir()
+    found = runtime_directory.candidates(everybody=True)
+    assert f"{tmp_path}/1234/belljar" in found
+    assert len(found) > 3
+    assert setting.ROOT

@@ -1,0 +1,228 @@
+"""What the rules see, family by family, and what they must not be alarmed by."""
+
+import pytest
+
+from belljar.policy import Policy, Verdict
+
+STRICT = Policy.preset("strict")
+
+
+def rules(code, policy=STRICT):
+    return {finding.rule for finding in policy.check(code).findings}
+
+
+def said(code, policy=STRICT):
+    return [finding.message for finding in policy.check(code).findings]
+
+
+# --- no false alarms -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import re\nre.compile('a')",
+        "from re import compile\ncompile('a')",
+        "df.eval('c = a + b')",
+        "df.query('price > @limit and name == \"x\"')",
+        "model.eval()",
+        "def open(x): return x\nopen('a')",
+        "def f(open): return open('a')",
+        "open = lambda x: x\nopen(1)",
+        "class Door:\n    def open(self): pass\nDoor().open()",
+        "door.open()",
+        "import io, pandas as pd\npd.read_csv(io.StringIO('a'))",
+        "import io\nbuffer = io.BytesIO()\nfigure.savefig(buffer)",
+        "df.to_csv()",
+        "df.to_json(orient='records')",
+        "text = df.to_csv(None)",
+        "getattr(x, 'real')",
+        "self.__class__.__name__",
+        "class A:\n    def __init__(self):\n        super().__init__()",
+        "'{0.real} {x[key]} {{0.__class__}}'.format(1, x=y)",
+        "f'{x.real:>{width}}'",
+        "print('import os; eval(x)')  # exec(y)",
+        "exec_ = 1\nevaluate = 2\nmy_eval(3)",
+        "import json\njson.loads('{}')",
+        "import timeit\ndef f(): pass\ntimeit.timeit(f)\ntimeit.timeit(lambda: 1)",
+        "from scipy import signal\nsignal.butter(3, 0.1)",
+        "import numpy as np\nnp.random.rand(3)\nnp.lib.stride_tricks.sliding_window_view(a, 3)",
+        "from urllib.parse import urlparse",
+        "größe = 1",
+        "x = 'ﬁne'  # ﬁne",
+        "import operator\noperator.attrgetter('real.imag')(x)",
+        "%matplotlib inline\nx = 1",
+        "await tool('x')",
+    ],
+)
+def test_honest_code_raises_no_alarm(code):
+    report = STRICT.check(code)
+    assert report.verdict is Verdict.allow, report.summary()
+
+
+def test_yaml_with_a_safe_loader_is_not_an_alarm():
+    policy = Policy.from_dict({"rules": {"BJ102": "off"}})
+    assert not rules("import yaml\nyaml.load(x, Loader=yaml.SafeLoader)", policy)
+    assert rules("import yaml\nyaml.load(x)", policy) == {"BJ702"}
+
+
+# --- names -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "eval(x)\ndef eval(y): pass",
+        "if 0:\n    eval = print\neval(x)",
+        "def eval(y): pass\ndel eval\neval(x)",
+        "try:\n    1/0\nexcept Exception as eval: pass\neval(x)",
+        "eval = eval\neval(x)",
+        "def f():\n    global eval\n    eval = print\neval(x)",
+        "class A:\n    eval = print\neval(x)",
+    ],
+)
+def test_a_builtin_is_hidden_only_by_what_surely_hides_it(code):
+    assert "BJ201" in rules(code)
+
+
+def test_an_alias_is_reported_where_it_is_used_and_where_it_is_made():
+    findings = STRICT.check("run = exec\n\nrun('x')").findings
+    assert [(each.rule, each.line) for each in findings] == [("BJ201", 1), ("BJ201", 3)]
+
+
+def test_code_in_a_constant_text_is_read_too():
+    assert rules("exec('import socket')") == {"BJ201", "BJ101"}
+    assert rules("exec('exec(\"import socket\")')") == {"BJ201", "BJ101"}
+
+
+def test_a_star_import_makes_every_name_suspect():
+    assert {"BJ103", "BJ601"} <= rules("from os import *\nsystem('id')")
+
+
+# --- lists -----------------------------------------------------------------------------------
+
+
+def test_the_longest_entry_decides():
+    policy = Policy.from_dict({"imports": {"allow": ["os.path"], "deny": ["os"]}})
+    assert not rules("import os.path", policy)
+    assert not rules("from os import path", policy)
+    assert rules("from os import path, getpid", policy) >= {"BJ101"}
+    assert rules("import os", policy) == {"BJ101"}
+    assert rules("import osmium", policy) == {"BJ102"}
+
+
+def test_another_name_of_a_denied_module_is_denied():
+    assert rules("import posix") == {"BJ101"}
+
+
+def test_names_make_exceptions():
+    base = {"rules": {"BJ102": "off"}}
+    policy = Policy.from_dict(
+        {**base, "names": {"allow": ["os.getcwd"], "deny": ["pandas.read_clipboard", "print"]}}
+    )
+    assert not rules("import os\nos.getcwd()", policy)
+    assert rules("import os\nos.getpid()", policy) == {"BJ604"}
+    assert rules("import pandas as pd\npd.read_clipboard()", policy) == {"BJ901"}
+    assert rules("print(1)", policy) == {"BJ901"}
+
+
+# --- paths -----------------------------------------------------------------------------------
+
+PATHS = Policy.from_dict(
+    {"rules": {"BJ102": "off"}, "paths": {"allow": ["./**", "/data/*.csv"]}, "unknown": "allow"}
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("open('a/b.txt')", set()),
+        ("open('./a')", set()),
+        ("open('a/../../b')", {"BJ406"}),
+        ("open('../b')", {"BJ406"}),
+        ("open('/etc/passwd')", {"BJ406"}),
+        ("open('/data/x.csv')", set()),
+        ("open('/data/../etc/passwd')", {"BJ406"}),
+        ("open('/data/deep/x.csv')", {"BJ406"}),
+        ("open('~/x')", {"BJ406"}),
+        ("open(b'/etc/passwd')", {"BJ406"}),
+        ("open(0)", {"BJ406"}),
+        ("open('')", set()),
+        ("open(name)", {"BJ407"}),
+        ("open(file='/etc/passwd')", {"BJ406"}),
+        ("f = open", {"BJ407"}),
+        ("from pathlib import Path\nPath('a', 'b').read_text()", set()),
+        ("from pathlib import Path\n(Path('/') / 'etc').iterdir()", {"BJ406"}),
+        ("from pathlib import Path\nPath(x).unlink()", {"BJ407"}),
+        ("import pandas as pd\npd.read_csv('sales.csv')", set()),
+        ("import pandas as pd\npd.read_csv('/etc/passwd')", {"BJ406"}),
+        ("import pandas as pd\npd.read_csv('file:///etc/passwd')", {"BJ406"}),
+        ("import pandas as pd\npd.read_csv('https://x.example/a.csv')", {"BJ502"}),
+        ("df.to_parquet('out.parquet')", set()),
+        ("df.to_parquet('/srv/out.parquet')", {"BJ406"}),
+        ("import os\nopen(os.path.join('/etc', 'passwd'))", {"BJ406"}),
+        ("p = '/etc'\nopen(f'{p}/passwd')", {"BJ406"}),
+        ("import os\nopen(os.path.join('data', '/etc/passwd'))", {"BJ406"}),
+        ("from pathlib import Path\n(Path('data') / '/etc/passwd').open()", {"BJ406"}),
+        ("from pathlib import Path\nPath('data', '/etc/passwd').open()", {"BJ406"}),
+        ("for p in ('a.txt', '/etc/passwd'):\n    open(p)", {"BJ406"}),
+        ("p = 'a.txt'\np = input()\nopen(p)", {"BJ407", "BJ605"}),
+    ],
+)
+def test_paths_are_judged_by_where_they_lead(code, expected):
+    assert rules(code, PATHS) == expected
+
+
+# --- the strategy preset ---------------------------------------------------------------------
+
+STRATEGY = Policy.preset("strategy")
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("import subprocess", "Dangerous import detected: subprocess"),
+        ("import os", "Dangerous import detected: os"),
+        ("from os import path", "Dangerous import detected: os"),
+        ("import socket", "Dangerous import detected: socket"),
+        ("import urllib.request", "Dangerous import detected: urllib.request"),
+        ("import requests as r", "Dangerous import detected: requests"),
+        ("import pathlib", "Dangerous import detected: pathlib"),
+        ("import shutil", "Dangerous import detected: shutil"),
+        ("eval('1')", "Dangerous function call detected: eval"),
+        ("exec('1')", "Dangerous function call detected: exec"),
+        ("open('x')", "File operation detected: open"),
+        ("e = eval\ne('1')", "Dangerous function call detected: eval"),
+        (
+            "import pandas as pd\npd.read_csv('/etc/passwd')",
+            "File operation detected: pandas.read_csv",
+        ),
+        (
+            "import pandas as pd\npd.io.common.os.system('id')",
+            "Dangerous import detected: pandas.io.common.os",
+        ),
+    ],
+)
+def test_strategy_says_what_its_document_says(code, message):
+    report = STRATEGY.check(code)
+    assert not report.allowed
+    assert message in said(code, STRATEGY)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import pandas as pd\nimport numpy as np\nsignal = pd.DataFrame({'position': [1.0]})",
+        "import re\nre.compile('x')",
+        "df.eval('a + b')",
+        "df.query('a > 1')",
+        "import talib, math, datetime, finlab",
+        "def compile(x): return x\ncompile(1)",
+    ],
+)
+def test_strategy_allows_what_strategies_do(code):
+    assert STRATEGY.check(code).allowed
+
+
+def test_strategy_denies_subclass_walks():
+    assert not STRATEGY.check("().__class__.__base__.__subclasses__()").allowed
