@@ -25,6 +25,7 @@ def _choose():
     elif os.environ.get("BELLJAR_BACKEND") == "docker":
         return f"docker-{os.environ.get('BELLJAR_DOCKER_RUNTIME', 'runc')}"
     else:
+        os.environ["BELLJAR_BACKEND"] = "native"  # adapters would else look for an engine
         return native
     return _GIVEN
 

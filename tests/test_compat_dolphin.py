@@ -331,6 +331,7 @@ def test_there_is_no_network(shared):
     assert "EXECUTION ERROR:\n" in output
 
 
+@pytest.mark.needs_cgroup
 def test_a_timeout_and_too_much_memory_are_killed_and_said(make):
     sandbox = make(timeout=1, memory_limit="256m")
     output = sandbox.execute_code("x = 1\nprint('so far', flush=True)\nwhile True: pass")
@@ -340,6 +341,14 @@ def test_a_timeout_and_too_much_memory_are_killed_and_said(make):
     assert "memory_limit=256m" in output
     assert "variables of this session are gone" in output
     assert sandbox.execute_code("print('alive')").startswith("alive\n")
+
+
+def test_a_session_that_ended_goes_on_with_its_files_and_says_so(make):
+    sandbox = make()
+    sandbox.execute_code("x = 1\nopen('kept.txt', 'w').write('1')")
+    sandbox._session._sandbox.kill()  # as its idle time would
+    output = sandbox.execute_code("print(open('kept.txt').read(), 'x' in globals())")
+    assert output == "1 False\n[the session was started anew]\n"
 
 
 def test_there_is_one_sandbox_for_a_session(shared):

@@ -23,6 +23,7 @@ from belljar.compat.executor.docker_executor import DockerExecutor
 KEYS = {"success", "signal", "error", "execution_time", "container_id", "validated"}
 KEYS |= {"cleanup_success", "logs"}
 BACKEND = setting.BACKEND
+pytestmark = pytest.mark.needs_cgroup  # a limit that is chosen is enforced, or nothing starts
 QUICK = {"memory_limit": "512m", "tmpfs_size": "16m", "export_container_stats": False}
 
 

@@ -251,6 +251,7 @@ def get(port, path="/metrics"):
         return answer.read().decode()
 
 
+@pytest.mark.needs_cgroup
 def test_metrics_are_served_on_the_port(backend, tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     port = free_port()
@@ -274,6 +275,7 @@ def test_metrics_are_served_on_the_port(backend, tmp_path, monkeypatch, caplog):
             get(port, "/else")
 
 
+@pytest.mark.needs_cgroup
 def test_a_port_that_is_taken_is_a_warning_and_code_runs(backend, tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     with socket.socket() as taken:

@@ -231,6 +231,29 @@ def test_what_is_deleted_while_it_is_being_made_never_is(loop, make, factory):
     loop(test)
 
 
+def test_what_was_made_just_before_it_is_given_up_is_ended(loop, make, factory):
+    async def test():
+        async def stubborn(**options):
+            with anyio.CancelScope(shield=True):
+                return await factory(**options)
+
+        async def ask(manager):
+            with pytest.raises(SandboxMissing):
+                await manager.create("a", label="a", hold=True)
+
+        async with make(factory=stubborn) as manager, anyio.create_task_group() as tasks:
+            tasks.start_soon(ask, manager)
+            await settle()
+            tasks.start_soon(manager.delete, "a")
+            await settle()
+            factory.release("a")
+            await settle()
+            assert factory.made[0].ended == ["close"]
+            assert (manager.stats().starting, manager.stats().created) == (0, 0)
+
+    loop(test)
+
+
 # --- places and quotas -----------------------------------------------------------------------
 
 

@@ -226,6 +226,14 @@ def test_without_a_runtime_directory_the_cache_is_used(monkeypatch, tmp_path):
     )
 
 
+def test_where_no_file_can_be_written_the_sandbox_is_only_not_seen(writer, directory, caplog):
+    directory.write_text("in its place")
+    with caplog.at_level("INFO", logger="belljar.observe"):
+        writer.observe(made.started(pid=os.getpid()))
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+    assert presence.notes() == []
+
+
 @pytest.mark.root_only
 def test_root_looks_at_the_directories_of_all_users(monkeypatch, tmp_path):
     monkeypatch.delenv("BELLJAR_RUNTIME_DIR")

@@ -16,6 +16,7 @@ INTERNAL = {
     "busy",
     "engaged",
     "introduce",
+    "perform",
     "last_used",
     "call",
     "changed",

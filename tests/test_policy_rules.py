@@ -1,8 +1,11 @@
 """What the rules see, family by family, and what they must not be alarmed by."""
 
+import tomllib
+
 import pytest
 
-from belljar.policy import Policy, Verdict
+from belljar.policy import PRESETS, Policy, Verdict
+from belljar.policy.learning import Observed, learn, parse_told
 
 STRICT = Policy.preset("strict")
 
@@ -97,6 +100,30 @@ def test_code_in_a_constant_text_is_read_too():
 
 def test_a_star_import_makes_every_name_suspect():
     assert {"BJ103", "BJ601"} <= rules("from os import *\nsystem('id')")
+
+
+def test_names_of_earlier_cells_mean_what_they_usually_mean():
+    assert rules("os.system('id')") == {"BJ601"}
+    assert rules("pd.read_csv('/etc/passwd')") == {"BJ403"}
+    assert rules("subprocess.run(['id'])") == {"BJ601"}
+    assert rules("def f(os): os.system('id')") == set()
+
+
+def test_options_by_two_stars_hide_nothing():
+    assert rules("df.to_csv(**options)") == {"BJ404"}
+    assert rules("import timeit\ntimeit.timeit(**options)") == {"BJ205"}
+
+
+def test_many_bindings_hide_nothing():
+    code = "".join(f"m = {n}\n" for n in range(20)) + "m = 'os'\n__import__(m)"
+    assert {"BJ105", "BJ106"} <= rules(code)
+    assert "BJ201" in rules("".join(f"m = f{n}\n" for n in range(20)) + "m = eval\nm(x)")
+
+
+def test_lines_are_counted_as_python_counts_them():
+    for newline in ("\n", "\r\n", "\r"):
+        [finding] = STRICT.check(f"x = '\x0c'{newline}y = eval('1')").findings
+        assert (finding.line, finding.snippet) == (2, "y = eval('1')")
 
 
 # --- lists -----------------------------------------------------------------------------------
@@ -226,3 +253,51 @@ def test_strategy_allows_what_strategies_do(code):
 
 def test_strategy_denies_subclass_walks():
     assert not STRATEGY.check("().__class__.__base__.__subclasses__()").allowed
+
+
+# --- learning --------------------------------------------------------------------------------
+
+
+def learned(*codes, base="strict", imported=()):
+    observed = [
+        Observed(name=f"{number}\n[rules].py", code=code, outcome="ok", imported=imported)
+        for number, code in enumerate(codes)
+    ]
+    found = learn(observed, Policy.preset(base))
+    text = found.to_toml()
+    assert Policy.from_dict(tomllib.loads(text)) == found.policy
+    return found.policy, text
+
+
+@pytest.mark.parametrize("base", PRESETS)
+def test_a_learned_policy_is_written_so_that_it_can_be_read(base):
+    code = """import os, json
+__import__('we"ird\\nname')
+eval(open('x').read())
+"""
+    policy, text = learned(code, base=base, imported=("json",))
+    assert policy.check(code).allowed
+    assert not policy.check("import socket").allowed
+    assert "we\\"ird" in text
+
+
+def test_a_learned_policy_is_the_smallest():
+    code = "import pandas as pd\npd.read_csv('a.csv')"
+    policy, text = learned(code, "x = 1")
+    assert policy.document.imports.allow == ("pandas",)
+    assert [rule for rule, action in policy.actions.items() if action == "off"] == ["BJ403"]
+    assert policy.check("import numpy").verdict is Verdict.deny
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ('["os", "a.b", "os"]', ("os", "a.b")),
+        ('["os; import x", 3, null, ""]', ()),
+        ("{}", None),
+        ("[" * 100_000, None),
+        ("", None),
+    ],
+)
+def test_only_names_are_taken_from_what_the_guest_tells(told, expected):
+    assert parse_told(told) == expected

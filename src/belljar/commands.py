@@ -35,6 +35,29 @@ class AsyncCommands:
 
         A command that fails is a value too: see `exit_code`, or call `raise_for_exit()`.
         """
+        return await self.perform(
+            cmd,
+            timeout=timeout,
+            cwd=cwd,
+            env=env,
+            stdin=stdin,
+            on_stdout=on_stdout,
+            on_stderr=on_stderr,
+        )
+
+    async def perform(
+        self,
+        cmd: str | Sequence[str],
+        *,
+        timeout: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | bytes | None = None,
+        on_stdout: OnText | None = None,
+        on_stderr: OnText | None = None,
+        told: str | None = None,
+    ) -> CommandResult:
+        """`told`: what records and audit logs say was run, where `cmd` only carries it out."""
         limits = self._sandbox.limits
         header: dict[str, Any] = {
             "argv": arguments(cmd),
@@ -61,7 +84,7 @@ class AsyncCommands:
         result = await judge(run)
         await self._sandbox.changed(
             "command",
-            cmd=cmd if isinstance(cmd, str) else list(cmd),
+            cmd=told or (cmd if isinstance(cmd, str) else list(cmd)),
             cwd=cwd,
             timeout=timeout,
             env=list(header["env"]),

@@ -283,8 +283,8 @@ class AsyncSandboxManager:
         ended = self._table.there
         for entry in ended:
             self._begin_end(entry, "closed")
-        with anyio.move_on_after(PATIENCE):  # a factory may not let itself be
-            for entry in unsettled:  # cancelled
+        with anyio.move_on_after(PATIENCE):  # a factory may refuse to be cancelled
+            for entry in unsettled:
                 await entry.settled.wait()
         for entry in {*ended, *self._table.ending}:
             await entry.gone.wait()
@@ -332,12 +332,14 @@ class AsyncSandboxManager:
             self._counts["created"] += 1
             entry.ready(made)
             return made
-        if made is not None:  # it was there just before it was given up
-            await end(made)
-        self._counts["failed"] += entry.admitted.is_set()
         kind = ManagerClosed if self._closing is not None else SandboxMissing
         given_up = kind(f"the sandbox {entry.name!r} {entry.doomed}")
-        self._table.drop(entry, given_up)
+        self._counts["failed"] += entry.admitted.is_set()
+        try:
+            if made is not None:  # it was there just before it was given up
+                await end(made)
+        finally:
+            self._table.drop(entry, given_up)
         raise given_up
 
     async def _place_for(self, entry: Entry, wait: float | None) -> None:

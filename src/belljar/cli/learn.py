@@ -48,12 +48,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from belljar.policy import Policy
+    from belljar.policy import Policy, files
     from belljar.policy.learning import Learned, learn
 
     base = Policy.coerce(args.policy)
     codes = [("<stdin>" if name == "-" else name, read_source(name)) for name in args.files]
     learned: Learned = learn([observe(args, name, code) for name, code in codes], base)
+    printed = learned.to_toml()
     if args.format == "json":
         told = {
             "policy": learned.policy.to_dict(),
@@ -63,8 +64,10 @@ def run(args: argparse.Namespace) -> int:
         }
         print(json.dumps(told, indent=2))
     else:
-        print(learned.to_toml(), end="")
-    allowed = all(learned.policy.check(code).allowed for _, code in codes)
+        print(printed, end="")
+    # What counts is the text that somebody will save and load.
+    policy = Policy.from_dict(files.parse_toml(printed, "learned"))
+    allowed = all(policy.check(code).allowed for _, code in codes)
     return exit_codes.OK if allowed else exit_codes.ERROR
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from belljar.cli import sandbox_table, terminal
-from belljar.observe.presence import Note
+from belljar.observe.presence_note import Note
 from belljar.observe.sightings import Sighting
 
 if TYPE_CHECKING:

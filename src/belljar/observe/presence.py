@@ -15,51 +15,28 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import logging
 import os
 import re
 import stat
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from belljar import events
 from belljar.backends.base import Whereabouts
-from belljar.backends.docker import owner
 from belljar.backends.docker.owner import Owner
+from belljar.errors import SandboxError
 from belljar.observe import runtime_directory
+from belljar.observe.presence_note import LIMITS, MAX_METADATA, MAX_TEXT, SCHEMA, Note, parse
 from belljar.observe.processes import started
 
-SCHEMA = 1
+log = logging.getLogger("belljar.observe")
+
 MAX_FILE = 16 * 1024
 MAX_FILES = 10_000  # in one directory
-MAX_TEXT = 200
-MAX_METADATA = 32
 
 _ID = re.compile(r"bj-[0-9a-f]{16}")
-_CONTAINER = re.compile(r"[0-9a-f]{64}")
-_LIMITS = ("memory", "cpus", "processes", "timeout", "lifetime", "idle")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Note:
-    """What a presence file says, after it was checked."""
-
-    id: str
-    backend: str
-    environment: str
-    created: float  # seconds since the epoch
-    owner: Owner
-    stale: bool | None  # the owner is dead; None: that cannot be told from here
-    command: str  # of the owner
-    pid: int | None  # of the guest's PID 1 on this host, and when that began
-    pid_started: int | None
-    container: str | None
-    engine: str | None
-    limits: Mapping[str, float | None]
-    metadata: Mapping[str, str]
-    uid: int  # whose file it is
-    path: str
 
 
 # -- writing ------------------------------------------------------------------------------------
@@ -77,7 +54,12 @@ class Presence:
     def observe(self, event: events.Event) -> None:
         match event:
             case events.Started():
-                self._write(event)
+                try:
+                    self._write(event)
+                except (OSError, SandboxError) as error:
+                    # A read-only home, a full disk. The sandbox works all the same; it is only
+                    # not seen by `belljar ps`, for which nobody wants a traceback on stderr.
+                    log.info("sandbox %s cannot be seen by others: %s", event.subject.id, error)
             case events.Ended():
                 self._remove(event.subject.id)
 
@@ -128,7 +110,11 @@ def install() -> None:
     global _installed
     with _installing:
         if _installed is None or _installed[0].pid != os.getpid():
-            made = Presence()
+            try:
+                made = Presence()
+            except (OSError, SandboxError) as error:
+                log.info("sandboxes of this process cannot be seen by others: %s", error)
+                return
             _installed = made, events.subscribe(made.observe, cells=False)
 
 
@@ -178,7 +164,7 @@ def _encode(subject: events.Subject, seen: Whereabouts, owned: Mapping[str, int 
         "pid_started": None if seen.pid is None else started(seen.pid),
         "container": seen.container,
         "engine": None if seen.engine is None else seen.engine[:MAX_TEXT],
-        "limits": {name: getattr(subject.limits, name) for name in _LIMITS},
+        "limits": {name: getattr(subject.limits, name) for name in LIMITS},
         "metadata": metadata,
     }
     return json.dumps(said, separators=(",", ":")).encode()
@@ -244,91 +230,3 @@ def _read(directory: runtime_directory.Opened, name: str, path: str) -> Note | N
     if len(data) > MAX_FILE:
         return None
     return parse(data, name=name, uid=directory.uid, path=f"{path}/{name}")
-
-
-def parse(data: bytes, *, name: str, uid: int, path: str) -> Note | None:
-    """A note, or None for what we would not have written."""
-    try:
-        said = json.loads(data)
-        if said["schema"] != SCHEMA or said["id"] != name:
-            return None
-        labels = _labels(said)
-        owned = Owner.parse(labels)
-        if owned is None:
-            return None
-        return Note(
-            id=name,
-            backend=_text(said["backend"]),
-            environment=_text(said["environment"]),
-            created=_number(said["created"]),
-            owner=owned,
-            stale=owner.is_orphan(labels, running=False),
-            command=_command(owned.pid),
-            pid=_pid(said["pid"]),
-            pid_started=_pid(said["pid_started"], most=2**63),
-            container=_container(said["container"]),
-            engine=None if said["engine"] is None else _text(said["engine"]),
-            limits={name: _optional(said["limits"][name]) for name in _LIMITS},
-            metadata={
-                _text(key): _text(value)
-                for key, value in list(said["metadata"].items())[:MAX_METADATA]
-            },
-            uid=uid,
-            path=path,
-        )
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return None
-
-
-def _labels(said: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
-    """As on containers, so that who is dead is told by the same rules."""
-    fields = said["owner"]
-    return {
-        owner.SANDBOX: str(said["id"]),
-        owner.PID: str(fields["pid"]),
-        owner.STARTED: str(fields["started"]),
-        owner.PID_NAMESPACE: str(fields["pid_namespace"]),
-        owner.HOST: str(fields["host"]),
-        # Files from before a reboot have lost their owner too: told by this.
-        owner.CREATED: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(_number(said["created"]))),
-    }
-
-
-def _command(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return file.read(MAX_TEXT).replace(b"\0", b" ").decode(errors="replace").strip()
-    except OSError:
-        return ""
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str) or len(value) > MAX_TEXT:
-        raise ValueError(value)
-    return value
-
-
-def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e15:
-        raise ValueError(value)
-    return float(value)
-
-
-def _optional(value: object) -> float | None:
-    return None if value is None else _number(value)
-
-
-def _pid(value: object, most: int = 2**22) -> int | None:
-    if value is None:
-        return None
-    if type(value) is not int or not 1 < value <= most:
-        raise ValueError(value)
-    return value
-
-
-def _container(value: object) -> str | None:
-    if value is None:
-        return None
-    if not isinstance(value, str) or not _CONTAINER.fullmatch(value):
-        raise ValueError(value)
-    return value

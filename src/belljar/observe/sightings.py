@@ -24,7 +24,7 @@ from belljar.backends.docker.engine import Engine, EngineError
 from belljar.backends.native.watchdog import Watchdog
 from belljar.errors import SandboxError
 from belljar.observe import presence, processes
-from belljar.observe.presence import Note
+from belljar.observe.presence_note import Note
 from belljar.observe.sampling import percent
 
 State = Literal["busy", "idle", "ended", "orphan", "unknown"]

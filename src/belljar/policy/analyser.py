@@ -9,10 +9,13 @@ import ast
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from belljar.policy import calls, imports
+from belljar.policy import calls, code_use, imports
 from belljar.policy.catalogue import Catalogue
-from belljar.policy.resolve import Const, Ref, Resolver, Value
+from belljar.policy.file_use import FILE_RULES, file_use
+from belljar.policy.resolve import Resolver
 from belljar.policy.scopes import Scope, Survey
+from belljar.policy.text_use import format_text
+from belljar.policy.values import Const, Ref, Value
 
 if TYPE_CHECKING:
     from belljar.policy.policy import Policy
@@ -62,12 +65,8 @@ class Analyser:
 
     def _relevant(self) -> set[str]:
         """Names that can stand for something the catalogue knows."""
-        builtin = {
-            path.partition(".")[2]
-            for path in self.known.names
-            if path.startswith("builtins.") and path.count(".") == 1
-        }
-        names = builtin | _BY_NAME | {"vars", "__builtins__"} | self.survey.bound
+        names = _BY_NAME | {"vars", "__builtins__"} | self.known.builtins | self.survey.bound
+        names |= self.known.usual.keys() - self.survey.module.bindings.keys()
         names |= set(self.policy.document.names.deny)  # builtins are there by their name alone
         if self.survey.module.stars:
             names |= {name.id for name, _, _ in self.survey.names}
@@ -111,8 +110,10 @@ class Analyser:
         relevant: set[str],
     ) -> None:
         known = self.known
-        named = isinstance(base, ast.Name)
-        if named and base.id not in relevant:  # type: ignore[attr-defined]
+        call = self.survey.called.get(id(outer))
+        if call is None and isinstance(outer.ctx, ast.Load):
+            calls.mentioned(self, outer, scope, order)
+        if isinstance(base, ast.Name) and base.id not in relevant:
             # The usual case, and it must be cheap: an object, and attributes that mean nothing.
             for each in chain:
                 attribute = each.attr
@@ -121,7 +122,6 @@ class Analyser:
             else:
                 return
         values = self.resolver.values(base, scope, order)
-        call = self.survey.called.get(id(outer))
         told: set[tuple[str, int]] = set()
         for value in values:
             if isinstance(value, Ref) and isinstance(base, ast.Name):
@@ -134,10 +134,8 @@ class Analyser:
                 and outer.attr in ("format", "format_map")
                 and call is None
             ):
-                calls.format_text(self, outer, value.value)
+                format_text(self, outer, value.value)
             self._steps(value, chain, call, scope, order, told)
-        if call is None and isinstance(outer.ctx, ast.Load):
-            calls.unbound(self, outer, values)
 
     def _steps(
         self,
@@ -259,23 +257,23 @@ class Analyser:
         order: int,
     ) -> None:
         path = value.path.removeprefix("builtins.")
-        if rule in calls.FILE_RULES:
-            calls.file_use(self, rule, node, path, value.text, call, scope, order)
+        if rule in FILE_RULES:
+            file_use(self, rule, node, path, value.text, call, scope, order)
         elif rule == "BJ105":
-            calls.import_call(self, node, path, call, scope, order)
+            code_use.import_call(self, node, path, call, scope, order)
         elif rule == "BJ201":
-            calls.evaluation(self, node, path, call, scope, order)
+            code_use.evaluation(self, node, path, call, scope, order)
         elif not self._is_harmless(rule, path, call, scope, order):
             self.report(rule, node, path)
-        if calls.unpickles(self, path, call):
+        if code_use.unpickles(self, path, call):
             self.report("BJ701", node, path)
 
     def _is_harmless(
         self, rule: str, path: str, call: ast.Call | None, scope: Scope, order: int
     ) -> bool:
         if rule == "BJ205":
-            return not calls.takes_code(self, call, scope, order)
-        return rule == "BJ702" and calls.loads_plainly(self, path, call, scope, order)
+            return not code_use.takes_code(self, call, scope, order)
+        return rule == "BJ702" and code_use.loads_plainly(self, path, call, scope, order)
 
     def texts(self, node: ast.expr, scope: Scope, order: int) -> Iterator[str | None]:
         """The texts it may be; None for what cannot be told."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Catalogue:
     same: dict[str, str]
+    usual: dict[str, str]  # names that an earlier cell may have bound
     names: dict[str, str]  # dotted name → rule
     methods: dict[str, str]
     powers: frozenset[str]
@@ -22,6 +23,7 @@ class Catalogue:
     passing: frozenset[str]
     frames: frozenset[str]
     roots: frozenset[str]  # the first parts of all dotted names
+    builtins: frozenset[str]  # those that have a rule
     watched: frozenset[str]  # attributes that matter whatever the object is
 
     def canonical(self, path: str) -> str:
@@ -72,12 +74,18 @@ def catalogue() -> Catalogue:
     roots = {name.partition(".")[0] for name in (*names, *data["same"])}
     return Catalogue(
         same=data["same"],
+        usual={name: data["same"].get(name, name) for name in roots | powers} | data["usual"],
         names=names,
         methods={name: rule for rule, listed in data["methods"].items() for name in listed},
         powers=powers,
         guessed=powers - frozenset(data["powers"]["chance"]),
         fine=frozenset(data["powers"]["fine"]),
         roots=frozenset(roots) | powers,
+        builtins=frozenset(
+            name.removeprefix("builtins.")
+            for name in names
+            if name.startswith("builtins.") and name.count(".") == 1
+        ),
         watched=walkers["near"] | walkers["far"] | walkers["frames"],
         **walkers,
     )

@@ -26,7 +26,7 @@ def check(policy: Policy, code: str) -> Report:
     began = time.perf_counter()
     collected = _Findings(policy, code)
     try:
-        _judge(policy, code, collected, time.monotonic() + policy.document.limits.seconds)
+        _judge(policy, code, collected, time.thread_time() + policy.document.limits.seconds)
     except Exceeded as error:
         collected.add(error.rule, error.told, *_range(error.node))
     except RecursionError:
@@ -133,8 +133,8 @@ class _Findings:
     def _line(self, number: int) -> str:
         if self._lines is None:
             # Of a text that is too large only the beginning is looked at.
-            self._lines = self._code[: 2 * self._policy.document.limits.bytes].split("\n")
-        text = self._lines[number - 1].rstrip("\r") if number <= len(self._lines) else ""
+            self._lines = source.lines(self._code[: 2 * self._policy.document.limits.bytes])
+        text = self._lines[number - 1] if number <= len(self._lines) else ""
         return text if len(text) <= _WIDEST else f"{text[:_WIDEST]}…"
 
     def report(self, seconds: float) -> Report:

@@ -48,7 +48,7 @@ class Caps:
     lines: int = 50_000
     depth: int = 500
     nodes: int = 500_000
-    seconds: float = 5.0
+    seconds: float = 5.0  # of processor time: a busy machine is no reason to deny
 
 
 @dataclass(frozen=True, kw_only=True)

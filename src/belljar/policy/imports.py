@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from typing import TYPE_CHECKING
 
 from belljar.policy.document import ImportLists
@@ -15,13 +16,18 @@ if TYPE_CHECKING:
 
 def listed(lists: ImportLists, name: str) -> str:
     """Say allow, deny or unlisted: the longest entry that fits decides, and deny a tie."""
-    best, answer = -1, "unlisted"
-    for word, entries in (("allow", lists.allow), ("deny", lists.deny)):
-        for entry in entries:
-            top = entry.removesuffix(".*")
-            if (name == top or name.startswith(f"{top}.")) and len(top) >= best:
-                best, answer = len(top), word
-    return answer
+    entries = _entries(lists)
+    while name:
+        if answer := entries.get(name):
+            return answer
+        name = name.rpartition(".")[0]
+    return "unlisted"
+
+
+@functools.lru_cache(maxsize=64)
+def _entries(lists: ImportLists) -> dict[str, str]:
+    found = {entry.removesuffix(".*"): "allow" for entry in lists.allow}
+    return found | {entry.removesuffix(".*"): "deny" for entry in lists.deny}
 
 
 def judge(analyser: Analyser, node: ast.AST, name: str) -> None:

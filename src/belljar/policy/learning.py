@@ -15,7 +15,9 @@ from belljar.policy.document import SCHEMA, Document, ImportLists
 from belljar.policy.files import to_toml
 from belljar.policy.policy import PRESETS, Policy
 from belljar.policy.rules import RULES, Action
-from belljar.printable import printable
+from belljar.printable import one_line
+
+_WIDEST = 300  # characters of a comment
 
 # Put into the guest before the code. It notes each import that the code itself asks for: those
 # whose caller is the code, not a library that it imported.
@@ -78,15 +80,16 @@ class Learned:
         if not whole:
             head["extends"] = self.base.name
         head |= {"name": document.name, "version": document.version, "unknown": document.unknown}
-        lines = [*(f"# {printable(note)}" for note in self.notes), to_toml(head)]
+        lines = [*(f"# {one_line(note, _WIDEST)}" for note in self.notes), to_toml(head)]
         lines += ["[imports]", "deny = []", "allow = ["]
         for module, reached in self.imports.items():
-            lines.append(f'    "{module}",' + ("" if reached else "  # not seen to happen"))
+            entry = json.dumps(module, ensure_ascii=False)
+            lines.append(f"    {entry}," + ("" if reached else "  # not seen to happen"))
         lines += ["]", "", "[rules]"]
         for identity, action in sorted(document.rules.items()):
             if whole or action != self.base.actions[identity]:
                 where = ", ".join(self.rules.get(identity, ())[:4])
-                told = f"  # {RULES[identity].name}: {printable(where)}" if where else ""
+                told = f"  # {RULES[identity].name}: {one_line(where, _WIDEST)}" if where else ""
                 lines.append(f'{identity} = "{action}"{told}')
         rest = {
             key: value

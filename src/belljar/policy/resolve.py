@@ -13,48 +13,15 @@ import posixpath
 import time
 from typing import Any
 
-from belljar.policy import fold
+from belljar.policy import fold, items
 from belljar.policy.catalogue import Catalogue
 from belljar.policy.fold import CannotFold
 from belljar.policy.scopes import Binding, Exceeded, Scope
+from belljar.policy.values import UNKNOWN, Const, Literal, Ref, Value, Values, first_argument
 
 _BUILTINS = frozenset(dir(builtins)) - {"__doc__", "__name__", "__package__"} | {"__builtins__"}
 _DEEPEST = 40
 _MOST = 8  # values of one expression that are followed
-
-
-class Ref:
-    """Something with a name: "os.system", "pathlib.Path()", "?.__class__" of whatever object."""
-
-    __slots__ = ("path", "text")
-
-    def __init__(self, path: str, text: str | None = None) -> None:
-        self.path = path
-        self.text = text  # of a pathlib.Path: the path it is, if that is constant
-
-    def __repr__(self) -> str:
-        return f"Ref({self.path})"
-
-
-class Const:
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-class Literal:
-    """A list, tuple, set or dict as it is written."""
-
-    __slots__ = ("node", "order", "scope")
-
-    def __init__(self, node: ast.expr, scope: Scope, order: int) -> None:
-        self.node, self.scope, self.order = node, scope, order
-
-
-Value = Ref | Const | Literal | None
-Values = tuple[Value, ...]
-UNKNOWN: Values = (None,)
 
 
 class Resolver:
@@ -72,14 +39,14 @@ class Resolver:
         if handler is None or self.depth >= _DEEPEST:
             return UNKNOWN
         self.steps += 1
-        if not self.steps & 0x3FF and time.monotonic() > self.deadline:
+        if not self.steps & 0x3FF and time.thread_time() > self.deadline:
             raise Exceeded("BJ005", "what its names stand for takes too long to follow", node)
         self.depth += 1
         try:
             found: Values = handler(self, node, scope, order)
         finally:
             self.depth -= 1
-        return found[:_MOST] if len(found) > _MOST else found
+        return found if len(found) <= _MOST else _fewer(found)
 
     def constant(self, node: ast.expr, scope: Scope, order: int) -> Any:
         """The constant it is; CannotFold if it is none, or one of several."""
@@ -88,10 +55,10 @@ class Resolver:
             if isinstance(found[0], Const):
                 return found[0].value
             if isinstance(found[0], Literal):
-                return self._plain(found[0])
+                return self.plain_list(found[0])
         raise CannotFold
 
-    def _plain(self, literal: Literal) -> list[Any]:
+    def plain_list(self, literal: Literal) -> list[Any]:
         node = literal.node
         if not isinstance(node, (ast.List, ast.Tuple)) or len(node.elts) > 2000:
             raise CannotFold
@@ -119,7 +86,9 @@ class Resolver:
             elif self.module.stars and not bindings:
                 found += [Ref(f"{module}.{name}") for module in self.module.stars]
             elif not bindings:
-                found.append(None)
+                # Nobody here binds it: an earlier cell may have imported what the name says.
+                module = self.catalogue.usual.get(name)
+                found.append(None if module is None else Ref(module))
         if not self.following:  # what a cycle cut short is not the whole answer
             self.looked_up[key] = tuple(found)
         return tuple(found)
@@ -166,7 +135,7 @@ class Resolver:
         self.following += 1
         try:
             found = self.values(binding.expression, binding.scope, binding.order)
-            binding.values = self._elements(found) if binding.elements else found
+            binding.values = self.elements(found) if binding.elements else found
         finally:
             self.following -= 1
         return binding.values
@@ -177,7 +146,7 @@ class Resolver:
         power = self.catalogue.power(module, last) if module and module[0] != "." else None
         return power or self.catalogue.canonical(dotted)
 
-    def _elements(self, found: Values) -> Values:
+    def elements(self, found: Values) -> Values:
         elements: list[Value] = []
         for value in found:
             if isinstance(value, Literal) and isinstance(
@@ -220,8 +189,8 @@ class Resolver:
         try:
             index = self._index(node.slice, scope, order)
         except CannotFold:
-            return tuple(each for base in bases for each in self._any_item(base))
-        return tuple(each for base in bases for each in self._item(base, index))
+            return tuple(each for base in bases for each in items.any_item(self, base))
+        return tuple(each for base in bases for each in items.item(self, base, index))
 
     def _index(self, node: ast.expr, scope: Scope, order: int) -> Any:
         if isinstance(node, ast.Slice):
@@ -230,60 +199,6 @@ class Resolver:
                 *(None if each is None else self.constant(each, scope, order) for each in parts)
             )
         return self.constant(node, scope, order)
-
-    def _item(self, base: Value, index: Any) -> Values:
-        if isinstance(base, Const):
-            try:
-                return (Const(fold.item(base.value, index)),)
-            except CannotFold:
-                return UNKNOWN
-        if isinstance(base, Literal):
-            return self._literal_item(base, index)
-        if isinstance(base, Ref) and isinstance(index, str):
-            return self._named_item(base, index)
-        return (Ref(f"{base.path}[]"),) if isinstance(base, Ref) else UNKNOWN
-
-    def _named_item(self, base: Ref, index: str) -> Values:
-        if base.path == "sys.modules":
-            return (Ref(self.catalogue.canonical(index)),)
-        if base.path in ("builtins.globals()", "builtins.locals()", "builtins.vars()"):
-            return self.lookup(index, self.module, 1 << 60)
-        if base.path == "builtins" or base.path.endswith(".__builtins__"):
-            return (Ref(f"builtins.{index}"),)
-        if base.path.endswith(".__dict__"):
-            return (self.attribute_of(Ref(base.path.removesuffix(".__dict__")), index),)
-        if base.path.endswith((".__globals__", ".f_globals", ".f_builtins", ".f_locals")):
-            known = self.catalogue
-            if index == "__builtins__" or index in known.roots:
-                return (Ref(known.canonical(index.replace("__builtins__", "builtins"))),)
-            return (Ref(f"builtins.{index}"),) if index in _BUILTINS else UNKNOWN
-        return (Ref(f"{base.path}[]"),)
-
-    def _literal_item(self, base: Literal, index: Any) -> Values:
-        node = base.node
-        if isinstance(node, (ast.List, ast.Tuple)) and isinstance(index, int):
-            if -len(node.elts) <= index < len(node.elts):
-                return self.values(node.elts[index], base.scope, base.order)
-        elif isinstance(node, (ast.List, ast.Tuple)):
-            try:
-                return (Const(fold.item(self._plain(base), index)),)
-            except CannotFold:
-                return UNKNOWN
-        elif isinstance(node, ast.Dict):
-            for key, value in zip(node.keys, node.values, strict=True):
-                if isinstance(key, ast.Constant) and key.value == index:
-                    return self.values(value, base.scope, base.order)
-        return UNKNOWN
-
-    def _any_item(self, base: Value) -> Values:
-        """The index is not known."""
-        if isinstance(base, Literal):
-            node = base.node
-            if isinstance(node, ast.Dict):
-                parts = node.values[:_MOST]
-                return sum((self.values(each, base.scope, base.order) for each in parts), ())
-            return self._elements((base,))
-        return (Ref(f"{base.path}[?]"),) if isinstance(base, Ref) else UNKNOWN
 
     # -- calls ------------------------------------------------------------------------------
 
@@ -479,14 +394,11 @@ class Resolver:
         return (Const(node.value),)
 
 
-def first_argument(node: ast.Call, *names: str) -> ast.expr | None:
-    """The first positional argument, or the one that has one of these names."""
-    if node.args:
-        return node.args[0]
-    for keyword in node.keywords:
-        if keyword.arg in names:
-            return keyword.value
-    return None
+def _fewer(found: Values) -> Values:
+    """What has a name is kept before anything else; and there was more."""
+    named = [value for value in found if isinstance(value, Ref)]
+    others = [value for value in found if value is not None and not isinstance(value, Ref)]
+    return (*named[: 4 * _MOST], *others[:_MOST], None)
 
 
 _BY_KIND: dict[type[ast.expr], Any] = {

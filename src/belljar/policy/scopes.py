@@ -109,7 +109,7 @@ class _Walk:
             if not count & 0x3FF:
                 if count > most:
                     raise Exceeded("BJ004", f"more than {most}", node)
-                if time.monotonic() > self.deadline:
+                if time.thread_time() > self.deadline:
                     raise Exceeded("BJ005", "the walk did not end", node)
             handler = _HANDLERS.get(node.__class__)
             if handler is not None:
@@ -145,7 +145,7 @@ class _Walk:
         elif declared == "nonlocal" and scope.parent is not None:
             home, sure = scope.parent, False
         home.bindings.setdefault(name, []).append(Binding(scope, self.count, sure, **what))
-        if what:
+        if what and what.get("expression").__class__ not in _NEVER_ALIASES:
             self.found.bound.add(name)
 
     def assign(
@@ -400,6 +400,13 @@ _HANDLERS: dict[type[ast.AST], Callable[..., None]] = {
     ast.Subscript: _Walk.on_subscript,
     ast.Constant: _Walk.on_idle,
     ast.Pass: _Walk.on_idle,
+}
+
+
+# What is bound to one of these is not another name of anything.
+_NEVER_ALIASES = {
+    *(ast.Constant, ast.JoinedStr, ast.Compare, ast.UnaryOp, ast.Lambda),
+    *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
 }
 
 

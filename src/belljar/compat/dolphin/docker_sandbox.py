@@ -24,6 +24,7 @@ from belljar.limits import Limits
 
 DEFAULT_IMAGE = "dolphin-python-sandbox"
 MOUNT = "/sandbox"
+MEMORY = "512m"
 TMP = "100m"
 OUTPUT = "4m"  # of one call that is kept
 CPU_PERIOD = 100_000  # microseconds; the quota is counted against it
@@ -45,7 +46,7 @@ class DockerSandboxExecutor:
         session_id: str | None = None,
         sandbox_base_dir: str = "/tmp/sandboxes",
         image_name: str = DEFAULT_IMAGE,
-        memory_limit: str = "512m",
+        memory_limit: str = MEMORY,
         cpu_quota: int = CPU_PERIOD,
         enable_network: bool = False,
         timeout: float = 30,
@@ -71,6 +72,7 @@ class DockerSandboxExecutor:
         self.sandbox_dir = directory.make(self.sandbox_base_dir.absolute(), self.session_id)
         self._settings = {**options, "workspace": self.sandbox_dir}
         self._session: sessions.Session | None = None
+        self._entering = threading.Lock()
 
     @property
     def session_dir(self) -> Path:
@@ -101,6 +103,10 @@ class DockerSandboxExecutor:
             "limits": limits,
             "workdir": self.container_mount_path,
             "network": "open" if self.enable_network else "none",
+            # A limit somebody chose is enforced, or nothing starts.
+            "strict": False
+            if (self.memory_limit, self.cpu_quota) == (MEMORY, CPU_PERIOD)
+            else None,
         }
 
     def _placed(self, backend: str | Docker | None) -> where.Placed:
@@ -141,10 +147,12 @@ class DockerSandboxExecutor:
         if not allowed:
             kind = "EXECUTION" if message.startswith("Syntax error") else "IMPORT RESTRICTION"
             return f"{kind} ERROR:\n{message}"
-        if self._session is None:
-            self._session = sessions.enter(self.sandbox_dir, self._settings)
+        with self._entering:
+            if self._session is None:
+                self._session = sessions.enter(self.sandbox_dir, self._settings)
+            session = self._session
         try:
-            return self._session.run(code, context)
+            return session.run(code, context)
         except SandboxError as error:
             return sessions.problem(error)
 
@@ -162,7 +170,8 @@ class DockerSandboxExecutor:
 
     def close(self) -> None:
         """End the sandbox: variables are gone, files stay. May be called twice, and used again."""
-        session, self._session = self._session, None
+        with self._entering:
+            session, self._session = self._session, None
         if session is not None:
             sessions.leave(session)
 

@@ -74,6 +74,7 @@ def make(config: DockerConfig, placed: Placed, timeout: float) -> Plan:
         "workdir": OUTPUT,
         "network": _network(config, docker=docker),
         "noexec": _noexec(config.tmpfs_options),
+        "strict": _strict(config),
     }
     profile = _profile(config.seccomp_profile, docker=docker)
     if docker:
@@ -84,6 +85,14 @@ def make(config: DockerConfig, placed: Placed, timeout: float) -> Plan:
         if options.get("environment") == "data":
             options["environment"] = ONE_USE
     return Plan(backend=placed.backend, options=options)
+
+
+def _strict(config: DockerConfig) -> bool | None:
+    """A limit somebody chose is enforced, or nothing starts; the defaults are best effort where
+    a host cannot limit memory and processors."""
+    default = DockerConfig()
+    chosen = (config.memory_limit, config.cpu_limit) != (default.memory_limit, default.cpu_limit)
+    return None if chosen else False
 
 
 def _check_fixed(config: DockerConfig) -> None:
