@@ -32,9 +32,11 @@ from belljar.compat.openmanus import DockerSandbox, PythonExecute
 
 PROMPT = b"belljar-bench$ "
 CALLS = 20
+POLL = 0.05  # seconds that OpenManus' own code sleeps when there is no answer yet
 CREATE, COMMAND, FILES = "create, to a first answer", "a command", "write and read a file"
+POLLED = "a command, polled"
 END, PYTHON = "cleanup", "PythonExecute"
-ROWS = (CREATE, COMMAND, FILES, END, PYTHON)
+ROWS = (CREATE, POLLED, COMMAND, FILES, END, PYTHON)
 Times = dict[str, list[float]]
 
 
@@ -57,17 +59,22 @@ class Before:
         self._answer()
         self.run("echo hello")
 
-    def run(self, command: str) -> bytes:
+    def run(self, command: str, *, polled: bool = False) -> bytes:
         assert self._bash.stdin is not None
         self._bash.stdin.write(command.encode() + b"\n")
         self._bash.stdin.flush()
-        return self._answer()
+        return self._answer(polled=polled)
 
-    def _answer(self) -> bytes:
+    def _answer(self, *, polled: bool = False) -> bytes:
+        """`polled`: as OpenManus waits. It looks, and sleeps if there is nothing yet."""
         assert self._bash.stdout is not None
-        answer = b""
+        answer, fd = b"", self._bash.stdout.fileno()
+        os.set_blocking(fd, not polled)
         while not answer.endswith(PROMPT):
-            answer += os.read(self._bash.stdout.fileno(), 65536)
+            try:
+                answer += os.read(fd, 65536)
+            except BlockingIOError:
+                time.sleep(POLL)
         return answer
 
     def files(self) -> None:
@@ -122,6 +129,7 @@ def measure_before(image: str, into: Times) -> None:
     before = Before(image)
     into[CREATE].append(timed(before.create))
     into[COMMAND] += [timed(lambda: before.run("echo hello")) for _ in range(CALLS)]
+    into[POLLED] += [timed(lambda: before.run("echo hello", polled=True)) for _ in range(CALLS)]
     into[FILES] += [timed(before.files) for _ in range(3)]
     into[END].append(timed(before.cleanup))
     into[PYTHON] += [timed(python_before) for _ in range(3)]
@@ -140,6 +148,7 @@ async def measure_ours(backend: str, into: Times) -> None:
 
     into[CREATE].append(await awaited(create))
     into[COMMAND] += [await awaited(sandbox.run_command, "echo hello") for _ in range(CALLS)]
+    into[POLLED] = into[COMMAND]  # nothing is polled
     into[FILES] += [await awaited(files) for _ in range(CALLS)]
     into[END].append(await awaited(sandbox.cleanup))
     async with PythonExecute(backend=backend) as tool:

@@ -309,6 +309,7 @@ def test_a_port_that_is_taken_is_a_warning_and_code_runs(backend, tmp_path, monk
         "open('x')",
         "import pathlib",
         "import shutil",
+        "from io import BytesIO",
         "import urllib.request",
         "import requests",
     ],

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from textwrap import dedent
 
 import anyio
@@ -30,7 +31,6 @@ from belljar.compat.openmanus import (
     create_sandbox_client,
 )
 from belljar.compat.openmanus.core.sandbox import SandboxSettings as SettingsOfSandbox
-
 
 # How many there are, by what every image has.
 SLEEPERS = "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -o 'sleep [6]' | wc -l"
@@ -551,6 +551,16 @@ def test_a_cancelled_creation_leaves_nothing(run_async, here):
         assert sandbox.container is None
 
     run_async(main)
+
+
+def test_the_pages_own_example_runs(here, backend, capsys):
+    page = Path(__file__).parent.parent / "docs" / "coming-from-openmanus.md"
+    blocks = page.read_text().split("```python\n")[1:]
+    for block in blocks:
+        exec(compile(block.split("```")[0], page.name, "exec"), {"__name__": "__main__"})
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[:2] == ["hello 0", "world"]
+    assert printed[2] != "0"
 
 
 def test_importing_starts_nothing_and_takes_no_optional_library():

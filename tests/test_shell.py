@@ -5,7 +5,7 @@ import time
 import anyio
 import pytest
 
-from belljar import InvalidOption, Limits, Outcome, SandboxError
+from belljar import InvalidOption, Limits, Outcome, SandboxError, events
 from belljar.shell import AsyncShell, Shell
 
 
@@ -139,6 +139,13 @@ def test_tracing_shows_the_command_only(shell):
     assert shell.run("set -x; echo 1").stderr == "++ echo 1\n"
     assert shell.run("echo 2; set +x").stderr == "++ echo 2\n++ set +x\n"
     assert shell.run("echo 3").stderr == ""
+
+
+def test_events_tell_the_command_itself(shell):
+    told = []
+    with events.subscribe(lambda event: told.append(getattr(event, "cmd", None))):
+        shell.run("echo 'as written'")
+    assert "echo 'as written'" in told
 
 
 def test_a_long_command_arrives_whole(shell):

@@ -16,6 +16,7 @@ from belljar._version import __version__
 if TYPE_CHECKING:
     from belljar.backends.docker.settings import Docker
     from belljar.blocking import Sandbox
+    from belljar.blocking_manager import SandboxManager
     from belljar.chart import Chart, ChartType
     from belljar.checkpoint import Checkpoint
     from belljar.environment import Environment
@@ -57,15 +58,27 @@ if TYPE_CHECKING:
     from belljar.functions import HostFunction
     from belljar.isolation import Isolation, Layer
     from belljar.limits import Limits
+    from belljar.manager import AsyncSandboxManager
+    from belljar.manager_decide import ManagerStats
+    from belljar.manager_errors import (
+        ManagerClosed,
+        ManagerFull,
+        NameTaken,
+        QuotaExceeded,
+        SandboxMissing,
+    )
     from belljar.mount import Mount
     from belljar.oneshot import run
+    from belljar.policy import Policy
     from belljar.record.replaying import Replay, replay
     from belljar.sandbox import AsyncSandbox
+    from belljar.shell import AsyncShell, Shell
     from belljar.transfers import Transfer
 
 _HOME = {
     "belljar.backends.docker.settings": ("Docker",),
     "belljar.blocking": ("Sandbox",),
+    "belljar.blocking_manager": ("SandboxManager",),
     "belljar.chart": ("Chart", "ChartType"),
     "belljar.checkpoint": ("Checkpoint",),
     "belljar.environment": ("Environment",),
@@ -110,18 +123,30 @@ _HOME = {
         "Layer",
     ),
     "belljar.limits": ("Limits",),
+    "belljar.manager": ("AsyncSandboxManager",),
+    "belljar.manager_decide": ("ManagerStats",),
+    "belljar.manager_errors": (
+        "ManagerClosed",
+        "ManagerFull",
+        "NameTaken",
+        "QuotaExceeded",
+        "SandboxMissing",
+    ),
     "belljar.mount": ("Mount",),
     "belljar.oneshot": ("run",),
+    "belljar.policy": ("Policy",),
     "belljar.record.replaying": ("Replay", "replay"),
     "belljar.sandbox": ("AsyncSandbox",),
+    "belljar.shell": ("AsyncShell", "Shell"),
     "belljar.transfers": ("Transfer",),
 }
+_MODULES = ("config", "events", "functions", "observe", "policy")
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
-    if name == "functions":  # a module that is used by its name: belljar.functions.stubs(...)
-        return importlib.import_module("belljar.functions")
+    if name in _MODULES:  # used by their names: belljar.functions.stubs(...)
+        return importlib.import_module(f"belljar.{name}")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'belljar' has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(_MODULE_OF[name]), name)
@@ -134,6 +159,8 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "AsyncSandbox",
+    "AsyncSandboxManager",
+    "AsyncShell",
     "BackendUnavailable",
     "Call",
     "CannotTravel",
@@ -164,17 +191,26 @@ __all__ = [
     "LimitNotEnforceable",
     "Limits",
     "Logs",
+    "ManagerClosed",
+    "ManagerFull",
+    "ManagerStats",
     "Mount",
     "NameMissing",
+    "NameTaken",
     "NotADirectory",
     "Outcome",
     "PermissionDenied",
+    "Policy",
     "ProtocolError",
+    "QuotaExceeded",
     "Replay",
     "Result",
     "Sandbox",
     "SandboxClosed",
     "SandboxError",
+    "SandboxManager",
+    "SandboxMissing",
+    "Shell",
     "StartError",
     "Transfer",
     "Usage",

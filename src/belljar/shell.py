@@ -123,7 +123,7 @@ class AsyncShell:
             if self._closed:
                 raise SandboxError("the shell is closed", hint="make a new one")
             self._count += 1
-            return await self._run(await self._text(command), timeout, on_stdout, on_stderr)
+            return await self._run(command, timeout, on_stdout, on_stderr)
 
     async def _run(
         self,
@@ -134,7 +134,7 @@ class AsyncShell:
     ) -> ShellResult:
         save = f"state{self._count % 2}"
         given = shell_driver.environment(
-            command=command,
+            command=await self._text(command),
             directory=self._directory,
             run=self._count,
             save=save,
@@ -142,8 +142,9 @@ class AsyncShell:
             start=posixpath.join(self._sandbox.workdir, self._start),
         )
         heard: list[str] = []
-        result = await self._sandbox.commands.run(
+        result = await self._sandbox.commands.perform(
             ["bash", "-c", shell_driver.LINE],
+            told=command,
             timeout=timeout,
             cwd="/",
             env={**self._env, **given},

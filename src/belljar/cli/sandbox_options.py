@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 _FLAGS = {"workspace": "workspace_size"}  # of limits; --workspace is the directory itself
 
 
-def add_environment(parser: argparse.ArgumentParser, default: str | None) -> None:
-    """None: there is no default here, but the one that was recorded."""
+def add_environment(
+    parser: argparse.ArgumentParser, default: str | None, meaning: str | None = None
+) -> None:
+    """`meaning`: what it means to give none, if there is no default here."""
     parser.add_argument(
         "--env",
         "--environment",
@@ -30,7 +32,7 @@ def add_environment(parser: argparse.ArgumentParser, default: str | None) -> Non
         metavar="NAME",
         default=default,
         help=f"the packages the code has: python, data, or one of `belljar env build` "
-        f"(default: {default or 'the recorded one'})",
+        f"(default: {default or meaning})",
     )
 
 
@@ -66,7 +68,7 @@ def add_files(parser: argparse.ArgumentParser) -> None:
 
 
 def add_all(parser: argparse.ArgumentParser, *, environment: str | None = "data") -> None:
-    add_environment(parser, environment)
+    add_environment(parser, None, environment or "the recorded one")
     parser.add_argument(
         "--set-env",
         dest="variables",
@@ -77,7 +79,7 @@ def add_all(parser: argparse.ArgumentParser, *, environment: str | None = "data"
     )
     parser.add_argument(
         "--backend",
-        default="auto",
+        default=None if environment is not None else "auto",
         help="auto, native or docker (default: auto, which is $BELLJAR_BACKEND if that is set, "
         "else native where this host allows it, else docker)",
     )
@@ -111,9 +113,13 @@ def add_policy(parser: argparse.ArgumentParser) -> None:
 
 def _add_more(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="settings for what is not said here (default: your own file; see `belljar config`)",
+    )
+    parser.add_argument(
         "--workdir",
         metavar="PATH",
-        default=WORKSPACE,
         help=f"where the code finds its workspace (default: {WORKSPACE})",
     )
     parser.add_argument(
@@ -123,7 +129,6 @@ def _add_more(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--network",
-        default="none",
         help="none, or open: all that the engine's network reaches (docker only; default: none)",
     )
 
@@ -159,30 +164,33 @@ def _default(rule: Rule) -> str:
 
 def make(args: argparse.Namespace) -> Sandbox:
     """The sandbox that was asked for, not started yet."""
+    from belljar import config
+    from belljar.backends.docker.settings import FLAT
     from belljar.blocking import Sandbox
     from belljar.cli import saved_environments
 
-    return Sandbox(
-        backend=args.backend,
-        environment=saved_environments.resolve(args.environment),
-        limits=limits(args),
-        env=variables(args.variables),
-        strict=False if args.best_effort else None,
-        policy=getattr(args, "sandbox_policy", None),  # not every command has it
-        network=args.network,
-        workdir=args.workdir,
-        noexec=args.noexec,
-        record=args.record,
-        workspace=directory(args.workspace),
-        session=args.session,
-        mounts=[mount(text) for text in args.mounts],
-        image=args.image,
-        dockerfile=args.dockerfile,
-        runtime=args.runtime,
-        platform=args.platform,
-        gpus=args.gpus,
-        devices=args.devices,
-    )
+    given: dict[str, object] = {
+        "backend": args.backend,
+        "environment": None
+        if args.environment is None
+        else saved_environments.resolve(args.environment),
+        "limits": limits(args),
+        "env": variables(args.variables),
+        "strict": False if args.best_effort else None,
+        "policy": getattr(args, "sandbox_policy", None),  # not every command has it
+        "network": args.network,
+        "workdir": args.workdir,
+        "noexec": args.noexec or None,
+        "record": args.record,
+        "workspace": directory(args.workspace),
+        "session": args.session,
+        "mounts": [mount(text) for text in args.mounts],
+        **{name: getattr(args, name) for name in FLAT},
+    }
+    given = {name: value for name, value in given.items() if value not in (None, [], {})}
+    # Not the file of the current directory, which may have come with the code.
+    configured = config.load(args.config, project=False)
+    return Sandbox(**configured.sandbox_options(**given))
 
 
 def directory(text: str | None) -> str | None:

@@ -49,9 +49,16 @@ class Analyser:
         for statement, _ in self.survey.imports:
             imports.check(self, statement)
         relevant = self._relevant()
+        # Most names are used more than once, and mean nothing each time. (Of builtins it depends
+        # on the place: they may be hidden from there on.)
+        idle: set[tuple[str, int]] = set()
+        always = self.known.builtins | _BY_NAME | {"__builtins__"}
         for name, scope, order in self.survey.names:
-            if name.id in relevant:
-                self._name(name, scope, order)
+            key = (name.id, id(scope))
+            if name.id not in relevant or key in idle:
+                continue
+            if not self._name(name, scope, order) and name.id not in always:
+                idle.add(key)
         for outer, base, chain, scope, order in self.survey.chains:
             self._chain(outer, base, chain, scope, order, relevant)
         for call, scope, order in self.survey.calls:
@@ -74,16 +81,19 @@ class Analyser:
 
     # -- names and attributes ---------------------------------------------------------------
 
-    def _name(self, node: ast.Name, scope: Scope, order: int) -> None:
+    def _name(self, node: ast.Name, scope: Scope, order: int) -> bool:
+        """Whether a rule looked at it."""
         call = self.survey.called.get(id(node))
         if node.id in _BY_NAME and call is None and id(node) in self._arguments():
             self.report("BJ305", node, node.id)
-        told = set()
+        told, used = set(), False
         for value in self.resolver.lookup(node.id, scope, order):
             if isinstance(value, Ref) and value.path not in told:
                 told.add(value.path)
                 if (rule := self.rule_of(value.path)) and not self._is_module(value.path):
                     self.use(rule, node, value, call, scope, order)
+                    used = True
+        return used
 
     def _arguments(self) -> set[int]:
         """Names that are handed to a call: `map(getattr, objects, names)`."""

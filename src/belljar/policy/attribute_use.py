@@ -17,7 +17,7 @@ def attribute_by_name(analyser: Analyser, call: ast.Call, scope: Scope, order: i
     """getattr, setattr, delattr."""
     if len(call.args) < 2:
         if any(isinstance(each, ast.Starred) for each in call.args):
-            analyser.report("BJ305", call, ast.unparse(call.func)[:60])
+            analyser.report("BJ305", call, "getattr")
         return
     called = call.func.id if isinstance(call.func, ast.Name) else "getattr"
     objects = analyser.resolver.values(call.args[0], scope, order)

@@ -77,8 +77,8 @@ class Policy:
         raise unknown_option("policy", given, PRESETS)
 
     def to_dict(self) -> dict[str, object]:
-        """All it says, `extends` resolved; from_dict() makes the same policy of it."""
-        return self.document.to_dict()
+        """All it says, `extends` and defaults resolved; from_dict() makes the same policy of it."""
+        return self.document.to_dict() | {"rules": dict(self.actions)}
 
     def to_toml(self) -> str:
         return files.to_toml(self.to_dict())

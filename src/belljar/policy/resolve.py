@@ -1,8 +1,9 @@
 """What an expression may stand for: a dotted name, a constant, a literal container, or unknown.
 
-Names are followed through imports, assignments, defaults, loops over literals and containers. If a
-name has several bindings it may stand for each of them. `None` among the values says that it may
-also be something that cannot be told by reading.
+One function for each kind of expression, each calling the others, so they stay together. Names are
+followed through imports, assignments, defaults, loops over literals and containers. If a name has
+several bindings it may stand for each of them. `None` among the values says that it may also be
+something that cannot be told by reading.
 """
 
 from __future__ import annotations

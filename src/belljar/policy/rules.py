@@ -1,6 +1,7 @@
 """The rules: what each looks for, what it says, and what to do about it. Ids never change meaning.
 
-The policy decides by `action` what a rule's finding means; the one here holds where it is silent.
+A table, and longer than other files for that. The policy decides by `action` what a rule's finding
+means; the one here holds where it is silent.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def _result(name: str, finding: Finding, index: int) -> dict[str, Any]:
     if finding.end_line == finding.line:
         region["endColumn"] = end + 1
     else:
-        region |= {"endLine": finding.end_line, "endColumn": finding.end_column + 1}
+        region["endLine"] = finding.end_line  # to its end
     region["snippet"] = {"text": printable(finding.snippet)}
     place = {"artifactLocation": {"uri": _uri(name)}, "region": region}
     return {

@@ -1,7 +1,8 @@
 """First pass: who binds which name, where; and a list of the places that are worth a look.
 
-The tree is walked in the order of the source and without recursion, so that nesting costs memory
-of ours and not the interpreter's stack.
+One walk with a handler for each kind of node, which is why it is all in one file. The tree is
+walked in the order of the source and without recursion, so that nesting costs memory of ours and
+not the interpreter's stack.
 """
 
 from __future__ import annotations
@@ -263,6 +264,7 @@ class _Walk:
         self.push(node.body, inner, depth + 1, sure)
         self.outside(node.args, scope, depth, sure)
         self.push([*node.decorator_list, node.returns], scope, depth + 1, sure)
+        self.push(getattr(node, "type_params", ()), inner, depth + 1, sure)  # Python 3.12
 
     def on_lambda(self, node: ast.Lambda, scope: Scope, depth: int, sure: bool) -> None:
         inner = Scope("function", scope)
@@ -293,7 +295,9 @@ class _Walk:
 
     def on_class(self, node: ast.ClassDef, scope: Scope, depth: int, sure: bool) -> None:
         self.bind(node.name, scope, sure)
-        self.push(node.body, Scope("class", scope), depth + 1, sure)
+        inner = Scope("class", scope)
+        self.push(node.body, inner, depth + 1, sure)
+        self.push(getattr(node, "type_params", ()), inner, depth + 1, sure)  # Python 3.12
         keywords = [keyword.value for keyword in node.keywords]
         self.push([*node.decorator_list, *node.bases, *keywords], scope, depth + 1, sure)
 

@@ -261,7 +261,9 @@ def _files(
 ) -> dict[str, object]:
     limits = spec.limits
     tmpfs = {
-        spec.workdir: _tmpfs(limits.workspace, 65536, uid, facts, noexec=spec.noexec or docker.noexec),
+        spec.workdir: _tmpfs(
+            limits.workspace, 65536, uid, facts, noexec=spec.noexec or docker.noexec
+        ),
         "/tmp": _tmpfs(limits.tmp, 16384, uid, facts, noexec=spec.noexec or docker.noexec),
         "/dev/shm": _tmpfs(limits.tmp, 4096, uid, facts, noexec=spec.noexec or docker.noexec),
     }

@@ -25,7 +25,7 @@ NOT_RUNNING = "Container is not running."
 NO_SQL = "execute_sql_query function is not defined in the environment."
 
 
-class CodeFailed(CodeExecutionError, RuntimeError):  # type: ignore[misc]
+class CodeFailed(CodeExecutionError, RuntimeError):
     """The generated code did not end well; `execution` has all of it."""
 
     execution: Execution | None = None
@@ -39,15 +39,15 @@ class CodeOutOfMemory(CodeFailed, MemoryError):
     """The generated code wanted more memory than its limit."""
 
 
-class NoResult(CodeFailed, NoResultFoundError):  # type: ignore[misc]
+class NoResult(CodeFailed, NoResultFoundError):
     """The generated code has set no variable `result`."""
 
 
-class BadResult(CodeFailed, InvalidOutputValueMismatch):  # type: ignore[misc]
+class BadResult(CodeFailed, InvalidOutputValueMismatch):
     """`result` is not what PandasAI asks for."""
 
 
-class BadSyntax(CodeExecutionError, SyntaxError):  # type: ignore[misc]
+class BadSyntax(CodeExecutionError, SyntaxError):
     """The generated code is not Python."""
 
 

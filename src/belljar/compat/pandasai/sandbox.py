@@ -10,14 +10,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import logging
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import Any, Self
 
 from pandasai.constants import DEFAULT_CHART_DIRECTORY
@@ -34,25 +33,24 @@ from belljar.compat.pandasai.errors import (
     NOT_RUNNING,
     BadResult,
     BadSyntax,
-    NoResult,
     failure,
 )
-from belljar.compat.pandasai.preparation import CHARTS, FINISH, SCRUB, preparation
+from belljar.compat.pandasai.exchange import about_missing, is_function, picture, put, result_of
+from belljar.compat.pandasai.preparation import SCRUB, preparation
 from belljar.compat.pandasai.queries import guarded
 from belljar.environment import Environment
-from belljar.errors import CannotTravel, FileError, InvalidOption, NameMissing, SandboxClosed
+from belljar.errors import FileError, InvalidOption, SandboxClosed
 from belljar.execution import Execution
 from belljar.limits import Limits
 
 SQL = "execute_sql_query"
 SKILL_TIMEOUT = 60.0  # seconds that a skill may take
-logger = logging.getLogger("belljar")
 
 # The sandboxes whose code is waiting for a function of the host in this thread.
 _calling: ContextVar[tuple[object, ...]] = ContextVar("belljar-pandasai-calling", default=())
 
 
-class BelljarSandbox(Sandbox):  # type: ignore[misc]
+class BelljarSandbox(Sandbox):
     """Runs generated code in a sandbox of Belljar's, natively or on an engine.
 
     `timeout` (seconds) and `memory` are short for `limits`. Charts are written to `charts` (None:
@@ -178,15 +176,15 @@ class BelljarSandbox(Sandbox):  # type: ignore[misc]
 
     def _run(self, jar: Jar, code: str, environment: Mapping[str, Any]) -> dict[str, Any]:
         asked_for_sql: list[str] = []
-        left_out = _put(jar, environment)
+        left_out = put(jar, environment)
         jar.run_code(preparation(code, environment)).raise_for_outcome()
         with self._exposed(jar, environment, asked_for_sql):
             self.last_execution = execution = jar.run_code(code)
         if not execution.ok:
             if asked_for_sql:
                 raise RuntimeError(NO_SQL) from failure(execution)
-            raise failure(execution, _about_missing(execution, left_out))
-        return answers.checked(_result(jar, execution), functools.partial(self._chart, jar))
+            raise failure(execution, about_missing(execution, left_out))
+        return answers.checked(result_of(jar, execution), functools.partial(self._chart, jar))
 
     @contextlib.contextmanager
     def _exposed(
@@ -202,7 +200,7 @@ class BelljarSandbox(Sandbox):  # type: ignore[misc]
             asked_for_sql.append(sql_query)
             raise RuntimeError(NO_SQL)
 
-        functions = {name: each for name, each in environment.items() if _is_function(name, each)}
+        functions = {name: each for name, each in environment.items() if is_function(name, each)}
         sql = functions.get(SQL)
         functions[SQL] = no_sql if sql is None else guarded(sql, self._bounds)
         for name, function in functions.items():
@@ -232,7 +230,7 @@ class BelljarSandbox(Sandbox):  # type: ignore[misc]
     def _chart(self, jar: Jar, path: str) -> str:
         """Bring a chart to the host; the path is the guest's, and means nothing here."""
         try:
-            data = _picture(jar, path)
+            data = picture(jar, path)
             if data is None and self.last_execution is not None:
                 shown = [each.png for each in self.last_execution.results if each.png]
                 data = shown[-1] if shown else None
@@ -277,68 +275,8 @@ def _charts(path: str | os.PathLike[str] | None) -> Path:
     return charts.directory(DEFAULT_CHART_DIRECTORY if path is None else path)
 
 
-def _is_function(name: str, value: object) -> bool:
-    # A class stays here: what it makes could not travel.
-    return callable(value) and not isinstance(value, type) and not name.startswith("__")
-
-
-def _put(jar: Jar, environment: Mapping[str, Any]) -> dict[str, str]:
-    """Copy the data of `environment` into the sandbox; gives what cannot travel, and why."""
-    left_out = {}
-    for name, value in environment.items():
-        if isinstance(value, ModuleType) or _is_function(name, value) or name.startswith("__"):
-            continue
-        try:
-            jar.set(name, value)
-        except CannotTravel as error:
-            logger.warning("%s of the environment stays outside of the sandbox: %s", name, error)
-            left_out[name] = str(error)
-    return left_out
-
-
-def _about_missing(execution: Execution, left_out: Mapping[str, str]) -> str:
-    if execution.error is None or execution.error.name != "NameError":
-        return ""
-    found = [why for name, why in left_out.items() if f"'{name}'" in execution.error.value]
-    return "".join(f"\n({why})" for why in found)
-
-
 def _gone(name: str) -> Callable[..., object]:
     def gone(*args: object, **kwargs: object) -> object:
         raise NameError(f"name {name!r} is not defined")
 
     return gone
-
-
-def _result(jar: Jar, execution: Execution) -> object:
-    """The value of the variable `result`."""
-    try:
-        try:
-            return jar.get("result")
-        except CannotTravel:
-            jar.run_code(FINISH).raise_for_outcome()
-            return jar.get("result")
-    except NameMissing as error:
-        missing = NoResult(
-            "No result was returned from the code execution. "
-            "Please return the result in dictionary format, "
-            "for example: result = {'type': ..., 'value': ...}"
-        )
-        missing.execution = execution
-        raise missing from error
-    except CannotTravel as error:
-        raise BadResult(f"{error}") from error
-
-
-def _picture(jar: Jar, path: str) -> bytes | None:
-    """The bytes of a file that the code saved; None if there is none of the name."""
-    for each in (path, f"{CHARTS}/{os.path.basename(path)}"):
-        if not each or "\0" in each or not jar.files.exists(each):
-            continue
-        info = jar.files.stat(each)
-        if info.type != "file":
-            raise ValueError("it is not a file")
-        if info.size > charts.MAX_BYTES:
-            raise ValueError(f"the picture has {info.size} bytes, more than {charts.MAX_BYTES}")
-        return jar.files.read(each, format="bytes")
-    return None
