@@ -49,7 +49,7 @@ class Before:
     def create(self) -> None:
         limits = ("--memory=512m", "--cpus=1", "--network=none", "--workdir=/workspace")
         self._id = docker("run", "-d", *limits, self._image, "tail", "-f", "/dev/null")
-        start = f"PS1='{PROMPT.decode()}' exec bash --norc --noprofile -i"
+        start = f"PS1='{PROMPT.decode()}' exec bash --norc --noprofile -i 2>&1"
         self._bash = subprocess.Popen(
             ["docker", "exec", "-i", self._id, "bash", "-c", start],
             stdin=subprocess.PIPE,
@@ -128,10 +128,12 @@ async def awaited(function: Callable[..., Awaitable[object]], *args: Any) -> flo
 def measure_before(image: str, into: Times) -> None:
     before = Before(image)
     into[CREATE].append(timed(before.create))
-    into[COMMAND] += [timed(lambda: before.run("echo hello")) for _ in range(CALLS)]
-    into[POLLED] += [timed(lambda: before.run("echo hello", polled=True)) for _ in range(CALLS)]
-    into[FILES] += [timed(before.files) for _ in range(3)]
-    into[END].append(timed(before.cleanup))
+    try:
+        into[COMMAND] += [timed(lambda: before.run("echo hello")) for _ in range(CALLS)]
+        into[POLLED] += [timed(lambda: before.run("echo hello", polled=True)) for _ in range(CALLS)]
+        into[FILES] += [timed(before.files) for _ in range(3)]
+    finally:
+        into[END].append(timed(before.cleanup))
     into[PYTHON] += [timed(python_before) for _ in range(3)]
 
 

@@ -28,9 +28,9 @@ from rich.console import Console
 from rich.table import Table
 
 from belljar import AsyncSandbox, Execution, Outcome, SandboxClosed, SandboxError
-from belljar.manager import AsyncSandboxManager
-from belljar.manager_errors import ManagerFull, NameTaken, SandboxMissing
-from belljar.manager_tasks import here
+from belljar.errors import ManagerFull, NameTaken, SandboxMissing
+from belljar.managing.manager import AsyncSandboxManager
+from belljar.managing.tasks import here
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import census  # the tests' own, which asks nothing of belljar

@@ -208,8 +208,9 @@ def _verdict_table(data: dict[str, Any]) -> str:
         "",
         f"A check under `strict` took {speed['median']} ms of processor time per 1,000 lines, of "
         f"which {speed['parsing']} ms are `ast.parse` (medians of the {speed['files']} files with "
-        f"at least {LARGE} lines, each the best of three; 90th percentile {speed['p90']} ms; {real['lines']:,} lines in "
-        f"all; Python {real['python']}).",
+        f"at least {LARGE} lines, each the best of three; "
+        f"90th percentile {speed['p90']} ms; {real['lines']:,} lines in all; "
+        f"Python {real['python']}).",
     ]
     return "\n".join(rows)
 

@@ -282,7 +282,7 @@ def test_without_arguments_it_shows_a_short_help(alone: Cli) -> None:
     assert done.returncode == 0
     for command in ("run", "repl", "doctor", "env"):
         assert re.search(rf"^\s+{command} ", done.stdout, re.MULTILINE)
-    assert len(done.stdout.splitlines()) < 30
+    assert len(done.stdout.splitlines()) < 40
 
 
 def test_help_of_run_documents_the_exit_codes(alone: Cli) -> None:

@@ -14,17 +14,18 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from belljar import InvalidOption, SandboxClosed, SandboxError, manager_entry
-from belljar.blocking_manager import SandboxManager
-from belljar.manager import AsyncSandboxManager
-from belljar.manager_decide import Reason
-from belljar.manager_errors import (
+from belljar import InvalidOption, SandboxClosed, SandboxError
+from belljar.errors import (
     ManagerClosed,
     ManagerFull,
     NameTaken,
     QuotaExceeded,
     SandboxMissing,
 )
+from belljar.managing import entry as manager_entry
+from belljar.managing.blocking import SandboxManager
+from belljar.managing.decide import Reason
+from belljar.managing.manager import AsyncSandboxManager
 from fake_sandboxes import Clock, FakeFactory
 
 
@@ -570,7 +571,7 @@ def test_operations_may_finish_within_the_grace(loop, make, factory):
 
 
 def test_close_does_not_wait_for_ever(loop, make, factory, monkeypatch):
-    monkeypatch.setattr("belljar.manager_end.END_TIMEOUT", 0.05)
+    monkeypatch.setattr("belljar.managing.end.END_TIMEOUT", 0.05)
 
     async def test():
         manager = make()

@@ -11,11 +11,13 @@ import anyio
 import pytest
 
 import census
-from belljar import AsyncSandbox, Limits, Outcome, Sandbox, manager_entry, manager_settings
-from belljar.blocking_manager import SandboxManager
-from belljar.manager import AsyncSandboxManager
-from belljar.manager_decide import Reason
-from belljar.manager_errors import SandboxMissing
+from belljar import AsyncSandbox, Limits, Outcome, Sandbox
+from belljar.errors import SandboxMissing
+from belljar.managing import entry as manager_entry
+from belljar.managing import settings as manager_settings
+from belljar.managing.blocking import SandboxManager
+from belljar.managing.decide import Reason
+from belljar.managing.manager import AsyncSandboxManager
 from test_runtime import Script
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -107,7 +109,7 @@ def test_limits_of_every_sandbox_stay_when_one_asks_for_other_ones():
 
 MANAGER = """
     import anyio
-    from belljar.blocking_manager import SandboxManager
+    from belljar.managing.blocking import SandboxManager
     manager = SandboxManager(environment="python", cleanup_interval=0.05)
     for name in "ab":
         manager.create(name)
@@ -124,7 +126,7 @@ def test_nothing_is_left_of_a_manager_whose_process_was_killed(script):
     assert census.settle(before, ignore=["thread", *census.NOT_SWEPT]) == []
     next_one = script(
         """
-        from belljar.blocking_manager import SandboxManager
+        from belljar.managing.blocking import SandboxManager
         with SandboxManager(environment="python") as manager:
             print(manager.run_code(manager.create("a"), "1 + 1").value)
         """

@@ -8,9 +8,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from belljar import SandboxError, manager_entry
-from belljar.manager import AsyncSandboxManager
-from belljar.manager_errors import ManagerFull, NameTaken, SandboxMissing
+from belljar import SandboxError
+from belljar.errors import ManagerFull, NameTaken, SandboxMissing
+from belljar.managing import entry as manager_entry
+from belljar.managing.manager import AsyncSandboxManager
 from fake_sandboxes import Clock, FakeFactory
 
 NAMES = st.sampled_from("abcdef")

@@ -16,7 +16,6 @@ from belljar._version import __version__
 if TYPE_CHECKING:
     from belljar.backends.docker.settings import Docker
     from belljar.blocking import Sandbox
-    from belljar.blocking_manager import SandboxManager
     from belljar.chart import Chart, ChartType
     from belljar.checkpoint import Checkpoint
     from belljar.environment import Environment
@@ -35,12 +34,17 @@ if TYPE_CHECKING:
         InvalidOption,
         IsADirectory,
         LimitNotEnforceable,
+        ManagerClosed,
+        ManagerFull,
         NameMissing,
+        NameTaken,
         NotADirectory,
         PermissionDenied,
         ProtocolError,
+        QuotaExceeded,
         SandboxClosed,
         SandboxError,
+        SandboxMissing,
         StartError,
     )
     from belljar.execution import (
@@ -58,15 +62,9 @@ if TYPE_CHECKING:
     from belljar.functions import HostFunction
     from belljar.isolation import Isolation, Layer
     from belljar.limits import Limits
-    from belljar.manager import AsyncSandboxManager
-    from belljar.manager_decide import ManagerStats
-    from belljar.manager_errors import (
-        ManagerClosed,
-        ManagerFull,
-        NameTaken,
-        QuotaExceeded,
-        SandboxMissing,
-    )
+    from belljar.managing.blocking import SandboxManager
+    from belljar.managing.decide import ManagerStats
+    from belljar.managing.manager import AsyncSandboxManager
     from belljar.mount import Mount
     from belljar.oneshot import run
     from belljar.policy import Policy
@@ -78,7 +76,7 @@ if TYPE_CHECKING:
 _HOME = {
     "belljar.backends.docker.settings": ("Docker",),
     "belljar.blocking": ("Sandbox",),
-    "belljar.blocking_manager": ("SandboxManager",),
+    "belljar.managing.blocking": ("SandboxManager",),
     "belljar.chart": ("Chart", "ChartType"),
     "belljar.checkpoint": ("Checkpoint",),
     "belljar.environment": ("Environment",),
@@ -97,12 +95,17 @@ _HOME = {
         "InvalidOption",
         "IsADirectory",
         "LimitNotEnforceable",
+        "ManagerClosed",
+        "ManagerFull",
         "NameMissing",
+        "NameTaken",
         "NotADirectory",
         "PermissionDenied",
         "ProtocolError",
+        "QuotaExceeded",
         "SandboxClosed",
         "SandboxError",
+        "SandboxMissing",
         "StartError",
     ),
     "belljar.execution": (
@@ -123,15 +126,8 @@ _HOME = {
         "Layer",
     ),
     "belljar.limits": ("Limits",),
-    "belljar.manager": ("AsyncSandboxManager",),
-    "belljar.manager_decide": ("ManagerStats",),
-    "belljar.manager_errors": (
-        "ManagerClosed",
-        "ManagerFull",
-        "NameTaken",
-        "QuotaExceeded",
-        "SandboxMissing",
-    ),
+    "belljar.managing.manager": ("AsyncSandboxManager",),
+    "belljar.managing.decide": ("ManagerStats",),
     "belljar.mount": ("Mount",),
     "belljar.oneshot": ("run",),
     "belljar.policy": ("Policy",),

@@ -10,6 +10,11 @@ it becomes an exception only on request, by `Execution.raise_for_outcome()`.
     ├── EnvironmentBuildError       the packages of an Environment could not be installed
     ├── StartError                  the guest did not come up
     ├── SandboxClosed               used after close(), kill() or the end of its lifetime
+    │   └── ManagerClosed           a manager that is closed makes no more sandboxes
+    ├── ManagerFull                 a manager has no place for another sandbox
+    │   └── QuotaExceeded           this owner has as many as one may have
+    ├── NameTaken                   a manager has a sandbox of this name
+    ├── SandboxMissing              a manager has none of this name, or no more (a KeyError)
     ├── ProtocolError               the guest broke the wire; it has been killed
     ├── GuestLost                   the guest died in an operation that has no Execution to say so
     ├── CannotTravel                a value cannot go in or out; names the part (a TypeError)
@@ -83,6 +88,26 @@ class StartError(SandboxError):
 
 class SandboxClosed(SandboxError):
     """The sandbox was used after close(), kill() or the end of its lifetime."""
+
+
+class ManagerClosed(SandboxClosed):
+    """The manager is closed, or being closed, and makes no more sandboxes."""
+
+
+class ManagerFull(SandboxError):
+    """There are as many sandboxes as the manager may have."""
+
+
+class QuotaExceeded(ManagerFull):
+    """The owner has as many sandboxes as one owner may have."""
+
+
+class NameTaken(SandboxError):
+    """There is a sandbox of this name already, or one is being made."""
+
+
+class SandboxMissing(SandboxError, KeyError):
+    """The manager has no sandbox of this name: it never had, or it was deleted, swept or lost."""
 
 
 class ProtocolError(SandboxError):

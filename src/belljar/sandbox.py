@@ -766,8 +766,16 @@ class AsyncSandbox:
         twin._functions = self._functions.copy()
         twin._place, twin._branch, twin._guests = place, branch, 1
         twin._count, twin._remarks = self._count, _lacking(lacks, "the fork")
+        twin._since = time.monotonic()
+        events.begins(twin)
         twin._mind()
         self._keeping.event("fork", id=twin.id)
+        if events.wanted(cells=False):
+            seen = place.guest.whereabouts
+            events.tell(events.Starting(subject=twin.subject))
+            events.tell(
+                events.Started(subject=twin.subject, seconds=0.0, stages={}, whereabouts=seen)
+            )
         return twin
 
     async def _keep(self) -> Checkpoint:

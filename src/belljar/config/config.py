@@ -50,7 +50,7 @@ class Config:
         section `docker` counts when the backend is docker; and means docker when nobody says
         anything about the backend, as it does for a Sandbox.
         """
-        from belljar.manager_settings import merge
+        from belljar.managing.settings import merge
 
         options = {name: self.values[name] for name in _OF_SANDBOX if self._is_given(name)}
         if limits := self.given("limits"):

@@ -173,7 +173,7 @@ def workdir(value: object, base: Path) -> object:
 
 def managed(name: str) -> Check:
     def check(value: object, base: Path) -> object:
-        from belljar import manager_settings
+        from belljar.managing import settings as manager_settings
 
         if name in ("max_sandboxes", "max_per_owner"):
             if not (name == "max_per_owner" and value is None):
@@ -202,7 +202,7 @@ def port(value: object, base: Path) -> object:
 
 def interval(optional: bool) -> Check:
     def check(value: object, base: Path) -> object:
-        from belljar import manager_settings
+        from belljar.managing import settings as manager_settings
 
         if not (optional and value is None):
             manager_settings.seconds("it", value)

@@ -19,9 +19,8 @@ from belljar.compat.openmanus.config import DEFAULT_IMAGE, SandboxSettings
 from belljar.compat.openmanus.container import Container
 from belljar.compat.openmanus.core.sandbox import DockerSandbox
 from belljar.compat.openmanus.crossing import across
-from belljar.errors import SandboxError
-from belljar.manager import AsyncSandboxManager
-from belljar.manager_errors import ManagerFull
+from belljar.errors import ManagerFull, SandboxError
+from belljar.managing.manager import AsyncSandboxManager
 from belljar.sandbox import AsyncSandbox
 
 PATIENCE = 5.0  # seconds that the end of a sandbox waits for an operation on it

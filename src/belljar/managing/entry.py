@@ -12,9 +12,8 @@ from collections import Counter
 
 import anyio
 
-from belljar.errors import SandboxError
-from belljar.manager_decide import Seen
-from belljar.manager_errors import ManagerFull, QuotaExceeded
+from belljar.errors import ManagerFull, QuotaExceeded, SandboxError
+from belljar.managing.decide import Seen
 from belljar.sandbox import AsyncSandbox
 
 

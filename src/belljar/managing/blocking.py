@@ -15,9 +15,9 @@ from typing import Any, Self
 from belljar.blocking import Sandbox, wait
 from belljar.cell import OnResult, OnText
 from belljar.execution import Execution
-from belljar.manager import AsyncSandboxManager
-from belljar.manager_decide import ManagerStats, Reason
-from belljar.manager_settings import Factory
+from belljar.managing.decide import ManagerStats, Reason
+from belljar.managing.manager import AsyncSandboxManager
+from belljar.managing.settings import Factory
 from belljar.sandbox import AsyncSandbox
 
 # `wait` is the name of an option here, too.

@@ -18,16 +18,22 @@ from typing import Any, Self
 
 import anyio
 
-from belljar import manager_settings
 from belljar.cell import OnResult, OnText
-from belljar.errors import SandboxClosed, SandboxError
+from belljar.errors import (
+    ManagerClosed,
+    ManagerFull,
+    NameTaken,
+    SandboxClosed,
+    SandboxError,
+    SandboxMissing,
+)
 from belljar.execution import Execution
-from belljar.manager_decide import ManagerStats, Reason, decide
-from belljar.manager_end import end
-from belljar.manager_entry import Entry, Table
-from belljar.manager_errors import ManagerClosed, ManagerFull, NameTaken, SandboxMissing
-from belljar.manager_settings import Factory, Settings
-from belljar.manager_tasks import here, keep_doing, spawn
+from belljar.managing import settings as manager_settings
+from belljar.managing.decide import ManagerStats, Reason, decide
+from belljar.managing.end import end
+from belljar.managing.entry import Entry, Table
+from belljar.managing.settings import Factory, Settings
+from belljar.managing.tasks import here, keep_doing, spawn
 from belljar.sandbox import AsyncSandbox
 
 PATIENCE = 30.0  # seconds for a creation to be given up
