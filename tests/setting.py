@@ -42,9 +42,12 @@ REQUIRED = os.environ.get("BELLJAR_TEST_REQUIRE", "").split()
 # BELLJAR_TEST_SCOPE=contract the others are left with what may differ there; without it, each runs
 # everything, which takes an hour, as a container takes a hundred times as long to start.
 _USER = {"attacks", "cgroup", "commands", "escapes", "guest", "mounts", "posture", "sandbox"}
-_USER |= {"shelves", "warm"}
+_USER |= {"events", "manager_guests", "observe", "shelves", "shell", "warm", "workdir"}
 _GVISOR = {"attacks", "commands", "escapes", "files", "mounts", "posture", "sandbox", "warm"}
-_DOCKER = _GVISOR | {"checkpoint", "functions_in_sandbox", "guest"}
+_GVISOR |= {"workdir"}
+_DOCKER = _GVISOR | {"checkpoint", "events", "functions_in_sandbox", "guest", "manager_guests"}
+_DOCKER |= {"cli_ps", "compat_dolphin", "compat_executor", "compat_openmanus", "observe", "shell"}
+_DOCKER |= {"compat_openmanus_manager", "compat_openmanus_tools"}
 # Of the escapes, in containers: controls show that the oracles see, which they do natively too.
 _OF_ESCAPES = "test_hostile_guest"
 
