@@ -266,3 +266,12 @@ def test_many_commands_leave_no_processes(sandbox, outside):
         """
     )
     assert sandbox.run_code(code).value == 0
+
+
+def test_after_a_time_out_the_shell_does_not_go_on_with_its_next_command(make_sandbox):
+    """It sees its child die, if that dies first."""
+    with make_sandbox() as sandbox:
+        for n in range(10):
+            result = sandbox.commands.run(f"sleep 60; echo {n} > went-on", timeout=0.05)
+            assert result.outcome == "timeout"
+        assert not sandbox.files.exists("went-on")

@@ -196,6 +196,21 @@ def test_a_time_out_kills_all_that_the_command_started_and_changes_nothing(shell
     assert out(shell, f"echo $x $PWD; {SLEEPERS}") == "before /tmp\n0\n"
 
 
+def test_a_command_that_ends_just_when_it_is_stopped_changes_nothing(shell):
+    """All is written that a command writes at its end, and then the time-out comes."""
+    shell.run("x=before")
+    end = "__bj_end 0; echo $__bj_run 1 0 0 / > $__bj_dir/report"
+    stopped = shell.run(f"x=after; {end}; sleep 60", timeout=1)
+    assert (stopped.outcome, stopped.kept) == (Outcome.timeout, False)
+    assert out(shell, "echo $x") == "before\n"
+
+
+def test_a_command_that_is_killed_while_it_saves_leaves_the_state_that_counts(shell):
+    shell.run("x=before")
+    for _ in range(3):  # whichever of the two files is next
+        assert out(shell, "echo $x; : > $__bj_save; kill -9 $$") == "before\n"
+
+
 def test_a_shell_that_is_killed_or_replaced_is_as_before(shell):
     shell.run("x=before")
     killed = shell.run("x=after; kill -9 $$")

@@ -14,6 +14,7 @@ from belljar.execution import ErrorInfo, Execution, Logs, Outcome, Usage
 if TYPE_CHECKING:
     from belljar.policy import Policy, Report
 
+MOST_NOTES = 10
 AT_ONCE = 4096  # characters that are looked at without leaving the event loop
 
 
@@ -25,7 +26,10 @@ async def ask(policy: Policy, code: str) -> Report:
 
 def rejected(report: Report, count: int) -> Execution:
     """The Execution of code that did not run. `count`: of the cells that did."""
-    notes = tuple(f"line {each.line}: {each.remedy}" for each in report.findings[:5] if each.remedy)
+    notes = tuple(
+        f"line {each.line}: {each.message} [{each.rule}]: {each.remedy}"
+        for each in report.findings[:MOST_NOTES]
+    )
     return Execution(
         outcome=Outcome.rejected,
         text=None,

@@ -65,7 +65,8 @@ def sentence(run: Execution | CommandResult, subject: str) -> str:
         case Outcome.output_limit:
             return f"{subject} wrote more output than its limit"
         case Outcome.rejected:
-            return f"{subject} was rejected by the policy and did not run"
+            why = f": {one_line(error.value, 500)}" if error is not None else ""
+            return f"{subject} was rejected by the policy and did not run{why}"
         case Outcome.cancelled:
             return f"{subject} was cancelled"
         case Outcome.lost:

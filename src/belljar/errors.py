@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from belljar.execution import CommandResult, Execution
 
 
+MOST_SHOWN = 40  # options in one hint
+
+
 class SandboxError(Exception):
     """The root of everything Belljar raises on purpose."""
 
@@ -230,6 +233,7 @@ def unknown_option(kind: str, word: str, options: Iterable[str]) -> InvalidOptio
     known = list(options)
     guess = nearest(word, known)
     question = "" if guess is None else f"did you mean {guess!r}? "
+    shown = known if len(known) <= MOST_SHOWN else [*known[:MOST_SHOWN], "..."]
     return InvalidOption(
-        f"unknown {kind} {word[:100]!r}", hint=f"{question}options: {', '.join(known)}"
+        f"unknown {kind} {word[:100]!r}", hint=f"{question}options: {', '.join(shown)}"
     )

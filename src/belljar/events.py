@@ -104,7 +104,7 @@ class FilesChanged(Event):
 @dataclass(frozen=True, kw_only=True)
 class Ended(Event):
     reason: str  # such as "is closed"
-    seconds: float  # since its first start
+    seconds: float  # since it was made
 
 
 Callback = Callable[[Event], None]

@@ -127,7 +127,7 @@ class AsyncSandbox:
         self.last_used = time.monotonic()
         self._count = 0
         self._guests = 0  # more than one, if one was lost
-        self._since: float | None = None  # of the first
+        self._made = time.monotonic()
         self._state_lost = False
         self._remarks: tuple[str, ...] = ()  # for the notes of the next Execution
         self._starting = anyio.Lock()
@@ -339,8 +339,6 @@ class AsyncSandbox:
         except BaseException:
             await self._leave()
             raise
-        if self._since is None:
-            self._since = time.monotonic()
         events.begins(self)
         return place
 
@@ -425,8 +423,7 @@ class AsyncSandbox:
             self._tell_end(subject)
 
     def _tell_end(self, subject: events.Subject) -> None:
-        assert self._since is not None
-        seconds = time.monotonic() - self._since
+        seconds = time.monotonic() - self._made
         events.tell(events.Ended(subject=subject, reason=self._ended or "", seconds=seconds))
 
     async def usage(self) -> Reading:
@@ -766,7 +763,6 @@ class AsyncSandbox:
         twin._functions = self._functions.copy()
         twin._place, twin._branch, twin._guests = place, branch, 1
         twin._count, twin._remarks = self._count, _lacking(lacks, "the fork")
-        twin._since = time.monotonic()
         events.begins(twin)
         twin._mind()
         self._keeping.event("fork", id=twin.id)

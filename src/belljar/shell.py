@@ -25,7 +25,7 @@ from belljar import options, shell_driver
 from belljar.blocking import Sandbox, wait
 from belljar.cell import OnText
 from belljar.errors import FileError, InvalidOption, SandboxError
-from belljar.execution import CommandResult
+from belljar.execution import CommandResult, Outcome
 
 if TYPE_CHECKING:
     from belljar.sandbox import AsyncSandbox
@@ -132,7 +132,7 @@ class AsyncShell:
         on_stdout: OnText | None,
         on_stderr: OnText | None,
     ) -> ShellResult:
-        save = f"state{self._count % 2}"
+        save = "state1" if self._saved == "state0" else "state0"  # never the one that counts
         given = shell_driver.environment(
             command=await self._text(command),
             directory=self._directory,
@@ -152,14 +152,16 @@ class AsyncShell:
             on_stderr=_both(heard, on_stderr),
         )
         report = await self._report()
-        if report.kept:
+        # One that was stopped may have come to its end in the meantime: it changes nothing.
+        kept = report.kept and result.outcome in (Outcome.ok, Outcome.exit)
+        if kept:
             self._saved, self.cwd = save, report.cwd
         elif result.exit_code == 127:
             await self._check_bash()
         if report.held:  # what the command itself has written is here now
             await self._sandbox.files.write(f"{self._directory}/go{self._count}", "")
         fields = {name: getattr(result, name) for name in CommandResult.__dataclass_fields__}
-        return ShellResult(**fields, output="".join(heard), kept=report.kept, fresh=report.fresh)
+        return ShellResult(**fields, output="".join(heard), kept=kept, fresh=report.fresh)
 
     async def _text(self, command: str) -> str:
         if len(command.encode("utf-8", "surrogateescape")) <= ROOM:

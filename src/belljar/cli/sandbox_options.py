@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from belljar.errors import InvalidOption
@@ -107,7 +108,8 @@ def add_policy(parser: argparse.ArgumentParser) -> None:
         "--policy",
         dest="sandbox_policy",
         metavar="NAME|FILE",
-        help="reject code that this policy denies, before anything starts (see `belljar check`)",
+        help="reject code that this policy denies, before anything starts (see `belljar check`); "
+        "none: no policy, whatever is configured",
     )
 
 
@@ -189,8 +191,22 @@ def make(args: argparse.Namespace) -> Sandbox:
     }
     given = {name: value for name, value in given.items() if value not in (None, [], {})}
     # Not the file of the current directory, which may have come with the code.
-    configured = config.load(args.config, project=False)
-    return Sandbox(**configured.sandbox_options(**given))
+    options = config.load(args.config, project=False).sandbox_options(**given)
+    if getattr(args, "sandbox_policy", "none") == "none":  # said, or a command that has no policy
+        options.pop("policy", None)
+    if args.config is None:
+        _remark_project_file()
+    return Sandbox(**options)
+
+
+def _remark_project_file() -> None:
+    """It is what `belljar config show` shows, and a program reads; so its absence is said."""
+    from belljar.cli import terminal
+    from belljar.config import files
+
+    found = files.in_directory(Path.cwd())
+    if found is not None and not os.environ.get("BELLJAR_CONFIG"):
+        terminal.say(f"{found.name} is not read, it may be a stranger's: --config {found.name}")
 
 
 def directory(text: str | None) -> str | None:

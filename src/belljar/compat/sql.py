@@ -26,12 +26,15 @@ _REACHING = frozenset(
     (
         *("benchmark", "copy_database", "current_setting", "database_to_xml", "dblink", "getenv"),
         *("getvariable", "glob", "json_execute_serialized_sql", "load_extension", "load_file"),
+        *("connectby", "cursor_to_xml", "sleep_ms", "ts_rewrite", "ts_stat", "waitfor"),
         *("nextval", "opendatasource", "openquery", "openrowset", "query", "query_table"),
         *("query_to_xml", "readfile", "set_config", "setval", "shell", "sleep", "sniff_csv"),
         *("sys_eval", "sys_exec", "table_to_xml", "which_secret", "write_log", "writefile"),
     )
 )
 _REACHING_PREFIXES = (
+    *("crosstab", "cursor_to_xml", "database_to_xml", "query_to_xml", "schema_to_xml"),
+    "table_to_xml",
     *("aws_", "dblink_", "dbms_", "delta_", "duckdb_", "http_", "iceberg_", "lo_", "mysql_"),
     *("parquet_", "pg_", "postgres_", "pragma_", "read_", "sp_", "sqlite_", "st_read", "utl_"),
     "xp_",
@@ -40,6 +43,7 @@ _HARMLESS = frozenset(("pg_typeof",))
 # Databases do not agree on where such a text ends: code for one of them is a comment, or part of a
 # string, for another (MySQL's \' and /*! */, the $tag$ of PostgreSQL).
 _AMBIGUOUS = re.compile(r"\\['\"`]|/\*[!M+]|\$\w*\$|\0")
+_SUFFIXES = ("arrow", "csv", "db", "gz", "json", "jsonl", "ndjson", "parquet", "tsv", "xlsx", "zst")
 _TABLE_NAME = re.compile(r"[^\W\d][\w$ -]*")
 # Whatever else a statement can be, also inside of a query (WITH x AS (DELETE ...), SELECT INTO).
 _OTHER_STATEMENTS = (
@@ -71,12 +75,14 @@ def check(query: str, *, tables: Iterable[str] | None = None) -> None:
         raise refused(f"the query is a statement of the kind {type(statement).__name__.upper()}")
     others = tuple(getattr(exp, name) for name in _OTHER_STATEMENTS if hasattr(exp, name))
     known = None if tables is None else {name.casefold() for name in tables}
-    ours = {cte.alias_or_name.casefold() for cte in statement.find_all(exp.CTE)}
     for node in statement.walk():
         if isinstance(node, others):
             raise refused(f"the query contains {type(node).__name__.upper()}")
-        if isinstance(node, exp.Table) and isinstance(node.this, exp.Identifier):
-            _check_table(node.name, known, ours)
+        if isinstance(node, exp.Table) and not isinstance(node.this, exp.Func):
+            if not isinstance(node.this, exp.Identifier):
+                raise refused("the query reads something that is no table")
+            qualified = ".".join(part.name for part in node.parts)
+            _check_table(qualified, known, set() if node.db else _named_by_query(node))
         if isinstance(node, exp.Func):
             name = node.name if isinstance(node, exp.Anonymous) else node.sql_name()
             _check_function(name, as_table=isinstance(node.parent, (exp.Table, exp.Lateral)))
@@ -143,13 +149,38 @@ def _only_statement(query: object) -> Any:
     return found[0]
 
 
+def _named_by_query(node: Any) -> set[str]:
+    """The names that WITH has given where this table is read: those of the queries it is in. Inside
+    of one that is being named, only those before it are known, and itself if it is RECURSIVE."""
+    exp = _sqlglot().exp
+    found: set[str] = set()
+    below, above = node, node.parent
+    while above is not None:
+        with_ = above if isinstance(above, exp.With) else _with_of(above)
+        if with_ is not None:
+            named = with_.expressions
+            if above is with_ and below in named:
+                before = [id(each) for each in named].index(id(below))
+                named = named[: before + bool(with_.args.get("recursive"))]
+            if above is with_ or below is not with_:
+                found |= {each.alias_or_name.casefold() for each in named}
+        below, above = above, above.parent
+    return found
+
+
+def _with_of(query: Any) -> Any:
+    return query.args.get("with") or query.args.get("with_")  # its name differs between versions
+
+
 def _check_table(name: str, known: set[str] | None, ours: set[str]) -> None:
     if name.casefold() in ours:
         return
     if known is not None and name.casefold() not in known:
         raise refused(f"the query reads {name[:200]!r}, and there are {', '.join(sorted(known))}")
     # DuckDB and others open a file or an address that stands where a table does.
-    if known is None and not _TABLE_NAME.fullmatch(name):
+    parts = name.split(".")
+    is_name = all(_TABLE_NAME.fullmatch(part) for part in parts)
+    if known is None and (not is_name or (parts[1:] and parts[-1].casefold() in _SUFFIXES)):
         raise refused(f"the query reads {name[:200]!r}, which is no name of a table")
 
 

@@ -48,7 +48,7 @@ def find(
     """The files that count, the weakest first: the user's, the project's, the one that is named."""
     if user and (found := _user(environ)):
         yield found
-    if project and (found := _only(Path.cwd() / PROJECT)):
+    if project and (found := in_directory(Path.cwd())):
         _check_trusted(found)
         yield found
     chosen = named if named is not None else environ.get("BELLJAR_CONFIG") or None
@@ -58,6 +58,11 @@ def find(
             who = "" if named is not None else "BELLJAR_CONFIG: "
             raise ConfigError(f"{who}there is no file {str(path)!r}")
         yield path
+
+
+def in_directory(directory: Path) -> Path | None:
+    """The project's file, if there is one."""
+    return _only(directory / PROJECT)
 
 
 def _user(environ: Mapping[str, str]) -> Path | None:

@@ -10,6 +10,7 @@ defaults                        the schema
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -52,6 +53,8 @@ def load(
 
     Raises ConfigError with everything that is wrong, and where.
     """
+    if path is not None and not isinstance(path, (str, os.PathLike)):
+        raise ConfigError(f"the path of a configuration is a path, not {path!r}")
     variables = os.environ if environ is None else environ
     values = {key: setting.default for key, setting in schema().items()}
     sources = dict.fromkeys(values, DEFAULT)
@@ -164,11 +167,18 @@ def _of_variables(environ: Mapping[str, str]) -> Iterator[Found]:
             continue
         if name in known and text:  # an empty one is as none
             yield _variable(known[name], text)
-        elif name not in known and name.startswith(_OURS):
-            guess = nearest(name, known)
+            continue
+        guess = nearest(name, known) if name.startswith(_OURS) else _slip(name, known)
+        if name not in known and (guess or name.startswith(_OURS)):
             hint = f"did you mean {guess}?" if guess else "`belljar config show` lists them"
             problem = InvalidOption("unknown variable", hint=hint)
             yield Found(key="", where=f"variable {name}", problem=problem)
+
+
+def _slip(name: str, known: Iterable[str]) -> str | None:
+    """The variable that this one is nearly: others may be anybody's, and are not ours to refuse."""
+    close = difflib.get_close_matches(name[8:], [each[8:] for each in known], n=1, cutoff=0.85)
+    return f"BELLJAR_{close[0]}" if close else None
 
 
 def _variable(setting: Setting, text: str) -> Found:

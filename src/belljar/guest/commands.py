@@ -100,9 +100,12 @@ class Command:
     def kill(self) -> None:
         """With what it started, also in sessions of their own. What has been daemonised (its
         parent has ended) cannot be told from other orphans and lives on."""
-        for pid in _descendants(self.pid):
-            _kill(pid)
+        found = _descendants(self.pid)  # before they are orphans
+        # The shell and what it waits for at once: one that sees its child die goes on with the next
+        # command.
         self.signal(signal.SIGKILL)
+        for pid in found:
+            _kill(pid)
 
     def on_exit(self, status: int) -> None:
         """What a background child still writes after this is not waited for, nor shown."""

@@ -1,1 +1,1 @@
-"""Many named sandboxes of one process: AsyncSandboxManager, and its blocking twin SandboxManager."""
+"""Many named sandboxes of one process: AsyncSandboxManager, and SandboxManager, which blocks."""

@@ -112,9 +112,14 @@ class Audit:
 
     def write(self, record: dict[str, object]) -> None:
         """Append one line. Raises AuditFailed if it is not there in full afterwards."""
+        while not self._write(record):
+            continue  # it was full, and was moved aside
+
+    def _write(self, record: dict[str, object]) -> bool:
         with self._lock, self._held() as file:
             if self._max_bytes is not None and file.size >= self._max_bytes:
-                self._rotate(file)
+                self._move_aside()
+                return False
             line = encode(
                 record, sequence=file.sequence + 1, previous=file.head, most=self._max_line
             )
@@ -122,6 +127,7 @@ class Audit:
             file.size += len(line)
             file.sequence += 1
             file.head = self._head = digest(line[:-1], self._key)
+            return True
 
     def _append(self, file: _File, line: bytes) -> None:
         written = 0
@@ -173,6 +179,8 @@ class Audit:
             ours = os.fstat(file.descriptor)
             if here is not None and (here.st_dev, here.st_ino) == (ours.st_dev, ours.st_ino):
                 return file
+            # Closing is not enough: a fork may have the same open file, and with it the lock.
+            fcntl.flock(file.descriptor, fcntl.LOCK_UN)
             self._shut()
 
     def _opened(self) -> _File:
@@ -198,20 +206,14 @@ class Audit:
         file.sequence = last_sequence(lines)
         file.head = digest(lines[-1], self._key) if lines else FIRST
 
-    def _rotate(self, file: _File) -> None:
-        """Move it aside, and go on in a new one. The lock of the old one is held until the new one
-        is locked, so whoever waits finds the new one there."""
+    def _move_aside(self) -> None:
+        """Called with the lock of it, so that nobody writes to it any more. Whoever comes next, we
+        or another process, makes a new one and goes on from the end of this."""
         number = 1 + max((int(path.suffix[1:]) for path in rotated(self.path)), default=0)
         try:
             os.rename(self.path, self.path.with_name(f"{self.path.name}.{number:06d}"))
-            descriptor = _open(self.path)
-            _lock(descriptor)
         except OSError as error:
             raise self._failed(error.strerror) from error
-        os.close(file.descriptor)
-        file.descriptor, file.size = descriptor, os.fstat(descriptor).st_size
-        if file.size:  # another process was faster, and has begun it
-            self._catch_up(file)
 
     def _shut(self) -> None:
         file, self._file = self._file, None

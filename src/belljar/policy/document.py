@@ -1,11 +1,12 @@
 """A policy as data: what the file may say, checked once, when it is read.
 
-extends = "strict"             # start from a preset; tables below change or add
+extends = "strict"             # start from a preset; what is below changes it
 name = "reports"
 version = "1"
 unknown = "deny"               # what the verdict "unknown" means: "allow" or "deny"
 [imports]                      # the longest entry that fits decides; "os" covers "os.path"
-allow = ["numpy", "pandas"]
+allow = ["numpy", "pandas"]    # in place of the preset's list;
+extend_allow = ["sqlite3"]     # beside it, and taken off the other one; also extend_deny
 deny = ["os"]
 [names]                        # dotted names, with "*" at the end for all below
 allow = ["os.path.*"]
@@ -134,19 +135,25 @@ def _words(where: str, value: object) -> tuple[str, ...]:
 
 
 def _lists(data: Mapping[str, Any], key: str, base: ImportLists) -> ImportLists:
-    """A list replaces the one of `base`: whoever reads the file sees all that is allowed."""
+    """A list replaces the one of `base`: whoever reads the file sees all that is allowed. What
+    extends a list is added to it, and taken off the other, where it would be a tie."""
     section = _section(data, key)
-    _known(f"key of [{key}] in a policy", section, ("allow", "deny"))
+    _known(f"key of [{key}] in a policy", section, ("allow", "deny", "extend_allow", "extend_deny"))
+    allow = _words(f"[{key}] allow", section.get("allow", base.allow))
+    deny = _words(f"[{key}] deny", section.get("deny", base.deny))
+    more = _words(f"[{key}] extend_allow", section.get("extend_allow", ()))
+    less = _words(f"[{key}] extend_deny", section.get("extend_deny", ()))
     return ImportLists(
-        allow=_words(f"[{key}] allow", section.get("allow", base.allow)),
-        deny=_words(f"[{key}] deny", section.get("deny", base.deny)),
+        allow=(*(word for word in allow if word not in less), *more),
+        deny=(*(word for word in deny if word not in more), *less),
     )
 
 
 def _paths(data: Mapping[str, Any], base: tuple[str, ...]) -> tuple[str, ...]:
     section = _section(data, "paths")
-    _known("key of [paths] in a policy", section, ("allow",))
-    return _words("[paths] allow", section.get("allow", base))
+    _known("key of [paths] in a policy", section, ("allow", "extend_allow"))
+    more = _words("[paths] extend_allow", section.get("extend_allow", ()))
+    return (*_words("[paths] allow", section.get("allow", base)), *more)
 
 
 def _rule_id(word: str) -> str:

@@ -8,6 +8,7 @@ import importlib.resources
 import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from belljar.errors import InvalidOption, unknown_option
@@ -45,7 +46,11 @@ class Policy:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Policy:
         """Read a file: .toml, .yaml, .yml or .json."""
-        return cls.from_dict(files.read(path))
+        data = files.read(path)
+        try:
+            return cls.from_dict({"name": Path(path).stem, **data})
+        except InvalidOption as error:
+            raise InvalidOption(f"{os.fspath(path)}: {error.message}", hint=error.hint) from None
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Policy:
@@ -55,6 +60,11 @@ class Policy:
         if extends is not None and not isinstance(extends, str):
             raise InvalidOption("extends of a policy is the name of a preset")
         base = Document() if extends is None else cls.preset(extends).document
+        if extends is not None and set(data) - {"schema", "extends", "name", "version"}:
+            data = {
+                "name": f"{extends} (changed)",
+                **data,
+            }  # reports shall not take it for that one
         return cls(document.parse(data, base))
 
     @classmethod

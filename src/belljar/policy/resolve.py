@@ -33,7 +33,7 @@ class Resolver:
         self.steps = 0
         self.depth = 0
         self.following = 0  # bindings under way
-        self.looked_up: dict[tuple[str, int, bool], Values] = {}
+        self.looked_up: dict[tuple[str, Scope, bool], Values] = {}
 
     def values(self, node: ast.expr, scope: Scope, order: int) -> Values:
         handler = _BY_KIND.get(node.__class__)
@@ -72,7 +72,7 @@ class Resolver:
 
     def lookup(self, name: str, scope: Scope, order: int) -> Values:
         bindings, free = self.bindings_of(name, scope, order)
-        key = (name, id(scope), free)
+        key = (name, scope, free)  # not its id(): those of comprehensions come and go
         if key in self.looked_up:
             return self.looked_up[key]
         distinct: dict[object, Value] = {}

@@ -6,6 +6,7 @@ import logging
 import os
 import posixpath
 from collections.abc import Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,6 +22,7 @@ from belljar.compat.openmanus.core.terminal import AsyncDockerizedTerminal
 from belljar.compat.openmanus.crossing import across
 from belljar.compat.openmanus.output import CommandOutput
 from belljar.compat.openmanus.volumes import Volumes
+from belljar.environment import Environment, builtin
 from belljar.errors import SandboxError
 from belljar.limits import Limits
 from belljar.sandbox import AsyncSandbox
@@ -96,7 +98,11 @@ class DockerSandbox:
 
     async def _options(self, volumes: Volumes) -> dict[str, Any]:
         placed = await where.place(
-            self._backend, image=self.config.image, default_image=DEFAULT_IMAGE, prefer_local=True
+            self._backend,
+            image=self.config.image,
+            default_image=DEFAULT_IMAGE,
+            environment=_environment(),
+            prefer_local=True,
         )
         return {
             **placed.options,
@@ -208,6 +214,12 @@ class DockerSandbox:
         traceback: TracebackType | None,
     ) -> None:
         await self.cleanup()
+
+
+def _environment() -> Environment:
+    """With all the packages, but none imported in advance: commands start programs of their own,
+    to which that would be of no use."""
+    return replace(builtin("data"), preload=(), warmup="")
 
 
 def _tell(moved: Transfer) -> None:
