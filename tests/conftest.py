@@ -14,10 +14,10 @@ import polars
 import pytest
 
 import census
+import control_groups
 import engine_view
 import setting
 from belljar import AsyncSandbox, Sandbox, SandboxError, runtime
-from belljar.backends.native import cgroup
 from belljar.environment_store import cache_root
 from outside import Outside
 from recycling import Recycler
@@ -64,15 +64,6 @@ def pytest_unconfigure(config):
 
 def pytest_report_header():
     return f"setting: {setting.NAME}"
-
-
-@functools.cache
-def cgroup_controllers():
-    groups = cgroup.detect()
-    try:
-        return groups.controllers
-    finally:
-        groups.close()
 
 
 def starts_guests(item):
@@ -135,7 +126,7 @@ def pytest_runtest_setup(item):
 def has_cgroups():
     if setting.DOCKER:
         return engine_view.ask("/info")["MemoryLimit"]
-    return "memory" in cgroup_controllers()
+    return "memory" in control_groups.controllers()
 
 
 @pytest.fixture(autouse=True)

@@ -9,14 +9,14 @@ from textwrap import dedent
 
 import pytest
 
+import control_groups
 import fuzz_frames
 from belljar import AsyncSandbox, Outcome, calls
 from belljar.errors import ProtocolError
 from belljar.guest import outbox, values, wire
-from conftest import cgroup_controllers
 
 # Where no cgroup counts them, a guest has no memfds to send: its own code fails first.
-NO_MEMFD = () if "memory" in cgroup_controllers() else (Outcome.error,)
+NO_MEMFD = () if "memory" in control_groups.controllers() else (Outcome.error,)
 
 REGRESSIONS = Path(__file__).with_name("regressions") / "frames"
 HOSTILE = Path(__file__).with_name("escapes") / "hostile.py"
