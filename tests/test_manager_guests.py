@@ -37,7 +37,9 @@ def script(backend):
 
 def test_a_named_sandbox_keeps_its_state_and_its_death_is_noticed(run_async, monkeypatch):
     async def test():
-        async with SandboxManager(environment="python", limits={"memory": "256m"}) as manager:
+        async with SandboxManager(
+            environment="python", limits={"memory": "256m"}, strict=False
+        ) as manager:
             await manager.create("a", owner="alice", limits={"timeout": 20})
             assert (await manager.run_code("a", "x = 6")).ok
             assert (await manager.run_code("a", "x * 7")).value == 42

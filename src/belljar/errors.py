@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from belljar.execution import CommandResult, Execution
 
 
-MOST_SHOWN = 40  # options in one hint
+MOST_SHOWN = 20  # options in one hint, beside the nearest
 
 
 class SandboxError(Exception):
@@ -233,7 +233,8 @@ def unknown_option(kind: str, word: str, options: Iterable[str]) -> InvalidOptio
     known = list(options)
     guess = nearest(word, known)
     question = "" if guess is None else f"did you mean {guess!r}? "
-    shown = known if len(known) <= MOST_SHOWN else [*known[:MOST_SHOWN], "..."]
+    if guess is not None and len(known) > MOST_SHOWN:
+        return InvalidOption(f"unknown {kind} {word[:100]!r}", hint=question.strip())
     return InvalidOption(
-        f"unknown {kind} {word[:100]!r}", hint=f"{question}options: {', '.join(shown)}"
+        f"unknown {kind} {word[:100]!r}", hint=f"{question}options: {', '.join(known)}"
     )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the code; `-` is standard input, of a directory every *.py below it",
     )
     parser.add_argument("-c", dest="code", metavar="CODE", help="check this text")
-    add_policy(parser, DEFAULT_POLICY, "the policy")
+    add_policy(parser, None, "the policy", f"the configured one, else {DEFAULT_POLICY}")
     parser.add_argument(
         "--format", choices=("text", "json", "sarif"), default="text", help="(default: text)"
     )
@@ -58,20 +60,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_policy(parser: argparse.ArgumentParser, default: str, meaning: str) -> None:
+def add_policy(
+    parser: argparse.ArgumentParser, default: str | None, meaning: str, without: str = ""
+) -> None:
+    """`without`: what it means to give none, if there is no default here."""
     parser.add_argument(
         "--policy",
         metavar="NAME|PATH",
         default=default,
         help=f"{meaning}: permissive, data-science, strict, strategy, or a file (.toml, .yaml, "
-        f".json) (default: {default})",
+        f".json) (default: {default or without})",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     from belljar.policy import Policy
 
-    policy = Policy.coerce(args.policy)
+    policy = Policy.coerce(args.policy or _configured() or DEFAULT_POLICY)
     if args.list_rules:
         _list_rules(policy, as_json=args.format == "json")
         return exit_codes.OK
@@ -87,6 +92,16 @@ def run(args: argparse.Namespace) -> int:
     _show(reports, policy, args)
     denied = any(not report.allowed for report in reports.values())
     return exit_codes.ERROR if denied else exit_codes.OK
+
+
+def _configured() -> Policy | None:
+    """Not by the file of the current directory, as for `belljar run`."""
+    from belljar import config
+    from belljar.policy import Policy
+
+    found = config.load(project=False)["policy"]
+    assert found is None or isinstance(found, (str, os.PathLike, Mapping, Policy))
+    return None if found is None else Policy.coerce(found)
 
 
 def _sources(names: list[str]) -> list[tuple[str, str]]:

@@ -32,7 +32,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = "Make a notebook, a script or a page of a record (see `run --record`)."
-    parser.epilog = _EPILOG.replace("%%", "%")
+    parser.epilog = _EPILOG
     parser.add_argument("file", metavar="FILE", help="the record")
     parser.add_argument("--to", metavar="FORMAT", help="ipynb, py or html (default: that of -o)")
     parser.add_argument(

@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         cost=args.verbose,
         files=ResultFiles(Path(args.out)) if args.out else None,
     )
-    with sandbox_options.make(args) as sandbox:
+    with sandbox_options.watching(args), sandbox_options.make(args) as sandbox:
         session = Session(sandbox, presenter, at_terminal=sys.stdin.isatty())
         try:
             if sys.stdin.isatty():

@@ -85,6 +85,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    with sandbox_options.watching(args):
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     from belljar.cli import transfer
     from belljar.cli.presenter import Presenter
     from belljar.cli.results import ResultFiles

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -197,6 +198,19 @@ def make(args: argparse.Namespace) -> Sandbox:
     if args.config is None:
         _remark_project_file()
     return Sandbox(**options)
+
+
+@contextlib.contextmanager
+def watching(args: argparse.Namespace) -> Iterator[None]:
+    """What the configuration says about audit logs, metrics and alerts holds while this lasts."""
+    from belljar import config
+
+    configured = config.load(args.config, project=False)
+    if configured.given("observe") or configured.given("observe.alerts"):
+        with configured.observe():
+            yield
+    else:
+        yield
 
 
 def _remark_project_file() -> None:

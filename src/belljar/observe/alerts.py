@@ -39,9 +39,10 @@ class Rules:
     def __post_init__(self) -> None:
         for name in ("memory", "cpu"):
             share = getattr(self, name)
-            if share is not None and not (_is_number(share) and 0 < share <= 100):
+            if share is not None and not (_is_number(share) and 0 < share <= 1):
                 raise InvalidOption(
-                    f"{name}={share!r} is no share of a limit", hint="0.9 is 90 %; None is never"
+                    f"{name}={share!r} is no share of a limit",
+                    hint="a number above 0, up to 1: 0.9 is 90 %; None is never",
                 )
         if type(self.samples) is not int or self.samples < 1:
             raise InvalidOption(f"samples={self.samples!r} is not a whole number from 1 on")

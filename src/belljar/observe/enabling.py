@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Never, Self
 
-from belljar.errors import InvalidOption
+from belljar.errors import InvalidOption, unknown_option
 from belljar.observe import orphans
 from belljar.observe.alerts import Alert, Alerts, Rules
 from belljar.observe.audit import Audit
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("belljar.observe")
 
 ORPHANS_INTERVAL = 60.0  # seconds; an engine is asked for it
+SHORTEST = 0.01  # seconds between two samples, or two looks
 
 
 class Observing:
@@ -65,6 +67,7 @@ def enable(
     tracing: bool | TracerProvider = False,
     interval: float = 1.0,
     orphans_interval: float | None = ORPHANS_INTERVAL,
+    **unknown: Never,
 ) -> Observing:
     """Watch the sandboxes of this process, until the handle that is given is closed.
 
@@ -76,6 +79,13 @@ def enable(
     with belljar.observe.enable(audit="audit.jsonl", metrics_port=9100, alerts=True):
         ...
     """
+    for name in unknown:
+        raise unknown_option("option of enable", name, enable.__kwdefaults__ or ())
+    _check_watching(audit, metrics, metrics_port, metrics_addr, tracing)
+    _check_alerts(alerts, on_alert)
+    _check_seconds("interval", interval)
+    if orphans_interval is not None:
+        _check_seconds("orphans_interval", orphans_interval)
     made = Observing()
     try:
         if audit is not None:
@@ -90,12 +100,9 @@ def enable(
             made.metrics = metrics if isinstance(metrics, Metrics) else Metrics()
             made._stack.callback(made.metrics.close)
             made.metrics.subscribe()
-        if alerts or on_alert is not None:
-            if isinstance(alerts, bool):
-                alerts = None
-            elif alerts is not None and not isinstance(alerts, Rules):
-                raise InvalidOption(f"alerts is True or Rules(...), not {alerts!r}")
-            made.alerts = Alerts(alerts, *_told(made, on_alert))
+        if alerts:
+            rules = alerts if isinstance(alerts, Rules) else None
+            made.alerts = Alerts(rules, *_told(made, on_alert))
         if made.metrics is not None or made.alerts is not None:
             _watch(made, interval, orphans_interval)
         if made.metrics is not None and metrics_port is not None:
@@ -104,6 +111,47 @@ def enable(
         made.close()
         raise
     return made
+
+
+def _check_watching(
+    audit: object, metrics: object, port: object, addr: object, tracing: object
+) -> None:
+    if audit is not None and not isinstance(audit, (str, os.PathLike, Audit)):
+        raise InvalidOption(
+            f"audit={audit!r} is neither a path nor an Audit", hint='such as audit="audit.jsonl"'
+        )
+    if not isinstance(metrics, (bool, Metrics)):
+        raise InvalidOption(
+            f"metrics={metrics!r} is neither True, False nor Metrics(...)",
+            hint="metrics_port is the port to serve them on",
+        )
+    if port is not None and (type(port) is not int or not 0 <= port <= 65535):
+        raise InvalidOption(
+            f"metrics_port={port!r} is no port", hint="a number up to 65535; 0: a free one"
+        )
+    if not isinstance(addr, str) or not addr:
+        raise InvalidOption(f"metrics_addr={addr!r} is no address", hint="such as 127.0.0.1")
+    if not isinstance(tracing, bool) and not callable(getattr(tracing, "get_tracer", None)):
+        raise InvalidOption(f"tracing={tracing!r} is neither True, False nor a TracerProvider")
+
+
+def _check_alerts(alerts: object, on_alert: object) -> None:
+    if alerts is not None and not isinstance(alerts, (bool, Rules)):
+        raise InvalidOption(f"alerts={alerts!r} is neither True, False nor Rules(...)")
+    if on_alert is None:
+        return
+    if not callable(on_alert):
+        raise InvalidOption(
+            f"on_alert={on_alert!r} cannot be called", hint="a function of one argument, the Alert"
+        )
+    if not alerts:
+        raise InvalidOption("on_alert without alerts is never called", hint="add alerts=True")
+
+
+def _check_seconds(name: str, given: object) -> None:
+    number = isinstance(given, (int, float)) and not isinstance(given, bool)
+    if not number or not math.isfinite(given) or given < SHORTEST:  # type: ignore[arg-type, operator]
+        raise InvalidOption(f"{name}={given!r} is not a number of seconds from {SHORTEST} on")
 
 
 def _told(made: Observing, callback: Callable[[Alert], None] | None) -> list[Callable[..., None]]:

@@ -119,7 +119,10 @@ class Metrics:
         execution = event.execution
         environment = self._capped("belljar_cells_total", "environment", event)
         self._count("belljar_cells_total", execution.outcome.value, backend, environment)
-        self._time({**event.stages, "total": event.seconds}, backend)
+        stages = {**event.stages, "total": event.seconds}
+        if execution.outcome is Outcome.rejected:  # it neither waited nor ran
+            stages = {name: stages[name] for name in ("policy", "total") if name in stages}
+        self._time(stages, backend)
         self._count("belljar_output_bytes_total", backend, by=execution.usage.output_bytes)
         if execution.outcome is Outcome.rejected:
             self._count("belljar_refusals_total", "policy", backend)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shutil
 import stat
 from pathlib import Path
 
 from belljar.beneath import Beneath
+from belljar.guest import removal
 
+REMOVE_TIMEOUT = 600.0  # seconds
 MOST_FILES = 40_000
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@=+-]{0,127}", re.ASCII)
 
@@ -73,6 +74,6 @@ def read(path: Path, name: str) -> str:
 def remove(path: Path) -> None:
     """The directory and all below it; a link is removed, not followed."""
     try:
-        shutil.rmtree(path)
+        removal.remove(str(path), seconds=REMOVE_TIMEOUT)
     except FileNotFoundError:
         return

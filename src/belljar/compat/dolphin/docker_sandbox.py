@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import uuid
 from collections import OrderedDict
@@ -12,13 +13,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from belljar import workdir
 from belljar.backends.docker.settings import Docker
 from belljar.blocking import wait
 from belljar.compat import where
 from belljar.compat.dolphin import directory, sessions
 from belljar.compat.dolphin.libraries import ALLOWED_LIBRARIES as ALLOWED_LIBRARIES
 from belljar.compat.dolphin.libraries import validate_imports
-from belljar.environment import builtin
+from belljar.environment import Environment, resolve
 from belljar.errors import InvalidOption, SandboxError
 from belljar.limits import Limits
 
@@ -28,10 +30,14 @@ MEMORY = "512m"
 TMP = "100m"
 OUTPUT = "4m"  # of one call that is kept
 CPU_PERIOD = 100_000  # microseconds; the quota is counted against it
-# A container imports for itself alone: what the code does not need is not waited for. Natively the
-# imports are done once, for all sandboxes of the process.
-IN_CONTAINER = replace(builtin("data"), preload=(), warmup="")
+ENVIRONMENT = "data"
+VARIABLE = "DOLPHIN_USE_DOCKER_SANDBOX"
 IDLE = 3600.0  # seconds after which a session that nobody uses gives its memory back
+
+
+def wants_docker() -> bool:
+    """Whether DOLPHIN_USE_DOCKER_SANDBOX asks for containers."""
+    return os.environ.get(VARIABLE, "").strip().lower() in ("1", "true", "yes", "on")
 
 
 class DockerSandboxExecutor:
@@ -54,9 +60,11 @@ class DockerSandboxExecutor:
         container_mount_base_dir: str | None = None,
         *,
         backend: str | Docker | None = None,
+        environment: str | Environment | None = None,
     ) -> None:
         """`container_mount_base_dir`: where the files are in the sandbox, followed by the
-        session's id (None: at /sandbox)."""
+        session's id (None: at /sandbox). `environment`: an Environment or its name, in place of
+        an image (None: "data"). `backend` None: docker if DOLPHIN_USE_DOCKER_SANDBOX=1."""
         self.session_id = directory.check_session_id(
             str(uuid.uuid4()) if session_id is None else session_id
         )
@@ -65,10 +73,8 @@ class DockerSandboxExecutor:
         self.full_image_name = f"{image_name}:{image_tag}"
         self.memory_limit, self.cpu_quota = memory_limit, cpu_quota
         self.enable_network, self.timeout = enable_network, timeout
-        self.container_mount_path = MOUNT
-        if container_mount_base_dir is not None:
-            self.container_mount_path = f"{container_mount_base_dir}/{self.session_id}"
-        options = self._options(backend)
+        self.container_mount_path = _mount_path(container_mount_base_dir, self.session_id)
+        options = self._options(backend, environment)
         self.sandbox_dir = directory.make(self.sandbox_base_dir.absolute(), self.session_id)
         self._settings = {**options, "workspace": self.sandbox_dir}
         self._session: sessions.Session | None = None
@@ -78,7 +84,9 @@ class DockerSandboxExecutor:
     def session_dir(self) -> Path:
         return self.sandbox_dir
 
-    def _options(self, backend: str | Docker | None) -> dict[str, Any]:
+    def _options(
+        self, backend: str | Docker | None, environment: str | Environment | None
+    ) -> dict[str, Any]:
         """For Sandbox. Raises RuntimeError where it could not be started."""
         limits = {
             "memory": self.memory_limit,
@@ -89,15 +97,18 @@ class DockerSandboxExecutor:
             "idle": IDLE,
         }
         Limits.coerce(limits)  # said now, not at the first code
-        placed = self._placed(backend)
+        placed = self._placed(backend, environment)
         if self.enable_network and placed.backend == "native":
             raise InvalidOption(
                 "enable_network=True needs docker, and this sandbox is native",
                 hint='backend="docker", or leave the network off',
             )
         options = dict(placed.options)
-        if placed.backend == "docker" and "environment" in options:
-            options["environment"] = IN_CONTAINER
+        chosen = options.get("environment")
+        if placed.backend == "docker" and isinstance(chosen, Environment):
+            # A container imports for itself alone: what the code does not need is not waited for.
+            # Natively the imports are done once, for all sandboxes of the process.
+            options["environment"] = replace(chosen, preload=(), warmup="")
         return {
             **options,
             "limits": limits,
@@ -109,11 +120,24 @@ class DockerSandboxExecutor:
             else None,
         }
 
-    def _placed(self, backend: str | Docker | None) -> where.Placed:
+    def _placed(
+        self, backend: str | Docker | None, environment: str | Environment | None
+    ) -> where.Placed:
         default = f"{DEFAULT_IMAGE}:latest"
+        if environment is not None and self.full_image_name != default:
+            raise InvalidOption(
+                f"image_name={self.image_name!r} and environment= both say what the code finds",
+                hint="give one of them",
+            )
+        if backend in (None, "auto") and wants_docker():
+            backend = "docker"  # by word: never without a container then
         try:
             placed = where.place_now(
-                backend, image=self.full_image_name, default_image=default, prefer_local=True
+                backend,
+                image=self.full_image_name,
+                default_image=default,
+                environment=resolve(ENVIRONMENT if environment is None else environment),
+                prefer_local=environment is None,
             )
             if placed.backend == "docker":
                 wait(where.ask_engine, "/version", timeout=where.PING_TIMEOUT)
@@ -129,7 +153,7 @@ class DockerSandboxExecutor:
             raise RuntimeError(
                 f"Docker is not available: {error.message}. Install Docker and ensure it is "
                 f"running\n  hint: {error.hint or 'belljar doctor'}"
-            ) from error
+            ) from None
         if missing:
             raise RuntimeError(
                 f"Docker image '{self.full_image_name}' not found. Build it with: "
@@ -143,6 +167,8 @@ class DockerSandboxExecutor:
         Variables stay for the next time. The entries of `context` become variables. Files below
         /sandbox are in `sandbox_dir` afterwards.
         """
+        if not isinstance(code, str):
+            return f"ERROR:\ncode is a str of Python, not {type(code).__name__}\n"
         allowed, message = validate_imports(code)
         if not allowed:
             kind = "EXECUTION" if message.startswith("Syntax error") else "IMPORT RESTRICTION"
@@ -192,6 +218,19 @@ class DockerSandboxExecutor:
         self.close()
 
 
+def _mount_path(base: str | None, session_id: str) -> str:
+    if base is None:
+        return MOUNT
+    try:
+        return workdir.check(f"{os.fspath(base).rstrip('/')}/{session_id}")
+    except (InvalidOption, TypeError):
+        raise InvalidOption(
+            f"container_mount_base_dir={base!r}: the files of a session cannot be there",
+            hint="an absolute path where a sandbox has nothing of its own, such as /data or "
+            "/mnt/sessions; not below /tmp, /usr, /etc and the like",
+        ) from None
+
+
 # -- one function, without an object to keep ---------------------------------------------------
 
 MOST_KEPT = 32
@@ -208,6 +247,7 @@ def sandboxed_python_interpreter(
     *,
     backend: str | Docker | None = None,
     sandbox_base_dir: str = "/tmp/sandboxes",
+    environment: str | Environment | None = None,
 ) -> str:
     """Run code in the session that `session_id` names, or that belongs to the context.
 
@@ -217,21 +257,31 @@ def sandboxed_python_interpreter(
     if session_id is None:
         session_id = context.setdefault(sessions.SESSION_KEY, str(uuid.uuid4()))
     try:
-        executor = _keep(session_id, image_name, image_tag, backend, sandbox_base_dir)
+        executor = _keep(session_id, image_name, image_tag, backend, sandbox_base_dir, environment)
         return executor.execute_code(code, context)
     except (SandboxError, RuntimeError, ValueError, OSError) as error:
         return f"SANDBOX ERROR:\n{error}"
 
 
 def _keep(
-    session_id: str, image_name: str, image_tag: str, backend: str | Docker | None, base: str
+    session_id: str,
+    image_name: str,
+    image_tag: str,
+    backend: str | Docker | None,
+    base: str,
+    environment: str | Environment | None,
 ) -> DockerSandboxExecutor:
-    key = (session_id, image_name, image_tag, backend, base)
+    key = (session_id, image_name, image_tag, backend, base, environment, wants_docker())
     with _keeping:
         executor = _kept.pop(key, None)
     if executor is None:
         executor = DockerSandboxExecutor(
-            session_id, base, image_name, image_tag=image_tag, backend=backend
+            session_id,
+            base,
+            image_name,
+            image_tag=image_tag,
+            backend=backend,
+            environment=environment,
         )
     with _keeping:
         _kept[key] = executor

@@ -30,10 +30,13 @@ ALLOWED_LIBRARIES: set[str] = {
     *("openpyxl", "chardet", "magic", "python-magic"),
 }
 
-_PACKAGES = (
-    *("numpy", "pandas", "matplotlib", "scipy", "scikit-learn (import as sklearn)", "pdfplumber"),
-    *("pymupdf (import as fitz)", "python-docx (import as docx)", "python-pptx (import as pptx)"),
-    *("openpyxl", "chardet", "python-magic (import as magic)"),
+_STANDARD = "Standard Python library modules"
+# Environment "data" has these.
+_PACKAGES = ("numpy", "pandas", "matplotlib", "scipy", "scikit-learn (import as sklearn)")
+# These are allowed, but no environment that comes with Belljar has them.
+_MAYBE = (
+    *("pdfplumber", "pymupdf (import as fitz)", "python-docx (import as docx)"),
+    *("python-pptx (import as pptx)", "openpyxl", "chardet", "python-magic (import as magic)"),
 )
 _IMPORTS = ("BJ101", "BJ102")
 
@@ -46,6 +49,8 @@ def validate_imports(code: str) -> tuple[bool, str]:
     >>> validate_imports("import requests")[0]
     False
     """
+    if not isinstance(code, str):
+        return False, f"The code is a str of Python, not {type(code).__name__}"
     report = _policy(frozenset(ALLOWED_LIBRARIES)).check(code)
     if report.allowed:
         return True, ""
@@ -53,10 +58,12 @@ def validate_imports(code: str) -> tuple[bool, str]:
     if not refused:
         first = report.findings[0]
         return False, f"Syntax error in code: line {first.line}: {first.message}"
-    allowed = "\n".join(f"- {name}" for name in ("Standard Python library modules", *_PACKAGES))
+    allowed = "\n".join(f"- {name}" for name in (_STANDARD, *_PACKAGES))
+    maybe = "\n".join(f"- {name}" for name in _MAYBE)
     return False, (
         "Import restriction violation: The following imports are not allowed: "
         f"{', '.join(refused)}\n\nAllowed libraries:\n{allowed}"
+        f"\n\nAllowed if they are installed in the sandbox:\n{maybe}"
     )
 
 

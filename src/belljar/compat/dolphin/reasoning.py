@@ -15,14 +15,13 @@ from belljar import runtime
 from belljar.backends.docker.settings import Docker
 from belljar.backends.native.backend import check_host
 from belljar.compat.dolphin import docker_sandbox
-from belljar.compat.dolphin.docker_sandbox import DEFAULT_IMAGE, sandboxed_python_interpreter
+from belljar.compat.dolphin.docker_sandbox import (
+    DEFAULT_IMAGE,
+    sandboxed_python_interpreter,
+    wants_docker,
+)
+from belljar.environment import Environment
 from belljar.errors import SandboxError
-
-VARIABLE = "DOLPHIN_USE_DOCKER_SANDBOX"
-
-
-def wants_docker(value: str | None) -> bool:
-    return (value or "").strip().lower() in ("1", "true", "yes", "on")
 
 
 def python_interpreter(
@@ -35,6 +34,7 @@ def python_interpreter(
     *,
     backend: str | Docker | None = None,
     sandbox_base_dir: str = "/tmp/sandboxes",
+    environment: str | Environment | None = None,
 ) -> str:
     """Run code in the session of the context, in a sandbox in any case.
 
@@ -42,7 +42,7 @@ def python_interpreter(
     without one where this host can do so, else in a container all the same.
     """
     if use_docker_sandbox is None:
-        use_docker_sandbox = wants_docker(os.environ.get(VARIABLE))
+        use_docker_sandbox = wants_docker()
     if backend is None:
         backend = "docker" if use_docker_sandbox else _without_docker()
     return sandboxed_python_interpreter(
@@ -53,13 +53,14 @@ def python_interpreter(
         docker_image_tag,
         backend=backend,
         sandbox_base_dir=sandbox_base_dir,
+        environment=environment,
     )
 
 
 def _without_docker() -> str | None:
     """Native, unless this host cannot, or BELLJAR_BACKEND says something else."""
-    if os.environ.get(runtime.WANTED):
-        return None
+    if wanted := os.environ.get(runtime.WANTED):
+        return wanted
     try:
         check_host()
     except SandboxError:

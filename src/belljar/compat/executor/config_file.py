@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from belljar.compat.executor import docker_config
-from belljar.errors import SandboxError, unknown_option
+from belljar.errors import InvalidOption, SandboxError, unknown_option
+
+log = logging.getLogger(__name__)
 
 SECTIONS = ("docker", "monitoring")
 _NUMBERS = ("cpu_limit", "timeout_seconds", "alert_on_orphaned_containers", "prometheus_port")
 
 
 def read(path: str | os.PathLike[str], environ: Mapping[str, str]) -> dict[str, Any]:
-    """The keyword arguments for DockerConfig; none if there is no such file."""
+    """The keyword arguments for DockerConfig; none if there is no file at the default path."""
     file = Path(path)
     if not file.exists():
-        return {}
+        if file == Path(docker_config.DEFAULT_PATH):
+            log.info("there is no %s: the defaults of DockerConfig hold", file)
+            return {}
+        raise FileNotFoundError(
+            f"Config file not found: {file.absolute()}\n"
+            "  hint: give the path of a file that is there, or DockerConfig() for the defaults"
+        )
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"Failed to read config file {file}: {error}") from error
+        raise ValueError(f"Failed to read config file {file}: {error}") from None
     return parse(text, str(file), environ)
 
 
@@ -36,34 +45,50 @@ def parse(text: str, source: str, environ: Mapping[str, str]) -> dict[str, Any]:
     try:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ValueError(f"Failed to parse YAML from {source}: {error}") from error
+        raise ValueError(f"Failed to parse YAML from {source}: {error}") from None
     try:
         return _flatten(_section(data, "the file", SECTIONS), environ)
     except SandboxError as error:  # an unknown key, a variable that is not set: as a ValueError
-        raise ValueError(f"Invalid configuration in {source}: {error}") from error
+        raise ValueError(f"Invalid configuration in {source}: {error}") from None
 
 
 def _flatten(sections: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-    docker_keys = (*docker_config.DOCKER_KEYS, "tmpfs", *_TMPFS)
-    docker = dict(_section(sections.get("docker"), "docker", docker_keys))
-    monitoring = _section(sections.get("monitoring"), "monitoring", docker_config.MONITORING_KEYS)
-    tmpfs = _section(docker.pop("tmpfs", None), "docker.tmpfs", docker_config.TMPFS_KEYS)
+    docker = dict(_section(sections.get("docker"), "docker", _HOMES["docker"]))
+    monitoring = _section(sections.get("monitoring"), "monitoring", _HOMES["monitoring"])
+    tmpfs = _section(docker.pop("tmpfs", None), "docker.tmpfs", _HOMES["docker.tmpfs"])
     merged = {**docker, **{f"tmpfs_{key}": tmpfs[key] for key in tmpfs}, **monitoring}
     return {key: _substituted(key, value, environ) for key, value in merged.items()}
 
 
 _TMPFS = tuple(f"tmpfs_{key}" for key in docker_config.TMPFS_KEYS)
+_HOMES: Mapping[str, tuple[str, ...]] = {
+    "docker": (*docker_config.DOCKER_KEYS, "tmpfs", *_TMPFS),
+    "monitoring": docker_config.MONITORING_KEYS,
+    "docker.tmpfs": docker_config.TMPFS_KEYS,
+}
 
 
 def _section(data: Any, name: str, known: tuple[str, ...]) -> Mapping[str, Any]:
     if data is None:
         return {}
     if not isinstance(data, Mapping):
-        raise ValueError(f"Invalid configuration: {name} must be a mapping, not {data!r}")
+        raise InvalidOption(
+            f"{name} must be a mapping, not {data!r}", hint="docker:, and options indented below"
+        )
     for key in data:
         if key not in known:
-            raise unknown_option(f"key in {name}:", str(key), known)
+            raise _misplaced(name, str(key)) or unknown_option(f"key in {name}:", str(key), known)
     return data
+
+
+def _misplaced(section: str, key: str) -> InvalidOption | None:
+    """The error for an option that exists, but in another section; None if it does not."""
+    for home, keys in _HOMES.items():
+        if key in keys and home != section:
+            return InvalidOption(
+                f"{key!r} does not belong in {section}", hint=f"put it below {home}:"
+            )
+    return None
 
 
 def _substituted(key: str, value: Any, environ: Mapping[str, str]) -> Any:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from belljar.errors import nearest
+
 DEFAULT_IMAGE = "python:3.10-slim"  # stands for Belljar's own Environment "data"
 DEFAULT_PATH = "config/docker_config.yaml"
 DEFAULT_SECCOMP = "config/seccomp_profile.json"
@@ -49,11 +51,20 @@ class DockerConfig:
     alert_on_orphaned_containers: int = 3  # more than these are worth a warning
     prometheus_port: int = 8000
 
+    def __new__(cls, *args: object, **given: object) -> Self:
+        """For the nearest name in the error: what dataclasses say about one has none."""
+        unknown = [name for name in given if name not in _CHECKS]
+        if cls is DockerConfig and unknown:
+            raise TypeError(f"DockerConfig has no option {unknown[0]!r}{_meant(unknown[0])}")
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         if self.memory_swap_limit is None:
             self.memory_swap_limit = self.memory_limit
 
     def __setattr__(self, name: str, value: object) -> None:
+        if type(self) is DockerConfig and name not in _CHECKS:
+            raise AttributeError(f"DockerConfig has no option {name!r}{_meant(name)}")
         if name in _CHECKS and not (name == "memory_swap_limit" and value is None):
             _CHECKS[name](name, value)
         # A swap limit that nobody chose stays that of the memory.
@@ -68,12 +79,18 @@ class DockerConfig:
     def from_yaml(cls, path: str | os.PathLike[str] | None = None) -> Self:
         """Load `docker:` and `monitoring:` of a YAML file (default: config/docker_config.yaml).
 
-        `${VAR}` and `${VAR:default}` are replaced from the environment. A file that is not there
-        means the defaults; a key that does not exist is an error.
+        `${VAR}` and `${VAR:default}` are replaced from the environment. Without a file at the
+        default path the defaults hold. Raises FileNotFoundError if another one is not there, and
+        ValueError for what it should not say.
         """
         from belljar.compat.executor import config_file
 
-        return cls(**config_file.read(DEFAULT_PATH if path is None else path, os.environ))
+        file = DEFAULT_PATH if path is None else os.fspath(path)
+        given = config_file.read(file, os.environ)
+        try:
+            return cls(**given)
+        except ValueError as error:
+            raise ValueError(f"Invalid configuration in {file}: {error}") from None
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """The same as nested data, in the shape of the YAML file."""
@@ -89,6 +106,11 @@ DOCKER_KEYS = tuple(
     for name in DockerConfig.__dataclass_fields__
     if name not in MONITORING_KEYS and not name.startswith("tmpfs_")
 )
+
+
+def _meant(name: str) -> str:
+    found = nearest(name, _CHECKS)
+    return "" if found is None else f"; did you mean {found!r}?"
 
 
 def size(text: str) -> int:

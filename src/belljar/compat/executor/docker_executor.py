@@ -28,6 +28,7 @@ from belljar.errors import InvalidOption, SandboxError
 
 if TYPE_CHECKING:
     from belljar.execution import Execution
+    from belljar.options import PolicyLike
 
 log = logging.getLogger(__name__)
 
@@ -47,10 +48,20 @@ class DockerExecutor:
     """
 
     def __init__(
-        self, config: DockerConfig | None = None, *, backend: str | Docker | None = None
+        self,
+        config: DockerConfig | None = None,
+        *,
+        backend: str | Docker | None = None,
+        policy: PolicyLike | None = None,
     ) -> None:
+        """`policy`: what code is validated by, in place of the policy "strategy"."""
+        if config is not None and not isinstance(config, DockerConfig):
+            raise TypeError(
+                f"config is a DockerConfig, not {type(config).__name__}: "
+                'DockerExecutor(DockerConfig(memory_limit="1g"))'
+            )
         self.config = config if config is not None else DockerConfig.from_yaml()
-        self.validator = SecurityValidator(seconds=VALIDATION_SECONDS)
+        self.validator = SecurityValidator(policy, seconds=VALIDATION_SECONDS)
         self._backend = backend
         self._lock = threading.Lock()
         self._sandboxes: dict[str, Sandbox] = {}  # those that run or are kept, by container_id
@@ -95,7 +106,7 @@ class DockerExecutor:
             raise RuntimeError(
                 f"Failed to connect to Docker daemon: {error.message}. Ensure Docker is running "
                 f"and accessible\n  hint: {error.hint or 'belljar doctor'}"
-            ) from error
+            ) from None
 
     def _placed(self) -> where.Placed:
         return where.place_now(self._backend, image=self.config.image, default_image=DEFAULT_IMAGE)
@@ -114,6 +125,9 @@ class DockerExecutor:
         began = time.perf_counter()
         result = report.empty()
         seconds = self.config.timeout_seconds if timeout is None else timeout
+        if problem := _wrong(code, seconds):
+            result["error"] = f"Invalid argument: {problem}"
+            return result
         try:
             self._execute(code, seconds, validate, result)
         except InvalidOption as error:
@@ -124,10 +138,6 @@ class DockerExecutor:
         return result
 
     def _execute(self, code: str, timeout: float, validate: bool, result: dict[str, Any]) -> None:
-        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
-            raise InvalidOption(f"timeout is a number of seconds, not {timeout!r}")
-        if not isinstance(code, str):
-            raise InvalidOption(f"code is a str, not {type(code).__name__}")
         if validate:
             valid, errors = self.validator.validate(code)
             result["validated"] = True
@@ -273,6 +283,15 @@ class DockerExecutor:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _wrong(code: object, timeout: object) -> str | None:
+    """What is wrong with the arguments of execute()."""
+    if not isinstance(code, str):
+        return f"code is a str, not {type(code).__name__}"
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+        return f"timeout is a number of seconds, not {timeout!r}"
+    return None
 
 
 def _close(sandbox: Sandbox) -> bool:

@@ -41,9 +41,18 @@ OPTIONS: Mapping[str, str] = {
     "read_only": "True; False is an error, as only /tmp and /output are ever writable",
     "tmpfs_path": "/tmp; another path is an error",
     "tmpfs_size": "what fits into /tmp",
-    "tmpfs_options": "rw and nosuid always hold, noexec if it is there; others are errors",
-    "seccomp_profile": "Belljar's own, unless the file is there: then that one, on docker",
-    "output_dir": "files that the code wrote to /output are saved below it",
+    "tmpfs_options": (
+        "rw, nosuid and nodev hold always, noexec if it is there; exec is the same as no noexec; "
+        "others are errors"
+    ),
+    "seccomp_profile": (
+        "a file: that profile, on docker; natively an error, unless it is a copy of Belljar's own. "
+        "Empty, or the default path where no file is: Belljar's own. Another missing file: an error"
+    ),
+    "output_dir": (
+        "files that the code wrote to /output are saved below it; that needs validate=False, or a "
+        "policy= that allows the path"
+    ),
     "cleanup_on_exit": "False: the sandbox is kept until cleanup_all() or close()",
     "fallback_to_direct": "True: code runs WITHOUT a sandbox where none can be had, with warnings",
     "export_container_stats": "True: metrics are counted and served on prometheus_port",

@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 import functools
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from belljar.policy import Finding, Policy, Report
+
+if TYPE_CHECKING:
+    from belljar.options import PolicyLike
 
 PRESET = "strategy"
 ALSO_DENIED = ("io",)  # io.open() opens files
@@ -23,13 +26,16 @@ class SecurityValidator:
     (False, ['Dangerous import detected: subprocess'])
     """
 
-    def __init__(self, policy: Policy | None = None, *, seconds: float = SECONDS) -> None:
-        """`seconds`: code that takes longer to be read is refused."""
-        self.policy = _strategy() if policy is None else policy
+    def __init__(self, policy: PolicyLike | None = None, *, seconds: float = SECONDS) -> None:
+        """`policy`: another one than "strategy". `seconds`: code that takes longer to be read is
+        refused."""
+        self.policy = _strategy() if policy is None else Policy.coerce(policy)
         self._seconds = seconds
 
     def validate(self, code: str) -> tuple[bool, list[str]]:
         """Whether the code is allowed, and if not, why: one sentence for each finding."""
+        if not isinstance(code, str):
+            return False, [f"Code must be a string, not {type(code).__name__}"]
         began = time.time()
         errors = _errors(self.policy.check(code))
         if time.time() - began > self._seconds:
@@ -41,6 +47,8 @@ class SecurityValidator:
         return sorted(self.policy.document.imports.allow)
 
     def get_validation_report(self, code: str) -> dict[str, Any]:
+        if not isinstance(code, str):
+            return {**_nothing(), "errors": self.validate(code)[1]}
         began = time.perf_counter()
         report = self.policy.check(code)
         errors = _errors(report)
@@ -54,6 +62,12 @@ class SecurityValidator:
             "import_count": imports,
             "function_count": functions,
         }
+
+
+def _nothing() -> dict[str, Any]:
+    """The report on what is no code at all."""
+    counts = dict.fromkeys(("code_lines", "import_count", "function_count"), 0)
+    return {"is_valid": False, "errors": [], "validation_time_ms": 0.0, **counts}
 
 
 @functools.cache

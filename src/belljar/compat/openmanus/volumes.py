@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
@@ -27,10 +26,13 @@ from belljar.backends.base import Guest
 from belljar.channel import Channel
 from belljar.errors import InvalidOption
 from belljar.files import AsyncFiles
+from belljar.guest import removal
 from belljar.limits import Limits
 from belljar.mount import Mount, below, check_mounts
 from belljar.sandbox import AsyncSandbox
 from belljar.workspace import HostWorkspace
+
+REMOVE_TIMEOUT = 600.0  # seconds
 
 _log = logging.getLogger("belljar")
 
@@ -117,9 +119,13 @@ class Volumes:
     def close(self) -> None:
         """May be called twice. The host's own directories stay."""
         self._close_mirrors()
-        if self._staging is not None:
-            shutil.rmtree(self._staging)
-            self._staging = None
+        staging, self._staging = self._staging, None
+        if staging is None:
+            return
+        try:
+            removal.remove(staging, seconds=REMOVE_TIMEOUT)
+        except OSError as error:
+            _log.warning("%s could not be removed, and is left: %s", staging, error)
 
     def _close_mirrors(self) -> None:
         while self._mirrors:

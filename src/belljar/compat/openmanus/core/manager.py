@@ -144,12 +144,12 @@ class SandboxManager:
         name = str(uuid.uuid4())
         try:
             await across(self._create, name, sandbox)
-        except ManagerFull as error:
+        except ManagerFull:
             raise RuntimeError(
                 f"Maximum number of sandboxes ({self.max_sandboxes}) reached"
-            ) from error
+            ) from None
         except SandboxError as error:
-            raise RuntimeError(f"Failed to create sandbox: {error}") from error
+            raise RuntimeError(f"Failed to create sandbox: {error}") from None
         except BaseException:  # cancelled: nobody will know its id
             with anyio.CancelScope(shield=True):
                 await across(self._delete, name)
@@ -166,8 +166,8 @@ class SandboxManager:
         try:
             await across(self._manager.get, sandbox_id)
             return self._made[sandbox_id]
-        except (KeyError, SandboxError) as error:
-            raise KeyError(f"Sandbox {sandbox_id} not found") from error
+        except (KeyError, SandboxError):
+            raise KeyError(f"Sandbox {sandbox_id} not found") from None
 
     @asynccontextmanager
     async def sandbox_operation(self, sandbox_id: str) -> AsyncIterator[DockerSandbox]:
@@ -262,8 +262,8 @@ class _Held:
             self._turn = turn
             await self._operation.__aenter__()
             self._entered = True
-        except (KeyError, SandboxError) as error:
-            raise KeyError(f"Sandbox {self._name} not found") from error
+        except (KeyError, SandboxError):
+            raise KeyError(f"Sandbox {self._name} not found") from None
 
     async def give_back(self) -> None:
         try:

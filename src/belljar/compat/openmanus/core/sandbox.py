@@ -23,7 +23,7 @@ from belljar.compat.openmanus.crossing import across
 from belljar.compat.openmanus.output import CommandOutput
 from belljar.compat.openmanus.volumes import Volumes
 from belljar.environment import Environment, builtin
-from belljar.errors import SandboxError
+from belljar.errors import InvalidOption, SandboxError
 from belljar.limits import Limits
 from belljar.sandbox import AsyncSandbox
 from belljar.transfers import Transfer
@@ -51,6 +51,12 @@ class DockerSandbox:
     ) -> None:
         """`volume_bindings` are directories of the host, which the sandbox may write to:
         {host path: path in the sandbox}. `limits` are Belljar's, beside those of the config."""
+        if config is not None and not isinstance(config, SandboxSettings):
+            raise TypeError(
+                f"config is a SandboxSettings, not {type(config).__name__}: "
+                'DockerSandbox(SandboxSettings(memory_limit="1g")); '
+                "SandboxSettings.model_validate() makes them of a dict"
+            )
         self.config = config if config is not None else SandboxSettings()
         self.volume_bindings = dict(volume_bindings or {})
         self._backend = backend
@@ -93,7 +99,7 @@ class DockerSandbox:
             self._container = container = Container(sandbox, volumes)
             await container.start()
         except (SandboxError, OSError) as error:
-            raise RuntimeError(f"Failed to create sandbox: {error}") from error
+            raise RuntimeError(f"Failed to create sandbox: {error}") from None
         return container
 
     async def _options(self, volumes: Volumes) -> dict[str, Any]:
@@ -143,10 +149,10 @@ class DockerSandbox:
         live = self._running()
         try:
             return await live.do(live.sandbox.files.read, path)
-        except FileNotFoundError as error:
-            raise FileNotFoundError(f"File not found: {path}") from error
+        except FileNotFoundError:
+            raise FileNotFoundError(f"File not found: {path}") from None
         except (SandboxError, OSError) as error:
-            raise RuntimeError(f"Failed to read file: {error}") from error
+            raise RuntimeError(f"Failed to read file: {error}") from None
 
     async def write_file(self, path: str, content: str) -> None:
         """Write a file, with the directories above it."""
@@ -154,7 +160,7 @@ class DockerSandbox:
         try:
             await live.do(live.sandbox.files.write, path, content)
         except (SandboxError, OSError) as error:
-            raise RuntimeError(f"Failed to write file: {error}") from error
+            raise RuntimeError(f"Failed to write file: {error}") from None
 
     async def copy_from(self, src_path: str, dst_path: str) -> None:
         """Bring a file or directory to this host; into `dst_path`, if that is a directory.
@@ -167,13 +173,23 @@ class DockerSandbox:
             if target.endswith("/"):
                 os.makedirs(target, exist_ok=True)
             if os.path.isdir(target):
-                target = os.path.join(target, posixpath.basename(src_path.rstrip("/")))
+                target = os.path.join(target, self._name(src_path))
             moved = await live.do(live.sandbox.files.download, src_path, target)
-        except FileNotFoundError as error:
-            raise FileNotFoundError(f"Source file not found: {src_path}") from error
+        except FileNotFoundError:
+            raise FileNotFoundError(f"Source file not found: {src_path}") from None
         except (SandboxError, OSError) as error:
-            raise RuntimeError(f"Failed to copy file: {error}") from error
+            raise RuntimeError(f"Failed to copy file: {error}") from None
         _tell(moved)
+
+    def _name(self, path: str) -> str:
+        """What a file or directory of the sandbox is called. A path may end in "..", which must
+        not lead out of the directory here that it is copied into."""
+        name = posixpath.basename(posixpath.normpath(posixpath.join(self.config.work_dir, path)))
+        if name in ("", ".", ".."):
+            raise InvalidOption(
+                f"{path!r} has no name to copy it by", hint="name the target itself, not its parent"
+            )
+        return name
 
     async def copy_to(self, src_path: str, dst_path: str) -> None:
         """Bring a file or directory of this host to `dst_path`; a file goes into it, if that is
@@ -185,7 +201,7 @@ class DockerSandbox:
         try:
             moved = await live.do(self._upload, live, source, dst_path)
         except (SandboxError, OSError) as error:
-            raise RuntimeError(f"Failed to copy file: {error}") from error
+            raise RuntimeError(f"Failed to copy file: {error}") from None
         _tell(moved)
 
     async def _upload(self, live: Container, source: str, target: str) -> Transfer:

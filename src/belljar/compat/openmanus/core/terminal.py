@@ -107,7 +107,7 @@ class AsyncDockerizedTerminal:
         try:
             await self.container.do(self.container.sandbox.files.make_dir, self.working_dir)
         except (SandboxError, OSError) as error:
-            raise RuntimeError(f"Failed to create working directory: {error}") from error
+            raise RuntimeError(f"Failed to create working directory: {error}") from None
         self.session = DockerSession(self.container.id)
         await self.session.create(self.working_dir, self.env_vars)
 

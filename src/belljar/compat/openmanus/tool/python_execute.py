@@ -1,13 +1,14 @@
 """PythonExecute: Python code in a sandbox, never on the host.
 
 Each tool object has a sandbox of its own, started at its first use. Every `execute` gets a fresh
-interpreter in it: no variable and no process of an earlier one is there. Files in the workspace
+interpreter in it: no variable, no process and no shared memory of an earlier one is there. Files
 stay, so that one step of an analysis can read what the one before has written. Two tool objects
 never share anything.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import weakref
 from collections.abc import Mapping
@@ -26,6 +27,12 @@ from belljar.errors import ExecutionError, InvalidOption, SandboxError
 from belljar.execution import Execution, Outcome
 from belljar.limits import Limits
 from belljar.sandbox import AsyncSandbox
+
+# System V memory, queues and semaphores belong to no process, and outlive all of them.
+FORGET = ("ipcrm", "-a")
+FORGET_TIMEOUT = 10.0
+
+_log = logging.getLogger("belljar")
 
 
 class Observation(dict[str, Any]):
@@ -88,6 +95,7 @@ class PythonExecute(BaseTool):
                 self._used = False
             if self._used:
                 await self._sandbox.restart()
+                await _forget(self._sandbox)
             self._used = True
             return await self._sandbox.run_code(code, timeout=timeout)
 
@@ -125,6 +133,13 @@ class PythonExecute(BaseTool):
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
+
+
+async def _forget(sandbox: AsyncSandbox) -> None:
+    """What earlier code left in the kernel, where no interpreter owns it."""
+    done = await sandbox.commands.run(list(FORGET), timeout=FORGET_TIMEOUT)
+    if not done.ok:
+        _log.warning("sandbox %s: ipcrm failed, so shared memory may stay: %s", sandbox.id, done)
 
 
 def _end(sandbox: AsyncSandbox) -> None:
