@@ -542,7 +542,7 @@ def test_v2_controller_is_handed_on_to_the_sandbox(unified):
         assert groups.controllers == {"cpuacct", spare[0]}
         assert groups.why["no-such-controller"].endswith("subtree_control: Invalid argument")
         box = groups.create("box", memory=None, processes=None, cpus=None)
-        inside = control._look(box._paths[0])
+        inside = control._look(box.paths[0])
         assert (inside.controllers, inside.is_root, inside.occupied) == ({spare[0]}, False, False)
         groups.close()
     finally:

@@ -15,6 +15,7 @@ Each file in `escapes/` is one attempt; the comments at its head are data:
 After every attempt every oracle of `oracles.py` is asked, and a new sandbox must work.
 """
 
+import ast
 import contextlib
 import dataclasses
 import fcntl
@@ -804,6 +805,12 @@ def test_nothing_of_the_host_can_unpickle():
     for path in source.rglob("*.py"):
         # The one exception runs in the guest, and reads what the host has written.
         text = path.read_text().replace(bundle._FROM_INPUT, "")
+        if path.parent.name == "policy":  # which speaks of such functions: its texts do not count
+            code = ast.parse(text)
+            texts = (n for n in ast.walk(code) if isinstance(n, ast.Constant))
+            for node in texts:
+                node.value = None
+            text = ast.unparse(code)
         assert not re.search(
             r"pickle\.load|Unpickler|marshal\.load|\bshelve\b|dill|yaml\.load\b", text
         ), path
