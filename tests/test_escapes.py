@@ -805,11 +805,13 @@ def test_nothing_of_the_host_can_unpickle():
     for path in source.rglob("*.py"):
         # The one exception runs in the guest, and reads what the host has written.
         text = path.read_text().replace(bundle._FROM_INPUT, "")
-        if path.parent.name == "policy":  # which speaks of such functions: its texts do not count
+        if {"policy", "compat"} & set(
+            path.parts
+        ):  # they speak of such functions: texts do not count
             code = ast.parse(text)
-            texts = (n for n in ast.walk(code) if isinstance(n, ast.Constant))
-            for node in texts:
-                node.value = None
+            for node in ast.walk(code):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    node.value = ""
             text = ast.unparse(code)
         assert not re.search(
             r"pickle\.load|Unpickler|marshal\.load|\bshelve\b|dill|yaml\.load\b", text

@@ -1,7 +1,9 @@
 """The policy as data, and the promises of check() whatever the text."""
 
 import json
+import resource
 import sys
+import time
 import tomllib
 import warnings
 
@@ -261,3 +263,26 @@ def test_check_never_raises(text):
             assert finding.line >= 1
             assert finding.end_line >= finding.line
         json.dumps(report.to_dict())
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "x = [['a'] * 10000] * 10000\ny = x * 10",
+        "x = [[['a'] * 1000] * 1000] * 1000\ny = x + x",
+        f"x = '{'ab' * 9000}é'.encode('punycode')\nexec(x)",
+        "x = 'a'\n" + "x = x.replace('a', 'a' * 300)\n" * 40 + "exec(x)",
+        "'ｏｓ'," * 20000,
+        "# ｏｓ\n" * 20000,
+        "x = '" + "\u202e" * 40000 + "'",
+    ],
+    ids=["lists", "deeper", "codec", "replace", "texts", "comments", "controls"],
+)
+def test_a_short_code_cannot_make_the_host_work_for_long(code):
+    """In processor time and memory: each of these once took a minute, or gigabytes."""
+    began = time.thread_time()
+    Policy.preset("strict").check(code)
+    assert time.thread_time() - began < 6
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    Policy.preset("strategy").check(code)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000

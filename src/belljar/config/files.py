@@ -44,20 +44,20 @@ def find(
     *,
     project: bool = True,
     user: bool = True,
-) -> Iterator[Path]:
-    """The files that count, the weakest first: the user's, the project's, the one that is named."""
+) -> Iterator[tuple[Path, bool]]:
+    """The files that count, the weakest first: the user's, the project's, the one that is named.
+    With each, whether it was only met: nobody has named it."""
     if user and (found := _user(environ)):
-        yield found
+        yield found, False
     if project and (found := in_directory(Path.cwd())):
-        _check_trusted(found)
-        yield found
+        yield found, True
     chosen = named if named is not None else environ.get("BELLJAR_CONFIG") or None
     if chosen is not None:
         path = Path(chosen).expanduser().absolute()
         if not path.is_file():
             who = "" if named is not None else "BELLJAR_CONFIG: "
             raise ConfigError(f"{who}there is no file {str(path)!r}")
-        yield path
+        yield path, False
 
 
 def in_directory(directory: Path) -> Path | None:
@@ -81,11 +81,12 @@ def _only(stem: Path) -> Path | None:
     return found[0] if found else None
 
 
-def _check_trusted(path: Path) -> None:
+def _check_trusted(path: Path, descriptor: int) -> None:
     """Nobody named this file: it was met in the current directory. One that somebody else can
     write could give the code our files (`mounts`) or the network."""
-    status = path.stat()
-    if status.st_uid not in (0, os.geteuid()) or status.st_mode & stat.S_IWOTH:
+    status = os.fstat(descriptor)
+    others = stat.S_IWOTH | (stat.S_IWGRP if status.st_gid != os.getegid() else 0)
+    if status.st_uid not in (0, os.geteuid()) or status.st_mode & others:
         raise ConfigError(
             f"{path} belongs to, or can be written by, somebody else",
             hint=f"if that is as it should be, name it: BELLJAR_CONFIG={path}",
@@ -95,11 +96,16 @@ def _check_trusted(path: Path) -> None:
 # -- reading ------------------------------------------------------------------------------------
 
 
-def read(path: Path) -> Document:
+def read(path: Path, *, met: bool = False) -> Document:
+    """`met`: nobody has named it, so it must be ours."""
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"{path} is none of {', '.join(SUFFIXES)}")
     try:
-        with path.open("rb") as file:
+        # Opened once, and looked at when it is open: by its name it may be another the next time.
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_NOFOLLOW if met else 0)
+        with open(os.open(path, flags), "rb") as file:
+            if met:
+                _check_trusted(path, file.fileno())
             raw = file.read(MAX_SIZE + 1)
         text = raw.decode("utf-8-sig")
     except OSError as error:

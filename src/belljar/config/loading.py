@@ -82,9 +82,9 @@ def _sentence(found: Found) -> str:
     return f"{found.where}: {key}{found.problem.message}{hint}"
 
 
-def _everything(paths: Iterable[Path], environ: Mapping[str, str]) -> Iterator[Found]:
-    for path in paths:
-        document = files.read(path)
+def _everything(paths: Iterable[tuple[Path, bool]], environ: Mapping[str, str]) -> Iterator[Found]:
+    for path, met in paths:
+        document = files.read(path, met=met)
         yield from _of_table(document, document.data, "", environ)
     yield from _of_variables(environ)
 

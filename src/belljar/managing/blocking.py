@@ -112,7 +112,10 @@ class SandboxManager:
         wait: float | None = None,
         **options: Any,
     ) -> Sandbox:
-        """The sandbox of this name, made if there is none. Who asks at once gets the same one."""
+        """The sandbox of this name, made if there is none. Who asks at once gets the same one.
+
+        Raises NameTaken if `owner` is given, and the sandbox is another's.
+        """
         made = _wait(self._manager.get_or_create, name, owner=owner, wait=wait, **options)
         return self._twin(made)
 

@@ -132,13 +132,21 @@ class AsyncSandboxManager:
         wait: float | None = None,
         **options: Any,
     ) -> AsyncSandbox:
-        """The sandbox of this name, made if there is none. Who asks at once gets the same one."""
+        """The sandbox of this name, made if there is none. Who asks at once gets the same one.
+
+        Raises NameTaken if `owner` is given, and the sandbox is another's.
+        """
         while True:
             await self._bury(name, owner)
             entry = self._table.named.get(name)
             if entry is None:
                 entry = self._enter(name, owner, wait)
                 return await self._make(entry, wait, options)
+            if owner is not None and entry.owner != owner:
+                raise NameTaken(
+                    f"the sandbox {name!r} is not of the owner {owner!r}",
+                    hint="names are those of the manager: put the owner into the name",
+                )
             if await self._is_there(entry):
                 return self._sandbox_of(entry)
             if entry.error is not None and not isinstance(entry.error, SandboxMissing):

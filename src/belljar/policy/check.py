@@ -6,7 +6,7 @@ import ast
 import time
 from typing import TYPE_CHECKING
 
-from belljar.policy import source
+from belljar.policy import fold, source
 from belljar.policy.analyser import Analyser
 from belljar.policy.catalogue import catalogue
 from belljar.policy.report import Finding, Report, Verdict, verdict_of
@@ -48,6 +48,7 @@ def _judge(policy: Policy, code: str, found: _Findings, deadline: float) -> None
         return
     for each in source.disguised(code, deadline):
         found.problem(each)
+    fold.begin()
     _read(policy, code, found, deadline, None, 0)
 
 

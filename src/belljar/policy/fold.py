@@ -11,11 +11,13 @@ import binascii
 import codecs
 import html
 import posixpath
+import threading
 import urllib.parse
 from collections.abc import Callable, Sequence
 from typing import Any
 
-LONGEST = 100_000  # characters, bytes or digits' worth of a constant
+LONGEST = 100_000  # characters, bytes or digits' worth of a constant; an element counts as ten
+ALL = 5_000_000  # of all constants of a check
 _PLAIN = (str, bytes, int, float, bool, type(None))
 
 Plain = str | bytes | int | float | bool | None
@@ -25,16 +27,51 @@ class CannotFold(Exception):
     """It is not a constant, or not one that is worth it."""
 
 
+class _Room(threading.local):
+    """What one check may still put together: each single constant is capped, and all of them."""
+
+    left = ALL
+
+
+_room = _Room()
+
+
+def begin() -> None:
+    """Called when a check begins."""
+    _room.left = ALL
+
+
+def _spend(size: int) -> None:
+    _room.left -= size
+    if _room.left < 0:
+        raise CannotFold
+
+
 def _checked(value: object) -> Any:
-    if isinstance(value, (str, bytes)) and len(value) <= LONGEST:
-        return value
-    if isinstance(value, bool) or value is None or isinstance(value, float):
-        return value
-    if isinstance(value, int) and value.bit_length() <= 1024:
-        return value
-    if isinstance(value, (list, tuple)) and len(value) <= 10_000:
-        return [_checked(each) for each in value]
-    raise CannotFold
+    """The value, if it is one that is worth it. What a list holds in all counts, not only its own
+    length: a few characters of code make lists of lists of any size."""
+    size, todo = 0, [value]
+    while todo:
+        each = todo.pop()
+        if isinstance(each, (str, bytes)):
+            size += len(each)
+        elif isinstance(each, int) and not isinstance(each, bool) and each.bit_length() > 1024:
+            raise CannotFold
+        elif isinstance(each, (list, tuple)):
+            size += len(each) * 10
+            if size <= LONGEST:
+                todo += each
+        elif not isinstance(each, _PLAIN):
+            raise CannotFold
+        if size > LONGEST:
+            raise CannotFold
+    _spend(size + 10)
+    return _lists(value)
+
+
+def _lists(value: Any) -> Any:
+    """Tuples as lists; the size is known to be small. No deeper than code is."""
+    return [_lists(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def binary(operator: str, left: Any, right: Any) -> Any:
@@ -52,6 +89,8 @@ def _times(left: Any, right: Any) -> Any:
     numbers = [each for each in (left, right) if isinstance(each, int)]
     if texts and numbers and len(texts[0]) * max(numbers[0], 0) > LONGEST:
         raise CannotFold
+    if texts:
+        _spend(len(texts[0]))
     return left * right
 
 
@@ -113,8 +152,9 @@ def method(value: Any, name: str, arguments: list[Any]) -> Any:
             return _joined(value, arguments[0])
         if name == "format":
             return _formatted(value, arguments)
-        if name == "decode" and arguments and arguments[0] not in _CODECS:
+        if name in ("decode", "encode") and arguments and arguments[0] not in _CODECS:
             raise CannotFold
+        _spend(len(value))
         return _checked(getattr(value, name)(*arguments))
     except CannotFold:
         raise
@@ -125,6 +165,7 @@ def method(value: Any, name: str, arguments: list[Any]) -> Any:
 def _replaced(value: Any, old: Any, new: Any, *rest: Any) -> Any:
     if len(value) * (len(new) + 1) > LONGEST * 10:
         raise CannotFold
+    _spend(len(value))
     return _checked(value.replace(old, new, *rest))
 
 
@@ -229,6 +270,7 @@ FOLDING = frozenset(_FUNCTIONS)
 def call(path: str, arguments: list[Any]) -> Any:
     """A function of a constant that is known to do nothing but compute."""
     try:
+        _spend(sum(len(each) for each in arguments if isinstance(each, (str, bytes, list))))
         return _checked(_FUNCTIONS[path](*arguments))
     except CannotFold:
         raise

@@ -6,14 +6,21 @@ from collections.abc import Iterator
 
 from belljar.policy.report import Finding, Report
 from belljar.policy.rules import RULES
-from belljar.printable import printable
+from belljar.printable import one_line, printable
+
+_WIDEST = 1000
 
 
 def render(name: str, report: Report) -> str:
     """All findings of one file, and a line that sums up."""
     parts = [_finding(name, finding) for finding in report.findings]
-    parts.append(f"{printable(name)}: {_verdict(report)} ({report.policy})")
+    parts.append(f"{_one(name)}: {_verdict(report)} ({report.policy})")
     return "\n\n".join(parts)
+
+
+def _one(text: str) -> str:
+    """On one line: a file's name and a message hold the code's own words."""
+    return one_line(text, _WIDEST)
 
 
 def _verdict(report: Report) -> str:
@@ -29,13 +36,13 @@ def _verdict(report: Report) -> str:
 
 def _finding(name: str, finding: Finding) -> str:
     rule = RULES[finding.rule]
-    lines = [f"{finding.severity}[{finding.rule} {rule.name}]: {printable(finding.message)}"]
+    lines = [f"{finding.severity}[{finding.rule} {rule.name}]: {_one(finding.message)}"]
     gutter = " " * len(str(finding.line))
     start, end = characters(finding)
-    lines.append(f"{gutter}--> {printable(name)}:{finding.line}:{start + 1}")
+    lines.append(f"{gutter}--> {_one(name)}:{finding.line}:{start + 1}")
     if finding.snippet.strip():
         lines += _marked(finding, gutter, start, end)
-    lines.append(f"{gutter} = help: {printable(finding.remedy)}")
+    lines.append(f"{gutter} = help: {_one(finding.remedy)}")
     return "\n".join(lines)
 
 

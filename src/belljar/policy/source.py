@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import itertools
 import re
 import sys
 import threading
@@ -11,6 +12,7 @@ import time
 import tokenize
 import unicodedata
 import warnings
+from bisect import bisect_left
 from dataclasses import dataclass
 
 from belljar.policy.document import Caps
@@ -31,6 +33,9 @@ _NEWER = (
     ((3, 14), re.compile(r"^\s*except\s+\w+\s*,"), "except without parentheses"),
     ((3, 15), re.compile(r"^\s*lazy\s+(import|from)\b"), "lazy imports"),
 )
+
+
+MOST = 200  # of one kind that are told
 
 
 @dataclass(frozen=True)
@@ -129,37 +134,46 @@ def disguised(code: str, deadline: float) -> list[Problem]:
         return []
     found = [
         _at(code, match.start(), "BJ009", f"U+{ord(match[0]):04X}")
-        for match in _REORDERING.finditer(code)
+        for match in itertools.islice(_REORDERING.finditer(code), MOST)
     ]
-    words: dict[tuple[int, int], Problem] = {}
-    for number, line in enumerate(lines(code), 1):
+    words: list[tuple[int, int, int]] = []  # line, where it begins and ends
+    every = lines(code)
+    for number, line in enumerate(every, 1):
         if line.isascii():
             continue
         if time.thread_time() > deadline:
             return [*found, Problem("BJ005", "its letters take too long to compare", number)]
-        for match in _WORD.finditer(line):
-            word = match[0]
-            if word.isascii() or (read := unicodedata.normalize("NFKC", word)) == word:
-                continue
-            if read.isascii():
-                start, end = _bytes(line, match.start()), _bytes(line, match.end())
-                where = (number, match.start())
-                words[where] = Problem("BJ008", read, number, start, number, end)
-    return [*found, *(_identifiers(code, words) if words else ())]
+        words += (
+            (number, match.start(), match.end())
+            for match in _WORD.finditer(line)
+            if not match[0].isascii() and _read(match[0]) != match[0] and _read(match[0]).isascii()
+        )
+    for number, start, end in _identifiers(code, words)[:MOST] if words else ():
+        line = every[number - 1]
+        places = _bytes(line, start), _bytes(line, end)
+        told = _read(line[start:end])
+        found.append(Problem("BJ008", told, number, places[0], number, places[1]))
+    return found
 
 
-def _identifiers(code: str, words: dict[tuple[int, int], Problem]) -> list[Problem]:
-    """Those that are identifiers, not words of a text or a comment."""
-    idle: set[tuple[int, int]] = set()
+def _read(word: str) -> str:
+    """As Python reads an identifier."""
+    return unicodedata.normalize("NFKC", word)
+
+
+def _identifiers(code: str, words: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Those that are identifiers, not words of a text or a comment. They are in their order."""
+    idle = bytearray(len(words))
     try:
         for token in tokenize.generate_tokens(io.StringIO(code).readline):
             if token.type == tokenize.COMMENT or (
                 token.type == tokenize.STRING and not _FORMATTED.match(token.string)
             ):
-                idle |= {where for where in words if token.start <= where < token.end}
+                first, last = bisect_left(words, token.start), bisect_left(words, token.end)
+                idle[first:last] = b"\1" * (last - first)
     except (tokenize.TokenError, SyntaxError, RecursionError):
-        return list(words.values())  # rather too many than too few
-    return [problem for where, problem in words.items() if where not in idle]
+        return words  # rather too many than too few
+    return [word for word, is_idle in zip(words, idle, strict=True) if not is_idle]
 
 
 def _bytes(text: str, characters: int) -> int:
