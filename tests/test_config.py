@@ -302,11 +302,17 @@ def test_a_file_of_somebody_else_in_the_current_directory_is_not_trusted(place):
     path.chmod(0o666)
     with pytest.raises(config.ConfigError, match="written by, somebody else"):
         place.load()
-    assert (
-        place.load(path, alone=True)
-        if False
-        else config.load(path, place.environ, project=False).sources["network"]
-    )
+    assert config.load(path, place.environ, project=False).sources["network"] == f"{path}:1"
+
+
+def test_a_link_in_the_current_directory_is_not_followed(place, tmp_path):
+    elsewhere = tmp_path / "elsewhere.toml"
+    elsewhere.write_text("network = 'none'")
+    path = place.project_file("")
+    path.unlink()
+    path.symlink_to(elsewhere)
+    with pytest.raises(config.ConfigError, match="cannot be read"):
+        place.load()
 
 
 def test_yaml_without_its_library_names_the_extra(place, monkeypatch):
