@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from belljar.cli import sandbox_table
 from belljar.cli.top import split
 
 ROOT = Path(__file__).parents[1]
@@ -223,3 +224,22 @@ def test_keys_are_told_apart():
     assert list(split(b"\x1b")) == ["escape"]
     assert list(split(b"\x1b[15~")) == []
     assert list(split(b"\x03")) == ["q"]
+
+
+ROW = ["bj-b31849c6d0584f11", "busy", "native", "python", "168.2", "155.5 MiB", "512.0 MiB"]
+ROW += ["31.4%", "12", "12m05s", "somebody", "1234567", "python busy.py --with many arguments"]
+NAMES = (*sandbox_table.HEADER, *sandbox_table.OWNER)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 160])
+@pytest.mark.parametrize("gap", [2, 4])
+def test_a_narrow_terminal_has_fewer_columns_and_each_of_them_whole(width, gap):
+    kept = sandbox_table.fitting([ROW], width, gap=gap)
+    names = [NAMES[number] for number in kept]
+    assert sum(room + gap for room in kept.values()) <= width or width == 40
+    assert all(room >= len(ROW[n]) for n, room in kept.items() if NAMES[n] != "OWNER")
+    assert {"ID", "CPU %", "MEMORY"} <= set(names)
+    if width >= 80:
+        assert {"STATE", "AGE", "MEM %"} <= set(names)
+    if width == 160:
+        assert len(kept) == len(NAMES)

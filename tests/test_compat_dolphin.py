@@ -14,6 +14,7 @@ import textwrap
 import numpy as np
 import pytest
 
+import belljar.environment
 import setting
 from belljar.compat import dolphin
 from belljar.compat.dolphin import (
@@ -278,7 +279,7 @@ def test_imports_that_are_not_allowed_are_refused_before_anything_runs(shared):
     output = shared.execute_code("print('ran')\nimport requests, numpy, flask.views")
     assert output.startswith(
         "IMPORT RESTRICTION ERROR:\nImport restriction violation: The following imports are not "
-        "allowed: flask.views, requests\n\nAllowed libraries:\n- Standard Python library modules\n"
+        "allowed: flask.views, requests\n\nAllowed libraries:\n- Standard Python library modules ("
     )
     assert "ran" not in output
     assert shared.execute_code("def f(").startswith("EXECUTION ERROR:\nSyntax error in code: ")
@@ -421,6 +422,46 @@ def test_a_session_directory_that_is_a_link_is_refused(tmp_path):
         DockerSandboxExecutor("one", str(tmp_path / "base"), backend="native")
 
 
+def test_the_files_of_a_session_are_its_users_alone(tmp_path):
+    sandbox = DockerSandboxExecutor("one", str(tmp_path / "base"), backend="native")
+    assert (tmp_path / "base").stat().st_mode & 0o777 == 0o700
+    assert sandbox.sandbox_dir.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_base_directory_that_others_can_write_is_refused_unless_it_is_sticky(tmp_path):
+    base = tmp_path / "base"
+    base.mkdir()
+    for mode in (0o777, 0o770):
+        base.chmod(mode)
+        with pytest.raises(PermissionError, match=r"somebody else .*sandbox_base_dir"):
+            DockerSandboxExecutor("one", str(base), backend="native")
+        output = sandboxed_python_interpreter("1", {}, backend="native", sandbox_base_dir=str(base))
+        assert output.startswith("SANDBOX ERROR:\n")
+    assert list(base.iterdir()) == []
+    base.chmod(0o1777)
+    DockerSandboxExecutor("one", str(base), backend="native")
+
+
+@pytest.mark.root_only
+def test_a_base_or_a_session_of_another_user_is_refused(tmp_path):
+    """/tmp/sandboxes is a name that anybody can take first."""
+    base = tmp_path / "base"
+    base.mkdir(mode=0o755)
+    session = base / "one"
+    session.mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(base)
+    os.chown(link, 12345, 12345, follow_symlinks=False)
+    with pytest.raises(PermissionError, match="somebody else"):
+        DockerSandboxExecutor("one", str(link), backend="native")
+    os.chown(session, 12345, 12345)
+    with pytest.raises(PermissionError, match="another user"):
+        DockerSandboxExecutor("one", str(base), backend="native")
+    os.chown(base, 12345, 12345)
+    with pytest.raises(PermissionError, match="somebody else"):
+        DockerSandboxExecutor("two", str(base), backend="native")
+
+
 def test_sessions_do_not_see_each_other_and_cleanup_removes_the_files(make, tmp_path):
     one, two = make("session-1"), make("session-2")
     one.execute_code("mine = 1\nopen('/sandbox/one.txt', 'w').write('1')")
@@ -444,10 +485,34 @@ def test_a_session_without_a_name_gets_one(tmp_path):
 # -- where it runs --------------------------------------------------------------------------
 
 
-def test_an_engine_that_does_not_answer_is_said(tmp_path, monkeypatch):
+@pytest.fixture
+def no_engine(monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
-    with pytest.raises(RuntimeError, match="Docker is not available"):
+    monkeypatch.delenv("BELLJAR_BACKEND")
+
+
+def test_who_asks_for_docker_and_has_no_engine_is_told_and_nothing_runs(
+    no_engine, tmp_path, monkeypatch
+):
+    with pytest.raises(RuntimeError, match="Docker is not available") as caught:
         DockerSandboxExecutor("one", str(tmp_path), backend="docker")
+    assert "hint: " in str(caught.value)
+    assert caught.value.__suppress_context__  # what was the cause is said in the text
+    monkeypatch.setenv("DOLPHIN_USE_DOCKER_SANDBOX", "1")
+    for backend in (None, "auto"):
+        with pytest.raises(RuntimeError, match="Install Docker and ensure it is running"):
+            DockerSandboxExecutor("one", str(tmp_path), backend=backend)
+    for function in (sandboxed_python_interpreter, python_interpreter):
+        output = function("print('ran')", {}, sandbox_base_dir=str(tmp_path))
+        assert output.startswith("SANDBOX ERROR:\nDocker is not available")
+        assert "ran\n" not in output.partition("running")[2]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.native_only("nothing is said about docker")
+def test_who_asks_for_nothing_and_has_no_engine_gets_a_native_sandbox(no_engine, tmp_path):
+    sandbox = DockerSandboxExecutor("one", str(tmp_path))
+    assert sandbox._settings["backend"] == "native"
 
 
 @pytest.mark.docker
@@ -465,6 +530,18 @@ def test_what_only_docker_has_is_an_error_natively(tmp_path):
             DockerSandboxExecutor("one", str(tmp_path), backend="native", **options)
 
 
+def test_the_function_without_docker_does_not_follow_the_variable(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "belljar.compat.dolphin.reasoning.sandboxed_python_interpreter",
+        lambda *args, backend, **options: asked.append(backend),
+    )
+    monkeypatch.setenv("DOLPHIN_USE_DOCKER_SANDBOX", "1")
+    monkeypatch.setenv("BELLJAR_BACKEND", "native")
+    python_interpreter("1", {}, use_docker_sandbox=False)
+    assert asked == ["native"]
+
+
 @pytest.mark.parametrize(
     "options", [{"memory_limit": "lots"}, {"cpu_quota": 0}, {"timeout": -1}, {"cpu_quota": -1}]
 )
@@ -473,9 +550,46 @@ def test_limits_out_of_range_are_errors_of_the_constructor(tmp_path, options):
         DockerSandboxExecutor("one", str(tmp_path), backend="native", **options)
 
 
-def test_the_mount_can_be_elsewhere(make):
-    sandbox = make(container_mount_base_dir="/data")
-    assert sandbox.execute_code("import os; print(os.getcwd())") == "/data/one\n"
+def test_the_mount_can_be_elsewhere_and_the_environment_another(make):
+    sandbox = make(container_mount_base_dir="/data/", environment="python")
+    output = sandbox.execute_code("import os; print(os.getcwd())\nimport pandas")
+    assert output.startswith("/data/one\nEXECUTION ERROR:\n")
+    assert "No module named 'pandas'" in output
+
+
+@pytest.mark.parametrize("base", ["/tmp/x", "/usr/lib", "relative", "/data/../etc", 3, b"/data"])
+def test_a_mount_where_none_can_be_is_an_error_of_the_constructor(tmp_path, base):
+    with pytest.raises(ValueError, match="container_mount_base_dir=") as caught:
+        DockerSandboxExecutor("one", str(tmp_path), backend="native", container_mount_base_dir=base)
+    assert "workdir" not in str(caught.value)
+
+
+def test_an_environment_is_one_that_exists_and_no_image_beside_it(tmp_path):
+    with pytest.raises(ValueError, match="did you mean 'data'"):
+        DockerSandboxExecutor("one", str(tmp_path), backend="native", environment="dat")
+    with pytest.raises(ValueError, match="give one of them"):
+        DockerSandboxExecutor("one", str(tmp_path), image_name="mine", environment="data")
+
+
+@pytest.mark.parametrize("code", [None, b"1", 3])
+def test_code_that_is_no_text_is_said_to_be_none(tmp_path, code):
+    sandbox = DockerSandboxExecutor("one", str(tmp_path), backend="native")
+    said = f"not {type(code).__name__}"
+    assert sandbox.execute_code(code) == f"ERROR:\ncode is a str of Python, {said}\n"
+    assert validate_imports(code) == (False, f"The code is a str of Python, {said}")
+
+
+def test_a_deep_tree_is_removed_by_cleanup(tmp_path):
+    sandbox = DockerSandboxExecutor("one", str(tmp_path), backend="native")
+    fd = os.open(sandbox.sandbox_dir, os.O_RDONLY)
+    for _ in range(3000):
+        os.mkdir("d", dir_fd=fd)
+        inner = os.open("d", os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = inner
+    os.close(fd)
+    sandbox.cleanup()
+    assert list(tmp_path.iterdir()) == []
 
 
 # -- the function ---------------------------------------------------------------------------
@@ -499,6 +613,13 @@ def test_the_function_keeps_the_session_of_its_context(interpret, tmp_path):
     assert (tmp_path / session).is_dir()
     assert interpret(sandboxed_python_interpreter, "1", {}, session_id="../x").startswith(
         "SANDBOX ERROR:\nInvalid session_id"
+    )
+
+
+@pytest.mark.parametrize("context", [None, [], {"__sandbox_session_id__": []}])
+def test_the_function_says_what_is_wrong_with_a_context(context):
+    assert sandboxed_python_interpreter("1", context, backend="native").startswith(
+        "SANDBOX ERROR:\n"
     )
 
 
@@ -560,6 +681,18 @@ def test_other_imports_are_refused_however_they_are_written(name):
         valid, message = validate_imports(code)
         assert not valid
         assert f"The following imports are not allowed: {name}\n" in message
+
+
+def test_what_is_not_installed_is_not_promised():
+    _, message = validate_imports("import requests")
+    installed, maybe = message.split("\n\nAllowed if they are installed in the sandbox:\n")
+    assert "- pandas\n" in installed
+    assert "- pdfplumber\n" in maybe
+    data = {package.partition(">")[0] for package in belljar.environment.builtin("data").packages}
+    named = {
+        line[2:].partition(" ")[0] for line in installed.partition("libraries:\n")[2].split("\n")
+    }
+    assert named - {"Standard"} <= data
 
 
 def test_a_library_can_be_added(monkeypatch):

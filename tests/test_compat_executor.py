@@ -252,8 +252,22 @@ def test_how_code_ended_is_said_and_only_a_timeout_is_called_one(executor):
     assert timeout.startswith("Container execution timeout exceeded (1s)\nso far\n")
 
 
-def test_code_that_is_no_text_is_told(executor):
-    assert "code is a str, not NoneType" in executor.execute(None)["error"]
+def test_a_marker_in_the_output_is_looked_for_in_no_time(executor):
+    """As a pattern it took hours for these, in the host's process."""
+    code = (
+        "print('__SIGNAL_JSON_START__' + ' ' * 1_000_000)\nprint('__SIGNAL_JSON_START__' * 20_000)"
+    )
+    result = executor.execute(code)
+    assert (result["success"], result["signal"]) == (True, None)
+
+
+def test_arguments_that_make_no_sense_are_told(executor):
+    assert executor.execute(None)["error"] == "Invalid argument: code is a str, not NoneType"
+    valid, errors = executor.validator.validate(None)
+    assert (valid, errors) == (False, ["Code must be a string, not NoneType"])
+    assert executor.validator.get_validation_report(None)["errors"] == errors
+    with pytest.raises(TypeError, match=r"config is a DockerConfig, not dict: .*DockerConfig\("):
+        DockerExecutor({"memory_limit": "1g"})
 
 
 def test_exit_code_zero_is_a_success(executor):
@@ -277,7 +291,8 @@ def test_refused_code_never_starts_anything(executor):
 
 @pytest.mark.parametrize("timeout", [0, -1, "5", True, float("nan")])
 def test_a_timeout_that_is_none_is_told(executor, timeout):
-    assert "timeout is a number of seconds" in executor.execute("1", timeout=timeout)["error"]
+    error = executor.execute("1", timeout=timeout)["error"]
+    assert error.startswith("Invalid argument: timeout is a number of seconds")
 
 
 # -- where it runs --------------------------------------------------------------------------
@@ -324,6 +339,18 @@ def test_files_of_the_code_are_saved_below_output_dir(executor, here):
     assert [str(path.relative_to(saved)) for path in saved.rglob("*")] == ["plots", "plots/a.txt"]
     assert executor.execute("1")["success"]
     assert len(list((here / "sandbox_output").iterdir())) == 1  # none where nothing was written
+
+
+def test_a_policy_of_ones_own_lets_files_of_the_output_be_written(backend, here):
+    files = {"extends": "strategy", "name": "files", "paths": {"extend_allow": ["/output/**"]}}
+    writes = "import pandas as pd\npd.DataFrame({'a': [1]}).to_csv('/output/a.csv', index=False)"
+    with DockerExecutor(DockerConfig(**QUICK), policy=files) as executor:
+        result = executor.execute(writes)
+        assert "Security validation failed" in executor.execute("open('/etc/passwd')")["error"]
+    saved = here / "sandbox_output" / result["container_id"][:32] / "a.csv"
+    assert saved.read_text() == "a\n1\n"
+    plain = DockerExecutor(DockerConfig(**QUICK)).execute(writes)["error"]
+    assert plain.startswith("Security validation failed: File operation detected: ")
 
 
 def test_a_sandbox_is_kept_when_cleanup_on_exit_is_false(executor):

@@ -1,10 +1,17 @@
 """DockerConfig: defaults, ranges, the YAML file of the document. No guest is started."""
 
+import copy
 import dataclasses
+import logging
+import os
+import pickle
+import re
+from pathlib import Path
 
 import pytest
 
 from belljar.compat.executor.docker_config import DockerConfig
+from belljar.compat.executor.docker_executor import DockerExecutor
 
 DOCUMENT = """\
 docker:
@@ -124,9 +131,39 @@ def test_the_documents_yaml_is_read(load):
     assert load(DOCUMENT) == DockerConfig()
 
 
-def test_the_default_path_is_looked_for_below_the_working_directory(tmp_path, monkeypatch):
+def test_the_guide_has_the_whole_layout(load, monkeypatch):
+    monkeypatch.delenv("STRATEGY_SECONDS", raising=False)
+    guide = Path(__file__).parent.parent / "docs" / "coming-from-strategy-executor.md"
+    block = re.search(r"^```yaml\n(.*?)^```$", guide.read_text(), re.MULTILINE | re.DOTALL)[1]
+    assert load(block) == DockerConfig()
+    for name in dataclasses.asdict(DockerConfig()):
+        assert f" {name.removeprefix('tmpfs_')}:" in block
+
+
+def test_a_misspelt_option_is_named_with_the_nearest():
+    with pytest.raises(TypeError, match="'memory_limt'; did you mean 'memory_limit'"):
+        DockerConfig(memory_limt="1g")
+    with pytest.raises(AttributeError, match="'cpu_limt'; did you mean 'cpu_limit'"):
+        DockerConfig().cpu_limt = 1
+
+
+def test_a_configuration_can_be_copied_and_pickled():
+    config = DockerConfig(memory_limit="1g")
+    assert copy.deepcopy(config) == config == pickle.loads(pickle.dumps(config))
+    assert dataclasses.replace(config, cpu_limit=1).memory_limit == "1g"
+
+
+def test_a_file_that_is_named_and_missing_is_an_error(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert DockerConfig.from_yaml() == DockerConfig()
+    with pytest.raises(FileNotFoundError, match=r"nosuch\.yaml\n  hint: "):
+        DockerConfig.from_yaml("nosuch.yaml")
+
+
+def test_the_default_path_is_looked_for_below_the_working_directory(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    with caplog.at_level(logging.INFO, logger="belljar"):
+        assert DockerConfig.from_yaml() == DockerConfig()
+    assert "there is no config/docker_config.yaml" in caplog.text
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "docker_config.yaml").write_text("docker: {cpu_limit: 1.0}")
     assert DockerConfig.from_yaml().cpu_limit == 1.0
@@ -174,11 +211,46 @@ def test_a_variable_that_is_not_set_is_an_error(load, monkeypatch):
         ("docker: {tmpfs: {siz: 1g}}", "'siz'[^']*'size'"),
         ("monitoring: {prometheus_prt: 8000}", "'prometheus_prt'[^']*'prometheus_port'"),
         ("dcker: {}", "'dcker'[^']*'docker'"),
+        (
+            "docker: {prometheus_port: 1}",
+            "'prometheus_port' does not belong in docker.*monitoring:",
+        ),
+        ("monitoring: {image: x}", "'image' does not belong in monitoring.*docker:"),
+        ("docker: {size: 1g}", r"'size' does not belong in docker.*docker\.tmpfs:"),
+        ("enabled: true", "'enabled' does not belong in the file.*docker:"),
         ("docker: 3", "docker must be a mapping"),
         ("docker: {cpu_limit: -1}", "must be positive"),
         ("docker:\n  enabled: true\n  invalid yaml here\n  more: [\n", "Failed to parse YAML"),
     ],
 )
 def test_a_mistake_in_the_file_is_named_with_the_nearest_key(load, text, said):
-    with pytest.raises(ValueError, match=f"(?s){said}"):
+    with pytest.raises(ValueError, match=f"(?s){said}") as caught:
         load(text)
+    assert "docker_config.yaml" in str(caught.value)
+
+
+@pytest.mark.root_only
+@pytest.mark.parametrize("whose", ["config", "config/docker_config.yaml", "."])
+def test_a_file_of_another_user_that_nobody_named_is_refused(tmp_path, monkeypatch, whose):
+    """It could turn the sandbox off: fallback_to_direct."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "docker_config.yaml").write_text("docker: {enabled: false}")
+    os.chown(tmp_path / whose, 12345, 12345)
+    with pytest.raises(ValueError, match="somebody else\n  hint: if it is meant, name it"):
+        DockerConfig.from_yaml()
+    with pytest.raises(ValueError, match="somebody else"):
+        DockerExecutor()
+    assert DockerConfig.from_yaml("config/docker_config.yaml").enabled is False
+
+
+def test_a_file_that_others_can_write_and_nobody_named_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config").mkdir()
+    file = tmp_path / "config" / "docker_config.yaml"
+    file.write_text("docker: {cpu_limit: 1}")
+    file.chmod(0o666)
+    with pytest.raises(ValueError, match="somebody else"):
+        DockerConfig.from_yaml()
+    file.chmod(0o644)
+    assert DockerConfig.from_yaml().cpu_limit == 1

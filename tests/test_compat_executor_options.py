@@ -124,6 +124,20 @@ def test_the_seccomp_profile_is_ours_unless_a_file_is_given(tmp_path, monkeypatc
         made("native", seccomp_profile=str(profile))
 
 
+def test_a_profile_that_others_can_write_and_nobody_named_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    profile = tmp_path / "config" / "seccomp_profile.json"
+    profile.parent.mkdir()
+    profile.write_text(json.dumps({"defaultAction": "SCMP_ACT_ALLOW"}))
+    profile.chmod(0o666)
+    with pytest.raises(InvalidOption, match="somebody else"):
+        made("docker")
+    named = "./config/seccomp_profile.json"
+    assert made("docker", seccomp_profile=named)["backend"].seccomp == profile
+    profile.chmod(0o644)
+    assert made("docker")["backend"].seccomp == profile
+
+
 def test_our_own_profile_as_a_file_is_fine_natively(tmp_path):
     own = resources.files("belljar.backends.native").joinpath("seccomp.json")
     with resources.as_file(own) as path:

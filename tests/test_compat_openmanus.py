@@ -31,6 +31,7 @@ from belljar.compat.openmanus import (
     create_sandbox_client,
 )
 from belljar.compat.openmanus.core.sandbox import SandboxSettings as SettingsOfSandbox
+from belljar.compat.openmanus.volumes import Volumes
 
 # How many there are, by what every image has.
 SLEEPERS = "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -o 'sleep [6]' | wc -l"
@@ -108,6 +109,12 @@ def test_settings_are_checked_when_given_and_when_changed():
     with pytest.raises(InvalidOption, match="unknown"):
         config.cpus = 1
     assert config.cpu_limit == 0.5
+
+
+def test_a_dict_is_no_settings():
+    for given in ({"memory_limit": "1g"}, "1g"):
+        with pytest.raises(TypeError, match=r"config is a SandboxSettings, not .*model_validate\("):
+            DockerSandbox(given)
 
 
 def test_settings_become_limits_and_only_those_given_are_insisted_on():
@@ -372,6 +379,32 @@ def test_files_and_directories_are_copied_in_and_out(run_async, box, tmp_path):
     run_async(main)
 
 
+@pytest.mark.parametrize("source", ["/workspace/sub/..", "sub/..", "sub/../sub/..", "."])
+def test_a_path_that_ends_above_stays_below_the_target(box, tmp_path, source):
+    target = tmp_path / "out"
+    target.mkdir()
+    anyio.run(box.run_command, "mkdir -p sub && echo 1 > made.txt")
+    anyio.run(box.copy_from, source, str(target))
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert [path.name for path in target.iterdir()] == ["workspace"]
+
+
+def test_what_has_no_name_is_not_copied_into_a_directory(box, tmp_path):
+    with pytest.raises(RuntimeError, match="'/' has no name"):
+        anyio.run(box.copy_from, "/", str(tmp_path))
+
+
+def test_errors_say_their_cause_once(box, tmp_path):
+    async def missing():
+        with pytest.raises(FileNotFoundError, match=r"^File not found: nosuch$") as caught:
+            await box.read_file("nosuch")
+        return caught.value
+
+    error = anyio.run(missing)
+    assert error.__suppress_context__
+    assert error.__cause__ is None
+
+
 def test_what_is_copied_out_cannot_lead_the_host_elsewhere(box, tmp_path, caplog):
     """The original unpacked whatever archive came."""
     secret = tmp_path / "secret"
@@ -394,6 +427,21 @@ def test_what_is_copied_out_cannot_lead_the_host_elsewhere(box, tmp_path, caplog
 
 
 # --- volumes -------------------------------------------------------------------------------------
+
+
+def test_a_deep_tree_in_a_volume_leaves_nothing_behind():
+    volumes = Volumes({}, work_dir="/workspace")
+    path = volumes._stage()
+    fd = os.open(path, os.O_RDONLY)
+    for _ in range(3000):
+        os.mkdir("d", dir_fd=fd)
+        inner = os.open("d", os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = inner
+    os.close(fd)
+    volumes.close()
+    volumes.close()
+    assert not os.path.exists(os.path.dirname(path))
 
 
 @gvisor.WRITABLE

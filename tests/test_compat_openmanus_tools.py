@@ -87,6 +87,18 @@ def test_every_execution_has_a_fresh_interpreter_and_the_files_of_those_before(r
     run_async(main)
 
 
+def test_shared_memory_does_not_last_until_the_next_execution(run_async, shared):
+    key = 424242
+    make = f"import ctypes; print(ctypes.CDLL(None).shmget({key}, 4096, 0o1600) >= 0)"
+    look = f"import ctypes; print(ctypes.CDLL(None).shmget({key}, 4096, 0))"
+
+    async def main():
+        assert (await shared.execute(make))["observation"] == "True\n"
+        assert (await shared.execute(look))["observation"] == "-1\n"
+
+    run_async(main)
+
+
 def test_nothing_runs_on_the_host(shared, tmp_path):
     """The original ran the code in a process of the host's."""
     target = tmp_path / "made"

@@ -2,13 +2,16 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import gc
 import inspect
 import logging
 import os
+import re
 import threading
 import weakref
+from pathlib import Path
 
 import anyio
 import pytest
@@ -24,7 +27,7 @@ from belljar.errors import (
 )
 from belljar.managing import entry as manager_entry
 from belljar.managing.blocking import SandboxManager
-from belljar.managing.decide import Reason
+from belljar.managing.decide import ManagerStats, Reason
 from belljar.managing.manager import AsyncSandboxManager
 from fake_sandboxes import Clock, FakeFactory
 
@@ -711,3 +714,14 @@ def test_async_with_of_the_blocking_one_gives_the_other(loop, factory):
         assert factory.made[0].ended == ["close"]
 
     loop(test)
+
+
+def test_the_guide_lists_every_method_with_its_signature():
+    guide = (Path(__file__).parent.parent / "docs" / "manager.md").read_text()
+    listing = " ".join(re.search(r"^```text\n(create\(.*?)^```$", guide, re.M | re.S)[1].split())
+    for name in (name for name in dir(SandboxManager) if not name.startswith("_")):
+        _, *parameters = inspect.signature(getattr(SandboxManager, name)).parameters.values()
+        plain = inspect.Signature([p.replace(annotation=p.empty) for p in parameters])
+        assert f"{name}{plain}" in listing
+    for field in dataclasses.fields(ManagerStats):
+        assert f"{field.name}" in listing

@@ -222,7 +222,10 @@ def test_code_that_the_policy_rejects_is_counted_and_written_down(backend, tmp_p
     with Audit(path), Metrics() as metrics:
         assert sandbox.run_code("import socket\nsocket.socket()").outcome == "rejected"
         sandbox.close()
-    assert 'belljar_refusals_total{backend="' in metrics.text()
+    text = metrics.text()
+    assert 'belljar_refusals_total{backend="' in text
+    assert 'stage="policy"' in text
+    assert 'stage="run"' not in text  # it did not run, and so is no short run
     starting, ended = [json.loads(line) for line in path.read_text().splitlines()]
     assert starting["event"] == "cell.starting"
     assert (ended["outcome"], ended["verdict"]) == ("rejected", "deny")

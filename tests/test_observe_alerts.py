@@ -1,10 +1,13 @@
 """Alerts: when they begin and end, and who is told."""
 
 import logging
+import re
+import threading
 
 import pytest
 
 from belljar import InvalidOption
+from belljar.observe import enable
 from belljar.observe.alerts import Alerts, Observation, Rules, State, decide
 
 
@@ -128,9 +131,36 @@ def test_a_callback_that_fails_does_not_keep_others_from_being_told(caplog):
     "wrong",
     [
         *({"memory": 0}, {"memory": True}, {"cpu": "90"}, {"samples": 0}, {"samples": True}),
-        *({"margin": 1}, {"orphans": -1}),
+        *({"margin": 1}, {"orphans": -1}, {"memory": 90}, {"cpu": 1.5}),
     ],
 )
 def test_rules_that_make_no_sense_are_refused(wrong):
     with pytest.raises(InvalidOption):
         Rules(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"metrics_prot": 9100}, "'metrics_prot'\n  hint: did you mean 'metrics_port'"),
+        ({"audit": 3}, "audit=3 is neither a path"),
+        ({"metrics": "yes"}, "metrics='yes'"),
+        ({"metrics_port": "9100"}, "metrics_port='9100'"),
+        ({"metrics_port": 70_000}, "metrics_port=70000"),
+        ({"metrics_addr": None}, "metrics_addr=None"),
+        ({"tracing": "yes"}, "tracing='yes'"),
+        ({"alerts": 3}, "alerts=3"),
+        ({"alerts": True, "on_alert": 3}, "on_alert=3 cannot be called"),
+        ({"on_alert": print}, "on_alert without alerts"),
+        ({"interval": 0}, "interval=0 "),
+        ({"interval": "1"}, "interval='1' "),
+        ({"interval": float("nan")}, "interval=nan "),
+        ({"orphans_interval": 0}, "orphans_interval=0 "),
+        ({"orphans_interval": True}, "orphans_interval=True "),
+    ],
+)
+def test_options_of_enable_that_make_no_sense_are_refused(given, said):
+    before = threading.active_count()
+    with pytest.raises(InvalidOption, match=re.escape(said)):
+        enable(**given)
+    assert threading.active_count() == before

@@ -292,3 +292,8 @@ def test_a_log_that_somebody_keeps_locked_is_given_up(path, monkeypatch):
     audit.observe(made.cell())
     audit.close()
     assert verify(path).lines == 1
+
+
+def test_what_is_no_path_is_no_audit_log():
+    with pytest.raises(InvalidOption, match="an audit log is a path, not None"):
+        verify(None)

@@ -1,5 +1,6 @@
 """Presence files: what is believed of them, and what becomes of those that were left."""
 
+import errno
 import json
 import os
 import subprocess
@@ -7,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import anyio
+import anyio.lowlevel
 import pytest
 
 import observe_events as made
@@ -173,12 +176,60 @@ def test_files_of_dead_processes_are_told_and_swept(directory):
     assert not file.exists()
 
 
+def test_the_first_sandbox_of_a_process_sweeps_the_files_of_its_own_backend(directory, writer):
+    file = left_by_a_dead_process(directory)
+    rewrite(file, backend="docker")  # its container may run: it stays in sight
+    other = made.subject(id="bj-00000000000000aa")
+    writer.observe(made.started(of=other, pid=os.getpid()))
+    assert file.exists()
+    rewrite(file, backend="native")
+    writer.observe(made.started(of=made.subject(id="bj-00000000000000bb"), pid=os.getpid()))
+    assert file.exists()  # once a process is enough
+    again = Presence()
+    again.observe(made.started(of=made.subject(id="bj-00000000000000cc"), pid=os.getpid()))
+    assert not file.exists()
+    again.close()
+
+
 def test_a_file_that_a_living_process_has_written_meanwhile_is_not_swept(directory, writer):
     left_by_a_dead_process(directory)
     (note,) = presence.stale()
     writer.observe(made.started(pid=os.getpid()))
     assert not presence.remove(note)
     assert len(presence.notes()) == 1
+
+
+def test_thousands_of_files_are_looked_at_a_few_at_a_time(file, directory, monkeypatch):
+    """Each may ask for a connection to an engine, and descriptors are few."""
+    said = json.loads(file.read_bytes())
+    for number in range(100):
+        id = f"bj-{number:016x}"
+        (directory / id).write_text(json.dumps({**said, "id": id}))
+    now, most = 0, 0
+
+    async def read(self, note):
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await anyio.lowlevel.checkpoint()
+        now -= 1
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Sightings, "_read", read)
+    with Sightings() as sightings:
+        states = {each.state for each in sightings.look()}
+    assert states == {"unknown"}
+    assert 1 < most <= 16
+
+
+def test_what_there_is_no_time_to_look_at_is_unknown(file, monkeypatch):
+    async def read(self, note):
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr(Sightings, "_read", read)
+    monkeypatch.setattr("belljar.observe.sightings.LOOK_TIMEOUT", 0.01)
+    with Sightings() as sightings:
+        assert [each.state for each in sightings.look()] == ["unknown"]
 
 
 def test_files_from_before_a_reboot_are_stale(file):

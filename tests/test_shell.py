@@ -5,7 +5,15 @@ import time
 import anyio
 import pytest
 
-from belljar import InvalidOption, Limits, Outcome, SandboxError, events
+from belljar import (
+    AsyncSandbox,
+    InvalidOption,
+    Limits,
+    Outcome,
+    Sandbox,
+    SandboxError,
+    events,
+)
 from belljar.shell import AsyncShell, Shell
 
 
@@ -309,3 +317,17 @@ def test_commands_at_once_take_turns_and_a_cancelled_one_changes_nothing(run_asy
             assert (await shell.run(f"echo $n; {SLEEPERS}")).stdout == "5\n0\n"
 
     run_async(main)
+
+
+@pytest.mark.parametrize("kind", [Shell, AsyncShell])
+@pytest.mark.parametrize("given", [None, "sandbox", Sandbox, AsyncSandbox])
+def test_a_shell_is_for_a_sandbox_of_its_kind(kind, given):
+    with pytest.raises(
+        InvalidOption, match=f"{kind.__name__} is for an? {'Async' * (kind is AsyncShell)}Sandbox"
+    ):
+        kind(given)
+
+
+def test_a_sandbox_of_the_other_kind_is_refused_by_name(sandbox):
+    with pytest.raises(InvalidOption, match=r"not Sandbox\n.*Shell\(sandbox\) is for a Sandbox"):
+        AsyncShell(sandbox)

@@ -17,7 +17,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import anyio
 
@@ -26,9 +26,7 @@ from belljar.blocking import Sandbox, wait
 from belljar.cell import OnText
 from belljar.errors import FileError, InvalidOption, SandboxError
 from belljar.execution import CommandResult, Outcome
-
-if TYPE_CHECKING:
-    from belljar.sandbox import AsyncSandbox
+from belljar.sandbox import AsyncSandbox
 
 ROOM = 96 * 1024  # bytes of a command that fit into a variable; a longer one goes by a file
 REPORT = 8192  # bytes that are read of what the shell says about itself
@@ -78,6 +76,11 @@ class AsyncShell:
     ) -> None:
         """`cwd` is where it starts (None: the workspace), `env` what it has exported then;
         `timeout` is in seconds for one command (None: that of the sandbox's limits)."""
+        if not isinstance(sandbox, AsyncSandbox):
+            raise InvalidOption(
+                f"an AsyncShell is for an AsyncSandbox, not {_kind(sandbox)}",
+                hint="in `async with AsyncSandbox() as sandbox`; Shell(sandbox) is for a Sandbox",
+            )
         self._sandbox = sandbox
         self._env = options.texts("env", env)
         self._timeout = options.check_timeout(timeout, None)
@@ -210,6 +213,10 @@ def _both(heard: list[str], callback: OnText | None) -> OnText:
     return hear
 
 
+def _kind(given: object) -> str:
+    return f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
+
+
 class Shell:
     """The blocking twin of AsyncShell.
 
@@ -228,6 +235,11 @@ class Shell:
         env: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> None:
+        if not isinstance(sandbox, Sandbox):
+            raise InvalidOption(
+                f"a Shell is for a Sandbox, not {_kind(sandbox)}",
+                hint="in `with Sandbox() as sandbox`; AsyncShell(sandbox) is for an AsyncSandbox",
+            )
         self._shell = AsyncShell(sandbox._sandbox, cwd=cwd, env=env, timeout=timeout)
 
     @property

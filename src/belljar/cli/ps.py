@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
+import sys
 import time
 
 from belljar.cli import exit_codes
@@ -47,8 +49,13 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([each.to_dict() for each in found], indent=2))
     elif found:
-        header = (*sandbox_table.HEADER, *sandbox_table.OWNER)
-        terminal.table([sandbox_table.row(each) for each in found], header)
+        header: tuple[str, ...] = (*sandbox_table.HEADER, *sandbox_table.OWNER)
+        rows = [sandbox_table.row(each) for each in found]
+        if sys.stdout.isatty():  # who reads it otherwise, reads all of it
+            kept = sandbox_table.fitting(rows, shutil.get_terminal_size().columns, gap=4)
+            rows = [[row[number][:room] for number, room in kept.items()] for row in rows]
+            header = tuple(header[number] for number in kept)
+        terminal.table(rows, header)
     else:
         print("no sandboxes")
     return exit_codes.OK

@@ -11,6 +11,10 @@ from belljar.observe.sightings import Sighting
 HEADER = ("ID", "STATE", "BACKEND", "ENV", "CPU %", "MEMORY", "LIMIT", "MEM %", "PROCS", "AGE")
 OWNER = ("USER", "PID", "OWNER")
 
+# What goes first where a terminal is narrow: whole columns, the least missed one first.
+DROPPED = ("USER", "LIMIT", "OWNER", "PID", "ENV", "BACKEND", "PROCS", "MEM %", "AGE", "STATE")
+SHORTEST_OWNER = 12  # characters of the owner's command that are worth a column
+
 # How `top` may sort: largest first.
 KEYS: dict[str, Callable[[Sighting], float]] = {
     "cpu": lambda each: each.cpu_percent or 0.0,
@@ -36,6 +40,26 @@ def row(each: Sighting, *, owner: bool = True) -> list[str]:
         age(each.age),
     ]
     return [*cells, user(note.uid), str(note.owner.pid), note.command[:60]] if owner else cells
+
+
+def fitting(rows: Sequence[Sequence[str]], width: int, *, gap: int) -> dict[int, int]:
+    """The columns that fit into a terminal, by number, and their widths. The owner's command is cut
+    to what room there is; another column is there as a whole, or not at all."""
+    names = (*HEADER, *OWNER)
+    needed = {
+        name: max(len(name) + 1, *(len(row[number]) for row in rows), 0) + gap
+        for number, name in enumerate(names)
+    }
+    whole = needed["OWNER"]
+    needed["OWNER"] = min(whole, SHORTEST_OWNER + gap)
+    kept = list(names)
+    for name in DROPPED:
+        if sum(needed[each] for each in kept) <= width:
+            break
+        kept.remove(name)
+    spare = max(width - sum(needed[each] for each in kept), 0)
+    needed["OWNER"] = min(whole, needed["OWNER"] + spare)
+    return {number: needed[name] - gap for number, name in enumerate(names) if name in kept}
 
 
 def ordered(sightings: Iterable[Sighting], key: str) -> list[Sighting]:

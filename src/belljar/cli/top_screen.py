@@ -15,6 +15,7 @@ _SORTS = {"c": "cpu", "m": "memory", "a": "age", "p": "processes"}
 _STATE_STYLES = {"busy": "green", "ended": "red", "orphan": "red", "unknown": "yellow"}
 _NUMBERS = range(4, 10)  # columns that are aligned to the right
 _HELP = "c m a p sort · ↑↓ choose · k kill · + - interval · space look · q quit"
+_GAP = 2  # characters between two columns
 _LINES = 4  # that are not rows: title, header, message, help
 
 
@@ -93,7 +94,7 @@ class Screen:
         title += f"every {self.interval:g} s · by {self.sort}"
         return Group(
             Text(terminal.one_line(title), style="bold", no_wrap=True, overflow="ellipsis"),
-            self._table(max(height - _LINES, 1)),
+            self._table(max(height - _LINES, 1), width),
             Text(terminal.one_line(self._said()), style="yellow", no_wrap=True),
             Text(_HELP, style="dim", no_wrap=True, overflow="ellipsis"),
         )
@@ -104,27 +105,37 @@ class Screen:
             return f"kill {note.id} ({note.environment}, owner {note.owner.pid})? y: yes"
         return self.message or ("" if self._rows else "no sandboxes")
 
-    def _table(self, rows: int) -> RenderableType:
+    def _table(self, rows: int, width: int) -> RenderableType:
         from rich.table import Table
         from rich.text import Text
 
         drawn = Table(box=None, header_style="bold", padding=(0, 1), expand=True)
         header = (*sandbox_table.HEADER, *sandbox_table.OWNER)
-        for number, name in enumerate(header):
+        # The chosen one is in sight, whatever its place.
+        first = max(self._index - rows + 1, 0)
+        shown = self._rows[first : first + rows]
+        texts = [[terminal.one_line(cell) for cell in sandbox_table.row(each)] for each in shown]
+        kept = sandbox_table.fitting(texts, width, gap=_GAP)
+        for number in kept:
+            name = header[number]
             sorted_by = name.startswith(_COLUMNS[self.sort])
             drawn.add_column(
                 f"{name}▼" if sorted_by else name,
                 justify="right" if number in _NUMBERS else "left",
                 no_wrap=True,
                 overflow="ellipsis",
+                min_width=kept[number],
             )
-        # The chosen one is in sight, whatever its place.
-        first = max(self._index - rows + 1, 0)
-        for each in self._rows[first : first + rows]:
+        for each, cells in zip(shown, texts, strict=True):
             style = "reverse" if each.note.id == self._chosen else ""
-            cells = [Text(terminal.one_line(cell)) for cell in sandbox_table.row(each)]
-            cells[1].stylize(_STATE_STYLES.get(each.state, ""))
-            drawn.add_row(*cells, style=style)
+            state = _STATE_STYLES.get(each.state, "")
+            drawn.add_row(
+                *(
+                    Text(cells[number][:room], style=state if number == 1 else "")
+                    for number, room in kept.items()
+                ),
+                style=style,
+            )
         return drawn
 
 

@@ -47,6 +47,8 @@ def verify(
     `head`: the hash that the last line must have, or one of the lines before it, as `Audit.head`
     gave it at some time: finds also that lines were cut off at the end.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise InvalidOption(f"an audit log is a path, not {path!r}")
     base = Path(path).expanduser().absolute()
     files = [*rotated(base), *([base] if base.exists() else [])]
     if not files:

@@ -35,6 +35,7 @@ log = logging.getLogger("belljar.observe")
 
 MAX_FILE = 16 * 1024
 MAX_FILES = 10_000  # in one directory
+MAX_FOREIGN = 1000  # in one of another user's
 
 _ID = re.compile(r"bj-[0-9a-f]{16}")
 
@@ -50,6 +51,7 @@ class Presence:
         self._owner = _owner_fields()
         self._lock = threading.Lock()
         self._files: dict[str, str] = {}  # id → path
+        self._swept: set[str] = set()  # backends whose stale notes were removed
 
     def observe(self, event: events.Event) -> None:
         match event:
@@ -80,6 +82,7 @@ class Presence:
         with self._lock:
             self._files[id] = f"{directory}/{id}"
             os.rename(aside, self._files[id])
+        self._sweep(event.subject.backend)
 
     def _remove(self, id: str) -> None:
         with self._lock:
@@ -94,6 +97,17 @@ class Presence:
             live = {sandbox.id for sandbox in events.live()}
             for id in self._files.keys() - live:
                 self._remove(id)
+
+    def _sweep(self, backend: str) -> None:
+        """Remove what killed processes left here. Once, and of the backend that has just started a
+        guest: at its first it has removed what the notes tell of. A container that still runs
+        stays in sight."""
+        if backend in self._swept:
+            return
+        self._swept.add(backend)
+        for note in notes(everybody=False):
+            if note.backend == backend and note.stale:
+                remove(note)
 
     def close(self) -> None:
         for id in list(self._files):
@@ -206,7 +220,8 @@ def _notes_in(path: str) -> Iterator[Note]:
     with runtime_directory.opened(path) as directory:
         if directory is None:
             return
-        for name in sorted(os.listdir(directory.fd))[:MAX_FILES]:
+        most = MAX_FILES if directory.uid == os.geteuid() else MAX_FOREIGN
+        for name in sorted(os.listdir(directory.fd))[:most]:
             if _ID.fullmatch(name) and (note := _read(directory, name, path)):
                 yield note
 

@@ -29,6 +29,8 @@ from belljar.observe.sampling import percent
 
 State = Literal["busy", "idle", "ended", "orphan", "unknown"]
 TIMEOUT = 5.0  # seconds, for an engine
+AT_ONCE = 16  # sandboxes that are looked at; each may take a connection to an engine
+LOOK_TIMEOUT = 10.0  # seconds for all of them; the files may be another user's, and thousands
 BUSY = 1.0  # percent of one processor; below, it waits
 
 
@@ -92,20 +94,26 @@ class Sightings:
 
     async def _see_all(self, notes: list[Note]) -> list[Sighting]:
         found: dict[str, Sighting] = {}
+        few = anyio.CapacityLimiter(AT_ONCE)
 
         async def one(note: Note) -> None:
-            found[note.id] = await self._see(note)
+            async with few:
+                found[note.id] = await self._see(note)
 
-        async with anyio.create_task_group() as group:
-            for note in notes:
-                group.start_soon(one, note)
-        return [found[note.id] for note in notes]
+        with anyio.move_on_after(LOOK_TIMEOUT):
+            async with anyio.create_task_group() as group:
+                for note in sorted(notes, key=lambda note: note.uid != os.geteuid()):
+                    group.start_soon(one, note)
+        return [found.get(note.id) or _unseen(note) for note in notes]
 
     async def _see(self, note: Note) -> Sighting:
-        reading = await self._read(note)
-        age = max(time.time() - note.created, 0.0)
         if note.stale:
-            return Sighting(note=note, state="orphan", age=age)
+            return _unseen(note)
+        try:
+            reading = await self._read(note)
+        except OSError:
+            return _unseen(note)
+        age = max(time.time() - note.created, 0.0)
         if reading is None:
             # Of another pid namespace, or on another machine whose engine does not answer: else
             # it would be seen.
@@ -161,6 +169,12 @@ class Sightings:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _unseen(note: Note) -> Sighting:
+    """There was no time to look at it, or no way."""
+    state: State = "orphan" if note.stale else "unknown"
+    return Sighting(note=note, state=state, age=max(time.time() - note.created, 0.0))
 
 
 def is_there(note: Note) -> bool:

@@ -1,11 +1,13 @@
 """The directory of a session on this host: its name, its files, its end.
 
 Names come from callers and files from guests: a session's name is one plain word, and no link
-below the directory is ever followed.
+below the directory is ever followed. The directory that has the sessions is /tmp/sandboxes unless
+somebody says otherwise, where other users of the machine can be first: it must be our own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -31,12 +33,41 @@ def check_session_id(given: object) -> str:
 
 
 def make(base: Path, session_id: str) -> Path:
-    """The session's directory, made if it is missing. Raises ValueError if it is a link."""
+    """The session's directory, made if it is missing, for this user alone.
+
+    Raises ValueError if it is a link, and PermissionError if somebody else could exchange it.
+    """
+    base.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        base.mkdir(mode=0o700)
+    _check_own(base)
     path = base / session_id
-    path.mkdir(parents=True, exist_ok=True)
-    if not stat.S_ISDIR(os.lstat(path).st_mode):
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    status = os.lstat(path)
+    if not stat.S_ISDIR(status.st_mode):
         raise ValueError(f"{path} is a link, and would lead out of {base}")
+    if not _is_ours(status):
+        raise PermissionError(errno.EACCES, "The session belongs to another user", str(path))
     return path
+
+
+def _check_own(base: Path) -> None:
+    """What is below a directory of somebody else, or that others may write, can be exchanged for
+    a link at any time. In one with the sticky bit, nobody can touch what is ours."""
+    status = os.stat(base)
+    shared = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
+    if not (_is_ours(os.lstat(base)) and _is_ours(status)) or shared:
+        raise PermissionError(
+            errno.EACCES,
+            "It belongs to, or can be written by, somebody else (use a sandbox_base_dir of your "
+            "own, or chmod go-w)",
+            str(base),
+        )
+
+
+def _is_ours(status: os.stat_result) -> bool:
+    return status.st_uid in (0, os.geteuid())
 
 
 def files(path: Path) -> list[str]:

@@ -175,6 +175,7 @@ class DockerSandboxExecutor:
             return f"{kind} ERROR:\n{message}"
         with self._entering:
             if self._session is None:
+                directory.make(self.sandbox_dir.parent, self.session_id)  # cleanup() removed it
                 self._session = sessions.enter(self.sandbox_dir, self._settings)
             session = self._session
         try:
@@ -254,10 +255,14 @@ def sandboxed_python_interpreter(
     Never raises for what goes wrong with the code or the sandbox: it is in the text. The session
     is kept for the next call, until it is idle for an hour, or 32 others were used since.
     """
-    if session_id is None:
-        session_id = context.setdefault(sessions.SESSION_KEY, str(uuid.uuid4()))
     try:
-        executor = _keep(session_id, image_name, image_tag, backend, sandbox_base_dir, environment)
+        if not isinstance(context, dict):
+            raise InvalidOption(f"context is a dict of variables, not {type(context).__name__}")
+        if session_id is None:
+            session_id = context.setdefault(sessions.SESSION_KEY, str(uuid.uuid4()))
+        name = directory.check_session_id(session_id)
+        chosen = None if environment is None else resolve(environment)
+        executor = _keep(name, image_name, image_tag, backend, sandbox_base_dir, chosen)
         return executor.execute_code(code, context)
     except (SandboxError, RuntimeError, ValueError, OSError) as error:
         return f"SANDBOX ERROR:\n{error}"

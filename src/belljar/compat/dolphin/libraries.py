@@ -30,7 +30,7 @@ ALLOWED_LIBRARIES: set[str] = {
     *("openpyxl", "chardet", "magic", "python-magic"),
 }
 
-_STANDARD = "Standard Python library modules"
+_STANDARD = "Standard Python library modules (most of them)"
 # Environment "data" has these.
 _PACKAGES = ("numpy", "pandas", "matplotlib", "scipy", "scikit-learn (import as sklearn)")
 # These are allowed, but no environment that comes with Belljar has them.

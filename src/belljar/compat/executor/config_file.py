@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,13 @@ SECTIONS = ("docker", "monitoring")
 _NUMBERS = ("cpu_limit", "timeout_seconds", "alert_on_orphaned_containers", "prometheus_port")
 
 
-def read(path: str | os.PathLike[str], environ: Mapping[str, str]) -> dict[str, Any]:
-    """The keyword arguments for DockerConfig; none if there is no file at the default path."""
+def read(
+    path: str | os.PathLike[str], environ: Mapping[str, str], *, met: bool = False
+) -> dict[str, Any]:
+    """The keyword arguments for DockerConfig; none if there is no file at the default path.
+
+    `met`: nobody named the file, it is only where one is looked for.
+    """
     file = Path(path)
     if not file.exists():
         if file == Path(docker_config.DEFAULT_PATH):
@@ -28,11 +34,32 @@ def read(path: str | os.PathLike[str], environ: Mapping[str, str]) -> dict[str, 
             f"Config file not found: {file.absolute()}\n"
             "  hint: give the path of a file that is there, or DockerConfig() for the defaults"
         )
+    if met and is_foreign(file):
+        raise ValueError(
+            f"{file.absolute()} belongs to, or can be written by, somebody else\n"
+            f"  hint: if it is meant, name it: DockerConfig.from_yaml({str(file)!r})"
+        )
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"Failed to read config file {file}: {error}") from None
     return parse(text, str(file), environ)
+
+
+def is_foreign(file: Path) -> bool:
+    """Whether somebody else could have written a file below the current directory, or could
+    exchange it: it could turn the sandbox off."""
+    return any(_is_foreign(each) for each in (Path.cwd(), file.parent, file))
+
+
+def _is_foreign(path: Path) -> bool:
+    for status in (os.lstat(path), os.stat(path)):
+        if status.st_uid not in (0, os.geteuid()):
+            return True
+    # A group of one's own is what many systems give, and a umask that lets it write.
+    group = stat.S_IWGRP if status.st_gid != status.st_uid else 0
+    sticky = status.st_mode & stat.S_ISVTX and stat.S_ISDIR(status.st_mode)
+    return bool(status.st_mode & (stat.S_IWOTH | group)) and not sticky
 
 
 def parse(text: str, source: str, environ: Mapping[str, str]) -> dict[str, Any]:

@@ -80,13 +80,14 @@ class DockerConfig:
         """Load `docker:` and `monitoring:` of a YAML file (default: config/docker_config.yaml).
 
         `${VAR}` and `${VAR:default}` are replaced from the environment. Without a file at the
-        default path the defaults hold. Raises FileNotFoundError if another one is not there, and
-        ValueError for what it should not say.
+        default path the defaults hold. Raises FileNotFoundError if another one is not there,
+        ValueError for what it should not say, and for a file that nobody named and that somebody
+        else could have written.
         """
         from belljar.compat.executor import config_file
 
         file = DEFAULT_PATH if path is None else os.fspath(path)
-        given = config_file.read(file, os.environ)
+        given = config_file.read(file, os.environ, met=path is None)
         try:
             return cls(**given)
         except ValueError as error:

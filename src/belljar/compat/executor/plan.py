@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar.backends.docker.settings import Docker
+from belljar.compat.executor import config_file
 from belljar.compat.executor.docker_config import DEFAULT_SECCOMP, DockerConfig, size
 from belljar.compat.where import Placed
 from belljar.environment import builtin
@@ -174,6 +175,11 @@ def _profile(given: str, *, docker: bool) -> Path | None:
         raise InvalidOption(
             f"Seccomp profile not found: {given}",
             hint="give a file that exists, or leave seccomp_profile out for Belljar's own",
+        )
+    if given == DEFAULT_SECCOMP and config_file.is_foreign(path):
+        raise InvalidOption(
+            f"{path.absolute()} belongs to, or can be written by, somebody else",
+            hint=f'if it is meant, name it: seccomp_profile="./{given}"; "" is Belljar\'s own',
         )
     if docker:
         return path
