@@ -3,17 +3,13 @@
 The second half is tested without the first, since it must hold where the first is wrong.
 """
 
-import threading
-
 import duckdb
 import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from belljar.compat import sql
-from belljar.compat.pandasai import duck
-from belljar.compat.pandasai.duck import Bounds
+from belljar.compat import duck, sql
 
 FRAME = pd.DataFrame({"city": ["Oslo", "Rome", None], "amount": [30, 25, 20]})
 
@@ -120,7 +116,71 @@ REFUSED = [
 def test_queries_that_only_read_are_run(query):
     sql.check(query)
     sql.check(query, tables=["sales"])
-    assert isinstance(duck.run(query, {"sales": FRAME}, Bounds()), pd.DataFrame)
+    assert isinstance(duck.run(query, {"sales": FRAME}), pd.DataFrame)
+
+
+ELSEWHERE_NAMED = [
+    "SELECT * FROM users WHERE 1 IN (WITH users AS (SELECT 1 AS a) SELECT a FROM users)",
+    "SELECT * FROM users, (WITH users AS (SELECT 1) SELECT 1) AS z",
+    "WITH a AS (SELECT * FROM b), b AS (SELECT 1) SELECT * FROM a",
+    "WITH users AS (SELECT * FROM users) SELECT * FROM users",
+    "SELECT * FROM sales UNION (WITH users AS (SELECT 1) SELECT 1) UNION SELECT * FROM users",
+]
+NO_TABLES = [
+    "SELECT * FROM private.sales",
+    "SELECT * FROM other.private.sales",
+    "WITH sales AS (SELECT 1) SELECT * FROM private.sales",
+    "SELECT * FROM @stage",
+    "SELECT * FROM ?",
+    "SELECT * FROM :users",
+    "SELECT schema_to_xml('public', true, false, '')",
+    "SELECT query_to_xml_and_xmlschema('select 1', true, true, '')",
+    "SELECT query_to_xmlschema('select 1', true, true, '')",
+    "SELECT cursor_to_xml('c', 1, true, true, '')",
+    "SELECT table_to_xml_and_xmlschema('users', true, true, '')",
+    "SELECT ts_stat('select to_tsvector(s) from users') FROM sales",
+    "SELECT ts_rewrite('a'::tsquery, 'select 1')",
+    "SELECT crosstab('select 1') FROM sales",
+    "SELECT connectby('users', 'a', 'b', 'c', 0) FROM sales",
+    "SELECT sleep_ms(100000)",
+]
+
+
+@pytest.mark.parametrize("query", [*ELSEWHERE_NAMED, *NO_TABLES])
+def test_a_name_of_with_counts_only_where_it_is_known_and_no_schema_is_a_table(query):
+    with pytest.raises(sql.QueryRefused):
+        sql.check(query, tables=["sales"])
+
+
+@pytest.mark.parametrize(
+    "query", [*ELSEWHERE_NAMED, "WITH users AS MATERIALIZED (SELECT * FROM users) FROM users"]
+)
+def test_duckdb_reads_names_of_with_by_where_they_are_known_too(query):
+    with duckdb.connect() as connection, pytest.raises(sql.QueryRefused, match="there are sales"):
+        sql.check_duckdb(query, connection, tables=["sales"])
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "WITH a AS MATERIALIZED (SELECT 1 AS x), b AS (SELECT * FROM a) SELECT * FROM b",
+        "WITH a AS (SELECT 1 AS x), b AS (SELECT * FROM a) SELECT * FROM a, b",
+        "SELECT * FROM sales WHERE amount IN (WITH a AS (SELECT 30 AS x) SELECT x FROM a)",
+        "WITH a AS (WITH b AS (SELECT 1 AS x) SELECT * FROM b) SELECT * FROM a",
+        "WITH a AS (SELECT 1 AS x) SELECT * FROM (SELECT * FROM a) AS z UNION SELECT * FROM a",
+    ],
+)
+def test_names_of_with_are_known_below_it(query):
+    sql.check(query, tables=["sales"])
+    assert len(duck.run(query, {"sales": FRAME})) > 0
+
+
+def test_a_file_named_by_with_elsewhere_is_still_a_file():
+    query = "SELECT * FROM '/etc/x.csv', (WITH \"/etc/x.csv\" AS (SELECT 1) SELECT 1) AS z"
+    with pytest.raises(sql.QueryRefused, match="no name of a table"):
+        sql.check(query)
+    with pytest.raises((sql.QueryRefused, duckdb.Error)):
+        duck.run(query, {"sales": FRAME})
 
 
 TOO_DEEP = "(" * 5000 + "SELECT 1" + ")" * 5000
@@ -149,7 +209,7 @@ def test_queries_that_do_more_are_refused_by_the_reader(query):
 @pytest.mark.parametrize("query", REFUSED, ids=lambda query: query[:40])
 def test_queries_that_do_more_are_refused_by_the_parser_of_duckdb(query):
     with pytest.raises(sql.QueryRefused):
-        duck.run(query, {"sales": FRAME}, Bounds())
+        duck.run(query, {"sales": FRAME})
 
 
 def test_without_names_any_table_may_be_read_but_no_file():
@@ -174,7 +234,7 @@ def test_what_the_reader_lets_pass_only_reads_for_duckdb_too(query, noise, data)
     at = data.draw(st.integers(0, len(query)))
     text = query[:at] + noise + query[at:]
     try:
-        duck.run(text, {"sales": FRAME.head(1)}, Bounds())
+        duck.run(text, {"sales": FRAME.head(1)})
     except (sql.QueryRefused, duckdb.Error, ValueError):
         return
 
@@ -186,7 +246,7 @@ def test_what_the_reader_lets_pass_only_reads_for_duckdb_too(query, noise, data)
 def unguarded(monkeypatch):
     """A run() whose reader lets everything pass."""
     monkeypatch.setattr(sql, "check_duckdb", lambda *args, **options: None)
-    return lambda query, **options: duck.run(query, {"sales": FRAME}, Bounds(), **options)
+    return lambda query, **options: duck.run(query, {"sales": FRAME}, **options)
 
 
 REACHING = [
@@ -231,51 +291,3 @@ def test_files_of_a_dataset_are_readable_and_no_others(unguarded, tmp_path):
     assert found.n[0] == 3
     with pytest.raises(duckdb.Error, match="disabled by configuration"):
         unguarded(f"SELECT * FROM read_parquet('{other}')", readable=[str(mine)])
-
-
-# -- bounds -----------------------------------------------------------------------------------
-
-
-def test_a_query_without_end_is_ended():
-    before = threading.active_count()
-    with pytest.raises(TimeoutError, match=r"longer than 0\.2 s"):
-        duck.run(
-            "SELECT sum(a.range * b.range) FROM range(10000000) a, range(10000000) b",
-            {},
-            Bounds(seconds=0.2),
-        )
-    assert threading.active_count() <= before
-
-
-def test_a_query_gets_no_more_memory_than_it_may():
-    with pytest.raises(duckdb.OutOfMemoryException):
-        duck.run("SELECT list(range) FROM range(100000000)", {}, Bounds(memory=64 * 2**20))
-
-
-def test_a_result_is_not_larger_than_it_may():
-    with pytest.raises(MemoryError, match="more than 1000000 bytes"):
-        duck.run(
-            "SELECT range, repeat('x', 100) AS text FROM range(1000000)",
-            {},
-            Bounds(result=1_000_000),
-        )
-
-
-def test_results_are_the_frames_that_duckdb_makes():
-    many = pd.DataFrame(
-        {
-            "number": range(300_000),
-            "text": [str(n) if n % 3 else None for n in range(300_000)],
-            "when": pd.date_range("2024", periods=300_000, freq="s"),
-            "kind": pd.Categorical(["a", "b"] * 150_000),
-        }
-    )
-    query = "SELECT *, number / 2 AS half, number > 5 AS truth FROM many ORDER BY number"
-    found = duck.run(query, {"many": many}, Bounds())
-    connection = duckdb.connect()
-    connection.register("many", many)
-    pd.testing.assert_frame_equal(found, connection.execute(query).df())
-    connection.close()
-    empty = duck.run("SELECT number, text FROM many WHERE false", {"many": many}, Bounds())
-    assert list(empty.columns) == ["number", "text"]
-    assert len(empty) == 0

@@ -3,14 +3,17 @@ that reaches files, the network, or the database's own settings.
 
 `check` reads any dialect, by sqlglot. `check_duckdb` asks DuckDB's own parser, for text that DuckDB
 is going to run: there nothing can be read in two ways. Reading is the weaker half of a guard. Where
-the connection is ours, it can reach nothing in the first place (belljar.compat.pandasai.duck).
+the connection is ours, it can reach nothing in the first place (belljar.compat.duck).
+
+Reading takes a time that is exponential in the depth of some texts (INT(INT(INT(...). For queries
+of strangers it is done where it can be ended: belljar.compat.query_process.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from belljar.errors import InvalidOption, SandboxError
@@ -105,13 +108,7 @@ def check_duckdb(query: str, connection: Any, *, tables: Iterable[str]) -> None:
     if len(found) != 1 or found[0].type != duckdb.StatementType.SELECT or tree.get("error"):
         raise refused("the query is not one SELECT")
     known = {name.casefold() for name in tables}
-    nodes = list(_nodes(tree))
-    ours = {
-        str(entry["key"]).casefold()
-        for node in nodes
-        for entry in (node.get("cte_map") or {}).get("map", ())
-    } | {str(node.get("cte_name", "")).casefold() for node in nodes}
-    for node in nodes:
+    for node, ours in _nodes(tree):
         if node.get("type") == "BASE_TABLE":
             _check_table(str(node["table_name"]), known, ours)
             if node.get("schema_name") or node.get("catalog_name"):
@@ -122,6 +119,15 @@ def check_duckdb(query: str, connection: Any, *, tables: Iterable[str]) -> None:
             raise refused("the query contains SHOW or DESCRIBE")
         elif node.get("class") == "FUNCTION":
             _check_function(str(node["function_name"]), as_table=False)
+
+
+def for_duckdb(query: str) -> str:
+    """As PandasAI puts it to DuckDB, but for "%s", which stays what it is (LIKE '%sales%')."""
+    from sqlglot.optimizer.qualify_columns import quote_identifiers
+
+    sqlglot = _sqlglot()
+    quoted = sqlglot.parse_one(query).transform(quote_identifiers).sql(pretty=True)
+    return str(sqlglot.parse_one(quoted).sql(dialect="duckdb", pretty=True))
 
 
 def refused(why: str) -> QueryRefused:
@@ -172,7 +178,7 @@ def _with_of(query: Any) -> Any:
     return query.args.get("with") or query.args.get("with_")  # its name differs between versions
 
 
-def _check_table(name: str, known: set[str] | None, ours: set[str]) -> None:
+def _check_table(name: str, known: set[str] | None, ours: Collection[str]) -> None:
     if name.casefold() in ours:
         return
     if known is not None and name.casefold() not in known:
@@ -193,16 +199,28 @@ def _check_function(name: str, *, as_table: bool) -> None:
         raise refused(f"the query uses the function {name[:200]}")
 
 
-def _nodes(tree: object) -> Iterator[dict[str, Any]]:
-    """Every object of the tree, without recursion: the depth is the stranger's."""
-    todo = [tree]
+def _nodes(tree: object) -> Iterator[tuple[dict[str, Any], frozenset[str]]]:
+    """Every object of DuckDB's tree, and the names that WITH has given where it stands. Without
+    recursion: the depth is the stranger's."""
+    todo: list[tuple[object, frozenset[str]]] = [(tree, frozenset())]
     while todo:
-        node = todo.pop()
-        if isinstance(node, dict):
-            yield node
-            todo += node.values()
-        elif isinstance(node, list):
-            todo += node
+        node, outside = todo.pop()
+        if isinstance(node, list):
+            todo += [(each, outside) for each in node]
+        if not isinstance(node, dict):
+            continue
+        ours = outside
+        for entry in (node.get("cte_map") or {}).get("map", ()):
+            todo.append((entry["value"], ours))  # it knows those before it
+            ours |= {str(entry["key"]).casefold()}
+        if node.get("cte_name"):
+            ours |= {str(node["cte_name"]).casefold()}
+        yield node, ours
+        for key, each in node.items():
+            # What MATERIALIZED names does not know its own name; what is recursive does.
+            before = node.get("type") == "CTE_NODE" and key == "query"
+            if key != "cte_map":
+                todo.append((each, outside if before else ours))
 
 
 def _sqlglot() -> Any:

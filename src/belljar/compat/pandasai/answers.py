@@ -1,7 +1,8 @@
 """What generated code calls `result`, as PandasAI takes it: {"type": ..., "value": ...}, checked.
 
-The guest has said it, so nothing is taken for granted. What its serializer once lost on the way
-(numbers of numpy, a Series, an array) is made what PandasAI expects.
+The guest has said it, so nothing is taken for granted, and nothing is done with it that takes long.
+What its serializer once lost on the way (numbers of numpy, a Series, an array) is made what
+PandasAI expects.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from belljar.compat.pandasai import charts
+from belljar.compat.pandasai import charts, tabular
 from belljar.compat.pandasai.errors import BadResult
 
 DATA_URL = "data:image/png;base64,"
+MAX_BITS = 14_000  # of a whole number: Python writes out about 4,300 digits, and PandasAI has to
+MAX_DIGITS = 4_000  # before the point
+MAX_PATH = 4096
 _ASKED = "Please return the result in dictionary format: result = {'type': ..., 'value': ...}"
 
 
@@ -30,6 +34,8 @@ def checked(result: object, save_chart: Callable[[str], str]) -> dict[str, Any]:
     if not isinstance(result, dict) or not {"type", "value"} <= result.keys():
         raise BadResult(f"result is not a dictionary of type and value. {_ASKED}")
     kind, value = result["type"], result["value"]
+    if not isinstance(kind, str):
+        raise BadResult(f"result['type'] is {_short(kind)}, not a text. {_ASKED}")
     if kind == "number":
         value = _number(value)
     elif kind == "string":
@@ -49,9 +55,13 @@ def _number(value: object) -> int | float:
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, Decimal) and value.is_finite():
+        if value and value.adjusted() > MAX_DIGITS:  # int() would write out 1E+30000000
+            raise BadResult(f"the number has more than {MAX_DIGITS} digits")
         value = int(value) if value == value.to_integral_value() else float(value)
     if not isinstance(value, (int, float)):
         raise BadResult(f"result['type'] is 'number', and its value is {_short(value)}")
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+        raise BadResult(f"the number has {value.bit_length()} bits, more than {MAX_BITS}")
     return value
 
 
@@ -66,12 +76,12 @@ def _frame(value: object) -> pd.DataFrame:
         return value
     if isinstance(value, (pd.Series, pd.Index)):
         return value.to_frame()
+    if not isinstance(value, (dict, list, np.ndarray)):
+        raise BadResult(f"result['type'] is 'dataframe', and its value is {_short(value)}")
     try:
-        if isinstance(value, (dict, list)) or (isinstance(value, np.ndarray) and value.ndim <= 2):
-            return pd.DataFrame(value)
-    except (ValueError, TypeError) as error:
+        return tabular.frame_of(value)
+    except ValueError as error:
         raise BadResult(f"no DataFrame can be made of result['value']: {error}") from error
-    raise BadResult(f"result['type'] is 'dataframe', and its value is {_short(value)}")
 
 
 def _plot(value: object, save_chart: Callable[[str], str]) -> object:
@@ -80,7 +90,11 @@ def _plot(value: object, save_chart: Callable[[str], str]) -> object:
     if not isinstance(value, str):
         raise BadResult(f"result['type'] is 'plot', and its value is {_short(value)}, not a path")
     if not value.startswith(DATA_URL):
+        if len(value) > MAX_PATH:
+            raise BadResult(f"result['value'] has {len(value)} characters, and is no path")
         return save_chart(value)
+    if len(value) > charts.MAX_BYTES * 3 // 2:  # base64 takes four letters for three bytes
+        raise BadResult(f"result['value'] is a picture of more than {charts.MAX_BYTES} bytes")
     try:
         charts.check_png(base64.b64decode(value.removeprefix(DATA_URL), validate=True))
     except (binascii.Error, ValueError) as error:

@@ -15,6 +15,7 @@ from pathlib import Path
 from belljar.errors import InvalidOption
 
 MAX_BYTES = 16 * 2**20
+MAX_PARTS = 20_000  # chunks of a PNG; they have kilobytes each
 MAX_PIXELS = 64_000_000  # below that at which PIL warns of a decompression bomb
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _NAME = re.compile(r"[\w-][\w.-]{0,99}", re.ASCII)
@@ -47,6 +48,8 @@ def check_png(data: bytes) -> None:
         if end + 4 > len(data) or zlib.crc32(data[at + 4 : end]) != _number(data, end):
             raise ValueError("the PNG is damaged")
         kinds.append(kind)
+        if len(kinds) > MAX_PARTS:
+            raise ValueError(f"the PNG has more than {MAX_PARTS} parts")
         at = end + 4
     if kinds[:1] != [b"IHDR"] or kinds[-1:] != [b"IEND"] or b"IDAT" not in kinds:
         raise ValueError("the PNG lacks a part")

@@ -2,8 +2,9 @@
 runs a query when the code calls it, and only if it reads nothing but the frames of the agent.
 
 An Agent's own function opens a DuckDB that can read and write every file of this process. So it is
-not called: the same frames are queried on one that cannot (duck.py). Any other function is the
-caller's, and is called with queries that `belljar.compat.sql` has let pass.
+not called: the same frames are queried on one that cannot (compat/duck.py), in a process of its own
+(compat/query_process.py). Any other function is the caller's, and is called with queries that
+`belljar.compat.sql` has let pass.
 """
 
 from __future__ import annotations
@@ -18,13 +19,12 @@ from pandasai.exceptions import MaliciousQueryError
 from pandasai.query_builders.sql_parser import SQLParser
 
 from belljar.compat import sql
-from belljar.compat.pandasai import duck
-from belljar.compat.pandasai.duck import Bounds
+from belljar.compat.query_process import QueryProcess
 
 Query = Callable[[str], object]
 
 
-def guarded(function: Callable[..., object], bounds: Bounds) -> Query:
+def guarded(function: Callable[..., object], process: QueryProcess) -> Query:
     """The function that the sandbox gets in place of `function`."""
     agent = _agent_of(function)
 
@@ -32,9 +32,9 @@ def guarded(function: Callable[..., object], bounds: Bounds) -> Query:
         """This method connects to the database, executes the sql query and returns the dataframe"""
         try:
             if agent is None:
-                sql.check(sql_query)
+                process.check(sql_query)
                 return function(sql_query)
-            return _query(agent, sql_query, bounds)
+            return _query(agent, sql_query, process)
         except sql.QueryRefused as error:
             # The name by which PandasAI, and the models that it prompts, know it.
             raise MaliciousQueryError(str(error)) from error
@@ -49,26 +49,20 @@ def _agent_of(function: Callable[..., object]) -> Agent | None:
     return owner if ours and isinstance(owner, Agent) else None
 
 
-def _query(agent: Agent, query: str, bounds: Bounds) -> object:
+def _query(agent: Agent, query: str, process: QueryProcess) -> object:
     frames = agent._state.dfs
-    sql.check(query, tables=[frame.schema.name for frame in frames])
     # Those with a query builder are datasets that are read when they are asked for.
     datasets = [frame for frame in frames if hasattr(frame, "query_builder")]
     meant = {each.schema.name: each.query_builder._get_table_expression() for each in datasets}
     if not all(_is_local(each) for each in datasets):
+        process.check(query, tables=[frame.schema.name for frame in frames])
         return datasets[-1].execute_sql_query(
             SQLParser.replace_table_and_column_names(query, meant)
         )
     tables = {frame.schema.name: frame for frame in frames if not hasattr(frame, "query_builder")}
     files = [path for expression in meant.values() for path in _files(expression)]
-    views = {name: _for_duckdb(f"SELECT * FROM {text}") for name, text in meant.items()}
-    return duck.run(_for_duckdb(query), tables, bounds, views=views, readable=files)
-
-
-def _for_duckdb(query: str) -> str:
-    """As PandasAI puts it to DuckDB, but for "%s", which stays what it is (LIKE '%sales%')."""
-    replaced = SQLParser.replace_table_and_column_names(query, {})
-    return str(sqlglot.parse_one(replaced).sql(dialect="duckdb", pretty=True))
+    views = {name: sql.for_duckdb(f"SELECT * FROM {text}") for name, text in meant.items()}
+    return process.run(query, tables, views=views, readable=files)
 
 
 def _is_local(dataset: Any) -> bool:

@@ -26,8 +26,8 @@ from belljar import runtime
 from belljar.backends.docker.settings import Docker
 from belljar.blocking import Sandbox as Jar
 from belljar.compat import where
+from belljar.compat.duck import Bounds
 from belljar.compat.pandasai import answers, charts
-from belljar.compat.pandasai.duck import Bounds
 from belljar.compat.pandasai.errors import (
     NO_SQL,
     NOT_RUNNING,
@@ -38,6 +38,7 @@ from belljar.compat.pandasai.errors import (
 from belljar.compat.pandasai.exchange import about_missing, is_function, picture, put, result_of
 from belljar.compat.pandasai.preparation import SCRUB, preparation
 from belljar.compat.pandasai.queries import guarded
+from belljar.compat.query_process import QueryProcess
 from belljar.environment import Environment
 from belljar.errors import FileError, InvalidOption, SandboxClosed
 from belljar.execution import Execution
@@ -83,7 +84,7 @@ class BelljarSandbox(Sandbox):
         self._environment = environment
         self._limits = _limits(limits, timeout, memory)
         self._charts = _charts(charts)
-        self._bounds = Bounds(seconds=sql_timeout, result=self._limits.memory)
+        self._queries = QueryProcess(Bounds(seconds=sql_timeout, result=self._limits.memory))
 
     # -- life -------------------------------------------------------------------------------
 
@@ -111,8 +112,11 @@ class BelljarSandbox(Sandbox):
         jar, self._jar = self._jar, None
         self._started = False
         self._files.clear()
-        if jar is not None:
-            jar.kill()
+        try:
+            if jar is not None:
+                jar.kill()
+        finally:
+            self._queries.stop()  # after the code that could ask for more
 
     @property
     def _container(self) -> Jar | None:
@@ -185,20 +189,20 @@ class BelljarSandbox(Sandbox):
         return jar
 
     def _run(self, jar: Jar, code: str, environment: Mapping[str, Any]) -> dict[str, Any]:
-        asked_for_sql: list[str] = []
+        no_sql = threading.Event()
         left_out = put(jar, environment)
         jar.run_code(preparation(code, environment)).raise_for_outcome()
-        with self._exposed(jar, environment, asked_for_sql):
+        with self._exposed(jar, environment, no_sql):
             self.last_execution = execution = jar.run_code(code)
         if not execution.ok:
-            if asked_for_sql:
+            if no_sql.is_set():
                 raise RuntimeError(NO_SQL) from failure(execution)
             raise failure(execution, about_missing(execution, left_out))
         return answers.checked(result_of(jar, execution), functools.partial(self._chart, jar))
 
     @contextlib.contextmanager
     def _exposed(
-        self, jar: Jar, environment: Mapping[str, Any], asked_for_sql: list[str]
+        self, jar: Jar, environment: Mapping[str, Any], no_sql: threading.Event
     ) -> Iterator[None]:
         """Let the code call the functions of `environment`, as long as this lasts.
 
@@ -206,15 +210,15 @@ class BelljarSandbox(Sandbox):
         be told by its last reference that nobody wants it any more.
         """
 
-        def no_sql(sql_query: str) -> None:
-            asked_for_sql.append(sql_query)
+        def missing(sql_query: str) -> None:
+            no_sql.set()
             raise RuntimeError(NO_SQL)
 
         functions = {name: each for name, each in environment.items() if is_function(name, each)}
         sql = functions.get(SQL)
-        functions[SQL] = no_sql if sql is None else guarded(sql, self._bounds)
+        functions[SQL] = missing if sql is None else guarded(sql, self._queries)
         for name, function in functions.items():
-            timeout = self._bounds.seconds + 5 if name == SQL else SKILL_TIMEOUT
+            timeout = self._queries.bounds.seconds + 5 if name == SQL else SKILL_TIMEOUT
             marked = function if inspect.iscoroutinefunction(function) else self._marked(function)
             jar.expose(marked, name, timeout=timeout)
         try:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from belljar.compat.pandasai import charts
+from belljar.compat.pandasai import charts, tabular
 
 
 class ResponseSerializer:
@@ -42,9 +42,7 @@ class ResponseSerializer:
         result: dict[str, Any] = json.loads(response)
         value = result["value"]
         if result["type"] == "dataframe":
-            result["value"] = pd.DataFrame(
-                data=value["data"], index=value["index"], columns=value["columns"]
-            )
+            result["value"] = tabular.split(value["columns"], value["data"], value["index"])
         elif result["type"] == "plot" and chart_path:
             try:
                 picture = base64.b64decode(value, validate=True)
