@@ -177,14 +177,13 @@ class BelljarSandbox(Sandbox):
     def _clean_jar(self, jar: Jar) -> Jar:
         """The sandbox, with nothing in it of what ran before."""
         if not self._fresh:
-            scrubbed = jar.commands.run(["sh", "-c", SCRUB, "sh", *self._files], timeout=10)
-            if scrubbed.ok:
+            if jar.commands.run(["sh", "-c", SCRUB], timeout=10).ok:
                 jar.restart()
             else:
                 jar.kill()
                 self._jar = jar = self._new_jar()
-                for name, text in self._files.items():
-                    jar.files.write(f"/tmp/{name}", text)
+            for name, text in self._files.items():  # as they were given, whatever became of them
+                jar.files.write(f"/tmp/{name}", text)
         self._fresh = False
         return jar
 
