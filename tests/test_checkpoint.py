@@ -395,7 +395,7 @@ def test_rollback_ends_what_was_started_since(sandbox, outside):
         "import subprocess; p = subprocess.Popen(['sleep', '1234'], start_new_session=True)",
     )
     sandbox.commands.run("sleep 1235 >/dev/null 2>&1 &")
-    assert len([p for p in guest.processes() if p.name == "sleep"]) == 2
+    census.wait_until(lambda: len([p for p in guest.processes() if p.name == "sleep"]) == 2)
     sandbox.rollback(before)
     census.wait_until(lambda: not [p for p in guest.processes() if p.name == "sleep"])
     assert value(sandbox, "1") == 1

@@ -86,16 +86,14 @@ class Config:
 
     def _backend(self) -> object:
         name, docker = self.values["backend"], self._docker()
-        chosen = [key for key in docker if self._chooses(f"docker.{key}")]
-        if docker and (name == "docker" or (name == "auto" and chosen)):
+        if docker and name in ("docker", "auto"):
             return _make(docker)
         return name if self._is_given("backend") else None
 
     def _docker(self) -> dict[str, Any]:
+        """Without what a Sandbox looks up itself, where that has a meaning."""
         given = self.given("docker")
-        if {"image", "dockerfile"} & set(given) and not self._chooses("docker.base"):
-            given.pop("base", None)  # a variable of the machine; without meaning beside an image
-        return given
+        return {name: value for name, value in given.items() if self._chooses(f"docker.{name}")}
 
     def _chooses(self, key: str) -> bool:
         return not (key in _LOOKED_UP and self.sources[key].startswith("variable "))
