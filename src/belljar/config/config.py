@@ -55,9 +55,10 @@ class Config:
         options = {name: self.values[name] for name in _OF_SANDBOX if self._is_given(name)}
         if limits := self.given("limits"):
             options["limits"] = limits
-        if "backend" not in arguments and (backend := self._backend()) is not None:
+        own = not {"image", "dockerfile"}.isdisjoint(arguments)
+        if "backend" not in arguments and (backend := self._backend(own)) is not None:
             options["backend"] = backend
-        elif arguments.get("backend") == "docker" and (docker := self._docker()):
+        elif arguments.get("backend") == "docker" and (docker := self._docker(own)):
             arguments = arguments | {"backend": _make(docker)}
         return merge(options, arguments)
 
@@ -84,16 +85,19 @@ class Config:
     def _is_given(self, key: str) -> bool:
         return self.sources[key] != DEFAULT
 
-    def _backend(self) -> object:
-        name, docker = self.values["backend"], self._docker()
-        if docker and name in ("docker", "auto"):
+    def _backend(self, own: bool) -> object:
+        name, docker = self.values["backend"], self._docker(own)
+        chosen = [key for key in docker if self._chooses(f"docker.{key}")]
+        if docker and (name == "docker" or (name == "auto" and chosen)):
             return _make(docker)
         return name if self._is_given("backend") else None
 
-    def _docker(self) -> dict[str, Any]:
-        """Without what a Sandbox looks up itself, where that has a meaning."""
+    def _docker(self, own: bool = False) -> dict[str, Any]:
+        """`own`: the caller has an image of his own."""
         given = self.given("docker")
-        return {name: value for name, value in given.items() if self._chooses(f"docker.{name}")}
+        if (own or {"image", "dockerfile"} & set(given)) and not self._chooses("docker.base"):
+            given.pop("base", None)  # a variable of the machine; without meaning beside an image
+        return given
 
     def _chooses(self, key: str) -> bool:
         return not (key in _LOOKED_UP and self.sources[key].startswith("variable "))
