@@ -18,6 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
+import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -41,6 +42,11 @@ WORKERS = 24
 OWNERS = ("alice", "bob", "carol", "dave")
 WAIT = 0.5
 DYING = 1.0  # seconds that a process may take to die, on a busy machine
+
+
+def owner_of(name: str) -> str:
+    """Always the same: a name belongs to whoever made it."""
+    return OWNERS[zlib.crc32(name.encode()) % len(OWNERS)]
 
 
 class Ledger:
@@ -128,7 +134,7 @@ class Load:
 
     async def create(self, name: str) -> None:
         try:
-            await self.manager.create(name, owner=self.random.choice(OWNERS))
+            await self.manager.create(name, owner=owner_of(name))
         except NameTaken:
             return
         except ManagerFull:
@@ -137,9 +143,8 @@ class Load:
             self.ledger.counts["given_up"] += 1
 
     async def ensure(self, name: str) -> AsyncSandbox | None:
-        owner = self.random.choice(OWNERS)
         try:
-            return await self.manager.get_or_create(name, owner=owner, wait=WAIT)
+            return await self.manager.get_or_create(name, owner=owner_of(name), wait=WAIT)
         except ManagerFull:
             self.ledger.counts["refused"] += 1
         except SandboxMissing:

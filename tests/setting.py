@@ -45,9 +45,8 @@ _USER = {"attacks", "cgroup", "commands", "escapes", "guest", "mounts", "posture
 _USER |= {"events", "manager_guests", "observe", "shelves", "shell", "warm", "workdir"}
 _GVISOR = {"attacks", "commands", "escapes", "files", "mounts", "posture", "sandbox", "warm"}
 _GVISOR |= {"workdir"}
-_DOCKER = _GVISOR | {"checkpoint", "events", "functions_in_sandbox", "guest", "manager_guests"}
-_DOCKER |= {"cli_ps", "compat_dolphin", "compat_executor", "compat_openmanus", "observe", "shell"}
-_DOCKER |= {"compat_openmanus_manager", "compat_openmanus_tools"}
+_DOCKER = _GVISOR | {"checkpoint", "functions_in_sandbox", "guest", "manager_guests", "shell"}
+_DOCKER |= {"compat_dolphin", "compat_executor", "compat_openmanus", "compat_openmanus_tools"}
 # Of the escapes, in containers: controls show that the oracles see, which they do natively too.
 _OF_ESCAPES = "test_hostile_guest"
 
