@@ -13,7 +13,6 @@ from belljar.policy.rules import RULES, SEVERITIES
 from belljar.printable import printable
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-_INFORMATION = "https://pypi.org/project/belljar/"
 
 
 def sarif(reports: Mapping[str, Report], policy: Policy) -> dict[str, Any]:
@@ -22,7 +21,6 @@ def sarif(reports: Mapping[str, Report], policy: Policy) -> dict[str, Any]:
     driver = {
         "name": "belljar",
         "version": __version__,
-        "informationUri": _INFORMATION,
         "rules": [
             {
                 "id": rule.id,
