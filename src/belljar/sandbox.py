@@ -120,6 +120,7 @@ class AsyncSandbox:
         self._keeping = Keeping(given)
         self._pid = os.getpid()
         self._place: Place | None = None
+        self._adopted: Guest | None = None
         self._branch = 0  # which of those who share the place
         self._run: Run | None = None
         self._ended: str | None = None  # why it can be used no more
@@ -343,9 +344,19 @@ class AsyncSandbox:
         return place
 
     async def _start_guest(self) -> Place:
+        spec = self.spec()
         self._guests += 1
-        spec = GuestSpec(
-            id=f"{self.id}-{self._guests}",
+        self._keeping.begin(self._functions.names)
+        guest, self._adopted = self._adopted, None
+        if guest is None:
+            guest = await runtime.current().backend(self._options.backend).start(spec)
+        self._mind()
+        return Place(guest, self.limits.memory)
+
+    def spec(self) -> GuestSpec:
+        """What a backend must know of its next guest."""
+        return GuestSpec(
+            id=f"{self.id}-{self._guests + 1}",
             environment=self.environment,
             limits=self.limits,
             env=self._options.env,
@@ -356,10 +367,12 @@ class AsyncSandbox:
             network=self._options.network,
             docker=self._options.docker,
         )
-        self._keeping.begin(self._functions.names)
-        guest = await runtime.current().backend(self._options.backend).start(spec)
-        self._mind()
-        return Place(guest, self.limits.memory)
+
+    def adopt(self, guest: Guest) -> None:
+        """Start with a guest that is there already, made by its `spec` and used by nobody."""
+        assert self._place is None
+        assert self._adopted is None
+        self._adopted = guest
 
     def _mind(self) -> None:
         if self._clock is None and (self.limits.lifetime or self.limits.idle):
@@ -368,7 +381,11 @@ class AsyncSandbox:
 
     async def _leave(self) -> None:
         place, self._place = self._place, None
+        adopted, self._adopted = self._adopted, None
         events.ends(self)
+        if adopted is not None:
+            with anyio.CancelScope(shield=True):
+                await adopted.close()
         if place is not None:
             with anyio.CancelScope(shield=True):
                 await place.leave(self._branch)
