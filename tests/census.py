@@ -3,10 +3,13 @@
 Nothing here asks belljar. `take()` before, `take()` after, and `leaks()` says what is new.
 """
 
+import contextlib
 import ctypes
 import dataclasses
 import os
 import stat
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -17,6 +20,7 @@ import engine_view
 import setting
 
 PR_SET_CHILD_SUBREAPER = 36
+ENGINES = "belljar-engine-"  # in /tmp, then the number of the process whose it is
 
 
 def become_subreaper():
@@ -163,6 +167,20 @@ def leaks(before, after):
     return found
 
 
+def swept(before, envs=None, ignore=()):
+    """The leaks that stay when the next host process has come: what one that was killed leaves
+    behind is removed then at the latest, and may be that of a run beside this one."""
+    found = settle(before, envs, ignore=ignore)
+    for _ in range(3):
+        if not any(leak.startswith(NOT_SWEPT) for leak in found):
+            break
+        # What it cannot remove is found again.
+        command = [sys.executable, "-m", "belljar", "gc"]
+        subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
+        found = settle(before, envs, timeout=1.0, ignore=ignore)
+    return found
+
+
 def settle(before, envs=None, timeout=5.0, ignore=()):
     """The leaks that stay: what is just ending gets a moment. `ignore`: how some may begin."""
     deadline = time.monotonic() + timeout
@@ -181,6 +199,8 @@ def _mounts():
         engines = place.startswith(("/var/lib/docker/", "/run/docker/", "/var/run/docker/"))
         # And what tests of another setting mount, beside these.
         others = "/belljar-tests" in place and not place.startswith(tempfile.gettempdir())
+        mine = f"/tmp/{ENGINES}{os.getpid()}-"
+        others = others or (place.startswith(f"/tmp/{ENGINES}") and not place.startswith(mine))
         if not engines and not others:
             yield f"{place} ({fields[fields.index('-') + 1]})"
 
@@ -196,7 +216,10 @@ def cgroup_directories():
 
 
 def _ours(path):
-    """Not that of another belljar process that is alive on this machine."""
+    """Not that of another belljar process that is alive on this machine, nor another user's."""
+    with contextlib.suppress(FileNotFoundError):
+        if os.stat(path).st_uid != os.getuid():
+            return False
     words = os.path.basename(path).split("-")
     try:
         pid, started = int(words[1]), int(words[2])

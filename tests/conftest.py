@@ -147,7 +147,7 @@ def pytest_sessionstart(session):
 def pytest_sessionfinish(session, exitstatus):
     runtime.shutdown()
     # trio keeps its idle threads for ten seconds
-    found = census.settle(session.belljar_before, ENVS, ignore=["thread Trio"])
+    found = census.swept(session.belljar_before, ENVS, ignore=["thread Trio"])
     session.belljar_leaks = found
     if found and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -33,8 +33,10 @@ class SecondEngine:
     """`size`: bytes of a tmpfs that its data root is on; None: a directory."""
 
     def __init__(self, size=None):
-        # A short path: those of its sockets must be below 108 bytes.
-        self.directory = Path(tempfile.mkdtemp(prefix="engine-", dir="/tmp"))
+        # A short path: those of its sockets must be below 108 bytes. With our number, by which the
+        # census of another run beside this one knows that it is not its own.
+        prefix = f"{census.ENGINES}{os.getpid()}-"
+        self.directory = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))
         self.host = f"unix://{self.directory}/s"
         self.data = self.directory / "data"
         self.run = self.directory / "run"

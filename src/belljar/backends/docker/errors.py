@@ -115,13 +115,16 @@ def broken(endpoint: Endpoint, what: str, error: BrokenAnswer, said: str) -> Eng
             f"no connection to the engine at {endpoint}: {cleaned(said)}",
             hint=f"does `{_by_hand(endpoint.address)}` work, without asking for anything?",
         )
-    if isinstance(error.__cause__, OSError) and error.nothing:
-        # With TLS 1.3 a certificate of ours is refused only after the handshake.
-        return unreachable(endpoint, error.__cause__)
-    if endpoint.tls is not None and error.nothing:
+    # With TLS 1.3 a certificate of ours is refused only after the handshake: with words, by an end,
+    # or by a reset if the engine does not even read what we ask.
+    cause = error.__cause__ if error.nothing else None
+    cut = isinstance(cause, (ConnectionResetError, BrokenPipeError))
+    if endpoint.tls is not None and error.nothing and (cause is None or cut):
         return EngineUnavailable(
             f"the engine at {endpoint} ended the TLS connection without a word", hint=_CERTIFICATE
         )
+    if isinstance(cause, OSError):
+        return unreachable(endpoint, cause)
     return EngineError(
         f"the engine at {endpoint} gave no proper answer to {what}: {cleaned(str(error))}",
         hint="did it end meanwhile? is it a container engine? its log tells more",
