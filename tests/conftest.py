@@ -8,6 +8,7 @@ import contextlib
 import functools
 import os
 import shutil
+import signal
 import tempfile
 
 import polars
@@ -52,6 +53,10 @@ def pytest_configure(config):
     os.mkdir(runtime_directory, 0o700)
     os.environ["BELLJAR_RUNTIME_DIR"] = runtime_directory
     census.become_subreaper()
+    # What runs in the background of a shell, or under nohup, is deaf to these, and so would be the
+    # programs that tests interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_unconfigure(config):

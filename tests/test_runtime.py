@@ -469,3 +469,21 @@ def test_sigkill_of_the_host_at_fifty_random_moments_leaves_nothing(
     script, nothing_left_after_the_next_start
 ):
     kill_at_random_moments(script, 50, seed=time.time_ns())
+
+
+def test_what_the_host_ignores_or_blocks_means_nothing_to_its_guests(script):
+    """As under nohup, or in the background of a shell."""
+    made = script(
+        """
+        import signal
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
+        with Sandbox(environment="python") as sandbox:
+            shown = sandbox.commands.run("grep -E 'Sig(Blk|Ign)' /proc/self/status").stdout
+            print(*[int(line.split()[1], 16) for line in shown.splitlines()])
+        """
+    )
+    blocked, ignored = map(int, made.line().split())
+    assert blocked == 0
+    assert ignored & ~(1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1) == 0

@@ -498,8 +498,11 @@ def _child_signals() -> int:
     signal.signal(signal.SIGCHLD, lambda signum, frame: None)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     # PID 1 is only reached by signals it has handlers for: have none but SIGCHLD's. Not SIG_IGN,
-    # which the worker and all programs would inherit.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # which the worker and all programs would inherit; nor what the host ignores, as under nohup.
+    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     return reading
 
 

@@ -59,19 +59,22 @@ class Link:
 
     @contextlib.contextmanager
     def _uninterrupted(self) -> "Iterator[None]":
-        """Half a frame, sent or received, would garble all that follow."""
+        """Half a frame, sent or received, would garble all that follow; and a lock that is just
+        being taken would stay locked for ever."""
         if not _in_main_thread():
             yield
             return
-        self._critical = True
+        outer, self._critical = self._critical, True
         try:
             yield
         finally:
-            self._critical = False
-            self._raise_interrupt()
+            self._critical = outer
+            if not outer:
+                self._raise_interrupt()
 
     def _raise_interrupt(self) -> None:
-        if self._interrupted:
+        """Raise one that came meanwhile, where nothing is half done."""
+        if self._interrupted and _in_main_thread():
             self._interrupted = False
             raise KeyboardInterrupt
 
@@ -102,6 +105,7 @@ class Link:
         key = request if kind == wire.CALL else wire.VALUE_KEY
         for part in blobs.cut(value.pieces()):
             self.send(wire.PART, 0, {"key": key, "size": value.size}, part)
+            self._raise_interrupt()
         self.send(kind, request, {**header, "parts": value.size})
 
     def _seal(self, value: "values.Encoded") -> int:
@@ -148,11 +152,9 @@ class Link:
             while not ready():
                 if not self._reading:
                     self._read()
-                elif _in_main_thread():
-                    self._state.wait(LOOK)
-                    self._raise_interrupt()
                 else:
-                    self._state.wait()
+                    self._state.wait(LOOK if _in_main_thread() else None)
+                    self._raise_interrupt()
 
     def _read(self) -> None:
         main, self._reading = _in_main_thread(), True
@@ -217,7 +219,7 @@ class Link:
             given = values.encode({"args": list(args), "kwargs": kwargs}, self._limit)
         except values.CannotTravel as error:
             raise TypeError(f"{name}(): {error}") from None
-        with self._slots:
+        with self._uninterrupted(), self._slot():
             with self._state:
                 self._calls = (self._calls + 1) % FIRST_CALL
                 call = FIRST_CALL + self._calls
@@ -233,6 +235,16 @@ class Link:
         if not header["ok"]:
             raise functions.exception(header["name"], header["message"])
         return values.decode(blob, MAX_VALUE, MAX_VALUE)
+
+    @contextlib.contextmanager
+    def _slot(self) -> "Iterator[None]":
+        """One of the calls that may be under way at once."""
+        while not self._slots.acquire(timeout=LOOK):
+            self._raise_interrupt()
+        try:
+            yield
+        finally:
+            self._slots.release()
 
     def _forget(self, call: int) -> None:
         """Nobody waits for it any more, nor for what has come of its answer."""
