@@ -1,13 +1,15 @@
-"""The guest's program as text, to be sent to the other side.
+"""The guest's program, to be sent to the other side.
 
-A bundle is one JSON object of module names and sources. The other side needs nothing but a
-Python: `BOOTSTRAP` reads the bundle and makes its modules importable. Their file names start
-with `<belljar>`, by which tracebacks know what not to show.
+A bundle is its modules by name, as sources and compiled: another Python than ours cannot read the
+latter, and compiling takes a tenth of a second. The other side needs nothing but a Python:
+`BOOTSTRAP` reads the bundle and makes its modules importable. Their file names start with
+`<belljar>`, by which tracebacks know what not to show.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.abc
 import importlib.util
 import json
 import marshal
@@ -30,10 +32,18 @@ _GUEST = (
 _NATIVE = ("syscalls", "landlock", "roots", "launcher", "confine", "zygote")
 
 _FROM_FILE = """
-import json, os, sys, types
+import importlib.util, json, os, sys, types
 fd, entry = int(sys.argv[1]), sys.argv[2]
 with open(os.dup(fd), "rb") as file:
-    bundle = json.loads(file.read())
+    sizes = [int(file.read(8), 16) for _ in range(3)]
+    bundle, compiled, sources = [file.read(size) for size in sizes]
+bundle = json.loads(bundle)
+if bundle["magic"] == importlib.util.MAGIC_NUMBER.hex():
+    import marshal
+    bundle["sources"] = marshal.loads(compiled)
+else:
+    bundle["sources"] = json.loads(sources)
+del compiled, sources
 """
 
 # Not one byte more than the bundle: what follows are frames.
@@ -84,10 +94,11 @@ import importlib
 importlib.import_module(entry).main({**bundle.pop("config"), "bundle": fd})
 """
 
-# Run with `python -c`: argv is the descriptor of the bundle and the module whose main() to call.
+# Run with `python -c`: argv is the descriptor of a bundle that make() made, and the module whose
+# main() to call.
 BOOTSTRAP = _FROM_FILE + _START
 # Here the bundle comes over standard input: two lengths of eight hexadecimal digits each, the
-# bundle, and perhaps its modules compiled, which saves a tenth of a second.
+# bundle with the sources, or with its modules compiled.
 BOOTSTRAP_INPUT = _FROM_INPUT + _START
 
 
@@ -107,7 +118,10 @@ def sources() -> dict[str, str | None]:
 
 
 def make(config: dict[str, object]) -> bytes:
-    return json.dumps({"sources": sources(), "config": config}).encode()
+    """For BOOTSTRAP."""
+    head = json.dumps({"magic": MAGIC, "config": config}).encode()
+    parts = head, _compiled(), json.dumps(sources()).encode()
+    return b"".join([*(b"%08x" % len(part) for part in parts), *parts])
 
 
 MAGIC = importlib.util.MAGIC_NUMBER.hex()  # of the bytecode that this Python writes
@@ -122,11 +136,27 @@ def framed(config: dict[str, object], magic: str | None = None) -> bytes:
 
 @functools.cache
 def _compiled() -> bytes:
-    def code(name: str, text: str) -> types.CodeType:
-        return compile(text, file_of(name), "exec", dont_inherit=True)
-
-    found = {name: text and code(name, text) for name, text in sources().items()}
+    found = {name: None if text is None else _code(name) for name, text in sources().items()}
     return marshal.dumps(found)
+
+
+def _code(name: str) -> types.CodeType:
+    """As our own interpreter has it, which keeps it compiled."""
+    ours = name.replace(PACKAGE, "belljar", 1)
+    spec = importlib.util.find_spec(ours)
+    assert spec is not None
+    assert isinstance(spec.loader, importlib.abc.InspectLoader)
+    code = spec.loader.get_code(ours)
+    assert code is not None
+    return _in_file(code, file_of(name))
+
+
+def _in_file(code: types.CodeType, file: str) -> types.CodeType:
+    constants = tuple(
+        _in_file(each, file) if isinstance(each, types.CodeType) else each
+        for each in code.co_consts
+    )
+    return code.replace(co_filename=file, co_consts=constants)
 
 
 def file_of(module: str) -> str:
