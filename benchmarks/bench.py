@@ -1,206 +1,214 @@
-"""What Belljar costs beside plain Python, measured in one run on one machine.
+"""Belljar beside what people use today: one run, one table, one picture, the ratios that matter.
 
-The rounds are interleaved, so that a busy moment of the machine hits all rows alike; look at the
-ratios before the milliseconds. `scripts/bench` runs it.
+    scripts/bench                 everything: about a quarter of an hour on two cores
+    scripts/bench --quick         the same with few repetitions: two minutes
+    scripts/bench --publish       also into docs/ and the tables of the pages
+
+All who can do a kind of work take turns at it, so that a busy moment of the machine hits them
+alike; look at the ratios before the milliseconds. docs/benchmarks.md says what is measured, and how
+each of the others is configured.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
+import datetime
 import json
-import os
-import platform
-import statistics
+import re
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
-from rich import box
+import machine
+import report
+from contender import Contender
+from criteria import judge
+from peers.contract import ALL
+from peers.venvs import PEERS, ROOT, Interpreters, NotInstalled, pinned, surroundings
 from rich.console import Console
-from rich.table import Table
+from rounds import QUICK, SLOW_TRIPS, Course, Scale
 
-from belljar import AsyncSandbox, Sandbox, __version__
-from belljar.environment import Built, build
+from belljar.environment import build
 
-IMPORTS = "import numpy, pandas, matplotlib"
-PANDAS = "import pandas as pd; int(pd.DataFrame({'a': range(10)}).a.sum())"
-LIVE_PER_ROUND = 10  # a call in a live sandbox is cheap: more of them in each round
-
-ROWS = {
-    "interpreter": "python -c pass",
-    "imports": f'python -c "{IMPORTS}"',
-    "cold": "first sandbox of a process, first pandas result",
-    "create": "new sandbox (zygote warm)",
-    "ready": "new sandbox, first pandas result",
-    "close": "close",
-    "one_shot": "new sandbox, first pandas result, close",
-    "live": 'run_code("1+1"), live sandbox',
-    "live_async": "the same, awaited (AsyncSandbox)",
+DOCS = ROOT / "docs"
+# Seconds for every start: not part of a quick run, unless they are asked for by name.
+SLOW = (
+    "belljar_docker",
+    "belljar_gvisor",
+    "gvisor_run",
+    "llm_sandbox",
+    "pandasai_docker",
+    "smolagents_docker",
+)
+PAGES = (ROOT / "README.md", DOCS / "benchmarks.md")
+WORKS = {
+    "cold": "(a, b) from nothing to a first result with pandas; without and from a pool",
+    "trip": "(c) 1+1 in a live session",
+    "frames": "(d) a frame of 10 MB and of 100 MB in and out",
+    "throughput": "(e) one-shots per second, 1, 2, 8 and 32 at once, with p50 and p99",
+    "memory": "(f) one more idle sandbox: private pages of all its processes",
+    "streaming": "(g) output to a callback: writes of 64 KB, and lines",
+    "cells": "(h) 1 → 10,000 cells in one session",
+    "outputs": "(h) 1 KB → 100 MB of output of one run",
+    "many": "(h) 1 → 500 sandboxes",
 }
-# name: (numerator, denominator)
-RATIOS = {
-    "new sandbox with pandas / python with the imports": ("ready", "imports"),
-    "new sandbox with pandas / bare interpreter": ("ready", "interpreter"),
-    "1+1 in a live sandbox / bare interpreter": ("live", "interpreter"),
-}
+assert tuple(WORKS) == ALL
 
 
-class Bench:
-    scratch: str  # where the unconfined Python may keep caches
-
-    def __init__(self) -> None:
-        self.times: dict[str, list[float]] = {name: [] for name in ROWS}
-
-    def note(self, row: str, began: float) -> None:
-        self.times[row].append(time.perf_counter() - began)
-
-    def run(self, rounds: int) -> None:
-        built = build("data")
-        self.cold()
-        with Sandbox() as live, tempfile.TemporaryDirectory() as self.scratch:
-            asyncio.run(self.rounds(rounds, built, live))
-
-    def cold(self) -> None:
-        began = time.perf_counter()
-        with Sandbox() as sandbox:
-            _expect(sandbox.run_code(PANDAS).text, "45")
-            self.note("cold", began)
-
-    async def rounds(self, rounds: int, built: Built, live: Sandbox) -> None:
-        async with AsyncSandbox() as live_async:
-            for number in range(rounds):
-                # The first round warms caches, and is not counted.
-                warm = number > 0
-                before = {name: len(times) for name, times in self.times.items()}
-                self.subprocesses(built)
-                self.fresh()
-                self.live(live)
-                await self.live_async(live_async)
-                if not warm:
-                    for name, count in before.items():
-                        del self.times[name][count:]
-
-    def subprocesses(self, built: Built) -> None:
-        for row, code in (("interpreter", "pass"), ("imports", IMPORTS)):
-            began = time.perf_counter()
-            _python(built, code, self.scratch)
-            self.note(row, began)
-
-    def fresh(self) -> None:
-        began = time.perf_counter()
-        sandbox = Sandbox.create()
-        self.note("create", began)
-        _expect(sandbox.run_code(PANDAS).text, "45")
-        self.note("ready", began)
-        closing = time.perf_counter()
-        sandbox.close()
-        self.note("close", closing)
-        self.note("one_shot", began)
-
-    def live(self, sandbox: Sandbox) -> None:
-        for _ in range(LIVE_PER_ROUND):
-            began = time.perf_counter()
-            execution = sandbox.run_code("1+1")
-            self.note("live", began)
-            _expect(execution.text, "2")
-
-    async def live_async(self, sandbox: AsyncSandbox) -> None:
-        for _ in range(LIVE_PER_ROUND):
-            began = time.perf_counter()
-            execution = await sandbox.run_code("1+1")
-            self.note("live_async", began)
-            _expect(execution.text, "2")
-
-    # -- what came of it --------------------------------------------------------------------
-
-    def summary(self) -> dict[str, object]:
-        rows = {
-            name: {
-                "what": ROWS[name],
-                "n": len(times),
-                "median": statistics.median(times),
-                "p90": _p90(times),
-                "min": min(times),
-            }
-            for name, times in self.times.items()
-        }
-        ratios = {
-            name: statistics.median(self.times[top]) / statistics.median(self.times[bottom])
-            for name, (top, bottom) in RATIOS.items()
-        }
-        return {"unit": "seconds", "host": _host(), "rows": rows, "ratios": ratios}
-
-
-def _python(built: Built, code: str, scratch: str) -> None:
-    """The Environment's interpreter with the Environment's packages, outside of any sandbox."""
-    version = "python{}.{}".format(*built.interpreter.version)
-    packages = built.path / "lib" / version / "site-packages"
-    environ = {"PATH": os.defpath, "HOME": scratch, "PYTHONPATH": str(packages)}
-    environ |= {"MPLBACKEND": "Agg", "MPLCONFIGDIR": scratch}
-    subprocess.run([built.interpreter.executable, "-c", code], env=environ, check=True)
-
-
-def _expect(got: str | None, wanted: str) -> None:
-    if got != wanted:
-        raise SystemExit(f"a sandbox answered {got!r} instead of {wanted!r}")
-
-
-def _p90(times: list[float]) -> float:
-    return sorted(times)[min(len(times) - 1, int(len(times) * 0.9))]
-
-
-def _host() -> dict[str, object]:
-    return {
-        "belljar": __version__,
-        "python": platform.python_version(),
-        "kernel": platform.release(),
-        "machine": platform.machine(),
-        "processors": os.cpu_count(),
-        "root": os.geteuid() == 0,
-        "load": os.getloadavg()[0],
-    }
-
-
-def show(bench: Bench) -> None:
-    console = Console(highlight=False, soft_wrap=True)
-    frame = box.ROUNDED if console.is_terminal else box.ASCII
-    host = _host()
-    console.print(
-        f"Belljar {host['belljar']}, Python {host['python']}, Linux {host['kernel']} "
-        f"{host['machine']}, {host['processors']} processors, load {host['load']:.1f}, "
-        f"as {'root' if host['root'] else 'an ordinary user'}"
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    table = Table("what", box=frame)
-    for heading in ("median", "p90", "min", "n"):
-        table.add_column(heading, justify="right")
-    for name, times in bench.times.items():
-        measured = (statistics.median(times), _p90(times), min(times))
-        table.add_row(ROWS[name], *(f"{t * 1000:.2f} ms" for t in measured), str(len(times)))
-    console.print(table, soft_wrap=False)
-    ratios = Table("ratio of medians", box=frame)
-    ratios.add_column("", justify="right")
-    for name, (top, bottom) in RATIOS.items():
-        one, other = (statistics.median(bench.times[row]) for row in (top, bottom))
-        ratios.add_row(name, f"1/{other / one:.1f}" if one < other else f"{one / other:.1f}")
-    console.print(ratios, soft_wrap=False)
+    parser.add_argument("--only", metavar="WORK,…", help="kinds of work (see --list)")
+    parser.add_argument("--peers", metavar="NAME,…", help="who is measured (see --list)")
+    parser.add_argument("--quick", action="store_true", help="few repetitions: two minutes")
+    parser.add_argument("--soak", type=int, default=0, metavar="N", help="also N one-shots (20000)")
+    parser.add_argument("--json", action="store_true", help="JSON to stdout instead of tables")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", metavar="DIR")
+    parser.add_argument("--name", help="of the files in DIR (the date and the hour)")
+    parser.add_argument("--publish", action="store_true", help="into docs/ and the pages, too")
+    parser.add_argument("--show", type=Path, metavar="FILE", help="tables of an earlier run")
+    parser.add_argument("--list", action="store_true", help="the kinds of work, and who there is")
+    given = parser.parse_args()
+    given.left_out = [] if given.peers or not given.quick else list(SLOW)
+    for option, known in (("only", WORKS), ("peers", PEERS)):
+        chosen = getattr(given, option)
+        names = [name.strip() for name in chosen.split(",")] if chosen else list(known)
+        if unknown := [name for name in names if name not in known]:
+            parser.error(f"--{option}: there is no {', '.join(unknown)}; see --list")
+        setattr(given, option, names)
+    given.peers = [name for name in given.peers if name not in given.left_out]
+    return given
+
+
+def start(names: list[str], logs: Path) -> tuple[list[Contender], dict[str, Any]]:
+    """All contenders, also those who cannot be here; and what is to be said of the machine."""
+    built = build("data")
+    told = surroundings(built, names)
+    interpreters = Interpreters(built)
+    host = machine.describe(built, pinned(built))
+    host["scratch"], host["plot"] = told["scratch"], ""
+    contenders = []
+    for name in names:
+        try:
+            python = interpreters.of(name)
+        except NotInstalled as error:
+            contenders.append(Contender.absent(name, str(error)))
+            continue
+        contenders.append(Contender.start(name, python, told, logs))
+        if contenders[-1].missing:
+            print(f"missing: {name}: {contenders[-1].missing}", file=sys.stderr)
+    try:
+        host["plot"] = interpreters.of("python_c")  # has matplotlib
+    except NotInstalled as error:
+        print(f"no picture: {error}", file=sys.stderr)
+    return contenders, host
+
+
+def course_of(given: argparse.Namespace, logs: Path) -> tuple[dict[str, Any], str]:
+    """The whole run as plain data; and the interpreter that can draw it."""
+    contenders, host = start(given.peers, logs)
+    plot, scratch = host.pop("plot"), host.pop("scratch")
+    scale = QUICK if given.quick else Scale()
+    course = Course(contenders, scale, given.soak)
+    began = datetime.datetime.now()
+    try:
+        course.run(given.only)
+    except KeyboardInterrupt:
+        print("interrupted: what there is follows", file=sys.stderr)
+    finally:
+        for one in contenders:
+            one.close()
+        shutil.rmtree(scratch, ignore_errors=True)
+    took = (datetime.datetime.now() - began).total_seconds()
+    run = {
+        "host": host,
+        "how": how(scale, took),
+        "took": course.took,
+        "peers": {one.name: describe(one, given.only) for one in contenders if one.about},
+        "missing": {one.name: one.missing for one in contenders if not one.about}
+        | dict.fromkeys(given.left_out, "too slow for a quick run"),
+        "figures": course.figures.as_json(),
+        "criteria": [asdict(verdict) for verdict in judge(course.figures)],
+    }
+    return run, plot
+
+
+def how(scale: Scale, took: float) -> str:
+    return (
+        f"Medians and quartiles of one run of {took / 60:.1f} minutes, in turns; {scale.cold} cold "
+        f"starts (fewer of what takes seconds) after one that is "
+        f"not counted, {scale.trips} round trips after 5 "
+        f"({SLOW_TRIPS * scale.trip_rounds} of what takes more than 20 ms), "
+        f"{scale.storm_rounds} × {scale.storm_seconds:.0f} s of one-shots after one, "
+        f"{scale.places} idle places beside one more, {scale.stream_rounds} streams after two"
+    )
+
+
+def describe(one: Contender, only: list[str]) -> dict[str, Any]:
+    about = {name: one.about[name] for name in ("title", "settings", "isolation", "version")}
+    left_out = {work: why for work in only if (why := one.why_not(work)) and not one.missing}
+    return about | {"failures": one.failures, "left_out": left_out}
+
+
+def write(run: dict[str, Any], plot: str, given: argparse.Namespace) -> None:
+    given.out.mkdir(parents=True, exist_ok=True)
+    name = given.name or run["host"]["date"].replace(" UTC", "").replace(" ", "-").replace(":", "")
+    made = given.out / f"{name}.json"
+    made.write_text(json.dumps(run, indent=1) + "\n", "utf-8")
+    (given.out / f"{name}.md").write_text(
+        report.markdown(run)["benchmark results"] + "\n", encoding="utf-8"
+    )
+    picture = made.with_suffix(".png")
+    if plot:
+        script = str(Path(__file__).with_name("plot.py"))
+        subprocess.run([plot, "-P", script, str(made), str(picture)], check=True)
+    print(f"written: {made} and beside it .md{' and .png' if plot else ''}", file=sys.stderr)
+    if given.publish:
+        shutil.copy(made, DOCS / "benchmarks.json")
+        if plot:
+            shutil.copy(picture, DOCS / "benchmark.png")
+        publish(report.markdown(run))
+
+
+def publish(made: dict[str, str]) -> None:
+    """Into the pages, each text between its two markers, where a page has them."""
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        for name, new in made.items():
+            pattern = re.compile(
+                rf"(<!-- {name}: [^>]*-->\n).*?(<!-- end of {name} -->)", re.DOTALL
+            )
+            text = pattern.sub(lambda match, new=new: f"{match[1]}{new}\n{match[2]}", text)
+        page.write_text(text, "utf-8")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=40, help="rounds that count (default 40)")
-    parser.add_argument("--json", action="store_true", help="write JSON (in seconds) to stdout")
-    arguments = parser.parse_args()
-    if arguments.rounds < 1:
-        parser.error("--rounds must be at least 1")
-    bench = Bench()
-    bench.run(arguments.rounds + 1)
-    if arguments.json:
-        json.dump(bench.summary(), sys.stdout, indent=1)
+    given = arguments()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # also an orderly end
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
+    if given.list:
+        for title, table in (("work", WORKS), ("who", PEERS)):
+            console.print(title + ":")
+            for name, meaning in table.items():
+                console.print(f"  {name:20}{meaning if title == 'work' else ''}", markup=False)
+        return
+    if given.show:
+        run = json.loads(given.show.read_text("utf-8"))
+    else:
+        with tempfile.TemporaryDirectory(prefix="belljar-bench-logs-") as logs:
+            run, plot = course_of(given, Path(logs))
+        write(run, plot, given)
+    if given.json:
+        json.dump(run, sys.stdout, indent=1)
         print()
     else:
-        show(bench)
+        report.show(run, console)
 
 
 if __name__ == "__main__":

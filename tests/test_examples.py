@@ -29,6 +29,7 @@ SAID = {
     "host_functions.py": ["refused: OperationalError", "most was sold in Rome"],
     "own_environment.py": ["2.5 billion"],
     "plot.py": ["growth.csv", "growth.png"],
+    "pool_grading.py": ["passed: 40", "wrong answer: 20", "too slow: 20", "shortest: b1"],
     "record_and_replay.py": [
         "4 cells recorded",
         "cell 3: differs",

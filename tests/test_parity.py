@@ -13,6 +13,7 @@ from belljar.files import AsyncFiles
 PAIRS = [(Sandbox, AsyncSandbox), (Files, AsyncFiles), (Commands, AsyncCommands)]
 # What the parts of AsyncSandbox use among each other; nobody else is meant to.
 INTERNAL = {
+    "adopt",
     "busy",
     "engaged",
     "introduce",
@@ -24,6 +25,7 @@ INTERNAL = {
     "put_all",
     "refreshed",
     "root",
+    "spec",
     "subject",
     "using",
     "working",

@@ -14,6 +14,7 @@ import pytest
 import belljar
 
 PUBLIC = [
+    "AsyncPool",
     "AsyncSandbox",
     "AsyncSandboxManager",
     "AsyncShell",
@@ -57,6 +58,10 @@ PUBLIC = [
     "Outcome",
     "PermissionDenied",
     "Policy",
+    "Pool",
+    "PoolClosed",
+    "PoolFull",
+    "PoolStats",
     "ProtocolError",
     "QuotaExceeded",
     "Replay",
@@ -67,6 +72,7 @@ PUBLIC = [
     "SandboxManager",
     "SandboxMissing",
     "Shell",
+    "Snippet",
     "StartError",
     "Transfer",
     "Usage",

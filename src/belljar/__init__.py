@@ -40,6 +40,8 @@ if TYPE_CHECKING:
         NameTaken,
         NotADirectory,
         PermissionDenied,
+        PoolClosed,
+        PoolFull,
         ProtocolError,
         QuotaExceeded,
         SandboxClosed,
@@ -68,6 +70,10 @@ if TYPE_CHECKING:
     from belljar.mount import Mount
     from belljar.oneshot import run
     from belljar.policy import Policy
+    from belljar.pooling.blocking import Pool
+    from belljar.pooling.pool import AsyncPool
+    from belljar.pooling.snippet import Snippet
+    from belljar.pooling.stats import PoolStats
     from belljar.record.replaying import Replay, replay
     from belljar.sandbox import AsyncSandbox
     from belljar.shell import AsyncShell, Shell
@@ -101,6 +107,8 @@ _HOME = {
         "NameTaken",
         "NotADirectory",
         "PermissionDenied",
+        "PoolClosed",
+        "PoolFull",
         "ProtocolError",
         "QuotaExceeded",
         "SandboxClosed",
@@ -131,6 +139,10 @@ _HOME = {
     "belljar.mount": ("Mount",),
     "belljar.oneshot": ("run",),
     "belljar.policy": ("Policy",),
+    "belljar.pooling.blocking": ("Pool",),
+    "belljar.pooling.pool": ("AsyncPool",),
+    "belljar.pooling.snippet": ("Snippet",),
+    "belljar.pooling.stats": ("PoolStats",),
     "belljar.record.replaying": ("Replay", "replay"),
     "belljar.sandbox": ("AsyncSandbox",),
     "belljar.shell": ("AsyncShell", "Shell"),
@@ -154,6 +166,7 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "AsyncPool",
     "AsyncSandbox",
     "AsyncSandboxManager",
     "AsyncShell",
@@ -197,6 +210,10 @@ __all__ = [
     "Outcome",
     "PermissionDenied",
     "Policy",
+    "Pool",
+    "PoolClosed",
+    "PoolFull",
+    "PoolStats",
     "ProtocolError",
     "QuotaExceeded",
     "Replay",
@@ -207,6 +224,7 @@ __all__ = [
     "SandboxManager",
     "SandboxMissing",
     "Shell",
+    "Snippet",
     "StartError",
     "Transfer",
     "Usage",

@@ -48,6 +48,8 @@ def wait(function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs)
     events: Events = queue.SimpleQueue()
     for name in ("on_stdout", "on_stderr", "on_result", "on_progress"):
         callback = kwargs.get(name)
+        if callback is None:
+            continue
         if inspect.iscoroutinefunction(callback):
             raise InvalidOption(
                 f"{name} is a coroutine function, which nothing here can await",

@@ -39,10 +39,13 @@ class Calls:
         self.made: list[Call] = []
         self.unrecorded = 0
 
+    @property
+    def possible(self) -> bool:
+        """Without functions there is nothing to call, and no cost: no task, no context."""
+        return self._registry is not None and bool(self._registry.names)
+
     async def __aenter__(self) -> Self:
-        # Without functions there is nothing to call, and no cost.
-        if self._registry is not None and self._registry.names:
-            self._tasks = await anyio.create_task_group().__aenter__()
+        self._tasks = await anyio.create_task_group().__aenter__()
         return self
 
     async def __aexit__(
@@ -51,19 +54,21 @@ class Calls:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool | None:
+        assert self._tasks is not None
         try:
-            if self._tasks is None:
-                return None
             self._tasks.cancel_scope.cancel()
             return await self._tasks.__aexit__(kind, error, traceback)
         finally:
-            # They lead back to the run, whose values shall not wait for the garbage collector.
-            self._answer, self._pause = _nobody, _nothing
+            self.end()
+
+    def end(self) -> None:
+        """Let go of the run, whose values shall not wait for the garbage collector."""
+        self._answer, self._pause = _nobody, _nothing
 
     def look_after(self, watch: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run it as long as calls may come."""
-        if self._tasks is not None:
-            self._tasks.start_soon(watch)
+        assert self._tasks is not None
+        self._tasks.start_soon(watch)
 
     def start(self, frame: wire.Frame, blob: cargo.Blob) -> None:
         """Answer a call. Called by the run for each CALL frame, which a hostile guest may make."""

@@ -34,6 +34,8 @@ LOOK = 0.25  # seconds between looks at what a guest does while the host works f
 ALL_RESULTS = 64  # times the output limit that all results of a cell may take in memory
 MAX_RESULT_BYTES = 128 * 1024 * 1024
 
+_DECODER = codecs.getincrementaldecoder("utf-8")
+
 OnText = Callable[[str], object]
 OnResult = Callable[[Result], object]
 
@@ -57,16 +59,22 @@ class Stream:
     """One output stream: bytes in, text out, however the bytes are cut."""
 
     def __init__(self, callback: OnText | None) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder: codecs.IncrementalDecoder | None = None  # made for the first bytes
         self._callback = callback
         self.chunks: list[str] = []
 
     async def feed(self, data: bytes, *, final: bool = False) -> None:
+        if self._decoder is None:
+            self._decoder = _DECODER("replace")
         text = self._decoder.decode(data, final)
         if text:
             self.chunks.append(text)
             if self._callback is not None:
                 await _settled(self._callback(text))
+
+    @property
+    def begun(self) -> bool:
+        return self._decoder is not None
 
     @property
     def text(self) -> str:
@@ -147,6 +155,11 @@ class Run:
 
         Cancelled, it interrupts the guest, then kills, and lets the cancellation go on.
         """
+        if not self.calls.possible:
+            try:
+                return await self._drive(kind, header, payload, value)
+            finally:
+                self.calls.end()
         failure: BaseException | None = None
         async with self.calls:
             self.calls.look_after(self._spin)
@@ -166,8 +179,8 @@ class Run:
         self._began = time.perf_counter()
         begun, fd = False, -1
         try:
-            if kind == wire.RUN:
-                header = {**header, "held": self._channel.held.bytes}
+            if kind == wire.RUN and (held := self._channel.held.bytes):
+                header = {**header, "held": held}
             if value is not None:
                 header, payload, fd = await self._load(header, value)
                 header = {**header, "worker": self._worker}
@@ -192,7 +205,8 @@ class Run:
             self._values.forget()
             self._wall = time.perf_counter() - self._began
         for stream in self.streams.values():
-            await stream.feed(b"", final=True)
+            if stream.begun:
+                await stream.feed(b"", final=True)
 
     async def _stages(self) -> None:
         if self._timeout is not None:

@@ -11,7 +11,7 @@ import mmap
 import os
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import anyio
 
@@ -85,6 +85,8 @@ class Held:
 
     @property
     def bytes(self) -> int:
+        if not self._mapped:
+            return 0
         alive = [memory for ref in self._mapped if (memory := ref()) is not None]
         self._mapped = [weakref.ref(memory) for memory in alive]
         return sum(map(len, alive))
@@ -95,12 +97,15 @@ class Channel:
         """`shareable`: bytes that may be handed over as shared memory, all in all. They are the
         host's, and the guest may keep them for as long as it lives."""
         self._stream = stream
+        # Of streams that can tell whether there is any need to wait, and so for a time-out.
+        self._send_now: Callable[[bytes], bool] | None = getattr(stream, "send_now", None)
         self._shareable = shareable
         self.held = Held()
         self._reader = wire.Reader(wire.FROM_GUEST)
         self._exchanges: dict[int, Exchange] = {}
         self._last = 0
         self._reading = False
+        self._waiting = 0  # who wait for the one who reads
         self._news = anyio.Event()
         self._failed: Exception | None = None
 
@@ -126,7 +131,7 @@ class Channel:
         """
         self._fail(Lost())
         while self._reading:
-            await self._news.wait()
+            await self._wait()
 
     def open(self) -> Exchange:
         self._last += 1
@@ -149,6 +154,13 @@ class Channel:
         try:
             data = wire.pack(kind, request, dict(header) if header else None, payload)
             self._check()
+            if fd < 0 and self._send_now is not None:
+                if self._send_now(data):
+                    return
+                data = b""  # what is left of it is the stream's
+        except OSError as error:
+            self._fail(Lost())
+            raise Lost from error
         except BaseException:
             if fd >= 0:
                 os.close(fd)
@@ -165,14 +177,13 @@ class Channel:
         """Bring news to `exchange`: by reading, or by waiting for the one who reads."""
         self._check()
         if self._reading:
-            await self._news.wait()
+            await self._wait()
             return
         self._reading = True
         try:
             while exchange.waiting and self._failed is None:
                 await self._receive()
-                if len(self._exchanges) > 1:
-                    self._tell()
+                self._tell()
         finally:
             self._reading = False
             self._tell()
@@ -201,9 +212,17 @@ class Channel:
         except ProtocolError as error:
             self._fail(error)
 
+    async def _wait(self) -> None:
+        self._waiting += 1
+        try:
+            await self._news.wait()
+        finally:
+            self._waiting -= 1
+
     def _tell(self) -> None:
-        self._news.set()
-        self._news = anyio.Event()
+        if self._waiting:
+            self._news.set()
+            self._news = anyio.Event()
 
     def _fail(self, error: Exception) -> None:
         if self._failed is None:

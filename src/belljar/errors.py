@@ -10,9 +10,11 @@ it becomes an exception only on request, by `Execution.raise_for_outcome()`.
     ├── EnvironmentBuildError       the packages of an Environment could not be installed
     ├── StartError                  the guest did not come up
     ├── SandboxClosed               used after close(), kill() or the end of its lifetime
-    │   └── ManagerClosed           a manager that is closed makes no more sandboxes
+    │   ├── ManagerClosed           a manager that is closed makes no more sandboxes
+    │   └── PoolClosed              a pool that is closed gives no more guests
     ├── ManagerFull                 a manager has no place for another sandbox
     │   └── QuotaExceeded           this owner has as many as one may have
+    ├── PoolFull                    no guest of a pool was free in time (a TimeoutError)
     ├── NameTaken                   a manager has a sandbox of this name
     ├── SandboxMissing              a manager has none of this name, or no more (a KeyError)
     ├── ProtocolError               the guest broke the wire; it has been killed
@@ -97,12 +99,20 @@ class ManagerClosed(SandboxClosed):
     """The manager is closed, or being closed, and makes no more sandboxes."""
 
 
+class PoolClosed(SandboxClosed):
+    """The pool is closed, or being closed, and gives no more guests."""
+
+
 class ManagerFull(SandboxError):
     """There are as many sandboxes as the manager may have."""
 
 
 class QuotaExceeded(ManagerFull):
     """The owner has as many sandboxes as one owner may have."""
+
+
+class PoolFull(SandboxError, TimeoutError):
+    """No guest could be had within the time that the caller would wait."""
 
 
 class NameTaken(SandboxError):

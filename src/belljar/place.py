@@ -39,6 +39,7 @@ class Place:
         self._under_way = 0
         self._alone = False  # nothing else may begin
         self._cells: set[object] = set()  # that run now
+        self._waiting = 0  # for their turn
         self._free = anyio.Event()
 
     @property
@@ -51,7 +52,8 @@ class Place:
 
     def check_free(self, branch: int | None = None) -> None:
         """A host function, called by a cell, cannot wait for that very cell to end."""
-        if not self._cells.isdisjoint(SERVING.get()) and branch != self._active:
+        serving = SERVING.get()
+        if serving and not self._cells.isdisjoint(serving) and branch != self._active:
             raise SandboxError(
                 "a host function cannot run code in the sandbox whose cell has called it",
                 hint="files and commands of that sandbox work; or let the cell do it afterwards",
@@ -72,21 +74,40 @@ class Place:
     @contextlib.asynccontextmanager
     async def turn(self, branch: int) -> AsyncIterator[None]:
         """While this lasts, /workspace is that of `branch`. Any number of one branch at once."""
-        self.check_free(branch)
-        while self._alone or (self._under_way and self._active != branch):
-            await self._free.wait()
-        self._under_way += 1
+        await self.begin_turn(branch)
         try:
-            if self._active != branch:
-                await self._switch(branch)
             yield
         finally:
-            self._under_way -= 1
-            self._tell_free()
+            self.end_turn()
+
+    async def begin_turn(self, branch: int) -> None:
+        """The same for a cell, in fewer steps; `end_turn` must follow."""
+        self.check_free(branch)
+        while self._alone or (self._under_way and self._active != branch):
+            await self._wait()
+        self._under_way += 1
+        if self._active != branch:
+            try:
+                await self._switch(branch)
+            except BaseException:
+                self.end_turn()
+                raise
+
+    def end_turn(self) -> None:
+        self._under_way -= 1
+        self._tell_free()
+
+    async def _wait(self) -> None:
+        self._waiting += 1
+        try:
+            await self._free.wait()
+        finally:
+            self._waiting -= 1
 
     def _tell_free(self) -> None:
-        self._free.set()
-        self._free = anyio.Event()
+        if self._waiting:
+            self._free.set()
+            self._free = anyio.Event()
 
     async def _switch(self, branch: int) -> None:
         """Waited for: where the files have to be copied for it, it takes its time, which is not
@@ -126,7 +147,7 @@ class Place:
         """Let the active branch go on from a checkpoint. Called in a turn, between cells; commands
         and files that are under way are waited for."""
         while self._alone or self._under_way > 1:
-            await self._free.wait()
+            await self._wait()
         self._alone = True
         try:
             await self._ask(wire.RETURN, {"number": checkpoint}, "could not go back")

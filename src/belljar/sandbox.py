@@ -131,8 +131,8 @@ class AsyncSandbox:
         self._made = time.monotonic()
         self._state_lost = False
         self._remarks: tuple[str, ...] = ()  # for the notes of the next Execution
-        self._starting = anyio.Lock()
-        self._turn = anyio.Lock()
+        self._starting = anyio.Lock(fast_acquire=True)
+        self._turn = anyio.Lock(fast_acquire=True)
         self._clock: Clock | None = None
         self.commands = AsyncCommands(self)
         self.files = AsyncFiles(self, on_change=self.changed)
@@ -296,11 +296,14 @@ class AsyncSandbox:
 
     async def _connected(self) -> Place:
         """Started, or started anew if it was lost."""
+        place = self._place
+        if place is not None and not self._starting.locked() and place.alive:
+            self._check_usable()
+            self._note_use()
+            return place
         async with self._starting:
             self._check_usable()
-            self.last_used = time.monotonic()
-            if self._clock is not None:
-                self._clock.used()
+            self._note_use()
             if self._place is not None:
                 if self._place.alive:
                     return self._place
@@ -309,6 +312,11 @@ class AsyncSandbox:
             if not events.wanted(cells=False):
                 return await self._start()
             return await self._start_seen()
+
+    def _note_use(self) -> None:
+        self.last_used = time.monotonic()
+        if self._clock is not None:
+            self._clock.used()
 
     async def _start_seen(self) -> Place:
         """The same, with those watching who want to know of it."""
@@ -475,9 +483,7 @@ class AsyncSandbox:
             yield
         finally:
             self.busy -= 1
-            self.last_used = time.monotonic()
-            if self._clock is not None:
-                self._clock.used()
+            self._note_use()
 
     def __del__(self) -> None:
         place = getattr(self, "_place", None)
@@ -575,7 +581,9 @@ class AsyncSandbox:
         async with self._alone():
             before = await self._keep() if cell.undo_on_error else None
             self._count += 1
-            header: dict[str, object] = {"env": cell.env, "watch": True}
+            header: dict[str, object] = {"watch": True}
+            if cell.env:
+                header["env"] = cell.env
             run, place = await self._drive(
                 header,
                 cell.payload,
@@ -587,7 +595,7 @@ class AsyncSandbox:
             execution = await self._judge(run, place)
             if before is not None:
                 execution = await self._undo(before, execution)
-            notes = await self._keeping.save(self._place)
+            notes = await self._keeping.save(self._place) if self._keeping.mirrors else []
         notes += self._keeping.cell(cell, execution, began=began)
         return replace(execution, notes=(*execution.notes, *notes)) if notes else execution
 
@@ -603,13 +611,14 @@ class AsyncSandbox:
         on_result: OnResult | None = None,
     ) -> tuple[Run, Place]:
         """One cell, or one operation on its variables, to its end."""
-        async with self.using() as (channel, guest):
-            place = self._place
-            assert place is not None
-            await self._keeping.refresh(place)
+        place = await self._connected()
+        await place.begin_turn(self._branch)
+        try:
+            if self._keeping.mirrors:
+                await self._keeping.refresh(place)
             run = Run(
-                channel,
-                guest,
+                place.channel,
+                place.guest,
                 timeout=timeout,
                 output=self.limits.output,
                 on_stdout=on_stdout,
@@ -630,6 +639,8 @@ class AsyncSandbox:
             finally:
                 self._run = None
             return run, place
+        finally:
+            place.end_turn()
 
     async def _judge(self, run: Run, place: Place, *, with_value: bool = True) -> Execution:
         fresh, self._state_lost = self._state_lost, run.done is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from belljar import cargo, cell
 from belljar.cell import Run
@@ -45,10 +44,16 @@ async def of(
     lost = run.done is None or run.flag("lost")
     fresh = fresh or run.flag("fresh")
     main = next((r for r in reversed(run.results) if r.is_main_result), None)
+    value, unplain = None, None
+    if outcome is Outcome.ok and with_value:
+        value, unplain = await _value(run, main, limits)
+    notes = tuple(_notes(run, outcome, ended=ended, lost=lost, fresh=fresh, kills=kills))
+    if unplain is not None:
+        notes += (f"value is None, because {unplain}; see text and results",)
     execution = Execution(
         outcome=outcome,
         text=main.text if main is not None else None,
-        value=None,
+        value=value,
         results=tuple(run.results),
         stdout=run.streams["stdout"].text,
         stderr=run.streams["stderr"].text,
@@ -62,16 +67,13 @@ async def of(
         truncated=run.truncated or run.dropped,
         calls=tuple(run.calls.made),
         files=run.files if run.done is not None else None,
-        notes=tuple(_notes(run, outcome, ended=ended, lost=lost, fresh=fresh, kills=kills)),
+        notes=notes,
     )
-    if outcome is Outcome.ok and with_value:
-        execution = await _with_value(execution, run, main, limits)
     return execution, after.memory_kills
 
 
-async def _with_value(
-    execution: Execution, run: Run, main: Result | None, limits: Limits
-) -> Execution:
+async def _value(run: Run, main: Result | None, limits: Limits) -> tuple[object, str | None]:
+    """The value, and why there is none that could come."""
     why = run.text("unplain")
     try:
         if (
@@ -84,11 +86,8 @@ async def _with_value(
             blob = run.take_value()
             value = await cargo.decode(blob, len(blob), limits.output) if blob else None
     except CannotTravel as error:
-        value, why = None, str(error)
-    if why is None:
-        return replace(execution, value=value)
-    note = f"value is None, because {why}; see text and results"
-    return replace(execution, notes=(*execution.notes, note))
+        return None, str(error)
+    return (value, None) if why is None else (None, why)
 
 
 def _notes(

@@ -38,10 +38,16 @@ class Warm:
     def leased(self) -> bool:
         return self._guest is None
 
+    @property
+    def ended(self) -> bool:
+        """Whether it is known to be gone, without asking it."""
+        return self._guest is None or self._guest.stream.ended()
+
     async def ready(self) -> bool:
         """Whether it still answers. It may have been killed since, or its engine be gone."""
-        if self._guest is None or self._guest.stream.ended():
+        if self.ended:
             return False
+        assert self._guest is not None
         channel = Channel(self._guest.stream)
         try:
             await channel.call(wire.PING, timeout=READY_TIMEOUT)
@@ -62,3 +68,9 @@ class Warm:
         if guest is not None:
             with anyio.CancelScope(shield=True):
                 await guest.close()
+
+    def discard(self) -> None:
+        """The same without waiting, for what nobody closed. Called from any thread."""
+        guest, self._guest = self._guest, None
+        if guest is not None:
+            guest.discard()

@@ -35,6 +35,7 @@ from belljar.cli import (
     session,
     top,
 )
+from belljar.cli import map as map_
 from belljar.errors import (
     FileError,
     InvalidOption,
@@ -123,7 +124,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
     parsers: dict[str, argparse.ArgumentParser] = {"": parser}
     for name, module in (
-        *(("run", run), ("repl", repl), ("replay", replay)),
+        *(("run", run), ("map", map_), ("repl", repl), ("replay", replay)),
         *(("export", export), ("check", check), ("learn", learn)),
         *(("ps", ps), ("top", top), ("doctor", doctor), ("gc", gc)),
     ):

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from belljar.errors import InvalidOption
 from belljar.limits import RULES, Rule, format_size
@@ -167,9 +167,15 @@ def _default(rule: Rule) -> str:
 
 def make(args: argparse.Namespace) -> Sandbox:
     """The sandbox that was asked for, not started yet."""
+    from belljar.blocking import Sandbox
+
+    return Sandbox(**options(args))
+
+
+def options(args: argparse.Namespace) -> dict[str, Any]:
+    """Those of the sandbox that was asked for, by their names."""
     from belljar import config
     from belljar.backends.docker.settings import FLAT
-    from belljar.blocking import Sandbox
     from belljar.cli import saved_environments
 
     given: dict[str, object] = {
@@ -192,12 +198,12 @@ def make(args: argparse.Namespace) -> Sandbox:
     }
     given = {name: value for name, value in given.items() if value not in (None, [], {})}
     # Not the file of the current directory, which may have come with the code.
-    options = config.load(args.config, project=False).sandbox_options(**given)
+    made = config.load(args.config, project=False).sandbox_options(**given)
     if getattr(args, "sandbox_policy", "none") == "none":  # said, or a command that has no policy
-        options.pop("policy", None)
+        made.pop("policy", None)
     if args.config is None:
         _remark_project_file()
-    return Sandbox(**options)
+    return made
 
 
 @contextlib.contextmanager

@@ -14,8 +14,33 @@ Census = Dict[str, Entry]
 
 MAX_PATH = 4000  # bytes below the root: what is longer no program opens in one go
 LOOK = 64  # entries between two looks at the clock
+COARSE = 100_000_000  # nanoseconds: more than the kernel's times of changes are apart
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _TYPES = {modes.S_IFREG: "file", modes.S_IFDIR: "dir", modes.S_IFLNK: "symlink"}
+
+
+class Watched:
+    """A directory of which many censuses are taken: if it is empty, one look tells whether it
+    still is."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._empty: Optional[Tuple[int, int, int]] = None  # what it is while it is empty
+
+    def census(self) -> Optional[Census]:
+        try:
+            status = os.stat(self._root)
+        except OSError:
+            return None
+        # Whatever comes or goes changes this time, which nobody can set.
+        state = status.st_dev, status.st_ino, status.st_ctime_ns
+        if state == self._empty:
+            return {}
+        # If it changed just now, the next change might get the same time.
+        settled = time.time_ns() - status.st_ctime_ns > COARSE
+        found = census(self._root)
+        self._empty = state if found == {} and settled else None
+        return found
 
 
 def census(root: str, most: int = 5000, seconds: float = 0.05) -> Optional[Census]:

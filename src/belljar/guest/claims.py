@@ -48,14 +48,14 @@ def done(header: wire.Header, payload: bytes, most: int) -> Dict[str, Any]:
     unplain = header.get("unplain")
     if not isinstance(unplain, (str, type(None))) or len(unplain or "") > MAX_REASON:
         raise wire.WireError("a malformed reason")
-    shown = header.get("shown") is True
-    return {
-        "status": status,
-        "exit_code": code,
-        "unplain": unplain,
-        "shown": shown,
-        **_size(header),
-    }
+    said: Dict[str, Any] = {"status": status, **_size(header)}
+    if code is not None:
+        said["exit_code"] = code
+    if unplain is not None:
+        said["unplain"] = unplain
+    if header.get("shown") is True:
+        said["shown"] = True
+    return said
 
 
 def call(header: wire.Header) -> Dict[str, Any]:

@@ -1,13 +1,12 @@
 """Commands: programs that init starts at the caller's request, beside the worker."""
 
 import os
-import selectors
 import signal
 import subprocess
 import time
 from typing import Any, Callable, Dict, List, Set
 
-from . import wire
+from . import poller, wire
 from .pump import Pump
 
 NOT_FOUND = 127
@@ -59,7 +58,7 @@ class Command:
         self._input = memoryview(frame.payload)
         if process.stdin is not None:
             os.set_blocking(process.stdin.fileno(), False)
-            init.selector.register(process.stdin, selectors.EVENT_WRITE, self._on_input)
+            init.selector.register(process.stdin, poller.WRITE, self._on_input)
         prefer_for_oom(self.pid)
 
     def _on_input(self, pipe: Any, events: int) -> None:

@@ -42,6 +42,11 @@ def arrange_show(pyplot: Any) -> None:
     pyplot.__dict__["show"] = lambda *args, **kwargs: _show() if _show else None
 
 
+def are_open() -> bool:
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    return pyplot is not None and bool(pyplot.get_fignums())
+
+
 def take_open() -> "List[Dict[str, Union[str, bytes]]]":
     """The figures that are open now, drawn and closed, as a notebook does after each cell."""
     pyplot = sys.modules.get("matplotlib.pyplot")

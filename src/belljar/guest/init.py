@@ -14,23 +14,28 @@ import json
 import os
 import resource
 import select
-import selectors
 import signal
 import sys
 import time
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
-from . import changes, claims, commands, files, wire
+from . import changes, claims, commands, files, poller, wire
 from .branches import Branches
 from .keeper import MAX_FILES, Keeper
 from .outbox import Inbox, Outbox, close_all
 from .pump import Pump
 
 HIGH_WATER = 4 * 1024 * 1024  # bytes waiting for the host; above it, output is not read
+LARGE = 16 * 1024  # bytes of a frame that is worth some trouble
 MAX_STALE = 16  # pipes of earlier cells that are still held open by what they left behind
 MAX_BACKGROUND = 64 * 1024
+FOR_INIT = ("watch", "output", "worker", "functions")  # what the worker need not know of a cell
 GONE = {"status": "died", "signal": None, "exit_code": None, "lost": True}
 MAX_CHANGES = 1024 * 1024  # bytes to tell of changed files
+# While a cell begins, and while it ends, news is at hand that needs nobody's attention by itself.
+# It is left for what comes next, if that comes soon:
+LULL = 0.002  # seconds,
+ROUNDS = 4  # in so many rounds of the loop
 
 
 class Cell:
@@ -42,7 +47,7 @@ class Cell:
         self.ending = False  # a limit was passed: what it started goes with it
         self.done: Optional[Dict[str, Any]] = None
         self.payload = b""
-        self.nonce = ""
+        self.nonce = b""
         self.shared: List[int] = []  # the descriptor of its value
         self.pumps: List[Pump] = []
         self.room = limit
@@ -61,8 +66,7 @@ class Init:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         limit = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-        # Not epoll: its watches are counted by the user, whose guests could use them all up.
-        self.selector = selectors.PollSelector()
+        self.selector = poller.Poller()
         self._channel = channel
         # Two descriptors where the host is at the other end of pipes, else the one of a socket.
         self._incoming = getattr(channel, "reading", channel)
@@ -74,8 +78,11 @@ class Init:
         self._paused: List[Any] = []  # pumps, and the keeper
         self._cell: Optional[Cell] = None
         self._idle_pumps: List[Pump] = []
+        self._resting: List[Pump] = []  # to be watched again when it ends
+        self._lull = 0  # rounds that are left of it
+        self._holding = False  # what is for the host, until the cell is over
+        self._workspace = changes.Watched(setup["workspace"])
         self._background = bytearray()
-        self._background_lost = 0
         self._branches = Branches(self, setup)
         self._restart: Optional[int] = None
         self.commands: Dict[int, commands.Command] = {}
@@ -96,17 +103,32 @@ class Init:
 
     def run(self) -> None:
         self._channel.setblocking(False)
-        self.selector.register(self._incoming, selectors.EVENT_READ, self._on_channel)
-        self.selector.register(_child_signals(), selectors.EVENT_READ, self._on_child)
+        self.selector.register(self._incoming, poller.READ, self._on_channel)
+        self.selector.register(_child_signals(), poller.READ, self._on_child)
         gc.freeze()
         self._worker.start()
         while True:
-            for key, events in self.selector.select():
-                key.data(key.fileobj, events)
-            self._flush()
+            news = self.selector.wait(LULL if self._lull else None)
+            if self._lull:
+                self._lull = self._lull - 1 if news else 0
+                if not self._lull:
+                    self._end_lull()
+            if not self._holding:
+                self._flush()
+
+    def _end_lull(self) -> None:
+        self._lull, self._holding = 0, False
+        resting, self._resting = self._resting, []
+        for pump in resting:
+            pump.watch()
+
+    def watch_later(self, pump: Pump) -> None:
+        """A pump that would be woken for little: in a moment there may be more."""
+        self._resting.append(pump)
+        self._lull = self._lull or ROUNDS
 
     def _on_channel(self, channel: Any, events: int) -> None:
-        if not events & selectors.EVENT_READ:
+        if not events & poller.READ:
             return
         try:
             data = self._inbox.receive(self._channel)
@@ -129,9 +151,25 @@ class Init:
         payload: bytes = b"",
         fds: "Tuple[int, ...]" = (),
     ) -> None:
+        if len(payload) > LARGE and not self._out and self._seal is None and not fds:
+            self._send_directly(wire.head(kind, request, header, len(payload)), payload)
+            return
         data = wire.pack(kind, request, header, payload)
         self._out.put(data if self._seal is None else self._seal(data), fds)
         if len(self._out) > wire.CHUNK:
+            self._flush()
+
+    def _send_directly(self, head: bytes, payload: bytes) -> None:
+        """A large frame, of which as much as goes is not copied once more."""
+        try:
+            sent = self._channel.sendmsg((head, payload))
+        except BlockingIOError:
+            sent = 0
+        except ConnectionError:
+            os._exit(0)
+        if sent < len(head) + len(payload):
+            self._out.put(head[sent:])
+            self._out.put(memoryview(payload)[max(sent - len(head), 0) :])
             self._flush()
 
     def _flush(self) -> None:
@@ -168,10 +206,10 @@ class Init:
     def _wait_for_room(self, waiting: bool) -> None:
         self._waiting = waiting
         if self._outgoing is self._incoming:
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if waiting else 0)
+            events = poller.READ | (poller.WRITE if waiting else 0)
             self.selector.modify(self._incoming, events, self._on_channel)
         elif waiting:
-            self.selector.register(self._outgoing, selectors.EVENT_WRITE, self._on_room)
+            self.selector.register(self._outgoing, poller.WRITE, self._on_room)
         else:
             self.selector.unregister(self._outgoing)
 
@@ -230,10 +268,15 @@ class Init:
             self.tell_functions()
         cell.watched = bool(frame.header.get("watch"))
         if cell.watched:
-            cell.files = changes.census(self.setup["workspace"])
-        fds = (*self._open_pipes(cell), *fds)
-        header = {**frame.header, "fds": len(fds), "functions": None}
+            cell.files = self._workspace.census()
+        pipes = self._open_pipes()
+        fds = (*(writing for _, writing in pipes), *fds)
+        header = {k: v for k, v in frame.header.items() if k not in FOR_INIT}
+        header["fds"] = len(fds)
         self._worker.send(wire.pack(wire.CELL, frame.request, header, frame.payload), fds)
+        # From here on the code runs: what follows does not keep it waiting.
+        for name, (reading, _) in zip(("stdout", "stderr"), pipes):
+            cell.pumps.append(Pump(self, reading, name, self._on_output))
         if not self._worker.pid:
             self._finish(cell, dict(GONE))
 
@@ -267,17 +310,15 @@ class Init:
         header = {"call": call, "ok": False, "name": "RuntimeError", "message": why}
         self._worker.send(wire.pack(wire.ANSWER, call, header))
 
-    def _open_pipes(self, cell: Cell) -> "List[int]":
-        """The ends to write to; none, if the host has no more descriptors to give."""
-        ends: List[int] = []
+    def _open_pipes(self) -> "List[Tuple[int, int]]":
+        """For output and errors; fewer, if the host has no more descriptors to give."""
+        pipes: List[Tuple[int, int]] = []
         try:
-            for name in ("stdout", "stderr"):
-                reading, writing = os.pipe()
-                cell.pumps.append(Pump(self, reading, name, self._on_output))
-                ends.append(writing)
+            for _ in range(2):
+                pipes.append(os.pipe())
         except OSError:
             self._worker.signal(signal.SIGKILL)  # reported as the end of this cell
-        return ends
+        return pipes
 
     def _serve_interrupt(self, frame: wire.Frame) -> None:
         command = self.commands.get(frame.request)
@@ -309,7 +350,6 @@ class Init:
         if cell is None or pump not in cell.pumps:
             room = MAX_BACKGROUND - len(self._background)
             self._background += data[:room]
-            self._background_lost += max(len(data) - room, 0)
             return
         if cell.room >= 0:
             kept = data[: cell.room]
@@ -324,6 +364,11 @@ class Init:
         self._idle_pumps = [pump for pump in self._idle_pumps if not pump.closed]
         while len(self._idle_pumps) > MAX_STALE:
             self._idle_pumps.pop(0).close()
+        # Those of the last cell will be let go by the worker, as a rule: nothing to wake up for.
+        self._lull = ROUNDS
+        for pump in self._idle_pumps:
+            pump.rest()
+        self._resting += self._idle_pumps
 
     # -- the worker -------------------------------------------------------------------------
 
@@ -352,12 +397,12 @@ class Init:
             cell.shared = fds
             cell.done = claims.done(frame.header, frame.payload, self.setup["result"])
             cell.payload = frame.payload
-            cell.nonce = os.urandom(8).hex()
-            self._drain(cell)
-            self._worker.send(wire.pack(wire.SYNC, cell.request, {"nonce": cell.nonce}))
+            cell.nonce = os.urandom(16)
+            self._worker.send(wire.pack(wire.SYNC, cell.request, None, cell.nonce))
+            self._lull, self._holding = ROUNDS, True
         else:
             close_all(fds)
-            if frame.kind == wire.SYNCED and cell.done and frame.header.get("nonce") == cell.nonce:
+            if frame.kind == wire.SYNCED and cell.done and frame.payload == cell.nonce:
                 self._on_synced(cell)
 
     def _on_call(self, cell: Cell, frame: wire.Frame, fds: List[int]) -> None:
@@ -379,7 +424,7 @@ class Init:
             self._worker.signal(signal.SIGKILL)  # a limit ends all the cell has started
             return
         assert cell.done is not None
-        self._finish(cell, {**cell.done, "lost": False}, cell.payload)
+        self._finish(cell, cell.done, cell.payload)
 
     def _drain(self, cell: Cell) -> None:
         for pump in cell.pumps:
@@ -390,6 +435,9 @@ class Init:
             commands.kill_since(self, cell.began, self._worker.pid)
         self._drain(cell)
         self._cell = None
+        for pump in self._idle_pumps:
+            pump.read()  # as a rule, its end
+        self._end_lull()
         self._idle_pumps += cell.pumps
         for call in cell.calls:
             self._refuse_call(call, "the cell that called it has ended")
@@ -400,9 +448,10 @@ class Init:
             self.send(wire.STREAM, cell.request, {"name": "background"}, data)
             self._background.clear()
         branch = self._branches.active
-        header = {**header, "fresh": branch.fresh, "background_lost": self._background_lost}
-        branch.fresh = bool(header["lost"])
-        self._background_lost = 0
+        header = dict(header)
+        if branch.fresh:
+            header["fresh"] = True
+        branch.fresh = bool(header.get("lost"))
         fds, cell.shared = tuple(cell.shared), []
         if header.get("status") != "ok":
             close_all(fds)
@@ -411,7 +460,7 @@ class Init:
         self.send(wire.DONE, cell.request, header, payload, fds)
 
     def _tell_changes(self, cell: Cell) -> None:
-        now = changes.census(self.setup["workspace"]) if cell.files is not None else None
+        now = self._workspace.census() if cell.files is not None else None
         if now is None or cell.files is None:
             self.send(wire.CHANGES, cell.request, {"unknown": True})
         elif now != cell.files:

@@ -6,13 +6,12 @@ the kernel's word alone.
 
 import os
 import resource
-import selectors
 import signal
 import socket
 import struct
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from . import blobs, commands, wire, worker
+from . import blobs, commands, poller, wire, worker
 from .outbox import Inbox, Outbox, close_all
 
 CONTROL = 3  # the worker's only descriptor beside the standard ones
@@ -70,7 +69,7 @@ class Keeper:
         self._out.clear()
         self._inbox.clear()
         self._on_sent.clear()
-        self._events, self._paused = selectors.EVENT_READ, False
+        self._events, self._paused = poller.READ, False
         self._init.selector.register(ours, self._events, self._on_ready)
 
     def _become_worker(self, control: socket.socket) -> None:
@@ -146,8 +145,8 @@ class Keeper:
             pass  # the selector says when there is room again
         except OSError:
             self._out.clear()  # it died: SIGCHLD tells how
-        reading = 0 if self._paused else selectors.EVENT_READ
-        self._watch(control, reading | (selectors.EVENT_WRITE if self._out else 0))
+        reading = 0 if self._paused else poller.READ
+        self._watch(control, reading | (poller.WRITE if self._out else 0))
         if self._on_sent and not self._out:
             self._tell_sent()
 
@@ -172,9 +171,9 @@ class Keeper:
         control = self._control
         if control is None or ready is not control:
             return  # of a worker that has been replaced in this very round
-        if events & selectors.EVENT_WRITE:
+        if events & poller.WRITE:
             self._flush(control)
-        if not events & selectors.EVENT_READ:
+        if not events & poller.READ:
             return
         if not self._receive(control):
             self._hang_up()

@@ -27,14 +27,14 @@ class Link:
         self._limit = int(setup["values"])
         self._share = bool(setup["share"])
         self._handed = 0  # bytes of memory that the host was given, and that still count here
-        self._critical = False
-        self._interrupted = False
         self.open(sock)
 
     def open(self, sock: socket.socket) -> None:
         """Start afresh on this socket; also in a fork, where other threads held the locks."""
         self._socket = sock
         self._pid = os.getpid()
+        self._critical = _Critical()
+        self._waiting = b""  # frames that go with the next one
         self._reader = wire.Reader(wire.FROM_INIT)
         self._inbox = Inbox()
         self._sending = threading.Lock()
@@ -54,29 +54,11 @@ class Link:
 
     def on_interrupt(self) -> bool:
         """Whether KeyboardInterrupt may be raised now; if not, it is raised when it may."""
-        self._interrupted = self._critical
-        return not self._critical
+        self._critical.interrupted = self._critical.depth > 0
+        return not self._critical.depth
 
-    @contextlib.contextmanager
-    def _uninterrupted(self) -> "Iterator[None]":
-        """Half a frame, sent or received, would garble all that follow; and a lock that is just
-        being taken would stay locked for ever."""
-        if not _in_main_thread():
-            yield
-            return
-        outer, self._critical = self._critical, True
-        try:
-            yield
-        finally:
-            self._critical = outer
-            if not outer:
-                self._raise_interrupt()
-
-    def _raise_interrupt(self) -> None:
-        """Raise one that came meanwhile, where nothing is half done."""
-        if self._interrupted and _in_main_thread():
-            self._interrupted = False
-            raise KeyboardInterrupt
+    def _in_main_thread(self) -> bool:
+        return threading.get_ident() == self._critical.main
 
     # -- sending ----------------------------------------------------------------------------
 
@@ -86,8 +68,15 @@ class Link:
         return os.getpid() == self._pid
 
     def send(self, kind: int, request: int, header: Any = None, payload: bytes = b"") -> None:
-        with self._uninterrupted():
-            self._send(wire.pack(kind, request, header, payload), -1)
+        frame = wire.pack(kind, request, header, payload)
+        with self._critical:
+            self._send(frame, -1)
+
+    def send_later(self, kind: int, header: Any, payload: bytes) -> None:
+        """With what is sent next, in one piece; what comes next must not take long."""
+        frame = wire.pack(kind, 0, header, payload)
+        with self._critical, self._sending:
+            self._waiting += frame
 
     def send_value(self, kind: int, request: int, header: Any, value: "values.Encoded") -> None:
         if value.size <= wire.INLINE:
@@ -97,7 +86,7 @@ class Link:
         if fd >= 0:
             try:
                 frame = wire.pack(kind, request, {**header, "shared": value.size})
-                with self._uninterrupted():
+                with self._critical:
                     self._send(frame, fd)
             finally:
                 os.close(fd)
@@ -105,7 +94,7 @@ class Link:
         key = request if kind == wire.CALL else wire.VALUE_KEY
         for part in blobs.cut(value.pieces()):
             self.send(wire.PART, 0, {"key": key, "size": value.size}, part)
-            self._raise_interrupt()
+            self._critical.raise_late()
         self.send(kind, request, {**header, "parts": value.size})
 
     def _seal(self, value: "values.Encoded") -> int:
@@ -124,14 +113,32 @@ class Link:
 
     def _send(self, frame: bytes, fd: int) -> None:
         with self._sending:
-            sent = socket.send_fds(self._socket, [frame], [fd]) if fd >= 0 else 0
-            self._socket.sendall(memoryview(frame)[sent:])
+            if self._waiting:
+                waiting, self._waiting = self._waiting, b""
+                if fd < 0:
+                    frame = waiting + frame
+                else:
+                    self._socket.sendall(waiting)
+            if fd < 0:
+                self._socket.sendall(frame)
+            else:
+                sent = socket.send_fds(self._socket, [frame], [fd])
+                self._socket.sendall(memoryview(frame)[sent:])
 
     # -- receiving --------------------------------------------------------------------------
 
     def next(self) -> "Tuple[wire.Frame, List[int]]":
-        """The next frame that is for the main loop, with its descriptors. EOFError at the end."""
-        self._wait(lambda: bool(self._requests))
+        """The next frame that is for the main loop, with its descriptors. EOFError at the end.
+
+        Called between cells, when no interrupt is raised: what is read is not lost half-way.
+        """
+        if not self._requests:
+            with self._state:
+                while not self._requests:
+                    if self._reading:
+                        self._state.wait()
+                    else:
+                        self._read(self._receive)
         return self._requests.popleft()
 
     def value_of(self, frame: wire.Frame, fds: List[int]) -> Any:
@@ -148,32 +155,37 @@ class Link:
         return frame.payload
 
     def _wait(self, ready: "Callable[[], bool]") -> None:
-        with self._uninterrupted(), self._state:
+        with self._critical, self._state:
             while not ready():
                 if not self._reading:
-                    self._read()
+                    self._read(self._receive_patiently)
                 else:
-                    self._state.wait(LOOK if _in_main_thread() else None)
-                    self._raise_interrupt()
+                    self._state.wait(LOOK if self._in_main_thread() else None)
+                    self._critical.raise_late()
 
-    def _read(self) -> None:
-        main, self._reading = _in_main_thread(), True
+    def _read(self, receive: "Callable[[], None]") -> None:
+        """For all who wait."""
+        self._reading = True
         self._state.release()
         try:
-            # Waiting may be interrupted, taking may not.
-            if main:
-                self._critical = False
-                self._raise_interrupt()
-            select.select([self._socket], [], [])
-            if main:
-                self._critical = True
-            self._receive()
+            receive()
         finally:
-            if main:
-                self._critical = True
             self._state.acquire()
             self._reading = False
             self._state.notify_all()
+
+    def _receive_patiently(self) -> None:
+        """Waiting may be interrupted, taking may not."""
+        if self._in_main_thread():
+            depth, self._critical.depth = self._critical.depth, 0
+            try:
+                self._critical.raise_late()
+                select.select([self._socket], [], [])
+            finally:
+                self._critical.depth = depth
+        else:
+            select.select([self._socket], [], [])
+        self._receive()
 
     def _receive(self) -> None:
         data = self._inbox.receive(self._socket)
@@ -207,7 +219,7 @@ class Link:
         self._note_held(header)
 
     def _note_held(self, header: wire.Header) -> None:
-        self._handed = int(header.get("held", self._handed))
+        self._handed = int(header.get("held", 0))
 
     # -- calls ------------------------------------------------------------------------------
 
@@ -219,7 +231,7 @@ class Link:
             given = values.encode({"args": list(args), "kwargs": kwargs}, self._limit)
         except values.CannotTravel as error:
             raise TypeError(f"{name}(): {error}") from None
-        with self._uninterrupted(), self._slot():
+        with self._critical, self._slot():
             with self._state:
                 self._calls = (self._calls + 1) % FIRST_CALL
                 call = FIRST_CALL + self._calls
@@ -240,7 +252,7 @@ class Link:
     def _slot(self) -> "Iterator[None]":
         """One of the calls that may be under way at once."""
         while not self._slots.acquire(timeout=LOOK):
-            self._raise_interrupt()
+            self._critical.raise_late()
         try:
             yield
         finally:
@@ -253,8 +265,31 @@ class Link:
         self._parts.drop(call)
 
 
-def _in_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
+class _Critical:
+    """While this lasts, no KeyboardInterrupt is raised in the main thread: half a frame, sent or
+    received, would garble all that follow, and a lock that is just being taken would stay locked
+    for ever. It is raised at the end."""
+
+    def __init__(self) -> None:
+        self.main = threading.main_thread().ident
+        self.depth = 0
+        self.interrupted = False
+
+    def __enter__(self) -> None:
+        if threading.get_ident() == self.main:
+            self.depth += 1
+
+    def __exit__(self, *raised: object) -> None:
+        if threading.get_ident() == self.main:
+            self.depth -= 1
+            if not self.depth:
+                self.raise_late()
+
+    def raise_late(self) -> None:
+        """Raise one that came meanwhile, where nothing is half done."""
+        if self.interrupted and threading.get_ident() == self.main:
+            self.interrupted = False
+            raise KeyboardInterrupt
 
 
 def _resident() -> int:

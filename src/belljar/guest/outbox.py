@@ -7,11 +7,13 @@ import socket
 import stat
 import struct
 from collections import deque
-from typing import Any, Deque, List, Tuple
+from typing import Any, Deque, List, Tuple, Union
 
 from . import wire
 
 MAX_FDS = 8  # descriptors received and not yet taken
+_SPACE = socket.CMSG_SPACE(MAX_FDS * 4)
+_CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)  # a plain number: flags are slow to put together
 
 
 class Outbox:
@@ -23,7 +25,7 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._bytes)
 
-    def put(self, data: bytes, fds: "Tuple[int, ...]" = ()) -> None:
+    def put(self, data: "Union[bytes, memoryview]", fds: "Tuple[int, ...]" = ()) -> None:
         """The descriptors become the outbox's own: it closes them when they are sent."""
         if fds:
             self._fds.append((self._gone + len(self._bytes), list(fds)))
@@ -32,6 +34,11 @@ class Outbox:
     def flush(self, sock: Any) -> None:
         """As much as goes. Raises BlockingIOError when the rest must wait, OSError at the end."""
         while self._bytes:
+            if not self._fds and len(self._bytes) <= wire.CHUNK:
+                sent = sock.send(self._bytes)
+                self._gone += sent
+                del self._bytes[:sent]
+                continue
             most, fds = wire.CHUNK, []
             if self._fds:
                 ahead = self._fds[0][0] - self._gone
@@ -47,7 +54,8 @@ class Outbox:
             finally:
                 view.release()
             if fds:
-                close_all(self._fds.popleft()[1])
+                for fd in self._fds.popleft()[1]:
+                    os.close(fd)  # our own: a pipe, or memory that was looked at
             self._gone += sent
             del self._bytes[:sent]
 
@@ -64,10 +72,13 @@ class Inbox:
         self._fds: Deque[int] = deque()
 
     def receive(self, sock: Any, size: int = wire.CHUNK, flags: int = 0) -> bytes:
-        space = socket.CMSG_SPACE(MAX_FDS * 4)
-        received = sock.recvmsg(size, space, flags | socket.MSG_CMSG_CLOEXEC)
+        received = sock.recvmsg(size, _SPACE, flags | _CLOSE_ON_EXEC)
         data: bytes = received[0]
-        ancillary = received[1]
+        if received[1]:
+            self._keep(received[1])
+        return data
+
+    def _keep(self, ancillary: "List[Tuple[int, int, bytes]]") -> None:
         for level, kind, body in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds = array.array("i")
@@ -76,7 +87,6 @@ class Inbox:
         if len(self._fds) > MAX_FDS:
             self.clear()
             raise wire.WireError("descriptors that nobody asked for")
-        return data
 
     def take(self) -> int:
         if not self._fds:

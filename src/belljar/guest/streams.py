@@ -90,8 +90,10 @@ def _write_text(fd: int, text: str) -> int:
 
 
 def _write_all(fd: int, data: Any) -> int:
-    view = memoryview(data)
-    done = 0
+    done = os.write(fd, data)
+    if type(data) is bytes and done == len(data):
+        return done
+    view = memoryview(data).cast("B")
     while done < len(view):
         done += os.write(fd, view[done:])
     return done
@@ -104,6 +106,9 @@ def print_whole(*values: Any, **options: Any) -> None:
     """`print`, but the line reaches its stream in one piece: one write instead of one for each
     value, separator and end."""
     file = options.get("file") or sys.stdout
+    if not options and type(file) is CellStream:
+        file.write(" ".join(map(str, values)) + "\n")
+        return
     words = [options.get("sep", " "), options.get("end", "\n")]
     known = options.keys() <= {"sep", "end", "file", "flush"}
     if not known or not isinstance(file, CellStream) or not all(type(w) is str for w in words):
@@ -122,6 +127,13 @@ def install() -> List[CellStream]:
     sys.stdout, sys.stderr = streams
     sys.__stdout__, sys.__stderr__ = streams  # type: ignore[misc]
     return streams
+
+
+def threads_but(known: List[int]) -> List[int]:
+    """Those that cells have left."""
+    if threading.active_count() == 1:
+        return []
+    return [ident for ident in threads() if ident not in known]
 
 
 def threads() -> List[int]:

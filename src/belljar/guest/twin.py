@@ -3,6 +3,7 @@
 import asyncio
 import os
 import stat as modes
+import sys
 import threading
 from typing import Any, List, NamedTuple, Optional, Set, Tuple
 
@@ -126,6 +127,15 @@ def _sockets_of(loop: Any) -> List[int]:
 def _shares_memory() -> bool:
     with open("/proc/self/maps", "rb") as file:
         return any(line.split(None, 2)[1].startswith((b"rw-s", b"-w-s")) for line in file)
+
+
+def differ() -> None:
+    """Let go of secrets that were drawn before the fork, which siblings would have in common. The
+    worker seeds generators of random numbers itself; what asks the kernel each time needs nothing,
+    and OpenSSL and tempfile see by the number of their process that they were forked."""
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is not None:
+        processes.current_process().authkey = os.urandom(32)
 
 
 def rank(score: bytes) -> None:

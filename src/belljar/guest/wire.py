@@ -17,7 +17,7 @@ cannot be shared it comes before its frame in PARTs, and the header says `parts`
 
 import json
 import struct
-from typing import Any, Dict, Iterator, NamedTuple, Optional
+from typing import Any, Dict, Iterator, NamedTuple, Optional, Union
 
 HEAD = struct.Struct("!BIII")
 MAX_HEADER = 256 * 1024
@@ -58,7 +58,7 @@ CHANGES = 41  # payload: which files a cell made, changed, removed
 CELL = 64
 CELL_RESULT = 65
 CELL_DONE = 66
-SYNC = 67
+SYNC = 67  # payload: a nonce, to be given back
 SYNCED = 68
 FUNCTIONS = 69  # the host functions there are
 FORK = 70  # fork; the child serves the socket that comes with this
@@ -92,28 +92,54 @@ class Frame(NamedTuple):
 
 
 def pack(kind: int, request: int, header: Optional[Header] = None, payload: bytes = b"") -> bytes:
+    return head(kind, request, header, len(payload)) + payload
+
+
+def head(kind: int, request: int, header: Optional[Header], size: int) -> bytes:
+    """All of a frame but for its payload, which has so many bytes."""
     # ensure_ascii keeps lone surrogates alive: they travel as \udXXX escapes.
     text = json.dumps(header, ensure_ascii=True).encode("ascii") if header else b""
     if len(text) > MAX_HEADER:
         raise WireError(f"a header of {len(text)} bytes is more than {MAX_HEADER}")
-    if len(payload) > MAX_PAYLOAD:
-        raise WireError(f"a payload of {len(payload)} bytes is more than {MAX_PAYLOAD}")
-    return HEAD.pack(kind, request, len(text), len(payload)) + text + payload
+    if size > MAX_PAYLOAD:
+        raise WireError(f"a payload of {size} bytes is more than {MAX_PAYLOAD}")
+    return HEAD.pack(kind, request, len(text), size) + text
 
 
 class Reader:
-    """Turns received bytes into frames: feed it, then take what is complete."""
+    """Turns received bytes into frames: feed it, then take what is complete.
+
+    Large output is frames by the thousand: each is cut out of what came, and what came is not
+    moved for that, as long as a frame comes in not more than two pieces.
+    """
 
     def __init__(self, kinds: "frozenset[int]", max_payload: int = MAX_PAYLOAD) -> None:
         self._kinds = kinds
         self._max_payload = max_payload
-        self._buffer = bytearray()
+        self._first = b""  # one frame that came in two pieces
+        self._data: Union[bytes, bytearray] = b""
+        self._taken = 0  # bytes of it that were frames
+        self._wanted = 0  # bytes of the frame that is not complete; 0: its head is not
 
     def feed(self, data: bytes) -> None:
-        self._buffer += data
+        left = len(self._data) - self._taken
+        if not left:
+            self._data, self._taken = data, 0
+            return
+        missing = self._wanted - left
+        if self._wanted and not self._first and len(data) >= missing:
+            self._first = b"".join((self._rest(), memoryview(data)[:missing]))
+            self._data, self._taken = data, missing
+            return
+        if self._taken or isinstance(self._data, bytes):
+            self._data, self._taken = bytearray(self._rest()), 0
+        self._data += data
+
+    def _rest(self) -> memoryview:
+        return memoryview(self._data)[self._taken :]
 
     def __len__(self) -> int:
-        return len(self._buffer)
+        return len(self._first) + len(self._data) - self._taken
 
     def frames(self) -> Iterator[Frame]:
         while True:
@@ -123,29 +149,34 @@ class Reader:
             yield frame
 
     def _next(self) -> Optional[Frame]:
-        buffer = self._buffer
-        if len(buffer) < HEAD.size:
+        data, begin = (self._first, 0) if self._first else (self._data, self._taken)
+        left = len(data) - begin
+        self._wanted = 0
+        if left < HEAD.size:
             return None
-        kind, request, header_size, payload_size = HEAD.unpack_from(buffer)
+        kind, request, header_size, payload_size = HEAD.unpack_from(data, begin)
         if kind not in self._kinds:
             raise WireError(f"unexpected frame kind {kind}")
         if header_size > MAX_HEADER or payload_size > self._max_payload:
             raise WireError(f"frame too large: header {header_size}, payload {payload_size}")
-        start = HEAD.size + header_size
-        end = start + payload_size
-        if len(buffer) < end:
+        size = HEAD.size + header_size + payload_size
+        if left < size:
+            self._wanted = size
             return None
-        header = _parse(bytes(buffer[HEAD.size : start]))
-        payload = bytes(buffer[start:end])
-        del buffer[:end]
-        return Frame(kind, request, header, payload, end)
+        start = begin + HEAD.size
+        middle, end = start + header_size, begin + size
+        header = _parse(data[start:middle]) if header_size else {}
+        payload = data[middle:end] if type(data) is bytes else bytes(memoryview(data)[middle:end])
+        if self._first:
+            self._first = b""
+        else:
+            self._taken = end
+        return Frame(kind, request, header, payload, size)
 
 
-def _parse(text: bytes) -> Header:
-    if not text:
-        return {}
+def _parse(text: "Union[bytes, bytearray]") -> Header:
     try:
-        header = json.loads(text)
+        header = json.loads(str(text, "utf-8"))
     # RecursionError: deeply nested JSON. ValueError covers bad UTF-8, bad JSON, huge integers.
     except (ValueError, RecursionError) as error:
         raise WireError(f"bad frame header: {type(error).__name__}") from None

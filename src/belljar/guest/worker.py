@@ -4,6 +4,7 @@ Nothing it says is believed beyond its own result: how it ended is seen by init 
 and limits are kept by init and the host. It holds no secret and no descriptor of init's.
 """
 
+import _signal  # type: ignore[import-not-found]  # signal itself makes an enum of every answer
 import ast
 import asyncio
 import asyncio.base_events
@@ -11,7 +12,6 @@ import builtins
 import contextlib
 import inspect
 import json
-import linecache
 import mmap
 import os
 import random
@@ -27,12 +27,19 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 from . import display, figures, functions, notebook_habits, streams, twin, values, wire
 from .link import Link
 from .outbox import close_all
+from .sources import Sources
 
 SOURCE = "<belljar>"  # every file of ours is compiled under a name that starts so
 MAX_TRACEBACK = 32 * 1024  # characters
 MAX_MESSAGE = 8 * 1024
 _VALUE = "__belljar_value__"
 _TABLE = "application/vnd.belljar.table"
+SMALL = 4096  # bytes of a result that may wait for the end of its cell, which follows at once
+# What is shown as its repr() and nothing else, and is small where that is.
+_SCALAR = frozenset((bool, int, float, complex, str, bytes))
+_PLAIN = _SCALAR | {list, tuple, dict, set, frozenset}
+FEW = 100  # items
+SHORT = 200  # characters
 
 
 def main(control: socket.socket, setup: Dict[str, Any]) -> None:
@@ -54,6 +61,8 @@ class Worker:
         self._streams = streams.install()
         self._threads = streams.threads()
         self._module = _main_module()
+        self._sources = Sources()
+        self._interrupt = self._on_interrupt  # one object, to be known again
         self._output_limit = int(setup["output"])
         self._result_limit = int(setup["result"])
         self._value_limit = int(setup["values"])
@@ -68,7 +77,7 @@ class Worker:
         display.install(self._show)
         builtins.input = _no_input
         builtins.print = streams.print_whole
-        signal.signal(signal.SIGINT, self._on_interrupt)
+        signal.signal(signal.SIGINT, self._interrupt)
         os.chdir(self._workspace)
         sys.argv = [""]
         if "" not in sys.path:
@@ -82,7 +91,7 @@ class Worker:
                 return
             if frame.kind == wire.SYNC:
                 self._early = False  # what came too late for one cell is not for the next
-                self._link.send(wire.SYNCED, 0, frame.header)
+                self._link.send(wire.SYNCED, 0, None, frame.payload)
             elif frame.kind == wire.FUNCTIONS:
                 self._define(frame.header["functions"])
             elif frame.kind == wire.FORK and fds:
@@ -103,12 +112,13 @@ class Worker:
                 self._module.__dict__[spec["name"]] = functions.make(spec, self._link.call)
 
     def _serve_cell(self, frame: wire.Frame, fds: List[int]) -> None:
-        leftover = [ident for ident in streams.threads() if ident not in self._threads]
+        leftover = streams.threads_but(self._threads)
         tasks = self._loop is not None and bool(asyncio.all_tasks(self._loop))
         for stream, pipe in zip(self._streams, fds[:2]):
             stream.begin(frame.request, pipe, leftover, keep=tasks)
-        close_all(fds[:2])
-        signal.signal(signal.SIGINT, self._on_interrupt)
+            os.close(pipe)
+        if _signal.getsignal(_signal.SIGINT) is not self._interrupt:
+            signal.signal(signal.SIGINT, self._interrupt)
         streams.CELL.set(frame.request)
         if self._reserve is None:
             self._reserve = _reserve()
@@ -201,7 +211,8 @@ class Worker:
 
     def _run(self, frame: wire.Frame, fds: List[int]) -> "Tuple[Dict[str, Any], bytes, Any]":
         """How it ended, what there is to say of an error, and the value."""
-        restore = _set_environment(frame.header.get("env") or {})
+        env = frame.header.get("env")
+        restore = _set_environment(env) if env else {}
         payload, value = b"", None
         try:
             self._in_cell = True
@@ -245,9 +256,12 @@ class Worker:
         return header, encoded
 
     def _execute(self, code: str, name: str) -> Any:
-        # As linecache itself would keep them: every line ends, and None keeps the entry for good.
-        lines = [line + "\n" for line in code.splitlines()]
-        linecache.cache[name] = (len(code), None, lines, name)
+        self._sources.add(name, code)
+        namespace = self._module.__dict__
+        expression = _expression(code, name)
+        if expression is not None:
+            self._sources.keep(name, expression)
+            return eval(expression, namespace)
         tree = _parse(code, name)
         # The last expression becomes an assignment, so that the cell stays one piece of code:
         # with a top-level `await` anywhere, all of it runs in one coroutine.
@@ -256,7 +270,7 @@ class Worker:
             target = ast.copy_location(ast.Name(_VALUE, ast.Store()), last)
             tree.body[-1] = ast.copy_location(ast.Assign([target], last.value), last)
         compiled = compile(tree, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-        namespace = self._module.__dict__
+        self._sources.keep(name, compiled)
         namespace.pop(_VALUE, None)
         made = eval(compiled, namespace)
         if compiled.co_flags & inspect.CO_COROUTINE:
@@ -277,6 +291,9 @@ class Worker:
             raise
 
     def _main_result(self, value: Any, header: Dict[str, Any]) -> "Tuple[Dict[str, Any], Any]":
+        if type(value) in _PLAIN:
+            self._show({"text/plain": repr(value)}, True, _is_light(value))
+            return self._with_value(value, header)
         shown = display.bundle(value)
         dropped = self._show(shown, True)
         if _TABLE in dropped:
@@ -284,6 +301,9 @@ class Worker:
             return {**header, "unplain": why}, None
         if _TABLE in shown:
             return {**header, "shown": True}, None  # a table is its value, and not sent twice
+        return self._with_value(value, header)
+
+    def _with_value(self, value: Any, header: Dict[str, Any]) -> "Tuple[Dict[str, Any], Any]":
         try:
             return header, values.encode(value, self._result_limit, self._output_limit)
         except values.CannotTravel as error:
@@ -296,12 +316,16 @@ class Worker:
         for bundle in figures.take_open():
             self._show(dict(bundle), False)
 
-    def _show(self, bundle: Dict[str, Any], main: bool) -> List[str]:
-        """What was too large to be sent."""
+    def _show(self, bundle: Dict[str, Any], main: bool, light: bool = False) -> List[str]:
+        """What was too large to be sent. What is light, and soon followed by the end of the cell,
+        goes together with that."""
         if not self._link.ours:
             return []  # a child that the cell forked
         header, payload = display.flatten(bundle, main, self._output_limit, self._result_limit)
-        self._link.send(wire.CELL_RESULT, 0, header, payload)
+        if light and len(payload) < SMALL and not figures.are_open():
+            self._link.send_later(wire.CELL_RESULT, header, payload)
+        else:
+            self._link.send(wire.CELL_RESULT, 0, header, payload)
         dropped: List[str] = header["dropped"]
         return dropped
 
@@ -355,6 +379,16 @@ class Worker:
         }
 
 
+def _expression(code: str, name: str) -> Any:
+    """The code, if it is nothing but one short expression: it needs no syntax tree."""
+    if len(code) > SHORT or not code or code[0].isspace() or "\n" in code or "await" in code:
+        return None
+    try:
+        return compile(code, name, "eval", dont_inherit=True)
+    except SyntaxError:
+        return None
+
+
 def _parse(code: str, name: str) -> Any:
     flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     try:
@@ -389,6 +423,13 @@ def _hide_ours(shown: Any, seen: "set[int]") -> None:
         stack.clear()  # interrupted while the event loop was waiting: all of it is machinery
     for inner in [shown.__cause__, shown.__context__, *(getattr(shown, "exceptions", None) or ())]:
         _hide_ours(inner, seen)
+
+
+def _is_light(value: Any) -> bool:
+    """Whether all that is left to do with it takes no time and no memory."""
+    if type(value) in (list, tuple, set, frozenset):
+        return len(value) < FEW and all(type(item) in _SCALAR for item in value)
+    return type(value) in _SCALAR
 
 
 def _reserve() -> "Optional[mmap.mmap]":

@@ -29,6 +29,7 @@ from belljar.observe.metric_table import (
     known_errors,
 )
 from belljar.observe.sampling import Monitor, Sample
+from belljar.pooling import telling
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -74,9 +75,11 @@ class Metrics:
         self._sources: dict[str, Source] = {}
         self._monitor: Monitor | None = None
         self._subscription: events.Subscription | None = None
+        self._of_pools: Callable[[], None] | None = None
         self._servers: list[tuple[Any, threading.Thread]] = []
         self.gauge_source("belljar_sandboxes", _live_by_backend)
-        self.gauge_source("belljar_pool_guests", lambda: {("idle",): 0.0})
+        self.gauge_source("belljar_pool_guests", _guests_of_pools)
+        self.gauge_source("belljar_pool_waiting", _waiting_for_pools)
         self._gauges = _Gauges(self._families)
         self.registry.register(self._gauges)
 
@@ -86,6 +89,7 @@ class Metrics:
         """Count the events of this process from now on. May be called twice."""
         if self._subscription is None:
             self._subscription = events.subscribe(self.observe)
+            self._of_pools = telling.subscribe(self._of_pool)
         return self
 
     def observe(self, event: events.Event) -> None:
@@ -131,6 +135,18 @@ class Metrics:
             # function that there is; of the others only the names that are known this way count.
             name = self._cap("belljar_host_calls_total", "function", call.name, new=call.ok)
             self._count("belljar_host_calls_total", name, "ok" if call.ok else "failed")
+
+    def _of_pool(self, told: telling.Told) -> None:
+        match told:
+            case telling.Leased():
+                self._count("belljar_pool_leases_total", told.reason.value)
+                self._made["belljar_pool_wait_seconds"].labels(told.reason.value).observe(
+                    told.seconds
+                )
+            case telling.Discarded():
+                self._count("belljar_pool_discarded_total", told.why.value)
+            case telling.StartFailed():
+                self._count("belljar_pool_start_failures_total", self._reason(told.error))
 
     def alerted(self, kind: str) -> None:
         """Count an alert. Called when one begins."""
@@ -233,6 +249,9 @@ class Metrics:
         if self._subscription is not None:
             self._subscription.cancel()
             self._subscription = None
+        if self._of_pools is not None:
+            self._of_pools()
+            self._of_pools = None
         while self._servers:
             server, thread = self._servers.pop()
             server.shutdown()
@@ -287,6 +306,18 @@ def _live_by_backend() -> Values:
         key = (_where(sandbox.subject.backend),)
         found[key] = found.get(key, 0.0) + 1
     return found
+
+
+def _guests_of_pools() -> Values:
+    found: dict[tuple[str, ...], float] = {("idle",): 0.0}
+    for pool in telling.pools():
+        for state, number in pool.guests().items():
+            found[state,] = found.get((state,), 0.0) + number
+    return found
+
+
+def _waiting_for_pools() -> Values:
+    return {(): float(sum(pool.waiting for pool in telling.pools()))}
 
 
 def _summed(monitor: Monitor, read: Callable[[Sample], float | None]) -> Values:

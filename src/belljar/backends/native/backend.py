@@ -43,6 +43,10 @@ class NativeBackend:
         self._zygotes: dict[Key, concurrent.futures.Future[Zygote]] = {}
         cgroup.sweep()  # what earlier processes left when they were killed
         self._cgroups = cgroup.detect()
+        # Asked twice for each guest, and mostly for the same limits.
+        self._kept = functools.lru_cache(maxsize=64)(
+            functools.partial(layers.kept, why=self._cgroups.why)
+        )
 
     async def start(self, spec: GuestSpec) -> Guest:
         zygote = await self._zygote(_key(spec))
@@ -157,7 +161,7 @@ class NativeBackend:
         return group
 
     def _insist(self, spec: GuestSpec, in_cgroup: frozenset[str]) -> None:
-        for layer in layers.kept(spec.limits, in_cgroup, self._cgroups.why):
+        for layer in self._kept(spec.limits, in_cgroup):
             if layer.state != "enforced" and spec.insists_on(layer.name):
                 raise LimitNotEnforceable(
                     f"this host cannot enforce the limit {layer.name}: {layer.detail}",
@@ -191,7 +195,7 @@ class NativeBackend:
         try:
             seen = posture.read(pid)
             posture.check(seen, root=zygote.root)
-            limits = layers.kept(spec.limits, in_cgroup, self._cgroups.why)
+            limits = self._kept(spec.limits, in_cgroup)
             measured = (*layers.measured(seen, said), *layers.mounted(spec.mounts))
             guest.isolation = Isolation(backend=self.name, layers=measured, limits=limits)
             if "memory" not in in_cgroup:

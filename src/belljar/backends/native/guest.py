@@ -13,6 +13,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
+from belljar import readable
 from belljar.backends.base import Reading, Whereabouts
 from belljar.backends.native.cgroup import Cgroup
 from belljar.backends.native.watchdog import Watchdog
@@ -52,12 +53,21 @@ class SocketStream:
                 data = self._inbox.receive(self.socket)
             except BlockingIOError:
                 self._unpaused = 0
-                await anyio.wait_readable(self.socket)
+                await readable.wait(self.socket)
             except ConnectionError:
                 return b""
             else:
                 self._unpaused += len(data) + 4096
                 return data
+
+    def send_now(self, data: bytes) -> bool:
+        """Whether all of it is gone; what is not goes before what is sent next."""
+        self._out.put(data)
+        try:
+            self._out.flush(self.socket)
+        except BlockingIOError:
+            return False
+        return True
 
     async def send(self, data: bytes, fd: int = -1) -> None:
         self._out.put(data, (fd,) if fd >= 0 else ())

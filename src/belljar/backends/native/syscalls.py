@@ -32,6 +32,9 @@ MOUNT_ATTR_NOSUID = 2
 MOUNT_ATTR_NODEV = 4
 _AT_RECURSIVE = 0x8000
 
+HUGE_PAGE = 2 * 1024 * 1024
+_MADV_COLLAPSE = 25
+
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_CAPBSET_DROP = 24
@@ -62,6 +65,7 @@ _libc.mount.argtypes = (
     ctypes.c_ulong,
     ctypes.c_char_p,
 )
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _libc.umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
 _libc.unshare.argtypes = (ctypes.c_int,)
 _libc.setns.argtypes = (ctypes.c_int, ctypes.c_int)
@@ -144,6 +148,12 @@ def run_fork_hooks() -> None:
     """What os.fork() runs in a child (os.register_at_fork), here and now."""
     ctypes.pythonapi.PyOS_BeforeFork()
     ctypes.pythonapi.PyOS_AfterFork_Child()
+
+
+def madvise_collapse(first: int, last: int) -> int:
+    """Let huge pages take the place of small ones between two addresses (Linux 6.1): how many."""
+    places = range(-(-first // HUGE_PAGE) * HUGE_PAGE, last - HUGE_PAGE + 1, HUGE_PAGE)
+    return sum(_libc.madvise(place, HUGE_PAGE, _MADV_COLLAPSE) == 0 for place in places)
 
 
 def prctl(option: int, *args: int) -> None:

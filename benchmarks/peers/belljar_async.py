@@ -1,0 +1,5 @@
+"""Belljar, natively and awaited."""
+
+from peers.ours import Awaited
+
+PEER = Awaited()

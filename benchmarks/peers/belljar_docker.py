@@ -1,0 +1,5 @@
+"""Belljar on docker."""
+
+from peers.ours import Belljar
+
+PEER = Belljar("docker")

@@ -1,0 +1,5 @@
+"""Belljar from a pool of containers."""
+
+from peers.pooled import Pooled
+
+PEER = Pooled("docker")

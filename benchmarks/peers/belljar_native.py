@@ -1,0 +1,5 @@
+"""Belljar, natively."""
+
+from peers.ours import Belljar
+
+PEER = Belljar()

@@ -1,0 +1,5 @@
+"""Belljar from a pool, natively."""
+
+from peers.pooled import Pooled
+
+PEER = Pooled()

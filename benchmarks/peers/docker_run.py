@@ -1,0 +1,5 @@
+"""A container for each run."""
+
+from peers.engine import DockerRun
+
+PEER = DockerRun()

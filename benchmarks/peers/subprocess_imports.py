@@ -1,0 +1,5 @@
+"""A subprocess with the same imports."""
+
+from peers.plain import Subprocess
+
+PEER = Subprocess()

@@ -1,0 +1,214 @@
+"""What came of a run: tables for a terminal, a page of Markdown, and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from figures import Figure, Figures, digits, times
+from machine import sentence
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+# The columns of the one table that shows all: heading, work, what. Ratios are to the reference.
+COLUMNS = (
+    ("cold start to a first pandas result", "cold", "first result"),
+    ("round trip of `1+1`", "trip", "round trip"),
+    ("10 MB frame in and out", "frames", "10 MB both"),
+    ("100 MB frame in and out", "frames", "100 MB both"),
+    ("one-shots, 8 at once", "throughput", "at 8: rate"),
+    ("one more, idle", "memory", "private"),
+    ("output to a callback", "streaming", "writes"),
+)
+Run = dict[str, Any]
+
+
+def figures_of(run: Run) -> Figures:
+    names = ("work", "what", "peer", "unit", "median", "q1", "q3", "n")
+    return Figures(Figure(**{name: row[name] for name in names}) for row in run["figures"])
+
+
+def title_of(run: Run, peer: str) -> str:
+    return str(run["peers"].get(peer, {}).get("title", peer))
+
+
+def show(run: Run, console: Console) -> None:
+    """Every figure, then those that are missing, then what was promised."""
+    frame = box.ROUNDED if console.is_terminal else box.ASCII
+    figures = figures_of(run)
+    console.print(sentence(run["host"]), soft_wrap=True)
+    console.print(run["how"], soft_wrap=True)
+    works = dict.fromkeys((figure.work, figure.what) for figure in figures.all)
+    for work in dict.fromkeys(work for work, _ in works):
+        table = Table("who", "what", title=work, box=frame, title_justify="left")
+        for heading in ("median", "quartiles", "n", "ratio"):
+            table.add_column(heading, justify="right")
+        for key in works:
+            if key[0] != work:
+                continue
+            for figure in figures.all:
+                if (figure.work, figure.what) == key:
+                    table.add_row(*_cells(run, figures, figure))
+            table.add_section()
+        console.print(table, soft_wrap=False)
+    absent = Table("who", "what", "why it is not measured", title="missing", box=frame)
+    for peer, what, why in missing(run):
+        absent.add_row(title_of(run, peer), what, why)
+    console.print(absent, soft_wrap=False)
+    promised = Table("wanted", "measured", "holds", title="promised", box=frame)
+    for verdict in run["criteria"]:
+        promised.add_row(verdict["wanted"], verdict["measured"], word(verdict["holds"]))
+    console.print(promised, soft_wrap=False)
+
+
+def _cells(run: Run, figures: Figures, figure: Figure) -> tuple[str, ...]:
+    ratio = figures.ratio(figure)
+    what = f"{int(figure.what) / 1024:,.0f} KB" if figure.work == "outputs" else figure.what
+    return (
+        title_of(run, figure.peer),
+        what,
+        figure.shown,
+        figure.spread,
+        str(figure.n),
+        times(ratio) if ratio is not None else "",
+    )
+
+
+def word(holds: bool | None) -> str:
+    return {True: "yes", False: "NO", None: "not measured"}[holds]
+
+
+def missing(run: Run) -> list[tuple[str, str, str]]:
+    """Peers that are not there, then work that one could not do; with the reasons."""
+    rows = [(peer, "everything", why) for peer, why in run["missing"].items()]
+    for peer, about in run["peers"].items():
+        rows += [(peer, what, why) for what, why in about["failures"].items()]
+        rows += [(peer, what, why) for what, why in about["left_out"].items()]
+    return rows
+
+
+def table_of_all(run: Run) -> str:
+    """For the README: who, what stands between, and the figures that matter."""
+    figures = figures_of(run)
+    shown = [
+        column
+        for column in COLUMNS
+        if any((one.work, one.what) == column[1:] for one in figures.all)
+    ]
+    lines = [
+        "| | isolation | " + " | ".join(heading for heading, *_ in shown) + " |",
+        "|---|---|" + "--:|" * len(shown),
+    ]
+    for peer, about in run["peers"].items():
+        cells = [_cell(figures, peer, work, what) for _, work, what in shown]
+        title = f"**{about['title']}**" if peer.startswith("belljar") else about["title"]
+        lines.append(f"| {title} | {about['isolation']} | " + " | ".join(cells) + " |")
+    for peer, why in run["missing"].items():
+        lines.append(f"| {peer} | missing: {why} |" + " |" * len(shown))
+    against = {}  # heading: the peer that this run had for it
+    for heading, work, what in shown:
+        if other := figures.reference(work, what):
+            against[heading] = title_of(run, other.peer)
+    said = "; ".join(f"{heading}: {title}" for heading, title in against.items())
+    lines += ["", f"In brackets: the ratio to a peer of the same run ({said})."]
+    return "\n".join(lines)
+
+
+def _cell(figures: Figures, peer: str, work: str, what: str) -> str:
+    found = figures.find(work, what, peer)
+    if found is None:
+        return "–"
+    ratio = figures.ratio(found)
+    return found.shown + (f" ({times(ratio)})" if ratio is not None else "")
+
+
+def _growth_lines(figures: Figures, run: Run) -> list[str]:
+    lines = ["| what | who | first | last | ratio |", "|---|---|--:|--:|--:|"]
+    for work, name in (("many", "sandboxes"), ("cells", "cells")):
+        for figure in figures.all:
+            if (figure.work, figure.what) != (work, "first tenth"):
+                continue
+            last = figures.find(work, "last tenth", figure.peer)
+            count = figures.value(work, "count", figure.peer) or 0
+            if last is not None:
+                lines.append(
+                    f"| 1 → {count:,.0f} {name} | {title_of(run, figure.peer)} | {figure.shown} "
+                    f"| {last.shown} | {times(last.median / figure.median)} |"
+                )
+    return lines
+
+
+def _output_lines(figures: Figures, run: Run) -> list[str]:
+    sizes = list(dict.fromkeys(one.what for one in figures.all if one.work == "outputs"))
+    sizes.sort(key=int)
+    names = [f"{int(s) >> 10} KB" if int(s) < 1 << 20 else f"{int(s) >> 20} MB" for s in sizes]
+    lines = ["| output of one run | " + " | ".join(names) + " |", "|---|" + "--:|" * len(sizes)]
+    for peer in dict.fromkeys(one.peer for one in figures.all if one.work == "outputs"):
+        cells = [_cell(figures, peer, "outputs", size) for size in sizes]
+        lines.append(f"| {title_of(run, peer)} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _storm_lines(figures: Figures, run: Run) -> list[str]:
+    storms = [one for one in figures.all if one.work == "throughput" and one.what.endswith("rate")]
+    levels = list(dict.fromkeys(one.what.removesuffix(": rate") for one in storms))
+    lines = [
+        "| one-shots per second; p50, p99 | " + " | ".join(levels) + " |",
+        "|---|" + "--:|" * len(levels),
+    ]
+    for peer in dict.fromkeys(one.peer for one in storms):
+        cells = []
+        for level in levels:
+            rate, p50, p99 = (
+                figures.find("throughput", f"{level}: {what}", peer)
+                for what in ("rate", "p50", "p99")
+            )
+            cells.append(
+                f"{digits(rate.median)}; {p50.shown}, {p99.shown}" if rate and p50 and p99 else "–"
+            )
+        lines.append(f"| {title_of(run, peer)} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _promised_lines(figures: Figures, run: Run) -> list[str]:
+    lines = ["| wanted | measured | holds |", "|---|---|---|"]
+    for one in run["criteria"]:
+        lines.append(f"| {one['wanted']} | {one['measured']} | {word(one['holds'])} |")
+    return lines
+
+
+def _peer_lines(figures: Figures, run: Run) -> list[str]:
+    lines = ["| who | version | configured | isolation |", "|---|---|---|---|"]
+    for about in run["peers"].values():
+        cells = (about["title"], about["version"], about["settings"], about["isolation"])
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _missing_lines(figures: Figures, run: Run) -> list[str]:
+    lines = ["| who | what | why |", "|---|---|---|"]
+    for peer, what, why in missing(run):
+        lines.append(f"| {title_of(run, peer)} | {what} | {why.replace('|', '/')} |")
+    return lines
+
+
+SECTIONS: dict[str, Callable[[Figures, Run], list[str]]] = {
+    "What was promised": _promised_lines,
+    "Throughput": _storm_lines,
+    "Growth": _growth_lines,
+    "Output": _output_lines,
+    "Who, and how": _peer_lines,
+    "Not measured": _missing_lines,
+}
+
+
+def markdown(run: Run) -> dict[str, str]:
+    """The texts between the markers of the pages: a short one, and all."""
+    figures = figures_of(run)
+    stamp = f"{sentence(run['host'])}. {run['how']}"
+    short = f"{table_of_all(run)}\n\n{stamp}"
+    parts = [short]
+    for heading, lines in SECTIONS.items():
+        parts.append(f"### {heading}\n\n" + "\n".join(lines(figures, run)))
+    return {"benchmarks": short, "benchmark results": "\n\n".join(parts)}

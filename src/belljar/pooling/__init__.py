@@ -1,0 +1,1 @@
+"""Warm guests, kept ready for tenants: AsyncPool, and Pool, which blocks."""

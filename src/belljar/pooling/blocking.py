@@ -1,0 +1,221 @@
+"""Pool: the blocking twin of AsyncPool, on the runtime's event loop.
+
+Any thread may use it. `async with Pool(...)` gives the AsyncPool instead, so that the name may be
+read either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from types import TracebackType
+from typing import Any, Self
+
+from belljar.blocking import Sandbox, wait
+from belljar.cell import OnResult, OnText
+from belljar.errors import InvalidOption
+from belljar.execution import Execution
+from belljar.pooling.flight import Flight, Next
+from belljar.pooling.home import in_a_loop
+from belljar.pooling.mapping import OnProgress, check_input
+from belljar.pooling.pool import AsyncPool
+from belljar.pooling.stats import PoolStats
+
+# `wait` is the name of an option here, too.
+_wait = wait
+
+
+class Pool:
+    """Warm guests: each is used by one tenant, and then destroyed.
+
+    with Pool(min_ready=4, environment="python") as pool:
+        execution = pool.run_code("6 * 7")
+        with pool.acquire() as sandbox:
+            sandbox.run_code("x = 6")
+    """
+
+    def __init__(
+        self,
+        *,
+        min_ready: int = 2,
+        max_total: int = 32,
+        max_age: float | None = 3600.0,
+        **options: Any,
+    ) -> None:
+        """`min_ready` guests wait for tenants; there are never more than `max_total`, those in use
+        included; one that has waited for `max_age` seconds is replaced (None: never). `options`
+        are those of every sandbox."""
+        self._pool = AsyncPool(min_ready=min_ready, max_total=max_total, max_age=max_age, **options)
+
+    def __enter__(self) -> Self:
+        _wait(self._pool.__aenter__)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> AsyncPool:
+        return await self._pool.__aenter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._pool.close()
+
+    def __repr__(self) -> str:
+        return repr(self._pool).replace("AsyncPool", type(self).__name__, 1)
+
+    def acquire(
+        self, *, owner: str | None = None, wait: float | None = None, **options: Any
+    ) -> Sandbox:
+        """A started sandbox, whose guest nobody has used before; its close destroys it.
+
+        Waits while there are max_total guests: for `wait` seconds (None: as long as it takes),
+        then raises PoolFull. Owners take turns. `options` are those of this sandbox; if they need
+        another kind of guest, that is made, and kept ready if it is asked for again.
+        """
+        twin = object.__new__(Sandbox)
+        twin._prepare(_wait(self._acquire, owner=owner, most=wait, **options))
+        return twin
+
+    def run_code(
+        self,
+        code: str,
+        *,
+        timeout: float | None = None,
+        on_stdout: OnText | None = None,
+        on_stderr: OnText | None = None,
+        on_result: OnResult | None = None,
+        env: Mapping[str, str] | None = None,
+        owner: str | None = None,
+        wait: float | None = None,
+        **options: Any,
+    ) -> Execution:
+        """Run code on a guest of its own, which is destroyed afterwards.
+
+        `owner`, `wait` and `options` are as for acquire(). Code that the policy rejects takes no
+        guest.
+        """
+        return _wait(
+            self._pool.run_code,
+            code,
+            timeout=timeout,
+            on_stdout=on_stdout,
+            on_stderr=on_stderr,
+            on_result=on_result,
+            env=env,
+            owner=owner,
+            wait=wait,
+            **options,
+        )
+
+    def map(
+        self,
+        codes: Iterable[object],
+        *,
+        concurrency: int | None = None,
+        window: int | None = None,
+        timeout: float | None = None,
+        owner: str | None = None,
+        on_progress: OnProgress | None = None,
+        **options: Any,
+    ) -> Iterator[Execution]:
+        """Run many snippets, each on a guest of its own: their Executions, in order.
+
+        `codes` is any iterable of texts, Snippets, or mappings with the names of a Snippet; it is
+        read as it is needed, in this thread. `concurrency` run at once (None: twice the number of
+        processors), and at most `window` are under way or wait to be taken (None: four times as
+        many). What code does is a value, also when it fails; a guest that is lost before the code
+        began is replaced. `on_progress` gets how many are done, and of how many if that is known.
+        Who stops early stops what runs.
+        """
+        check_input(codes, on_progress)
+        if not isinstance(codes, Iterable):
+            raise InvalidOption("codes is an async iterable", hint="use AsyncPool")
+        flight = _wait(
+            self._flight,
+            concurrency=concurrency,
+            window=window,
+            timeout=timeout,
+            owner=owner,
+            **options,
+        )
+        return _results(flight, codes, on_progress)
+
+    def warm_up(self, *, wait: float | None = None) -> None:
+        """Wait until min_ready guests are ready, or raise why they are not."""
+        return _wait(self._pool.warm_up, wait=wait)
+
+    def stats(self) -> PoolStats:
+        """What there is, what was waited for, and what was thrown away."""
+        return _wait(self._stats)
+
+    def close(self) -> None:
+        """End everything, in bounded time: who waits is told, starts are given up, sandboxes that
+        are in use are cut short. May be called twice."""
+        return _wait(self._pool.close)
+
+    # On the loop, where nothing changes while they look.
+    async def _acquire(self, *, most: float | None, **options: Any) -> Any:
+        return await self._pool.acquire(wait=most, **options)
+
+    async def _stats(self) -> PoolStats:
+        return self._pool.stats()
+
+    async def _flight(self, **options: Any) -> Flight:
+        return self._pool.flight(**options)
+
+
+def _results(
+    flight: Flight, codes: Iterable[object], on_progress: OnProgress | None
+) -> Iterator[Execution]:
+    total = len(codes) if isinstance(codes, Sized) else None
+    bring: Callable[[], None] = _nothing
+    try:
+        source = iter(codes)
+        while True:
+            next_, execution = wait(_step, flight, bring)
+            if next_ is Next.end:
+                return
+            if next_ is Next.item:
+                bring = _item_of(source, flight)  # here: the input is this thread's
+                continue
+            bring = _nothing
+            assert execution is not None
+            if on_progress is not None:
+                on_progress(flight.taken, total)
+            yield execution
+    finally:
+        if in_a_loop():  # which a collector of garbage may have interrupted: it cannot wait
+            flight.home.call(flight.stop)
+        else:
+            wait(flight.close)
+
+
+async def _step(flight: Flight, bring: Callable[[], None]) -> tuple[Next, Execution | None]:
+    bring()
+    next_ = await flight.step(feeding=True)
+    return next_, flight.take() if next_ is Next.result else None
+
+
+def _item_of(source: Iterator[object], flight: Flight) -> Callable[[], None]:
+    """Take the next of the input now; what is to be done with it, on the loop, later."""
+    try:
+        item = next(source)
+    except StopIteration:
+        return flight.exhaust
+    except Exception as error:
+        failure = error
+        return lambda: flight.exhaust(failure)
+    return lambda: flight.add(item)
+
+
+def _nothing() -> None:
+    """There is no new input."""

@@ -1,0 +1,450 @@
+"""AsyncPool: warm guests, each for one tenant, never more than so many, nobody overtaken.
+
+What is decided is in `decide.py`, what is done about it in `stock.py`; here is what callers see.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import warnings
+import weakref
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+
+from belljar import admission
+from belljar import options as sandbox_options
+from belljar.cell import OnResult, OnText
+from belljar.errors import (
+    GuestLost,
+    InvalidOption,
+    PoolClosed,
+    PoolFull,
+    ProtocolError,
+    SandboxClosed,
+    SandboxError,
+    StartError,
+)
+from belljar.execution import Execution
+from belljar.managing import settings as checks
+from belljar.managing.tasks import keep_doing, spawn
+from belljar.options import Options
+from belljar.pooling import settings, snippet, telling
+from belljar.pooling.flight import Flight
+from belljar.pooling.home import Home
+from belljar.pooling.mapping import AsyncMap, Codes, OnProgress
+from belljar.pooling.snippet import Snippet
+from belljar.pooling.stats import PoolStats
+from belljar.pooling.stock import Stock
+from belljar.pooling.tenant import NotBegun, Tenant
+from belljar.sandbox import AsyncSandbox
+
+ATTEMPTS = 3  # at a guest for a snippet of a map that has not begun
+PAUSE = 0.2  # seconds before the second, twice that before the third
+TICK = 1.0  # seconds between two looks at those who wait
+PATIENCE = 60.0  # seconds for all guests to end
+
+_maps = itertools.count(1)
+
+
+class Acquisition:
+    """`await` it for the sandbox, or `async with` it: then it is closed at the end."""
+
+    def __init__(self, take: Callable[[], Awaitable[AsyncSandbox]]) -> None:
+        self._take = take
+        self._sandbox: AsyncSandbox | None = None
+
+    def __await__(self) -> Generator[Any, Any, AsyncSandbox]:
+        return self._take().__await__()
+
+    async def __aenter__(self) -> AsyncSandbox:
+        self._sandbox = await self._take()
+        return self._sandbox
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._sandbox is not None
+        await self._sandbox.close()
+
+
+class AsyncPool:
+    """Warm guests under asyncio or trio: each is used by one tenant, and then destroyed.
+
+    async with AsyncPool(min_ready=4, environment="python") as pool:
+        execution = await pool.run_code("6 * 7")
+        async with pool.acquire() as sandbox:
+            await sandbox.run_code("x = 6")
+    """
+
+    def __init__(
+        self,
+        *,
+        min_ready: int = 2,
+        max_total: int = 32,
+        max_age: float | None = 3600.0,
+        **options: Any,
+    ) -> None:
+        """`min_ready` guests wait for tenants; there are never more than `max_total`, those in use
+        included; one that has waited for `max_age` seconds is replaced (None: never). `options`
+        are those of every sandbox."""
+        self._stock: Stock | None = None  # for __del__, if the rest raises
+        rules = settings.rules(min_ready, max_total, max_age)
+        self._kinds = settings.Kinds(options)
+        self._home = Home()
+        self._stock = Stock(rules, self._home)
+        self._keeper: anyio.CancelScope | None = None
+        self._closing: anyio.Event | None = None
+
+    async def __aenter__(self) -> Self:
+        self._open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closing is not None else f"{self._guests.state.total} guests"
+        return f"<{type(self).__name__} ({state})>"
+
+    # -- guests -----------------------------------------------------------------------------
+
+    def acquire(
+        self, *, owner: str | None = None, wait: float | None = None, **options: Any
+    ) -> Acquisition:
+        """A started sandbox, whose guest nobody has used before; its close destroys it.
+
+        With `await` it is yours to close, `async with` closes it. Waits while there are max_total
+        guests: for `wait` seconds (None: as long as it takes), then raises PoolFull. Owners take
+        turns. `options` are those of this sandbox; if they need another kind of guest, that is
+        made, and kept ready if it is asked for again.
+        """
+        return Acquisition(lambda: self._lease(self._options(options), owner, wait))
+
+    async def run_code(
+        self,
+        code: str,
+        *,
+        timeout: float | None = None,
+        on_stdout: OnText | None = None,
+        on_stderr: OnText | None = None,
+        on_result: OnResult | None = None,
+        env: Mapping[str, str] | None = None,
+        owner: str | None = None,
+        wait: float | None = None,
+        **options: Any,
+    ) -> Execution:
+        """Run code on a guest of its own, which is destroyed afterwards.
+
+        `owner`, `wait` and `options` are as for acquire(). Code that the policy rejects takes no
+        guest.
+        """
+        self._open()
+        sandbox_options.encode_code(code)  # before a guest is taken, not after
+        sandbox_options.check_timeout(timeout, None)
+        sandbox_options.texts("env", env)
+        chosen = self._options(options)
+
+        async def run(sandbox: AsyncSandbox) -> Execution:
+            return await sandbox.run_code(
+                code,
+                timeout=timeout,
+                on_stdout=on_stdout,
+                on_stderr=on_stderr,
+                on_result=on_result,
+                env=env,
+            )
+
+        if await self._is_rejected(chosen, code):
+            return await self._without_guest(chosen, run)
+        for attempt in itertools.count(1):
+            tenant = await self._lease(chosen, owner, wait, once=True)
+            try:
+                return await run(tenant)
+            except NotBegun:
+                if attempt == ATTEMPTS:
+                    raise
+            except SandboxClosed:
+                self._check_open()
+                raise
+            finally:
+                self._guests.dismiss(tenant)
+        raise AssertionError
+
+    def map(
+        self,
+        codes: Codes,
+        *,
+        concurrency: int | None = None,
+        window: int | None = None,
+        timeout: float | None = None,
+        owner: str | None = None,
+        on_progress: OnProgress | None = None,
+        **options: Any,
+    ) -> AsyncMap:
+        """Run many snippets, each on a guest of its own: their Executions, in order.
+
+        `codes` is any iterable or async iterable of texts, Snippets, or mappings with the names of
+        a Snippet; it is read as it is needed. `concurrency` run at once (None: twice the number
+        of processors), and at most `window` are under way or wait to be taken (None: four times
+        as many). What code does is a value, also when it fails; a guest that is lost before the
+        code began is replaced. `on_progress` gets how many are done, and of how many if that is
+        known. Who stops early stops what runs; `async with` waits for that.
+        """
+        flight = self.flight(
+            concurrency=concurrency, window=window, timeout=timeout, owner=owner, **options
+        )
+        return AsyncMap(flight, codes, on_progress)
+
+    def flight(
+        self,
+        *,
+        concurrency: int | None,
+        window: int | None,
+        timeout: float | None,
+        owner: str | None,
+        **options: Any,
+    ) -> Flight:
+        """What map() is made of: each has an owner of its own, unless told."""
+        self._open()
+        concurrency, window = self._widths(concurrency, window)
+        sandbox_options.check_timeout(timeout, None)
+        self._options(options)  # what is wrong with them is said now
+        who = settings.owner(owner) if owner is not None else ("map", next(_maps))
+        return Flight(
+            lambda item, at_work: self._one(item, at_work, who, timeout, options),
+            self._home,
+            concurrency=concurrency,
+            window=window,
+        )
+
+    async def warm_up(self, *, wait: float | None = None) -> None:
+        """Wait until min_ready guests are ready, or raise why they are not."""
+        self._open()
+        stock = self._guests
+        shelf = stock.shelf(self._kinds.key, self._kinds.default, permanent=True)
+        failures = stock.stats().start_failures
+        with anyio.move_on_after(wait):
+            while len(shelf.ready) + shelf.checking < stock.rules.min_ready:
+                if stock.stats().start_failures > failures and stock.last_error is not None:
+                    raise stock.last_error
+                await stock.changed()
+                self._check_open()
+            return
+        raise PoolFull(f"the pool was not full after {wait:g} s")
+
+    def stats(self) -> PoolStats:
+        """What there is, what was waited for, and what was thrown away."""
+        return self._guests.stats()
+
+    # -- the end ----------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """End everything, in bounded time: who waits is told, starts are given up, sandboxes that
+        are in use are cut short. May be called twice."""
+        if not self._home.of_this_process:
+            return  # a fork: it is the parent's
+        if self._closing is None:
+            self._home.check()
+            self._closing = anyio.Event()
+            spawn(self._shut)
+        await self._closing.wait()
+        stock = self._guests
+        troubles, stock.troubles = stock.troubles, []
+        if stock.state.total:
+            troubles.append(f"{stock.state.total} guests have not ended in {PATIENCE:.0f} s")
+        if troubles:
+            raise SandboxError(f"not every guest ended as it should: {'; '.join(troubles)}")
+
+    async def _shut(self) -> None:
+        assert self._closing is not None
+        telling.ends(self._guests)
+        if self._keeper is not None:
+            self._keeper.cancel()
+        try:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(PATIENCE):
+                await self._guests.close()
+        finally:
+            self._closing.set()
+
+    def __del__(self) -> None:
+        stock = self._stock
+        if stock is None or not self._home.of_this_process:
+            return
+        if self._closing is None and stock.state.total:
+            warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2)
+        if self._keeper is not None:
+            self._home.call(self._keeper.cancel)
+        stock.discard()
+
+    # -- within -----------------------------------------------------------------------------
+
+    @property
+    def _guests(self) -> Stock:
+        assert self._stock is not None
+        return self._stock
+
+    def _check_open(self) -> None:
+        if self._closing is not None:
+            raise PoolClosed("the pool is closed", hint="make a new one")
+
+    def _open(self) -> None:
+        """At its first use it begins to fill, and to be looked after."""
+        self._home.check()
+        self._check_open()
+        if self._keeper is None:
+            stock = self._guests
+            self._keeper = anyio.CancelScope()
+            telling.begins(stock)
+            stock.shelf(self._kinds.key, self._kinds.default, permanent=True)
+            stock.reconcile()
+            # A pool that everybody forgot is not kept alive by its keeper.
+            every = TICK if stock.rules.max_age is None else min(TICK, stock.rules.max_age / 2)
+            care = weakref.WeakMethod(self._care)
+            keep_doing(care, every=max(every, 0.05), scope=self._keeper)
+
+    async def _care(self) -> None:
+        await self._guests.care()
+
+    def _options(self, given: Mapping[str, Any]) -> Options:
+        return self._kinds.options(given)
+
+    def _widths(self, concurrency: int | None, window: int | None) -> tuple[int, int]:
+        rules = self._guests.rules
+        if concurrency is None:
+            concurrency = min(2 * (os.cpu_count() or 1), rules.max_total)
+        checks.count("concurrency", concurrency)
+        if window is None:
+            window = 4 * concurrency
+        checks.count("window", window)
+        if window < concurrency:
+            raise InvalidOption(f"window={window} is less than concurrency={concurrency}")
+        return concurrency, window
+
+    async def _lease(
+        self, options: Options, owner: object, wait: float | None, *, once: bool = False
+    ) -> Tenant:
+        self._open()
+        if wait is not None:
+            checks.seconds("wait", wait, zero=True)
+        who = owner if isinstance(owner, tuple) else settings.owner(owner)
+        stock = self._guests
+        wish = stock.ask(settings.key(options), options, who)
+        try:
+            if not wish.settled.is_set():
+                with anyio.move_on_after(wait):
+                    await wish.settled.wait()
+        except BaseException:
+            stock.withdraw(wish)
+            raise
+        if wish.error is not None:
+            raise wish.error
+        if wish.idle is None:
+            stock.withdraw(wish)
+            stock.refused()
+            raise self._full(wait)
+        tenant = stock.move_in(wish, replace(options, id=stock.id_of(wish)))
+        tenant.once = once
+        try:
+            await tenant.start()
+        except BaseException as error:
+            await tenant.kill()
+            if isinstance(error, SandboxClosed):
+                self._check_open()
+            raise
+        return tenant
+
+    def _full(self, wait: float | None) -> PoolFull:
+        state = self._guests.state
+        return PoolFull(
+            f"no guest was free within {wait:g} s: {state.leased} are in use, "
+            f"{state.starting} being started, of at most {self._guests.rules.max_total}",
+            hint="wait longer, close sandboxes that are not needed, or raise max_total",
+        )
+
+    async def _is_rejected(self, options: Options, code: str) -> bool:
+        return (
+            options.policy is not None and not (await admission.ask(options.policy, code)).allowed
+        )
+
+    async def _without_guest(
+        self, options: Options, run: Callable[[AsyncSandbox], Awaitable[Execution]]
+    ) -> Execution:
+        """It says so itself, to whoever watches or records."""
+        sandbox = object.__new__(AsyncSandbox)
+        sandbox._prepare(replace(options, id=sandbox_options._new_id()))
+        try:
+            return await run(sandbox)
+        finally:
+            await sandbox.close()
+
+    async def _one(
+        self,
+        item: object,
+        at_work: set[Tenant],
+        owner: object,
+        timeout: float | None,
+        given: Mapping[str, Any],
+    ) -> Execution:
+        """One snippet of a map."""
+        part = snippet.coerce(item)
+        part = part if part.timeout is not None else replace(part, timeout=timeout)
+        options = self._options({**given, **part.options})
+
+        async def run(sandbox: AsyncSandbox) -> Execution:
+            return await sandbox.run_code(part.code, timeout=part.timeout, env=part.env)
+
+        if await self._is_rejected(options, part.code):
+            return await self._without_guest(options, run)
+        for attempt in itertools.count(1):
+            try:
+                tenant = await self._lease(options, owner, None, once=True)
+                at_work.add(tenant)
+                try:
+                    await _prepare(tenant, part)
+                    return await self._begun(tenant, part, run)
+                finally:
+                    at_work.discard(tenant)
+                    self._guests.dismiss(tenant)
+            except (StartError, GuestLost, ProtocolError):
+                if attempt == ATTEMPTS:
+                    raise
+                await anyio.sleep(PAUSE * attempt)
+        raise AssertionError
+
+    async def _begun(
+        self, tenant: Tenant, part: Snippet, run: Callable[[AsyncSandbox], Awaitable[Execution]]
+    ) -> Execution:
+        """From here on it may have done something: it is not done again."""
+        execution: Execution | None = None
+        try:
+            execution = await run(tenant)
+            if part.then is None or not execution.ok:
+                return execution
+            return await tenant.run_code(part.then, timeout=part.timeout, env=part.env)
+        except NotBegun as error:
+            if execution is None:
+                raise
+            return snippet.lost(error.message)
+        except (StartError, GuestLost, ProtocolError, SandboxClosed) as error:
+            self._check_open()
+            return snippet.lost(error.message)
+
+
+async def _prepare(tenant: Tenant, part: Snippet) -> None:
+    for path, data in part.files.items():
+        await tenant.files.write(path, data)
+    if part.variables:
+        await tenant.put_all(part.variables)

@@ -1,0 +1,270 @@
+"""What a cell costs that uses nothing: no task, no wake-up too many, nothing that stays."""
+
+import asyncio
+import gc
+import os
+import socket
+import tracemalloc
+from pathlib import Path
+
+import anyio
+import pytest
+
+from belljar import AsyncSandbox, Outcome, readable
+from belljar.guest import changes, wire
+from belljar.guest.sources import LASTING, PASSING
+
+HOSTILE = Path(__file__).with_name("escapes") / "hostile.py"
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def resident(pid):
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
+
+
+# --- tasks and pieces ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("functions", "tasks"), [({}, 1), ({"f": len}, 2)])
+def test_only_a_cell_that_can_call_the_host_has_a_task_beside_it(backend, functions, tasks):
+    async def main():
+        seen = []
+        async with AsyncSandbox(environment="python", functions=functions) as sandbox:
+            await sandbox.run_code("print(1)", on_stdout=lambda _: seen.append(asyncio.all_tasks()))
+        return len(seen[0])
+
+    # The runtime's own loop is another; here there is the one that waits.
+    assert asyncio.run(main()) == tasks
+
+
+def test_the_result_and_the_end_of_a_cell_come_in_one_piece(backend):
+    async def main():
+        async with AsyncSandbox(environment="python") as sandbox:
+            await sandbox.run_code("1")
+            stream = sandbox._place.channel._stream
+            receive, pieces = stream.receive, []
+
+            async def counted():
+                pieces.append(await receive())
+                return pieces[-1]
+
+            stream.receive = counted
+            counts = []
+            for _ in range(30):
+                pieces.clear()
+                assert (await sandbox.run_code("20 + 1")).value == 21
+                counts.append(len(pieces))
+            return counts
+
+    # Where the machine is busy, the end may be late; what is there is not kept waiting for it.
+    assert min(asyncio.run(main())) == 1
+
+
+def test_results_keep_the_order_in_which_they_were_shown(backend):
+    code = "class Slow:\n    def __repr__(self): return 'slow'\ndisplay(1); Slow()"
+
+    async def main():
+        async with AsyncSandbox(environment="python") as sandbox:
+            return await sandbox.run_code(code)
+
+    execution = asyncio.run(main())
+    assert [result.text for result in execution.results] == ["1", "slow"]
+
+
+def test_lines_that_follow_each_other_closely_come_together(backend):
+    async def main():
+        pieces = []
+        async with AsyncSandbox(environment="python") as sandbox:
+            code = "for n in range(20_000): print(n)"
+            execution = await sandbox.run_code(code, on_stdout=pieces.append)
+        assert execution.stdout == "".join(pieces) == "".join(f"{n}\n" for n in range(20_000))
+        return len(pieces)
+
+    assert asyncio.run(main()) < 2000
+
+
+# --- nothing grows ---------------------------------------------------------------------------
+
+
+def test_thousands_of_cells_leave_nothing_behind(backend):
+    look = """
+    import linecache, os
+    texts = sum(name.startswith("<cell ") for name in linecache.cache)
+    (texts, int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+    """.replace("\n    ", "\n")
+
+    async def main():
+        async with AsyncSandbox(environment="python") as sandbox:
+            await sandbox.run_code("def first():\n    return 'first'")
+
+            async def state():
+                texts, worker = (await sandbox.run_code(look)).value
+                init = sandbox.whereabouts.pid
+                gc.collect()
+                return texts, worker, resident(init) if init else 0, len(gc.get_objects())
+
+            for number in range(300):
+                await sandbox.run_code(f"x = {number}")
+            before = await state()
+            for number in range(2000):
+                await sandbox.run_code(f"x = {number}")
+            after = await state()
+            source = await sandbox.run_code("import inspect; inspect.getsource(first)")
+            return before, after, source.value
+
+    before, after, source = asyncio.run(main())
+    assert source.startswith("def first")  # what can still be called can be shown
+    assert after[0] <= PASSING + 5
+    assert after[1] - before[1] < 1 << 20  # worker
+    assert after[2] - before[2] < 1 << 20  # init
+    assert after[3] - before[3] < 500  # objects here
+
+
+def test_texts_of_cells_that_made_functions_are_kept_up_to_a_number(backend):
+    async def main():
+        async with AsyncSandbox(environment="python") as sandbox:
+            code = f"""
+            import linecache, sys
+            sources = sys._getframe(1).f_locals["self"]._sources
+            for number in range({LASTING + 100}):
+                name, text = f"<cell x{{number}}>", f"def f(): {{number}}"
+                sources.add(name, text)
+                sources.keep(name, compile(text, name, "exec"))
+            kept = [n for n in linecache.cache if n.startswith("<cell x")]
+            (len(kept), kept[-1])
+            """.replace("\n            ", "\n")
+            return (await sandbox.run_code(code)).value
+
+    assert asyncio.run(main()) == (LASTING, f"<cell x{LASTING + 99}>")
+
+
+# --- one expression is compiled in one step ----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "value"),
+    [
+        ("(y := 4) + 1", 5),
+        ("[n for n in range(3)]", [0, 1, 2]),
+        ("'a' 'b'  # and a comment", "ab"),
+        ("await __import__('asyncio').sleep(0, 7)", 7),
+        ("1;", 1),
+        ("None", None),
+    ],
+)
+def test_an_expression_gives_its_value(sandbox, code, value):
+    execution = sandbox.run_code(code)
+    assert (execution.outcome, execution.value) == (Outcome.ok, value)
+
+
+def test_an_expression_fails_as_any_other_code(sandbox):
+    assert sandbox.run_code(" 1").error.name == "IndentationError"
+    assert sandbox.run_code("1 +").error.name == "SyntaxError"
+    failed = sandbox.run_code("1 / 0")
+    assert 'File "<cell 3>", line 1, in <module>\n    1 / 0' in failed.error.traceback
+
+
+# --- a hostile worker ------------------------------------------------------------------------
+
+PRELUDE = """
+import os, sys, time
+sys.path.insert(0, "/workspace")
+from hostile import DONE, RESULT, SYNCED, forge, worker
+runner, request = worker()
+done = forge(DONE, request, {"status": "ok"})
+"""
+
+
+async def attack(code, meanwhile=None):
+    async with AsyncSandbox(environment="python") as sandbox:
+        await sandbox.files.write("hostile.py", HOSTILE.read_text())
+        task = asyncio.create_task(sandbox.run_code(PRELUDE + code, timeout=10))
+        while meanwhile is not None and not task.done():
+            await meanwhile(sandbox)
+        execution = await task
+        assert (await sandbox.run_code("1 + 1")).value == 2
+        return execution
+
+
+@pytest.mark.parametrize("nonce", [b"", bytes(16), b"x" * 16])
+def test_who_only_says_that_it_is_done_is_judged_by_its_end(backend, nonce):
+    code = f"runner._control.sendall(done + forge(SYNCED, 0, b'', {nonce!r}))\nos._exit(3)"
+    execution = asyncio.run(attack(code))
+    assert (execution.outcome, execution.exit_code) == (Outcome.killed, 3)
+
+
+def test_half_of_the_end_is_no_end(backend):
+    execution = asyncio.run(attack("runner._control.sendall(done[:-4])\nos._exit(3)"))
+    assert (execution.outcome, execution.exit_code) == (Outcome.killed, 3)
+
+
+def test_who_says_that_it_is_done_and_goes_on_talking_holds_up_nobody(backend):
+    code = """
+runner._control.sendall(done)
+end = time.monotonic() + 1.5
+while time.monotonic() < end:
+    runner._control.sendall(forge(SYNCED, 0, b"", b"no") * 10)
+"""
+    answered = []
+
+    async def meanwhile(sandbox):
+        answered.append(await sandbox.files.exists("hostile.py"))
+
+    asyncio.run(attack(code, meanwhile))
+    assert len(answered) > 5
+    assert all(answered)
+
+
+# --- the parts -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+def test_waiting_for_a_socket_ends_with_news_and_when_it_is_cancelled(loop):
+    async def main():
+        with anyio.move_on_after(0.02) as given_up:
+            await readable.wait(left)
+        assert given_up.cancelled_caught
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(readable.wait, left)
+            await anyio.sleep(0.02)
+            right.send(b"x")
+        with anyio.fail_after(10):
+            await readable.wait(left)  # it is there already
+
+    left, right = socket.socketpair()
+    with left, right:
+        anyio.run(main, backend=loop)
+
+
+def test_a_frame_in_tiny_pieces_takes_no_more_than_its_size():
+    frame = wire.pack(wire.DATA, 1, None, bytes(100_000))
+    reader = wire.Reader(wire.FROM_GUEST)
+    tracemalloc.start()
+    try:
+        for number in range(len(frame)):
+            reader.feed(frame[number : number + 1])
+            if number % 1000 == 0:
+                assert list(reader.frames()) == []
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert held < 2 * len(frame)
+    assert len(next(iter(reader.frames())).payload) == 100_000
+    assert len(reader) == 0
+
+
+def test_a_file_that_comes_at_the_very_moment_of_a_look_is_seen_by_the_next(tmp_path):
+    watched = changes.Watched(str(tmp_path))
+    for _ in range(200):
+        assert watched.census() == {}
+        (tmp_path / "new").touch()
+        assert list(watched.census()) == ["new"]
+        (tmp_path / "new").unlink()
+
+
+def test_an_empty_directory_is_known_again_without_looking_into_it(tmp_path, monkeypatch):
+    watched = changes.Watched(str(tmp_path))
+    monkeypatch.setattr(changes, "COARSE", -1)
+    assert watched.census() == {}
+    monkeypatch.setattr(changes, "census", None)
+    assert watched.census() == {}
