@@ -42,10 +42,12 @@ REQUIRED = os.environ.get("BELLJAR_TEST_REQUIRE", "").split()
 # BELLJAR_TEST_SCOPE=contract the others are left with what may differ there; without it, each runs
 # everything, which takes an hour, as a container takes a hundred times as long to start.
 _USER = {"attacks", "cgroup", "commands", "escapes", "guest", "mounts", "posture", "sandbox"}
-_USER |= {"events", "manager_guests", "observe", "shelves", "shell", "warm", "workdir"}
+_USER |= {"events", "manager_guests", "observe", "pool", "shelves", "shell", "siblings", "warm"}
+_USER |= {"roundtrip", "workdir"}
 _GVISOR = {"commands", "escapes", "mounts", "posture", "sandbox", "warm", "workdir"}
 _DOCKER = _GVISOR | {"checkpoint", "files", "functions_in_sandbox", "guest", "manager_guests"}
 _DOCKER |= {"compat_dolphin", "compat_executor", "compat_openmanus", "compat_openmanus_tools"}
+_DOCKER |= {"pool", "roundtrip"}
 # Of the escapes, in containers: controls show that the oracles see, which they do natively too.
 _OF_ESCAPES = "test_hostile_guest"
 

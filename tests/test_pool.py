@@ -40,6 +40,46 @@ def guests_of(pool):
     return [warm._guest for warm in pool._guests._warm.values()]
 
 
+# -- rehearsals --------------------------------------------------------------------------------
+
+
+def test_a_rehearsal_has_run_in_a_guest_that_waited_and_left_no_names(run_async):
+    async def test():
+        mark = "seen = 1\nopen('/tmp/mark', 'w').close()\nprint('said')"
+        async with a_pool(rehearsal=mark) as pool:
+            await pool.warm_up()
+            async with pool.acquire() as sandbox:
+                names = "[__import__('os').path.exists('/tmp/mark'), 'seen' in globals()]"
+                execution = await sandbox.run_code(names)
+                assert execution.value == [True, False]
+                assert execution.stdout == ""
+                assert execution.logs.background == ()
+                assert execution.execution_count == 1
+
+    run_async(test)
+
+
+def test_who_waits_already_does_not_wait_for_a_rehearsal(run_async):
+    async def test():
+        async with a_pool(min_ready=0, rehearsal="import time; time.sleep(1000)") as pool:
+            assert (await pool.run_code("6 * 7")).value == 42
+
+    run_async(test)
+
+
+def test_a_rehearsal_that_fails_is_told_and_ends_its_guest(run_async):
+    async def test():
+        async with a_pool(rehearsal="1 / 0") as pool:
+            with pytest.raises(StartError, match="ZeroDivisionError"):
+                await pool.warm_up()
+            assert pool.stats().ready == 0
+        assert pool.stats().total == 0
+        with pytest.raises(InvalidOption, match="rehearsal"):
+            a_pool(rehearsal=7)
+
+    run_async(test)
+
+
 # -- guests ------------------------------------------------------------------------------------
 
 

@@ -93,9 +93,10 @@ class Held:
 
 
 class Channel:
-    def __init__(self, stream: Stream, shareable: int = 0) -> None:
+    def __init__(self, stream: Stream, shareable: int = 0, *, after: int = 0) -> None:
         """`shareable`: bytes that may be handed over as shared memory, all in all. They are the
-        host's, and the guest may keep them for as long as it lives."""
+        host's, and the guest may keep them for as long as it lives. `after`: the number before
+        that of the first request."""
         self._stream = stream
         # Of streams that can tell whether there is any need to wait, and so for a time-out.
         self._send_now: Callable[[bytes], bool] | None = getattr(stream, "send_now", None)
@@ -103,7 +104,7 @@ class Channel:
         self.held = Held()
         self._reader = wire.Reader(wire.FROM_GUEST)
         self._exchanges: dict[int, Exchange] = {}
-        self._last = 0
+        self._last = after
         self._reading = False
         self._waiting = 0  # who wait for the one who reads
         self._news = anyio.Event()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import keyword
 import math
@@ -238,11 +239,7 @@ def check_known(
         raise InvalidOption(
             "options are given by their names", hint=f"Sandbox(environment={first!r})?"
         )
-    known = [
-        name
-        for name, parameter in inspect.signature(function).parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    ]
+    known = _names_of(function)
     for name in given:
         if name in known:
             continue
@@ -251,6 +248,16 @@ def check_known(
                 f"unknown option {name!r}", hint=f"it is a limit: limits=Limits({name}=...)"
             )
         raise unknown_option("option", name, known)
+
+
+@functools.cache
+def _names_of(function: Callable[..., object]) -> tuple[str, ...]:
+    """Its options."""
+    return tuple(
+        name
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    )
 
 
 def encode_code(code: str) -> bytes:

@@ -39,12 +39,20 @@ class Pool:
         min_ready: int = 2,
         max_total: int = 32,
         max_age: float | None = 3600.0,
+        rehearsal: str | None = None,
         **options: Any,
     ) -> None:
         """`min_ready` guests wait for tenants; there are never more than `max_total`, those in use
-        included; one that has waited for `max_age` seconds is replaced (None: never). `options`
-        are those of every sandbox."""
-        self._pool = AsyncPool(min_ready=min_ready, max_total=max_total, max_age=max_age, **options)
+        included; one that has waited for `max_age` seconds is replaced (None: never). `rehearsal`
+        is code that a guest runs before it waits, so that the first cell is quick (None: what
+        suits its packages; "": none). `options` are those of every sandbox."""
+        self._pool = AsyncPool(
+            min_ready=min_ready,
+            max_total=max_total,
+            max_age=max_age,
+            rehearsal=rehearsal,
+            **options,
+        )
 
     def __enter__(self) -> Self:
         _wait(self._pool.__aenter__)

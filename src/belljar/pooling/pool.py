@@ -33,6 +33,7 @@ from belljar.execution import Execution
 from belljar.managing import settings as checks
 from belljar.managing.tasks import keep_doing, spawn
 from belljar.options import Options
+from belljar.pooling import rehearsal as rehearsals
 from belljar.pooling import settings, snippet, telling
 from belljar.pooling.flight import Flight
 from belljar.pooling.home import Home
@@ -90,16 +91,18 @@ class AsyncPool:
         min_ready: int = 2,
         max_total: int = 32,
         max_age: float | None = 3600.0,
+        rehearsal: str | None = None,
         **options: Any,
     ) -> None:
         """`min_ready` guests wait for tenants; there are never more than `max_total`, those in use
-        included; one that has waited for `max_age` seconds is replaced (None: never). `options`
-        are those of every sandbox."""
+        included; one that has waited for `max_age` seconds is replaced (None: never). `rehearsal`
+        is code that a guest runs before it waits, so that the first cell is quick (None: what
+        suits its packages; "": none). `options` are those of every sandbox."""
         self._stock: Stock | None = None  # for __del__, if the rest raises
         rules = settings.rules(min_ready, max_total, max_age)
         self._kinds = settings.Kinds(options)
         self._home = Home()
-        self._stock = Stock(rules, self._home)
+        self._stock = Stock(rules, self._home, rehearsals.check(rehearsal))
         self._keeper: anyio.CancelScope | None = None
         self._closing: anyio.Event | None = None
 

@@ -19,7 +19,7 @@ from belljar.errors import PoolClosed, SandboxError
 from belljar.managing.end import end
 from belljar.managing.tasks import spawn
 from belljar.options import Options
-from belljar.pooling import settings, telling
+from belljar.pooling import rehearsal, settings, telling
 from belljar.pooling.decide import (
     Action,
     End,
@@ -63,8 +63,9 @@ class Wish(Ticket):
 
 
 class Stock:
-    def __init__(self, rules: Rules, home: Home) -> None:
+    def __init__(self, rules: Rules, home: Home, rehearsal: str | None = None) -> None:
         self.rules = rules
+        self._rehearsal = rehearsal
         self.state = State()
         self.home = home
         self.troubles: list[str] = []
@@ -220,8 +221,15 @@ class Stock:
                 made._prepare(settings.blank(self._kinds[shelf.key]))
                 backend = runtime.current().backend(made._options.backend)
                 warm = await Warm.start(backend, made.spec())
+                # Who waits has it as it is.
+                code = rehearsal.code_for(made.environment, self._rehearsal)
+                if code and self.state.next_of(shelf.key) is None:
+                    await warm.rehearse(code)
         except Exception as failure:
             error = failure
+            if warm is not None:
+                await warm.retire()
+                warm = None
         finally:  # also if the event loop ends
             shelf.starting -= 1
             self._scopes.discard(scope)
