@@ -1,5 +1,6 @@
 """Pools with real guests: warm, never used, one tenant each, never too many, nothing left."""
 
+import asyncio
 import gc
 import inspect
 import os
@@ -12,7 +13,14 @@ import anyio
 import pytest
 
 from belljar import AsyncPool, AsyncSandbox, InvalidOption, Outcome, Pool, Sandbox, Snippet
-from belljar.errors import PoolClosed, PoolFull, SandboxClosed, SandboxError, StartError
+from belljar.errors import (
+    GuestLost,
+    PoolClosed,
+    PoolFull,
+    SandboxClosed,
+    SandboxError,
+    StartError,
+)
 from belljar.observe.metrics import Metrics
 from belljar.pooling import pool as pool_module
 from belljar.pooling import stock as stock_module
@@ -310,6 +318,39 @@ def test_a_fork_of_a_tenant_keeps_the_place_until_both_are_gone(run_async):
         assert not twin.alive
 
     run_async(test)
+
+
+def test_forks_whose_guest_is_lost_do_not_start_one_each(run_async):
+    async def test():
+        async with a_pool(max_total=1) as pool:
+            first = await pool.acquire()
+            second = await first.fork()
+            first._place.guest.kill()
+            await eventually(lambda: not first.alive)
+            with pytest.raises(GuestLost, match="shared"):
+                await first.run_code("1")
+            await second.close()
+            await first.close()
+            await eventually(lambda: pool.stats().leased == 0)
+
+    run_async(test)
+
+
+def test_a_tenants_close_that_asyncio_cancels_does_not_cost_a_place(backend):
+    async def test():
+        async with a_pool(min_ready=0, max_total=1) as pool:
+            for turns in range(1, 7):  # before the first it would not even have begun
+                tenant = await pool.acquire(wait=10)
+                running = asyncio.create_task(tenant.run_code("import time; time.sleep(100)"))
+                await asyncio.sleep(0.05)
+                closing = asyncio.create_task(tenant.close())
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                closing.cancel()
+                await asyncio.gather(running, closing, return_exceptions=True)
+            assert (await pool.run_code("1", wait=10)).ok
+
+    asyncio.run(test())
 
 
 def test_a_tenant_whose_guest_dies_goes_on_in_the_same_place(run_async):

@@ -267,7 +267,8 @@ class Life(RuleBasedStateMachine):
                 assert not state.closing
                 state.shelves[key].starting += 1
                 self.starting.append(key)
-                assert len(self.starting) <= max(self.rules.starts, self.rules.refills)
+                others = len(set(self.starting)) - 1  # each kind may have one in any case
+                assert len(self.starting) <= max(self.rules.starts, self.rules.refills) + others
             case Give(ticket, guest):
                 assert ticket.key == guest.key
                 assert guest.number not in self.ever_given
@@ -411,7 +412,7 @@ class Life(RuleBasedStateMachine):
 
     def quieten(self, until):
         """Starts go well, used guests end, time passes: until it is so, or not within reason."""
-        for _ in range(300):
+        for _ in range(300 + 2 * len(self.asked)):
             if until():
                 return True
             while self.starting and not self.state.closing:

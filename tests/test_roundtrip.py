@@ -4,12 +4,14 @@ import asyncio
 import gc
 import os
 import socket
+import time
 import tracemalloc
 from pathlib import Path
 
 import anyio
 import pytest
 
+import census
 from belljar import AsyncSandbox, Outcome, readable
 from belljar.guest import changes, wire
 from belljar.guest.sources import LASTING, PASSING
@@ -268,3 +270,63 @@ def test_an_empty_directory_is_known_again_without_looking_into_it(tmp_path, mon
     assert watched.census() == {}
     monkeypatch.setattr(changes, "census", None)
     assert watched.census() == {}
+
+
+# --- what is odd ------------------------------------------------------------------------------
+
+
+def test_output_of_what_a_cell_left_is_never_a_later_cells_however_late(sandbox):
+    sandbox.run_code(
+        "import threading, time\n"
+        "def work():\n"
+        "    for _ in range(200):\n"
+        "        print('left'); time.sleep(0.002)\n"
+        "threading.Thread(target=work, daemon=True).start()"
+    )
+    late = ""
+    for number in range(14):
+        execution = sandbox.run_code(f"time.sleep(0.01)\nprint({number})")
+        assert execution.stdout == f"{number}\n"
+        late += "".join(execution.logs.background)
+    assert "left" in late
+
+
+@pytest.mark.parametrize("closed", ["[1]", "[2]", "[0, 2]", "[0, 1, 2]"])
+def test_standard_descriptors_that_were_closed_are_there_for_the_next_cell(sandbox, closed):
+    sandbox.run_code(f"import os, sys\nfor fd in {closed}: os.close(fd)")
+    for _ in range(2):
+        execution = sandbox.run_code("print('out')\nprint('err', file=sys.stderr)")
+        assert (execution.outcome, execution.stdout, execution.stderr) == ("ok", "out\n", "err\n")
+    sandbox.restart()
+
+
+@pytest.mark.parametrize("character", ["\u2028", "\x0c", "\x85", "\x1c"])
+def test_lines_of_a_traceback_are_those_of_the_parser(sandbox, character):
+    error = sandbox.run_code(f's = "a{character}b"\ny = 1\n1 / 0').error
+    assert "    1 / 0\n" in error.traceback
+
+
+@pytest.mark.native_only("control groups of containers are their engine's")
+def test_a_close_that_asyncio_cancels_leaves_no_control_group_and_no_descriptor(backend):
+    """Its cancellations go through shields."""
+
+    async def main():
+        kept = await AsyncSandbox.create(environment="python")  # the zygote stays
+        before = set(census.cgroup_directories()), len(os.listdir("/proc/self/fd"))
+        for turns in range(12):
+            sandbox = await AsyncSandbox.create(environment="python")
+            running = asyncio.create_task(sandbox.run_code("import time; time.sleep(100)"))
+            await asyncio.sleep(0.05 if turns % 2 else 0)
+            closing = asyncio.create_task(sandbox.close())
+            for _ in range(1 + turns // 2):
+                await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.gather(running, closing, return_exceptions=True)
+            await sandbox.close()
+        deadline = time.monotonic() + 10
+        while (set(census.cgroup_directories()), len(os.listdir("/proc/self/fd"))) != before:
+            assert time.monotonic() < deadline, "something stays"
+            await asyncio.sleep(0.02)
+        await kept.close()
+
+    asyncio.run(main())

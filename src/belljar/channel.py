@@ -22,6 +22,7 @@ from belljar.guest import outbox, wire
 SEND_TIMEOUT = 30.0
 CALL_TIMEOUT = 60.0  # for requests that do not run the guest's code
 MAX_QUEUED = 32 * 1024 * 1024  # bytes waiting for one request that does not read its frames
+REHEARSAL = 1  # the number of a request before the first tenant's
 FRAME_COST = 1024  # bytes a small frame takes as objects, beside its text
 FD_COST = 256 * 1024  # descriptors are few
 WITH_FD = (wire.CALL, wire.DONE)  # frames that may have one
@@ -93,7 +94,7 @@ class Held:
 
 
 class Channel:
-    def __init__(self, stream: Stream, shareable: int = 0, *, after: int = 0) -> None:
+    def __init__(self, stream: Stream, shareable: int = 0, *, after: int = REHEARSAL) -> None:
         """`shareable`: bytes that may be handed over as shared memory, all in all. They are the
         host's, and the guest may keep them for as long as it lives. `after`: the number before
         that of the first request."""

@@ -200,8 +200,10 @@ class Place:
         if self.forget(branch):
             self.guest.kill()
             with anyio.CancelScope(shield=True):
-                await self.channel.retire()
-                await self.guest.close()
+                try:
+                    await self.channel.retire()
+                finally:  # a cancellation of asyncio's own goes through shields
+                    await self.guest.close()
         elif self.alive:
             with contextlib.suppress(GuestLost):  # then it needs no releasing
                 await self.release(branch)

@@ -1,5 +1,6 @@
 """The text of cells, for tracebacks and `inspect`: where Python looks for it, but not all of it."""
 
+import io
 import linecache
 import types
 from collections import deque
@@ -18,7 +19,7 @@ class Sources:
     def add(self, name: str, text: str) -> None:
         """Before the cell is compiled."""
         # As linecache itself would keep them: every line ends, and None keeps the entry for good.
-        lines = [line + "\n" for line in text.splitlines()]
+        lines = [line.rstrip("\n") + "\n" for line in io.StringIO(text, None)]
         linecache.cache[name] = (len(text), None, lines, name)
         self._passing.add(name, len(text))
 

@@ -35,9 +35,9 @@ class CellStream(io.TextIOWrapper):
     def write(self, text: str) -> int:
         if self._old:
             cell = CELL.get(0) or self._leftover.get(threading.get_ident(), self._cell)
-            old = self._old.get(cell)
-            if old is not None:
-                return _write_text(old, text)
+            if cell != self._cell:
+                # Any old pipe is the background's; that of its own cell may be gone.
+                return _write_text(self._old.get(cell, self._old[max(self._old)]), text)
         return super().write(text)
 
     def begin(self, cell: int, pipe: int, leftover: List[int], keep: bool) -> None:

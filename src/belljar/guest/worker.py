@@ -10,6 +10,7 @@ import asyncio
 import asyncio.base_events
 import builtins
 import contextlib
+import fcntl
 import inspect
 import json
 import mmap
@@ -114,7 +115,7 @@ class Worker:
     def _serve_cell(self, frame: wire.Frame, fds: List[int]) -> None:
         leftover = streams.threads_but(self._threads)
         tasks = self._loop is not None and bool(asyncio.all_tasks(self._loop))
-        for stream, pipe in zip(self._streams, fds[:2]):
+        for stream, pipe in zip(self._streams, _above_standard(fds[:2])):
             stream.begin(frame.request, pipe, leftover, keep=tasks)
             os.close(pipe)
         if _signal.getsignal(_signal.SIGINT) is not self._interrupt:
@@ -446,6 +447,13 @@ def _main_module() -> types.ModuleType:
     module.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = module
     return module
+
+
+def _above_standard(pipes: List[int]) -> List[int]:
+    """Code that closes 0, 1 or 2 lets these numbers be given to the next descriptors."""
+    found = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) if fd < 3 else fd for fd in pipes]
+    close_all([fd for fd in pipes if fd < 3])
+    return found
 
 
 def _no_input(prompt: object = "") -> str:

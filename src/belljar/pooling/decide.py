@@ -46,8 +46,8 @@ class Rules:
     min_ready: int  # guests of a kind that shall wait for tenants
     max_total: int  # guests of all kinds: ready, being started, in use, being ended
     max_age: float | None  # seconds after which one that waits is replaced
-    starts: int  # at once, for those who wait
-    refills: int  # at once, for nobody yet; while tenants are at work, one
+    starts: int  # at once, for those who wait; and one of each kind that has none
+    refills: int  # at once, for nobody yet, likewise; while tenants are at work, one
 
 
 @dataclass(eq=False, kw_only=True)
@@ -228,6 +228,7 @@ class _Decision:
         self.spare = sum(map(len, self.usable.values()))
         self.under_way = {s.key: s.starting + s.checking for s in state.shelves.values()}
         self.starting = state.starting
+        self.starts_of = {s.key: s.starting for s in state.shelves.values()}
         self.free = rules.max_total - state.total
         self.coming = state.ending + len(self.unfit)  # places that will be free
 
@@ -270,9 +271,8 @@ class _Decision:
             self.under_way[ticket.key] -= 1
         elif self.free > 0:
             self.free -= 1  # his, even if the start has to wait for others
-            if self.starting < self.rules.starts:
-                self.starting += 1
-                yield Start(ticket.key)
+            if self._may_start(ticket.key, self.rules.starts):
+                yield self._start(ticket.key)
         else:
             reason = Reason.at_capacity
             if self.coming > 0:
@@ -312,11 +312,20 @@ class _Decision:
             coming = len(self.usable[shelf.key]) + self.under_way[shelf.key]
             target = shelf.target(self.rules, self.now)
             for _ in range((target + 1) // 2 - coming if lively else target - coming):
-                if self.starting >= most or self.free <= 0 or self.now < shelf.retry:
+                may = self._may_start(shelf.key, most) and self.now >= shelf.retry
+                if not may or self.free <= 0:
                     break
-                self.starting += 1
                 self.free -= 1
-                yield Start(shelf.key)
+                yield self._start(shelf.key)
+
+    def _may_start(self, key: Hashable, most: int) -> bool:
+        """One of each kind in any case: what takes long, such as a build, holds up no other."""
+        return self.starting < most or not self.starts_of[key]
+
+    def _start(self, key: Hashable) -> Start:
+        self.starting += 1
+        self.starts_of[key] += 1
+        return Start(key)
 
 
 def backoff(failures: int) -> float:

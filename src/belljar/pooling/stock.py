@@ -15,7 +15,7 @@ from collections.abc import Hashable, Mapping
 import anyio
 
 from belljar import runtime
-from belljar.errors import PoolClosed, SandboxError
+from belljar.errors import PoolClosed
 from belljar.managing.end import end
 from belljar.managing.tasks import spawn
 from belljar.options import Options
@@ -275,7 +275,7 @@ class Stock:
     async def _end(self, warm: Warm) -> None:
         try:
             await warm.retire()
-        except SandboxError as error:
+        except Exception as error:  # whatever it is, others go on
             self._trouble(error)
         finally:
             self._owned.discard(warm)
@@ -294,7 +294,7 @@ class Stock:
     async def _dismiss(self, tenant: Tenant) -> None:
         self._trouble(await end(tenant))
 
-    def _trouble(self, error: SandboxError | None) -> None:
+    def _trouble(self, error: Exception | None) -> None:
         if error is not None:
             self.troubles = [*self.troubles[-9:], str(error)]
             _log.warning("a guest of the pool did not end as it should: %s", error)

@@ -59,9 +59,18 @@ class Lease:
         self._look()
 
     def _look(self) -> None:
-        if self._holders <= 0 and not self._there and not self._told:
+        if self._holders > 0 or self._told:
+            return
+        if self._there:  # whoever should have closed it was cut short
+            self.guest.discard()
+        else:
             self._told = True
             self._over(self)
+
+    @property
+    def shared(self) -> bool:
+        """Whether it is used by a sandbox and forks of it."""
+        return self._holders > 1
 
 
 class LeasedGuest:
@@ -121,6 +130,12 @@ class Tenant(AsyncSandbox):
         self._guests_wanted += 1
         if self.once and self._guests_wanted > 1:
             raise NotBegun("the guest was lost before the code began")
+        if self.lease is not None and self.lease.shared:
+            # One place, one guest: each of them would start one.
+            raise GuestLost(
+                "the guest was lost, which this sandbox shared with its forks",
+                hint="close them; one that is alone starts anew",
+            )
         return super().spec()
 
     async def kill(self) -> None:

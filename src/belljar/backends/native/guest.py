@@ -159,11 +159,15 @@ class NativeGuest:
                     )
                 if self._cgroup is not None and not self._cgroup.remove():
                     await anyio.to_thread.run_sync(remove_cgroup, self._cgroup)
+            except anyio.get_cancelled_exc_class():
+                # By asyncio itself, which goes through shields: it is ended without us.
+                self._tidy_up_later()
+                raise
             finally:
                 os.close(self._pidfd)
                 self.stream.close()
-                if self.left is not None:
-                    await anyio.to_thread.run_sync(self.left)
+            if self.left is not None:
+                await anyio.to_thread.run_sync(self.left)
 
     def discard(self) -> None:
         if not self._closed:
@@ -172,9 +176,17 @@ class NativeGuest:
             self.watchdog.stop()
             os.close(self._pidfd)
             self.stream.close()
-            # Its cgroup is removed with those of the process: tasks may still be leaving it.
-            if self.left is not None:
-                threading.Thread(target=self.left, name="belljar-left", daemon=True).start()
+            self._tidy_up_later()
+
+    def _tidy_up_later(self) -> None:
+        if self._cgroup is not None or self.left is not None:
+            threading.Thread(target=self._tidy_up, name="belljar-left", daemon=True).start()
+
+    def _tidy_up(self) -> None:
+        if self._cgroup is not None:
+            remove_cgroup(self._cgroup)
+        if self.left is not None:
+            self.left()
 
 
 def remove_cgroup(group: Cgroup) -> None:
