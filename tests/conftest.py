@@ -4,6 +4,7 @@ A test that starts a guest asks for `backend`, or for a fixture that does (`sand
 and others). One that does not finds no backend, and is run once, not in each setting.
 """
 
+import collections
 import contextlib
 import functools
 import os
@@ -93,9 +94,22 @@ def is_wanted(item, part):
     return part != "guests"
 
 
+def half_of(items):
+    """Both halves, by whole modules, with about as many tests in each."""
+    sizes = collections.Counter(item.path for item in items)
+    halves, counts = ([], []), [0, 0]
+    for path, size in sorted(sizes.items(), key=lambda each: (-each[1], each[0])):
+        lighter = counts.index(min(counts))
+        counts[lighter] += size
+        halves[lighter].append(path)
+    return [[item for item in items if item.path in half] for half in halves]
+
+
 def pytest_collection_modifyitems(config, items):
     part = os.environ.get("BELLJAR_TEST_ONLY", "")
     wanted = [item for item in items if is_wanted(item, part)]
+    if half := os.environ.get("BELLJAR_TEST_HALF"):
+        wanted = half_of(wanted)[int(half) - 1]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(wanted)])
     items[:] = wanted
 

@@ -549,7 +549,7 @@ def _child_signals() -> int:
     # PID 1 is only reached by signals it has handlers for: have none but SIGCHLD's. Not SIG_IGN,
     # which the worker and all programs would inherit; nor what the host ignores, as under nohup.
     for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
-        if signal.getsignal(number) is signal.SIG_IGN:
+        if number == signal.SIGINT or signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     return reading
