@@ -12,6 +12,7 @@ import warnings
 import anyio
 import pytest
 
+import setting
 from belljar import AsyncPool, AsyncSandbox, InvalidOption, Outcome, Pool, Sandbox, Snippet
 from belljar.errors import (
     GuestLost,
@@ -22,6 +23,7 @@ from belljar.errors import (
     StartError,
 )
 from belljar.observe.metrics import Metrics
+from belljar.pooling import items
 from belljar.pooling import pool as pool_module
 from belljar.pooling import stock as stock_module
 from belljar.pooling.stock import Stock
@@ -34,7 +36,10 @@ def often_looked_after(monkeypatch):
 
 
 def a_pool(kind=AsyncPool, **options):
-    return kind(**{"environment": "python", "min_ready": 1, "max_total": 3, **options})
+    # An ordinary user without control groups has best effort.
+    usual = {"environment": "python", "min_ready": 1, "max_total": 3}
+    usual |= {} if setting.COUNTED else {"strict": False}
+    return kind(**{**usual, **options})
 
 
 async def eventually(holds):
@@ -396,7 +401,7 @@ def test_a_start_that_fails_is_told_to_who_asks_and_not_repeated_at_once(run_asy
                 assert (await pool.run_code("1")).ok
                 assert pool.stats().last_error is None
 
-    monkeypatch.setattr(pool_module, "PAUSE", 0.0)
+    monkeypatch.setattr(items, "PAUSE", 0.0)
     run_async(test)
 
 
@@ -406,7 +411,7 @@ def test_snippets_whose_guest_dies_before_they_begin_are_run_on_another(run_asyn
     async def test():
         async with a_pool() as pool:
             killed = []
-            prepare = pool_module._prepare
+            prepare = items.prepare
 
             async def prepare_and_die(tenant, part):
                 await prepare(tenant, part)
@@ -415,7 +420,7 @@ def test_snippets_whose_guest_dies_before_they_begin_are_run_on_another(run_asyn
                     tenant._place.guest.kill()
                     await eventually(lambda: not tenant.alive)
 
-            monkeypatch.setattr(pool_module, "_prepare", prepare_and_die)
+            monkeypatch.setattr(items, "prepare", prepare_and_die)
             snippet = Snippet("x + int(open('a').read())", variables={"x": 40}, files={"a": "2"})
             assert [each.value async for each in pool.map([snippet])] == [42]
             assert len(killed) == 2
@@ -427,7 +432,7 @@ def test_snippets_whose_guest_dies_before_they_begin_are_run_on_another(run_asyn
             loop = "print('begun', flush=True)\nwhile True: pass"
             assert (await pool.run_code(loop, on_stdout=die)).outcome is Outcome.lost
 
-    monkeypatch.setattr(pool_module, "PAUSE", 0.0)
+    monkeypatch.setattr(items, "PAUSE", 0.0)
     run_async(test)
 
 
@@ -747,7 +752,7 @@ def test_many_threads_share_a_blocking_pool(backend):
     pool.close()
 
 
-def test_blocking_map_is_a_generator_whose_input_is_read_in_this_thread(backend):
+def test_blocking_map_is_an_iterator_whose_input_is_read_in_this_thread(backend):
     with a_pool(Pool, max_total=4) as pool:
         threads = set()
         progress = []

@@ -6,7 +6,7 @@ read either way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,10 +14,10 @@ from belljar.blocking import Sandbox, wait
 from belljar.cell import OnResult, OnText
 from belljar.errors import InvalidOption
 from belljar.execution import Execution
-from belljar.pooling.flight import Flight, Next
-from belljar.pooling.home import in_a_loop
+from belljar.pooling.flight import Flight
 from belljar.pooling.mapping import OnProgress, check_input
 from belljar.pooling.pool import AsyncPool
+from belljar.pooling.results import Map
 from belljar.pooling.stats import PoolStats
 
 # `wait` is the name of an option here, too.
@@ -36,16 +36,17 @@ class Pool:
     def __init__(
         self,
         *,
-        min_ready: int = 2,
+        min_ready: int | None = None,
         max_total: int = 32,
         max_age: float | None = 3600.0,
         rehearsal: str | None = None,
         **options: Any,
     ) -> None:
-        """`min_ready` guests wait for tenants; there are never more than `max_total`, those in use
-        included; one that has waited for `max_age` seconds is replaced (None: never). `rehearsal`
-        is code that a guest runs before it waits, so that the first cell is quick (None: what
-        suits its packages; "": none). `options` are those of every sandbox."""
+        """`min_ready` guests wait for tenants (None: two, or max_total if that is less); there are
+        never more than `max_total`, those in use included; one that has waited for `max_age`
+        seconds is replaced (None: never). `rehearsal` is code that a guest runs before it waits, so
+        that the first cell is quick (None: what suits its packages; "": none). `options` are those
+        of every sandbox."""
         self._pool = AsyncPool(
             min_ready=min_ready,
             max_total=max_total,
@@ -102,14 +103,16 @@ class Pool:
         on_stderr: OnText | None = None,
         on_result: OnResult | None = None,
         env: Mapping[str, str] | None = None,
+        variables: Mapping[str, object] | None = None,
+        files: Mapping[str, str | bytes] | None = None,
         owner: str | None = None,
         wait: float | None = None,
         **options: Any,
     ) -> Execution:
         """Run code on a guest of its own, which is destroyed afterwards.
 
-        `owner`, `wait` and `options` are as for acquire(). Code that the policy rejects takes no
-        guest.
+        `variables` and `files` (by their paths) are there before it begins. `owner`, `wait` and
+        `options` are as for acquire(). Code that the policy rejects takes no guest.
         """
         return _wait(
             self._pool.run_code,
@@ -119,6 +122,8 @@ class Pool:
             on_stderr=on_stderr,
             on_result=on_result,
             env=env,
+            variables=variables,
+            files=files,
             owner=owner,
             wait=wait,
             **options,
@@ -133,16 +138,23 @@ class Pool:
         timeout: float | None = None,
         owner: str | None = None,
         on_progress: OnProgress | None = None,
+        total: int | None = None,
+        ordered: bool = True,
+        on_error: str = "return",
+        read_in_thread: bool = False,
         **options: Any,
-    ) -> Iterator[Execution]:
+    ) -> Map:
         """Run many snippets, each on a guest of its own: their Executions, in order.
 
         `codes` is any iterable of texts, Snippets, or mappings with the names of a Snippet; it is
-        read as it is needed, in this thread. `concurrency` run at once (None: twice the number of
-        processors), and at most `window` are under way or wait to be taken (None: four times as
-        many). What code does is a value, also when it fails; a guest that is lost before the code
-        began is replaced. `on_progress` gets how many are done, and of how many if that is known.
-        Who stops early stops what runs.
+        read as it is needed, in this thread, or `read_in_thread`: then it may wait for results.
+        `concurrency` run at once (None: twice the number of processors), and at most `window` wait
+        to run, run, or wait to be taken (None: four times as many). What code does is a value,
+        also when it fails; a guest that is lost before the code began is replaced. An item that
+        cannot be run is an Execution, too, of outcome error and execution_count 0, unless
+        `on_error` is "raise". `ordered=False`: each as soon as it is done. `on_progress` gets how
+        many are done, and of how many (`total`) if that is known. `pairs()` of what this gives is
+        the same with the items; `with` or close() end it early, and so does forgetting it.
         """
         check_input(codes, on_progress)
         if not isinstance(codes, Iterable):
@@ -153,9 +165,11 @@ class Pool:
             window=window,
             timeout=timeout,
             owner=owner,
+            ordered=ordered,
+            on_error=on_error,
             **options,
         )
-        return _results(flight, codes, on_progress)
+        return Map(flight, codes, on_progress, total, read_in_thread)
 
     def warm_up(self, *, wait: float | None = None) -> None:
         """Wait until min_ready guests are ready, or raise why they are not."""
@@ -179,51 +193,3 @@ class Pool:
 
     async def _flight(self, **options: Any) -> Flight:
         return self._pool.flight(**options)
-
-
-def _results(
-    flight: Flight, codes: Iterable[object], on_progress: OnProgress | None
-) -> Iterator[Execution]:
-    total = len(codes) if isinstance(codes, Sized) else None
-    bring: Callable[[], None] = _nothing
-    try:
-        source = iter(codes)
-        while True:
-            next_, execution = wait(_step, flight, bring)
-            if next_ is Next.end:
-                return
-            if next_ is Next.item:
-                bring = _item_of(source, flight)  # here: the input is this thread's
-                continue
-            bring = _nothing
-            assert execution is not None
-            if on_progress is not None:
-                on_progress(flight.taken, total)
-            yield execution
-    finally:
-        if in_a_loop():  # which a collector of garbage may have interrupted: it cannot wait
-            flight.home.call(flight.stop)
-        else:
-            wait(flight.close)
-
-
-async def _step(flight: Flight, bring: Callable[[], None]) -> tuple[Next, Execution | None]:
-    bring()
-    next_ = await flight.step(feeding=True)
-    return next_, flight.take() if next_ is Next.result else None
-
-
-def _item_of(source: Iterator[object], flight: Flight) -> Callable[[], None]:
-    """Take the next of the input now; what is to be done with it, on the loop, later."""
-    try:
-        item = next(source)
-    except StopIteration:
-        return flight.exhaust
-    except Exception as error:
-        failure = error
-        return lambda: flight.exhaust(failure)
-    return lambda: flight.add(item)
-
-
-def _nothing() -> None:
-    """There is no new input."""

@@ -1,7 +1,7 @@
-"""Many pieces of work under way, their results in order: what `map` is made of.
+"""Many pieces of work under way, and their results: what `map` is made of.
 
-At most `concurrency` run at once, and at most `window` are known at all: running, or done and not
-yet taken. Whoever takes results also brings the input, when it is wanted and not before.
+At most `concurrency` run at once, and at most `window` are known at all: they wait to run, run, or
+are done and not yet taken. What is finished is given before more input is asked for.
 """
 
 from __future__ import annotations
@@ -20,17 +20,20 @@ from belljar.pooling.tenant import Tenant
 
 _log = logging.getLogger("belljar")
 
-Run = Callable[[object, set[Tenant]], Awaitable[Execution]]  # the item; who works for it now
+Run = Callable[[int, object, set[Tenant]], Awaitable[Execution]]  # its number; who works for it
 
 
 class Next(Enum):
     item = "item"  # one more is wanted
+    progress = "progress"  # more are done than were told
     result = "result"  # the next is there: take it
     end = "end"  # all are taken
 
 
 class _Slot:
-    def __init__(self) -> None:
+    def __init__(self, number: int, item: object) -> None:
+        self.number = number  # 0 for the first
+        self.item = item
         self.execution: Execution | None = None
         self.error: Exception | None = None
 
@@ -40,43 +43,53 @@ class _Slot:
 
 
 class Flight:
-    def __init__(self, run: Run, home: Home, *, concurrency: int, window: int) -> None:
+    def __init__(
+        self, run: Run, home: Home, *, concurrency: int, window: int, ordered: bool = True
+    ) -> None:
         self._run = run
         self.home = home
         self._concurrency = concurrency
-        self._window = window
+        self.window = window
+        self._ordered = ordered
         self._slots: deque[_Slot] = deque()  # in the order of the input
+        self._pending: deque[_Slot] = deque()  # those of them that wait to run
+        self._read = 0
         self._running = 0
         self._feeding = False
         self._exhausted = False
+        self._failure: Exception | None = None  # of the input
         self._stopped = False
         self._at_work: set[Tenant] = set()
         self._scopes: set[anyio.CancelScope] = set()
         self._news = anyio.Event()
-        self.taken = 0
+        self.done = 0
+        self.told = 0  # of those that are done: who asks for progress counts them here
 
     @property
     def wants(self) -> bool:
-        room = self._running < self._concurrency and len(self._slots) < self._window
-        return room and not self._exhausted
+        return len(self._slots) < self.window and not self._exhausted
+
+    @property
+    def ended(self) -> bool:
+        """It was stopped, or ran to its end: nothing runs, and nothing will."""
+        return self._exhausted and not (self._running or self._feeding or self._pending)
 
     def add(self, item: object) -> None:
-        """Called when one is wanted."""
-        slot = _Slot()
+        """Called when one is wanted. After the end it is not taken."""
+        if self._exhausted:
+            return
+        slot = _Slot(self._read, item)
+        self._read += 1
         self._slots.append(slot)
-        self._running += 1
-        scope = anyio.CancelScope()
-        self._scopes.add(scope)
-        spawn(lambda: self._work(slot, item, scope))
+        self._pending.append(slot)
+        self._launch()
         self._tell()
 
     def exhaust(self, error: Exception | None = None) -> None:
-        """There is no more input; or it failed, which is raised in its place."""
+        """There is no more input; or it failed, which is raised after the rest."""
+        if not self._exhausted:
+            self._failure = error
         self._exhausted = True
-        if error is not None:
-            slot = _Slot()
-            slot.error = error
-            self._slots.append(slot)
         self._tell()
 
     def feed(self, codes: AsyncIterable[object]) -> None:
@@ -89,7 +102,7 @@ class Flight:
     async def _feed(self, source: AsyncIterator[object], scope: anyio.CancelScope) -> None:
         try:
             with scope:
-                while await self.wanted():
+                while await self._wanted():
                     self.add(await anext(source))
         except StopAsyncIteration:
             self.exhaust()
@@ -101,48 +114,72 @@ class Flight:
             self.exhaust()
         await _close(source)
 
-    async def _work(self, slot: _Slot, item: object, scope: anyio.CancelScope) -> None:
+    def _launch(self) -> None:
+        while self._pending and self._running < self._concurrency:
+            self._begin(self._pending.popleft())
+
+    def _begin(self, slot: _Slot) -> None:
+        self._running += 1
+        scope = anyio.CancelScope()
+        self._scopes.add(scope)
+        spawn(lambda: self._work(slot, scope))
+
+    async def _work(self, slot: _Slot, scope: anyio.CancelScope) -> None:
         try:
             with scope:
-                slot.execution = await self._run(item, self._at_work)
+                slot.execution = await self._run(slot.number, slot.item, self._at_work)
         except Exception as error:
             slot.error = error
         finally:
             self._scopes.discard(scope)
             self._running -= 1
+            self.done += slot.done
+            self._launch()
             self._tell()
 
     def _tell(self) -> None:
         self._news.set()
         self._news = anyio.Event()
 
-    async def wanted(self) -> bool:
+    async def _wanted(self) -> bool:
         """Wait until an item is wanted; False if none will be any more."""
-        while not self.wants and not self._exhausted and not self._stopped:
+        while not self.wants and not self._exhausted:
             await self._news.wait()
-        return self.wants and not self._stopped
+        return self.wants
 
-    async def step(self, *, feeding: bool) -> Next:
-        """What comes next. `feeding`: whoever asks brings the input, too."""
+    async def step(self, *, feeding: bool, telling: bool = False) -> Next:
+        """What comes next. `feeding`: whoever asks brings the input; `telling`: and tells how
+        many are done."""
         while not self._stopped:
-            if feeding and self.wants:
-                return Next.item
-            if self._slots and self._slots[0].done:
+            if telling and self.told < self.done:
+                return Next.progress
+            if self._found() is not None:
                 return Next.result
             if self._exhausted and not self._slots:
-                return Next.end
+                return Next.end if self._failure is None else Next.result
+            if feeding and self.wants:
+                return Next.item
             await self._news.wait()
         return Next.end
 
-    def take(self) -> Execution:
-        """The next result, when there is one."""
-        slot = self._slots.popleft()
-        self.taken += 1
+    def _found(self) -> _Slot | None:
+        if self._ordered:
+            return self._slots[0] if self._slots and self._slots[0].done else None
+        return next((slot for slot in self._slots if slot.done), None)
+
+    def take(self) -> tuple[object, Execution]:
+        """The next item and its result, when there is one."""
+        slot = self._found()
+        if slot is None:
+            assert self._failure is not None
+            failure, self._failure = self._failure, None
+            raise failure
+        self._slots.remove(slot)
         self._tell()
         if slot.error is not None:
             raise slot.error
         assert slot.execution is not None
-        return slot.execution
+        return slot.item, slot.execution
 
     def stop(self) -> None:
         """Nothing more is wanted: what runs is ended, with its guests."""
@@ -152,6 +189,7 @@ class Flight:
         for scope in list(self._scopes):
             scope.cancel()
         self._slots.clear()
+        self._pending.clear()
         self._tell()
 
     async def close(self) -> None:

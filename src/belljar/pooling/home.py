@@ -6,26 +6,30 @@ import asyncio
 import os
 from collections.abc import Callable
 
-from belljar.errors import SandboxClosed, SandboxError
+from belljar.errors import PoolClosed, SandboxError
 from belljar.managing.tasks import here
 
 
 class Home:
     def __init__(self) -> None:
-        self._pid = os.getpid()
-        self._loop: object | None = None  # that of its first use
+        self._pid: int | None = None  # that of its first use
+        self._loop: object | None = None  # that, too
 
     @property
     def of_this_process(self) -> bool:
-        return os.getpid() == self._pid
+        return self._pid is None or os.getpid() == self._pid
+
+    def check_process(self) -> None:
+        if not self.of_this_process:
+            raise PoolClosed(
+                "this pool, with its maps, belongs to the process that used it first",
+                hint="make a new one after the fork",
+            )
 
     def check(self) -> None:
         """Called on an event loop: raises unless it is the pool's own."""
-        if not self.of_this_process:
-            raise SandboxClosed(
-                "this pool belongs to the process that made it",
-                hint="make a new one after the fork",
-            )
+        self.check_process()
+        self._pid = os.getpid()
         loop = here()
         self._loop = self._loop or loop
         if self._loop is not loop:
@@ -34,22 +38,23 @@ class Home:
                 hint="one pool for each loop; or Pool, which any thread may use",
             )
 
-    def call(self, function: Callable[[], object]) -> None:
+    def call(self, function: Callable[[], object]) -> bool:
         """Have it called on the loop, from whichever thread (the garbage collector's, too). If
-        the loop has ended, there is nobody left whom it would concern."""
+        the loop has ended, there is nobody left whom it would concern: False."""
         loop = self._loop
         if loop is None or not self.of_this_process:
-            return
+            return False
         if _running() is loop:
             function()
-            return
+            return True
         try:
             if isinstance(loop, asyncio.AbstractEventLoop):
                 loop.call_soon_threadsafe(function)
             else:
                 loop.run_sync_soon(function)  # type: ignore[attr-defined]  # a trio token
         except RuntimeError:  # it has ended; trio's own error is one, too
-            return
+            return False
+        return True
 
 
 def in_a_loop() -> bool:

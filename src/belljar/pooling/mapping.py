@@ -7,67 +7,105 @@ one stops what runs as soon as nobody has it any more, and at once at the end of
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Iterator, Sized
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sized
 from types import TracebackType
 from typing import Self
 
+import anyio
+
 from belljar.errors import InvalidOption
 from belljar.execution import Execution
+from belljar.managing.settings import count
 from belljar.pooling.flight import Flight, Next
+from belljar.pooling.reader import Reader, item_of
 
 OnProgress = Callable[[int, int | None], object]  # how many are done, and of how many
 Codes = Iterable[object] | AsyncIterable[object]
 
 
 class AsyncMap:
-    """Executions in the order of the codes."""
+    """Executions, in the order of the codes unless told otherwise."""
 
-    def __init__(self, flight: Flight, codes: Codes, on_progress: OnProgress | None) -> None:
-        check_input(codes, on_progress)
+    def __init__(
+        self,
+        flight: Flight,
+        codes: Codes,
+        on_progress: OnProgress | None,
+        total: int | None,
+        in_thread: bool,
+    ) -> None:
         self._flight = flight
-        self._total = len(codes) if isinstance(codes, Sized) else None
+        self._total = total_of(codes, total)
         self._on_progress = on_progress
-        self._source: Iterator[object] | None = None
+        self._source = None if isinstance(codes, AsyncIterable) or in_thread else iter(codes)
+        self._reader = None
+        self._codes = None
         if isinstance(codes, AsyncIterable):
-            self._codes: AsyncIterable[object] | None = codes
-        else:
-            self._codes, self._source = None, iter(codes)
+            self._codes = codes
+        elif in_thread:
+            self._reader = Reader(flight, codes)
+        self._begun = False
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Execution:
+        return (await self._next())[1]
+
+    def pairs(self) -> AsyncIterator[tuple[object, Execution]]:
+        """The same, each with the item that it is the result of, as it was given."""
+        return _Pairs(self)
+
+    async def _next(self) -> tuple[object, Execution]:
         flight = self._flight
         flight.home.check()
-        if self._codes is not None:
-            codes, self._codes = self._codes, None
-            flight.feed(codes)
+        self._begin()
+        telling, feeding = self._on_progress is not None, self._source is not None
         try:
-            while (next_ := await flight.step(feeding=self._source is not None)) is Next.item:
-                self._bring()
-            if next_ is Next.end:
-                raise StopAsyncIteration
-            execution = flight.take()
-            await self._progress()
-            return execution
+            while True:
+                next_ = await flight.step(feeding=feeding, telling=telling)
+                if next_ is Next.end:
+                    raise StopAsyncIteration
+                if next_ is Next.result:
+                    break
+                if next_ is Next.progress:
+                    await self._progress()
+                else:
+                    assert self._source is not None
+                    item_of(self._source, flight)()
+                    await anyio.sleep(0)  # what is finished meanwhile comes first
+            if self._reader is not None:
+                self._reader.took_one()
+            return flight.take()
         except BaseException:
-            flight.stop()
+            self._stop()
             raise
 
-    def _bring(self) -> None:
-        assert self._source is not None
-        bring(self._flight, self._source)
+    def _begin(self) -> None:
+        begun, self._begun = self._begun, True
+        if begun:
+            return
+        if self._codes is not None:
+            self._flight.feed(self._codes)
+        if self._reader is not None:
+            self._reader.start()
 
     async def _progress(self) -> None:
-        if self._on_progress is not None:
-            made = self._on_progress(self._flight.taken, self._total)
-            if inspect.isawaitable(made):
-                awaitable: Awaitable[object] = made
-                await awaitable
+        assert self._on_progress is not None
+        self._flight.told += 1
+        made = self._on_progress(self._flight.told, self._total)
+        if inspect.isawaitable(made):
+            awaitable: Awaitable[object] = made
+            await awaitable
+
+    def _stop(self) -> None:
+        self._flight.stop()
+        if self._reader is not None:
+            self._reader.stop()
 
     async def aclose(self) -> None:
         """Stop, and wait until nothing runs any more. May be called twice."""
-        self._source = None
+        self._stop()
         await self._flight.close()
 
     async def __aenter__(self) -> Self:
@@ -82,22 +120,29 @@ class AsyncMap:
         await self.aclose()
 
     def __del__(self) -> None:
-        flight: Flight | None = getattr(self, "_flight", None)
-        if flight is not None:
-            flight.home.call(flight.stop)
+        if getattr(self, "_begun", False):
+            self._flight.home.call(self._flight.stop)
+            if self._reader is not None:
+                self._reader.stop()
 
 
-def bring(flight: Flight, source: Iterator[object]) -> None:
-    """One more item of the input, here and now; what the input raises comes after the results of
-    what it gave before."""
-    try:
-        item = next(source)
-    except StopIteration:
-        flight.exhaust()
-    except Exception as error:
-        flight.exhaust(error)
-    else:
-        flight.add(item)
+class _Pairs:
+    def __init__(self, results: AsyncMap) -> None:
+        self._results = results
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> tuple[object, Execution]:
+        return await self._results._next()
+
+
+def total_of(codes: object, given: int | None) -> int | None:
+    if given is None:
+        return len(codes) if isinstance(codes, Sized) else None
+    if given != 0:
+        count("total", given)
+    return given
 
 
 def check_input(codes: object, on_progress: object) -> None:

@@ -5,75 +5,50 @@ What is decided is in `decide.py`, what is done about it in `stock.py`; here is 
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import os
+import sys
 import warnings
 import weakref
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
 import anyio
 
-from belljar import admission
 from belljar import options as sandbox_options
 from belljar.cell import OnResult, OnText
 from belljar.errors import (
-    GuestLost,
     InvalidOption,
     PoolClosed,
     PoolFull,
-    ProtocolError,
     SandboxClosed,
     SandboxError,
-    StartError,
+    unknown_option,
 )
 from belljar.execution import Execution
 from belljar.managing import settings as checks
 from belljar.managing.tasks import keep_doing, spawn
 from belljar.options import Options
+from belljar.pooling import items, settings, telling
 from belljar.pooling import rehearsal as rehearsals
-from belljar.pooling import settings, snippet, telling
+from belljar.pooling.acquisition import Acquisition
 from belljar.pooling.flight import Flight
 from belljar.pooling.home import Home
-from belljar.pooling.mapping import AsyncMap, Codes, OnProgress
+from belljar.pooling.mapping import AsyncMap, Codes, OnProgress, check_input
 from belljar.pooling.snippet import Snippet
 from belljar.pooling.stats import PoolStats
 from belljar.pooling.stock import Stock
 from belljar.pooling.tenant import NotBegun, Tenant
 from belljar.sandbox import AsyncSandbox
 
-ATTEMPTS = 3  # at a guest for a snippet of a map that has not begun
-PAUSE = 0.2  # seconds before the second, twice that before the third
+ON_ERROR = ("return", "raise")
 TICK = 1.0  # seconds between two looks at those who wait
 PATIENCE = 60.0  # seconds for all guests to end
 
 _maps = itertools.count(1)
-
-
-class Acquisition:
-    """`await` it for the sandbox, or `async with` it: then it is closed at the end."""
-
-    def __init__(self, take: Callable[[], Awaitable[AsyncSandbox]]) -> None:
-        self._take = take
-        self._sandbox: AsyncSandbox | None = None
-
-    def __await__(self) -> Generator[Any, Any, AsyncSandbox]:
-        return self._take().__await__()
-
-    async def __aenter__(self) -> AsyncSandbox:
-        self._sandbox = await self._take()
-        return self._sandbox
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        assert self._sandbox is not None
-        await self._sandbox.close()
 
 
 class AsyncPool:
@@ -88,19 +63,20 @@ class AsyncPool:
     def __init__(
         self,
         *,
-        min_ready: int = 2,
+        min_ready: int | None = None,
         max_total: int = 32,
         max_age: float | None = 3600.0,
         rehearsal: str | None = None,
         **options: Any,
     ) -> None:
-        """`min_ready` guests wait for tenants; there are never more than `max_total`, those in use
-        included; one that has waited for `max_age` seconds is replaced (None: never). `rehearsal`
-        is code that a guest runs before it waits, so that the first cell is quick (None: what
-        suits its packages; "": none). `options` are those of every sandbox."""
+        """`min_ready` guests wait for tenants (None: two, or max_total if that is less); there are
+        never more than `max_total`, those in use included; one that has waited for `max_age`
+        seconds is replaced (None: never). `rehearsal` is code that a guest runs before it waits, so
+        that the first cell is quick (None: what suits its packages; "": none). `options` are those
+        of every sandbox."""
         self._stock: Stock | None = None  # for __del__, if the rest raises
         rules = settings.rules(min_ready, max_total, max_age)
-        self._kinds = settings.Kinds(options)
+        self._kinds = settings.Kinds(options, settings.own_names(AsyncPool.__init__))
         self._home = Home()
         self._stock = Stock(rules, self._home, rehearsals.check(rehearsal))
         self._keeper: anyio.CancelScope | None = None
@@ -134,7 +110,8 @@ class AsyncPool:
         turns. `options` are those of this sandbox; if they need another kind of guest, that is
         made, and kept ready if it is asked for again.
         """
-        return Acquisition(lambda: self._lease(self._options(options), owner, wait))
+        own = settings.own_names(AsyncPool.acquire)
+        return Acquisition(lambda: self._lease(self._options(options, own), owner, wait))
 
     async def run_code(
         self,
@@ -145,20 +122,21 @@ class AsyncPool:
         on_stderr: OnText | None = None,
         on_result: OnResult | None = None,
         env: Mapping[str, str] | None = None,
+        variables: Mapping[str, object] | None = None,
+        files: Mapping[str, str | bytes] | None = None,
         owner: str | None = None,
         wait: float | None = None,
         **options: Any,
     ) -> Execution:
         """Run code on a guest of its own, which is destroyed afterwards.
 
-        `owner`, `wait` and `options` are as for acquire(). Code that the policy rejects takes no
-        guest.
+        `variables` and `files` (by their paths) are there before it begins. `owner`, `wait` and
+        `options` are as for acquire(). Code that the policy rejects takes no guest.
         """
         self._open()
-        sandbox_options.encode_code(code)  # before a guest is taken, not after
-        sandbox_options.check_timeout(timeout, None)
-        sandbox_options.texts("env", env)
-        chosen = self._options(options)
+        # What is wrong with it is said before a guest is taken, not after.
+        part = Snippet(code, timeout=timeout, env=env, variables=variables or {}, files=files or {})
+        chosen = self._options(options, settings.own_names(AsyncPool.run_code))
 
         async def run(sandbox: AsyncSandbox) -> Execution:
             return await sandbox.run_code(
@@ -170,14 +148,15 @@ class AsyncPool:
                 env=env,
             )
 
-        if await self._is_rejected(chosen, code):
-            return await self._without_guest(chosen, run)
+        if await items.is_rejected(chosen, code):
+            return await items.without_guest(chosen, run)
         for attempt in itertools.count(1):
             tenant = await self._lease(chosen, owner, wait, once=True)
             try:
+                await items.prepare(tenant, part)
                 return await run(tenant)
             except NotBegun:
-                if attempt == ATTEMPTS:
+                if attempt == items.ATTEMPTS:
                     raise
             except SandboxClosed:
                 self._check_open()
@@ -195,21 +174,36 @@ class AsyncPool:
         timeout: float | None = None,
         owner: str | None = None,
         on_progress: OnProgress | None = None,
+        total: int | None = None,
+        ordered: bool = True,
+        on_error: str = "return",
+        read_in_thread: bool = False,
         **options: Any,
     ) -> AsyncMap:
         """Run many snippets, each on a guest of its own: their Executions, in order.
 
         `codes` is any iterable or async iterable of texts, Snippets, or mappings with the names of
-        a Snippet; it is read as it is needed. `concurrency` run at once (None: twice the number
-        of processors), and at most `window` are under way or wait to be taken (None: four times
+        a Snippet; it is read as it is needed: an ordinary iterable on the event loop, which waits
+        for it, or `read_in_thread`. `concurrency` run at once (None: twice the number of
+        processors), and at most `window` wait to run, run, or wait to be taken (None: four times
         as many). What code does is a value, also when it fails; a guest that is lost before the
-        code began is replaced. `on_progress` gets how many are done, and of how many if that is
-        known. Who stops early stops what runs; `async with` waits for that.
+        code began is replaced. An item that cannot be run is an Execution, too, of outcome error
+        and execution_count 0, unless `on_error` is "raise". `ordered=False`: each as soon as it is
+        done. `on_progress` gets how many are done, and of how many (`total`) if that is known.
+        `pairs()` of what this gives is the same with the items. Who stops early stops what runs;
+        `async with` waits for that.
         """
+        check_input(codes, on_progress)
         flight = self.flight(
-            concurrency=concurrency, window=window, timeout=timeout, owner=owner, **options
+            concurrency=concurrency,
+            window=window,
+            timeout=timeout,
+            owner=owner,
+            ordered=ordered,
+            on_error=on_error,
+            **options,
         )
-        return AsyncMap(flight, codes, on_progress)
+        return AsyncMap(flight, codes, on_progress, total, read_in_thread)
 
     def flight(
         self,
@@ -218,19 +212,30 @@ class AsyncPool:
         window: int | None,
         timeout: float | None,
         owner: str | None,
+        ordered: bool,
+        on_error: str,
         **options: Any,
     ) -> Flight:
         """What map() is made of: each has an owner of its own, unless told."""
         self._open()
         concurrency, window = self._widths(concurrency, window)
         sandbox_options.check_timeout(timeout, None)
-        self._options(options)  # what is wrong with them is said now
-        who = settings.owner(owner) if owner is not None else ("map", next(_maps))
+        if on_error not in ON_ERROR:
+            raise unknown_option("value of on_error", str(on_error), ON_ERROR)
+        # What is wrong with them is said now.
+        self._options(options, settings.own_names(AsyncPool.map))
+        order = items.Order(
+            owner=settings.owner(owner) if owner is not None else ("map", next(_maps)),
+            timeout=timeout,
+            options=options,
+            raising=on_error == "raise",
+        )
         return Flight(
-            lambda item, at_work: self._one(item, at_work, who, timeout, options),
+            lambda number, item, at_work: items.run(self, order, number, item, at_work),
             self._home,
             concurrency=concurrency,
             window=window,
+            ordered=ordered,
         )
 
     async def warm_up(self, *, wait: float | None = None) -> None:
@@ -286,6 +291,8 @@ class AsyncPool:
         stock = self._stock
         if stock is None or not self._home.of_this_process:
             return
+        if sys.is_finalizing():  # the runtime has ended every guest, and no thread starts any more
+            return
         if self._closing is None and stock.state.total:
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2)
         if self._keeper is not None:
@@ -321,8 +328,8 @@ class AsyncPool:
     async def _care(self) -> None:
         await self._guests.care()
 
-    def _options(self, given: Mapping[str, Any]) -> Options:
-        return self._kinds.options(given)
+    def _options(self, given: Mapping[str, Any], own: Iterable[str] = ()) -> Options:
+        return self._kinds.options(given, own)
 
     def _widths(self, concurrency: int | None, window: int | None) -> tuple[int, int]:
         rules = self._guests.rules
@@ -377,77 +384,13 @@ class AsyncPool:
             hint="wait longer, close sandboxes that are not needed, or raise max_total",
         )
 
-    async def _is_rejected(self, options: Options, code: str) -> bool:
-        return (
-            options.policy is not None and not (await admission.ask(options.policy, code)).allowed
-        )
 
-    async def _without_guest(
-        self, options: Options, run: Callable[[AsyncSandbox], Awaitable[Execution]]
-    ) -> Execution:
-        """It says so itself, to whoever watches or records."""
-        sandbox = object.__new__(AsyncSandbox)
-        sandbox._prepare(replace(options, id=sandbox_options._new_id()))
-        try:
-            return await run(sandbox)
-        finally:
-            await sandbox.close()
-
-    async def _one(
-        self,
-        item: object,
-        at_work: set[Tenant],
-        owner: object,
-        timeout: float | None,
-        given: Mapping[str, Any],
-    ) -> Execution:
-        """One snippet of a map."""
-        part = snippet.coerce(item)
-        part = part if part.timeout is not None else replace(part, timeout=timeout)
-        options = self._options({**given, **part.options})
-
-        async def run(sandbox: AsyncSandbox) -> Execution:
-            return await sandbox.run_code(part.code, timeout=part.timeout, env=part.env)
-
-        if await self._is_rejected(options, part.code):
-            return await self._without_guest(options, run)
-        for attempt in itertools.count(1):
-            try:
-                tenant = await self._lease(options, owner, None, once=True)
-                at_work.add(tenant)
-                try:
-                    await _prepare(tenant, part)
-                    return await self._begun(tenant, part, run)
-                finally:
-                    at_work.discard(tenant)
-                    self._guests.dismiss(tenant)
-            except (StartError, GuestLost, ProtocolError):
-                if attempt == ATTEMPTS:
-                    raise
-                await anyio.sleep(PAUSE * attempt)
-        raise AssertionError
-
-    async def _begun(
-        self, tenant: Tenant, part: Snippet, run: Callable[[AsyncSandbox], Awaitable[Execution]]
-    ) -> Execution:
-        """From here on it may have done something: it is not done again."""
-        execution: Execution | None = None
-        try:
-            execution = await run(tenant)
-            if part.then is None or not execution.ok:
-                return execution
-            return await tenant.run_code(part.then, timeout=part.timeout, env=part.env)
-        except NotBegun as error:
-            if execution is None:
-                raise
-            return snippet.lost(error.message)
-        except (StartError, GuestLost, ProtocolError, SandboxClosed) as error:
-            self._check_open()
-            return snippet.lost(error.message)
+def _at_exit() -> None:
+    """Before the runtime ends the guests: that these are lost is then no failure, and nobody starts
+    others instead."""
+    for stock in telling.pools():
+        if isinstance(stock, Stock):
+            stock.state.closing = True
 
 
-async def _prepare(tenant: Tenant, part: Snippet) -> None:
-    for path, data in part.files.items():
-        await tenant.files.write(path, data)
-    if part.variables:
-        await tenant.put_all(part.variables)
+atexit.register(_at_exit)

@@ -6,20 +6,28 @@ Guests are of one kind if everything that makes them is the same: then either wi
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from belljar import options as sandbox_options
-from belljar.errors import InvalidOption
+from belljar.errors import InvalidOption, unknown_option
+from belljar.limits import RULES
 from belljar.managing import settings as checks
 from belljar.options import Options
 from belljar.pooling.decide import Rules
 from belljar.sandbox import AsyncSandbox
 
+READY = 2  # guests that wait for tenants, unless told
 
-def rules(min_ready: int, max_total: int, max_age: float | None) -> Rules:
+
+def rules(min_ready: int | None, max_total: int, max_age: float | None) -> Rules:
+    if min_ready is None:
+        checks.count("max_total", max_total)
+        min_ready = min(READY, max_total)
     if isinstance(min_ready, bool) or not isinstance(min_ready, int) or min_ready < 0:
         raise InvalidOption(f"min_ready is a whole number, 0 or more, not {min_ready!r}")
     checks.count("max_total", max_total)
@@ -44,18 +52,40 @@ def rules(min_ready: int, max_total: int, max_age: float | None) -> Rules:
 class Kinds:
     """From what callers ask for to Options, and to the kind of guest that these need."""
 
-    def __init__(self, defaults: Mapping[str, Any]) -> None:
+    def __init__(self, defaults: Mapping[str, Any], own: Iterable[str] = ()) -> None:
+        check_known(defaults, own)
         self._defaults = dict(defaults)
         self.default = self._make(self._defaults)
         self.key = key(self.default)
 
-    def options(self, given: Mapping[str, Any]) -> Options:
-        """Of one tenant. Limits are merged one by one, as a manager does."""
+    def options(self, given: Mapping[str, Any], own: Iterable[str] = ()) -> Options:
+        """Of one tenant. Limits are merged one by one, as a manager does. `own` are the names of
+        the caller's function: a slip may be meant for one of these, too."""
+        check_known(given, own)
         return self._make(checks.merge(self._defaults, given)) if given else self.default
 
     @staticmethod
     def _make(given: Mapping[str, Any]) -> Options:
         return AsyncSandbox(**given)._options  # what is unknown or ill-formed is said there
+
+
+def check_known(given: Mapping[str, Any], own: Iterable[str]) -> None:
+    known = _sandbox_names()
+    for name in given:
+        if name not in known and name not in RULES:  # which the sandbox explains
+            raise unknown_option("option", name, [*own, *known])
+
+
+@functools.cache
+def _sandbox_names() -> tuple[str, ...]:
+    return own_names(AsyncSandbox.__init__)
+
+
+@functools.cache
+def own_names(function: Callable[..., object]) -> tuple[str, ...]:
+    """The options that it has itself."""
+    found = inspect.signature(function).parameters.values()
+    return tuple(each.name for each in found if each.kind is each.KEYWORD_ONLY)
 
 
 def key(options: Options) -> Hashable:
@@ -84,3 +114,21 @@ def blank(options: Options) -> Options:
 def owner(given: object) -> Hashable:
     """Whose turn it is to be. None stands for all who do not say."""
     return None if given is None else checks.check_name("owner", given)  # type: ignore[arg-type]
+
+
+def differing(options: Options, usual: Options) -> dict[str, str]:
+    """In what its guests are not like those of the pool itself, for people to read."""
+    names = ("backend", "docker", "network", "strict", "mounts", "noexec", "workdir")
+    found = {
+        name: str(getattr(options, name))
+        for name in names
+        if getattr(options, name) != getattr(usual, name)
+    }
+    if options.environment != usual.environment:
+        found["environment"] = options.environment.name
+    if dict(options.env) != dict(usual.env):
+        found["env"] = ", ".join(sorted(options.env))  # values may be secret
+    for name in RULES:
+        if getattr(options.limits, name) != getattr(usual.limits, name):
+            found[name] = str(getattr(options.limits, name))
+    return found

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from typing import Self
 
 from belljar import options
-from belljar.errors import InvalidOption, unknown_option
+from belljar.errors import InvalidOption, SandboxError, unknown_option
 from belljar.execution import ErrorInfo, Execution, Logs, Outcome, Usage
 
 
@@ -25,6 +26,11 @@ class Snippet:
     env: Mapping[str, str] | None = field(default=None, kw_only=True)
     timeout: float | None = field(default=None, kw_only=True)  # seconds, of each of the two
     options: Mapping[str, object] = field(default_factory=dict, kw_only=True)  # of its sandbox
+    metadata: object = field(default=None, kw_only=True)  # the caller's own, to know it again by
+
+    def __new__(cls, *parts: object, **given: object) -> Self:
+        _check_known(given)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for code in (self.code, *([] if self.then is None else [self.then])):
@@ -44,6 +50,17 @@ class Snippet:
 _KNOWN = [each.name for each in fields(Snippet)]
 
 
+class NoSnippet(InvalidOption):
+    """What is none at all: a mistake of the program's, not of one item."""
+
+
+def _check_known(names: Iterable[object]) -> None:
+    for name in names:
+        if name not in _KNOWN:
+            error = unknown_option("part of a snippet", str(name), _KNOWN)
+            raise NoSnippet(error.message, hint=error.hint)
+
+
 def coerce(given: object) -> Snippet:
     """What a caller may write: a text, a mapping of the names of Snippet, or a Snippet."""
     if isinstance(given, Snippet):
@@ -51,34 +68,42 @@ def coerce(given: object) -> Snippet:
     if isinstance(given, str):
         return Snippet(given)
     if not isinstance(given, Mapping):
-        raise InvalidOption(
+        raise NoSnippet(
             f"a snippet is a str, a mapping or a Snippet, not {type(given).__name__}",
             hint='"6 * 7", or {"code": "x * 7", "variables": {"x": 6}}',
         )
-    for name in given:
-        if name not in _KNOWN:
-            raise unknown_option("part of a snippet", str(name), _KNOWN)
+    _check_known(given)
     if "code" not in given:
-        raise InvalidOption("a snippet without code", hint='{"code": "6 * 7"}')
+        raise NoSnippet("a snippet without code", hint='{"code": "6 * 7"}')
     return Snippet(**{str(name): value for name, value in given.items()})
 
 
 def lost(why: str) -> Execution:
     """The Execution of code that may have begun, of which nothing is known but that."""
+    return _without_a_run(Outcome.lost, "GuestLost", why, why, count=1)
+
+
+def refused(error: SandboxError) -> Execution:
+    """The Execution of an item that could not be run at all: its `execution_count` is 0."""
+    name = type(error).__name__
+    return _without_a_run(Outcome.error, name, error.message, "it was not run", count=0)
+
+
+def _without_a_run(outcome: Outcome, name: str, why: str, note: str, *, count: int) -> Execution:
     return Execution(
-        outcome=Outcome.lost,
+        outcome=outcome,
         text=None,
         value=None,
         results=(),
         stdout="",
         stderr="",
         logs=Logs(stdout=(), stderr=()),
-        error=ErrorInfo(name="GuestLost", value=why, traceback=""),
+        error=ErrorInfo(name=name, value=why, traceback=f"{name}: {why}" if not count else ""),
         exit_code=None,
         signal=None,
-        execution_count=1,
+        execution_count=count,
         usage=Usage(wall=0.0, cpu=None, peak_memory=None, output_bytes=0),
         state_preserved=False,
         truncated=False,
-        notes=(why,),
+        notes=(note,),
     )

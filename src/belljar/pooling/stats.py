@@ -12,6 +12,7 @@ class ShelfStats:
 
     backend: str  # as it was asked for
     environment: str
+    differs: Mapping[str, str]  # in what from the pool's own kind: options and limits
     ready: int
     starting: int
     waiting: int  # tenants, for one of these

@@ -257,7 +257,7 @@ class Stock:
         first = self.state.next_of(shelf.key)
         if first is not None:
             self._settle(first, error)
-        elif str(error) != str(self.last_error):
+        elif not self.state.closing and str(error) != str(self.last_error):
             _log.warning("a guest for the pool could not be started: %s", error)
         self.last_error = error
         telling.tell(telling.StartFailed(error=error))
@@ -371,6 +371,7 @@ class Stock:
     def stats(self) -> PoolStats:
         guests = self.guests()
         waiting = Counter(ticket.key for ticket in self.state.waiting)
+        usual = next(iter(self._kinds.values()), None)  # the pool's own is made first, and stays
         return PoolStats(
             ready=guests["idle"],
             starting=guests["starting"],
@@ -389,6 +390,7 @@ class Stock:
                 ShelfStats(
                     backend=self._kinds[key].backend,
                     environment=self._kinds[key].environment.name,
+                    differs=settings.differing(self._kinds[key], usual) if usual else {},
                     ready=len(shelf.ready) + shelf.checking,
                     starting=shelf.starting,
                     waiting=waiting[key],

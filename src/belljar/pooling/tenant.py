@@ -26,7 +26,7 @@ class Lease:
     def __init__(
         self,
         guest: Guest,
-        call: Callable[[Callable[[], object]], None],
+        call: Callable[[Callable[[], object]], object],
         over: Callable[[Lease], None],
     ) -> None:
         self.guest = LeasedGuest(guest, self)

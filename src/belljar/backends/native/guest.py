@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Callable, Mapping
 
@@ -179,6 +180,8 @@ class NativeGuest:
             self._tidy_up_later()
 
     def _tidy_up_later(self) -> None:
+        if sys.is_finalizing():
+            return  # no thread starts any more; the end of the runtime has removed all groups
         if self._cgroup is not None or self.left is not None:
             threading.Thread(target=self._tidy_up, name="belljar-left", daemon=True).start()
 
