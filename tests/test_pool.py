@@ -5,6 +5,8 @@ import gc
 import inspect
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -89,6 +91,76 @@ def test_a_rehearsal_that_fails_is_told_and_ends_its_guest(run_async):
         assert pool.stats().total == 0
         with pytest.raises(InvalidOption, match="rehearsal"):
             a_pool(rehearsal=7)
+
+    run_async(test)
+
+
+# -- files that are kept -----------------------------------------------------------------------
+
+
+def test_one_shots_in_a_row_can_share_a_workspace_and_a_map_one_at_a_time(run_async, tmp_path):
+    async def test():
+        count = "import os\nn = int(open('n').read()) if os.path.exists('n') else 0\n"
+        count += "open('n', 'w').write(str(n + 1))\nn"
+        async with a_pool() as pool:
+            found = [(await pool.run_code(count, workspace=tmp_path)).value for _ in range(4)]
+            assert found == [0, 1, 2, 3]
+            mapped = pool.map([count, count], workspace=tmp_path, concurrency=1)
+            assert [each.value async for each in mapped] == [4, 5]
+            with pytest.raises(InvalidOption, match="one sandbox at a time"):
+                pool.map([count], workspace=tmp_path, concurrency=2)
+
+    run_async(test)
+
+
+# -- maps that nobody ends ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["", "sys.exit(3)", "1 / 0"])
+def test_a_process_with_an_unfinished_map_ends_as_it_would_without(backend, end):
+    code = "import sys\nfrom belljar import Pool\npool = Pool(environment='python')\n"
+    code += f"results = pool.map(['1'] * 30, concurrency=2)\nnext(results)\n{end}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == {"": 0, "sys.exit(3)": 3, "1 / 0": 1}[end], done.stderr
+    assert "hread" not in done.stderr
+
+
+def test_a_fork_of_the_process_neither_reads_on_nor_ends_a_map(backend):
+    with a_pool(Pool) as pool:
+        results = pool.map(["1"] * 10, concurrency=2)
+        assert next(results).value == 1
+        child = os.fork()
+        if child == 0:
+            try:
+                next(results)
+            except PoolClosed:
+                os._exit(0)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert [each.value for each in results] == [1] * 9
+
+
+def test_items_come_back_with_their_results_in_whichever_order(run_async):
+    async def test():
+        async with a_pool() as pool:
+            codes = [Snippet("import time; time.sleep(0.5); 1", metadata="slow"), "2"]
+            mapped = pool.map(codes, concurrency=2, ordered=False)
+            found = [(item, each.value) async for item, each in mapped.pairs()]
+            assert found == [("2", 2), (codes[0], 1)]
+
+    run_async(test)
+
+
+def test_an_item_that_cannot_run_is_a_value_unless_it_shall_be_raised(run_async):
+    async def test():
+        codes = ["1", Snippet("2", variables={"x": object()}), "3"]
+        async with a_pool() as pool:
+            first, second, third = [each async for each in pool.map(codes)]
+            assert (first.value, third.value) == (1, 3)
+            assert (second.outcome, second.execution_count) == (Outcome.error, 0)
+            assert "x" in second.error.value
+            with pytest.raises(SandboxError):
+                [each async for each in pool.map(codes, on_error="raise")]
 
     run_async(test)
 

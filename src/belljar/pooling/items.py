@@ -90,7 +90,7 @@ async def _run(pool: AsyncPool, order: Order, item: object, at_work: set[Tenant]
                 return await _begun(pool, tenant, part, first)
             finally:
                 at_work.discard(tenant)
-                pool._guests.dismiss(tenant)
+                await pool._guests.finish(tenant)
         except (StartError, GuestLost, ProtocolError):
             if attempt == ATTEMPTS:
                 raise

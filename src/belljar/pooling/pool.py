@@ -162,7 +162,7 @@ class AsyncPool:
                 self._check_open()
                 raise
             finally:
-                self._guests.dismiss(tenant)
+                await self._guests.finish(tenant)
         raise AssertionError
 
     def map(
@@ -223,7 +223,12 @@ class AsyncPool:
         if on_error not in ON_ERROR:
             raise unknown_option("value of on_error", str(on_error), ON_ERROR)
         # What is wrong with them is said now.
-        self._options(options, settings.own_names(AsyncPool.map))
+        chosen = self._options(options, settings.own_names(AsyncPool.map))
+        if concurrency > 1 and (chosen.session is not None or chosen.workspace is not None):
+            raise InvalidOption(
+                "one sandbox at a time can have a session or a workspace, and here several run",
+                hint="concurrency=1, or give each snippet its own in its options",
+            )
         order = items.Order(
             owner=settings.owner(owner) if owner is not None else ("map", next(_maps)),
             timeout=timeout,

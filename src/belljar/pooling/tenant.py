@@ -125,6 +125,11 @@ class Tenant(AsyncSandbox):
         self.lease = lease
         self.adopt(lease.guest)
 
+    @property
+    def keeps_files(self) -> bool:
+        """Whether there is a directory of the host that another may wait for."""
+        return self._keeping.mirrors
+
     def spec(self) -> GuestSpec:
         """What a backend must know of its next guest."""
         self._guests_wanted += 1
