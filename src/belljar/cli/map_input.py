@@ -131,6 +131,6 @@ def _parse(where: str, number: int, line: bytes, common: Common) -> Entry:
     id_ = given.get("id")
     id_ = number if id_ is None else id_
     if isinstance(id_, bool) or not isinstance(id_, (str, int)):
-        raise InvalidOption(f"{where}: id is a text or a number, not {id_!r}")
+        raise InvalidOption(f"{where}: id is a text or a whole number, not {id_!r}")
     parts = common.added({part: given[part] for part in _PARTS if given.get(part) is not None})
     return Entry(id=str(id_), where=where, metadata=given.get("metadata"), parts=parts)

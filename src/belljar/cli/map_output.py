@@ -142,4 +142,5 @@ def summary(counts: Counter[str], before: Counter[str]) -> None:
 
     said = ", ".join(f"{number} {outcome}" for outcome, number in counts.most_common())
     earlier = f" ({before.total()} were done before)" if before else ""
-    terminal.say(f"{counts.total()} snippets{earlier}{': ' if said else ''}{said}")
+    what = "snippet" if counts.total() == 1 else "snippets"
+    terminal.say(f"{counts.total()} {what}{earlier}{': ' if said else ''}{said}")

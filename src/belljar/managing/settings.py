@@ -82,4 +82,5 @@ def seconds(name: str, value: object, *, zero: bool = False) -> None:
     """`inf` is allowed: there are such intervals, and such patience."""
     number = not isinstance(value, bool) and isinstance(value, (int, float))
     if not number or math.isnan(value) or value < 0 or (value == 0 and not zero):  # type: ignore[arg-type,operator]
-        raise InvalidOption(f"{name} is a number of seconds above 0, not {value!r}")
+        least = "0 or more" if zero else "above 0"
+        raise InvalidOption(f"{name} is a number of seconds, {least}, not {value!r}")
