@@ -19,23 +19,23 @@ SLOW_FRAME = 3.0  # seconds for 10 MB: then 100 MB are not tried
 class Scale:
     """How much is done; a peer's own `rounds` is a share of it."""
 
-    cold: int = 11  # starts, after one that is not counted
-    trips: int = 300
-    trip_rounds: int = 3
-    frames: tuple[tuple[int, int], ...] = ((10, 5), (100, 3))  # MB, rounds
+    cold: int = 5  # starts, after one that is not counted
+    trips: int = 150
+    trip_rounds: int = 2
+    frames: tuple[tuple[int, int], ...] = ((10, 3), (100, 2))  # MB, rounds
     at_once: tuple[int, ...] = (1, 2, 8, 32)
-    storm_seconds: float = 3.0
-    storm_rounds: int = 2
-    storm_patience: float = 25.0  # seconds that the first of all may take
-    places: int = 5
+    storm_seconds: float = 2.0
+    storm_rounds: int = 1
+    storm_patience: float = 12.0  # seconds that the first of all may take
+    places: int = 3
     stream_seconds: float = 1.0
-    stream_rounds: int = 3
+    stream_rounds: int = 2
     stream_most: int = 256 << 20
     cells: int = 10_000
-    cells_of_others: int = 2_000
+    cells_of_others: int = 500
     sandboxes: int = 500
     outputs: tuple[int, ...] = (1 << 10, 32 << 10, 1 << 20, 10 << 20, 100 << 20)
-    output_seconds: float = 10.0
+    output_seconds: float = 5.0
 
 
 QUICK = Scale(
