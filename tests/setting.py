@@ -42,12 +42,11 @@ REQUIRED = os.environ.get("BELLJAR_TEST_REQUIRE", "").split()
 # BELLJAR_TEST_SCOPE=contract the others are left with what may differ there; without it, each runs
 # everything, which takes an hour, as a container takes a hundred times as long to start.
 _USER = {"attacks", "cgroup", "commands", "escapes", "guest", "mounts", "posture", "sandbox"}
-_USER |= {"events", "manager_guests", "observe", "pool", "shelves", "shell", "siblings", "warm"}
-_USER |= {"roundtrip", "workdir"}
-_GVISOR = {"commands", "escapes", "mounts", "posture", "sandbox", "warm", "workdir"}
-_DOCKER = _GVISOR | {"checkpoint", "files", "functions_in_sandbox", "guest", "manager_guests"}
+_USER |= {"manager_guests", "pool", "siblings", "warm", "workdir"}
+_GVISOR = {"escapes", "mounts", "posture", "sandbox"}
+_DOCKER = _GVISOR | {"checkpoint", "commands", "guest", "manager_guests", "warm", "workdir"}
 _DOCKER |= {"compat_dolphin", "compat_executor", "compat_openmanus", "compat_openmanus_tools"}
-_DOCKER |= {"pool", "roundtrip"}
+_DOCKER |= {"pool"}
 # In containers, only these: controls show that the oracles see, which they do natively too; and
 # what a pool decides does not depend on what its guests are.
 _SAMPLES = {
