@@ -94,7 +94,7 @@ class Held:
 
 
 class Channel:
-    def __init__(self, stream: Stream, shareable: int = 0, *, after: int = REHEARSAL) -> None:
+    def __init__(self, stream: Stream, shareable: int = 0, *, after: int = 0) -> None:
         """`shareable`: bytes that may be handed over as shared memory, all in all. They are the
         host's, and the guest may keep them for as long as it lives. `after`: the number before
         that of the first request."""

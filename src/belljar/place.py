@@ -15,7 +15,7 @@ from contextvars import ContextVar
 import anyio
 
 from belljar.backends.base import Guest
-from belljar.channel import Channel, Exchange, Lost
+from belljar.channel import REHEARSAL, Channel, Exchange, Lost
 from belljar.errors import CheckpointLost, GuestLost, SandboxError
 from belljar.guest import wire
 
@@ -30,7 +30,7 @@ class Place:
     def __init__(self, guest: Guest, shareable: int) -> None:
         self.guest = guest
         self.started = time.perf_counter()
-        self.channel = Channel(guest.stream, shareable)
+        self.channel = Channel(guest.stream, shareable, after=REHEARSAL)
         self.memory_kills = 0  # up to the last cell
         self.functions: dict[int, int] = {}  # branch -> version of the functions it knows
         self._branches = {0}

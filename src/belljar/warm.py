@@ -12,7 +12,7 @@ import anyio
 
 from belljar.backends.base import Backend, Guest, GuestSpec
 from belljar.cell import Run, parse_error
-from belljar.channel import REHEARSAL, Channel
+from belljar.channel import Channel
 from belljar.errors import SandboxError, StartError
 from belljar.guest import wire
 
@@ -63,7 +63,7 @@ class Warm:
         writes to is no longer shared, and need not be copied then. Raises if it does not end well.
         """
         assert self._guest is not None
-        channel = Channel(self._guest.stream, after=REHEARSAL - 1)
+        channel = Channel(self._guest.stream)
         output = REHEARSAL_OUTPUT
         run = Run(channel, self._guest, timeout=REHEARSAL_TIMEOUT, output=output)
         header = {"count": 0, "output": output, "env": {}, "watch": True}
