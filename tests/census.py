@@ -155,7 +155,7 @@ def leaks(before, after):
             found.append(str(p))
     found += [f"thread {name}" for name in sorted(after.threads - before.threads)]
     found += [f"mount {line}" for line in sorted(after.mounts - before.mounts)]
-    found += [f"cgroup {path}" for path in sorted(after.cgroups - before.cgroups) if _ours(path)]
+    found += [f"cgroup {path}" for path in sorted(after.cgroups - before.cgroups) if is_ours(path)]
     found += [f"namespace {name}" for name in sorted(after.namespaces - before.namespaces)]
     extra = after.descriptors - before.descriptors
     found += [f"{number} descriptor(s) of {kind}" for kind, number in sorted(extra.items())]
@@ -215,7 +215,7 @@ def cgroup_directories():
                 names[:] = [n for n in names if not n.startswith("belljar-")]
 
 
-def _ours(path):
+def is_ours(path):
     """Not that of another belljar process that is alive on this machine, nor another user's."""
     with contextlib.suppress(FileNotFoundError):
         if os.stat(path).st_uid != os.getuid():

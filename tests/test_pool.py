@@ -596,6 +596,27 @@ def test_close_ends_starts_tenants_and_those_who_wait(run_async):
     run_async(test)
 
 
+def test_who_is_given_a_guest_while_the_pool_is_being_closed_does_not_begin(run_async):
+    async def test():
+        pool = a_pool()
+        await pool.run_code("1")  # opens it
+        stock, given = pool._guests, []
+
+        def ends_with_this(ticket, idle, give=stock._give):
+            given.append(give(ticket, idle))
+            stock.state.closing = True
+            return given[-1]
+
+        stock._give = ends_with_this
+        with pytest.raises(PoolClosed):
+            await pool.run_code("1")
+        assert given == [True]
+        await pool.close()
+        assert pool.stats().total == 0
+
+    run_async(test)
+
+
 def test_a_pool_that_nobody_closes_is_discarded_with_a_warning(run_async):
     found = []
 

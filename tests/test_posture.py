@@ -439,4 +439,5 @@ def test_two_newborn_guests_have_the_same_posture(make_sandbox):
     assert {k: v for k, v in one.items() if k not in own} == {
         k: v for k, v in two.items() if k not in own
     }
-    assert [row[:3] for row in one["mounts"]] == [row[:3] for row in two["mounts"]]
+    # In any order: an engine mounts what lies equally deep as its map gives it.
+    assert sorted(r[:3] for r in one["mounts"]) == sorted(r[:3] for r in two["mounts"])

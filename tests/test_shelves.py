@@ -32,7 +32,7 @@ def descriptors():
 def no_leak():
     before = descriptors()
     yield
-    assert descriptors() == before
+    assert descriptors() <= before  # one less, where an earlier test's was closed meanwhile
 
 
 class Fork:

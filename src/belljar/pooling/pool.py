@@ -22,7 +22,6 @@ from belljar import options as sandbox_options
 from belljar.cell import OnResult, OnText
 from belljar.errors import (
     InvalidOption,
-    PoolClosed,
     PoolFull,
     SandboxClosed,
     SandboxError,
@@ -40,7 +39,7 @@ from belljar.pooling.home import Home
 from belljar.pooling.mapping import AsyncMap, Codes, OnProgress, check_input
 from belljar.pooling.snippet import Snippet
 from belljar.pooling.stats import PoolStats
-from belljar.pooling.stock import Stock
+from belljar.pooling.stock import Stock, closed
 from belljar.pooling.tenant import NotBegun, Tenant
 from belljar.sandbox import AsyncSandbox
 
@@ -313,7 +312,7 @@ class AsyncPool:
 
     def _check_open(self) -> None:
         if self._closing is not None:
-            raise PoolClosed("the pool is closed", hint="make a new one")
+            raise closed()
 
     def _open(self) -> None:
         """At its first use it begins to fill, and to be looked after."""
@@ -370,6 +369,9 @@ class AsyncPool:
             stock.withdraw(wish)
             stock.refused()
             raise self._full(wait)
+        if stock.state.closing:  # since he was given it: nobody would end his work
+            stock.withdraw(wish)
+            raise closed()
         tenant = stock.move_in(wish, replace(options, id=stock.id_of(wish)))
         tenant.once = once
         try:

@@ -51,6 +51,10 @@ def now() -> float:
     return time.monotonic()
 
 
+def closed() -> PoolClosed:
+    return PoolClosed("the pool is closed", hint="make a new one")
+
+
 class Wish(Ticket):
     """Somebody who wants a guest, and what came of it."""
 
@@ -181,7 +185,7 @@ class Stock:
             case Wait(ticket, reason):
                 ticket.reason = reason
             case Refuse(ticket):
-                self._settle(ticket, PoolClosed("the pool is closed", hint="make a new one"))
+                self._settle(ticket, closed())
             case Forget(key):
                 del self.state.shelves[key], self._kinds[key]
         return False
