@@ -12,6 +12,7 @@ each of the others is configured.
 from __future__ import annotations
 
 import argparse
+import ast
 import datetime
 import json
 import re
@@ -188,15 +189,21 @@ def publish(made: dict[str, str]) -> None:
         page.write_text(text, "utf-8")
 
 
+def said_of(peer: str) -> str:
+    """The first line of its module, which only its own interpreter can import."""
+    source = Path(__file__).with_name("peers").joinpath(f"{peer}.py").read_text("utf-8")
+    return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+
+
 def main() -> None:
     given = arguments()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # also an orderly end
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
     if given.list:
-        for title, table in (("work", WORKS), ("who", PEERS)):
+        for title, table in (("work", WORKS), ("who", {name: said_of(name) for name in PEERS})):
             console.print(title + ":")
             for name, meaning in table.items():
-                console.print(f"  {name:20}{meaning if title == 'work' else ''}", markup=False)
+                console.print(f"  {name:20}{meaning}", markup=False)
         return
     if given.show:
         run = json.loads(given.show.read_text("utf-8"))

@@ -13,6 +13,7 @@ from figures import Figures, percentile
 MB = 1_000_000
 SLOW_TRIPS = 6  # of what takes more than 20 ms, in each round
 SLOW_FRAME = 3.0  # seconds for 10 MB: then 100 MB are not tried
+PATIENCE = {"frames": 60.0}  # seconds for an answer; 180 for all other work
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +101,7 @@ class Course:
         if kind in one.failures:
             return None
         try:
-            answer: object = one.ask(work, 180, **order)
+            answer: object = one.ask(work, PATIENCE.get(work, 180.0), **order)
         except Failed as error:
             one.failures[kind] = str(error)
             print(f"  {one.name}, {kind}: {error}", file=sys.stderr)
