@@ -65,7 +65,7 @@ def facts(**changes):
     return Facts.of(DOCKER_INFO | changes, DOCKER_VERSION)
 
 
-def made(facts=FACTS, docker=None, mounts=(), limits=None, uid=1879048200, **more):
+def made(facts=FACTS, docker=None, mounts=(), limits=None, uid=1879048200, network="none", **more):
     """The body of a container, and its HostConfig."""
     docker = docker or Docker()
     asked = GuestSpec(
@@ -74,6 +74,7 @@ def made(facts=FACTS, docker=None, mounts=(), limits=None, uid=1879048200, **mor
         limits=limits or Limits(),
         mounts=tuple(mounts),
         docker=docker,
+        network=network,
     )
     body = spec.body(
         asked,
@@ -176,6 +177,14 @@ def test_what_tells_of_the_host_is_masked():
     assert {"/sys", "/proc/sys", "/proc/sysrq-trigger", "/dev/pts"} <= masked
     assert not {"/proc/cpuinfo", "/proc/stat", "/proc/meminfo", "/proc/self"} & masked
     assert host["Dns"] == ["127.0.0.1"]
+
+
+def test_only_an_open_network_has_name_servers():
+    _, closed = made()
+    _, opened = made(network="open")
+    masked = set(closed["MaskedPaths"]) - set(opened["MaskedPaths"])
+    assert masked == {"/etc/resolv.conf"}
+    assert set(opened["MaskedPaths"]) < set(closed["MaskedPaths"])
 
 
 def test_podman_is_told_of_masks_in_its_own_way_and_of_no_more_tmpfs_than_it_knows():
@@ -397,6 +406,16 @@ def test_a_mount_the_guests_uid_cannot_use_is_an_error_with_a_remedy(directory):
     spec.check_mounts([mount], os.geteuid())
     with pytest.raises(InvalidOption, match="nobody's"):  # a number alone is nobody
         spec.check_mounts([mount], os.geteuid(), same_uids=False)
+
+
+def test_volumes_are_sealed_where_the_engine_mounts_them_however_an_image_writes_them():
+    volumes = ["/s/../x", "//y", "z/", "/./a/b/..", "/workspace/", "/tmp/../tmp", "//dev/shm"]
+    _, host = made(volumes=volumes)
+    assert set(host["ReadonlyPaths"]) - {"/proc/bus", "/proc/driver"} == {"/x", "/y", "/z", "/a"}
+    assert set(host["Tmpfs"]) == {"/workspace", "/tmp", "/dev/shm"}
+    _, host = made(docker=Docker(runtime="runsc"), volumes=volumes)
+    assert set(host["Tmpfs"]) == {"/workspace", "/tmp", "/dev/shm", "/x", "/y", "/z", "/a"}
+    assert all("ro" in options_of(host["Tmpfs"][each]) for each in ("/x", "/y", "/z", "/a"))
 
 
 def test_volumes_of_an_image_are_not_writable():

@@ -10,6 +10,8 @@ import pytest
 import docker_census
 from belljar.backends.docker.endpoint import Endpoint
 from belljar.cli import engine_facts
+from belljar.errors import SandboxError
+from fake_engine import FakeEngine, answer
 
 INFO = {
     "Runtimes": {"runsc": {}, "io.containerd.runc.v2": {}, "runc": {}},
@@ -74,6 +76,47 @@ def test_runtimes_start_with_the_default_and_leave_out_other_names_of_runc():
     assert engine_facts.runtimes({}) == ()
     podman = {"BuildahVersion": "1.28", "Runtimes": {"crun": {}, "kata": {}}}
     assert engine_facts.runtimes(podman | {"DefaultRuntime": "crun"}) == ("crun",)
+
+
+def runc_of(*components):
+    version = VERSION | {"Components": [{"Name": "Engine"}, *components]}
+    found = engine_facts.facts(Somewhere(), INFO, version)
+    return [fact for fact in found if fact.name == "runc"]
+
+
+@pytest.mark.parametrize(
+    ("said", "older_than"),
+    [
+        ("1.1.5+ds1", "1.2.8"),
+        ("1.2.7", "1.2.8"),
+        ("1.3.2", "1.3.3"),
+        ("runc version 1.0.0-rc93", "1.2.8"),
+        ("1.2.8", None),
+        ("1.3.3", None),
+        ("1.4.0", None),
+        ("2.0.0", None),
+    ],
+)
+def test_a_runc_that_trusts_the_links_of_images_is_told_of(said, older_than):
+    for name in ("runc", "OCI Runtime (runc)"):
+        (fact,) = runc_of({"Name": name, "Version": said})
+        assert fact.state == ("no" if older_than else "ok")
+        if older_than:
+            assert f"older than {older_than}," in fact.detail
+            assert "runsc" in fact.remedy
+
+
+def test_of_a_runtime_that_is_not_known_nothing_is_said():
+    assert runc_of({"Name": "runc"}, {"Name": "runc", "Version": "unknown"}, {}) == []
+    assert runc_of({"Name": "OCI Runtime (crun)", "Version": "crun version 1.8.1"}) == []
+
+
+@pytest.mark.parametrize("said", [b"[]", b"7", b'"x"', b"null", b'{"Components": 5}'])
+def test_what_is_no_engine_is_an_error_of_ours(tmp_path, monkeypatch, said):
+    path = tmp_path / "engine.sock"
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
+    with FakeEngine(path, answer(said)), pytest.raises(SandboxError):
+        engine_facts.find()
 
 
 # --- on a real engine ------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Host functions, called by code in real sandboxes."""
 
 import contextvars
+import functools
 import threading
 import time
 from textwrap import dedent
@@ -89,6 +90,24 @@ def test_a_function_reads_in_the_guest_as_on_the_host(make_sandbox):
     failed = run(sandbox, "divide()")
     assert failed.error.value == "divide() missing 1 required positional argument: 'a'"
     assert failed.calls == ()
+
+
+def query(sql, *, api_key, allow_write=False, **more):
+    return [sql, api_key, allow_write, more]
+
+
+def test_what_a_partial_has_bound_is_neither_told_nor_the_guests_to_choose(make_sandbox):
+    bound = functools.partial(query, api_key="sk-4711")
+    bound = functools.partial(bound, allow_write=False)
+    sandbox = make_sandbox(functions={"query": bound})
+    code = "import inspect; (str(inspect.signature(query)), query('a', x=1))"
+    told, answer = sandbox.run_code(code).value
+    assert told == "(sql, **more)"
+    assert answer == ["a", "sk-4711", False, {"x": 1}]
+    for name in ("allow_write", "api_key"):
+        error = sandbox.run_code(f"query('a', {name}=True)").error
+        assert error.name == "TypeError", error
+        assert name in error.value
 
 
 def test_async_functions_are_called_plainly(make_sandbox):

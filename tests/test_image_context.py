@@ -5,6 +5,7 @@ import os
 import random
 import re
 import tarfile
+import time
 
 import anyio
 import pytest
@@ -167,8 +168,91 @@ def test_absurd_directory_is_refused_with_its_largest_file(tmp_path):
     assert image_context.read(tmp_path).size < 1000
 
 
-def test_file_that_shrinks_while_it_is_sent_is_an_error(tmp_path):
+def shrink(path):
+    path.write_text("c")
+
+
+def overwrite(path):
+    path.write_text("CONTENT")
+
+
+def lead_elsewhere(path):
+    path.unlink()
+    path.symlink_to("/etc/passwd")
+
+
+def replace_by_a_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def replace_by_a_twin(path):
+    twin = path.with_name("twin")
+    twin.write_text(path.read_text())
+    os.utime(twin, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns))
+    os.rename(twin, path)
+
+
+def vanish(path):
+    path.unlink()
+
+
+CHANGES = [shrink, overwrite, lead_elsewhere, replace_by_a_pipe, replace_by_a_twin, vanish]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_file_that_is_not_what_was_looked_at_is_not_sent(tmp_path, change):
     context = image_context.read(make_context(tmp_path))
-    (tmp_path / "a.txt").write_text("c")
-    with pytest.raises(EnvironmentBuildError, match="shorter"):
+    change(tmp_path / "a.txt")
+    with pytest.raises(EnvironmentBuildError, match=r"cannot read .*/a\.txt: ") as caught:
         unpacked(context)
+    assert ".dockerignore" in caught.value.hint
+
+
+def test_a_directory_that_becomes_a_link_is_not_followed(tmp_path):
+    make_context(tmp_path)
+    secrets = tmp_path.parent / f"{tmp_path.name}-secrets"
+    for directory in (tmp_path / "sub", secrets):
+        directory.mkdir()
+        (directory / "key").write_text("0123456789")
+    context = image_context.read(tmp_path)
+    os.rename(tmp_path / "sub", tmp_path / "moved")
+    (tmp_path / "sub").symlink_to(secrets)
+    with pytest.raises(EnvironmentBuildError, match="sub/key"):
+        unpacked(context)
+
+
+def test_a_file_that_is_changed_while_it_is_sent_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(image_context, "CHUNK", 4)
+    context = image_context.read(make_context(tmp_path))
+
+    async def send():
+        async for piece in image_context.archive(context):
+            if piece == b"cont":
+                with open(tmp_path / "a.txt", "a") as file:
+                    file.write("and more")
+
+    with pytest.raises(EnvironmentBuildError, match=r"a\.txt: it was changed meanwhile"):
+        anyio.run(send)
+
+
+def test_other_content_with_the_same_time_and_size_has_another_digest(tmp_path):
+    make_context(tmp_path)
+    path = tmp_path / "a.txt"
+    before, first = path.stat(), image_context.read(tmp_path).digest
+    # Two changes within one tick of the kernel's clock have one time.
+    wait_for_the_clock(tmp_path, before.st_ctime_ns)
+    with open(path, "r+") as file:
+        file.write("CONTENT")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert image_context.read(tmp_path).digest != first
+
+
+def wait_for_the_clock(directory, since):
+    probe = directory.parent / f"{directory.name}-probe"
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        probe.write_text("")
+        if probe.stat().st_ctime_ns > since:
+            return
+    pytest.fail("the clock of the files stands still")

@@ -3,6 +3,7 @@
 import dataclasses
 import doctest
 import importlib
+import json
 import re
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ import anyio
 import pytest
 
 from belljar import Docker, Environment
+from belljar.backends.docker import backend as backend_module
 from belljar.backends.docker import (
     image,
     image_build,
@@ -18,11 +20,13 @@ from belljar.backends.docker import (
     image_key,
     image_share,
     image_store,
+    image_talk,
     owner,
 )
+from belljar.backends.docker.engine import EngineError
 from belljar.backends.docker.image_failure import explained
 from belljar.backends.docker.image_luggage import Order
-from belljar.backends.docker.image_talk import Failure
+from belljar.backends.docker.image_talk import Failure, Talk
 from belljar.environment import BUILTIN
 from belljar.errors import EnvironmentBuildError, InvalidOption
 from test_environment import make_wheel
@@ -74,6 +78,125 @@ def test_build_that_breaks_off_says_what_was_last_heard():
     assert "the container ended" in str(error)
     assert "Killed" in str(error)
     assert "memory" in error.hint
+
+
+MISSING = [
+    'runc create failed: unable to start container process: exec: "python3": executable file not '
+    "found in $PATH: unknown",
+    'error finding executable "python3" in PATH [/usr/bin /bin]: no such file or directory',
+    "crun: executable file `python3` not found in $PATH: No such file or directory",
+]
+OTHER = (
+    'error mounting "tmpfs" to rootfs at "/workspace": /proc/self/fd/7: no such file or directory'
+)
+
+
+def test_only_an_image_without_python_is_said_to_have_none():
+    made = image.Image(
+        id="sha256:1", reference="team/app:1", python="python3", preload=(), warmup="", own=True
+    )
+    for words in MISSING:
+        error = backend_module._explained(EngineError(words), made)
+        assert "has no 'python3'" in str(error)
+        assert "has no python3" in str(explained(Failure(words, "start"), want()))
+    error = backend_module._explained(EngineError(OTHER), made)
+    assert "the container did not start: error mounting" in str(error)
+    assert "does not start: error mounting" in str(explained(Failure(OTHER, "start"), want()))
+
+
+# --- what a build container says ---------------------------------------------------------------
+
+LOCK = "0" * 64
+GOOD = {"done": {"python": "3.12.0rc1+", "lock": LOCK, "distributions": {}}}
+
+
+class Saying:
+    """The connection to a build container that says one thing, once or for ever."""
+
+    def __init__(self, said, *, for_ever=False):
+        self._piece = bytes([1, 0, 0, 0]) + len(said).to_bytes(4, "big") + said
+        self._for_ever = for_ever
+        self._left = self._piece
+
+    def recv(self, size):
+        data, self._left = self._left[:size], self._left[size:]
+        if not self._left and self._for_ever:
+            self._left = self._piece
+        return data
+
+    def send(self, data):
+        return len(data)
+
+
+async def nothing():
+    return
+    yield b""
+
+
+def heard(said, news=None):
+    async def listen():
+        with image.telling("a", (lambda each: None) if news is None else news) as teller:
+            return await Talk(Saying(said), teller).run(nothing())
+
+    return anyio.run(listen)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[" * 200_000,
+        "9" * 5000,
+        "[]",
+        "7",
+        '"line"',
+        '{"step": "x", "text": "y"}',
+        '{"step": "resolving"}',
+        '{"step": {"a": 1}, "text": ["\\u001b[2J"]}',
+        '{"failed": "no", "kind": "python", "lines": 5}',
+        '{"failed": "no"}',
+        '{"done": 5}',
+        '{"done": {}}',
+        f'{{"done": {{"python": "3.11\\nENTRYPOINT /evil", "lock": "{LOCK}"}}}}',
+        '{"done": {"python": ["a"], "lock": {"b": 1}, "distributions": 7}}',
+        '{"done": {"python": NaN, "lock": 1e999}}',
+        '{"done": {"python": "3.12.1", "lock": "x"}}',
+    ],
+)
+def test_lines_that_no_steps_would_say_end_a_build(line):
+    told = heard(line.encode() + b"\n" + json.dumps(GOOD).encode() + b"\n")
+    assert told == Failure("the container said what cannot be understood", "ended")
+
+
+def test_the_facts_at_the_end_of_a_build_are_those_that_labels_are_made_of():
+    news = []
+    lines = [{"alive": True}, {"step": "compiling", "text": "x"}, {"line": "Prepared 1"}, GOOD]
+    told = heard("".join(json.dumps(each) + "\n" for each in lines).encode(), news.append)
+    assert told == {"python": "3.12.0rc1+", "lock": LOCK}
+    assert [each.step for each in news] == ["compiling", "installing"]
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+def test_a_container_that_never_stops_talking_holds_up_nobody(loop, monkeypatch):
+    monkeypatch.setattr(image_talk, "MOST_SAID", 1 << 60)
+    flood = Saying(b'{"alive":true}\n' * 4000, for_ever=True)
+
+    async def main():
+        with image.telling("a", lambda each: None) as teller, anyio.move_on_after(0.3) as scope:
+            await Talk(flood, teller).run(nothing())
+        return scope.cancelled_caught
+
+    assert anyio.run(main, backend=loop)
+
+
+def test_of_a_container_that_never_stops_talking_only_so_much_is_heard(monkeypatch):
+    monkeypatch.setattr(image_talk, "MOST_SAID", 1 << 20)
+    flood = Saying(b'{"alive":true}\n' * 4000, for_ever=True)
+
+    async def main():
+        with image.telling("a", lambda each: None) as teller:
+            return await Talk(flood, teller).run(nothing())
+
+    assert anyio.run(main) == Failure("the container did not stop talking", "ended")
 
 
 # --- who builds ------------------------------------------------------------------------------
@@ -171,6 +294,27 @@ def test_build_container_has_no_environment_variable_of_ours():
     assert "Env" not in body
     assert "Runtime" not in body["HostConfig"]
     assert "NetworkMode" not in body["HostConfig"]
+    assert 0 < body["HostConfig"]["PidsLimit"] <= 4096
+    assert body["Labels"]["belljar.build"] == "k"
+
+
+def test_a_build_of_somebody_else_that_never_ends_is_not_waited_for_without_end(monkeypatch):
+    monkeypatch.setattr(image, "MOST_WAITING", 0.0)
+    elsewhere = owner.labels("build-k") | {owner.BUILD: "k", owner.HOST: "0" * 16 + "." + "0" * 16}
+
+    class Engine:
+        async def request(self, *args, **options):
+            return container(elsewhere, running=True)
+
+    async def wait():
+        with image.telling("a", lambda each: None) as teller:
+            await image._wait(Engine(), Order(wanted=want(), key="k", base={"Id": "x"}), teller)
+
+    with pytest.raises(
+        EnvironmentBuildError, match=r"belljar-build-k.* not come to an end"
+    ) as caught:
+        anyio.run(wait)
+    assert "docker rm" in caught.value.hint
 
 
 # --- which images nobody needs ---------------------------------------------------------------

@@ -21,8 +21,9 @@ from belljar.backends.docker.sweep import decide, found
 LABELS = (
     *("belljar.sandbox", "belljar.owner.pid", "belljar.owner.started", "belljar.owner.host"),
     *("belljar.owner.pid_namespace", "belljar.created", "belljar.version"),
+    *("belljar.build", "belljar.project"),
 )
-NEEDED = [name for name in LABELS if name not in ("belljar.created", "belljar.version")]
+NEEDED = [name for name in LABELS if name.startswith(("belljar.sandbox", "belljar.owner."))]
 
 
 @pytest.fixture
@@ -66,8 +67,13 @@ def test_labels_name_the_process_the_sandbox_and_the_project(ours):
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", ours["belljar.created"])
 
 
-def test_a_sandbox_without_a_project_has_no_such_label():
-    assert set(owner.labels("a1b2")) == set(LABELS)
+def test_a_sandbox_without_a_project_has_an_empty_one_so_that_an_image_cannot_give_it_another():
+    labels = owner.labels("a1b2")
+    assert set(labels) == set(LABELS)
+    assert {name for name, value in labels.items() if not value} == {
+        "belljar.build",
+        "belljar.project",
+    }
 
 
 def test_labels_do_not_give_away_the_machines_id(ours):

@@ -16,6 +16,7 @@ import pytest
 
 import setting
 from belljar import AsyncPool, AsyncSandbox, InvalidOption, Outcome, Pool, Sandbox, Snippet
+from belljar.environment import builtin
 from belljar.errors import (
     GuestLost,
     PoolClosed,
@@ -25,7 +26,7 @@ from belljar.errors import (
     StartError,
 )
 from belljar.observe.metrics import Metrics
-from belljar.pooling import items
+from belljar.pooling import items, rehearsal
 from belljar.pooling import pool as pool_module
 from belljar.pooling import stock as stock_module
 from belljar.pooling.stock import Stock
@@ -92,6 +93,18 @@ def test_a_rehearsal_that_fails_is_told_and_ends_its_guest(run_async):
         with pytest.raises(InvalidOption, match="rehearsal"):
             a_pool(rehearsal=7)
 
+    run_async(test)
+
+
+def test_a_rehearsal_of_ours_needs_no_package(run_async):
+    """An image of the caller's need not have those that the environment is said to preload."""
+
+    async def test():
+        async with a_pool(rehearsal=rehearsal.code_for(builtin("data"), None)) as pool:
+            await pool.warm_up()
+            assert pool.stats().start_failures == 0
+
+    assert "pandas" in rehearsal.code_for(builtin("data"), None)
     run_async(test)
 
 

@@ -79,6 +79,15 @@ def test_a_child_has_no_key():
         opener.feed(seal(b"forged"))
 
 
+@pytest.mark.parametrize("size", [0, 1, KEY - 1, KEY + 1, 64, 65, 100, 5000])
+def test_a_new_key_of_another_length_is_refused(size):
+    """By an image that has the first key by right, and speaks for its init."""
+    seal, opener = pair()
+    announced = seal._record(b"k" * size, size | 1 << 31)
+    with pytest.raises(wire.WireError, match="a key that is none"):
+        opener.feed(announced)
+
+
 def piece(kind, data):
     return bytes([kind, 0, 0, 0]) + len(data).to_bytes(4, "big") + data
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import functools
 import json
@@ -14,7 +13,6 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from textwrap import dedent
 
@@ -22,90 +20,38 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import bpf_libseccomp
 from belljar.backends.native import seccomp, zygotes
+from bpf import run as simulate
+from bpf_profile import (
+    ALLOW,
+    AUDIT,
+    AUDIT_I386,
+    COMPARE,
+    ENOSYS,
+    EPERM,
+    KILL_PROCESS,
+    U32,
+    U64,
+    X32,
+    Meaning,
+)
 
-AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-AUDIT_I386 = 0x40000003
-X32 = 0x40000000
-U32, U64 = 2**32 - 1, 2**64 - 1
-ALLOW, KILL_PROCESS = 0x7FFF0000, 0x80000000
-EPERM, ENOSYS = 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
 MACHINE = platform.machine()
 NUMBERS = seccomp.syscall_numbers()
 DOCUMENT = json.loads(seccomp.PROFILE.read_text())
 
 
-def simulate(program: bytes, *, arch: int, nr: int, args: tuple[int, ...] = ()) -> int:
-    """What the kernel would return: classic BPF over struct seccomp_data."""
-    data = struct.pack("<IIQ6Q", nr, arch, 0, *args, *[0] * (6 - len(args)))
-    code = list(struct.iter_unpack("<HBBI", program))
-    accumulator = at = 0
-    while True:
-        op, yes, no, k = code[at]
-        at += 1
-        match op:
-            case 0x20:
-                assert k % 4 == 0
-                (accumulator,) = struct.unpack_from("<I", data, k)
-            case 0x54:
-                accumulator &= k
-            case 0x05:
-                at += k
-            case 0x15:
-                at += yes if accumulator == k else no
-            case 0x25:
-                at += yes if accumulator > k else no
-            case 0x35:
-                at += yes if accumulator >= k else no
-            case 0x06:
-                return k
-            case _:
-                raise AssertionError(f"instruction {op:#x} is not known here")
-
-
-COMPARE = {
-    "SCMP_CMP_NE": lambda a, v, _: a != v,
-    "SCMP_CMP_LT": lambda a, v, _: a < v,
-    "SCMP_CMP_LE": lambda a, v, _: a <= v,
-    "SCMP_CMP_EQ": lambda a, v, _: a == v,
-    "SCMP_CMP_GE": lambda a, v, _: a >= v,
-    "SCMP_CMP_GT": lambda a, v, _: a > v,
-    "SCMP_CMP_MASKED_EQ": lambda a, v, two: a & v == two,
-}
-
-
-def matching(document, name, args):
-    """The entries of a profile, as it is written, that fit a call."""
-    args = (*args, *[0] * (6 - len(args)))
-    return [
-        entry
-        for entry in document["syscalls"]
-        if name in entry["names"]
-        and all(
-            COMPARE[arg["op"]](args[arg["index"]], arg["value"], arg.get("valueTwo", 0))
-            for arg in entry.get("args", [])
-        )
-    ]
-
-
-def action(name, errno_value):
-    fixed = {"SCMP_ACT_ALLOW": ALLOW, "SCMP_ACT_KILL_PROCESS": KILL_PROCESS}
-    return fixed[name] if name in fixed else 0x50000 | errno_value
-
-
 def expected(document, machine, nr, args):
     """The meaning of a profile, read from its text without the code under test."""
-    if machine == "x86_64" and nr >= X32:
-        return KILL_PROCESS
-    names = [name for name, number in NUMBERS[machine].items() if number == nr]
-    entries = matching(document, names[0], args) if names else []
-    verdicts = {action(entry["action"], entry.get("errnoRet", 1)) for entry in entries}
-    assert len(verdicts) <= 1, f"{names[0]}{args}: entries contradict each other"
-    return (
-        verdicts.pop()
-        if verdicts
-        else action(document["defaultAction"], document.get("defaultErrnoRet", 1))
-    )
+    if document is DOCUMENT:
+        return shipped(machine).verdict(nr, args)
+    return Meaning(document, machine, NUMBERS[machine]).verdict(nr, args)
+
+
+@functools.cache
+def shipped(machine):
+    return Meaning(DOCUMENT, machine, NUMBERS[machine])
 
 
 @functools.cache
@@ -526,97 +472,16 @@ def test_a_call_of_the_other_machine_only_is_skipped():
 # ---------------------------------------------------------------- the same file for Docker
 
 
-class ArgCmp(ctypes.Structure):
-    _fields_ = (
-        ("arg", ctypes.c_uint),
-        ("op", ctypes.c_int),
-        ("a", ctypes.c_uint64),
-        ("b", ctypes.c_uint64),
-    )
-
-
-def libseccomp():
-    try:
-        return ctypes.CDLL("libseccomp.so.2")
-    except OSError:
-        pytest.skip("no libseccomp here")
-
-
 @pytest.mark.parametrize("machine", sorted(AUDIT))
 def test_libseccomp_knows_the_calls_by_the_same_numbers(machine):
-    resolve = libseccomp().seccomp_syscall_resolve_name_arch
-    resolve.argtypes = [ctypes.c_uint32, ctypes.c_char_p]
+    try:
+        resolve = bpf_libseccomp.library().seccomp_syscall_resolve_name_arch
+    except OSError:
+        pytest.skip("no libseccomp here")
     theirs = {name: resolve(AUDIT[machine], name.encode()) for name in NUMBERS[machine]}
     theirs = {name: number for name, number in theirs.items() if number >= 0}
     assert len(theirs) > 290
     assert theirs == {name: NUMBERS[machine][name] for name in theirs}
-
-
-@functools.cache
-def libseccomp_program():
-    """The profile as runc gives it to libseccomp: program, and the names libseccomp knows."""
-    lib = libseccomp()
-    lib.seccomp_init.restype = ctypes.c_void_p
-    lib.seccomp_init.argtypes = [ctypes.c_uint32]
-    lib.seccomp_arch_add.argtypes = [ctypes.c_void_p, ctypes.c_uint32]
-    lib.seccomp_rule_add_array.argtypes = [
-        ctypes.c_void_p,
-        ctypes.c_uint32,
-        ctypes.c_int,
-        ctypes.c_uint,
-        ctypes.POINTER(ArgCmp),
-    ]
-    lib.seccomp_attr_set.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32]
-    lib.seccomp_export_bpf.argtypes = [ctypes.c_void_p, ctypes.c_int]
-    lib.seccomp_release.argtypes = [ctypes.c_void_p]
-    operators = {name: at for at, name in enumerate(COMPARE, start=1)}
-    default = action(DOCUMENT["defaultAction"], DOCUMENT["defaultErrnoRet"])
-    context = lib.seccomp_init(default)
-    for token in AUDIT.values():
-        assert lib.seccomp_arch_add(context, token) in (0, -errno.EEXIST)
-    lib.seccomp_attr_set(context, 8, 2)  # binary tree, as runc asks for; old versions have it not
-    known = set()
-    for entry in DOCUMENT["syscalls"]:
-        wanted = action(entry["action"], entry.get("errnoRet", 1))
-        for name in entry["names"]:
-            number = lib.seccomp_syscall_resolve_name(name.encode())
-            if number == -1:
-                continue
-            known.add(name)
-            if wanted == default:
-                continue
-            args = [
-                ArgCmp(one["index"], operators[one["op"]], one["value"], one.get("valueTwo", 0))
-                for one in entry.get("args", [])
-            ]
-            array = (ArgCmp * len(args))(*args)
-            assert lib.seccomp_rule_add_array(context, wanted, number, len(args), array) == 0, entry
-    with tempfile.TemporaryFile() as file:
-        assert lib.seccomp_export_bpf(context, file.fileno()) == 0
-        file.seek(0)
-        program = file.read()
-    lib.seccomp_release(context)
-    return program, known
-
-
-@pytest.mark.parametrize("machine", sorted(AUDIT))
-@given(data=st.data())
-@settings(max_examples=600, deadline=None)
-def test_libseccomp_gives_the_same_verdict(machine, data):
-    program, known = libseccomp_program()
-    names = sorted(set(NUMBERS[machine]) & known)
-    conditional = sorted(set(CONDITIONAL) & set(names))
-    nr = NUMBERS[machine][data.draw(st.sampled_from(names) | st.sampled_from(conditional))]
-    args = tuple(data.draw(st.lists(ARGUMENT, min_size=6, max_size=6)))
-    theirs = simulate(program, arch=AUDIT[machine], nr=nr, args=args)
-    assert theirs == simulate(compiled(machine), arch=AUDIT[machine], nr=nr, args=args)
-
-
-def test_libseccomp_kills_other_abis_too():
-    program, _ = libseccomp_program()
-    kills = (0, KILL_PROCESS)
-    assert simulate(program, arch=AUDIT_I386, nr=20) in kills
-    assert simulate(program, arch=AUDIT["x86_64"], nr=X32 | 39) in kills
 
 
 # ---------------------------------------------------------------- in the real kernel

@@ -16,6 +16,8 @@ import docker_census
 from belljar.backends.docker import endpoint, owner, removal
 from belljar.backends.docker.engine import Engine, EngineError
 from belljar.backends.docker.sweep import sweep
+from belljar.observe import orphans
+from fake_engine import FakeEngine, answer
 
 pytestmark = pytest.mark.docker
 
@@ -385,3 +387,11 @@ def test_the_census_sees_networks_volumes_and_images_without_a_name(make):
         docker_census.ask("DELETE", f"/networks/{name}")
         docker_census.ask("DELETE", f"/volumes/{name}")
         docker_census.ask("DELETE", f"/images/{image}")
+
+
+@pytest.mark.parametrize("said", [b"[1]", b'{"message": 1}', b"7", b'[{"Labels": []}]'])
+def test_a_list_of_containers_that_is_none_is_an_error_of_the_engine(tmp_path, monkeypatch, said):
+    path = tmp_path / "engine.sock"
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
+    with FakeEngine(path, answer(said)), pytest.raises(EngineError):
+        orphans.find("docker")

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeGuard
 
 PARTIAL = ".belljar-part-"  # how files begin that are still being written
 MAX_DEPTH = 200
@@ -290,6 +290,11 @@ def split(path: str) -> tuple[str, str]:
 
 def partial_name() -> str:
     return PARTIAL + os.urandom(8).hex()
+
+
+def is_file_name(name: object) -> TypeGuard[str]:
+    """Whether it names something in a directory, and nothing elsewhere."""
+    return isinstance(name, str) and name not in ("", ".", "..") and not {"/", "\0"} & set(name)
 
 
 def fits(path: str) -> bool:

@@ -14,7 +14,7 @@ from belljar import cargo, functions
 from belljar.errors import ProtocolError
 from belljar.execution import Call
 from belljar.functions import Registry
-from belljar.guest import wire
+from belljar.guest import claims, wire
 from belljar.guest.values import Encoded
 
 MAX_RECORDED = 10_000
@@ -73,8 +73,10 @@ class Calls:
     def start(self, frame: wire.Frame, blob: cargo.Blob) -> None:
         """Answer a call. Called by the run for each CALL frame, which a hostile guest may make."""
         call, name = frame.header.get("call"), frame.header.get("function")
-        if type(call) is not int or not isinstance(name, str):
+        if type(call) is not int or not 0 <= call < 2**32:
             raise ProtocolError("a malformed call")
+        if not isinstance(name, str) or len(name) > claims.MAX_NAME:
+            raise ProtocolError("a call of what is no name")
         if self._tasks is None or len(self._under_way) >= wire.MAX_CALLS:
             raise ProtocolError("a call that cannot be")
         if call in self._under_way:

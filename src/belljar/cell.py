@@ -29,6 +29,7 @@ from belljar.guest.values import Encoded
 GRACE = 1.0  # seconds between KeyboardInterrupt and SIGKILL
 DEATH = 5.0  # seconds a killed worker may take to be reported, before the whole guest goes
 MAX_BACKGROUND = 64 * 1024
+MAX_CHANGES = 1024 * 1024  # bytes to tell of changed files; init keeps to the same number
 MAX_RESULTS = 1000
 LOOK = 0.25  # seconds between looks at what a guest does while the host works for it
 ALL_RESULTS = 64  # times the output limit that all results of a cell may take in memory
@@ -313,6 +314,8 @@ class Run:
             drop(frame)
             raise ProtocolError(f"unexpected frame of kind {frame.kind}")
         worker = frame.header.get("worker")
+        if type(worker) is not int:
+            raise ProtocolError("a worker that is none")
         if self._worker is not None and worker != self._worker:
             raise WorkerDied
         self._worker = worker
@@ -413,9 +416,9 @@ class Run:
         return Logs(stdout=stdout, stderr=stderr, background=background)
 
     def number(self, name: str) -> int | None:
-        """A number out of the last frame, which is the guest's word: only its type is sure."""
+        """A number out of the last frame, which is the guest's word: such as codes can have."""
         value = self.done.header.get(name) if self.done is not None else None
-        return value if type(value) is int else None
+        return value if type(value) is int and -(2**31) <= value < 2**32 else None
 
     def text(self, name: str) -> str | None:
         value = self.done.header.get(name) if self.done is not None else None
@@ -463,7 +466,9 @@ def parse_result(frame: wire.Frame) -> Result:
         if not isinstance(part, dict):
             raise ProtocolError("a malformed result")
         mime, size = part.get("mime"), part.get("size")
-        if not isinstance(mime, str) or type(size) is not int or size < 0:
+        if not isinstance(mime, str) or len(mime) > claims.MAX_NAME:
+            raise ProtocolError("a malformed result")
+        if type(size) is not int or size < 0:
             raise ProtocolError("a malformed result")
         raw = frame.payload[position : position + size]
         position += size
@@ -488,14 +493,18 @@ def parse_changes(frame: wire.Frame) -> FileChanges | None:
     """Which files a cell touched, in init's words; None if there were too many to tell."""
     if frame.header.get("unknown") is True:
         return None
+    if len(frame.payload) > MAX_CHANGES:
+        raise ProtocolError("more changes than may be told")
     try:
         body = json.loads(frame.payload)
-        fields = {name: tuple(body[name]) for name in ("created", "changed", "removed")}
+        lists = {name: body[name] for name in ("created", "changed", "removed")}
     except (ValueError, RecursionError, KeyError, TypeError):
         raise ProtocolError("malformed changes") from None
-    if not all(isinstance(path, str) for paths in fields.values() for path in paths):
+    if not all(isinstance(paths, list) for paths in lists.values()):
         raise ProtocolError("malformed changes")
-    return FileChanges(**fields)
+    if not all(isinstance(path, str) for paths in lists.values() for path in paths):
+        raise ProtocolError("malformed changes")
+    return FileChanges(**{name: tuple(paths) for name, paths in lists.items()})
 
 
 def _text(raw: bytes) -> str:

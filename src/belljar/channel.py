@@ -11,9 +11,10 @@ import mmap
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import anyio
+import anyio.lowlevel
 
 from belljar.backends.base import Stream
 from belljar.errors import GuestLost, ProtocolError
@@ -25,6 +26,7 @@ MAX_QUEUED = 32 * 1024 * 1024  # bytes waiting for one request that does not rea
 REHEARSAL = 1  # the number of a request before the first tenant's
 FRAME_COST = 1024  # bytes a small frame takes as objects, beside its text
 FD_COST = 256 * 1024  # descriptors are few
+AT_ONCE = 500  # frames that are handed on before others have their turn
 WITH_FD = (wire.CALL, wire.DONE)  # frames that may have one
 
 
@@ -104,6 +106,7 @@ class Channel:
         self._shareable = shareable
         self.held = Held()
         self._reader = wire.Reader(wire.FROM_GUEST)
+        self._came: Iterator[wire.Frame] | None = None  # frames that were not handed on yet
         self._exchanges: dict[int, Exchange] = {}
         self._last = after
         self._reading = False
@@ -193,26 +196,37 @@ class Channel:
 
     async def _receive(self) -> None:
         try:
-            data = await self._stream.receive()
-            if not data:
-                self._fail(Lost())
-                return
-            self._reader.feed(data)
-            for frame in self._reader.frames():
-                if "shared" in frame.header:
-                    if frame.kind not in WITH_FD:
-                        raise wire.WireError("a descriptor that nobody asked for")
-                    frame = frame._replace(fd=self._stream.take_fd())
-                exchange = self._exchanges.get(frame.request)
-                # A request that was given up: its late frames are nobody's.
-                if exchange is not None:
-                    exchange.push(frame)
-                else:
-                    drop(frame)
+            if self._came is None:
+                data = await self._stream.receive()
+                if not data:
+                    self._fail(Lost())
+                    return
+                self._reader.feed(data)
+                self._came = self._reader.frames()
+            else:
+                # Between frames, not while one is handed on: who is cancelled here loses none.
+                await anyio.lowlevel.checkpoint()
+            for number, frame in enumerate(self._came, start=1):
+                self._hand_on(frame)
+                if number == AT_ONCE:
+                    return
+            self._came = None
         except wire.WireError as error:
             self._fail(ProtocolError(f"the guest broke the protocol: {error}"))
         except ProtocolError as error:
             self._fail(error)
+
+    def _hand_on(self, frame: wire.Frame) -> None:
+        if "shared" in frame.header:
+            if frame.kind not in WITH_FD:
+                raise wire.WireError("a descriptor that nobody asked for")
+            frame = frame._replace(fd=self._stream.take_fd())
+        exchange = self._exchanges.get(frame.request)
+        # A request that was given up: its late frames are nobody's.
+        if exchange is not None:
+            exchange.push(frame)
+        else:
+            drop(frame)
 
     async def _wait(self) -> None:
         self._waiting += 1

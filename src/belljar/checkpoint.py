@@ -16,4 +16,5 @@ class Checkpoint:
 
     id: int
     lacks: tuple[str, ...] = ()  # what could not be kept: threads, sockets, processes
+    fresh: bool = field(default=False, repr=False)  # variables had been lost before it was made
     place: Place = field(repr=False)

@@ -23,7 +23,7 @@ from typing import Literal
 
 from belljar.build_progress import BuildProgress, Listener, Step, listening
 from belljar.environment_store import Store
-from belljar.errors import EnvironmentBuildError, InvalidOption, unknown_option
+from belljar.errors import EnvironmentBuildError, InvalidOption, SandboxError, unknown_option
 from belljar.interpreter import Interpreter, guest_python, interpreter
 from belljar.requirement import check_package, fingerprint, shown
 
@@ -186,7 +186,15 @@ def build(
     key = key_of(environment, python)
     path = store.find(environment.name, key)
     if path is None:
-        path = _build(environment, python, key, store, progress)
+        try:
+            path = _build(environment, python, key, store, progress)
+        except OSError as error:
+            if isinstance(error, SandboxError):
+                raise
+            raise EnvironmentBuildError(
+                f"environment {environment.name!r} could not be made: {error}",
+                hint="is the disk full, or read-only? BELLJAR_CACHE names another place",
+            ) from error
     store.touch(path)
     return Built(environment=environment, key=key, path=path, interpreter=python)
 

@@ -136,6 +136,9 @@ class Store:
                 f"environment {path.name} has been locked for {HOLD_TIMEOUT:.0f} s by another",
                 hint="`lsof` on its file in .locks tells by whom",
             ) from error
+        except BaseException:
+            os.close(use)
+            raise
         if not path.is_dir():
             os.close(use)
             raise EnvironmentBuildError(f"environment {path.name} was removed")

@@ -10,19 +10,22 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar, overload
 
-from belljar import downloads, options, uploads
+from belljar import downloads, options, trees, uploads
 from belljar.backends.base import Guest
-from belljar.beneath import Kind
+from belljar.beneath import Kind, is_file_name
 from belljar.channel import Channel
 from belljar.errors import FileError, InvalidOption, ProtocolError, file_error
 from belljar.guest import files as guest_files
 from belljar.guest import wire
 from belljar.limits import Limits, format_size, parse_size
+from belljar.printable import one_line
 from belljar.transfers import OnProgress, Transfer
 
 PART = 4 * 1024 * 1024
 MAX_READ = 1024 * 1024 * 1024
 _EFBIG = 27
+_LONGEST_REASON = 200  # characters
+_LONGEST_ENTRY = 4096  # bytes of JSON: a name of 255, escaped, and five numbers
 
 T = TypeVar("T")
 
@@ -226,7 +229,7 @@ class AsyncFiles:
             answer, data = await channel.call(wire.FILE, header, payload)
         error = answer.get("error")
         if isinstance(error, dict):
-            raise file_error(number(error, "errno"), path, f"{error.get('message')}: {path!r}")
+            raise _told(error, path)
         result = answer.get("result")
         return (result if isinstance(result, dict) else {}), data
 
@@ -255,17 +258,32 @@ def local_path(given: object) -> str:
 
 def number(body: dict[str, Any], name: str) -> int:
     value = body.get(name)
-    if type(value) is not int:
+    if type(value) is not int or not 0 <= value < 2**63:
         raise ProtocolError(f"the guest answered without {name}")
     return value
 
 
+def _told(error: dict[str, Any], path: str) -> FileError:
+    code, said = trees.errno_of(error.get("errno")), str(error.get("message"))
+    return file_error(code, path, f"{one_line(said, _LONGEST_REASON)}: {path!r}")
+
+
 def listing(data: bytes) -> list[tuple[str, dict[str, Any]]]:
     try:
+        if len(data) > guest_files.PAGE * _LONGEST_ENTRY:
+            raise ProtocolError("a listing longer than any")
         entries = json.loads(data) if data else []
-        return [(str(entry["name"]), entry) for entry in entries]
+        if len(entries) > guest_files.PAGE:
+            raise ProtocolError("a listing longer than any")
+        return [(_name(entry["name"]), entry) for entry in entries]
     except (ValueError, RecursionError, KeyError, TypeError):
         raise ProtocolError("a malformed listing") from None
+
+
+def _name(name: object) -> str:
+    if not is_file_name(name):
+        raise ProtocolError("a file name that is none")
+    return name
 
 
 def info(path: str, body: dict[str, Any]) -> FileInfo:

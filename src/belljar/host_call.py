@@ -41,6 +41,7 @@ class Callee:
         self._calls = 0
         self._turns = Turns(concurrency)
         self._signature = signature.read(function)
+        self._bound = signature.bound(function)
         self._awaited = _is_async(function)
 
     async def call(self, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
@@ -61,6 +62,8 @@ class Callee:
 
     def _check(self, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
         """Before anything is waited for or counted; the guest's stub has checked the same."""
+        for name in self._bound & kwargs.keys():
+            raise TypeError(f"{self._name}() got an unexpected keyword argument {name!r}")
         if self._signature is None:
             return
         try:

@@ -55,8 +55,10 @@ class Keeping:
 
     async def save(self, place: Place | None) -> list[str]:
         """Bring out what changed; what could not be is said."""
-        if self._mirror is None or place is None or not place.alive:
+        if self._mirror is None or place is None:
             return []
+        if not place.alive:
+            return [f"not everything was brought back to {self._mirror.path!r}: the guest died"]
         return await self._mirror.save(self._files(place))
 
     def _files(self, place: Place) -> AsyncFiles:

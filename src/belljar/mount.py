@@ -132,6 +132,8 @@ def _host_path(given: object) -> str:
         path = os.path.realpath(path, strict=True)
     except OSError as error:
         raise InvalidOption(f"cannot mount {text!r}: {error.strerror}") from error
+    except UnicodeEncodeError as error:
+        raise InvalidOption(f"cannot mount {text!r}: {error.reason}") from None
     if path == "/" or any(below(path, taken) for taken in _FORBIDDEN):
         raise InvalidOption(
             f"{path!r} is not to be mounted into a sandbox",
@@ -146,6 +148,10 @@ def guest_path(given: object) -> str:
             f"the guest's side of a mount is an absolute path, not {given!r}",
             hint="such as /data or /mnt/data",
         )
+    try:
+        os.fsencode(given)
+    except UnicodeEncodeError as error:
+        raise InvalidOption(f"{given!r} cannot be encoded: {error.reason}") from None
     parts = [part for part in given.split("/") if part]
     path = "/" + "/".join(parts)
     if path == "/" or {".", ".."} & set(parts) or any(below(path, t) for t in _TAKEN):

@@ -15,8 +15,8 @@ from contextvars import ContextVar
 import anyio
 
 from belljar.backends.base import Guest
-from belljar.channel import REHEARSAL, Channel, Exchange, Lost
-from belljar.errors import CheckpointLost, GuestLost, SandboxError
+from belljar.channel import REHEARSAL, Channel, Exchange, Lost, drop
+from belljar.errors import CheckpointLost, GuestLost, ProtocolError, SandboxError
 from belljar.guest import wire
 
 KEEP_TIMEOUT = 20.0  # seconds to copy an interpreter and its files
@@ -45,6 +45,11 @@ class Place:
     @property
     def alive(self) -> bool:
         return self.channel.alive
+
+    def give_up(self) -> None:
+        """The guest has broken the protocol: nobody asks it for anything any more."""
+        self.guest.kill()
+        self.channel.abandon()
 
     @property
     def shared(self) -> bool:
@@ -182,11 +187,11 @@ class Place:
 
     async def _answer(self, exchange: Exchange) -> dict[str, object]:
         with anyio.move_on_after(KEEP_TIMEOUT):
-            return (await exchange.next()).header
+            return _header(await exchange.next())
         # The code may have hooks that hang when it is forked. Whatever is stuck is ended.
         await self.channel.call(wire.RELEASE, {"stuck": True})
         with anyio.move_on_after(KEEP_TIMEOUT):
-            return (await exchange.next()).header
+            return _header(await exchange.next())
         self.guest.kill()
         raise GuestLost("the guest did not answer, and was given up")
 
@@ -207,6 +212,13 @@ class Place:
         elif self.alive:
             with contextlib.suppress(GuestLost):  # then it needs no releasing
                 await self.release(branch)
+
+
+def _header(frame: wire.Frame) -> dict[str, object]:
+    if frame.kind != wire.REPLY:
+        drop(frame)
+        raise ProtocolError(f"unexpected answer of kind {frame.kind}")
+    return frame.header
 
 
 def _hint(error: str) -> str | None:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 MAX_ROWS = 20
 MAX_COLUMNS = 12
 MAX_WIDTH = 40  # characters of one cell
+MAX_ITEMS = 15  # of a list in a cell: written with brackets and commas, they are wider than it
+MAX_DEPTH = 3  # lists in lists
+MAX_TEXT = 64 * 1024  # characters of one text: rich takes long for long lines
 
 
 def execution(run: Execution, remarks: Iterable[str]) -> Iterator[RenderableType]:
@@ -78,19 +81,60 @@ def _grid(frame: Any) -> Grid | None:
     if library not in ("pandas", "polars", "pyarrow") or len(getattr(frame, "shape", ())) != 2:
         return None
     height, width = frame.shape
+    columns: list[Iterable[object]]
     if library == "pandas":
         part = frame.iloc[:MAX_ROWS, :MAX_COLUMNS]
         names = ["", *part.columns]
-        rows = [list(row) for row in part.itertuples(index=True, name=None)]
+        columns = [_of_pandas(part.index)]
+        columns += [_of_pandas(part.iloc[:, index]) for index in range(len(names) - 1)]
     elif library == "polars":
         part = frame[:, :MAX_COLUMNS].head(MAX_ROWS)
-        names, rows = list(part.columns), [list(row) for row in part.rows()]
+        names = list(part.columns)
+        columns = [_of_polars(part.to_series(index)) for index in range(len(names))]
     else:
         part = frame.slice(0, MAX_ROWS)
         names = list(part.schema.names)[:MAX_COLUMNS]
-        columns = [part.column(index).to_pylist() for index in range(len(names))]
-        rows = [list(row) for row in zip(*columns, strict=True)]
-    return names, rows, height, width
+        columns = [map(_of_arrow, part.column(index)) for index in range(len(names))]
+    return names, [list(row) for row in zip(*columns, strict=True)], height, width
+
+
+# A small table may stand for a huge one: the same long text in each row, by its number, or a list
+# of a million nothings. So each cell is made and cut by itself, and of a list only its beginning.
+
+
+def _of_pandas(column: Any) -> Iterator[object]:
+    if hasattr(column.dtype, "pyarrow_dtype"):
+        yield from map(_of_arrow, column.array.__arrow_array__())
+    else:
+        for index in range(len(column)):
+            yield _cut(column[index : index + 1].tolist()[0])
+
+
+def _of_polars(column: Any) -> Iterator[object]:
+    if column.dtype.is_nested():
+        yield from map(_of_arrow, column.to_arrow())
+    else:
+        for index in range(len(column)):
+            yield _cut(column[index])
+
+
+def _of_arrow(scalar: Any, depth: int = MAX_DEPTH) -> object:
+    if not scalar.is_valid:
+        return None
+    kind = type(scalar).__name__
+    if kind == "DictionaryScalar":
+        return _of_arrow(scalar.value, depth)
+    if kind == "StructScalar":
+        names = list(scalar)[:MAX_ITEMS]
+        return {name: _of_arrow(scalar[name], depth - 1) for name in names} if depth else "…"
+    if kind == "MapScalar" or kind.endswith(("ListScalar", "ListViewScalar")):
+        items = scalar.values.slice(0, MAX_ITEMS)
+        return [_of_arrow(item, depth - 1) for item in items] if depth else "…"
+    return _cut(scalar.as_py())
+
+
+def _cut(value: object) -> object:
+    return value[: MAX_WIDTH + 1] if isinstance(value, str | bytes) else value
 
 
 def _cell(value: object) -> Text:
@@ -99,4 +143,6 @@ def _cell(value: object) -> Text:
 
 
 def _text(text: str, style: str = "") -> Text:
-    return Text(printable(text.removesuffix("\n")), style=style)
+    shown = printable(text.removesuffix("\n")[:MAX_TEXT])
+    left = len(text) - MAX_TEXT
+    return Text(shown if left <= 0 else f"{shown}…\n[{left} characters more]", style=style)

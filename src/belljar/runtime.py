@@ -22,7 +22,7 @@ import anyio._backends._asyncio
 from belljar.backends.auto import AutoBackend
 from belljar.backends.base import Backend, Host, Minded
 from belljar.backends.native.backend import NativeBackend
-from belljar.errors import InvalidOption, unknown_option
+from belljar.errors import InvalidOption, StartError, unknown_option
 
 MIND_INTERVAL = 0.1
 BACKENDS = ("auto", "native", "docker")
@@ -70,8 +70,14 @@ class Runtime:
         self._ready: concurrent.futures.Future[None] = concurrent.futures.Future()
         # A daemon, because the interpreter waits for other threads before it runs atexit.
         self._thread = threading.Thread(target=self._run, name="belljar", daemon=True)
-        self._thread.start()
-        self._ready.result()
+        try:
+            self._thread.start()
+            self._ready.result()
+        except (OSError, RuntimeError) as error:
+            raise StartError(
+                f"no event loop could be started: {error}",
+                hint="out of descriptors (ulimit -n), memory or processes?",
+            ) from error
         _be_seen()
 
     # -- the thread -------------------------------------------------------------------------
@@ -118,7 +124,10 @@ class Runtime:
         name = meant(name)
         with self._making:
             if name not in self._backends:
-                self._backends[name] = self._make(name)
+                try:
+                    self._backends[name] = self._make(name)
+                except OSError as error:
+                    raise StartError(f"the backend {name} did not start: {error}") from error
             return self._backends[name]
 
     def _make(self, name: str) -> Backend:

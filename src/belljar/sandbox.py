@@ -30,6 +30,7 @@ from belljar.errors import (
     CheckpointLost,
     InvalidOption,
     NameMissing,
+    ProtocolError,
     SandboxClosed,
     SandboxError,
 )
@@ -43,7 +44,7 @@ from belljar.keeping import Keeping
 from belljar.limits import Limits
 from belljar.mount import Mount
 from belljar.options import Options
-from belljar.place import Place
+from belljar.place import KEEP_TIMEOUT, Place
 from belljar.workdir import WORKSPACE
 
 if TYPE_CHECKING:
@@ -284,7 +285,11 @@ class AsyncSandbox:
         """The live guest and its channel, for one operation; started if need be."""
         place = await self._connected()
         async with place.turn(self._branch):
-            yield place.channel, place.guest
+            try:
+                yield place.channel, place.guest
+            except ProtocolError:
+                place.give_up()
+                raise
 
     @contextlib.asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
@@ -584,17 +589,22 @@ class AsyncSandbox:
             header: dict[str, object] = {"watch": True}
             if cell.env:
                 header["env"] = cell.env
-            run, place = await self._drive(
-                header,
-                cell.payload,
-                timeout=cell.timeout,
-                on_stdout=cell.on_stdout,
-                on_stderr=cell.on_stderr,
-                on_result=cell.on_result,
-            )
-            execution = await self._judge(run, place)
-            if before is not None:
-                execution = await self._undo(before, execution)
+            try:
+                run, place = await self._drive(
+                    header,
+                    cell.payload,
+                    timeout=cell.timeout,
+                    on_stdout=cell.on_stdout,
+                    on_stderr=cell.on_stderr,
+                    on_result=cell.on_result,
+                )
+                execution = await self._judge(run, place)
+                if before is not None:
+                    execution = await self._undo(before, execution)
+            except BaseException:
+                if before is not None:
+                    await self._take_back(before)
+                raise
             notes = await self._keeping.save(self._place) if self._keeping.mirrors else []
         notes += self._keeping.cell(cell, execution, began=began)
         return replace(execution, notes=(*execution.notes, *notes)) if notes else execution
@@ -791,6 +801,7 @@ class AsyncSandbox:
         twin._functions = self._functions.copy()
         twin._place, twin._branch, twin._guests = place, branch, 1
         twin._count, twin._remarks = self._count, _lacking(lacks, "the fork")
+        twin._state_lost = self._state_lost
         events.begins(twin)
         twin._mind()
         self._keeping.event("fork", id=twin.id)
@@ -806,13 +817,13 @@ class AsyncSandbox:
         async with self.using():
             assert self._place is not None
             number, lacks = await self._place.keep(branch=False)
-            return Checkpoint(id=number, lacks=lacks, place=self._place)
+            return Checkpoint(id=number, lacks=lacks, fresh=self._state_lost, place=self._place)
 
     async def _go_back(self, checkpoint: Checkpoint) -> None:
         async with self.using():
             place = self._owner_of(checkpoint)
             await place.go_back(checkpoint.id)
-        self._state_lost = False
+        self._state_lost = checkpoint.fresh
         self._remarks = _lacking(checkpoint.lacks, "the checkpoint")
 
     def _owner_of(self, checkpoint: Checkpoint) -> Place:
@@ -842,6 +853,18 @@ class AsyncSandbox:
         kept = [note for note in execution.notes if note != verdict.STARTED_ANEW]
         notes = (*kept, "what it did was undone", *remarks)
         return replace(execution, notes=notes, state_preserved=True)
+
+    async def _take_back(self, before: Checkpoint) -> None:
+        """For a cell without an Execution, cancelled as a rule: undone as far as that goes."""
+        place = before.place
+        if self._place is not place or not place.alive:
+            return
+        # Not for ever: a command that is under way would be waited for.
+        with anyio.move_on_after(KEEP_TIMEOUT, shield=True):
+            with contextlib.suppress(SandboxError):
+                await self._go_back(before)
+        with anyio.CancelScope(shield=True), contextlib.suppress(SandboxError):
+            await place.release(before.id)
 
     async def refreshed(self) -> None:
         """Called before commands: what changed on the host meanwhile is to be there."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import collections.abc
+import functools
 import inspect
 import math
 import sys
@@ -27,8 +28,26 @@ _EXPRESSIONS = (ast.Name, ast.Attribute, ast.Subscript, ast.BinOp, ast.Constant)
 _LITERALS = (type(None), bool, int, float, str, bytes)
 
 
+def bound(function: object) -> frozenset[str]:
+    """The keywords that a partial has bound: a key, a permission. They are neither told to a guest
+    nor its to choose."""
+    names = frozenset[str]()
+    while isinstance(function, functools.partial):
+        names |= function.keywords.keys()
+        function = function.func
+    return names
+
+
 def read(function: Callable[..., object]) -> inspect.Signature | None:
-    """The signature of a callable; None if it does not tell, as some builtins do not."""
+    """What a caller may give; None if the callable does not tell, as some builtins do not."""
+    whole, taken = _read(function), bound(function)
+    if whole is None or not taken:
+        return whole
+    left = [each for name, each in whole.parameters.items() if name not in taken]
+    return whole.replace(parameters=left)
+
+
+def _read(function: Callable[..., object]) -> inspect.Signature | None:
     try:
         if sys.version_info >= (3, 14):
             # Names that exist for type checkers only would be errors otherwise.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from belljar import beneath
-from belljar.beneath import Found
+from belljar.beneath import Found, is_file_name
 from belljar.errors import ProtocolError, file_error
 from belljar.guest import trees as guest_trees
 
@@ -27,8 +27,10 @@ ATTEMPTS = 3  # to read a file that does not stand still
 SHOWN = 3  # names in one sentence
 _KINDS = ("file", "dir", "symlink", "other")
 _MAX = 2**63
+_MAX_ERRNO = 4095
 # scan: number, name, kind, mode, size, mtime, ctime, inode (and the target of a link)
 _ROW = 8
+_NUMBERS = 5  # mode, size, mtime, ctime, inode
 
 
 @dataclass
@@ -76,9 +78,10 @@ async def scan(files: AsyncFiles, root: str, *, most: int, unlock: bool = False)
     `unlock`: also into directories that their owner has closed to himself.
     """
     census = Census()
-    pending, after = [""], ""
+    pending, after, rows = [""], "", 0
     while pending:
-        if len(census.entries) > most:
+        # What is left out is not kept, but counted: else a listing could go on for ever.
+        if len(census.entries) > most or rows > most + guest_trees.MAX_NAMES:
             census.unseen.update(pending)
             break
         asked = pending[:ROWS]
@@ -89,8 +92,8 @@ async def scan(files: AsyncFiles, root: str, *, most: int, unlock: bool = False)
             raise ProtocolError("a malformed listing")
         if done == 0 and last <= after:
             raise ProtocolError("a listing that does not go on")
-        inner = _add(census, asked, data)
-        pending, after = pending[done:] + inner, last
+        count, inner = _add(census, asked, data)
+        pending, after, rows = pending[done:] + inner, last, rows + max(count, 1)
     if len(census.entries) > most:
         _cut(census, most)
     return census
@@ -113,8 +116,8 @@ def _cut(census: Census, most: int) -> None:
         census.left_out.add(path, f"is more than {most} files")
 
 
-def _add(census: Census, asked: Sequence[str], data: bytes) -> list[str]:
-    """Take one page into the census; the directories that are new in it."""
+def _add(census: Census, asked: Sequence[str], data: bytes) -> tuple[int, list[str]]:
+    """Take one page into the census; its length, and the directories that are new in it."""
     try:
         page = json.loads(data)
         entries, failed = page["entries"], page["failed"]
@@ -131,12 +134,12 @@ def _add(census: Census, asked: Sequence[str], data: bytes) -> list[str]:
                 inner.append(path)
     except (ValueError, RecursionError, KeyError, TypeError, IndexError):
         raise ProtocolError("a malformed listing") from None
-    return inner
+    return len(entries), inner
 
 
 def _take(census: Census, asked: Sequence[str], row: list[Any]) -> str | None:
     directory, name, kind = asked[_number(row[0])], row[1], row[2]
-    if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
+    if not is_file_name(name):
         raise ProtocolError("a file name that is none")
     if kind not in _KINDS or len(row) != _ROW + (kind == "symlink"):
         raise ProtocolError("a malformed listing")
@@ -153,12 +156,16 @@ def _take(census: Census, asked: Sequence[str], row: list[Any]) -> str | None:
     if not fits or name.startswith(beneath.PARTIAL):
         census.left_out.add(path, "is nested too deep" if not fits else "has a name of belljar's")
         return None
+    if path in census.entries:
+        return None  # said twice
     census.entries[path] = described(kind, row[3:_ROW], target)
     return path
 
 
 def described(kind: Any, numbers: Sequence[object], target: str = "") -> Found:
     """A description of a file, out of numbers that the guest sent."""
+    if len(numbers) != _NUMBERS:
+        raise ProtocolError("a malformed answer")
     mode, size, mtime, ctime, inode = (_number(number, low=-_MAX) for number in numbers)
     if size < 0:
         raise ProtocolError("a negative size")
@@ -168,6 +175,13 @@ def described(kind: Any, numbers: Sequence[object], target: str = "") -> Found:
 def _number(value: object, low: int = 0) -> int:
     if type(value) is not int or not low <= value < _MAX:
         raise ProtocolError("a malformed number")
+    return value
+
+
+def errno_of(value: object) -> int:
+    """Out of an answer: one that the C library has words for."""
+    if type(value) is not int or not 0 < value <= _MAX_ERRNO:
+        raise ProtocolError("a malformed error")
     return value
 
 
@@ -297,7 +311,7 @@ class _Reading:
             if not isinstance(row, list) or len(row) not in (1, 9):
                 raise ProtocolError("a malformed answer")
             if len(row) == 1:
-                parts.append(Part(path, error=_number(row[0]) or errno.EIO))
+                parts.append(Part(path, error=errno_of(row[0])))
                 continue
             length = _number(row[1])
             if length > min(size, len(view)):
@@ -335,8 +349,8 @@ async def push(files: AsyncFiles, root: str, orders: Sequence[Order]) -> list[Fo
     for order, row in zip(orders, rows, strict=True):
         if not isinstance(row, list) or not row:
             raise ProtocolError("a malformed answer")
-        if code := _number(row[0]):
-            made.append(code)
+        if row[0] != 0:
+            made.append(errno_of(row[0]))
         elif order.verb == "file":
             made.append(described("file", row[2:]))
         else:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from belljar import cargo, cell
+from belljar.backends import setup
 from belljar.cell import Run
 from belljar.errors import CannotTravel, ExecutionError
 from belljar.execution import Execution, Outcome, Result
-from belljar.limits import Limits
+from belljar.limits import Limits, format_size
 from belljar.result import TABLE
 
 STARTED_ANEW = "variables were lost: the interpreter had to be started anew"
@@ -84,10 +85,19 @@ async def _value(run: Run, main: Result | None, limits: Limits) -> tuple[object,
             value = await cargo.decode(table, len(table), limits.output)
         else:
             blob = run.take_value()
+            if len(blob) > (most := _longest(limits)):
+                return None, f"it takes more than {format_size(most)}"
             value = await cargo.decode(blob, len(blob), limits.output) if blob else None
     except CannotTravel as error:
         return None, str(error)
     return (value, None) if why is None else (None, why)
+
+
+def _longest(limits: Limits) -> int:
+    """Bytes of a value that nobody asked for: the number that the worker was given."""
+    most = setup.of(limits, share=False)["result"]
+    assert isinstance(most, int)
+    return most
 
 
 def _notes(

@@ -4,6 +4,7 @@ one guest measured on each of its runtimes."""
 from __future__ import annotations
 
 import functools
+import re
 import statistics
 import time
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,9 @@ ROUND_TRIPS = 50
 INFO_TIMEOUT = 10.0
 # Docker lists the shim of runc as a runtime of its own, beside runc.
 _SAME_AS_RUNC = ("io.containerd.runc.v2", "io.containerd.runtime.v1.linux")
+
+# Of each series the first that follows no link of an image's when it masks and mounts.
+_RUNC_FIXED: dict[tuple[int, ...], tuple[int, ...]] = {(1, 2): (1, 2, 8), (1, 3): (1, 3, 3)}
 
 # A field of /info that says whether a limit can be enforced, and what to do if not.
 _LIMITS = (
@@ -58,11 +62,12 @@ class EngineFound:
 def find() -> EngineFound:
     """Ask the engine that the docker backend would use. Raises SandboxError if there is none."""
     from belljar.backends.docker import endpoint
-    from belljar.backends.docker.engine import Engine
+    from belljar.backends.docker.engine import Engine, proper
 
     engine = Engine(endpoint.find())
-    info, version = _ask(engine)
-    return EngineFound(facts=list(facts(engine, info, version)), runtimes=runtimes(info))
+    with proper(engine, "about itself"):
+        info, version = _ask(engine)
+        return EngineFound(facts=list(facts(engine, info, version)), runtimes=runtimes(info))
 
 
 def _ask(engine: Engine) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -96,6 +101,7 @@ def facts(engine: Engine, info: Mapping[str, Any], version: Mapping[str, Any]) -
     where = engine.endpoint
     yield Fact(name="address", state="ok", detail=f"{where} ({where.source})")
     yield Fact(name="version", state="ok", detail=_version(info, version))
+    yield from _runc(version)
     options = [str(option) for option in info.get("SecurityOptions") or ()]
     yield Fact(name="user", state="ok", detail=_user(options))
     yield from _cgroups(info)
@@ -108,6 +114,28 @@ def _version(info: Mapping[str, Any], version: Mapping[str, Any]) -> str:
     name = "Docker Engine" if name == "Engine" else name
     place = f"{info.get('OperatingSystem')}, {info.get('Architecture')}"
     return f"{name} {version.get('Version')}, API {version.get('ApiVersion')}, on {place}"
+
+
+def _runc(version: Mapping[str, Any]) -> Iterator[Fact]:
+    """It makes an image's mounts inside the image's own tree of files, and had to learn to follow
+    no link there."""
+    for each in version.get("Components") or ():
+        found = re.search(r"(\d+)\.(\d+)\.(\d+)", str(each.get("Version")))
+        if "runc" not in str(each.get("Name")) or found is None:
+            continue
+        numbers = tuple(map(int, found.groups()))
+        fixed = _RUNC_FIXED.get(numbers[:2], _RUNC_FIXED[1, 2])
+        if numbers >= fixed:
+            yield Fact(name="runc", state="ok", detail=found[0])
+            continue
+        first = ".".join(map(str, fixed))
+        yield Fact(
+            name="runc",
+            state="no",
+            detail=f"{found[0]}: older than {first}, the first with the fixes of November 2025, "
+            "unless your distribution has brought them in",
+            remedy="upgrade it, or runtime='runsc' for images you do not trust",
+        )
 
 
 def _user(options: list[str]) -> str:
@@ -189,9 +217,11 @@ def _make_image(environment: Environment, docker: Docker) -> None:
     import anyio
 
     from belljar.backends.docker import endpoint, image
-    from belljar.backends.docker.engine import Engine
+    from belljar.backends.docker.engine import Engine, proper
     from belljar.backends.docker.spec import Facts
 
     engine = Engine(endpoint.find())
-    facts = Facts.of(*_ask(engine))
-    anyio.run(functools.partial(image.ensure, engine, environment, docker, facts))
+    with proper(engine, "about itself"):
+        facts = Facts.of(*_ask(engine))
+    with proper(engine, "about an image"):
+        anyio.run(functools.partial(image.ensure, engine, environment, docker, facts))

@@ -21,6 +21,7 @@ from belljar._version import __version__
 from belljar.cli import (
     check,
     config,
+    conformance,
     doctor,
     env,
     exit_codes,
@@ -127,6 +128,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         *(("run", run), ("map", map_), ("repl", repl), ("replay", replay)),
         *(("export", export), ("check", check), ("learn", learn)),
         *(("ps", ps), ("top", top), ("doctor", doctor), ("gc", gc)),
+        ("conformance", conformance),
     ):
         parsers[name] = commands.add_parser(name, help=module.SUMMARY, allow_abbrev=False)
         parsers[name].set_defaults(command=module.run)

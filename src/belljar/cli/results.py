@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from belljar.beneath import write_file
+from belljar.cli import csv_text
 from belljar.errors import FileError, SandboxError
-from belljar.result import CHART, TABLE, frame_errors
+from belljar.result import CHART, TABLE
 
 if TYPE_CHECKING:
     from belljar.execution import Result
@@ -25,6 +26,7 @@ EXTENSIONS = {
 }
 # Of libraries that put their version into the name.
 _FAMILIES = {"application/vnd.plotly.": "plotly.json", "application/vnd.vega": "vega.json"}
+MAX_CSV = 256 * 1024 * 1024  # bytes of all tables that are written as CSV
 _PICTURES = ("image/png", "image/jpeg", "image/svg+xml", "application/pdf")
 
 
@@ -32,6 +34,7 @@ class ResultFiles:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._count = 0
+        self._room = MAX_CSV
 
     def save(self, result: Result) -> tuple[list[Path], list[str]]:
         """Every format but plain text; a result without any takes no number.
@@ -42,8 +45,11 @@ class ResultFiles:
         remarks = []
         if TABLE in result.raw:
             try:
-                contents["csv"] = _csv(result.data)
+                contents["csv"] = made = csv_text.of(result.data, self._room)
+                self._room -= len(made)
             except SandboxError as error:
+                if isinstance(error, csv_text.TooLong):
+                    self._room -= min(self._room, csv_text.MAX_TABLE)  # for the time it took
                 remarks.append(f"no CSV: {error.message}")
         if not contents:
             return [], remarks
@@ -67,28 +73,6 @@ class ResultFiles:
 def _extension(mime: str) -> str:
     families = (end for start, end in _FAMILIES.items() if mime.startswith(start))
     return EXTENSIONS.get(mime) or next(families, "")
-
-
-def _csv(frame: Any) -> str | bytes:
-    """By the library that the frame belongs to, and that is here because it could be decoded."""
-    made: str | bytes
-    with frame_errors("written as CSV"):  # nested columns, mostly, of which CSV knows nothing
-        if hasattr(frame, "to_csv"):  # pandas
-            made = frame.to_csv()
-        elif hasattr(frame, "write_csv") or hasattr(frame, "to_frame"):  # polars
-            made = (frame if hasattr(frame, "write_csv") else frame.to_frame()).write_csv()
-        else:
-            made = _arrow_csv(frame)
-    return made
-
-
-def _arrow_csv(table: Any) -> bytes:
-    import importlib
-    import io
-
-    buffer = io.BytesIO()
-    importlib.import_module("pyarrow.csv").write_csv(table, buffer)
-    return buffer.getvalue()
 
 
 def has_picture(result: Result) -> bool:

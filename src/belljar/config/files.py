@@ -17,9 +17,10 @@ SUFFIXES = (".toml", ".yaml", ".yml")
 PROJECT = "belljar"  # .toml, .yaml, .yml in the current directory
 USER = "belljar/config"
 MAX_SIZE = 1024 * 1024
+MAX_DEPTH = 50  # of YAML
 
 _HEADER = re.compile(r"\s*\[\[?\s*([^\[\]]+?)\s*\]\]?\s*(#.*)?")
-_KEY = re.compile(r"""\s*([A-Za-z0-9_."'\s-]+?)\s*=""")
+_KEY = re.compile(r"""\s*([A-Za-z0-9_."'-][A-Za-z0-9_."'\s-]*)=""")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +122,9 @@ def read(path: Path, *, met: bool = False) -> Document:
 def _toml(path: Path, text: str) -> tuple[dict[str, Any], dict[str, int]]:
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError:
+        raise ConfigError(f"{path}: is nested too deeply") from None
+    except ValueError as error:  # TOMLDecodeError is one; a number of too many digits is another
         raise ConfigError(f"{path} is not TOML: {error}") from None
     return data, _toml_lines(text)
 
@@ -155,6 +158,7 @@ def _yaml(path: Path, text: str) -> tuple[dict[str, Any], dict[str, int]]:
             f"{path} is YAML, which needs a library", hint="pip install 'belljar[yaml]', or TOML"
         ) from None
     try:
+        _check_plain(path, text)
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -165,6 +169,10 @@ def _yaml(path: Path, text: str) -> tuple[dict[str, Any], dict[str, int]]:
         ) from None
     except RecursionError:
         raise ConfigError(f"{path}: is nested too deeply") from None
+    except ConfigError:
+        raise
+    except (ValueError, AttributeError, LookupError, TypeError) as error:  # tags that do not fit
+        raise ConfigError(f"{path}: is not YAML: {error}") from None
     if data is None:
         return {}, {}
     if not isinstance(data, dict):
@@ -172,6 +180,22 @@ def _yaml(path: Path, text: str) -> tuple[dict[str, Any], dict[str, int]]:
     lines: dict[str, int] = {}
     _yaml_lines(path, node, "", lines)
     return data, lines
+
+
+def _check_plain(path: Path, text: str) -> None:
+    """A few lines of aliases stand for more than any memory holds, or for themselves; and what is
+    nested deeply takes the parser its square in time."""
+    import yaml
+
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        line = event.start_mark.line + 1
+        if isinstance(event, yaml.AliasEvent):
+            raise ConfigError(f"{path}:{line}: aliases (*{event.anchor}) are not taken")
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise ConfigError(f"{path}:{line}: is nested too deeply")
 
 
 def _yaml_lines(path: Path, node: Any, above: str, lines: dict[str, int]) -> None:

@@ -40,6 +40,9 @@ class Found:
     problem: SandboxError | None = None
 
 
+_UNUSABLE = (SandboxError, ValueError, OverflowError, OSError, RuntimeError)
+
+
 def load(
     path: str | os.PathLike[str] | None = None,
     environ: Mapping[str, str] | None = None,
@@ -104,7 +107,7 @@ def _of_table(
         elif key not in sections():
             yield Found(key=key, where=where, problem=_unknown(key))
         elif not isinstance(value, dict):
-            problem = InvalidOption(f"is a table, not {value!r}")
+            problem = InvalidOption(f"is a table, not {_shown(value)}")
             yield Found(key=key, where=where, problem=problem)
         else:
             yield from _of_table(document, value, key, environ)
@@ -123,8 +126,22 @@ def _checked(
         if isinstance(put, str) and (put != value or put.strip().lower() == "none"):
             put = setting.kind.parse(put)
         return Found(key=setting.key, where=where, value=setting.kind.check(put, base))
-    except SandboxError as error:
-        return Found(key=setting.key, where=where, problem=error)
+    except _UNUSABLE as error:
+        return Found(key=setting.key, where=where, problem=_problem(error))
+
+
+def _shown(value: object) -> str:
+    """Python refuses to print very long integers."""
+    if isinstance(value, int) and value.bit_length() > 1000:
+        return f"an integer of {value.bit_length()} bits"
+    return repr(value)[:200]
+
+
+def _problem(error: Exception) -> SandboxError:
+    """Numbers that nobody can print, names no file system takes, homes of nobody."""
+    if isinstance(error, SandboxError):
+        return error
+    return InvalidOption(f"cannot be used: {str(error)[:200]}")
 
 
 def _substituted(value: object, environ: Mapping[str, str]) -> object:
@@ -185,6 +202,6 @@ def _variable(setting: Setting, text: str) -> Found:
     where = f"variable {setting.variable}"
     try:
         value = setting.kind.check(setting.kind.parse(text), Path.cwd())
-    except SandboxError as error:
-        return Found(key=setting.key, where=where, problem=error)
+    except _UNUSABLE as error:
+        return Found(key=setting.key, where=where, problem=_problem(error))
     return Found(key=setting.key, where=where, value=value)

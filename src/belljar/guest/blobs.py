@@ -46,9 +46,9 @@ def unseal(fd: int, size: int) -> mmap.mmap:
             options["trackfd"] = False  # one descriptor less for each value
         return mmap.mmap(fd, size, **options)
     except OSError as error:
-        if error.errno == errno.ENOMEM:
+        if error.errno in (errno.ENOMEM, errno.EMFILE, errno.ENFILE):  # of ours, not of theirs
             raise MemoryError(f"no memory for a value of {size} bytes") from None
-        raise
+        raise wire.WireError(f"not shared memory: {type(error).__name__}") from None
     except (ValueError, OverflowError) as error:
         raise wire.WireError(f"not shared memory: {type(error).__name__}") from None
     finally:
@@ -60,8 +60,11 @@ def check(fd: int, size: int) -> None:
     try:
         # Only memfds have seals; without them the size could still change under a mapping.
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+        how = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
     except OSError as error:
         raise wire.WireError(f"not shared memory: {type(error).__name__}") from None
+    if how == os.O_WRONLY:
+        raise wire.WireError("shared memory that cannot be read")
     found = os.fstat(fd)
     if seals & SEALS != SEALS or found.st_size != size:
         raise wire.WireError("shared memory that is not sealed, or not of its size")

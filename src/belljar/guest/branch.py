@@ -72,14 +72,21 @@ def standing(others: "set[int]") -> List[int]:
     that time appears a little later, and until its parent stands still too."""
     for _ in range(STOP_LOOKS):
         found = [pid for pid in commands.processes() if pid not in others]
-        if all(_state(pid) in (b"T", b"t", b"Z", b"X") for pid in found):
+        if all(_stands(pid) for pid in found):
             break
         time.sleep(0.001)
     return found
 
 
-def _state(pid: int) -> bytes:
+def _stands(pid: int) -> bool:
     try:
-        return commands.stat(pid)[0]
+        fields = commands.stat(pid)
+        if fields[0] in (b"T", b"t") or commands.is_over(fields):
+            return True
+        if fields[0] != b"Z":
+            return False
+        tasks = os.listdir(f"/proc/{pid}/task")  # the first has ended, others have not
+        states = [commands.stat(f"{pid}/task/{task}")[0] for task in tasks]
+        return all(state in (b"T", b"t", b"Z", b"X") for state in states)
     except OSError:
-        return b"X"  # it was faster
+        return True  # it was faster

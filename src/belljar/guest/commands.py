@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import time
-from typing import Any, Callable, Dict, List, Set
+from typing import Any, Callable, Dict, List, Set, Union
 
 from . import poller, wire
 from .pump import Pump
@@ -197,7 +197,7 @@ def _kill_wanted(init: Any, wanted: "Callable[[int], bool]") -> None:
 
 def _is_alive(pid: int) -> bool:
     try:
-        return stat(pid)[0] not in (b"Z", b"X")
+        return not is_over(stat(pid))
     except OSError:
         return False
 
@@ -247,9 +247,14 @@ def parent(pid: int) -> int:
         return 0
 
 
-def stat(pid: int) -> List[bytes]:
+def stat(pid: "Union[int, str]") -> List[bytes]:
     with open(f"/proc/{pid}/stat", "rb") as file:
         return file.read().rpartition(b")")[2].split()
+
+
+def is_over(fields: List[bytes]) -> bool:
+    """Whether all its threads have ended: of the first alone the kernel says the same."""
+    return fields[0] in (b"Z", b"X") and int(fields[17]) <= 1
 
 
 def processes() -> List[int]:
@@ -260,6 +265,6 @@ def _in_sessions(pid: int, sessions: "set[int]") -> bool:
     try:
         if os.getsid(pid) in sessions:
             return True
-        return stat(pid)[0] in (b"Z", b"X")
+        return is_over(stat(pid))
     except OSError:
         return True  # gone meanwhile

@@ -4,6 +4,7 @@ What comes over the socket may be forged by the code in the worker; that it has 
 the kernel's word alone.
 """
 
+import errno
 import os
 import resource
 import signal
@@ -143,8 +144,11 @@ class Keeper:
             self._out.flush(control)
         except BlockingIOError:
             pass  # the selector says when there is room again
-        except OSError:
-            self._out.clear()  # it died: SIGCHLD tells how
+        except OSError as error:
+            self._out.clear()
+            if error.errno not in (errno.EPIPE, errno.ECONNRESET):  # no memory: it would wait on
+                self.signal(signal.SIGKILL)
+            # It died: SIGCHLD tells how.
         reading = 0 if self._paused else poller.READ
         self._watch(control, reading | (poller.WRITE if self._out else 0))
         if self._on_sent and not self._out:

@@ -62,10 +62,15 @@ def _empty(top: int, deadline: float) -> None:
 
 
 def _open_up(name: str, below: int) -> None:
-    """A directory that its owner has closed to himself."""
-    mode = os.stat(name, dir_fd=below, follow_symlinks=False).st_mode
-    if modes.S_ISDIR(mode) and mode & 0o700 != 0o700:
-        os.chmod(name, 0o700, dir_fd=below)
+    """A directory that its owner has closed to himself. By a descriptor: who lives in the tree
+    yet may put a link in its place."""
+    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=below)
+    try:
+        mode = os.fstat(fd).st_mode
+        if modes.S_ISDIR(mode) and mode & 0o700 != 0o700:
+            os.chmod(f"/proc/self/fd/{fd}", 0o700)
+    finally:
+        os.close(fd)
 
 
 def _unlink_files(directory: int) -> List[str]:

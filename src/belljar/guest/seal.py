@@ -92,5 +92,7 @@ class Opener:
             raise wire.WireError("a record that init has not sealed")
         if not length & _NEW_KEY:
             return data
+        if len(data) != KEY:
+            raise wire.WireError("a key that is none")
         self._key = data
         return b""

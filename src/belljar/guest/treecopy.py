@@ -136,10 +136,11 @@ def _copy_data(source: int, target: int, size: int) -> None:
         end = os.lseek(source, position, os.SEEK_HOLE)
         os.lseek(target, position, os.SEEK_SET)
         while position < end:
-            sent = os.sendfile(target, source, position, min(end - position, PIECE))
-            if not sent:
+            data = os.pread(source, min(end - position, PIECE), position)
+            if not data:
                 return  # it shrank
-            position += sent
+            position += os.write(target, data)
+            os.lseek(target, position, os.SEEK_SET)
 
 
 def _dress(fd: int, status: os.stat_result) -> None:

@@ -7,6 +7,8 @@ import sys
 import threading
 from typing import Any, List, NamedTuple, Optional, Set, Tuple
 
+from . import commands
+
 CONTROL = 3
 _DELETED = " (deleted)"  # what the kernel adds to a path that leads nowhere any more
 PARKED, RUNNING = b"500", b"1000"  # out of memory, what runs is to go before what is parked
@@ -178,14 +180,11 @@ def _flags(fd: int) -> int:
 
 def _has_children() -> bool:
     own = str(os.getpid()).encode()
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
+    for pid in commands.processes():
         try:
-            with open(f"/proc/{name}/stat", "rb") as file:
-                fields: Any = file.read().rpartition(b")")[2].split()
+            fields = commands.stat(pid)
         except OSError:
             continue  # ended meanwhile
-        if fields[1] == own and fields[0] != b"Z":
+        if fields[1] == own and not commands.is_over(fields):
             return True
     return False

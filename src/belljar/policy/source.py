@@ -22,6 +22,9 @@ _REORDERING = re.compile("[\u202a-\u202e\u2066-\u2069]")
 _WORD = re.compile(r"[^\W\d]\w*")
 # Before Python 3.12 the expressions of an f-string are part of one token.
 _FORMATTED = re.compile(r"(?i)[rb]?f")
+# Python's parser keeps every beginning of a dotted name: of `import a.a.a...` the square of it.
+_DOTTED = re.compile(r"(?:\.(?:[ \t\f]|\\\r?\n)*\w+(?:[ \t\f]|\\\r?\n)*)+")
+MOST_DOTS = 500
 _WARNINGS = threading.Lock()  # their filters belong to the whole process
 
 # What newer Pythons write, and what it looks like to an older one.
@@ -75,6 +78,8 @@ def refuse(code: str, caps: Caps) -> Problem | None:
 
 
 def parse(code: str) -> ast.Module | Problem:
+    if any(match[0].count(".") > MOST_DOTS for match in _DOTTED.finditer(code)):
+        return Problem("BJ003", f"a name of more than {MOST_DOTS} parts")
     try:
         return _parse(code)
     except SyntaxError as error:

@@ -10,10 +10,15 @@ from belljar.environment import Environment
 from belljar.errors import InvalidOption
 
 _PLAIN = "repr(1)"
+# An image of the caller's need not have it.
 _WITH_PANDAS = """\
-import pandas
-frame = pandas.DataFrame({"a": [1, 2], "b": ["x", "y"]})
-repr(frame), frame["a"].sum()
+try:
+    import pandas
+except ImportError:
+    repr(1)
+else:
+    frame = pandas.DataFrame({"a": [1, 2], "b": ["x", "y"]})
+    repr(frame), frame["a"].sum()
 """
 
 

@@ -35,8 +35,12 @@ class _Impossible(Exception):
 class Events:
     """The events of one session, in one sandbox."""
 
-    def __init__(self, sandbox: Sandbox, env: Mapping[str, str], *, exact: bool) -> None:
+    def __init__(
+        self, sandbox: Sandbox, env: Mapping[str, str], *, exact: bool, longest: float
+    ) -> None:
+        """`longest`: seconds that a command may ask for."""
         self._sandbox = sandbox
+        self._longest = longest
         self._env = env
         self._exact = exact
         self._rollbacks: dict[str, Callable[[], object]] = {}  # by the recorded checkpoint
@@ -113,10 +117,11 @@ class Events:
         if "stdin" in fields.left_out:
             raise _Impossible("its standard input was too large for the record")
         recorded = load_command(fields)
+        timeout = fields.optional("timeout", float)
         replayed = self._sandbox.commands.run(
             command,
             cwd=fields.optional("cwd", str),
-            timeout=fields.optional("timeout", float),
+            timeout=None if timeout is None else min(timeout, self._longest),
             env={name: self._env[name] for name in fields.texts("env") if name in self._env},
             stdin=stdin,
         )

@@ -20,32 +20,39 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from belljar.environment import Environment
-from belljar.execution import CommandResult, Execution, Result
+from belljar.execution import Call, CommandResult, Execution, Result
 from belljar.requirement import shown
 
 FORMAT = "belljar-record"
 VERSION = 1
 MAX_LINE = 128 * 2**20  # bytes; longer ones are refused when read
-MAX_CELL = 64 * 2**20  # bytes of JSON that the parts of one line may have together
+MAX_RECORD = 2 * 2**30  # bytes of the whole file, which is held in memory when it is read
+FULL = 2**30  # bytes of the file, beyond which little more than sizes and hashes is kept
+MAX_CELL = 32 * 2**20  # bytes of JSON that the parts of one line may have together
+MAX_LATE = 64 * 2**10  # the same beyond FULL: room for the code, as a rule
 MAX_PART = 16 * 2**20  # bytes of JSON for one text or picture
 INLINE = 2**20  # bytes of a file or a value that are kept with the event that brought it
 BEGINNING = 1000  # characters that are kept of a text that is left out
 
 
 class Room:
-    """How much one line may still hold."""
+    """How much one line may still hold, of a record that has `size` bytes already."""
 
-    def __init__(self) -> None:
-        self._left = MAX_CELL
+    def __init__(self, size: int = 0) -> None:
+        self._left = MAX_CELL if size < FULL else MAX_LATE
 
     def text(self, text: str) -> object:
         needed = len(json.dumps(text))
         if self._takes(needed):
             return text
-        raw = text.encode("utf-8", "surrogatepass")
-        return _absent(raw) | {"begins": text[:BEGINNING]}
+        begins = text[:BEGINNING] if self._takes(6 * BEGINNING) else ""
+        return _absent(text.encode("utf-8", "surrogatepass")) | {"begins": begins}
 
-    def binary(self, raw: bytes) -> object:
+    def line(self, text: str) -> str:
+        """A short text that stays a text: cut to nothing, when there is no more room."""
+        return text if self._takes(len(json.dumps(text))) else ""
+
+    def binary(self, raw: bytes | memoryview) -> object:
         needed = len(raw) * 4 // 3 + 4
         return {"base64": _base64(raw)} if self._takes(needed) else _absent(raw)
 
@@ -64,9 +71,8 @@ def _base64(raw: bytes | memoryview) -> str:
     return base64.b64encode(raw).decode("ascii")
 
 
-def dump_cell(code: str, execution: Execution) -> dict[str, object]:
+def dump_cell(code: str, execution: Execution, room: Room) -> dict[str, object]:
     """The parts of a line that may be large: the code and what came of it."""
-    room = Room()
     return {
         "code": room.text(code),
         "execution": {
@@ -85,11 +91,16 @@ def dump_cell(code: str, execution: Execution) -> dict[str, object]:
             "usage": asdict(execution.usage),
             "state_preserved": execution.state_preserved,
             "truncated": execution.truncated,
-            "notes": list(execution.notes),
-            "calls": [asdict(call) for call in execution.calls],
+            "notes": [room.line(note) for note in execution.notes],
+            "calls": [_dump_call(call, room) for call in execution.calls],
             "files": None if execution.files is None else asdict(execution.files),
         },
     }
+
+
+def _dump_call(call: Call, room: Room) -> dict[str, object]:
+    told = asdict(call)
+    return told | {name: room.line(text) for name, text in told.items() if isinstance(text, str)}
 
 
 def _dump_result(result: Result, room: Room) -> dict[str, object]:
@@ -102,21 +113,20 @@ def _dump_result(result: Result, room: Room) -> dict[str, object]:
     }
 
 
-def dump_field(value: object) -> object:
+def dump_field(value: object, room: Room) -> object:
     """Any field of an event; bytes become base64, or size and hash if they are many."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (bytes, bytearray, memoryview)):
         raw = memoryview(value).cast("B")
-        return {"base64": _base64(raw)} if len(raw) <= INLINE else _absent(raw)
+        return room.binary(raw) if len(raw) <= INLINE else _absent(raw)
     if isinstance(value, CommandResult):
-        room = Room()
         texts = {"stdout": room.text(value.stdout), "stderr": room.text(value.stderr)}
         return value.to_dict() | texts
     if isinstance(value, Mapping):
-        return {str(name): dump_field(each) for name, each in value.items()}
+        return {str(name): dump_field(each, room) for name, each in value.items()}
     if isinstance(value, Sequence):
-        return [dump_field(each) for each in value]
+        return [dump_field(each, room) for each in value]
     raise TypeError(f"a record cannot hold a {type(value).__name__}")
 
 

@@ -14,11 +14,10 @@ from typing import IO, NoReturn
 from belljar.errors import InvalidOption
 from belljar.execution import Execution
 from belljar.limits import RULES, Limits
-from belljar.record.format import FORMAT, MAX_LINE, VERSION
+from belljar.record.format import FORMAT, MAX_LINE, MAX_RECORD, VERSION
 from belljar.record.parse import Malformed, Reader, load_execution
 from belljar.workdir import WORKSPACE
 
-MAX_RECORD = 2 * 2**30  # bytes of the whole file: it is held in memory
 _HEADER = re.compile(rb'\s*\{[^{}]{0,400}"format":\s*"%s"' % FORMAT.encode())
 
 

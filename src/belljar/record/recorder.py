@@ -27,7 +27,9 @@ from belljar.limits import Limits
 from belljar.record.format import (
     FORMAT,
     MAX_LINE,
+    MAX_RECORD,
     VERSION,
+    Room,
     dump_cell,
     dump_environment,
     dump_field,
@@ -110,7 +112,7 @@ class Recorder:
     ) -> None:
         """A cell that has ended. `timeout`: as the caller gave it; `began`: as of time.time()."""
         fields = {"timeout": timeout, "env": sorted(env), "undo_on_error": undo_on_error}
-        self._write("cell", fields, began, lambda: dump_cell(code, execution))
+        self._write("cell", fields, began, lambda room: dump_cell(code, execution, room))
 
     def event(self, kind: str, **fields: object) -> None:
         """Whatever else changed the sandbox: "restart", "put", "write", "command", …
@@ -135,23 +137,28 @@ class Recorder:
         kind: str,
         fields: Mapping[str, object],
         at: float | None = None,
-        more: Callable[[], dict[str, object]] = dict,
+        more: Callable[[Room], dict[str, object]] = lambda room: {},
     ) -> None:
         with self._lock:
             if self._file < 0 or self.failed is not None:
                 return
             head = {"kind": kind, "session": self._session, "at": at or time.time()}
             try:
-                plain = {name: dump_field(value) for name, value in fields.items()}
-                self._append(json.dumps({**head, **plain, **more()}, allow_nan=False))
+                size = os.fstat(self._file).st_size  # others may append too
+                room = Room(size)
+                plain = {name: dump_field(value, room) for name, value in fields.items()}
+                line = json.dumps({**head, **plain, **more(room)}, allow_nan=False)
+                self._append(line, MAX_RECORD - size)
             except OSError as error:
                 self.failed = f"{str(self.path)!r}: {error.strerror}"
             except (TypeError, ValueError, RecursionError) as error:
                 self.failed = f"{str(self.path)!r}: a {kind!r} cannot be written down: {error}"
 
-    def _append(self, line: str) -> None:
+    def _append(self, line: str, room: int) -> None:
         if len(line) >= MAX_LINE:
             raise ValueError(f"it takes more than {MAX_LINE >> 20} MiB")
+        if len(line) >= room:  # nobody could read any of it
+            raise ValueError(f"the record would have more than {MAX_RECORD >> 20} MiB")
         # One call as long as the disk has room: others may append to the same file.
         rest = memoryview(line.encode("ascii") + b"\n")
         while rest:

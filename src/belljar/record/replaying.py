@@ -10,6 +10,7 @@ any sandbox, and a record may come from anywhere.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -223,7 +224,7 @@ class _Replaying:
         self._note_what_is_missing(session)
         last = max((c.number for c in session.cells if c.number in self._chosen), default=0)
         with self._sandbox(session) as sandbox:
-            events = Events(sandbox, wanted.env, exact=wanted.exact)
+            events = Events(sandbox, wanted.env, exact=wanted.exact, longest=self._longest)
             for step in session.steps:
                 if isinstance(step, Cell):
                     if wanted.cells is not None and step.number > last:
@@ -263,6 +264,11 @@ class _Replaying:
             self._notes.append(f"recorded with higher limits ({names}), which were not trusted")
         return session.limits.replace(**lower)
 
+    @property
+    def _longest(self) -> float:
+        """Seconds that a single cell or command may ask for."""
+        return math.inf if self._wanted.trust_environment else _MODERATE["timeout"]
+
     def _cell(self, sandbox: Sandbox, cell: Cell) -> None:
         """One that was not chosen is run all the same, for the variables it leaves."""
         replayed: Execution | None = None
@@ -271,9 +277,10 @@ class _Replaying:
             differences: tuple[Difference, ...] = (absent,)
         else:
             env = self._wanted.env
+            recorded = None if cell.timeout is None else min(cell.timeout, self._longest)
             replayed = sandbox.run_code(
                 cell.code,
-                timeout=self._wanted.timeout or cell.timeout,
+                timeout=self._wanted.timeout or recorded,
                 env={name: env[name] for name in cell.env if name in env},
                 undo_on_error=cell.undo_on_error,
             )

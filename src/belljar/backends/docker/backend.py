@@ -122,8 +122,7 @@ class DockerBackend:
     async def _sweep(self, engine: Engine) -> bool:
         """Remove what processes that were killed have left, and what this one still owes."""
         try:
-            with proper(engine, "about its containers"):
-                swept = await sweep.sweep(engine, living=self._sandboxes)
+            swept = await sweep.sweep(engine, living=self._sandboxes)
         except EngineError as error:
             log.info("leftover containers could not be looked for: %s", error.message)
             return False
@@ -248,8 +247,8 @@ class DockerBackend:
             guest.isolation = Isolation(
                 backend=self.name, layers=(*measured, *mounted(asked.mounts)), limits=limits
             )
-            if said["skipped"]:
-                log.info("not in the image, and so not preloaded: %s", said["skipped"])
+            if said.get("skipped"):
+                log.info("not in the image, and so not preloaded: %s", _words(said, "skipped"))
         except BaseException:
             guest.abandon()
             raise
@@ -276,6 +275,8 @@ class DockerBackend:
             "env": dict(asked.env),
         }
         failed: BaseException | None = None
+        said: Mapping[str, Any] | None = None
+        late = True
 
         async def started() -> None:
             nonlocal failed
@@ -302,13 +303,16 @@ class DockerBackend:
                     said = {}
                 if said is None:
                     failed = failed or await self._stillborn(engine, container, made, stream)
+                late = False
+            if late:
+                group.cancel_scope.cancel()
         if failed is not None:
             raise failed
-        if group.cancel_scope.cancel_called or said is None:
+        if late or said is None:
             raise StartError(f"the guest did not come up in {HELLO_TIMEOUT:.0f} s")
         if "failed" in said:
             raise StartError(
-                f"the imports in image {made.reference!r} failed: {said.get('message')}",
+                f"the imports in image {made.reference!r} failed: {_words(said, 'message')}",
                 hint="fix the Environment's `preload` and `warmup`, or the image",
             )
         self._magics[made.id] = str(said.get("magic"))
@@ -403,6 +407,11 @@ def _insist(asked: GuestSpec, facts: Facts, warnings: list[str]) -> tuple[Layer,
     return kept
 
 
+def _words(said: Mapping[str, Any], name: str) -> str:
+    """Out of a greeting, which an image may have made up."""
+    return printable(str(said.get(name)))[:2000]
+
+
 async def _hello(stream: AttachedStream) -> dict[str, Any] | None:
     """The guest's first frame; None if it ended without a word."""
     reader = wire.Reader(wire.FROM_GUEST)
@@ -422,7 +431,9 @@ def _explained(error: EngineError, made: Image) -> StartError:
         return StartError(
             f"the container did not start: {words}", hint="devices= are of the engine's machine"
         )
-    if "executable file not found" in words or "no such file or directory" in words:
+    # Of the runtimes each has its own words; those about a missing file may be about a mount.
+    missing = "no such file or directory" in words.lower() and made.python in words
+    if "executable file not found" in words or missing:
         return StartError(
             f"image {made.reference!r} has no {made.python!r}: {words}",
             hint="any image with a python3 of 3.9 or later works, such as python:3.12-slim",

@@ -30,6 +30,7 @@ from belljar.environment import Environment
 from belljar.errors import EnvironmentBuildError
 
 WAIT_INTERVAL = 0.3  # seconds between two looks at somebody else's build
+MOST_WAITING = 3600.0  # seconds until it is taken for one that never ends
 # An owner that cannot be seen from here has this long to start the container it has created, or
 # to remove the one that has ended.
 GRACE = 120.0
@@ -231,6 +232,7 @@ async def _make(engine: Engine, order: Order, facts: Facts, progress: Progress) 
 async def _wait(engine: Engine, order: Order, teller: Teller) -> None:
     """Until the build container of somebody else is gone; removed, if its owner is."""
     told = False
+    began = time.monotonic()
     while True:
         try:
             found = await engine.request("GET", f"/containers/{order.container}/json")
@@ -248,6 +250,12 @@ async def _wait(engine: Engine, order: Order, teller: Teller) -> None:
         if is_abandoned(found):
             await removal.remove(engine, str(found["Id"]))
             return
+        if time.monotonic() - began > MOST_WAITING:
+            raise EnvironmentBuildError(
+                f"the container {order.container}, in which image {order.tag} is being built, has "
+                "not come to an end",
+                hint=f"if nobody needs it: docker rm --force {order.container}",
+            )
         if not told:
             teller.say("waiting", f"waiting for another process that is building {order.tag}")
             told = True

@@ -7,7 +7,8 @@ tmpfs is in no layer and in no history.
 
 The container's name is made of the image's key. It exists once on an engine, so it is also the
 lock between processes, and between hosts: who finds it taken waits for the image. Its steps end
-when the stream does, and the engine removes it then, so a build does not outlive its process.
+when the stream does, and the engine removes it then, so a build does not outlive its process: if
+the base image's Python is one. Of a program that does not read its input, the next sweep does.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ from belljar.backends.docker.image_luggage import Order, pack, pieces
 from belljar.backends.docker.image_progress import Teller
 from belljar.backends.docker.image_steps import ROOT
 from belljar.backends.docker.image_talk import Failure, Talk
+from belljar.backends.docker.spec import as_mounted
 from belljar.errors import EnvironmentBuildError
 
 CREATE_TIMEOUT = 20.0
 START_TIMEOUT = 60.0
 TMPFS_SIZE = "512m"  # an upper bound; uv and the settings take 40 MiB
+MOST_TASKS = 4096  # as many as a compiler on a large machine wants, but no fork bomb
 
 _CONFLICT = 409
 
@@ -73,7 +76,7 @@ async def build(engine: Engine, order: Order, facts: Facts, teller: Teller) -> s
 
 def _refuse_volumes(order: Order) -> None:
     for volume in (order.base.get("Config") or {}).get("Volumes") or ():
-        if f"{ROOT}/".startswith(f"{str(volume).rstrip('/')}/"):
+        if f"{ROOT}/".startswith(f"{as_mounted(str(volume)).rstrip('/')}/"):
             raise EnvironmentBuildError(
                 f"image {order.wanted.base!r} declares {volume} as a volume, and what is written "
                 "to a volume does not become part of an image",
@@ -133,7 +136,8 @@ async def held(engine: Engine, order: Order, facts: Facts) -> AsyncIterator[str]
             try:
                 await removal.remove(engine, container)
             except EngineError as error:
-                # It ends with its stream, and the engine was told to remove it then.
+                # It ends with its stream, and the engine was told to remove it then; or a sweep
+                # does.
                 log.warning("the build container %s stays for now: %s", order.container, error)
             in_use.discard(container)
 
@@ -159,6 +163,7 @@ def created(order: Order, facts: Facts) -> dict[str, object]:
         "SecurityOpt": ["no-new-privileges"],
         # Executable, because uv lies there too.
         "Tmpfs": {"/tmp": f"rw,exec,nosuid,nodev,mode=0700,size={TMPFS_SIZE}"},
+        "PidsLimit": MOST_TASKS,
         "LogConfig": {"Type": "none"},
     }
     if order.network is not None:

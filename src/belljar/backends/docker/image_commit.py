@@ -41,7 +41,7 @@ def configuration(order: Order, told: Mapping[str, Any]) -> dict[str, Any]:
     path = dict(each.partition("=")[::2] for each in inherited).get("PATH") or _DEFAULT_PATH
     # Containers of the image have its labels, and labels cannot be taken away: emptied, they name
     # no owner.
-    no_owner = dict.fromkeys(owner.labels("", order.project), "") | {owner.BUILD: ""}
+    no_owner = dict.fromkeys(owner.labels(""), "")
     return {
         "Env": [f"PATH={ROOT}/bin:{path}", f"VIRTUAL_ENV={ROOT}"],
         "Entrypoint": [],

@@ -2,10 +2,15 @@
 
 .dockerignore is honoured as the docker command does: the last pattern that matches a path, or a
 directory above it, decides; `!` takes back; `**` is any number of directories.
+
+Somebody else may write to the directory (a sandbox, if it is mounted in one): what was a file when
+it was looked at may be a link or a pipe when it is sent. So nothing is reached through a link, and
+what is not the same any more is an error.
 """
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import os
@@ -14,17 +19,28 @@ import stat
 import tarfile
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 
 import anyio
 
+from belljar.beneath import Beneath
 from belljar.errors import EnvironmentBuildError
 
 MAX_SIZE = 2 * 1024**3
 CHUNK = 256 * 1024
 BLOCK = 512
 IGNORE = ".dockerignore"
+NOT_NEEDED = "name what the Dockerfile does not need in .dockerignore"
 MAX_PART = 256  # characters of a part of a pattern, such as [a-z]
+
+
+Stamp = tuple[int, ...]  # equal as long as it is the same file with the same content
+
+
+def _stamp(status: os.stat_result) -> Stamp:
+    # Not the time of its content, which can be set back.
+    return status.st_dev, status.st_ino, status.st_ctime_ns, status.st_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +48,10 @@ class Entry:
     name: str  # relative, with slashes
     status: os.stat_result
     target: str = ""  # of a symbolic link
+
+    @property
+    def stamp(self) -> Stamp:
+        return _stamp(self.status)
 
     @property
     def size(self) -> int:
@@ -55,7 +75,8 @@ def read(path: Path) -> Context:
     directory, dockerfile = (path, "Dockerfile") if path.is_dir() else (path.parent, path.name)
     try:
         ignored = _ignored(directory, dockerfile)
-        entries = tuple(_walk(directory, ignored, {dockerfile, IGNORE}))
+        with Beneath(directory) as beneath:
+            entries = tuple(_walk(beneath, ignored, {dockerfile, IGNORE}))
         size = sum(each.size for each in entries)
         if size > MAX_SIZE:
             largest = max(entries, key=lambda each: each.size)
@@ -69,8 +90,9 @@ def read(path: Path) -> Context:
         digest = _digest(directory, dockerfile, entries)
     except OSError as error:
         raise EnvironmentBuildError(
-            f"cannot read the directory of the Dockerfile: {error.filename}: {error.strerror}",
-            hint="name what the Dockerfile does not need in .dockerignore",
+            f"cannot read the directory of the Dockerfile, {directory}: "
+            f"{error.filename or 'a file in it'}: {error.strerror}",
+            hint=NOT_NEEDED,
         ) from error
     return Context(directory=directory, dockerfile=dockerfile, entries=entries, digest=digest)
 
@@ -200,26 +222,26 @@ def _ignored(directory: Path, dockerfile: str) -> Patterns:
     return Patterns(())
 
 
-def _walk(directory: Path, ignored: Patterns, always: set[str]) -> Iterable[Entry]:
+def _walk(beneath: Beneath, ignored: Patterns, always: set[str]) -> Iterable[Entry]:
     waiting = [""]
     while waiting:
         parent = waiting.pop()
-        with os.scandir(directory / parent) as found:
-            names = sorted(each.name for each in found)
-        for each in names:
-            name = f"{parent}/{each}" if parent else each
-            left_out = name not in always and ignored.ignores(name)
-            status = os.lstat(directory / name)
-            is_directory = stat.S_ISDIR(status.st_mode)
-            if is_directory and (not left_out or ignored.takes_back):
-                waiting.append(name)
-            if left_out:
-                continue
-            if stat.S_ISLNK(status.st_mode):
-                yield Entry(name=name, status=status, target=os.readlink(directory / name))
-            elif is_directory or stat.S_ISREG(status.st_mode):
-                yield Entry(name=name, status=status)
-            # Sockets, pipes and devices are no content.
+        with beneath.directory(parent) as directory:
+            for each in sorted(os.listdir(directory)):
+                name = f"{parent}/{each}" if parent else each
+                left_out = name not in always and ignored.ignores(name)
+                status = os.stat(each, dir_fd=directory, follow_symlinks=False)
+                is_directory = stat.S_ISDIR(status.st_mode)
+                if is_directory and (not left_out or ignored.takes_back):
+                    waiting.append(name)
+                if left_out:
+                    continue
+                if stat.S_ISLNK(status.st_mode):
+                    target = os.readlink(each, dir_fd=directory)
+                    yield Entry(name=name, status=status, target=target)
+                elif is_directory or stat.S_ISREG(status.st_mode):
+                    yield Entry(name=name, status=status)
+                # Sockets, pipes and devices are no content.
 
 
 # -- the hash -----------------------------------------------------------------------------------
@@ -231,18 +253,31 @@ def _digest(directory: Path, dockerfile: str, entries: Iterable[Entry]) -> str:
     for each in sorted(entries, key=lambda each: each.name):
         mode, content = each.status.st_mode, each.target
         if stat.S_ISREG(mode):
-            status = each.status
-            content = _file_digest(
-                str(directory / each.name), status.st_ino, status.st_mtime_ns, status.st_size
-            )
+            content = _file_digest(str(directory), each.name, each.stamp)
         whole.update(f"\0{os.fsencode(each.name)!r}\0{mode:o}\0{content!r}".encode())
     return whole.hexdigest()[:16]
 
 
 @functools.lru_cache(maxsize=50_000)
-def _file_digest(path: str, inode: int, mtime_ns: int, size: int) -> str:
-    with open(path, "rb") as file:
+def _file_digest(directory: str, name: str, stamp: Stamp) -> str:
+    with Beneath(directory) as beneath, _opened(beneath, name, stamp) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _opened(beneath: Beneath, name: str, stamp: Stamp) -> BufferedReader:
+    """The very file that was looked at. Does not block, whatever is there now."""
+    file = os.fdopen(beneath.open(name), "rb")
+    try:
+        _check_unchanged(file, name, stamp)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _check_unchanged(file: BufferedReader, name: str, stamp: Stamp) -> None:
+    if _stamp(os.fstat(file.fileno())) != stamp:
+        raise OSError(errno.ESTALE, "it was changed meanwhile", name)
 
 
 # -- the archive --------------------------------------------------------------------------------
@@ -250,29 +285,29 @@ def _file_digest(path: str, inode: int, mtime_ns: int, size: int) -> str:
 
 async def archive(context: Context) -> AsyncGenerator[bytes]:
     """A tar of the context, as a stream: it is never whole in memory nor on disk."""
-    for each in context.entries:
-        header = _header(each)
-        yield header.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
-        if not header.isreg():
-            continue
-        left = header.size
-        try:
-            with open(context.directory / each.name, "rb") as file:
-                while left:
-                    piece = await anyio.to_thread.run_sync(file.read, min(CHUNK, left))
-                    if not piece:
-                        break
-                    left -= len(piece)
-                    yield piece
-        except OSError as error:
-            raise EnvironmentBuildError(
-                f"cannot read {context.directory / each.name}: {error.strerror}"
-            ) from error
-        if left:
-            raise EnvironmentBuildError(
-                f"{context.directory / each.name} became shorter while it was being sent"
-            )
-        yield bytes(-header.size % BLOCK)
+    name = ""
+    try:
+        with Beneath(context.directory) as beneath:
+            for each in context.entries:
+                header, name = _header(each), each.name
+                yield header.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+                if not header.isreg():
+                    continue
+                with _opened(beneath, name, each.stamp) as file:
+                    left = header.size
+                    while left:
+                        piece = await anyio.to_thread.run_sync(file.read, min(CHUNK, left))
+                        if not piece:
+                            break
+                        left -= len(piece)
+                        yield piece
+                    # Its digest names the image, which is taken for this content from then on.
+                    _check_unchanged(file, name, each.stamp)
+                yield bytes(-header.size % BLOCK)
+    except OSError as error:
+        raise EnvironmentBuildError(
+            f"cannot read {context.directory / name}: {error.strerror}", hint=NOT_NEEDED
+        ) from error
     yield bytes(2 * BLOCK)
 
 

@@ -84,7 +84,8 @@ def explained(
 
 
 def _not_started(failure: Failure, wanted: Wanted) -> EnvironmentBuildError:
-    if re.search(r"executable file not found|no such file or directory", failure.message):
+    missing = r"executable file not found|python3.*[Nn]o such file or directory"
+    if re.search(missing, failure.message):
         return EnvironmentBuildError(
             f"image {wanted.base!r} has no python3, so nothing can be built on it",
             hint="choose a base image with Python 3.9 or later, such as python:3.12-slim",

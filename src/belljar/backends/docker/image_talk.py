@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, get_args
 
 import anyio
+import anyio.lowlevel
 
 from belljar.backends.docker.dial import Connection
 from belljar.backends.docker.image_progress import Teller
@@ -19,7 +21,12 @@ from belljar.guest.wire import WireError
 
 SILENCE = 120.0  # seconds; the container says at least every ten that it is alive
 MAX_LINE = 4 * 1024 * 1024
+MOST_SAID = 64 * 1024 * 1024  # bytes in all; a build of hundreds of packages says one
 CHUNK = 64 * 1024
+
+_NOT_UNDERSTOOD = "the container said what cannot be understood"
+# What the steps tell at their end, and labels are made of.
+_FACTS = {"python": re.compile(r"3\.[0-9a-z.+-]{1,30}"), "lock": re.compile(r"[0-9a-f]{64}")}
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,7 @@ class Talk:
         self._teller = teller
         self._error: SandboxError | None = None  # in what is sent
         self._rest = b""
+        self._said = 0  # bytes
 
     async def run(self, pieces: AsyncGenerator[bytes]) -> Mapping[str, Any] | Failure:
         """Send everything, listen to the end: the facts that the steps told, or why there are
@@ -73,6 +81,8 @@ class Talk:
     async def _receive(self) -> bytes | None:
         """Some of what the steps say; None when they have ended."""
         while True:
+            # Who always has more must not keep the event loop, and everybody's time-outs, waiting.
+            await anyio.lowlevel.checkpoint()
             try:
                 data = self._connection.recv(CHUNK)
             except BlockingIOError:
@@ -97,30 +107,37 @@ class Talk:
             if data is None:
                 words = self._pieces.last_words.decode("utf-8", "replace")
                 return Failure("the container ended", "ended", tuple(words.splitlines()))
+            self._said += len(data)
+            if self._said > MOST_SAID:
+                return Failure("the container did not stop talking", "ended")
             *lines, self._rest = (self._rest + data).split(b"\n")
             if len(self._rest) > MAX_LINE:
-                return Failure("the container said what cannot be understood", "ended")
+                return Failure(_NOT_UNDERSTOOD, "ended")
             for line in lines:
                 end = self._take(line)
                 if end is not None:
                     return end
 
     def _take(self, line: bytes) -> Mapping[str, Any] | Failure | None:
+        # The base image's own Python says it, or what a package's build has started.
         try:
-            event = json.loads(line)
-        except ValueError:
-            event = None
+            return self._understood(json.loads(line))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return Failure(_NOT_UNDERSTOOD, "ended")
+
+    def _understood(self, event: object) -> Mapping[str, Any] | Failure | None:
         if not isinstance(event, dict):
-            return Failure("the container said what cannot be understood", "ended")
+            raise TypeError(event)
         if "line" in event:
             self._pass_on(str(event["line"]).strip())
         elif "step" in event:
-            self._teller.say(cast(Step, event["step"]), str(event["text"]))
+            steps = get_args(Step)
+            self._teller.say(steps[steps.index(event["step"])], str(event["text"]))
         elif "failed" in event:
             lines = tuple(map(str, event["lines"]))
             return Failure(str(event["failed"]), str(event["kind"]), lines)
         elif "done" in event:
-            return dict(event["done"])
+            return {name: _fact(event["done"], name) for name in _FACTS}
         return None
 
     def _pass_on(self, line: str) -> None:
@@ -131,3 +148,9 @@ class Talk:
             self._teller.say("downloading", line[0].lower() + line[1:])
         elif line.startswith("Prepared "):
             self._teller.say("installing", "installing")
+
+
+def _fact(told: Mapping[str, Any], name: str) -> str:
+    if _FACTS[name].fullmatch(told[name]) is None:
+        raise ValueError(name)
+    return str(told[name])

@@ -30,7 +30,7 @@ from belljar._version import __version__
 from belljar.errors import BackendUnavailable
 
 SANDBOX = "belljar.sandbox"
-BUILD = "belljar.build"  # also on containers in which an image is being built
+BUILD = "belljar.build"  # of containers in which an image is being built; else empty
 PID = "belljar.owner.pid"
 STARTED = "belljar.owner.started"
 HOST = "belljar.owner.host"
@@ -48,7 +48,7 @@ _MOMENT = "%Y-%m-%dT%H:%M:%SZ"
 def labels(sandbox: str, project: str | None = None) -> dict[str, str]:
     """The labels of a container that this process is about to make."""
     us = Owner.current()
-    found = {
+    return {
         SANDBOX: sandbox,
         PID: str(us.pid),
         STARTED: str(us.started),
@@ -56,8 +56,10 @@ def labels(sandbox: str, project: str | None = None) -> dict[str, str]:
         PID_NAMESPACE: str(us.pid_namespace),
         CREATED: time.strftime(_MOMENT, time.gmtime()),
         VERSION: __version__,
+        # A container inherits its image's labels, but for those that it has itself.
+        BUILD: "",
+        PROJECT: project or "",
     }
-    return found if project is None else found | {PROJECT: project}
 
 
 def name_of(labels: Mapping[str, str]) -> str:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import anyio
 
 from belljar.backends.base import Reading
-from belljar.backends.docker.engine import Engine, EngineError
+from belljar.backends.docker.engine import Engine, EngineError, proper
 from belljar.backends.native.cgroup import plan
 from belljar.backends.native.cgroup.meters import Meters
 
@@ -93,7 +93,7 @@ class Remote:
         else:
             with contextlib.suppress(KeyError, TypeError):
                 cpu = stats["cpu_stats"]["cpu_usage"]["total_usage"] / 1e9
-            with contextlib.suppress(KeyError, TypeError):
+            with contextlib.suppress(KeyError, TypeError, AttributeError):
                 memory = stats["memory_stats"]
                 current = memory["usage"]
                 peak = memory.get("max_usage") or current
@@ -127,6 +127,7 @@ async def ran_out_of_memory(engine: Engine, container: str) -> bool:
     """Of a container that is no more: whether its whole memory was gone."""
     try:
         seen = await engine.request("GET", f"/containers/{container}/json", timeout=TIMEOUT)
+        with proper(engine, "about the container"):
+            return bool(seen["State"].get("OOMKilled"))
     except EngineError:
         return False
-    return bool(seen["State"].get("OOMKilled"))

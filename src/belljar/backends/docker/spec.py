@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import posixpath
 import random
 import stat
 from collections.abc import Iterable, Mapping, Sequence
@@ -50,7 +51,8 @@ _PROC = (
     "zoneinfo",
 )
 # And elsewhere: no terminals, no message queues as files, no name servers of the host's.
-_ELSEWHERE = ("/dev/pts", "/dev/mqueue", "/etc/resolv.conf")
+_NAME_SERVERS = "/etc/resolv.conf"
+_ELSEWHERE = ("/dev/pts", "/dev/mqueue", _NAME_SERVERS)
 # Drivers' libraries look for their devices here.
 _FOR_DEVICES = ("/sys", "/proc/bus", "/proc/devices", "/proc/driver")
 _SECRETS = ("/sys/firmware", "/sys/devices/virtual/powercap", "/sys/kernel")
@@ -96,7 +98,7 @@ def body(
         "StopSignal": "SIGKILL",
         "StopTimeout": 0,
         "HostConfig": {
-            **_isolation(docker, facts, filter_ or seccomp(spec, facts)),
+            **_isolation(docker, facts, filter_ or seccomp(spec, facts), spec.network),
             **_network(spec.network),
             **_resources(spec.limits, docker, facts),
             **_files(spec, docker, facts, uid, volumes),
@@ -186,8 +188,10 @@ def _check_runtime(docker: Docker, facts: Facts) -> None:
     )
 
 
-def _isolation(docker: Docker, facts: Facts, filter_: str) -> dict[str, object]:
+def _isolation(docker: Docker, facts: Facts, filter_: str, network: str) -> dict[str, object]:
     masked = [f"/proc/{name}" for name in _PROC] + ["/sys", *_ELSEWHERE]
+    if network == "open":
+        masked.remove(_NAME_SERVERS)
     if _wants_devices(docker):
         masked = [path for path in masked if path not in _FOR_DEVICES] + list(_SECRETS)
     options = ["no-new-privileges", f"seccomp={filter_}"]
@@ -269,7 +273,7 @@ def _files(
     }
     # What an image declares as a volume is a directory on the engine's disk, without any limit:
     # read-only, with what the image has there. Where nobody does that, it is covered.
-    sealed = [path for path in volumes if path not in tmpfs]
+    sealed = sorted({as_mounted(path) for path in volumes} - tmpfs.keys())
     read_only = ["/proc/bus", "/proc/driver"]  # they may be seen if there are devices
     if facts.engine == "docker" and own_kernel(docker.runtime or facts.default_runtime) is None:
         read_only += sealed
@@ -284,6 +288,11 @@ def _files(
         "ShmSize": limits.tmp,
         "Mounts": [_bind(mount, facts) for mount in spec.mounts],
     }
+
+
+def as_mounted(path: str) -> str:
+    """A place as an engine takes it, by its letters: what an image writes may say it otherwise."""
+    return posixpath.normpath(f"/{path.lstrip('/')}")
 
 
 def _tmpfs(size: int, inodes: int, uid: int, facts: Facts, *, noexec: bool) -> str:

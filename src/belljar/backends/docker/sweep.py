@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 
 from belljar.backends.docker import owner, removal
-from belljar.backends.docker.engine import Engine, EngineError
+from belljar.backends.docker.engine import Engine, EngineError, proper
 
 SWEEP_TIMEOUT = 20.0  # seconds for the removals, all together
 LIST_TIMEOUT = 10.0
@@ -70,7 +70,8 @@ async def sweep(
         query={"all": True, "filters": {"label": [owner.PID]}},
         timeout=min(timeout, LIST_TIMEOUT),
     )
-    leftovers = decide([found(each) for each in listed or []], living)
+    with proper(engine, "about its containers"):
+        leftovers = decide([found(each) for each in listed or []], living)
     if dry_run:
         return [_swept(each, removed=False) for each in leftovers]
     return await _remove_all(engine, leftovers, timeout)
@@ -98,8 +99,7 @@ def _is_leftover(container: Found, living: Collection[str] | None) -> bool:
         return False
     if owner.is_orphan(labels, running=container.running):
         return True
-    # A build minds its own container. (Those of an image that was built here inherit the label,
-    # but empty.)
+    # A build minds its own container. (A guest's has the label too, but empty.)
     if living is None or labels.get(owner.BUILD) or not owner.is_ours(labels):
         return False
     return labels[owner.SANDBOX] not in living

@@ -23,9 +23,9 @@ from belljar.backends.native.guest import (
     hello,
     remove_cgroup,
 )
-from belljar.backends.native.zygotes import Zygote, ZygoteGone, failure
+from belljar.backends.native.zygotes import EXHAUSTED, Zygote, ZygoteGone, failure
 from belljar.environment import Environment, build
-from belljar.errors import BackendUnavailable, LimitNotEnforceable, StartError
+from belljar.errors import BackendUnavailable, LimitNotEnforceable, SandboxError, StartError
 from belljar.isolation import Isolation
 from belljar.mount import Mount
 
@@ -49,6 +49,18 @@ class NativeBackend:
         )
 
     async def start(self, spec: GuestSpec) -> Guest:
+        try:
+            return await self._start_twice(spec)
+        except SandboxError:
+            raise
+        except OSError as error:
+            raise StartError(f"no guest could be started: {error}", hint=EXHAUSTED) from error
+        except RuntimeError as error:
+            if "start new thread" not in str(error):
+                raise
+            raise StartError(f"no guest could be started: {error}", hint=EXHAUSTED) from error
+
+    async def _start_twice(self, spec: GuestSpec) -> Guest:
         zygote = await self._zygote(_key(spec))
         try:
             return await self._start(spec, zygote)
@@ -175,7 +187,8 @@ class NativeBackend:
             with theirs:
                 ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
                 join = group.join_fds() if group is not None else []
-                zygote.spawn(_request(spec, zygote, in_cgroup), [theirs.fileno(), *join])
+                request = _request(spec, zygote, in_cgroup)
+                zygote.spawn(request, spec.env, theirs.fileno(), join)
             if group is not None:
                 group.close_join_fds()
             stream = SocketStream(ours)
@@ -224,7 +237,6 @@ def _request(spec: GuestSpec, zygote: Zygote, in_cgroup: frozenset[str]) -> dict
         else plan.affinity(limits.cpus, os.sched_getaffinity(0)),
         # Without a cgroup nothing counts pages that are in no process's memory.
         "deny_hidden_memory": "memory" not in in_cgroup,
-        "env": dict(spec.env),
         **plan.writable(spec.mounts),
     }
 

@@ -29,6 +29,7 @@ _NAMESPACES = (
 def main(config: Dict[str, Any]) -> NoReturn:
     control = socket.socket(fileno=config["control"])
     step = "start"
+    os.umask(0o022)  # the new root is entered by another user than the caller
     try:
         sys_.prctl(sys_.PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != config["parent"]:

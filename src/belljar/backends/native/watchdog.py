@@ -5,12 +5,12 @@ Best effort, and said to be so: between two looks a guest may pass its limit.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 
 from belljar.backends.base import Reading
 
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -33,29 +33,15 @@ class Watchdog:
         shares = {pid: _share(pid) for pid in pids if pid != self._init}
         total = sum(shares.values())
         self._peak = max(self._peak, total)
-        if total > self._memory and self._kill(max(shares, key=lambda p: self._badness(p, shares))):
+        if total > self._memory and kill(
+            max(shares, key=lambda p: self._badness(p, shares)), self._init
+        ):
             self.kills += 1
 
     def _badness(self, pid: int, shares: dict[int, int]) -> float:
         """As the kernel would weigh it: what runs goes before what is parked."""
         adjusted = int(_words(f"/proc/{pid}/oom_score_adj", 0)) / 1000
         return shares[pid] + self._memory * adjusted
-
-    def _kill(self, pid: int) -> bool:
-        """By descriptor, and only if it is still the guest's: numbers are used again."""
-        try:
-            pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            return False
-        try:
-            if pid not in processes(self._init):
-                return False
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            return True
-        except ProcessLookupError:
-            return False
-        finally:
-            os.close(pidfd)
 
     def reading(self, *, from_now: bool = False, now: bool = False) -> Reading:
         pids = processes(self._init)
@@ -76,6 +62,19 @@ class Watchdog:
         )
 
 
+def kill(pid: int, init: int) -> bool:
+    """By descriptor, and only if it is still the guest's: numbers are used again."""
+    with contextlib.suppress(ProcessLookupError):
+        pidfd = os.pidfd_open(pid)
+        try:
+            if pid in processes(init):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                return True
+        finally:
+            os.close(pidfd)
+    return False
+
+
 def processes(init: int) -> list[int]:
     """PID 1 of the guest and all below it: orphans become its children, so none is missed."""
     found, todo = [], [init]
@@ -92,7 +91,9 @@ def processes(init: int) -> list[int]:
 
 
 def _resident(pid: int) -> int:
-    return int(_words(f"/proc/{pid}/statm", 1)) * _PAGE
+    """Without pages of programs and libraries, which are the host's: a guest could map those so
+    often that to look closer takes a second, while all others wait to be looked at."""
+    return 1024 * sum(_kilobytes(f"/proc/{pid}/status", "RssAnon", "RssShmem").values())
 
 
 def _share(pid: int) -> int:

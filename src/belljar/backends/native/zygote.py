@@ -5,6 +5,7 @@ reason, the kernel ends every guest with it.
 """
 
 import base64
+import contextlib
 import gc
 import importlib
 import json
@@ -152,16 +153,16 @@ def _fork_guest(
 ) -> None:
     """The next child is PID 1 of a new pid namespace; the one after it shall not be."""
     try:
+        # Before, not after: what fails then is the next guest's, and is tried again for each.
+        sys_.setns(own_pids, sys_.CLONE_NEWPID)
         sys_.unshare(sys_.CLONE_NEWPID)
-        try:
-            if sys_.fork() == 0:
-                _guest(config, request, fds)
-        finally:
-            sys_.setns(own_pids, sys_.CLONE_NEWPID)
+        if sys_.fork() == 0:
+            _guest(config, request, fds)
     except OSError as error:
         # Out of processes or of namespaces: this guest's misfortune, not that of the others.
         failure = {"failed": "fork", "errno": error.errno, "message": str(error)}
-        os.write(fds[0], wire.pack(wire.HELLO, 0, failure))
+        with contextlib.suppress(OSError):  # who asked has given it up
+            os.write(fds[0], wire.pack(wire.HELLO, 0, failure))
     for fd in fds:
         os.close(fd)
 
@@ -176,12 +177,12 @@ def _guest(config: Dict[str, Any], request: Dict[str, Any], fds: List[int]) -> N
         spec = {**request, "seccomp": config["seccomp"]}
         if request["deny_hidden_memory"]:
             spec["seccomp"] = base64.b64decode(config["seccomp_stricter"])
-        facts = confine.confine(spec, fds[1:])
+        facts = confine.confine(spec, fds[2:])
         if facts["escaped"]:
             raise confine.StepFailed("probe", OSError(f"it can still {facts['escaped']}"))
         store = facts.pop("store")
         channel.sendall(wire.pack(wire.HELLO, 0, facts))
-        os.environ.update(request["env"])  # the rest is as the zygote was started with
+        os.environ.update(_take_environment(fds[1]))  # the rest is as the zygote was started with
         setup = {
             "workspace": request["workdir"],
             "store": store,
@@ -204,6 +205,13 @@ def _guest(config: Dict[str, Any], request: Dict[str, Any], fds: List[int]) -> N
         channel.sendall(wire.pack(wire.HELLO, 0, failure))
     finally:
         os._exit(1)
+
+
+def _take_environment(fd: int) -> Dict[str, str]:
+    """Not among the request: what the zygote has read, all later guests find in their memory."""
+    with open(fd, "rb") as file:
+        taken: Dict[str, str] = json.load(file)
+        return taken
 
 
 def _worker_started() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import json
 import os
 import platform
@@ -84,13 +85,15 @@ class Zygote:
         self.baseline = 0
         self._name = built.environment.name
         self._hold = hold
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, _memfd(bundle.make(self._config(built, theirs.fileno()))) as source:
-            try:
+        try:
+            self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs, _memfd(bundle.make(self._config(built, theirs.fileno()))) as source:
                 self._process = _spawn(source, theirs.fileno())
-            except OSError as error:
-                self._let_go()
+        except BaseException as error:
+            self._let_go()
+            if isinstance(error, OSError):
                 raise StartError(f"the zygote did not start: {error}") from error
+            raise
 
     def _config(self, built: Built, control: int) -> dict[str, object]:
         profile = seccomp.load_profile()
@@ -128,6 +131,9 @@ class Zygote:
             raise StartError(
                 f"the imports of environment {self._name!r} took more than {START_TIMEOUT:.0f} s"
             ) from None
+        except BaseException:
+            self.close()
+            raise
         if not data:
             status = self._process.wait()
             self.close()
@@ -142,18 +148,27 @@ class Zygote:
         self.baseline = int(answer["data"])
         self._control.setblocking(False)
 
-    def spawn(self, request: Mapping[str, object], fds: Sequence[int]) -> None:
-        """Ask for a guest; it answers on its own channel, fds[0]."""
+    def spawn(
+        self,
+        request: Mapping[str, object],
+        env: Mapping[str, str],
+        channel: int,
+        join: Sequence[int],
+    ) -> None:
+        """Ask for a guest; it answers on its own channel. What it alone may know, its environment
+        variables, it reads by itself."""
         message = json.dumps(request).encode()
-        if len(message) > MAX_REQUEST:
+        secret = json.dumps(dict(env)).encode()
+        if len(secret) > MAX_REQUEST:
             raise InvalidOption(
-                f"the options of the sandbox take {len(message)} bytes, more than {MAX_REQUEST}",
-                hint="is `env` that large? write a file instead",
+                f"the variables of the sandbox take {len(secret)} bytes, more than {MAX_REQUEST}",
+                hint="`env` is not for data: write a file instead",
             )
-        try:
-            socket.send_fds(self._control, [message], fds)
-        except OSError as error:
-            raise ZygoteGone(f"the zygote is gone: {error}") from error
+        with _memfd(secret) as variables:
+            try:
+                socket.send_fds(self._control, [message], [channel, variables, *join])
+            except OSError as error:
+                raise ZygoteGone(f"the zygote is gone: {error}") from error
 
     def died(self) -> bool:
         """Whether it has ended, or is about to: its parent needs a moment to notice."""
@@ -182,7 +197,8 @@ class Zygote:
         self._process.returncode = 0  # so that Popen does not wait for another's child
 
     def _let_go(self) -> None:
-        self._control.close()
+        if hasattr(self, "_control"):
+            self._control.close()
         if self._hold >= 0:
             os.close(self._hold)
             self._hold = -1
@@ -228,6 +244,10 @@ def _b64(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
+# What says that this machine is full just now, not what it allows.
+PASSING = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.EIO)
+EXHAUSTED = "out of memory, descriptors (ulimit -n) or processes (ulimit -u) on this host?"
+
 _REMEDIES = {
     "user namespace": "user namespaces are forbidden for this user: allow them (sysctl "
     "kernel.unprivileged_userns_clone=1, user.max_user_namespaces>0, on Ubuntu also "
@@ -249,8 +269,10 @@ def failure(answer: Mapping[str, object], environment: str) -> SandboxError:
             f"the preload or warmup of environment {environment!r} failed: {answer['message']}",
             hint=_REMEDIES[step],
         )
-    kind = StartError if step in ("threads", "fork") else BackendUnavailable
+    passing = answer.get("errno") in PASSING
+    kind = StartError if step in ("threads", "fork") or passing else BackendUnavailable
+    hint = _REMEDIES.get(step, "`belljar doctor` tells what this host allows")
     return kind(
         f"could not confine a guest of environment {environment!r} ({step}): {answer['message']}",
-        hint=_REMEDIES.get(step, "`belljar doctor` tells what this host allows"),
+        hint=EXHAUSTED if passing else hint,
     )

@@ -5,7 +5,7 @@
 # timeout: 1
 # within: 8
 # oracle: tasks
-# control: simulated, by r20_fork_limit: never run unconfined
+# control: simulated by r20_fork_limit: never run unconfined
 import os
 
 from hostile import CONFINED

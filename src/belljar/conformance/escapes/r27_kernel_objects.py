@@ -4,7 +4,7 @@
 # limits: memory=64m
 # within: 15
 # oracle: memory
-# control: simulated, by r22_memory: the same counter
+# control: simulated by r22_memory: the same counter
 import os
 
 for number in range(60_000):

@@ -4,7 +4,7 @@
 # timeout: 30
 # within: 30
 # oracle: none
-# control: simulated: the census after closing, which sees a process or mount that stays
+# control: simulated by census: a process that stays is seen
 import os
 
 os.chdir("/workspace")

@@ -2,7 +2,7 @@
 # attempt: a daemon that has left its session, its group and its parent
 # expect: outcome=ok
 # oracle: none
-# control: simulated: test_control_of_the_census
+# control: simulated by census: a daemon of the host is seen
 import os
 import time
 

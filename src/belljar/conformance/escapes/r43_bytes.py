@@ -1,7 +1,7 @@
 # row: 43
 # attempt: output that is no text
 # expect: outcome=ok
-# control: simulated: the test looks for the text around it
+# control: simulated by output_that_is_no_text: the text around it must arrive
 import os
 import sys
 

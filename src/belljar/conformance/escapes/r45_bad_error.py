@@ -1,7 +1,7 @@
 # row: 45
 # attempt: an error whose text is no text
 # expect: outcome=error|killed|lost
-# control: simulated: test_control_of_the_verdict
+# control: simulated by verdict
 from hostile import DONE, SYNCED, forge, worker
 
 runner, request = worker()

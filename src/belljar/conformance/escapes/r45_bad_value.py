@@ -1,7 +1,7 @@
 # row: 45, 56
 # attempt: "ok" with a value that is none
 # expect: outcome=killed|error|lost|ok
-# control: simulated: test_control_of_the_verdict
+# control: simulated by verdict
 from hostile import DONE, SYNCED, forge, worker
 
 runner, request = worker()

@@ -3,7 +3,7 @@
 # expect: outcome=killed|ok|error
 # within: 5
 # keeps: files
-# control: simulated: test_control_of_the_verdict
+# control: simulated by verdict
 import time
 
 from hostile import RESULT, forge, worker

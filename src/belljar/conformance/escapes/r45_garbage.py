@@ -2,7 +2,7 @@
 # attempt: random bytes on every descriptor
 # expect: outcome=killed|ok|output_limit
 # within: 5
-# control: simulated: test_control_of_the_verdict
+# control: simulated by verdict
 import os
 
 for _ in range(20):

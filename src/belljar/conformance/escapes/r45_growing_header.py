@@ -4,7 +4,7 @@
 # timeout: 2
 # within: 3
 # keeps: files
-# control: simulated: test_control_of_the_verdict
+# control: simulated by verdict
 import time
 
 from hostile import DONE, SYNCED, forge, worker

@@ -2,7 +2,7 @@
 # attempt: a frame that announces four gigabytes
 # expect: outcome=killed
 # within: 5
-# control: simulated: test_control_of_the_verdict
+# control: simulated by verdict
 import struct
 import time
 

@@ -4,7 +4,7 @@
 # timeout: 10
 # within: 8
 # oracle: flood
-# control: simulated: test_control_of_the_flood_oracle
+# control: simulated by flood
 from hostile import RESULT, forge, worker
 
 runner, request = worker()

@@ -5,6 +5,6 @@
 # timeout: 10
 # within: 8
 # oracle: flood
-# control: simulated: test_control_of_the_flood_oracle
+# control: simulated by flood
 while True:
     display("x" * 1000)  # noqa: F821

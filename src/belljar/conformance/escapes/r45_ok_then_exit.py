@@ -1,7 +1,7 @@
 # row: 45, 47
 # attempt: say "ok" on the worker's own socket, then exit with 1
 # expect: outcome=killed exit_code=1
-# control: simulated: test_control_of_the_verdict
+# control: simulated by verdict
 import os
 
 from hostile import DONE, forge, worker

@@ -1,7 +1,7 @@
 # row: 45
 # attempt: a status nobody knows, with every field of the wrong type
 # expect: outcome=killed|error|lost|ok
-# control: simulated: test_control_of_the_verdict
+# control: simulated by verdict
 from hostile import DONE, SYNCED, forge, worker
 
 runner, request = worker()

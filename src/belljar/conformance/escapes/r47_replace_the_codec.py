@@ -2,7 +2,7 @@
 # attempt: replace the codec, the builtins and the streams, then raise
 # expect: outcome=error|killed|ok
 # within: 5
-# control: simulated: test_control_of_the_verdict
+# control: simulated by verdict
 import builtins
 import json
 import sys

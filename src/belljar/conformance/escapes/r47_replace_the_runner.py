@@ -1,7 +1,7 @@
 # row: 47
 # attempt: replace what the runner is made of, then die with 7
 # expect: outcome=killed exit_code=7
-# control: simulated: test_control_of_the_verdict
+# control: simulated by verdict
 import builtins
 import json
 import os

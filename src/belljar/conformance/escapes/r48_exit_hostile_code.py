@@ -1,7 +1,7 @@
 # row: 48
 # attempt: SystemExit whose code runs code when it is looked at
 # expect: outcome=exit|error|killed
-# control: simulated: test_control_of_the_verdict
+# control: simulated by verdict
 
 
 class Code:

@@ -1,5 +1,5 @@
 # row: 48
 # attempt: raise KeyboardInterrupt as if the caller had
 # expect: outcome=error error=KeyboardInterrupt
-# control: simulated: test_control_of_the_verdict
+# control: simulated by verdict
 raise KeyboardInterrupt

@@ -1,9 +1,9 @@
 # row: 50
 # attempt: overflow the C stack
-# expect: outcome=killed|error
-# within: 10
-# timeout: 8
-# control: simulated: test_control_of_the_verdict
+# expect: outcome=killed|error|timeout
+# within: 30
+# timeout: 20
+# control: simulated by verdict
 import sys
 
 sys.setrecursionlimit(10**9)

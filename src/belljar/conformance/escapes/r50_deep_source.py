@@ -2,6 +2,6 @@
 # attempt: overflow the compiler
 # expect: outcome=killed|error|out_of_memory
 # within: 10
-# control: simulated: test_control_of_the_verdict
+# control: simulated by verdict
 compile("(" * 100_000 + ")" * 100_000, "x", "exec")
 eval("-" * 500_000 + "1")

@@ -2,7 +2,7 @@
 # attempt: close every descriptor
 # expect: outcome=killed
 # within: 5
-# control: simulated: test_control_of_the_verdict
+# control: simulated by verdict
 import os
 
 os.closerange(0, 1000)

@@ -3,7 +3,7 @@
 # expect: outcome=killed
 # within: 5
 # timeout: 2
-# control: simulated: test_control_of_the_verdict
+# control: simulated by verdict
 import os
 
 from hostile import worker

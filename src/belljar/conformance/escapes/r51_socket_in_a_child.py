@@ -2,7 +2,7 @@
 # attempt: leave the runner's socket with a child, and exit
 # expect: outcome=killed exit_code=5
 # within: 5
-# control: simulated: test_control_of_the_verdict
+# control: simulated by verdict
 import os
 import time
 

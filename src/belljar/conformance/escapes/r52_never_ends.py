@@ -2,7 +2,7 @@
 # attempt: hang at the end: atexit, a finaliser, a thread that is waited for
 # expect: outcome=ok
 # within: 3
-# control: simulated: test_control_of_the_verdict
+# control: simulated by verdict
 import atexit
 import threading
 import time

@@ -2,7 +2,7 @@
 # attempt: a result that lies about its class, its attributes, its length
 # expect: outcome=ok|error|exit
 # within: 5
-# control: simulated: test_control_of_the_verdict
+# control: simulated by verdict
 
 
 class Meta(type):

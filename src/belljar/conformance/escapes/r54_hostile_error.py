@@ -3,7 +3,7 @@
 # expect: outcome=error|killed|exit
 # within: 5
 # timeout: 3
-# control: simulated: test_control_of_the_verdict
+# control: simulated by verdict
 
 
 class Hostile(Exception):

@@ -3,5 +3,5 @@
 # expect: outcome=ok|output_limit|out_of_memory
 # within: 8
 # oracle: flood
-# control: simulated: test_control_of_the_flood_oracle
+# control: simulated by flood
 "x" * (100 << 20)

@@ -1,7 +1,7 @@
 # row: 54
 # attempt: a result whose text ends the runner
 # expect: outcome=killed exit_code=9
-# control: simulated: test_control_of_the_verdict
+# control: simulated by verdict
 import os
 
 

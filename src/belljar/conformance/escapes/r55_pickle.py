@@ -1,7 +1,7 @@
 # row: 55
 # attempt: a result that would run code on the host if it were unpickled there
 # expect: outcome=ok
-# control: simulated: test_control_of_the_unpickled_result
+# control: simulated by unpickled: the same result, unpickled on purpose
 import pickle
 
 from hostile import target

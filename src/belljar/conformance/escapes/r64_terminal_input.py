@@ -1,7 +1,7 @@
 # row: 64
 # attempt: type into the terminal of the caller
 # expect: outcome=ok
-# control: simulated: test_terminal_input_cannot_be_forged
+# control: simulated by terminal: the caller itself types
 import ctypes
 import os
 

@@ -2,7 +2,7 @@
 # attempt: the metadata services of clouds; names, which could carry data out
 # expect: outcome=ok
 # within: 8
-# control: simulated: test_the_guest_has_no_way_out_but_loopback
+# control: simulated by way_out: the host has devices and routes where the guest has none
 import socket
 
 from hostile import attempt

@@ -1,7 +1,7 @@
 # row: 76
 # attempt: set the clock, the host's name, kernel variables
 # expect: outcome=ok
-# control: simulated: test_control_of_the_host_values; never run unconfined
+# control: simulated by host: never run unconfined
 import ctypes
 import socket
 import time

@@ -1,7 +1,7 @@
 # row: 77
 # attempt: reboot, load kernels and modules, swap, accounting
 # expect: outcome=ok
-# control: simulated: never run unconfined; the host's boot id, modules and swaps are read
+# control: simulated by host: never run unconfined
 import ctypes
 
 from hostile import CONFINED, syscall

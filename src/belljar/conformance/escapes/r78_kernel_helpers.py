@@ -1,7 +1,7 @@
 # row: 78
 # attempt: make the kernel run a program of ours on the host
 # expect: outcome=ok
-# control: simulated: test_control_of_the_host_values; never run unconfined
+# control: simulated by host: never run unconfined
 import glob
 import os
 

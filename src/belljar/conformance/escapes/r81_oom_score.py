@@ -4,7 +4,7 @@
 # limits: memory=64m
 # within: 10
 # oracle: memory
-# control: simulated, by r22_memory: the same counter
+# control: simulated by r22_memory: the same counter
 import glob
 import os
 

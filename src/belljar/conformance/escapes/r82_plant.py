@@ -1,7 +1,7 @@
 # row: 82
 # attempt: plant code that the next interpreter, shell or sandbox would load
 # expect: outcome=ok
-# control: simulated: test_planted_files_are_not_loaded
+# control: simulated by planted: the same variable, set on purpose, is seen
 import os
 import site
 import sys

@@ -3,7 +3,7 @@
 # expect: outcome=timeout
 # timeout: 0.5
 # within: 4
-# control: simulated: test_control_of_the_verdict; never run unconfined
+# control: simulated by verdict: never run unconfined
 import os
 import signal
 import time

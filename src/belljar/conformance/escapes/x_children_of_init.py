@@ -3,7 +3,7 @@
 # expect: outcome=ok
 # within: 8
 # machine: x86_64
-# control: simulated: test_control_of_the_verdict
+# control: simulated by verdict
 import os
 import signal
 

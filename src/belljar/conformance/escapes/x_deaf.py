@@ -3,7 +3,7 @@
 # expect: outcome=killed|ok|timeout
 # within: 6
 # timeout: 2
-# control: simulated: test_control_of_the_verdict
+# control: simulated by verdict
 import socket
 
 from hostile import worker

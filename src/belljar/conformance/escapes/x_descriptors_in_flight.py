@@ -1,7 +1,7 @@
 # row: 26, 33
 # attempt: park so many descriptors in sockets that init can pass none
 # expect: outcome=ok
-# control: simulated: test_a_sandbox_cannot_use_up_what_its_neighbours_need
+# control: simulated by neighbours: the greedy guest is told what it could take
 import os
 import socket
 

@@ -2,7 +2,7 @@
 # attempt: fill init with descriptors sent over the runner's socket
 # expect: outcome=ok|killed
 # oracle: init
-# control: simulated: test_posture knows how many init has
+# control: simulated by itself: the descriptors of init are counted
 import os
 import socket
 

@@ -3,7 +3,7 @@
 # expect: outcome=killed
 # within: 5
 # timeout: 3
-# control: simulated: test_control_of_the_verdict
+# control: simulated by verdict
 import socket
 
 from hostile import worker

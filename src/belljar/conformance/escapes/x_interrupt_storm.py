@@ -3,7 +3,7 @@
 # expect: outcome=ok|error|killed
 # within: 5
 # next: later
-# control: simulated: test_control_of_the_verdict
+# control: simulated by verdict
 import os
 import signal
 import subprocess

@@ -1,7 +1,7 @@
 # row: 15, 19
 # attempt: end or stop init with every signal, by every call that sends one
 # expect: outcome=ok
-# control: simulated: test_control_of_the_verdict; never run unconfined
+# control: simulated by verdict: never run unconfined
 import fcntl
 import os
 import signal

@@ -2,7 +2,7 @@
 # attempt: leave zombies and stopped processes, up to the limit
 # expect: outcome=ok
 # limits: processes=16
-# control: simulated, by r20_fork_limit
+# control: simulated by r20_fork_limit: the same counter
 import os
 import signal
 import time

@@ -1,0 +1,263 @@
+"""How guests begin and end: with their host, with every layer on, and without a trace."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from unittest import mock
+
+from belljar import channel
+from belljar.backends.native import cgroup, seccomp
+from belljar.conformance.checks import check
+from belljar.conformance.footprint import control_groups, settle, take
+from belljar.conformance.guests import init_of
+from belljar.conformance.posture import status, threads
+from belljar.conformance.processes import TooLate, alive, descendants, process, tree, wait_until
+from belljar.conformance.results import Look, NotHere, NotRun
+from belljar.conformance.stage import Stage, is_visible
+from belljar.environment import Environment
+from belljar.errors import BackendUnavailable, SandboxError
+
+_HOST = """
+import sys
+sys.path[:0] = {path!r}
+from belljar import Sandbox
+sandbox = Sandbox.create(environment="python", **{options!r})
+sandbox.run_code("import os, time\\nif os.fork() == 0: os.setsid(); time.sleep(600)")
+print(sandbox._sandbox._place.guest.pid, flush=True)
+sandbox.run_code("import time; time.sleep(600)", timeout=600)
+"""
+
+
+@check(
+    39,
+    what="the host's process is killed while its guest runs, with a daemon in it",
+    expected="the guest, its daemon and all helpers end with it",
+)
+def killed_host(stage: Stage, look: Look) -> None:
+    program = _HOST.format(path=[p for p in sys.path if p], options=dict(stage.options))
+    host = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert host.stdout is not None
+    try:
+        init = int(host.stdout.readline() or 0)
+        if not init:
+            raise NotHere("the guest is on another machine")
+        found = {pid: process(pid) for pid in {*tree(host.pid), *tree(init)}}
+        before = {pid: p.started for pid, p in found.items() if p}
+    finally:
+        host.kill()
+        host.wait()
+        host.stdout.close()
+    few = 2 if stage.setting.gvisor else 4  # host, init, worker, its daemon
+    look.control(len(before) >= few, f"{len(before)} processes were there before")
+    try:
+        wait_until(
+            lambda: not [p for p, started in before.items() if alive(p, started)],
+            timeout=20.0,
+            what="their end",
+        )
+        look.saw(f"all {len(before)} have ended")
+    except TooLate as error:
+        left = [str(process(p)) for p, started in before.items() if alive(p, started)]
+        look.wrong(f"{error}: {left}")
+    if not stage.setting.docker:
+        cgroup.sweep()  # as the next process that starts a sandbox does
+        groups = control_groups(f"belljar-{host.pid}-")
+        look.expect(not groups, "no control group of it is left", groups)
+
+
+@check(
+    89,
+    what="start and end sandboxes in every way: closed, killed from outside, killed in a cell",
+    expected="no process, descriptor, mount, control group, namespace or file is left",
+)
+def starts_and_ends(stage: Stage, look: Look, times: int = 12) -> None:
+    stage.open(strict=False).run_code("1")
+    before = take(stage.setting)
+    for number in range(times):
+        sandbox = stage.open(strict=False)
+        init = init_of(sandbox)
+        if number % 3 == 0:
+            sandbox.run_code("import os; os.fork() or os._exit(1)")
+        elif number % 3 == 1 and init:
+            with contextlib.suppress(PermissionError):  # it is another user's
+                os.kill(init, signal.SIGKILL)
+        else:
+            threading.Timer(0.01, sandbox.kill).start()
+            with contextlib.suppress(SandboxError):
+                sandbox.run_code("import time; time.sleep(5)")
+        sandbox.close()
+    # asyncio keeps pidfds of children that it has not been told of yet.
+    left = [line for line in settle(before, stage.setting) if "pidfd" not in line]
+    look.expect(not left, f"{times} sandboxes have left nothing", left)
+    reading, writing = os.pipe()
+    look.control(settle(before, stage.setting, timeout=0.1), "a pipe left open is seen")
+    os.close(reading)
+    os.close(writing)
+
+
+@check(
+    90,
+    what="a layer that cannot be put on: a filter that the kernel refuses",
+    expected="no guest at all; the step is named",
+)
+def missing_layer(stage: Stage, look: Look) -> None:
+    if stage.setting.docker:
+        raise NotHere("the layers of a container are its engine's to put on")
+    before = {p.pid for p in descendants(os.getpid())}
+    with mock.patch.object(seccomp, "compile_profile", return_value=b"\xff" * 64):
+        try:
+            stage.open(environment=Environment("without-seccomp"), strict=False)
+            look.wrong("a guest started without its filter")
+        except BackendUnavailable as error:
+            look.expect("seccomp" in str(error), f"refused: {error.message}", error)
+
+    def few() -> bool:  # the launcher and the zygote of that environment
+        return len([p for p in descendants(os.getpid()) if p.pid not in before]) <= 2
+
+    try:
+        wait_until(few, timeout=20.0, what="the end of the guest that is none")
+        look.saw("nothing of it is left")
+    except TooLate as error:
+        look.wrong(str(error))
+    look.control(stage.newborn_answers(), "with the filter, a guest starts")
+
+
+@check(
+    90,
+    what="code before every layer is on",
+    expected="nothing is sent to a guest before it has been looked at",
+)
+def layers_come_first(stage: Stage, look: Look) -> None:
+    sent: list[int] = []
+    send = channel.Channel.send
+
+    async def watched(self: channel.Channel, *args: object) -> None:
+        sent.append(len(args))
+        await send(self, *args)  # type: ignore[arg-type]
+
+    with mock.patch.object(channel.Channel, "send", watched):
+        sandbox = stage.open(strict=False)
+        look.expect(not sent, "nothing was sent while it started", len(sent))
+        init = init_of(sandbox)
+        if is_visible(init) and not stage.setting.gvisor:
+            state = status(init)
+            found = (state["Seccomp"], state["NoNewPrivs"], int(state["CapBnd"], 16))
+            look.expect(found == ("2", "1", 0), f"filter, no_new_privs, capabilities: {found}")
+        sandbox.run_code("1")
+        look.control(sent, f"{len(sent)} messages are counted when a cell is run")
+
+
+@check(
+    90,
+    what="kill guests while they are being set up",
+    expected="one that was not confined yet never ran code; others start",
+)
+def killed_in_setup(stage: Stage, look: Look, times: int = 10) -> None:
+    if stage.setting.docker:
+        raise NotHere("a container is confined before its first process is there")
+    sandbox = stage.open(strict=False)
+    sandbox.run_code("1")
+    first = process(init_of(sandbox))
+    assert first is not None
+    if not _children_of(first.parent).exists():
+        raise NotRun("this kernel does not list the children of a process")
+    hunter = _Hunter(first.parent)
+    failures = 0
+    stage.canaries.reset()
+    with hunter:
+        for _ in range(times):
+            try:
+                stage.open(strict=False).run_code("1")
+            except SandboxError:
+                failures += 1
+    look.expect(
+        len(hunter.unconfined) >= failures,
+        f"{len(hunter.unconfined)} were killed unconfined, {failures} starts failed",
+    )
+    for text in stage.canaries.wrongs().values():
+        look.wrong(text)
+    look.expect(stage.newborn_answers(), "a new sandbox works")
+    look.control(hunter.seen, f"{hunter.seen} newborn guests were met while they were set up")
+
+
+def _children_of(pid: int) -> Path:
+    return Path(f"/proc/{pid}/task/{pid}/children")
+
+
+class _Hunter:
+    """Kills newborn guests of a zygote that are not confined yet."""
+
+    def __init__(self, zygote: int) -> None:
+        self._zygote = zygote
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._hunt)
+        self.unconfined: list[int] = []
+        self.seen = 0
+
+    def __enter__(self) -> None:
+        self._known = {p.pid for p in descendants(self._zygote)}
+        self._thread.start()
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _hunt(self) -> None:
+        path = _children_of(self._zygote)
+        while not self._stop.is_set():
+            for pid in map(int, path.read_text().split()):
+                if pid not in self._known:
+                    self._known.add(pid)
+                    self.seen += 1
+                    self._meet(pid)
+
+    def _meet(self, pid: int) -> None:
+        time.sleep(0.001 * (len(self._known) % 7))
+        with contextlib.suppress(OSError):
+            if status(pid)["Seccomp"] != "2":
+                self.unconfined.append(pid)
+                os.kill(pid, signal.SIGKILL)
+
+
+@check(
+    91,
+    what="threads, children, programs and daemons: one of them without the filter",
+    expected="every task has no power, the filter and the same identity",
+)
+def every_task(stage: Stage, look: Look) -> None:
+    sandbox = stage.open(limits={"processes": 40}, strict=False)
+    if stage.setting.gvisor:
+        raise NotHere("the host sees gVisor's kernel, not the guest's tasks")
+    init = init_of(sandbox)
+    if not is_visible(init):
+        raise NotHere("the guest's processes are not this user's to see")
+    sandbox.run_code(
+        "import os, subprocess, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+        "if os.fork() == 0:\n"
+        "    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+        "    os.setsid(); time.sleep(60); os._exit(0)\n"
+        "program = subprocess.Popen(['sleep', '60'])"
+    )
+    found: dict[tuple[str, ...], int] = {}
+    names = ("Uid", "CapPrm", "CapEff", "CapBnd", "CapAmb", "CapInh", "NoNewPrivs", "Seccomp")
+    for pid in tree(init):
+        for tid in threads(pid):
+            state = status(pid, tid)
+            key = tuple(state[name] for name in names)
+            found[key] = found.get(key, 0) + 1
+    look.expect(len(found) == 1, f"{sum(found.values())} tasks are all alike", found)
+    ((*_, no_new_privs, filtered), *_) = found
+    look.expect((no_new_privs, filtered) == ("1", "2"), "no_new_privs 1, seccomp 2 in each")
+    powers = {value for key in found for value in key[1:6]}
+    look.expect(powers == {"0" * 16}, "no capability in any set of any task", powers)
+    look.control(sum(found.values()) >= 6, f"{sum(found.values())} tasks were there to look at")
+    ours = tuple(status(os.getpid())[name] for name in names)
+    look.control(ours not in found, f"this very process reads differently: {', '.join(ours)}")

@@ -1,0 +1,157 @@
+"""Limits that only a second guest, or a clock, can show."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from belljar.conformance.checks import check
+from belljar.conformance.counters import Counters, available_memory
+from belljar.conformance.guests import init_of
+from belljar.conformance.looks import MIB
+from belljar.conformance.processes import tree
+from belljar.conformance.results import Look, NotHere
+from belljar.conformance.stage import Stage, is_visible
+from belljar.errors import LimitNotEnforceable
+
+_HOARD = """
+import ctypes, os, select, socket
+libc = ctypes.CDLL(None)
+kept = []
+def all_of(make, most):
+    try:
+        for _ in range(most): kept.append(make())
+    except OSError: pass
+all_of(lambda: libc.timerfd_create(0, 0), 10)
+all_of(lambda: [libc.inotify_init() for _ in range(3)], 5)
+all_of(select.epoll, 20)
+reading = os.pipe()[0]
+def park():
+    left, right = socket.socketpair()
+    kept.append((left, right))
+    socket.send_fds(left, [b'x'], [reading] * 200)
+all_of(park, 20)
+len(kept)
+"""
+_USE = """
+import os, select, socket
+select.epoll(); a, b = socket.socketpair()
+socket.send_fds(a, [b'x'], [0]); len(socket.recv_fds(b, 1, 1)[1])
+"""
+
+
+@check(
+    33,
+    26,
+    what="hoard what the kernel counts by user: timers, watches, epolls, descriptors in flight",
+    expected="a neighbour notices nothing",
+)
+def neighbours(stage: Stage, look: Look) -> None:
+    greedy, neighbour = stage.start(), stage.open(strict=False)
+    neighbour.run_code("mine = 5")
+    hoarded = greedy.run_code(_HOARD).value
+    look.control(isinstance(hoarded, int) and hoarded > 10, f"{hoarded} objects were hoarded")
+    answers = [neighbour.run_code("mine").value for _ in range(3)]
+    look.expect(answers == [5, 5, 5], "the neighbour's variables are there", answers)
+    used = neighbour.run_code(_USE)
+    look.expect(used.value in (1, None), "it can use the same objects", used.error)
+    command = neighbour.commands.run("echo fine")
+    look.expect(command.stdout == "fine\n", "it can run commands", command.stderr)
+    look.expect(greedy.run_code("1 + 1").value == 2, "the greedy one goes on too")
+
+
+_SPIN = """
+import os, time
+def spin():  # on a busy machine it may take a while to get any time at all
+    began = time.monotonic()
+    while (passed := time.monotonic() - began) < 2 or time.process_time() < 0.3 and passed < 20:
+        pass
+children = []
+for _ in range(3):
+    child = os.fork()
+    if child == 0:
+        spin()
+        os._exit(0)
+    children.append(child)
+spin()
+for child in children: os.waitpid(child, 0)
+"""
+
+
+@check(
+    34,
+    what="four processes that spin, where half a processor is allowed",
+    expected="the time that was spent is at most the share",
+)
+def processor_share(stage: Stage, look: Look) -> None:
+    counted = stage.setting.counted
+    if stage.setting.gvisor:
+        raise NotHere("the host sees the time of gVisor's kernel, of which the guest's is a part")
+    share = 0.5 if counted else 1.0
+    sandbox = stage.open(limits={"cpus": share}, strict=counted)
+    init = init_of(sandbox)
+    if not is_visible(init):
+        raise NotHere("the guest's processes are not this user's to see")
+
+    def spent() -> float:
+        if counted:
+            return Counters(init).cpu_seconds
+        return sum(_cpu(pid) for pid in tree(init))
+
+    before, began = spent(), time.monotonic()
+    sandbox.run_code(_SPIN, timeout=60)
+    used, wall = spent() - before, time.monotonic() - began
+    look.control(used > 0.3, f"{used:.2f} s of processor time were counted")
+    look.expect(
+        used <= share * wall * 1.25 + 0.2,
+        f"{used:.2f} s of processor time in {wall:.2f} s, {share:g} allowed",
+    )
+    layer = sandbox.isolation.layer("cpus")
+    look.expect(layer.state == "enforced", f"said to be enforced: {layer.detail}", layer)
+
+
+def _cpu(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0  # it has just ended: its parent has its time
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+_DETACHED = """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.shmat.restype = ctypes.c_void_p
+libc.shmat.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int)
+libc.shmdt.argtypes = (ctypes.c_void_p,)
+for _ in range(8):
+    segment = libc.shmget(0, 32 << 20, 0o1600)
+    if segment < 0: break
+    place = libc.shmat(segment, None, 0)
+    ctypes.memset(place, 1, 32 << 20)
+    libc.shmdt(place)
+"""
+
+
+@check(
+    90,
+    what="ask for a memory limit where the host cannot keep one; hide memory outside any process",
+    expected="the limit is refused unless best effort is asked for; hidden memory is refused",
+)
+def memory_without_control_groups(stage: Stage, look: Look) -> None:
+    if stage.setting.counted:
+        raise NotHere("control groups keep the limit here")
+    layer = stage.open(strict=False).isolation.layer("memory")
+    look.expect(layer.state == "best-effort", f"said aloud: {layer.state}, {layer.detail}")
+    look.expect(layer.remedy, f"with a remedy: {layer.remedy}")
+    try:
+        stage.open(limits={"memory": "64m"})
+        look.wrong("a limit that is not kept was taken")
+    except LimitNotEnforceable as error:
+        look.saw(f"refused: {error.message}")
+    sandbox = stage.open(limits={"memory": "64m"}, strict=False)
+    before = available_memory()
+    sandbox.run_code(_DETACHED)
+    gone = before - available_memory()
+    look.expect(gone < 200 * MIB, f"the machine has {max(gone, 0) // MIB} MiB less than before")

@@ -1,0 +1,189 @@
+"""What one guest leaves for the next: nothing, by design and by trying."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from unittest import mock
+
+from belljar import environment
+from belljar.backends.native import backend as native
+from belljar.conformance.canaries import everything
+from belljar.conformance.checks import check, scratch
+from belljar.conformance.guests import init_of
+from belljar.conformance.processes import alive, process
+from belljar.conformance.programs import named
+from belljar.conformance.results import Look, NotRun
+from belljar.conformance.stage import Stage
+
+_DESCRIBE = """
+import os, resource, sys, threading
+(sorted(os.environ.items()), sorted(sys.modules), threading.active_count(), os.getcwd(),
+ os.umask(0o022), sys.path, [resource.getrlimit(k) for k in range(16)],
+ os.listdir('/workspace'), os.listdir('/tmp'), os.listdir('/dev/shm'),
+ sorted(os.listdir('/proc/self/fd')), sys.getrecursionlimit())
+"""
+_SOIL = """
+import os, sys, threading, resource, socket, decimal
+os.environ['DIRT'] = '1'; os.umask(0); os.chdir('/tmp'); sys.path.append('/dirt')
+resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20)); sys.setrecursionlimit(5000)
+open('/tmp/dirt', 'w'); open('/dev/shm/dirt', 'w'); sys.modules['dirt'] = sys
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+"""
+_POISON = """
+import builtins, gc, json, os, signal, sys
+builtins.print = None
+json.dumps = None
+os.getpid = lambda: 666
+for module in list(sys.modules.values()):
+    if getattr(module, '__name__', '').startswith('_belljar'):
+        for name in list(vars(module)): setattr(module, name, None)
+for number in range(3, 64):
+    try: os.write(number, b'{"uid": 0}')
+    except OSError: pass
+os.kill(os.getppid(), 9)
+"""
+
+
+@check(
+    82,
+    what="plant code for the next interpreter: LD_PRELOAD, .pth, sitecustomize, startup files",
+    expected="neither a restarted interpreter nor another sandbox loads it",
+)
+def planted(stage: Stage, look: Look) -> None:
+    sandbox = stage.start()
+    execution, _ = stage.release(named("r82_plant"), sandbox)
+    look.expect(execution.ok, "it was planted", execution.error)
+    sandbox.restart()
+    seek = "import os; os.environ.get('PLANTED'), os.environ.get('LD_PRELOAD')"
+    after = sandbox.run_code(seek)
+    look.expect(after.value == (None, None), "the new interpreter has not loaded it", after.value)
+    look.expect("PLANTED" not in after.stdout, "nor printed by it")
+    shown = sandbox.commands.run("env").stdout
+    look.expect("LD_PRELOAD" not in shown, "commands do not have it in their environment")
+    other = stage.open(strict=False)
+    found = other.run_code("import os; os.listdir('/workspace'), os.listdir('/tmp')").value
+    look.expect(found == ([], []), "another sandbox has none of the files", found)
+    sandbox.run_code("import os; os.environ['PLANTED'] = '1'")
+    look.control(sandbox.run_code(seek).value == ("1", None), "set on purpose, it is seen")
+
+
+@check(
+    84,
+    what="leave variables, modules, threads, limits, files, a mask for the next tenant",
+    expected="a new sandbox is the same whatever went before; a restart keeps files only",
+)
+def newborn(stage: Stage, look: Look) -> None:
+    first = stage.open()
+    before = first.run_code(_DESCRIBE).value
+    first.run_code(_SOIL)
+    soiled = first.run_code(_DESCRIBE).value
+    look.control(before is not None and soiled != before, "the description sees the dirt")
+    first.restart()
+    restarted = first.run_code(_DESCRIBE).value
+    first.close()
+    again = stage.open().run_code(_DESCRIBE).value
+    look.expect(again == before, "a new sandbox is as the first was", again)
+    if isinstance(before, tuple) and isinstance(restarted, tuple):
+        kept = (7, 8, 9, 10)  # files stay, by contract
+        same = all(restarted[n] == before[n] for n in range(12) if n not in kept)
+        look.expect(same, "a restarted interpreter is as new but for files", restarted)
+    else:
+        look.wrong("no description")
+
+
+@check(
+    84,
+    what="poison the runner from within, then end what is above it",
+    expected="the next sandboxes are whole",
+)
+def poisoned_runner(stage: Stage, look: Look) -> None:
+    for _ in range(2):
+        bad = stage.open(strict=False)
+        told = bad.run_code(_POISON, timeout=3)
+        init = init_of(bad)
+        above = process(init) if init and alive(init) and not stage.setting.docker else None
+        bad.close()
+        good = stage.open(strict=False)
+        fine = good.run_code("import os; print(1); os.getpid() < 100").value
+        look.expect(fine is True, f"after {told.outcome.value}, the next one is whole", fine)
+        if above is not None:
+            below = process(init_of(good))
+            kept = below is not None and below.parent == above.parent
+            look.expect(kept, "the zygote is the same, and whole")
+    look.control(not told.ok or told.value is None, f"the poisoned one: {told.outcome.value}")
+
+
+@check(
+    85,
+    what="foresee the random numbers of a sibling that has the same parent",
+    expected="seeds, identifiers and temporary names differ",
+)
+def random_numbers(stage: Stage, look: Look) -> None:
+    code = "import os, random, tempfile, uuid\n"
+    code += "[random.random(), os.urandom(8), str(uuid.uuid4()), tempfile.mktemp()]"
+    siblings = [stage.open(strict=False) for _ in range(3)]
+    seen = [sandbox.run_code(code).value for sandbox in siblings]
+    for place, what in enumerate(("random.random()", "os.urandom", "uuid4", "temporary names")):
+        values = {str(value[place]) for value in seen if isinstance(value, list)}
+        look.expect(len(values) == 3, f"{what}: three siblings, three values", values)
+    before = siblings[0].run_code("import random; random.random()").value
+    siblings[0].restart()
+    after = siblings[0].run_code("import random; random.random()").value
+    look.expect(before != after, "a restarted interpreter has another seed")
+    same = [s.run_code("import random; random.seed(1); random.random()").value for s in siblings]
+    look.control(len(set(map(str, same))) == 1, "with one seed they do draw the same")
+
+
+@check(
+    86,
+    what="an environment whose directory is full of links to the host, to /proc and to /dev",
+    expected="the guest resolves them inside: nothing of the host is reached",
+)
+def poisoned_environment(stage: Stage, look: Look) -> None:
+    if stage.setting.docker:
+        raise NotRun("it would take an image that is made to be hostile, left on the engine")
+    with scratch() as here:
+        built = _poison(here, str(stage.canaries.secret_file))
+        secret = (built.path / "secret").read_text()
+        look.control(secret == stage.canaries.secret, "on the host, the link leads there")
+        with mock.patch.object(native, "build", return_value=built):
+            stage.canaries.reset()
+            sandbox = stage.open(environment=environment.Environment("poisoned"), strict=False)
+        execution = sandbox.run_code(
+            _FOLLOW, env={"SECRET": str(stage.canaries.secret_file), "HOST": str(here)}
+        )
+        look.expect(execution.ok, "the guest followed them all", execution.error)
+        for text in stage.canaries.wrongs(everything(execution)).values():
+            look.wrong(text)
+        for line in execution.stdout.splitlines():
+            look.saw(line[:200])
+        look.expect("root:" not in execution.stdout, "no file of the host was read")
+        look.control("link /" in execution.stdout, "the guest's root is the poisoned one")
+        sandbox.close()
+
+
+_FOLLOW = """
+import os
+print('link', os.readlink('/opt/env/host'))
+for path in ('secret', f'host{os.environ["SECRET"]}', 'up/etc/shadow', 'lib/proc/etc/shadow'):
+    try: print(open('/opt/env/' + path).read())
+    except OSError as error: print(error)
+print(sorted(os.listdir('/opt/env/dev')))
+"""
+
+
+def _poison(here: Path, secret: str) -> environment.Built:
+    """A copy of the plain environment, with links in it."""
+    built = environment.build(environment.resolve("python"))
+    poisoned = here / "poisoned"
+    shutil.copytree(built.path, poisoned, symlinks=True)
+    (here / ".locks").mkdir()
+    (here / ".locks" / "poisoned.use").touch()
+    for name, to in (
+        *(("secret", secret), ("host", "/"), ("dev", "/dev")),
+        *(("up", "../.."), ("lib/proc", "/proc/1/root")),
+    ):
+        (poisoned / name).symlink_to(to)
+    return dataclasses.replace(built, path=poisoned)

@@ -1,0 +1,247 @@
+"""Walls between a guest, its siblings and the caller: memory, terminals, networks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from belljar.conformance.canaries import ENVIRONMENT_SECRET, VARIABLE, everything
+from belljar.conformance.checks import check
+from belljar.conformance.guests import init_of
+from belljar.conformance.looks import MIB
+from belljar.conformance.posture import posture, status
+from belljar.conformance.processes import TooLate, tree, wait_until
+from belljar.conformance.programs import named, shared
+from belljar.conformance.results import Look, NotHere
+from belljar.conformance.stage import Stage, is_visible
+
+_OUTSIDE = "the host sees gVisor's kernel, not the guest's processes"
+_UNSEEN = "the guest's processes are not this user's to see"
+
+
+@check(
+    46,
+    1,
+    what="find a secret of the host in the memory of the guest",
+    expected="it is in none of its processes",
+)
+def memory_of_the_guest(stage: Stage, look: Look) -> None:
+    if stage.setting.gvisor:
+        raise NotHere(_OUTSIDE)
+    sandbox = stage.open(strict=False)
+    sandbox.run_code("1")
+    if not is_visible(init_of(sandbox)):
+        raise NotHere(_UNSEEN)
+    wanted = ENVIRONMENT_SECRET.encode()
+    for pid in tree(init_of(sandbox)):
+        size, found = _scan(pid, wanted)
+        look.expect(size > MIB and not found, f"{size // 1024} KiB of process {pid}: not there")
+    environment = {**os.environ, VARIABLE: ENVIRONMENT_SECRET}
+    child = subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environment
+    )
+    try:
+        wait_until(lambda: _scan(child.pid, wanted)[1], timeout=20.0)
+        look.control(True, "in a process that inherits it, the scan finds it")
+    except TooLate:
+        look.control(False, "the scan does not find it where it is")
+    finally:
+        child.communicate(b"\n")
+
+
+def _scan(pid: int, wanted: bytes) -> tuple[int, bool]:
+    """How much was read, and whether it was there."""
+    read, found = 0, False
+    with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", 0) as memory:
+        for line in maps:
+            place, rights = line.split()[:2]
+            begin, end = (int(word, 16) for word in place.split("-"))
+            if not rights.startswith("rw") or end - begin > 256 * MIB:
+                continue
+            try:
+                memory.seek(begin)
+                data = memory.read(end - begin)
+            except (OSError, ValueError, OverflowError):
+                continue
+            read += len(data)
+            found = found or wanted in data
+    return read, found
+
+
+_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+sys.path[:0] = {path!r}
+if {control!r}:
+    fcntl.ioctl(0, termios.TIOCSTI, b"!")
+else:
+    from belljar import Sandbox
+    with Sandbox(environment="python", **{options!r}) as sandbox:
+        sandbox.files.write("hostile.py", {hostile!r})
+        execution = sandbox.run_code({program!r}, timeout=10)
+        assert execution.ok, execution
+        sandbox.commands.run(["python", "-c", {program!r}])
+"""
+
+
+@check(
+    64,
+    what="type into the terminal of the caller",
+    expected="its input stays empty",
+)
+def terminal(stage: Stage, look: Look) -> None:
+    typed, output, code = _on_a_terminal(stage, control=False)
+    look.expect(code == 0, "a sandbox was used on a terminal", output)
+    look.expect(typed == b"\n", f"the terminal's input: {typed!r}", typed)
+    typed, output, code = _on_a_terminal(stage, control=True)
+    if "Operation not permitted" in output or "Input/output error" in output:
+        look.saw("this kernel lets nobody forge terminal input: there is nothing to trip")
+    else:
+        look.control(typed == b"!\n", f"typed by the caller itself: {typed!r}")
+
+
+def _on_a_terminal(stage: Stage, *, control: bool) -> tuple[bytes, str, int]:
+    """What was typed, what was printed, and the exit code."""
+    program = _TERMINAL.format(
+        path=[path for path in sys.path if path],
+        options=stage.options,
+        control=control,
+        program=named("r64_terminal_input").source,
+        hostile=shared(),
+    )
+    master, slave = os.openpty()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdin=slave,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        output = process.communicate(timeout=120)[0].decode(errors="replace")
+        os.set_blocking(slave, False)
+        os.write(master, b"\n")  # ends the line, if somebody began one
+        return os.read(slave, 100), output, process.returncode
+    finally:
+        os.close(master)
+        os.close(slave)
+
+
+@check(
+    73,
+    what="reach metadata services, name servers, anybody",
+    expected="the guest's network has no device but loopback, no route, no packet sent",
+)
+def way_out(stage: Stage, look: Look) -> None:
+    sandbox = stage.start()
+    stage.release(named("r73_metadata_and_names"), sandbox)
+    init = init_of(sandbox)
+    if not init:
+        raise NotHere("the guest is on another machine")
+    net = Path(f"/proc/{init}/net")
+    sent = {name: words[8] for name, words in _devices(net).items() if int(words[8])}
+    look.expect(set(sent) <= {"lo"}, f"packets sent by device: {sent or 'none'}", sent)
+    up = [name for name in _devices(net) if name != "lo" and _is_up(net, name)]
+    look.expect(not up, "no device but loopback is up", up)
+    routes = net.joinpath("route").read_text().splitlines()[1:]
+    look.expect(not routes, "there is no route", routes)
+    other = os.readlink(f"/proc/{init}/ns/net") != os.readlink("/proc/self/ns/net")
+    look.expect(other, "its network namespace is its own")
+    ours = Path("/proc/self/net")
+    host = {name: words[8] for name, words in _devices(ours).items() if int(words[8])}
+    look.control(host, f"the same reading of the host: packets sent by {', '.join(host)}")
+
+
+def _devices(net: Path) -> dict[str, list[str]]:
+    lines = net.joinpath("dev").read_text().splitlines()[2:]
+    return {line.split(":")[0].strip(): line.split(":")[1].split() for line in lines}
+
+
+def _is_up(net: Path, name: str) -> bool:
+    six = net / "if_inet6"
+    return name in net.joinpath("route").read_text() or (six.exists() and name in six.read_text())
+
+
+_HIDE = """
+import ctypes, os, socket
+secret = {secret!r}
+for place in ('/workspace', '/tmp', '/dev/shm'): open(place + '/secret', 'w').write(secret)
+server = socket.create_server(('127.0.0.1', 4711))
+unix = socket.socket(socket.AF_UNIX); unix.bind('/tmp/sock'); unix.listen()
+abstract = socket.socket(socket.AF_UNIX); abstract.bind('\\0sibling'); abstract.listen()
+ctypes.CDLL(None).shmget(0x4711, 4096, 0o1666), os.getpid()
+"""
+_SEEK = """
+import ctypes, glob, os, socket
+found = []
+for pattern in ('/workspace/*', '/tmp/*', '/dev/shm/*', '/proc/[0-9]*/environ', '/proc/*/stat'):
+    for path in glob.glob(pattern):
+        try: found.append(open(path).read())
+        except OSError as error: found.append(str(error))
+for family, address in ((2, ('127.0.0.1', 4711)), (1, '/tmp/sock'), (1, '\\0sibling')):
+    try: socket.socket(family).connect(address); found.append('CONNECTED')
+    except OSError as error: found.append(str(error))
+found.append(ctypes.CDLL(None).shmget(0x4711, 4096, 0))
+print(found); found
+"""
+
+
+@check(
+    83,
+    16,
+    what="read a sibling's files, shared memory, environment; connect to its sockets",
+    expected="nothing of it is found; they share no namespace and no user of the host",
+)
+def siblings(stage: Stage, look: Look) -> None:
+    secret = "sibling" + os.urandom(12).hex()
+    one, two = stage.open(strict=False), stage.open(strict=False)
+    look.expect(one.run_code(_HIDE.format(secret=secret)).ok, "one sibling hides a secret")
+    sought = two.run_code(_SEEK)
+    look.expect(secret not in everything(sought), "the other does not find it")
+    look.expect("CONNECTED" not in sought.stdout, "and cannot connect to its sockets")
+    value = sought.value if isinstance(sought.value, list) else []
+    look.expect(-1 in value, "nor find its System V segment", sought.error)
+    again = one.run_code(_SEEK)
+    look.control(secret in everything(again), "in its own sandbox the same search finds it")
+    look.control("CONNECTED" in again.stdout, "and connects")
+    inits = (init_of(one), init_of(two))
+    if stage.setting.gvisor or not all(map(is_visible, inits)):
+        look.saw(f"namespaces were not compared: {_OUTSIDE if stage.setting.gvisor else _UNSEEN}")
+        return
+    kinds = ("mnt", "pid", "net", "ipc", *(() if stage.setting.docker else ("user",)))
+    spaces = [{str(posture(pid)[f"{kind} namespace"]) for kind in kinds} for pid in inits]
+    look.expect(not spaces[0] & spaces[1], f"no common namespace among {', '.join(kinds)}")
+    if stage.setting.counted:
+        users = {status(pid)["Uid"].split()[0] for pid in inits}
+        look.expect(len(users) == 2, f"their users on the host: {', '.join(sorted(users))}")
+
+
+_WATCH = """
+import ctypes, json, os
+libc = ctypes.CDLL(None)
+fd = libc.inotify_init1(0o4000)
+for place in (os.path.dirname(json.__file__), '/usr/bin', '/opt/env', '/workspace'):
+    libc.inotify_add_watch(fd, place.encode(), 0xfff)
+"""
+_SEEN = "try: seen = os.read(fd, 65536)\nexcept OSError: seen = b''\nlen(seen)"
+
+
+@check(
+    83,
+    what="watch which files of the shared, read-only root others open",
+    expected="nothing is seen",
+)
+def watching_others(stage: Stage, look: Look) -> None:
+    watcher, other = stage.open(strict=False), stage.open(strict=False)
+    watcher.run_code(_WATCH)
+    other.run_code("import json; open(json.__file__.replace('__init__', 'tool')).read()")
+    subprocess.run(["/usr/bin/env", "true"], capture_output=True, check=False)
+    seen = watcher.run_code(_SEEN).value
+    look.expect(seen == 0, "a sibling and the host opened files: nothing was seen", seen)
+    seen = watcher.run_code("open('/workspace/own', 'w').close()\n" + _SEEN).value
+    if stage.setting.gvisor and not seen:
+        look.saw("gVisor tells of no files at all here")
+    else:
+        look.saw(f"its own files: {seen} bytes of events (a filter may leave none)")

@@ -1,0 +1,203 @@
+"""What the kernel says of a guest's processes: identity, filters, namespaces, mounts, descriptors.
+
+`posture()` describes one task, `drift()` says how the tasks of a guest differ from what it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+
+from belljar.conformance.processes import alive
+
+Posture = dict[str, object]
+
+NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup", "time")
+STORE = "its own tmpfs of /workspace"
+_STATUS = (
+    *("Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"),
+    *("NoNewPrivs", "Seccomp", "Seccomp_filters", "TracerPid", "Cpus_allowed"),
+)
+_FAMILIES = {1: "unix", 2: "inet", 10: "inet6"}
+_TYPES = {1: "stream", 2: "dgram", 5: "seqpacket"}
+_ANONYMOUS = {"eventfd", "eventpoll", "timerfd", "signalfd", "inotify", "pidfd"}
+_PLAIN_PATHS = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+_F_GETPIPE_SZ, _PIDFD_GETFD = 1032, 438
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+# --- what /proc says -------------------------------------------------------------------------
+
+
+def status(pid: int, tid: int | None = None) -> dict[str, str]:
+    path = f"/proc/{pid}/task/{tid or pid}/status"
+    rows = (line.partition(":") for line in Path(path).read_text().splitlines())
+    return {name: " ".join(value.split()) for name, _, value in rows}
+
+
+def threads(pid: int) -> list[int]:
+    return sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))
+
+
+def mounts(pid: int) -> tuple[tuple[str, str, str, str], ...]:
+    """Mount point, options and type of everything mounted, in order."""
+    rows = []
+    for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        fields = before.split()
+        rows.append((fields[4], fields[5], after.split()[0], after.split()[2]))
+    return tuple(rows)
+
+
+def posture(pid: int, tid: int | None = None) -> Posture:
+    """One task as the kernel describes it: all that a guest must not be able to change."""
+    rows = status(pid, tid)
+    root = os.stat(f"/proc/{pid}/root/")
+    base = f"/proc/{pid}/task/{tid or pid}"
+    return {
+        **{name: rows.get(name) for name in _STATUS},
+        **{f"{kind} namespace": os.readlink(f"{base}/ns/{kind}") for kind in NAMESPACES},
+        "root": (root.st_dev, root.st_ino),
+        "mounts": mounts(pid),
+        "scheduling": (os.sched_getscheduler(tid or pid), _nice(pid, tid) < 0),
+    }
+
+
+def _nice(pid: int, tid: int | None) -> int:
+    text = Path(f"/proc/{pid}/task/{tid or pid}/stat").read_text(errors="replace")
+    return int(text.rpartition(")")[2].split()[16])
+
+
+def summary(pid: int) -> str:
+    """The posture in a line, for a report."""
+    rows = status(pid)
+    capabilities = int(rows["CapEff"], 16) | int(rows["CapPrm"], 16) | int(rows["CapBnd"], 16)
+    own = [k for k in NAMESPACES if _link(pid, k) != os.readlink(f"/proc/self/ns/{k}")]
+    return (
+        f"uid {rows['Uid'].split()[0]}, capabilities {capabilities:#x}, no_new_privs "
+        f"{rows['NoNewPrivs']}, seccomp {rows['Seccomp']}, own namespaces: {', '.join(own)}"
+    )
+
+
+def _link(pid: int, kind: str) -> str:
+    return os.readlink(f"/proc/{pid}/ns/{kind}")
+
+
+# --- descriptors -----------------------------------------------------------------------------
+
+
+def descriptors(pid: int) -> dict[int, str]:
+    """What kind of thing each open descriptor is."""
+    found = {}
+    for name in sorted(os.listdir(f"/proc/{pid}/fd"), key=int):
+        with contextlib.suppress(FileNotFoundError):
+            found[int(name)] = _kind(pid, int(name), os.readlink(f"/proc/{pid}/fd/{name}"))
+    return found
+
+
+def _kind(pid: int, number: int, link: str) -> str:
+    if link.startswith("socket:"):
+        with _borrowed(pid, number) as fd, socket.socket(fileno=os.dup(fd)) as sock:
+            family = sock.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN)
+            kind = sock.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE)
+        return f"socket {_FAMILIES.get(family, family)} {_TYPES.get(kind, kind)}"
+    if link.startswith("pipe:"):
+        with _borrowed(pid, number) as fd:
+            size = fcntl.fcntl(fd, _F_GETPIPE_SZ)
+        return "pipe" if size <= 65536 else f"pipe of {size} bytes"
+    if link.startswith("pidfd:"):
+        return "pidfd"
+    if link.startswith("anon_inode:"):
+        return link.partition(":")[2].strip("[]")
+    if os.path.isdir(f"/proc/{pid}/fd/{number}"):
+        return STORE if _is_store(pid, number) else f"directory {link}"
+    return link
+
+
+def _is_store(pid: int, number: int) -> bool:
+    """Where init, and nobody else, keeps checkpoints: the root of the tmpfs of which /workspace is
+    a part, and no file system of the host's."""
+    with open(f"/proc/{pid}/status") as file:
+        first = next(line for line in file if line.startswith("NSpid")).split()[-1] == "1"
+    if not first:
+        return False
+    held = os.stat(f"/proc/{pid}/fd/{number}")
+    return held.st_dev == os.stat(f"/proc/{pid}/root/workspace").st_dev
+
+
+@contextlib.contextmanager
+def _borrowed(pid: int, number: int) -> Iterator[int]:
+    """A copy of another process's descriptor."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        wide = (ctypes.c_long(each) for each in (_PIDFD_GETFD, pidfd, number))
+        fd = int(_libc.syscall(*wide, 0))
+        if fd < 0:
+            error = ctypes.get_errno()
+            if error == errno.EBADF:
+                raise FileNotFoundError(error, f"descriptor {number} of {pid} was just closed")
+            raise OSError(error, f"pidfd_getfd {pid} {number}")
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+    finally:
+        os.close(pidfd)
+
+
+def unusual(kind: str) -> bool:
+    """Whether a guest's own code has no business with a descriptor of this kind."""
+    if kind == "pipe" or kind in _ANONYMOUS or kind in _PLAIN_PATHS:
+        return False
+    if kind.startswith("socket "):
+        family, _, type_ = kind.removeprefix("socket ").partition(" ")
+        if family == "unix":
+            return type_ not in ("stream", "dgram", "seqpacket")
+        return "inet" not in family or type_ not in ("stream", "dgram")
+    return not kind.startswith(("/workspace", "/tmp", "/dev/shm", "/memfd:", "/proc/"))
+
+
+# --- drift -----------------------------------------------------------------------------------
+
+
+def drift(reference: Posture, pids: Iterable[int], *, known: Collection[str] = ()) -> list[str]:
+    """How any task of these processes differs from the reference. Empty: not at all."""
+    return [line for pid in pids for line in _drift(reference, pid, known)]
+
+
+def _drift(reference: Posture, pid: int, known: Collection[str]) -> list[str]:
+    for _ in range(40):
+        try:
+            found = _differences(reference, pid, known)
+            # A worker that init has just forked still has to let go of what is init's.
+            if not any(line.endswith("is directory /workspace") for line in found):
+                return found
+            time.sleep(0.05)
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            # A process that is just ending is nobody's, and a thread may be gone.
+            if not alive(pid):
+                return []
+            time.sleep(0.05)
+    return _differences(reference, pid, known)
+
+
+def _differences(reference: Posture, pid: int, known: Collection[str]) -> list[str]:
+    found = []
+    for tid in threads(pid):
+        now = posture(pid, tid)
+        for name, value in reference.items():
+            if now[name] != value:
+                found.append(f"{name} of {pid}/{tid}: {value!r:.200} -> {now[name]!r:.200}")
+    for number, kind in descriptors(pid).items():
+        if unusual(kind) and kind not in known:
+            found.append(f"descriptor {number} of {pid} is {kind}")
+    return found

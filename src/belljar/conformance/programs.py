@@ -1,0 +1,124 @@
+"""The hostile programs of `escapes/`. The comments at the head of each are data:
+
+row      the row(s) of the threat list        expect   what the caller must be told
+limits   of the sandbox                       larger   limits under which the oracle must trip
+timeout  for the cell                         within   seconds of wall clock, at most
+oracle   a further look at the live guest     machine  where the attempt makes sense
+control  where the same file must succeed: "plain" (an unprivileged process), "namespace"
+         (root of a bare namespace), "saved-root"; or "simulated", and by what
+trips    the oracle that must see it there    keeps    what must survive it
+next     "later" where it may cost the next cell, but not those after; `expect-user` is what
+         an ordinary user's sandbox, without control groups, must say instead
+"""
+
+from __future__ import annotations
+
+import functools
+import platform
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from belljar.limits import Limits
+
+ESCAPES = Path(__file__).parent / "escapes"
+UNSTOPPED = ("plain", "namespace", "saved-root")  # controls that run the program itself
+
+# Programs whose attempts gVisor answers, inside: what they achieve there is no news; what they must
+# not achieve outside is looked at all the same.
+ANSWERED_INSIDE = {
+    *("r06_descriptors", "r09_user_namespace", "r11_setns", "r14_devices", "r15_ptrace"),
+    *("r17_proc_mem", "r18_kill_others", "r20_fork_bomb", "r20_fork_limit", "r21_thread_limit"),
+    *("r28_fill", "r29_inodes", "r32_descriptors", "r35_priority", "r67_io_uring", "r68_int80"),
+    *("r68_x32", "r69_socket_families", "r77_power", "r78_kernel_helpers", "r79_kernel_secrets"),
+    *("x_descriptors_to_init", "x_limits_of_init", "x_linger", "x_signals_to_init"),
+    "x_unaccounted",
+}
+
+Pairs = dict[str, int | str]
+
+
+@dataclass(frozen=True)
+class Program:
+    name: str
+    source: str
+    head: dict[str, str]
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        return tuple(int(row) for row in self.head["row"].split(","))
+
+    @property
+    def attempt(self) -> str:
+        return self.head["attempt"]
+
+    @property
+    def limits(self) -> Pairs:
+        return _pairs(self.head.get("limits", ""))
+
+    @property
+    def allowed(self) -> Limits:
+        return Limits(**self.limits)  # type: ignore[arg-type]
+
+    @property
+    def larger(self) -> Pairs:
+        return {**self.limits, **_pairs(self.head.get("larger", ""))}
+
+    def expect(self, *, counted: bool) -> Pairs:
+        text = self.head["expect"]
+        return _pairs(text if counted else self.head.get("expect-user", text))
+
+    @property
+    def timeout(self) -> float:
+        return float(self.head.get("timeout", 10))
+
+    @property
+    def within(self) -> float:
+        return float(self.head.get("within", 5))
+
+    @property
+    def oracle(self) -> str:
+        return self.head.get("oracle", "none")
+
+    @property
+    def control(self) -> str:
+        return self.head.get("control", "larger").split()[0].rstrip(",:")
+
+    @property
+    def control_seconds(self) -> float:
+        return 0.7 if self.head.get("trips") == "hang" else 5.0
+
+    @property
+    def marks_the_machine(self) -> bool:
+        """Where nothing stops it, all of this machine can see what it does."""
+        return self.head.get("trips") == "host" or self.name == "r65_keys"
+
+    @property
+    def suits_this_machine(self) -> bool:
+        return self.head.get("machine") in (None, platform.machine())
+
+
+def _pairs(text: str) -> Pairs:
+    pairs = (word.partition("=") for word in text.split())
+    decoded = {name: value.encode().decode("unicode_escape") for name, _, value in pairs}
+    return {name: int(value) if value.isdigit() else value for name, value in decoded.items()}
+
+
+def load(path: Path) -> Program:
+    source = path.read_text()
+    head = dict(re.findall(r"^# ([a-z-]+): (.*)$", source, re.M))
+    return Program(path.stem, source, head)
+
+
+@functools.cache
+def programs() -> tuple[Program, ...]:
+    return tuple(load(path) for path in sorted(ESCAPES.glob("[rx]*.py")))
+
+
+def named(name: str) -> Program:
+    return next(program for program in programs() if program.name == name)
+
+
+def shared() -> str:
+    """What the hostile programs share, sent beside each of them."""
+    return (ESCAPES / "hostile.py").read_text()
