@@ -122,7 +122,10 @@ class Story:
 
     async def create(self):
         self.sandbox = AsyncSandbox(
-            environment="python", workspace=self.directory / "kept", functions=[double]
+            environment="python",
+            limits={"timeout": 15},
+            workspace=self.directory / "kept",
+            functions=[double],
         )
         try:
             await self.sandbox.start()

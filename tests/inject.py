@@ -12,7 +12,6 @@ strace counts in each thread for itself, so a fault may meet several of them, ea
 
 import contextlib
 import dataclasses
-import errno
 import json
 import os
 import re
@@ -28,11 +27,13 @@ from collections import Counter
 from pathlib import Path
 
 import census
+import setting
 from belljar.backends.native import cgroup
 
 STRACE = shutil.which("strace")
+ABSENT = STRACE is None and "strace" not in setting.REQUIRED
 STAGES = ("host", "start", "guest", "inside")
-PATIENCE = 100.0  # seconds for one story; the longest time-out in it is one of 30 s
+PATIENCE = 200.0  # seconds for one story; the longest time-outs in it are of 30 s
 SETTLE = 10.0
 LATER = ("again", "last")  # steps with sandboxes of their own
 
@@ -51,7 +52,7 @@ ERRORS = {
     "EBUSY": "rmdir umount2",
     "EPERM": "setresgid capset prctl sethostname setsid sched_setaffinity",
 }
-# Which end nobody, or the interpreter alone, could tell from the process being killed.
+# Whose end is much the same without being killed.
 NOT_KILLED_AT = {"exit", "exit_group", "rt_sigreturn", "restart_syscall"}
 
 
@@ -112,9 +113,14 @@ class Nursery:
             listening.listen()
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
             driver = Path(__file__).with_name("faults_driver.py")
-            self._process = subprocess.Popen(
-                [sys.executable, str(driver), address], env=environment, stdin=subprocess.DEVNULL
-            )
+            # What interpreters say that were refused something is of no interest.
+            with open(self._directory / "words", "wb") as words:
+                self._process = subprocess.Popen(
+                    [sys.executable, str(driver), address],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stderr=words,
+                )
             listening.settimeout(PATIENCE)
             self._line, _ = listening.accept()
 
@@ -346,7 +352,3 @@ def points(stage, log):
     for call in sorted(counts.keys() - NOT_KILLED_AT):
         for number in range(1, counts[call] + 1):
             yield Point(stage, "KILL", call, number)
-
-
-def known(name):
-    return hasattr(errno, name)

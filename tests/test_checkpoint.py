@@ -850,6 +850,31 @@ def test_what_went_well_stays(sandbox, outside):
     census.wait_until(lambda: len(guest.processes()) == before)
 
 
+def test_what_a_cancelled_cell_did_is_undone_too(run_async, open_sandbox):
+    """And no copy of the interpreter is left behind."""
+    code = "x = 2; open('f', 'w').close(); print('begun'); time.sleep(100)"
+
+    async def run_until_it_prints(sandbox):
+        with anyio.CancelScope() as scope:
+            await sandbox.run_code(code, undo_on_error=True, on_stdout=lambda text: scope.cancel())
+        assert scope.cancelled_caught
+
+    async def main():
+        async with open_sandbox() as sandbox:
+            await sandbox.run_code("x = 1; import os, time")
+            before = (await sandbox.usage()).processes
+            for _ in range(3):
+                await run_until_it_prints(sandbox)
+            execution = await sandbox.run_code("x, os.listdir()")
+            assert execution.value == (1, [])
+            assert execution.state_preserved
+            with anyio.fail_after(60):
+                while before is not None and (await sandbox.usage()).processes > before:
+                    await anyio.sleep(0.05)
+
+    run_async(main)
+
+
 def test_undoing_what_killed_the_parked_one_is_said(sandbox):
     ok(sandbox, "x = 1")
     execution = sandbox.run_code(PARKED + "\nos.kill(parked[0], 9); 1 / 0", undo_on_error=True)

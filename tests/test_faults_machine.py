@@ -338,7 +338,7 @@ def _gone(group):
     return True
 
 
-@pytest.mark.skipif(inject.STRACE is None, reason="there is no strace here")
+@pytest.mark.skipif(inject.ABSENT, reason="there is no strace here")
 def test_a_slow_disk_only_takes_time(nursery):
     slow = inject.Point("host", "SLOW", "fsync,rename,mkdir,unlink,ftruncate,flock,memfd_create")
     told = nursery.tell(slow)

@@ -1,15 +1,21 @@
 """Files of a sandbox: what is written is read, errors are errors, hostile trees do no harm."""
 
+import contextlib
 import errno
+import json
 import os
 import stat
 import time
 
+import anyio
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from belljar import FileError, FileMissing, Limits, Outcome, Sandbox, SandboxError
+from belljar.errors import ProtocolError
+from belljar.files import AsyncFiles
+from belljar.guest import files as guest_files
 
 MB = 1 << 20
 
@@ -643,3 +649,111 @@ def test_a_tree_thousands_deep_is_downloaded_up_to_a_depth(sandbox, tmp_path):
     moved = sandbox.files.download(".", tmp_path / "t")
     assert "too deep" in moved.left_out[0]
     assert sandbox.run_code("1 + 1").value == 2
+
+
+# --- a guest whose init lies -------------------------------------------------------------------
+
+
+class Liar:
+    """A guest that answers every request as it is told to: with a header, and data."""
+
+    limits, workdir = Limits(), "/workspace"
+
+    def __init__(self, answer):
+        self._answer = answer
+        self.asked = 0
+
+    @contextlib.asynccontextmanager
+    async def using(self):
+        yield self, None
+
+    async def call(self, kind, header, payload=b""):
+        self.asked += 1
+        await anyio.lowlevel.checkpoint()
+        return self._answer(header, self.asked)
+
+
+def told(operation, answer):
+    """What comes of it; the error, if it is one of ours."""
+    liar = Liar(answer)
+
+    async def main():
+        with anyio.fail_after(90):
+            try:
+                return await operation(AsyncFiles(liar))
+            except SandboxError as error:
+                return error
+
+    return anyio.run(main), liar.asked
+
+
+ENTRY = {"name": "a", "type": "file", "size": 1, "mode": 1, "mtime": 1.0}
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        [ENTRY] * (guest_files.PAGE + 1),
+        [ENTRY | {"name": "x" * 5_000_000}],
+        [ENTRY | {"name": ".."}],
+        [ENTRY | {"name": "../../etc/passwd"}],
+        [ENTRY | {"name": ""}],
+        [ENTRY | {"name": "a\0b"}],
+        [ENTRY | {"name": None}],
+        {"a": 1},
+        7,
+    ],
+    ids=lambda page: str(page)[:40],
+)
+def test_a_listing_that_is_none_is_refused(page):
+    data = json.dumps(page).encode()
+    made, _ = told(lambda files: files.list("."), lambda *_: ({"result": {"total": 1}}, data))
+    assert isinstance(made, ProtocolError)
+
+
+@pytest.mark.parametrize("code", [10**400, -1, 0, 4096, True, "2", None])
+def test_an_error_that_no_system_knows_is_refused(code):
+    error = {"error": {"errno": code, "message": "x"}}
+    made, _ = told(lambda files: files.read("a"), lambda *_: (error, b""))
+    assert isinstance(made, ProtocolError)
+
+
+def test_the_words_of_an_error_are_cut_and_have_nothing_that_a_terminal_obeys():
+    error = {"error": {"errno": errno.ENOENT, "message": "\x1b[31m" + "x" * 100_000}}
+    made, _ = told(lambda files: files.read("a"), lambda *_: (error, b""))
+    assert isinstance(made, FileMissing)
+    assert len(str(made)) < 1000
+    assert "\x1b" not in str(made)
+
+
+def test_a_size_below_zero_is_refused():
+    made, _ = told(lambda files: files.read("a"), lambda *_: ({"result": {"size": -5}}, b""))
+    assert isinstance(made, ProtocolError)
+
+
+SAME = [0, "same", "dir", 0o755, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("entries", [[], [SAME] * 8, [[0, ".belljar-part-x", *SAME[2:]]] * 500])
+def test_a_tree_that_never_ends_is_given_up(entries, tmp_path):
+    """Each page says that there is more, and nothing of it counts as a file."""
+
+    def answer(header, asked):
+        if header["op"] == "stat":
+            return {"result": ENTRY | {"type": "dir"}}, b""
+        page = json.dumps({"entries": entries, "failed": []}).encode()
+        return {"result": {"done": 0, "after": f"{asked:09}", "rows": [], "inodes": []}}, page
+
+    made, asked = told(lambda files: files.download("a", tmp_path / "a"), answer)
+    assert made is not None
+    assert asked < 300_000
+
+
+@pytest.mark.parametrize("row", [[0, 1], [0, 1, 2, 3, 4, 5], [0, None, 1, 1, 1, 1, 1, 1]])
+def test_a_description_of_another_length_is_refused(row, tmp_path):
+    (tmp_path / "a").write_text("x")
+    made, _ = told(
+        lambda files: files.upload(tmp_path / "a", "a"),
+        lambda *_: ({"result": {"rows": [row], "type": "dir"}}, b""),
+    )
+    assert isinstance(made, SandboxError)

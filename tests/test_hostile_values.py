@@ -43,12 +43,19 @@ def lingering():
     listener = socket.socket(); listener.bind(("127.0.0.1", 0)); listener.listen(1)
     sock = socket.create_connection(listener.getsockname())
     globals()["peer"] = listener.accept()[0]
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 20))
+    try: sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 20))
+    except PermissionError: pass  # as it should be: then it is one that is full
     sock.setblocking(False)
     try:
         while True: sock.send(bytes(65536))
     except BlockingIOError: pass
     return sock.detach()
+
+def write_only(size):
+    fd = memory(size, 0)
+    other = os.open(f"/proc/self/fd/{{fd}}", os.O_WRONLY)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, 2 | 4 | 8)
+    return other
 
 def send(frame, *fds):
     socket.send_fds(control, [frame], list(fds))
@@ -111,6 +118,7 @@ DESCRIPTORS = {
     "memory that is not sealed": "send(frame, memory(SIZE, 0))",
     "memory that can be cut": "send(frame, memory(SIZE, 4 | 8))",
     "memory that can be written": "send(frame, memory(SIZE, 2 | 4))",
+    "memory that cannot be read": "send(frame, write_only(SIZE))",
     "memory of another size": "send(frame, memory(SIZE + 1))",
     "a hole": "send(forge(*kind, {**header, 'shared': 1 << 28}), memory(1 << 28))",
     "a pipe": "send(frame, os.pipe()[0])",
@@ -272,16 +280,35 @@ def test_what_the_fuzzer_has_found_is_found_no_more(case):
         fuzz_frames.finish()
 
 
-def test_two_calls_of_one_number_cannot_be():
+async def start_calls(*headers):
+    """Calls as init could forge them, one after the other."""
+
     async def answer(call, header, value):
         await asyncio.sleep(60)
 
-    async def main():
-        parcel = values.encode({"args": [], "kwargs": {}}).join()
-        frame = wire.Frame(wire.CALL, 1, {"call": 7, "function": "answer"}, parcel)
-        async with calls.Calls(fuzz_frames.REGISTRY, answer, MB, lambda paused: None) as made:
-            made.start(frame, parcel)
-            with pytest.raises(ProtocolError):
-                made.start(frame, parcel)
+    parcel = values.encode({"args": [], "kwargs": {}}).join()
+    async with calls.Calls(fuzz_frames.REGISTRY, answer, MB, lambda paused: None) as made:
+        for header in headers:
+            made.start(wire.Frame(wire.CALL, 1, header, parcel), parcel)
 
-    asyncio.run(main())
+
+def test_two_calls_of_one_number_cannot_be():
+    call = {"call": 7, "function": "answer"}
+    asyncio.run(start_calls(call))
+    with pytest.raises(ProtocolError):
+        asyncio.run(start_calls(call, call))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"call": 7, "function": "f" * 101},  # names are kept: ten thousand of them
+        {"call": 7, "function": 5},
+        {"call": 2**32, "function": "f"},
+        {"call": -1, "function": "f"},
+        {"call": True, "function": "f"},
+    ],
+)
+def test_a_call_of_what_is_no_name_or_has_no_number_is_refused(call):
+    with pytest.raises(ProtocolError):
+        asyncio.run(start_calls(call))

@@ -23,7 +23,7 @@ from belljar.backends.docker import (
     image_talk,
     owner,
 )
-from belljar.backends.docker.engine import EngineError
+from belljar.backends.docker.engine import EngineError, proper
 from belljar.backends.docker.image_failure import explained
 from belljar.backends.docker.image_luggage import Order
 from belljar.backends.docker.image_talk import Failure, Talk
@@ -350,6 +350,35 @@ def test_prune_keeps_what_is_used_current_or_newest():
     assert {each.key for each in found} == {"newer-but-of-another-base", "old"}
     everything = image_store.superfluous(images, {}, everything=True)
     assert {each.key for each in images} - {each.key for each in everything} == {"used"}
+
+
+def test_a_wrong_option_is_not_taken_for_a_wrong_answer():
+    class Somewhere:
+        endpoint = "unix:///somewhere"
+
+    with pytest.raises(InvalidOption, match="mine"), proper(Somewhere(), "about an image"):
+        raise InvalidOption("mine")
+    with pytest.raises(EngineError, match="no proper answer"), proper(Somewhere(), "about it"):
+        raise ValueError("its")
+
+
+def test_a_container_that_is_only_listed_does_not_use_its_image():
+    labels = {"belljar.image": "1", "belljar.key": "k"}
+    answers = {
+        "/images/json": [{"Id": "i", "RepoTags": ["belljar/a:k"], "Labels": labels, "Created": 1}],
+        "/containers/json": [
+            {"ImageID": "i", "Names": ["/one"]},
+            {"ImageID": "i", "Names": None, "Status": "Removal In Progress"},
+            {"ImageID": "i"},
+        ],
+    }
+
+    class Engine:
+        async def request(self, method, path, **options):
+            return answers[path]
+
+    (found,) = anyio.run(image_store.list_images, Engine())
+    assert found.containers == 1
 
 
 def test_image_is_ours_by_its_labels_and_its_name():

@@ -26,6 +26,7 @@ from belljar.backends.docker import (
     image_key,
     image_luggage,
     image_store,
+    image_talk,
     owner,
 )
 from belljar.backends.docker.engine import Engine, EngineError
@@ -315,11 +316,36 @@ def test_base_without_python_is_refused(describe, ensure):
     assert build_containers() == []
 
 
-def test_base_that_keeps_opt_in_a_volume_is_refused(describe, ensure, context, base):
-    (context / "Dockerfile").write_text(f'FROM {base}\nVOLUME ["/data", "/opt"]\n')
+@pytest.mark.parametrize("place", ["/opt", "/nowhere/../opt", "//opt/env/"])
+def test_base_that_keeps_opt_in_a_volume_is_refused(describe, ensure, context, base, place):
+    (context / "Dockerfile").write_text(f'FROM {base}\nVOLUME ["/data", "{place}"]\n')
     with_volume = ensure(BUILTIN["python"], dockerfile=context)
-    with pytest.raises(EnvironmentBuildError, match="/opt as a volume"):
+    with pytest.raises(EnvironmentBuildError, match=r"opt.* as a volume"):
         ensure(describe(), base=with_volume.reference)
+
+
+@pytest.mark.parametrize(
+    ("program", "complaint"),
+    [
+        ("exec yes '{\"alive\": true}'", "did not stop talking"),
+        ("echo '{\"done\": {}}'; exec sleep 1000", "cannot be understood"),
+    ],
+)
+def test_base_with_a_python_that_is_none_is_given_up(
+    describe, ensure, context, base, monkeypatch, program, complaint
+):
+    monkeypatch.setattr(image_talk, "MOST_SAID", 4 << 20)
+    (context / "python3").write_text(f"#!/bin/sh\n{program}\n")
+    (context / "python3").chmod(0o755)
+    path = "ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/bin:/bin"
+    (context / "Dockerfile").write_text(f"FROM {base}\nCOPY python3 /usr/local/sbin/\n{path}\n")
+    lying = ensure(BUILTIN["python"], dockerfile=context)
+    environment = describe()
+    with pytest.raises(EnvironmentBuildError, match=complaint):
+        ensure(environment, base=lying.reference)
+    assert build_containers() == []
+    tags = [tag for each in engine_view.ask("/images/json") for tag in each["RepoTags"] or ()]
+    assert not any(f"/{environment.name}:" in tag for tag in tags)
 
 
 def test_standard_library_without_bytecode_is_compiled(describe, ensure, context, base):

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import warnings
+from pathlib import Path
 
 import anyio
 import pytest
@@ -36,6 +37,9 @@ from belljar.warm import Warm
 @pytest.fixture(autouse=True)
 def often_looked_after(monkeypatch):
     monkeypatch.setattr(pool_module, "TICK", 0.1)
+
+
+HOSTILE = Path(__file__).with_name("escapes") / "hostile.py"
 
 
 def a_pool(kind=AsyncPool, **options):
@@ -708,6 +712,30 @@ def test_map_gives_results_in_order_and_failures_as_values(run_async):
             assert found[8].outcome is Outcome.error
             assert progress == [(number, 9) for number in range(1, 10)]
             assert [each async for each in pool.map([])] == []
+
+    run_async(test)
+
+
+FORGED = """
+import fcntl, os, socket
+from hostile import DONE, forge, worker
+runner, request = worker()
+memory = os.memfd_create("x", os.MFD_ALLOW_SEALING)
+os.write(memory, bytes(300_000))
+unreadable = os.open(f"/proc/self/fd/{memory}", os.O_WRONLY)
+fcntl.fcntl(memory, fcntl.F_ADD_SEALS, 2 | 4 | 8)
+frame = forge(DONE, request, {"status": "ok", "shared": 300_000})
+socket.send_fds(runner._control, [frame], [unreadable])
+"""
+
+
+def test_map_goes_on_when_a_snippet_sends_memory_that_cannot_be_read(run_async):
+    hostile = {"code": FORGED, "files": {"hostile.py": HOSTILE.read_text()}, "timeout": 5}
+
+    async def test():
+        async with a_pool(max_total=2) as pool:
+            found = [each async for each in pool.map(["1", hostile, "2", "3"], concurrency=2)]
+            assert [each.value for each in found] == [1, None, 2, 3]
 
     run_async(test)
 

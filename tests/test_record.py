@@ -1,5 +1,6 @@
 """What a record holds, how it is read, and what running it again tells."""
 
+import dataclasses
 import json
 import os
 import re
@@ -10,9 +11,9 @@ import time
 
 import pytest
 
-from belljar import Environment, FileError, InvalidOption, Limits, Mount, Sandbox
+from belljar import Environment, FileError, InvalidOption, Limits, Mount, Outcome, Sandbox
 from belljar.guest import values
-from belljar.record import INLINE, Recorder, read
+from belljar.record import INLINE, Recorder, format, read, recorder, replaying
 from belljar.record.comparison import Difference
 from belljar.record.format import MAX_LINE, MAX_PART
 from belljar.record.replaying import replay
@@ -200,6 +201,60 @@ def test_bytes_of_events_are_kept_up_to_a_limit(path):
     assert (small.began, small.fields["content"]) == (5.0, {"base64": "AP8="})
     assert large.fields["content"]["left_out"] == INLINE + 1
     assert len(large.fields["content"]["sha256"]) == 64
+
+
+def test_a_cell_that_says_very_much_does_not_end_the_record(backend, path, monkeypatch):
+    """Texts of errors, beginnings of what is left out: all of it is counted."""
+    monkeypatch.setattr(format, "MAX_CELL", 100_000)
+    monkeypatch.setattr(recorder, "MAX_LINE", 200_000)
+
+    def refuse(text):
+        raise ValueError(text)
+
+    functions = {"refuse": refuse}
+    with Sandbox(environment="python", record=path, functions=functions) as sandbox:
+        sandbox.run_code(
+            "for n in range(100):\n    try: refuse('\\u4e00' * 900)\n    except ValueError: pass"
+        )
+        sandbox.run_code("for n in range(100): display('\\0' * 1000)")
+        last = sandbox.run_code("'the last one'")
+    assert not last.notes
+    calls, results, last = read(path).cells
+    assert len(calls.execution.calls) == 100
+    assert calls.execution.calls[0].error
+    assert not calls.execution.calls[-1].error
+    assert len(results.execution.results) == 100
+    assert last.execution.text == "'the last one'"
+
+
+def test_a_record_that_is_full_keeps_sizes_and_hashes_and_can_be_read(execution, path, monkeypatch):
+    monkeypatch.setattr(format, "FULL", 20_000)
+    monkeypatch.setattr(format, "MAX_LATE", 1000)
+    writing = Recorder(path)
+    begin(writing)
+    loud = dataclasses.replace(execution, stdout="x" * 10_000)
+    for _ in range(4):
+        writing.cell(code="f()", execution=loud, timeout=None, began=1.0)
+        writing.event("write", path="a", content=b"x" * 2000)
+    writing.close()
+    assert writing.failed is None
+    cells = read(path).cells
+    assert [list(cell.left_out) for cell in cells] == [[], [], *[["execution.stdout"]] * 2]
+    assert {cell.code for cell in cells} == {"f()"}
+    assert path.stat().st_size < 35_000
+    assert "left_out" in read(path).sessions[0].steps[-1].fields["content"]
+
+
+def test_a_record_ends_before_it_is_too_long_to_be_read(execution, path, monkeypatch):
+    monkeypatch.setattr(recorder, "MAX_RECORD", 20_000)
+    writing = Recorder(path)
+    begin(writing)
+    for _ in range(50):
+        writing.cell(code="1", execution=execution, timeout=None, began=1.0)
+    assert "more than" in writing.failed
+    writing.close()
+    assert path.stat().st_size <= 20_000
+    assert read(path).cells
 
 
 # --- reading -----------------------------------------------------------------------------------
@@ -443,6 +498,18 @@ def test_limits_and_time_outs_are_the_recorded_ones_unless_given(backend, path):
     begun = time.monotonic()
     replay(path, timeout=0.05, cells={1})
     assert time.monotonic() - begun < 10
+
+
+def test_a_time_out_of_a_cell_is_trusted_no_more_than_the_limits(backend, path, monkeypatch):
+    monkeypatch.setitem(replaying._MODERATE, "timeout", 1.0)
+    with Sandbox(environment="python", record=path) as sandbox:
+        sandbox.run_code("1", timeout=1000)
+        sandbox.commands.run("true", timeout=1000)
+    rewritten(path, lambda all: all[1].update(code="while True: pass"))
+    rewritten(path, lambda all: all[2].update(cmd="sleep 1000"))
+    again = replay(path)
+    assert again.cells[0].replayed.outcome is Outcome.timeout
+    assert again.commands[0].replayed.timed_out
 
 
 def test_how_far_code_came_before_it_was_stopped_is_no_difference(backend, path):

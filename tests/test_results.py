@@ -5,6 +5,9 @@ import html
 import io
 import json
 import os
+import subprocess
+import sys
+import time
 from textwrap import dedent
 
 import pandas
@@ -14,6 +17,8 @@ import pytest
 from rich.console import Console
 
 from belljar import Environment, Limits, Outcome, Sandbox, SandboxError, rich_view
+from belljar.cli import csv_text
+from belljar.cli import results as results_module
 from belljar.cli.results import ResultFiles
 from belljar.errors import EnvironmentBuildError, FileError
 from belljar.execution import Call, ErrorInfo, Execution, FileChanges, Logs, Result, Usage
@@ -682,6 +687,71 @@ def test_a_table_that_no_library_can_show_is_shown_as_text(frame, tmp_path):
     assert saved or remarks
 
 
+def amplified():
+    """Tables that are small on the wire, and huge as text."""
+    rows, text = 8_000, "x" * 1_000_000
+    numbers = pyarrow.array([0] * rows, pyarrow.int32())
+    entries = pyarrow.DictionaryArray.from_arrays(numbers, pyarrow.array([text]))
+    offsets = pyarrow.array([0, rows], pyarrow.int32())
+    nothing = pyarrow.nulls(1 << 24)
+    frames = {
+        "a category": pandas.DataFrame({"a": pandas.Categorical.from_codes(numbers, [text])}),
+        "a level": pandas.DataFrame(
+            {"a": [0] * rows},
+            index=pandas.MultiIndex([[text], [1]], [[0] * rows, [0] * rows]),
+        ),
+        "an entry": pyarrow.table({"a": entries}),
+        "an entry in pandas": pandas.DataFrame(
+            {"a": pandas.arrays.ArrowExtensionArray(pyarrow.chunked_array([entries]))}
+        ),
+        "entries in a list": pyarrow.table({"a": pyarrow.ListArray.from_arrays(offsets, entries)}),
+        "nothing in a list": pyarrow.table(
+            {"a": pyarrow.ListArray.from_arrays(pyarrow.array([0, 1 << 24], "int32"), nothing)}
+        ),
+        "an enum": polars.DataFrame({"a": polars.Series([text] * 30, dtype=polars.Enum([text]))}),
+    }
+    return {name: values.encode(frame).join() for name, frame in frames.items()}
+
+
+MEASURE = """
+import pathlib, resource, sys
+from belljar import Result, rich_view
+from belljar.cli import csv_text, results
+from belljar.result import TABLE
+import pandas, polars, pyarrow.csv
+csv_text.MAX_TABLE = 4_000_000
+made = Result(raw={TABLE: pathlib.Path(sys.argv[1]).read_bytes()}, is_main_result=True)
+made.data
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+assert rich_view.table(made) is not None
+saved, remarks = results.ResultFiles(pathlib.Path(sys.argv[2])).save(made)
+assert remarks and not saved, (saved, remarks)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.parametrize("name", amplified())
+def test_a_small_table_does_not_become_huge_by_being_shown_or_saved(name, tmp_path):
+    (tmp_path / "parcel").write_bytes(amplified()[name])
+    command = [sys.executable, "-c", MEASURE, tmp_path / "parcel", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 200_000  # kilobytes; gigabytes, if all of it were made
+
+
+def test_rows_that_hold_nothing_are_not_written_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(csv_text, "MAX_TABLE", 1_000_000)
+    monkeypatch.setattr(results_module, "MAX_CSV", 2_500_000)
+    rows = pandas.DataFrame(index=pandas.RangeIndex(2**24))
+    result = Result(raw={TABLE: values.encode(rows).join()}, is_main_result=True)
+    files = ResultFiles(tmp_path)
+    for _ in range(4):
+        saved, (remark,) = files.save(result)
+        assert not saved
+        assert remark.startswith("no CSV: it would take more than")
+    assert files._room == 0  # the next one, too, is refused at its first line
+
+
 def test_saving_follows_no_link_that_was_put_there(tmp_path):
     """The code may be able to write where its results are saved: a writable mount."""
     victim = tmp_path / "victim"
@@ -699,3 +769,12 @@ def test_saving_does_not_wait_for_a_fifo(tmp_path):
     os.mkfifo(tmp_path / "result-1.html")
     with pytest.raises(FileError, match="not a file"):
         ResultFiles(tmp_path).save(Result(raw={"text/html": "x"}, is_main_result=True))
+
+
+@pytest.mark.parametrize("text", ["x" * 4_000_000, "\x1b" * 4_000_000, "x " * 2_000_000])
+def test_a_long_line_is_drawn_soon_and_what_is_left_out_is_said(text):
+    console = Console(file=io.StringIO(), width=80)
+    began = time.process_time()
+    console.print(execution(stdout=text, results=(made({"text/plain": text}),)))
+    assert time.process_time() - began < 30  # minutes, if all of it were wrapped
+    assert "characters more]" in console.file.getvalue()

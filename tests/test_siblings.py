@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import uuid
 
 import pytest
 
@@ -130,3 +131,33 @@ print(json.dumps([taken, memory[:] == text]))
     taken, same = in_a_process(code)
     assert 0 <= taken <= 4  # none before Linux 6.1, or where they are switched off
     assert same
+
+
+SCAN = """
+import os
+wanted = os.environ["FIRST"].encode() + b"-" + os.environ["SECOND"].encode()[::-1]
+found = 0
+with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", 0) as memory:
+    for line in maps:
+        span, access, *_ = line.split()
+        first, last = (int(part, 16) for part in span.split("-"))
+        if "w" in access and last - first < 1 << 28:
+            memory.seek(first)
+            found += memory.read(last - first).count(wanted)
+found
+"""
+
+
+@pytest.mark.native_only("a container's guests have no zygote")
+def test_no_variable_of_another_guest_is_in_the_memory_of_a_later_one(make_sandbox):
+    """The zygote that forks both must never have read it."""
+    first, second = uuid.uuid4().hex, uuid.uuid4().hex
+    make_sandbox().run_code("1")
+    owner = make_sandbox(env={"KEY": f"{first}-{second}"})
+    # The scanner makes what it looks for itself: what it is told has the second half backwards.
+    halves = {"FIRST": first, "SECOND": second[::-1]}
+    assert owner.run_code("import os; os.environ['KEY']").value == f"{first}-{second}"
+    seen = make_sandbox(env=halves).run_code(SCAN).value
+    own = make_sandbox(env={**halves, "KEY": f"{first}-{second}"}).run_code(SCAN).value
+    assert own > seen, "the scan does not see what is there"
+    assert seen <= 3  # `wanted` itself, and what making it left behind

@@ -6,17 +6,20 @@ import random
 import tracemalloc
 
 import anyio
+import anyio.lowlevel
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from belljar import cell, channel, verdict
 from belljar.backends.base import Reading
 from belljar.cell import Run
 from belljar.channel import Channel
 from belljar.errors import GuestLost, ProtocolError, SandboxError
-from belljar.guest import wire
+from belljar.guest import blobs, init, seal, values, wire
+from belljar.limits import Limits
 
-PATIENCE = 20.0  # seconds after which a test says "it hangs"
+PATIENCE = 90.0  # seconds after which a test says "it hangs"
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
@@ -157,13 +160,13 @@ def ask(pieces):
     return anyio.run(main), stream
 
 
-def drive(pieces, *, timeout=5.0, output=10_000):
+def drive(pieces, *, timeout=5.0, output=10_000, **more):
     """One cell over a hostile stream. Fails when it hangs."""
     guest = FakeGuest()
     stream = HostileStream(pieces)
 
     async def main():
-        run = Run(Channel(stream), guest, timeout=timeout, output=output)
+        run = Run(Channel(stream), guest, timeout=timeout, output=output, **more)
         with anyio.fail_after(PATIENCE):
             await run.drive(wire.RUN, {}, b"")
         return run
@@ -299,6 +302,124 @@ def test_a_flood_for_a_request_that_does_not_read_its_frames_does_not_fill_the_h
     finally:
         tracemalloc.stop()
     assert peak < MOST
+
+
+CHANGES = {"created": [], "changed": [], "removed": []}
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        wire.pack(wire.CHANGES, 1, None, b" " * cell.MAX_CHANGES + json.dumps(CHANGES).encode()),
+        wire.pack(wire.CHANGES, 1, None, json.dumps(CHANGES | {"created": "abc"}).encode()),
+        wire.pack(wire.CHANGES, 1, None, json.dumps(CHANGES | {"changed": {"a": 1}}).encode()),
+        wire.pack(wire.CHANGES, 1, None, json.dumps(CHANGES | {"removed": [["a"]]}).encode()),
+        wire.pack(wire.CHANGES, 1, None, b"[" * 100_000),
+        wire.pack(wire.RESULT, 1, {"parts": [{"mime": "m" * 101, "size": 0}]}),
+        wire.pack(wire.RESULT, 1, {"parts": [{"mime": "m", "size": -1}]}),
+    ],
+)
+def test_what_init_would_not_say_of_a_cell_costs_the_guest_its_life(frame):
+    run, guest, _ = drive([frame])
+    assert isinstance(run.lost, ProtocolError)
+    assert guest.killed
+
+
+def test_changes_as_long_as_init_tells_them_are_taken():
+    assert init.MAX_CHANGES == cell.MAX_CHANGES
+    told = json.dumps(CHANGES | {"created": ["x" * 100] * 9_000}).encode()
+    run, _, _ = drive([wire.pack(wire.CHANGES, 1, None, told), wire.pack(wire.DONE, 1)])
+    assert len(run.files.created) == 9_000
+
+
+@pytest.mark.parametrize("code", [2**32, -(2**31) - 1, 2**70, True, "1", None])
+def test_an_exit_code_that_no_process_can_have_is_none(code):
+    run, _, _ = drive([wire.pack(wire.DONE, 1, {"status": "exit", "exit_code": code})])
+    assert run.number("exit_code") is None
+
+
+@pytest.mark.parametrize("worker", ["x" * 200_000, None, True, [1]])
+def test_a_worker_that_is_no_number_is_not_repeated(worker):
+    guest, value = FakeGuest(), values.encode(bytes(2 * wire.INLINE))
+    taken = wire.HEAD.pack(wire.TAKEN, 1, len(json.dumps({"worker": worker})), 0)
+    stream = HostileStream([taken + json.dumps({"worker": worker}).encode()])
+
+    async def main():
+        run = Run(Channel(stream), guest, timeout=5.0, output=1000)
+        await run.drive(wire.RUN, {}, b"", value)
+        return run
+
+    assert isinstance(anyio.run(main).lost, ProtocolError)
+    assert guest.killed
+
+
+def test_a_value_that_nobody_asked_for_is_not_decoded_if_no_worker_would_send_it():
+    """A small one may become a hundred times as many objects."""
+    limits = Limits(output=1024)
+    value = values.encode(["ab"] * 100_000)
+    frames = [
+        wire.pack(wire.PART, 1, {"key": wire.VALUE_KEY, "size": value.size}, part)
+        for part in blobs.cut(value.pieces())
+    ]
+    frames.append(wire.pack(wire.DONE, 1, {"status": "ok", "parts": value.size}))
+    run, _, _ = drive(frames, values=limits.memory)
+    options = {"kills_before": 0, "ended": None, "fresh": False, "count": 1, "with_value": True}
+    execution, _ = anyio.run(lambda: verdict.of(run, limits=limits, **options))
+    assert execution.ok
+    assert execution.value is None
+    assert "value is None, because it takes more than 8k" in execution.notes[0]
+
+
+def test_a_key_of_another_length_is_not_taken():
+    opener, sealing = seal.Opener(bytes(seal.KEY)), seal.Seal(bytearray(seal.KEY))
+    with pytest.raises(wire.WireError):
+        opener.feed(sealing._record(bytes(100), 100 | seal._NEW_KEY))
+
+
+@pytest.mark.parametrize("kind", [wire.DATA, wire.STREAM])
+def test_others_have_their_turn_among_many_small_frames(kind):
+    """All of them came at once, so that the stream itself does not pause."""
+    frame = wire.pack(kind, 1, {"name": "stdout"}, b"x")
+    many = 20 * channel.AT_ONCE
+    turns = 0
+
+    async def count():
+        nonlocal turns
+        while True:
+            await anyio.lowlevel.checkpoint()
+            turns += 1
+
+    async def main():
+        stream = HostileStream([frame * many + wire.pack(wire.DONE, 1, {"status": "ok"})])
+        run = Run(Channel(stream), FakeGuest(), timeout=None, output=many)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(count)
+            await run.drive(wire.RUN, {})
+            tasks.cancel_scope.cancel()
+        return run
+
+    run = anyio.run(main)
+    if kind == wire.STREAM:
+        assert run.streams["stdout"].text == "x" * many
+        assert turns >= 20
+
+
+def test_who_is_cancelled_among_many_frames_leaves_the_others_to_whoever_reads_next():
+    frames = wire.pack(wire.DATA, 9) * (3 * channel.AT_ONCE)
+
+    async def main():
+        talk = Channel(HostileStream([frames + wire.pack(wire.REPLY, 2, {"result": 1})]))
+        first, second = talk.open(), talk.open()
+        with anyio.CancelScope() as scope, anyio.fail_after(PATIENCE):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(first.next)
+                while talk._came is None:
+                    await anyio.lowlevel.checkpoint()
+                scope.cancel()
+        with anyio.fail_after(PATIENCE):
+            return await second.next()
+
+    assert anyio.run(main).header == {"result": 1}
 
 
 def test_random_bytes_in_bulk_are_refused_at_once():

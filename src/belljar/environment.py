@@ -43,7 +43,7 @@ __all__ = [
     "resolve",
 ]
 
-LAYOUT = 1  # of the directory; a new number makes every environment be built anew
+LAYOUT = 2  # of the directory; a new number makes every environment be built anew
 DESCRIPTION = "belljar.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")

@@ -78,7 +78,8 @@ def _point_at(directory: Path, interpreter: Interpreter, executable: str) -> Non
 
 
 def _install(directory: Path, recipe: Recipe, say: Say) -> None:
-    env, arguments = uv_settings(os.environ, read_pip_files(os.environ))
+    pip_files = read_pip_files(os.environ)
+    env, arguments = uv_settings(os.environ, pip_files, allow_builds=recipe.allow_builds)
     command = [
         find_uv(),
         # Settings of whatever project the caller happens to stand in are not meant for guests.

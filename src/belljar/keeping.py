@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Mapping, Sequence
+
+import anyio.to_thread
 
 from belljar import cargo, workspace
 from belljar.backends.base import Guest
@@ -15,6 +18,8 @@ from belljar.options import Options
 from belljar.place import Place
 from belljar.record import Recorder
 from belljar.workspace import HostWorkspace
+
+MANY = 2**20  # bytes of a cell that are written down off the event loop
 
 
 class Keeping:
@@ -86,11 +91,12 @@ class Keeping:
                 ],
             )
 
-    def cell(self, cell: Cell, execution: Execution, *, began: float) -> list[str]:
-        """Notes, if it could not be recorded."""
+    async def cell(self, cell: Cell, execution: Execution, *, began: float) -> list[str]:
+        """Notes, if it could not be recorded. Called before the next one may begin."""
         if self._recorder is None:
             return []
-        self._recorder.cell(
+        write = functools.partial(
+            self._recorder.cell,
             code=cell.code,
             execution=execution,
             timeout=cell.given_timeout,
@@ -98,6 +104,10 @@ class Keeping:
             env=list(cell.env),
             undo_on_error=cell.undo_on_error,
         )
+        if _size(execution) > MANY:
+            await anyio.to_thread.run_sync(write)
+        else:
+            write()
         failed = self._recorder.failed
         return [f"the record is incomplete: {failed}"] if failed else []
 
@@ -109,6 +119,13 @@ class Keeping:
         if self._recorder is not None:
             kept = {k: bytes(v) if isinstance(v, memoryview) else v for k, v in fields.items()}
             self._recorder.event(kind, **kept)
+
+
+def _size(execution: Execution) -> int:
+    """About what there is to be written down of it."""
+    parts = sum(len(part) for result in execution.results for part in result.raw.values())
+    errors = sum(len(call.error or "") for call in execution.calls)
+    return execution.usage.output_bytes + parts + errors
 
 
 class _Directly:

@@ -38,6 +38,11 @@ def check_package(package: str) -> str:
         )
     if not package.isprintable():
         raise InvalidOption(f"package {package!r} contains control characters")
+    if "${" in package:
+        raise InvalidOption(
+            f"package {package!r} names a variable of this host, which the installer would fill in",
+            hint="write the address out; passwords belong into ~/.netrc or uv's settings",
+        )
     if package.endswith(".whl") and "@" not in package:
         return os.path.abspath(os.path.expanduser(package))
     match = _SHAPE.fullmatch(package)
@@ -83,8 +88,14 @@ def fingerprint(package: str) -> str:
 
 
 def shown(package: str) -> str:
-    """The package for the eyes of guests: a local wheel without its directory."""
-    return Path(package).name if package.startswith("/") else package
+    """The package for the eyes of guests: a local wheel without its directory, an address without
+    its password."""
+    # Imported here, and of a backend: it is also sent into containers, by itself.
+    from belljar.backends.docker.image_steps import bare_addresses
+
+    if package.startswith("/"):
+        return Path(package).name
+    return bare_addresses(package, "***@", "?***")
 
 
 @functools.lru_cache(maxsize=256)

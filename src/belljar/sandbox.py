@@ -606,7 +606,7 @@ class AsyncSandbox:
                     await self._take_back(before)
                 raise
             notes = await self._keeping.save(self._place) if self._keeping.mirrors else []
-        notes += self._keeping.cell(cell, execution, began=began)
+            notes += await self._keeping.cell(cell, execution, began=began)
         return replace(execution, notes=(*execution.notes, *notes)) if notes else execution
 
     async def _drive(

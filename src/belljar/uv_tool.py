@@ -43,6 +43,21 @@ _NOT_INHERITED = {
 }
 
 
+# And these are not even uv's own, but needed to run, and to reach an index.
+_FOR_UV = {
+    *("PATH", "HOME", "USER", "LANG", "TMPDIR", "NETRC", "SSL_CERT_FILE", "SSL_CERT_DIR"),
+    *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_CONFIG_DIRS", "XDG_DATA_HOME", "XDG_RUNTIME_DIR"),
+    *("DBUS_SESSION_BUS_ADDRESS", "SSH_AUTH_SOCK", "SYSTEMROOT"),
+}
+
+
+def _is_for_uv(name: str, allow_builds: bool) -> bool:
+    if name in _NOT_INHERITED or name.startswith("PYTHON"):
+        return False
+    known = name in _FOR_UV or name.lower().endswith("_proxy")
+    return allow_builds or known or name.startswith(("UV_", "LC_", "GIT_"))
+
+
 def find_uv() -> str:
     """The uv of the PyPI package, else the one on PATH."""
     try:
@@ -63,17 +78,19 @@ def find_uv() -> str:
 
 
 def uv_settings(
-    environ: Mapping[str, str], pip_files: Mapping[str, str] | None = None
+    environ: Mapping[str, str],
+    pip_files: Mapping[str, str] | None = None,
+    *,
+    allow_builds: bool = False,
 ) -> tuple[dict[str, str], list[str]]:
     """The environment and the extra arguments for uv. Pure.
 
-    `pip_files`: what pip's configuration files say (see `read_pip_files`).
+    `pip_files`: what pip's configuration files say (see `read_pip_files`). `allow_builds`: code of
+    packages is run, which needs to know of compilers, and can read any variable anyway.
     """
-    env = {
-        name: value
-        for name, value in environ.items()
-        if name not in _NOT_INHERITED and not name.startswith("PYTHON")
-    }
+    # No more than it needs: uv fills in variables that a requirement names (${...}), also one that
+    # stands in the metadata of somebody's wheel, and sends them where that says.
+    env = {name: value for name, value in environ.items() if _is_for_uv(name, allow_builds)}
     env["NO_COLOR"] = "1"
     pip = dict(pip_files or {})
     for name, value in environ.items():

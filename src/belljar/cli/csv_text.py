@@ -99,8 +99,8 @@ def _longest(items: Any) -> int:
 def _polars(frame: Any, file: _Bounded) -> None:
     longest = 0
     for column in frame.iter_columns():
-        if hasattr(column.dtype, "categories"):
-            longest += _longest(column.cat.get_categories())
+        if type(column.dtype).__name__ in ("Categorical", "Enum"):
+            longest += _longest(column.unique())
     frame.write_csv(file, batch_size=_rows(longest))
 
 

@@ -69,7 +69,7 @@ def check(fd: int, size: int) -> None:
     if seals & SEALS != SEALS or found.st_size != size:
         raise wire.WireError("shared memory that is not sealed, or not of its size")
     # Who reads a hole pays for the page.
-    if found.st_blocks * _BLOCK < size:
+    if found.st_blocks * _BLOCK < size or os.lseek(fd, 0, os.SEEK_HOLE) < size:
         raise wire.WireError("shared memory with holes")
 
 

@@ -29,6 +29,7 @@ from belljar.backends.docker.errors import (
     unreachable,
 )
 from belljar.backends.docker.http import Data, Exchange, Head, require_h11
+from belljar.errors import SandboxError
 
 __all__ = ["Connection", "Engine", "EngineError", "EngineUnavailable", "proper"]
 
@@ -290,6 +291,8 @@ def proper(engine: Engine, what: str) -> Iterator[None]:
     """While an answer is taken apart: it may be a proxy's, or anybody's."""
     try:
         yield
+    except SandboxError:
+        raise  # it says already what is wrong, though it may be a ValueError too
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
         raise EngineError(
             f"the engine at {engine.endpoint} gave no proper answer {what}: {error!r}"[:500],

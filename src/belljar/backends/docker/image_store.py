@@ -42,7 +42,8 @@ async def list_images(engine: Engine) -> list[Listed]:
     filters = {"label": [f"{image_key.IMAGE}=1"]}
     listed = await engine.request("GET", "/images/json", query={"filters": filters})
     containers = await engine.request("GET", "/containers/json", query={"all": True})
-    used = [str(each.get("ImageID", "")) for each in containers or []]
+    # One that is gone may stay in an engine's list for ever, but without a name.
+    used = [str(each.get("ImageID", "")) for each in containers or [] if each.get("Names")]
     found = [image for each in listed or [] for image in _listed(each, used)]
     return sorted(found, key=lambda each: each.created, reverse=True)
 

@@ -21,7 +21,7 @@ from belljar.guest.wire import WireError
 
 SILENCE = 120.0  # seconds; the container says at least every ten that it is alive
 MAX_LINE = 4 * 1024 * 1024
-MOST_SAID = 64 * 1024 * 1024  # bytes in all; a build of hundreds of packages says one
+MOST_SAID = 16 * 1024 * 1024  # bytes in all; a build of hundreds of packages says less than one
 CHUNK = 64 * 1024
 
 _NOT_UNDERSTOOD = "the container said what cannot be understood"

@@ -245,7 +245,8 @@ def _b64(data: bytes) -> str:
 
 
 # What says that this machine is full just now, not what it allows.
-PASSING = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.EIO)
+_NO_FILTERS = 524  # the kernel's own number: no more memory for filters on the whole machine
+PASSING = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.EIO, _NO_FILTERS)
 EXHAUSTED = "out of memory, descriptors (ulimit -n) or processes (ulimit -u) on this host?"
 
 _REMEDIES = {

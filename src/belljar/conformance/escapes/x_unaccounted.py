@@ -20,6 +20,7 @@ attempt("one by descriptor", lambda: os.setxattr(descriptor, "user.b", b"x"))
 program = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 65535))  # accept everything
 filter_ = struct.pack("HxxxxxxQ", 1, ctypes.addressof(program))
 
+
 def put(sock, option):
     attempt(f"a filter ({option})", lambda: sock.setsockopt(1, option, filter_) or "set")
 
