@@ -42,8 +42,8 @@ REQUIRED = os.environ.get("BELLJAR_TEST_REQUIRE", "").split()
 # BELLJAR_TEST_SCOPE=contract the others are left with what may differ there; without it, each runs
 # everything, which takes an hour, as a container takes a hundred times as long to start.
 _USER = {"attacks", "cgroup", "commands", "escapes", "guest", "mounts", "posture", "sandbox"}
-_USER |= {"manager_guests", "pool", "siblings", "warm", "workdir"}
-_GVISOR = {"escapes", "mounts", "posture", "sandbox"}
+_USER |= {"conformance", "manager_guests", "pool", "posture_golden", "siblings", "warm", "workdir"}
+_GVISOR = {"escapes", "mounts", "posture", "posture_golden", "sandbox"}
 _DOCKER = _GVISOR | {"checkpoint", "commands", "guest", "manager_guests", "warm", "workdir"}
 _DOCKER |= {"compat_dolphin", "compat_executor", "compat_openmanus", "compat_openmanus_tools"}
 _DOCKER |= {"pool"}

@@ -33,13 +33,12 @@ from belljar.pooling import stock as stock_module
 from belljar.pooling.stock import Stock
 from belljar.warm import Warm
 
+HOSTILE = Path(__file__).with_name("escapes") / "hostile.py"
+
 
 @pytest.fixture(autouse=True)
 def often_looked_after(monkeypatch):
     monkeypatch.setattr(pool_module, "TICK", 0.1)
-
-
-HOSTILE = Path(__file__).with_name("escapes") / "hostile.py"
 
 
 def a_pool(kind=AsyncPool, **options):

@@ -509,7 +509,7 @@ def test_a_time_out_of_a_cell_is_trusted_no_more_than_the_limits(backend, path, 
     rewritten(path, lambda all: all[2].update(cmd="sleep 1000"))
     again = replay(path)
     assert again.cells[0].replayed.outcome is Outcome.timeout
-    assert again.commands[0].replayed.timed_out
+    assert again.commands[0].replayed.outcome is Outcome.timeout
 
 
 def test_how_far_code_came_before_it_was_stopped_is_no_difference(backend, path):

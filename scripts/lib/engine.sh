@@ -1,7 +1,7 @@
 # A Docker engine for a machine that is ours to set up, such as that of CI. Source setup.sh first.
 #
 #   install_engine     Debian's packages: the engine, gVisor's runsc, debootstrap for the base image,
-#                      and python3-venv, if they are missing
+#                      strace, by which tests break things, and python3-venv, if they are missing
 #   start_engine       unless one answers already; needs no init system
 #   register_runsc     with the engine that answers
 #   stop_engine        only the one that start_engine started
@@ -13,7 +13,7 @@ engine_answers() { timeout 20 docker info >/dev/null 2>&1; }
 
 install_engine() {
     local program missing=()
-    for program in dockerd:docker.io runsc:runsc debootstrap:debootstrap; do
+    for program in dockerd:docker.io runsc:runsc debootstrap:debootstrap strace:strace; do
         command -v "${program%:*}" >/dev/null || missing+=("${program#*:}")
     done
     python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)

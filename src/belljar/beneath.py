@@ -210,9 +210,13 @@ class Incoming:
         parent, self._name = split(path)
         self._partial = partial_name()
         with beneath.directory(parent, make=True) as fd:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._fd = os.open(self._partial, flags, 0o600, dir_fd=fd)
             self._directory = os.dup(fd)
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._fd = os.open(self._partial, flags, 0o600, dir_fd=self._directory)
+        except BaseException:
+            os.close(self._directory)
+            raise
 
     def write(self, data: bytes | memoryview) -> None:
         view = memoryview(data)
@@ -240,12 +244,14 @@ class Incoming:
         """Twice is fine."""
         if self._fd < 0:
             return
-        if self._partial:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._partial, dir_fd=self._directory)
-        os.close(self._fd)
-        os.close(self._directory)
-        self._fd = -1
+        try:
+            if self._partial:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._partial, dir_fd=self._directory)
+        finally:
+            os.close(self._fd)
+            os.close(self._directory)
+            self._fd = -1
 
 
 def write_file(path: Path, data: bytes) -> None:

@@ -115,9 +115,11 @@ def _ask(args: argparse.Namespace, question: Callable[[Engine], Awaitable[Answer
     import anyio
 
     from belljar.backends.docker import endpoint
-    from belljar.backends.docker.engine import Engine
+    from belljar.backends.docker.engine import Engine, proper
 
-    return anyio.run(question, Engine(endpoint.find(args.host)))
+    engine = Engine(endpoint.find(args.host))
+    with proper(engine, "about its images"):
+        return anyio.run(question, engine)
 
 
 # -- build --------------------------------------------------------------------------------------

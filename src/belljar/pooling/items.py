@@ -121,6 +121,8 @@ async def _begun(pool: AsyncPool, tenant: Tenant, part: Snippet, first: Run) -> 
     except (StartError, GuestLost, ProtocolError, SandboxClosed) as error:
         pool._check_open()
         return snippet.lost(error.message)
+    except MemoryError as error:  # ours, for what it sent: no reason to stop the others
+        return snippet.lost(str(error))
 
 
 async def is_rejected(options: Options, code: str) -> bool:

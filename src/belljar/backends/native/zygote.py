@@ -6,6 +6,7 @@ reason, the kernel ends every guest with it.
 
 import base64
 import contextlib
+import errno
 import gc
 import importlib
 import json
@@ -153,6 +154,8 @@ def _fork_guest(
 ) -> None:
     """The next child is PID 1 of a new pid namespace; the one after it shall not be."""
     try:
+        if len(fds) != request["descriptors"]:  # those there was no number left for do not come
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         # Before, not after: what fails then is the next guest's, and is tried again for each.
         sys_.setns(own_pids, sys_.CLONE_NEWPID)
         sys_.unshare(sys_.CLONE_NEWPID)
@@ -161,7 +164,7 @@ def _fork_guest(
     except OSError as error:
         # Out of processes or of namespaces: this guest's misfortune, not that of the others.
         failure = {"failed": "fork", "errno": error.errno, "message": str(error)}
-        with contextlib.suppress(OSError):  # who asked has given it up
+        with contextlib.suppress(OSError, IndexError):  # who asked has given it up
             os.write(fds[0], wire.pack(wire.HELLO, 0, failure))
     for fd in fds:
         os.close(fd)
@@ -201,7 +204,8 @@ def _guest(config: Dict[str, Any], request: Dict[str, Any], fds: List[int]) -> N
         channel.sendall(wire.pack(wire.HELLO, 0, failure))
     except BaseException as error:
         traceback.print_exc(file=sys.stderr)
-        failure = {"failed": "start", "errno": None, "message": repr(error)[:1000]}
+        code = getattr(error, "errno", None)
+        failure = {"failed": "start", "errno": code, "message": repr(error)[:1000]}
         channel.sendall(wire.pack(wire.HELLO, 0, failure))
     finally:
         os._exit(1)

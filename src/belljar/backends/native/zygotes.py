@@ -157,7 +157,7 @@ class Zygote:
     ) -> None:
         """Ask for a guest; it answers on its own channel. What it alone may know, its environment
         variables, it reads by itself."""
-        message = json.dumps(request).encode()
+        message = json.dumps({**request, "descriptors": 2 + len(join)}).encode()
         secret = json.dumps(dict(env)).encode()
         if len(secret) > MAX_REQUEST:
             raise InvalidOption(
