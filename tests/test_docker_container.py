@@ -18,6 +18,7 @@ import pytest
 
 from belljar import Docker, Limits, Mount, Sandbox, StartError
 from belljar.backends.docker import backend as backend_module
+from belljar.backends.docker import spec
 from belljar.backends.native import seccomp, zygotes
 from test_seccomp import AUDIT, MACHINE, NUMBERS, U64, compiled, simulate
 
@@ -262,6 +263,18 @@ def test_a_volume_is_read_only_however_an_image_writes_its_place(runtime):
     ):
         assert value(box, code) == ["/dev/shm", "/tmp", "/workspace"]
         assert value(box, "open('/workspace/a', 'w').write('x')") == 1
+
+
+def test_an_image_cannot_choose_the_groups_of_its_guests(monkeypatch):
+    """Who gets a number is looked up by name first, in the image's own list."""
+    uid = 100_000_007
+    monkeypatch.setattr(spec, "pick_uid", lambda *_: uid)
+    with (
+        image_of(script=f"echo '{uid}:x:42:' >> /etc/group") as name,
+        pytest.raises(StartError, match="groups"),
+        sandbox(Docker(image=name, runtime="runc")),
+    ):
+        pass
 
 
 # --- greetings -------------------------------------------------------------------------------

@@ -41,7 +41,6 @@ CELLS = [
     f"Shown(**{{'image/svg+xml': {'<svg onload=alert(1)>' + EVIL + '</svg>'!r}}})",
     f"print({EVIL!r}, '\\x1b[31mred\\x1b[0m\\x1b]0;owned\\x07', '\\0', '\\u202e\\n10%\\r20%')",
     f"# {EVIL}\nraise ValueError('\\x1b[1m' + {EVIL!r})",
-    "show(text_html='<![foo[a]]><![ x<title><style></title><link rel=x href=//e></style>')",
     "show(application_json={'a': [1, None, '\\ud800']})",
     "Shown(**{'application/json': 'no json {'})",
     "'\\ud800 lone'",
@@ -109,6 +108,19 @@ def page(record):
 def cli(*words, **options):
     command = [sys.executable, "-m", "belljar", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, timeout=100, **options)
+
+
+# --- html --------------------------------------------------------------------------------------
+
+
+def test_html_that_is_none_leaves_the_record_to_be_exported(backend, tmp_path):
+    broken = "<![foo[a]]><![ x<title><style></title><link rel=x href=//e></style>" + "<a/" * 20_000
+    with Sandbox(environment="python", record=tmp_path / "broken.jsonl") as sandbox:
+        sandbox.files.write("broken.html", broken)
+        sandbox.run_code(SHOW + "show(text_html=open('broken.html').read())")
+    record = read(tmp_path / "broken.jsonl")
+    for format in FORMATS:
+        assert "<link" not in render(record, format)
 
 
 # --- notebook ----------------------------------------------------------------------------------

@@ -654,6 +654,24 @@ def test_a_tree_thousands_deep_is_downloaded_up_to_a_depth(sandbox, tmp_path):
 # --- a guest whose init lies -------------------------------------------------------------------
 
 
+@pytest.mark.fresh
+def test_a_guest_that_breaks_the_protocol_in_an_answer_is_asked_no_more(make_sandbox):
+    sandbox = make_sandbox()
+    sandbox.run_code("x = 1")
+    place = sandbox._sandbox._place
+
+    async def lie(*args, **options):
+        raise ProtocolError("a lie")
+
+    place.channel.call = lie
+    with pytest.raises(ProtocolError):
+        sandbox.files.read("a")
+    assert not place.alive
+    execution = sandbox.run_code("1 + 1")
+    assert execution.value == 2
+    assert not execution.state_preserved
+
+
 class Liar:
     """A guest that answers every request as it is told to: with a header, and data."""
 

@@ -280,7 +280,7 @@ def test_what_the_fuzzer_has_found_is_found_no_more(case):
         fuzz_frames.finish()
 
 
-async def start_calls(*headers):
+async def refuse_the_last(*headers):
     """Calls as init could forge them, one after the other."""
 
     async def answer(call, header, value):
@@ -288,15 +288,15 @@ async def start_calls(*headers):
 
     parcel = values.encode({"args": [], "kwargs": {}}).join()
     async with calls.Calls(fuzz_frames.REGISTRY, answer, MB, lambda paused: None) as made:
-        for header in headers:
+        for header in headers[:-1]:
             made.start(wire.Frame(wire.CALL, 1, header, parcel), parcel)
+        with pytest.raises(ProtocolError):
+            made.start(wire.Frame(wire.CALL, 1, headers[-1], parcel), parcel)
 
 
 def test_two_calls_of_one_number_cannot_be():
     call = {"call": 7, "function": "answer"}
-    asyncio.run(start_calls(call))
-    with pytest.raises(ProtocolError):
-        asyncio.run(start_calls(call, call))
+    asyncio.run(refuse_the_last(call, call))
 
 
 @pytest.mark.parametrize(
@@ -310,5 +310,4 @@ def test_two_calls_of_one_number_cannot_be():
     ],
 )
 def test_a_call_of_what_is_no_name_or_has_no_number_is_refused(call):
-    with pytest.raises(ProtocolError):
-        asyncio.run(start_calls(call))
+    asyncio.run(refuse_the_last(call))

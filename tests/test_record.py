@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from belljar import Environment, FileError, InvalidOption, Limits, Mount, Outcome, Sandbox
+from belljar import Environment, FileError, InvalidOption, Limits, Mount, Outcome, Sandbox, keeping
 from belljar.guest import values
 from belljar.record import INLINE, Recorder, format, read, recorder, replaying
 from belljar.record.comparison import Difference
@@ -225,6 +225,24 @@ def test_a_cell_that_says_very_much_does_not_end_the_record(backend, path, monke
     assert not calls.execution.calls[-1].error
     assert len(results.execution.results) == 100
     assert last.execution.text == "'the last one'"
+
+
+def test_much_is_written_down_off_the_event_loop_and_in_order(backend, path, monkeypatch):
+    monkeypatch.setattr(keeping, "MANY", 100)
+    threads = {}
+    write = Recorder.cell
+
+    def seen(self, **fields):
+        threads[fields["code"]] = threading.current_thread()
+        write(self, **fields)
+
+    monkeypatch.setattr(Recorder, "cell", seen)
+    with Sandbox(environment="python", record=path) as sandbox:
+        for code in ("1", "print('x' * 1000)", "2"):
+            sandbox.run_code(code)
+    assert [cell.code for cell in read(path).cells] == list(threads)
+    assert threads["1"] is threads["2"]
+    assert threads["1"] is not threads["print('x' * 1000)"]
 
 
 def test_a_record_that_is_full_keeps_sizes_and_hashes_and_can_be_read(execution, path, monkeypatch):

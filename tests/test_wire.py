@@ -353,6 +353,12 @@ def test_a_worker_that_is_no_number_is_not_repeated(worker):
     assert guest.killed
 
 
+def judged(run, limits):
+    options = {"kills_before": 0, "ended": None, "fresh": False, "count": 1, "with_value": True}
+    execution, _ = anyio.run(lambda: verdict.of(run, limits=limits, **options))
+    return execution
+
+
 def test_a_value_that_nobody_asked_for_is_not_decoded_if_no_worker_would_send_it():
     """A small one may become a hundred times as many objects."""
     limits = Limits(output=1024)
@@ -363,11 +369,24 @@ def test_a_value_that_nobody_asked_for_is_not_decoded_if_no_worker_would_send_it
     ]
     frames.append(wire.pack(wire.DONE, 1, {"status": "ok", "parts": value.size}))
     run, _, _ = drive(frames, values=limits.memory)
-    options = {"kills_before": 0, "ended": None, "fresh": False, "count": 1, "with_value": True}
-    execution, _ = anyio.run(lambda: verdict.of(run, limits=limits, **options))
+    execution = judged(run, limits)
     assert execution.ok
     assert execution.value is None
     assert "value is None, because it takes more than 8k" in execution.notes[0]
+
+
+def test_a_value_for_which_the_host_has_no_memory_costs_the_cell_only_its_value(monkeypatch):
+    """One byte of it and a lie about its size are enough, where memory is bounded."""
+    monkeypatch.setattr(blobs, "_memory", lambda size: None)
+    limits = Limits()
+    part = {"key": wire.VALUE_KEY, "size": 300_000_000}
+    done = {"status": "ok", "parts": 300_000_000}
+    frames = [wire.pack(wire.PART, 1, part, b"x"), wire.pack(wire.DONE, 1, done)]
+    run, guest, _ = drive(frames, values=limits.memory)
+    execution = judged(run, limits)
+    assert execution.ok
+    assert not guest.killed
+    assert "no memory for a value of 300000000 bytes" in execution.notes[0]
 
 
 def test_a_key_of_another_length_is_not_taken():

@@ -187,7 +187,8 @@ class Receiver:
         self._parts = None
 
     def take(self, frame: wire.Frame, key: int) -> Blob:
-        """The blob of a frame. Its descriptor, if it has one, is closed here."""
+        """The blob of a frame. Its descriptor, if it has one, is closed here. Raises MemoryError
+        for a value that finds no room here, whether or not the guest has told its true size."""
         try:
             if frame.fd >= 0:
                 size = frame.header.get("shared")
@@ -204,6 +205,10 @@ class Receiver:
             if frame.kind == wire.CALL:
                 return b""  # of a thread that began to send it in the cell before: no lie
             raise ProtocolError(f"the guest broke the protocol: {error}") from None
+        except MemoryError:
+            if frame.kind == wire.CALL:
+                return b""  # what cannot be read is an error of that call
+            raise
         except wire.WireError as error:
             raise ProtocolError(f"the guest broke the protocol: {error}") from None
         return frame.payload

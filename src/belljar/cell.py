@@ -137,6 +137,7 @@ class Run:
         self.files: FileChanges | None = FileChanges()
         self._values = cargo.Receiver(values, channel.held)
         self._value: cargo.Blob = b""
+        self.no_room: str | None = None  # why there is no value, though one was sent
         self._taken: dict[int, anyio.Event] = {}
         self._worker: object = None  # the process that has taken parts of a value
         self._clock = anyio.CancelScope()
@@ -281,7 +282,10 @@ class Run:
         elif frame.kind == wire.OVERFLOW:
             self.truncated = True
         elif frame.kind == wire.DONE:
-            self._value = self._values.take(frame, wire.VALUE_KEY)
+            try:
+                self._value = self._values.take(frame, wire.VALUE_KEY)
+            except MemoryError as error:
+                self.no_room = str(error)
             self.done = frame
         else:
             drop(frame)
@@ -291,6 +295,8 @@ class Run:
 
     def take_value(self) -> cargo.Blob:
         """Once: what is large shall not live as long as this."""
+        if self.no_room is not None:
+            raise MemoryError(self.no_room)
         value, self._value = self._value, b""
         return value
 

@@ -88,8 +88,8 @@ async def _value(run: Run, main: Result | None, limits: Limits) -> tuple[object,
             if len(blob) > (most := _longest(limits)):
                 return None, f"it takes more than {format_size(most)}"
             value = await cargo.decode(blob, len(blob), limits.output) if blob else None
-    except CannotTravel as error:
-        return None, str(error)
+    except (CannotTravel, MemoryError) as error:
+        return None, str(error) or "there was no memory for it"
     return (value, None) if why is None else (None, why)
 
 

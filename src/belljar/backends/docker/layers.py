@@ -45,6 +45,10 @@ def measured(
         shown = seen.namespaces or ("cgroup",)
         if "cgroup" not in shown and not _lacks_cgroup_namespaces(facts):
             wrong.append("shares the host's cgroup namespace")
+        # Engines look for a group of that name first, in the image's own list.
+        gid = int(inspected["Config"]["User"].partition(":")[2])
+        if len(seen.groups) > 1 or (facts.unique_uids and seen.groups != {gid}):
+            wrong.append(f"has the groups {sorted(seen.groups)}, and not {gid} alone")
     if wrong:
         raise StartError(f"the container is not confined: it {', and '.join(wrong)}")
     said = "measured" if seen is not None else f"inside {kernel}" if kernel else "by the engine"

@@ -14,6 +14,7 @@ NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
 @dataclass(frozen=True, kw_only=True)
 class Posture:
     uid: int  # as the host counts
+    groups: frozenset[int]  # all of them, as the host counts
     capabilities: int  # effective, permitted, inheritable, bounding and ambient, together
     no_new_privs: bool
     seccomp: int  # 2: a filter
@@ -34,6 +35,7 @@ def _read(pid: int) -> Posture:
         capabilities |= int(status[name], 16)
     return Posture(
         uid=int(status["Uid"].split()[0]),
+        groups=frozenset(map(int, f"{status['Gid']} {status['Groups']}".split())),
         capabilities=capabilities,
         no_new_privs=status["NoNewPrivs"] == "1",
         seccomp=int(status["Seccomp"]),
