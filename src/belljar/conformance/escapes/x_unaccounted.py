@@ -29,3 +29,8 @@ with socket.socket(socket.AF_UNIX) as local, socket.socket() as internet:
     for option in (26, 50, 51, 52):
         put(local, option)
         put(internet, option)
+    key = struct.pack("=HH124xBBHI80s", socket.AF_INET, 0, 0, 0, 4, 0, b"key")
+    attempt("a key of TCP", lambda: internet.setsockopt(socket.IPPROTO_TCP, 14, key) or "set")
+with socket.socket(socket.AF_INET6) as six:
+    label = struct.pack("16sIBBHHH4x", socket.inet_pton(socket.AF_INET6, "::1"), 0, 0, 255, 1, 0, 0)
+    attempt("a flow label", lambda: six.setsockopt(socket.IPPROTO_IPV6, 32, label) or "set")
