@@ -18,6 +18,15 @@ from pathlib import Path
 
 import engine_view
 import setting
+from belljar.conformance.processes import (  # noqa: F401
+    Process,
+    alive,
+    command_line,
+    descendants,
+    process,
+    processes,
+    wait_until,
+)
 
 PR_SET_CHILD_SUBREAPER = 36
 ENGINES = "belljar-engine-"  # in /tmp, then the number of the process whose it is
@@ -30,65 +39,6 @@ def become_subreaper():
         raise OSError(ctypes.get_errno(), "prctl")
 
 
-@dataclasses.dataclass(frozen=True)
-class Process:
-    pid: int
-    parent: int
-    state: str
-    started: int  # clock ticks since boot
-    name: str
-
-    @property
-    def dead(self):
-        return self.state in "ZX"
-
-    def __str__(self):
-        return f"process {self.pid} ({self.name}, {self.state}): {command_line(self.pid)}"
-
-
-def process(pid):
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return None
-    name, _, rest = text.partition("(")[2].rpartition(")")
-    fields = rest.split()
-    return Process(int(pid), int(fields[1]), fields[0], int(fields[19]), name)
-
-
-def command_line(pid):
-    try:
-        text = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
-    except OSError:
-        return ""
-    return text.decode(errors="replace")[:120].replace("\n", " ")
-
-
-def processes():
-    """Every process that can be seen, by number."""
-    found = (process(int(name)) for name in os.listdir("/proc") if name.isdigit())
-    return {p.pid: p for p in found if p is not None}
-
-
-def descendants(pid):
-    """Everything below a process (not itself), zombies left out."""
-    everything = processes()
-    children = {}
-    for p in everything.values():
-        children.setdefault(p.parent, []).append(p)
-    found, todo = [], [pid]
-    while todo:
-        below = children.get(todo.pop(), [])
-        found += below
-        todo += [p.pid for p in below]
-    return [p for p in found if not p.dead]
-
-
-def alive(pid, started=None):
-    p = process(pid)
-    return p is not None and not p.dead and started in (None, p.started)
-
-
 def inside_pid(pid):
     """The number a process has in its innermost pid namespace; None when it is gone."""
     try:
@@ -98,18 +48,6 @@ def inside_pid(pid):
     except OSError:
         return None
     return None
-
-
-def wait_until(condition, timeout=5.0, what="it"):
-    """The last resort of the tests: for what nobody tells us about, such as a death elsewhere."""
-    deadline = time.monotonic() + timeout
-    while True:
-        value = condition()
-        if value:
-            return value
-        if time.monotonic() > deadline:
-            raise AssertionError(f"{what} did not happen within {timeout} s")
-        time.sleep(0.01)
 
 
 # --- the census ------------------------------------------------------------------------------

@@ -35,7 +35,10 @@ def process(pid: int) -> Process | None:
         return None
     name, _, rest = text.partition("(")[2].rpartition(")")
     fields = rest.split()
-    return Process(int(pid), int(fields[1]), fields[0], int(fields[19]), name)
+    state = fields[0]
+    if state == "Z" and int(fields[17]) > 1:
+        state = "R"  # its first thread has ended; others have not
+    return Process(int(pid), int(fields[1]), state, int(fields[19]), name)
 
 
 def command_line(pid: int) -> str:
