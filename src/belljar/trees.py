@@ -93,7 +93,8 @@ async def scan(files: AsyncFiles, root: str, *, most: int, unlock: bool = False)
         if done == 0 and last <= after:
             raise ProtocolError("a listing that does not go on")
         count, inner = _add(census, asked, data)
-        pending, after, rows = pending[done:] + inner, last, rows + max(count, 1)
+        pending, after = pending[done:] + inner, last
+        rows += count if done else max(count, guest_trees.PAGE)  # pages are full, as a rule
     if len(census.entries) > most:
         _cut(census, most)
     return census
