@@ -30,7 +30,8 @@ from belljar.errors import SandboxError
 
 ENVIRONMENT = "python"
 LATE = 900.0  # seconds after its time at which it is given up
-OUT = Path(__file__).parents[1] / "docs" / "soak.md"
+ROOT = Path(__file__).parents[1]
+OUT, PUBLISHED = ROOT / "benchmarks" / "results" / "soak.md", ROOT / "docs" / "soak.md"
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
@@ -43,8 +44,9 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--seed", type=int, default=None, help="the same again, as far as chance goes"
     )
-    parser.add_argument("--out", type=Path, default=OUT, help="the report, in Markdown")
+    parser.add_argument("--out", type=Path, help="the report, in Markdown (benchmarks/results/)")
     parser.add_argument("--json", type=Path, default=None, help="default: beside the report")
+    parser.add_argument("--publish", action="store_true", help="the report is docs/soak.md")
     parser.add_argument("--falsify", action="store_true", help=argparse.SUPPRESS)  # for the test
     parser.add_argument("--record", type=Path, default=None, help=argparse.SUPPRESS)  # the child
     given = parser.parse_args(words)
@@ -52,6 +54,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
         parser.error("--minutes is more than 0 and at most 1440, --at-once 1 to 256")
     if given.seed is None:
         given.seed = time.time_ns() % 10**6
+    given.out = given.out or (PUBLISHED if given.publish else OUT)
     given.json = given.json or given.out.with_suffix(".json")
     return given
 
@@ -90,8 +93,10 @@ def publish(given: argparse.Namespace, found: dict[str, Any]) -> int:
     found["verdicts"] = [
         {"wanted": each.wanted, "measured": each.measured, "holds": each.holds} for each in verdicts
     ]
+    given.out.parent.mkdir(parents=True, exist_ok=True)
     given.json.write_text(json.dumps(found, indent=1) + "\n")
     given.out.write_text(render(found))
+    print(f"written: {given.out} and {given.json.name}", file=sys.stderr)
     for each in verdicts:
         print(f"{each.word.strip('*'):17} {each.wanted}: {each.measured}")
     return 1 if any(each.holds is False for each in verdicts) else 0

@@ -17,12 +17,17 @@ COLUMNS = ("points", "met", "all right", "refused", "host ended", "wrong")
 
 
 def arguments():
-    parser = argparse.ArgumentParser(prog="scripts/faults")
-    parser.add_argument("stages", nargs="*", choices=[[], *inject.STAGES], metavar="STAGE")
-    parser.add_argument("--every", type=int, default=1, metavar="N")
-    parser.add_argument("--fault", action="append", metavar="NAME")
-    parser.add_argument("--lanes", type=int, default=(os.cpu_count() or 1) + 1, metavar="N")
-    return parser.parse_args()
+    parser = argparse.ArgumentParser(prog="scripts/faults", description=__doc__)
+    stages = ", ".join(inject.STAGES)
+    parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"of {stages} (all)")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="one point in N (1)")
+    parser.add_argument("--fault", action="append", metavar="NAME", help="KILL, ENOMEM, ... (all)")
+    lanes = (os.cpu_count() or 1) + 1
+    parser.add_argument("--lanes", type=int, default=lanes, metavar="N", help=f"at once ({lanes})")
+    given = parser.parse_args()
+    if unknown := set(given.stages) - set(inject.STAGES):
+        parser.error(f"there is no stage {', '.join(sorted(unknown))}; there are {stages}")
+    return given
 
 
 def main():
@@ -34,6 +39,8 @@ def main():
         tempfile.tempdir = directory
         for stage in given.stages or inject.STAGES:
             todo = plan(stage, given)
+            if given.fault and not todo.qsize():
+                sys.exit(f"{stage}: no point has the fault {', '.join(given.fault)}")
             print(f"{stage}: {todo.qsize()} points", flush=True)
             for story in walk(todo, given.lanes):
                 count(table[stage, story.point.fault], story)

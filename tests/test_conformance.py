@@ -143,6 +143,7 @@ def test_a_row_is_what_the_worst_of_its_attempts_is():
         return RowResult(number=1, title="", family="", mechanisms=(), attempts=attempts)
 
     assert row(State.HELD, State.NOT_APPLICABLE, State.NOT_RUN).state == "held"
+    assert row(State.HELD, State.BEST_EFFORT).state == "best effort"
     assert row(State.HELD, State.VACUOUS).state == "vacuous"
     assert row(State.VACUOUS, State.FAILED, State.HELD).state == "failed"
     assert row(State.NOT_APPLICABLE, State.NOT_RUN).state == "not run"
@@ -223,7 +224,7 @@ def test_html_says_the_state_in_words_and_opens_what_failed():
     assert "What did not hold" in failed
     assert "<details open>" in failed
     assert '<span class="badge failed">FAILED</span>' in failed
-    assert "ALL HELD" in held
+    assert "HELD: 1 of 1 rows held; 91 of 92 rows were not asked for" in held
     assert "<details open>" not in held
 
 
@@ -304,7 +305,7 @@ def test_the_command_writes_its_report_and_says_the_verdict(backend, tmp_path, c
     words = ["--backend", "native", "--row", "3", "--no-controls", "--format", "json"]
     assert main(["conformance", *words, "--out", str(out)]) == 0
     told = capsys.readouterr()
-    assert told.out.startswith("ALL HELD: 1 of 1 rows held")
+    assert told.out.startswith("HELD, WITHOUT CONTROLS: 1 of 1 rows held; 91 of 92 rows were")
     assert told.err == ""  # no terminal, no progress
     found = json.loads(out.read_text())
     assert (found["held"], found["controls"]) == (True, False)

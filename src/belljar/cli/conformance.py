@@ -26,10 +26,11 @@ tells how to read the report.
 """
 _EPILOG = """\
 exit codes:
-  0     every row that applies held
+  0     every row that applies held, or is best effort here and said to be so
   1     a row failed, or its control did not trip, or something was left behind
   2     wrong usage
   120   no sandbox can be started here; see `belljar doctor`
+  130   interrupted (Ctrl-C)
 """
 
 
@@ -71,13 +72,22 @@ def run(args: argparse.Namespace) -> int:
         return exit_codes.OK
     if args.runtime and args.backend == "native":
         raise InvalidOption("--runtime is for containers", hint="leave out --backend native")
-    if args.out and not os.access(Path(args.out).absolute().parent, os.W_OK):
-        raise InvalidOption(f"--out {args.out}: nothing can be written in that directory")
+    if args.out:
+        _check_out(Path(args.out).absolute())
     setting = _setting(args.backend, args.runtime)
     wanted = runner.Wanted(setting=setting, rows=rows, controls=not args.no_controls)
     report = runner.run(wanted, Line())
     _write(report, args.format, args.out)
     return exit_codes.OK if report.held else exit_codes.ERROR
+
+
+def _check_out(out: Path) -> None:
+    """Before minutes are spent on what could not be written."""
+    if out.is_dir() or not out.parent.is_dir():
+        wrong = "is a directory" if out.is_dir() else f"there is no directory {str(out.parent)!r}"
+        raise InvalidOption(f"--out {str(out)!r}: {wrong}")
+    if not os.access(out if out.exists() else out.parent, os.W_OK):
+        raise InvalidOption(f"--out {str(out)!r} cannot be written")
 
 
 def chosen(words: list[str] | None) -> frozenset[int]:

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 # Of all users: they see the same host. Who waits for the second keeps the first, so that those who
 # share it cannot keep out for ever who wants it alone.
 _PATHS = ("/tmp/belljar-controls.gate", "/tmp/belljar-controls.lock")
-_PATIENCE = 60.0  # seconds; who holds it longer is no suite
+_PATIENCE = 60.0  # seconds; who holds it longer is no suite, and is waited for once only
+_given_up = False
 
 
 @contextlib.contextmanager
@@ -38,8 +39,12 @@ def _open(path: str, stack: contextlib.ExitStack) -> int:
 
 
 def _take(descriptor: int, kind: int, deadline: float) -> None:
-    while time.monotonic() < deadline:
+    global _given_up
+    while True:
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            return
+        if _given_up or time.monotonic() > deadline:
+            _given_up = True
             return
         time.sleep(0.01)

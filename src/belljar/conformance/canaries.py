@@ -168,6 +168,7 @@ class Canaries:
             stdout=subprocess.PIPE,
             text=True,
             env={"PROCESS_SECRET": self.secret},
+            start_new_session=True,  # Ctrl-C of a terminal is not for it
             **(UNPRIVILEGED if python() else {}),
         )
         self.address = int(self._ask(self.secret))

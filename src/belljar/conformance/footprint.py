@@ -10,6 +10,7 @@ import os
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,11 +66,16 @@ def left(before: Footprint, after: Footprint) -> list[str]:
     return found
 
 
-def settle(before: Footprint, setting: Setting, timeout: float = 10.0) -> list[str]:
-    """What stays: what is just ending gets a moment."""
+def settle(
+    before: Footprint,
+    setting: Setting,
+    timeout: float = 10.0,
+    matters: Callable[[str], bool] = bool,
+) -> list[str]:
+    """What stays, of what matters: what is just ending gets a moment."""
     deadline = time.monotonic() + timeout
     while True:
-        found = left(before, take(setting))
+        found = list(filter(matters, left(before, take(setting))))
         if not found or time.monotonic() > deadline:
             return found
         time.sleep(0.1)

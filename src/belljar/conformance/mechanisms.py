@@ -41,7 +41,7 @@ _NATIVE = {
     "uid": "a user of the host of its own",
 }
 _USER = {
-    "memory": "RLIMIT_AS, a watchdog, no memory outside processes (best effort: said aloud)",
+    "memory": "RLIMIT_DATA, a watchdog, no memory outside processes (best effort: said aloud)",
     "tasks": "RLIMIT_NPROC in its own user namespace",
     "cpu": "processors it may run on",
     "uid": "a user namespace of its own",

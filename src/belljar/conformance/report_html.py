@@ -15,6 +15,7 @@ _CLASSES = {
     State.FAILED: "failed",
     State.VACUOUS: "vacuous",
     State.NOT_APPLICABLE: "na",
+    State.BEST_EFFORT: "vacuous",
     State.NOT_RUN: "notrun",
 }
 _STYLE = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from belljar.conformance.results import Attempt, Report, RowResult
+from belljar.conformance.rows import ROWS
 
 SCHEMA = 1
 
@@ -14,6 +15,7 @@ def as_dict(report: Report) -> dict[str, object]:
     return {
         "schema": SCHEMA,
         "held": report.held,
+        "rows_not_asked_for": len(ROWS) - len(report.rows),
         "totals": {state.value: count for state, count in report.totals.items()},
         "belljar": head.version,
         "date": head.date,

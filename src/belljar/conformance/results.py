@@ -12,13 +12,17 @@ class State(StrEnum):
     HELD = "held"
     FAILED = "failed"
     VACUOUS = "vacuous"  # its control did not trip: the look proves nothing
+    BEST_EFFORT = "best effort"  # this host has nothing that would enforce it
     NOT_APPLICABLE = "does not apply"
     NOT_RUN = "not run"
 
 
 BAD = (State.FAILED, State.VACUOUS)
 # Worst first: a row is what the worst of its attempts is, but for those that say nothing.
-_ORDER = (State.FAILED, State.VACUOUS, State.HELD, State.NOT_RUN, State.NOT_APPLICABLE)
+_ORDER = (
+    *(State.FAILED, State.VACUOUS, State.BEST_EFFORT, State.HELD),
+    *(State.NOT_RUN, State.NOT_APPLICABLE),
+)
 
 
 class NotHere(Exception):

@@ -28,7 +28,7 @@ from belljar.conformance.results import (
     State,
 )
 from belljar.conformance.rows import ROWS, Row
-from belljar.conformance.setting import Setting
+from belljar.conformance.setting import Setting, sweep
 from belljar.conformance.stage import Make, Stage
 from belljar.isolation import Isolation
 
@@ -52,6 +52,7 @@ class Wanted:
 def run(wanted: Wanted, progress: Progress, make: Make | None = None) -> Report:
     """`make`: how a sandbox is made, for those who want to see the suite fail."""
     began = time.monotonic()
+    sweep()
     options = _options(wanted.setting)
     make = make or _maker(options)
     with _environment_secret(), Canaries(wanted.setting) as canaries:
@@ -68,7 +69,7 @@ def run(wanted: Wanted, progress: Progress, make: Make | None = None) -> Report:
             rows = tuple(_rows(wanted, stage, progress))
         finally:
             stage.close()
-        left = tuple(line for line in settle(before, wanted.setting) if _matters(line))
+        left = tuple(settle(before, wanted.setting, matters=_matters))
     seconds = time.monotonic() - began
     head = machine.head(wanted.setting, isolation, controls=wanted.controls, seconds=seconds)
     return Report(head=head, rows=rows, leftovers=left)
@@ -150,7 +151,7 @@ def attempt(part: Program | Check, stage: Stage, proofs: Proofs) -> Attempt:
     elif state is State.HELD and control is not None and control.tripped is False:
         state = State.VACUOUS
     elif state is State.HELD and _is_best_effort(part, stage):
-        state, found.why = State.NOT_APPLICABLE, _BEST_EFFORT
+        state, found.why = State.BEST_EFFORT, _BEST_EFFORT
     return Attempt(
         name=part.name,
         what=part.attempt if isinstance(part, Program) else part.what,

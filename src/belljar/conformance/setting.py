@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 from belljar.backends.docker.facts import own_kernel
+from belljar.conformance.processes import alive
 
 ROOT = os.geteuid() == 0
 NOBODY = 65534
@@ -14,6 +19,15 @@ NOBODY = 65534
 def temporary(kind: str) -> str:
     """How the names of this process's own temporary directories begin."""
     return f"belljar-{kind}-{os.getpid()}-"
+
+
+def sweep() -> None:
+    """Remove such directories of suites that were killed."""
+    for path in Path("/tmp").glob("belljar-c*-*-*"):
+        found = re.fullmatch(r"belljar-(?:canary|control|check)-(\d+)-\w+", path.name)
+        with contextlib.suppress(OSError):
+            if found and path.lstat().st_uid == os.getuid() and not alive(int(found[1])):
+                shutil.rmtree(path)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -156,11 +156,13 @@ def _fork_guest(
     try:
         if len(fds) != request["descriptors"]:  # those there was no number left for do not come
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        # Before, not after: what fails then is the next guest's, and is tried again for each.
+        # Again before each: it may have failed after the one before, and then every unshare would.
         sys_.setns(own_pids, sys_.CLONE_NEWPID)
         sys_.unshare(sys_.CLONE_NEWPID)
         if sys_.fork() == 0:
             _guest(config, request, fds)
+        with contextlib.suppress(OSError):
+            sys_.setns(own_pids, sys_.CLONE_NEWPID)
     except OSError as error:
         # Out of processes or of namespaces: this guest's misfortune, not that of the others.
         failure = {"failed": "fork", "errno": error.errno, "message": str(error)}
