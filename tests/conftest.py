@@ -271,5 +271,12 @@ def open_sandbox(backend):
 
 
 @pytest.fixture
+def short_directory():
+    """For sockets, whose paths have about a hundred characters: `tmp_path` has names of tests."""
+    with tempfile.TemporaryDirectory() as path:
+        yield path
+
+
+@pytest.fixture
 def outside():
     return Outside

@@ -7,7 +7,6 @@ import shutil
 import socket
 import ssl
 import sys
-import tempfile
 import threading
 
 import anyio
@@ -28,14 +27,8 @@ def run(request):
 
 
 @pytest.fixture
-def directory():
-    with tempfile.TemporaryDirectory() as path:
-        yield path
-
-
-@pytest.fixture
-def fake(directory):
-    with FakeEngine(f"{directory}/e", answer(b"7")) as server:
+def fake(short_directory):
+    with FakeEngine(f"{short_directory}/e", answer(b"7")) as server:
         yield server
 
 
@@ -154,8 +147,8 @@ def test_an_engine_that_refuses_our_certificate_is_told(own, silently, run, secu
 class Refusing:
     """A server for one connection, that tells why it does not like a certificate."""
 
-    def __init__(self, directory):
-        self._context = certificates.server_context(directory)
+    def __init__(self, short_directory):
+        self._context = certificates.server_context(short_directory)
 
     def __enter__(self):
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -338,12 +331,12 @@ def test_a_tls_reader_is_woken_from_another_thread(run, tls_pair):
 
 
 @pytest.fixture
-def install_ssh(directory, monkeypatch):
+def install_ssh(short_directory, monkeypatch):
     """Puts a program in the place of ssh."""
 
     def install(text):
-        write_program(directory, "ssh", text)
-        monkeypatch.setenv("PATH", f"{directory}:/usr/bin:/bin")
+        write_program(short_directory, "ssh", text)
+        monkeypatch.setenv("PATH", f"{short_directory}:/usr/bin:/bin")
 
     return install
 
@@ -365,11 +358,11 @@ def no_children_of(program):
     return False
 
 
-def test_ssh_carries_a_request_and_ends_with_it(run, install_ssh, fake, directory):
-    log = f"{directory}/log"
+def test_ssh_carries_a_request_and_ends_with_it(run, install_ssh, fake, short_directory):
+    log = f"{short_directory}/log"
     install_ssh(SSH.format(python=sys.executable, log=log, path=fake.path))
     assert asks(run, Endpoint(kind="ssh", address="me@far:2222")) == 7
-    assert no_children_of(f"{directory}/ssh")
+    assert no_children_of(f"{short_directory}/ssh")
     with open(log) as file:
         called = file.read().splitlines()
     assert len(called) == 2  # the version, and the request
@@ -390,30 +383,32 @@ def test_an_ssh_that_fails_without_a_word_is_told(run, install_ssh):
     assert fails(run, Endpoint(kind="ssh", address="me@far")).status == 0
 
 
-def test_an_ssh_that_hangs_is_killed(run, install_ssh, directory):
+def test_an_ssh_that_hangs_is_killed(run, install_ssh, short_directory):
     deaf = "import signal, time\nsignal.signal(15, signal.SIG_IGN)\ntime.sleep(99)\n"
     install_ssh(f"#!{sys.executable}\n{deaf}")
     error = fails(run, Endpoint(kind="ssh", address="me@far"), timeout=0.5)
     assert "did not answer" in error.message
-    assert no_children_of(f"{directory}/ssh")
+    assert no_children_of(f"{short_directory}/ssh")
 
 
-def test_ssh_that_talks_a_lot_is_not_blocked(run, install_ssh, fake, directory):
+def test_ssh_that_talks_a_lot_is_not_blocked(run, install_ssh, fake, short_directory):
     talk = "import sys\nsys.stderr.write('debug1: ' * 100_000)\n"
-    text = SSH.format(python=sys.executable, log=f"{directory}/log", path=fake.path)
+    text = SSH.format(python=sys.executable, log=f"{short_directory}/log", path=fake.path)
     install_ssh(text.replace("import os", talk + "import os", 1))
     assert asks(run, Endpoint(kind="ssh", address="me@far")) == 7
 
 
-def test_without_ssh_the_error_says_what_to_install(run, monkeypatch, directory):
-    monkeypatch.setenv("PATH", directory)
+def test_without_ssh_the_error_says_what_to_install(run, monkeypatch, short_directory):
+    monkeypatch.setenv("PATH", short_directory)
     error = fails(run, Endpoint(kind="ssh", address="me@far"))
     assert isinstance(error, EngineUnavailable)
     assert "OpenSSH" in error.hint
 
 
-def test_an_abandoned_ssh_connection_lives_on_in_the_parent(run, install_ssh, fake, directory):
-    install_ssh(SSH.format(python=sys.executable, log=f"{directory}/log", path=fake.path))
+def test_an_abandoned_ssh_connection_lives_on_in_the_parent(
+    run, install_ssh, fake, short_directory
+):
+    install_ssh(SSH.format(python=sys.executable, log=f"{short_directory}/log", path=fake.path))
 
     async def fork():
         connection = await dialing.dial(Endpoint(kind="ssh", address="far"))
@@ -428,4 +423,4 @@ def test_an_abandoned_ssh_connection_lives_on_in_the_parent(run, install_ssh, fa
         return data
 
     assert run(fork).startswith(b"HTTP/1.1 200")
-    assert no_children_of(f"{directory}/ssh")
+    assert no_children_of(f"{short_directory}/ssh")

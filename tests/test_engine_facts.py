@@ -112,8 +112,8 @@ def test_of_a_runtime_that_is_not_known_nothing_is_said():
 
 
 @pytest.mark.parametrize("said", [b"[]", b"7", b'"x"', b"null", b'{"Components": 5}'])
-def test_what_is_no_engine_is_an_error_of_ours(tmp_path, monkeypatch, said):
-    path = tmp_path / "engine.sock"
+def test_what_is_no_engine_is_an_error_of_ours(short_directory, monkeypatch, said):
+    path = f"{short_directory}/e"
     monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
     with FakeEngine(path, answer(said)), pytest.raises(SandboxError):
         engine_facts.find()

@@ -390,8 +390,10 @@ def test_the_census_sees_networks_volumes_and_images_without_a_name(make):
 
 
 @pytest.mark.parametrize("said", [b"[1]", b'{"message": 1}', b"7", b'[{"Labels": []}]'])
-def test_a_list_of_containers_that_is_none_is_an_error_of_the_engine(tmp_path, monkeypatch, said):
-    path = tmp_path / "engine.sock"
+def test_a_list_of_containers_that_is_none_is_an_error_of_the_engine(
+    short_directory, monkeypatch, said
+):
+    path = f"{short_directory}/e"
     monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
     with FakeEngine(path, answer(said)), pytest.raises(EngineError):
         orphans.find("docker")
