@@ -125,9 +125,12 @@ class Remote:
 
 async def ran_out_of_memory(engine: Engine, container: str) -> bool:
     """Of a container that is no more: whether its whole memory was gone."""
-    try:
-        seen = await engine.request("GET", f"/containers/{container}/json", timeout=TIMEOUT)
-        with proper(engine, "about the container"):
-            return bool(seen["State"].get("OOMKilled"))
-    except EngineError:
-        return False
+    with contextlib.suppress(EngineError), anyio.move_on_after(TIMEOUT):
+        while True:
+            seen = await engine.request("GET", f"/containers/{container}/json", timeout=TIMEOUT)
+            with proper(engine, "about the container"):
+                state = dict(seen["State"])
+            if state.get("OOMKilled") or not state.get("Running"):
+                return bool(state.get("OOMKilled"))
+            await anyio.sleep(0.05)  # the engine has not heard of its end yet
+    return False
