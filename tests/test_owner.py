@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from textwrap import dedent
 
 import pytest
@@ -136,7 +137,8 @@ def test_a_process_that_lost_its_main_thread_still_owns_what_it_made(ours):
     try:
         process.stdout.readline()
         labels = labels_of(process, ours)
-        census.wait_until(lambda: census.process(process.pid).dead, what="the thread's end")
+        stat = Path(f"/proc/{process.pid}/stat")
+        census.wait_until(lambda: ") Z " in stat.read_text(), what="the thread's end")
         assert owner.is_orphan(labels) is False
     finally:
         process.kill()
