@@ -2,8 +2,9 @@
 
 It speaks the wire with the host, forks the worker and watches it die, pumps output through
 capped pipes, runs commands and file operations with the sandbox's own eyes. Its
-descriptors are non-blocking, and what it holds for a slow reader is bounded. It waits in two places
-only: for a command until its program has started, and a few seconds at most to remove a tree.
+descriptors are non-blocking, and what it holds for a slow reader is bounded. It waits in three
+places only: for a command until its program has started, and a few seconds at most to remove a
+tree, or for room for a new worker.
 
 The worker can neither signal it (PID 1 has no handler the worker could trigger), nor trace it,
 nor open its descriptors (it is not dumpable).
@@ -36,6 +37,7 @@ MAX_CHANGES = 1024 * 1024  # bytes to tell of changed files
 # It is left for what comes next, if that comes soon:
 LULL = 0.002  # seconds,
 ROUNDS = 4  # in so many rounds of the loop
+ROOM_LOOKS = 200  # times, ten milliseconds apart, for room for a worker
 
 
 class Cell:
@@ -254,6 +256,7 @@ class Init:
             self.send(wire.REPLY, frame.request, {"error": "busy"})
             return
         self._reap()  # a worker that died since the last cell must not be blamed on this one
+        self._ensure_worker()
         self._retire_pumps()
         cell = Cell(frame.request, int(frame.header["output"]))
         self._cell = cell
@@ -261,8 +264,6 @@ class Init:
             close_all(fds)
             self._finish(cell, dict(GONE))  # the one that has got its value is dead
             return
-        if not self._worker.pid:
-            self.start_worker()  # the last attempt met the process limit
         if "functions" in frame.header:
             self._branches.active.functions = frame.header["functions"]
             self.tell_functions()
@@ -279,6 +280,17 @@ class Init:
             cell.pumps.append(Pump(self, reading, name, self._on_output))
         if not self._worker.pid:
             self._finish(cell, dict(GONE))
+
+    def _ensure_worker(self) -> None:
+        """The last attempt may have met the process limit: those that were killed, a whole fork
+        bomb, count until they are gone."""
+        for _ in range(ROOM_LOOKS):
+            if self._worker.pid:
+                return
+            self.start_worker()
+            if not self._worker.pid:
+                time.sleep(0.01)
+                self._reap()
 
     def start_worker(self) -> None:
         self._worker.start()
