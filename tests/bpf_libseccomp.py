@@ -26,7 +26,7 @@ class Comparison(ctypes.Structure):
 
 
 @functools.cache
-def library():
+def loaded():
     """Raises OSError if there is none."""
     found = ctypes.CDLL("libseccomp.so.2")
     context, number = ctypes.c_void_p, ctypes.c_uint32
@@ -47,7 +47,7 @@ def library():
 
 def compile_document(document, machines=tuple(AUDIT)):
     """The program, and the names of calls that libseccomp knows."""
-    lib = library()
+    lib = loaded()
     default = action(document["defaultAction"], document.get("defaultErrnoRet", 1))
     context = lib.seccomp_init(default)
     try:

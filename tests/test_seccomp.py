@@ -475,7 +475,7 @@ def test_a_call_of_the_other_machine_only_is_skipped():
 @pytest.mark.parametrize("machine", sorted(AUDIT))
 def test_libseccomp_knows_the_calls_by_the_same_numbers(machine):
     try:
-        resolve = bpf_libseccomp.library().seccomp_syscall_resolve_name_arch
+        resolve = bpf_libseccomp.loaded().seccomp_syscall_resolve_name_arch
     except OSError:
         pytest.skip("no libseccomp here")
     theirs = {name: resolve(AUDIT[machine], name.encode()) for name in NUMBERS[machine]}

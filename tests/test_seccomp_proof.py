@@ -230,7 +230,7 @@ def is_same(machine, document, calls):
 @functools.cache
 def theirs():
     try:
-        bpf_libseccomp.library()
+        bpf_libseccomp.loaded()
     except OSError:
         if "libseccomp" in REQUIRED:
             pytest.fail("this run promised libseccomp, and there is none")
