@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import socket
+import threading
 import time
 import tracemalloc
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 import census
 from belljar import AsyncSandbox, Outcome, readable
-from belljar.guest import changes, wire
+from belljar.guest import changes, streams, wire
 from belljar.guest.sources import LASTING, PASSING
 
 HOSTILE = Path(__file__).with_name("escapes") / "hostile.py"
@@ -289,6 +290,32 @@ def test_output_of_what_a_cell_left_is_never_a_later_cells_however_late(sandbox)
         assert execution.stdout == f"{number}\n"
         late += "".join(execution.logs.background)
     assert "left" in late
+
+
+@pytest.mark.parametrize("begins", ["before", "after"])
+def test_a_cell_that_begins_while_a_thread_writes_does_not_get_its_words(monkeypatch, begins):
+    first, second, place = os.pipe(), os.pipe(), os.dup(0)
+    stream, dup = streams.CellStream(place), os.dup
+    stream.begin(1, first[1], [], keep=False)
+
+    def dup_beside(fd):
+        monkeypatch.setattr(os, "dup", dup)
+        if begins == "before":
+            stream.begin(2, second[1], [threading.get_ident()], keep=False)
+            return dup(fd)
+        copy = dup(fd)
+        stream.begin(2, second[1], [threading.get_ident()], keep=False)
+        return copy
+
+    monkeypatch.setattr(os, "dup", dup_beside)
+    writer = threading.Thread(target=stream.write, args=["left"])
+    writer.start()
+    writer.join()
+    stream.write("new")
+    assert (os.read(first[0], 9), os.read(second[0], 9)) == (b"left", b"new")
+    stream.forget()
+    for fd in (*first, *second, place):
+        os.close(fd)
 
 
 @pytest.mark.parametrize("closed", ["[1]", "[2]", "[0, 2]", "[0, 1, 2]"])

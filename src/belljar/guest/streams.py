@@ -31,21 +31,34 @@ class CellStream(io.TextIOWrapper):
         self._cell = 0
         self._old: Dict[int, int] = {}  # cell -> descriptor of its pipe
         self._leftover: Dict[int, int] = {}  # thread -> its cell
+        self._main = threading.get_ident()
 
     def write(self, text: str) -> int:
-        if self._old:
-            cell = CELL.get(0) or self._leftover.get(threading.get_ident(), self._cell)
-            if cell != self._cell:
-                # Any old pipe is the background's; that of its own cell may be gone.
-                return _write_text(self._old.get(cell, self._old[max(self._old)]), text)
+        thread = threading.get_ident()
+        if thread != self._main:
+            return self._write_beside(thread, text)
+        if self._old and CELL.get(self._cell) != self._cell:
+            return _write_text(_pipe_of(CELL.get(), self._old), text)
         return super().write(text)
+
+    def _write_beside(self, thread: int, text: str) -> int:
+        """From another thread, while the next cell may begin: the pipe is taken hold of first, and
+        then asked whose it is. A pipe that a cell has just put here finds its owner said already.
+        """
+        pipe = os.dup(self._fd)
+        try:
+            now = self._cell
+            cell, old = CELL.get(0) or self._leftover.get(thread, now), self._old
+            return _write_text(_pipe_of(cell, old) if cell != now and old else pipe, text)
+        finally:
+            os.close(pipe)
 
     def begin(self, cell: int, pipe: int, leftover: List[int], keep: bool) -> None:
         """Point the descriptor at the pipe of a new cell; what earlier cells left keeps theirs."""
         if leftover or keep or self._old:
             self._keep_old(leftover)
+        self._cell = cell  # before its pipe is here: see _write_beside
         os.dup2(pipe, self._fd)
-        self._cell = cell
 
     def forget(self) -> None:
         """In a fork: what earlier cells left is the original's."""
@@ -58,10 +71,12 @@ class CellStream(io.TextIOWrapper):
         for ident in threads:
             self._leftover.setdefault(ident, self._cell)
         self._leftover = {i: c for i, c in self._leftover.items() if i in threads}
-        self._old[self._cell] = os.dup(self._fd)
-        # Tasks of asyncio carry their cell in a context that cannot be listed: keep a few pipes.
-        for cell in sorted(self._old)[:-8]:
-            os.close(self._old.pop(cell))
+        # Made anew, not changed: other threads are reading them. Tasks of asyncio carry their cell
+        # in a context that cannot be listed: keep a few pipes.
+        known = {**self._old, self._cell: os.dup(self._fd)}
+        self._old = {cell: known.pop(cell) for cell in sorted(known)[-8:]}
+        for fd in known.values():
+            os.close(fd)
 
 
 class _Unbuffered(io.BufferedIOBase):
@@ -82,6 +97,11 @@ class _Unbuffered(io.BufferedIOBase):
 
     def isatty(self) -> bool:
         return False
+
+
+def _pipe_of(cell: int, old: Dict[int, int]) -> int:
+    """Any old pipe is the background's; that of its own cell may be gone."""
+    return old[cell] if cell in old else old[max(old)]
 
 
 def _write_text(fd: int, text: str) -> int:
