@@ -141,9 +141,12 @@ class Course:
             self._before = soak_census.take()  # each leak is counted once
         self.tally.quiet_points += 1
         self.tally.note_leaks(f"quiet point {self.tally.quiet_points}", found)
+        resident = soak_census.memory()
+        soak_census.give_back()  # it comes and goes by megabytes, and would hide what grows
         self._drift.append(
             {
                 "at": time.monotonic() - self._began,
+                "resident": resident,
                 "memory": soak_census.memory(),
                 "zygotes": sum(soak_census.memory(p.pid) for p in soak_census.descendants()),
                 "descriptors": soak_census.descriptors(),

@@ -43,7 +43,7 @@ def judge(found: dict[str, Any]) -> list[Verdict]:
             measured=f"{found['leak_count']:,} at {found['quiet_points']} quiet points and the end",
             holds=found["leak_count"] == 0,
         ),
-        _memory(found["drift"], "memory", "the host process"),
+        _memory(found["drift"], "memory", "the host process, without what its allocator keeps,"),
         _memory(found["drift"], "zygotes", "what it keeps running"),
         _descriptors(found["drift"]),
         _latency(found["kinds"]),

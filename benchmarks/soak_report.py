@@ -119,13 +119,15 @@ def _drift(found: dict[str, Any]) -> Iterable[str]:
         (
             f"{each['at'] / 60:.1f} min",
             f"{each['memory'] / 1e6:.1f} MB",
+            f"{each['resident'] / 1e6:.1f} MB",
             f"{each['zygotes'] / 1e6:.1f} MB",
             f"{each['descriptors']:.0f}",
             f"{each['executions']:,.0f}",
         )
         for each in points[::step]
     ]
-    header = ("at", "host process", "what it keeps running", "descriptors", "executions so far")
+    header = ("at", "host process", "with what its allocator keeps", "what it keeps running")
+    header = (*header, "descriptors", "executions so far")
     yield from table(header, rows, right=1)
 
 
@@ -137,7 +139,9 @@ def _method(found: dict[str, Any]) -> Iterable[str]:
         "quiet point, and the neighbour. Every snippet carries a number of its own, which must "
         "come back in its value or output. At a quiet point processes, namespaces, control groups, "
         "mounts, files and descriptors must be those of the beginning; after the end, seen from "
-        "the process that started it, nothing may be left. Times are in buckets of 3 %."
+        "the process that started it, nothing may be left. Memory is what is resident when the C "
+        "library's allocator has given back what it keeps free for later (malloc_trim), and "
+        "before that for information. Times are in buckets of 3 %."
     )
     yield ""
 
