@@ -699,6 +699,7 @@ def test_a_fork_that_the_code_kills_is_told(sandbox):
 HOOKS = {
     "raises": "import os; os.register_at_fork(before=lambda: 1/0, after_in_child=lambda: 1/0)",
     "sleeps": "import os, time; os.register_at_fork(after_in_child=lambda: time.sleep(0.2))",
+    "lingers": "import os, time; os.register_at_fork(after_in_parent=lambda: time.sleep(2.2))",
     "reaps": "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
     "undumpable": "import ctypes; ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)",
     "forks": "import os; os.register_at_fork(after_in_parent=lambda: None, before=lambda: None)",

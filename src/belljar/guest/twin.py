@@ -5,6 +5,7 @@ import os
 import stat as modes
 import sys
 import threading
+import time
 from typing import Any, List, NamedTuple, Optional, Set, Tuple
 
 from . import commands
@@ -150,6 +151,17 @@ def rank(score: bytes) -> None:
         os.write(fd, score)
     finally:
         os.close(fd)
+
+
+def wait_for_init(middle: int) -> None:
+    """To become its child, once the process in the middle is gone: which may take long on a busy
+    machine, or in hooks that the code has for forks. The host gives up sooner than this."""
+    deadline, pause = time.monotonic() + 60.0, 0.0001
+    while os.getppid() == middle and time.monotonic() < deadline:
+        time.sleep(pause)
+        pause = min(2 * pause, 0.005)
+    if os.getppid() != 1:
+        raise ChildProcessError("init is not the parent")
 
 
 def silence(streams: "Tuple[int, ...]" = (1, 2)) -> None:

@@ -19,7 +19,6 @@ import random
 import signal
 import socket
 import sys
-import time
 import traceback
 import types
 import warnings
@@ -162,20 +161,19 @@ class Worker:
         self._link.send(wire.FORKED, 0, header)
 
     def _fork_again(self, control: int, state: Any) -> None:
+        middle = os.getpid()
         try:
             if os.fork():
                 os._exit(0)
-            self._become_twin(control)
+            self._become_twin(control, middle)
             random.setstate(state)
         except BaseException:
             os._exit(1)
 
-    def _become_twin(self, control: int) -> None:
+    def _become_twin(self, control: int, middle: int) -> None:
         if self._parked is None:
             self._parked = twin.take(self._workspace)
-        deadline = time.monotonic() + 2.0
-        while os.getppid() != 1 and time.monotonic() < deadline:
-            time.sleep(0.0001)
+        twin.wait_for_init(middle)
         os.setsid()
         twin.silence()
         twin.rank(twin.PARKED)
