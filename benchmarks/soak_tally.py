@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -87,6 +88,7 @@ class Tally:
         self.row(kind, hostile).wrong += 1
         if len(self.wrong) < MOST_SENTENCES:
             self.wrong.append(f"{kind}: {what}"[:MOST_LENGTH])
+            print(f"wrong: {self.wrong[-1]}", file=sys.stderr, flush=True)
 
     def note_leaks(self, where: str, found: list[str]) -> None:
         self.leak_count += len(found)
