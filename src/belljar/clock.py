@@ -6,11 +6,11 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from belljar.sandbox import AsyncSandbox
+    from belljar.life import Life
 
 
 class Clock:
-    def __init__(self, sandbox: AsyncSandbox) -> None:
+    def __init__(self, sandbox: Life) -> None:
         self._sandbox = sandbox
         self._born = self._used = time.monotonic()
         self.stopped = False

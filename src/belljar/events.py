@@ -20,7 +20,7 @@ from belljar.limits import Limits
 
 if TYPE_CHECKING:
     from belljar.execution import CommandResult, Execution
-    from belljar.sandbox import AsyncSandbox
+    from belljar.life import Life
 
 log = logging.getLogger("belljar")
 
@@ -143,7 +143,7 @@ class Subscription:
 _changing = threading.Lock()
 _subscriptions: tuple[Subscription, ...] = ()
 _of_cells: tuple[Subscription, ...] = ()  # those who want to know of everything
-_live: weakref.WeakSet[AsyncSandbox] = weakref.WeakSet()
+_live: weakref.WeakSet[Life] = weakref.WeakSet()
 
 
 def _set(subscriptions: tuple[Subscription, ...]) -> None:
@@ -177,18 +177,18 @@ def tell(event: Event) -> None:
         subscription.tell(event)
 
 
-def live() -> list[AsyncSandbox]:
+def live() -> list[Life]:
     """The sandboxes of this process that have a guest now."""
     with _changing:
         return list(_live)
 
 
-def begins(sandbox: AsyncSandbox) -> None:
+def begins(sandbox: Life) -> None:
     with _changing:
         _live.add(sandbox)
 
 
-def ends(sandbox: AsyncSandbox) -> None:
+def ends(sandbox: Life) -> None:
     with _changing:
         _live.discard(sandbox)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from belljar.blocking import Sandbox
-from belljar.sandbox import AsyncSandbox
+from belljar.life import Life
 
 
-def container_id(sandbox: Sandbox | AsyncSandbox) -> str:
+def container_id(sandbox: Sandbox | Life) -> str:
     """Of a sandbox that has been started."""
     seen = sandbox.whereabouts
     return (seen.container if seen is not None else None) or sandbox.id
