@@ -29,9 +29,7 @@ from belljar.environment import build
 from belljar.errors import SandboxError
 
 ENVIRONMENT = "python"
-UNCACHED = (
-    "glibc.malloc.tcache_count=0"  # what a thread keeps for later is not in use, nor given back
-)
+UNCACHED = "glibc.malloc.tcache_count=0"  # what threads keep is neither in use nor given back
 LATE = 900.0  # seconds after its time at which it is given up
 ROOT = Path(__file__).parents[1]
 OUT, PUBLISHED = ROOT / "benchmarks" / "results" / "soak.md", ROOT / "docs" / "soak.md"
