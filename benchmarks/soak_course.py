@@ -29,6 +29,7 @@ MOST_CYCLES = 30
 LOAD = 0.6  # the share of a cycle
 BOUND = 300.0  # seconds after which an execution hangs
 PROGRESS = 10.0
+PASSING = 100_000  # strings, by which the interpreter's table of them has the size that it keeps
 
 
 @dataclass
@@ -78,6 +79,8 @@ class Course:
             setting = Setting(pool, self.options)
             for kind in GOOD:
                 await self._one(kind, setting, random.Random(0), cycle=None)
+        for number in range(PASSING):
+            sys.intern(f"passing {number}")
         await anyio.to_thread.run_sync(gc.collect)
 
     async def _cycle(self, cycle: int) -> None:
