@@ -141,8 +141,9 @@ def _method(found: dict[str, Any]) -> Iterable[str]:
         "mounts, files and descriptors must be those of the beginning; after the end, seen from "
         "the process that started it, nothing may be left. Memory is what is resident when the C "
         "library's allocator has given back what it keeps free for later (malloc_trim; it keeps "
-        "nothing for single threads, tcache_count=0), and before that for information. Times "
-        "are in buckets of 3 %."
+        "nothing for single threads, tcache_count=0), and before that for information; the "
+        "interpreter's table of interned strings has its size from the beginning. Times are in "
+        "buckets of 3 %."
     )
     yield ""
 

@@ -292,6 +292,21 @@ def test_output_of_what_a_cell_left_is_never_a_later_cells_however_late(sandbox)
     assert "left" in late
 
 
+def test_a_thread_that_has_used_up_all_descriptors_can_still_print(sandbox):
+    execution = sandbox.run_code(
+        "import os, threading\n"
+        "def use_up():\n"
+        "    held = []\n"
+        "    try:\n"
+        "        while True: held.append(os.dup(0))\n"
+        "    except OSError as error: print(error.strerror)\n"
+        "    for fd in held: os.close(fd)\n"
+        "thread = threading.Thread(target=use_up)\n"
+        "thread.start(); thread.join()"
+    )
+    assert (execution.outcome, execution.stdout) == ("ok", "Too many open files\n")
+
+
 @pytest.mark.parametrize("begins", ["before", "after"])
 def test_a_cell_that_begins_while_a_thread_writes_does_not_get_its_words(monkeypatch, begins):
     first, second, place = os.pipe(), os.pipe(), os.dup(0)

@@ -45,13 +45,17 @@ class CellStream(io.TextIOWrapper):
         """From another thread, while the next cell may begin: the pipe is taken hold of first, and
         then asked whose it is. A pipe that a cell has just put here finds its owner said already.
         """
-        pipe = os.dup(self._fd)
+        try:
+            pipe = os.dup(self._fd)
+        except OSError:
+            pipe = self._fd  # the code has used up its descriptors: it is said all the same
         try:
             now = self._cell
             cell, old = CELL.get(0) or self._leftover.get(thread, now), self._old
             return _write_text(_pipe_of(cell, old) if cell != now and old else pipe, text)
         finally:
-            os.close(pipe)
+            if pipe != self._fd:
+                os.close(pipe)
 
     def begin(self, cell: int, pipe: int, leftover: List[int], keep: bool) -> None:
         """Point the descriptor at the pipe of a new cell; what earlier cells left keeps theirs."""
