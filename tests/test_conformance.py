@@ -1,6 +1,7 @@
 """The conformance suite: it holds here, it can fail, and its reports say what was seen."""
 
 import json
+import socket
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -51,6 +52,19 @@ def secret_of_the_other_tests():
 
 
 # --- it holds, and it can fail -------------------------------------------------------------------
+
+
+def test_what_has_just_happened_to_the_host_is_seen():
+    with oracles.Canaries() as canaries:
+        for _ in range(5):
+            canaries.process.kill()  # its death takes a moment
+            assert set(canaries.wrongs()) == {"process"}
+            canaries.revive()
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as caller:
+                caller.sendto(b"here", ("127.0.0.1", canaries.port))
+            assert set(canaries.wrongs()) == {"hits"}
+            canaries.reset()
+            assert canaries.wrongs() == {}
 
 
 def test_rows_hold_here_and_their_controls_trip(backend):

@@ -81,6 +81,7 @@ class Canaries:
         self.victim = self.directory / "victim"
         self.hits: Counter[str] = Counter()
         self._sockets: dict[socket.socket, str] = {}
+        self._answering = threading.Lock()
         self._stop = threading.Event()
 
     def __enter__(self) -> Self:
@@ -150,7 +151,13 @@ class Canaries:
 
     def _serve(self) -> None:
         while not self._stop.is_set():
-            for sock in select.select(list(self._sockets), [], [], 0.05)[0]:
+            select.select(list(self._sockets), [], [], 0.05)
+            self._answer()
+
+    def _answer(self) -> None:
+        """Whoever has come so far."""
+        with self._answering:
+            for sock in select.select(list(self._sockets), [], [], 0)[0]:
                 self.hits[self._sockets[sock]] += 1
                 with contextlib.suppress(OSError):  # it has gone again
                     if sock.type == socket.SOCK_DGRAM:
@@ -201,6 +208,7 @@ class Canaries:
     # -- the verdict ----------------------------------------------------------------------------
 
     def reset(self) -> None:
+        self._answer()
         self.hits.clear()
         self._before = self._files()
         self._host = host_values()
@@ -223,11 +231,12 @@ class Canaries:
                 found["secret"] = "a secret of the host is in the output"
         if (files := self._files()) != self._before:
             found["files"] = f"files on the host changed: {self._before} -> {files}"
+        self._answer()  # not when its thread gets its turn
         if +self.hits:
             found["hits"] = f"listeners on the host were reached: {dict(self.hits)}"
-        if self.process.poll() is not None:
-            found["process"] = f"a process of the host died: {self.process.returncode}"
-        elif self._ask("?") != self.secret:
+        if not (answer := self._ask("?")):  # its pipes are closed: it is dead, or just dying
+            found["process"] = f"a process of the host died: {self.process.wait(10)}"
+        elif answer != self.secret + "\n":
             found["memory"] = "the memory of a process of the host was written"
         if (values := host_values()) != self._host:
             changed = {k: (self._host.get(k), v) for k, v in values.items()}
@@ -269,7 +278,7 @@ def _exchange(stdin: IO[str], stdout: IO[str], line: str) -> str:
     try:
         stdin.write(line + "\n")
         stdin.flush()
-        return stdout.readline().strip()
+        return stdout.readline()
     except BrokenPipeError:  # it has just died
         return ""
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import time
 from dataclasses import replace
 
@@ -18,6 +19,8 @@ from belljar.backends.native.cgroup.meters import Meters
 
 TIMEOUT = 5.0
 MOST_KILLS = 10_000
+KILLED = 128 + signal.SIGKILL  # as engines write it
+REASON = 1.0  # seconds in which the engine hears why
 
 
 def process_of(container: str, pid: int) -> bool:
@@ -48,6 +51,7 @@ class Local:
     def __init__(self, meters: Meters) -> None:
         self._meters = meters
         self._last = Reading(cpu=None, peak_memory=None, memory_kills=0)
+        self._counts_kills = False  # as some kernels do not
         self.gone = False  # with its control group
 
     @property
@@ -59,7 +63,9 @@ class Local:
             self._meters.reset_peak()
         cpu, peak = self._meters.cpu_seconds(), self._meters.memory_peak()
         kills = self._meters.oom_kills()
-        self.gone = cpu is None and kills is None
+        # The engine removes one hierarchy after the other: a part that is missing is the end.
+        self.gone = cpu is None or (kills is None and self._counts_kills)
+        self._counts_kills = self._counts_kills or kills is not None
         if not self.gone:
             self._last = Reading(cpu=cpu, peak_memory=peak, memory_kills=kills or 0)
         if not now or self.gone:
@@ -126,11 +132,17 @@ class Remote:
 async def ran_out_of_memory(engine: Engine, container: str) -> bool:
     """Of a container that is no more: whether its whole memory was gone."""
     with contextlib.suppress(EngineError), anyio.move_on_after(TIMEOUT):
+        ended = 0.0  # when the engine first said so
         while True:
             seen = await engine.request("GET", f"/containers/{container}/json", timeout=TIMEOUT)
             with proper(engine, "about the container"):
                 state = dict(seen["State"])
-            if state.get("OOMKilled") or not state.get("Running"):
-                return bool(state.get("OOMKilled"))
-            await anyio.sleep(0.05)  # the engine has not heard of its end yet
+            if state.get("OOMKilled"):
+                return True
+            if not state.get("Running"):
+                ended = ended or time.monotonic()
+                # It hears of the end and of the reason in any order.
+                if state.get("ExitCode") != KILLED or time.monotonic() - ended > REASON:
+                    return False
+            await anyio.sleep(0.05)
     return False

@@ -1,0 +1,73 @@
+"""Whether a container ran out of memory, when its control group goes while we look."""
+
+import anyio
+import pytest
+
+from belljar.backends.docker import readings
+
+
+class Group:
+    """A control group with two hierarchies."""
+
+    paths = ()
+
+    def __init__(self, cpu=1.0, kills=0):
+        self.cpu, self.kills = cpu, kills
+
+    def cpu_seconds(self):
+        return self.cpu
+
+    def memory_peak(self):
+        return None
+
+    def oom_kills(self):
+        return self.kills
+
+
+class Engine:
+    endpoint = "somewhere"
+
+    def __init__(self, *states):
+        self._states = list(states)
+
+    async def request(self, *_, **__):
+        state = self._states.pop(0) if len(self._states) > 1 else self._states[0]
+        return {"State": state}
+
+
+RUNNING = {"Running": True, "OOMKilled": False, "ExitCode": 0}
+KILLED = {"Running": False, "OOMKilled": False, "ExitCode": 137}
+RAN_OUT = {"Running": False, "OOMKilled": True, "ExitCode": 137}
+EXITED = {"Running": False, "OOMKilled": False, "ExitCode": 1}
+
+
+@pytest.mark.parametrize("missing", ["cpu", "kills"])
+def test_a_group_of_which_a_part_is_removed_is_gone(missing):
+    group = Group(cpu=2.0, kills=0)
+    local = readings.Local(group)
+    local.read(from_now=False)
+    assert not local.gone
+    setattr(group, missing, None)
+    assert local.read(from_now=False).cpu == 2.0
+    assert local.gone
+
+
+def test_where_the_kernel_does_not_count_kills_the_group_is_there():
+    local = readings.Local(Group(kills=None))
+    assert local.read(from_now=False).memory_kills == 0
+    assert not local.gone
+
+
+@pytest.mark.parametrize(
+    ("states", "ran_out"),
+    [
+        ([RAN_OUT], True),
+        ([RUNNING, RUNNING, RAN_OUT], True),
+        ([{**RUNNING, "OOMKilled": True}], True),
+        ([RUNNING, KILLED, KILLED, RAN_OUT], True),  # the reason comes after the end
+        ([RUNNING, KILLED], False),
+        ([RUNNING, EXITED], False),
+    ],
+)
+def test_why_a_container_ended(states, ran_out):
+    assert anyio.run(readings.ran_out_of_memory, Engine(*states), "c") is ran_out
