@@ -15,7 +15,7 @@ SUBMISSIONS = {
     "gus": "def is_prime(n)\n    return True",
 }
 
-LIMITS = Limits(timeout=2, processes=8, open_files=64, output="64k")
+LIMITS = Limits(timeout=5, processes=8, open_files=64, output="64k")
 
 VERDICTS = {
     Outcome.timeout: "too slow",

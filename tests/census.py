@@ -6,6 +6,7 @@ Nothing here asks belljar. `take()` before, `take()` after, and `leaks()` says w
 import contextlib
 import ctypes
 import dataclasses
+import gc
 import os
 import stat
 import subprocess
@@ -20,9 +21,11 @@ import engine_view
 import setting
 from belljar.conformance.processes import (  # noqa: F401
     Process,
+    TooLate,
     alive,
     command_line,
     descendants,
+    is_ending,
     process,
     processes,
     wait_until,
@@ -37,6 +40,13 @@ def become_subreaper():
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl")
+
+
+def forget(forgotten, told):
+    """Let go of sandboxes until each has warned: a thread may still hold one for a moment."""
+    most = len(forgotten)
+    forgotten.clear()
+    wait_until(lambda: gc.collect() >= 0 and len(told) >= most, what="the warnings")
 
 
 def inside_pid(pid):
@@ -108,7 +118,7 @@ def leaks(before, after):
 def swept(before, envs=None, ignore=()):
     """The leaks that stay when the next host process has come: what one that was killed leaves
     behind is removed then at the latest, and may be that of a run beside this one."""
-    found = settle(before, envs, ignore=ignore)
+    found = settle(before, envs, timeout=5.0, ignore=ignore)
     for _ in range(3):
         if not any(leak.startswith(NOT_SWEPT) for leak in found):
             break
@@ -116,10 +126,10 @@ def swept(before, envs=None, ignore=()):
         command = [sys.executable, "-m", "belljar", "gc"]
         subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
         found = settle(before, envs, timeout=1.0, ignore=ignore)
-    return found
+    return found and settle(before, envs, ignore=ignore)
 
 
-def settle(before, envs=None, timeout=5.0, ignore=()):
+def settle(before, envs=None, timeout=30.0, ignore=()):
     """The leaks that stay: what is just ending gets a moment. `ignore`: how some may begin."""
     deadline = time.monotonic() + timeout
     while True:
@@ -240,8 +250,9 @@ def unfinished(envs):
 
 def _shared_memory():
     for entry in os.scandir("/dev/shm"):
-        if entry.stat(follow_symlinks=False).st_uid == os.getuid() or _of_a_guest(entry):
-            yield entry.path
+        with contextlib.suppress(FileNotFoundError):  # another's, who has just removed it
+            if entry.stat(follow_symlinks=False).st_uid == os.getuid() or _of_a_guest(entry):
+                yield entry.path
 
 
 def _of_a_guest(entry):

@@ -14,16 +14,21 @@ import tempfile
 
 import polars
 import pytest
+from hypothesis import HealthCheck, settings
 
 import census
 import control_groups
 import engine_view
 import setting
-from belljar import AsyncSandbox, Sandbox, SandboxError, runtime
+from belljar import AsyncSandbox, Sandbox, SandboxError, cell, runtime
 from belljar.environment_store import cache_root
 from outside import Outside
 from recycling import Recycler
 from setting import REQUIRED, ROOT
+
+# How long an example takes is a matter of what else the machine does.
+settings.register_profile("any", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any")
 
 ENVS = cache_root() / "envs"
 
@@ -268,6 +273,13 @@ def run_async(request, backend):
 def open_sandbox(backend):
     """An AsyncSandbox with environment "python", for `async with`."""
     return lambda **options: AsyncSandbox(**{"environment": "python", **options})
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """A cell that is interrupted has all the time it needs to heed it: for tests of what is kept
+    then. How soon one that does not is killed, others say."""
+    monkeypatch.setattr(cell, "GRACE", 30.0)
 
 
 @pytest.fixture

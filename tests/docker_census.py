@@ -77,7 +77,7 @@ def connect(host=None, timeout=60.0):
 
 @dataclasses.dataclass(frozen=True)
 class Census:
-    containers: frozenset  # id, and how to call it
+    containers: dict  # by id: how to call it
     networks: frozenset
     volumes: frozenset
     untagged: frozenset  # images that nothing names
@@ -86,9 +86,9 @@ class Census:
 
 def take(host=None):
     return Census(
-        containers=frozenset(
-            (each["Id"], _described(each)) for each in containers(host) if not _of_another(each)
-        ),
+        containers={
+            each["Id"]: _described(each) for each in containers(host) if not _of_another(each)
+        },
         networks=frozenset(each["Name"] for each in ask("GET", "/networks", host)),
         volumes=frozenset(each["Name"] for each in ask("GET", "/volumes", host)["Volumes"] or ()),
         untagged=frozenset(_untagged(host)),
@@ -122,7 +122,9 @@ def ours(host=None):
 
 def leaks(before, after):
     """What is there after that was not there before, as sentences."""
-    found = [f"container {name}" for _, name in sorted(after.containers - before.containers)]
+    # By their ids: what they are called says for how long they have been up.
+    new = [name for key, name in after.containers.items() if key not in before.containers]
+    found = [f"container {name}" for name in sorted(new)]
     found += [f"network {name}" for name in sorted(after.networks - before.networks)]
     found += [f"volume {name}" for name in sorted(after.volumes - before.volumes)]
     found += [f"untagged image {name}" for name in sorted(after.untagged - before.untagged)]

@@ -13,7 +13,7 @@ import setting
 class _Connection(http.client.HTTPConnection):
     def connect(self):
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(30)
+        self.sock.settimeout(60)
         self.sock.connect(_socket())
 
 
@@ -52,7 +52,9 @@ def inspect(container):
 def containers():
     """All that carry a label of ours, running or not: those of everybody on this machine."""
     everyone = ask("/containers/json?all=1")
-    return [c for c in everyone if any(label.startswith("belljar.") for label in c["Labels"])]
+    ours = [c for c in everyone if any(label.startswith("belljar.") for label in c["Labels"])]
+    # Docker 20.10 may go on listing one, without a name, that ended while it was removed.
+    return [c for c in ours if c["State"] != "removing" or inspect(c["Id"]) is not None]
 
 
 def guests_of(owner):

@@ -52,7 +52,7 @@ class FakeEngine:
         self._accepting.join()
         self._listener.close()
         for thread in self._threads:
-            thread.join(10)
+            thread.join(30)
         left = [thread for thread in self._threads if thread.is_alive()]
         for sock in self._sockets:
             with contextlib.suppress(OSError):
@@ -111,7 +111,7 @@ class Relay:
 
     def __enter__(self):
         self._thread.start()
-        assert self._started.wait(10)
+        assert self._started.wait(30)
         return self
 
     def __exit__(self, *_):

@@ -213,7 +213,7 @@ def descriptors():
 def new_descriptors(before):
     """Those that stay: a thread that ends has the C library look into /proc on its way."""
     gc.collect()  # tracebacks may hold some
-    for _ in range(100):
+    for _ in range(3000):
         extra = descriptors()
         for link in before:
             if link in extra:
@@ -228,7 +228,7 @@ def settle():
     """Threads that were told to end do so soon; the names of those that have not."""
     for thread in threading.enumerate():
         if thread is not threading.main_thread():
-            thread.join(10)
+            thread.join(60)
     return sorted(t.name for t in threading.enumerate() if t is not threading.main_thread())
 
 

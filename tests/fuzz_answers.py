@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import errno
 import functools
-import gc
 import json
 import os
 import socket
@@ -178,10 +177,8 @@ def attempt(data):
             raise group.exceptions[0] from None
         if field.seen() != field.before:
             raise Wrong("something outside has changed")
-        if set(os.listdir("/proc/self/fd")) - before:
-            gc.collect()
-            if left := set(os.listdir("/proc/self/fd")) - before:
-                raise Wrong(f"{len(left)} descriptors are left")
+        if left := fuzzing.left_open(before):
+            raise Wrong(f"{len(left)} descriptors are left")
     finally:
         with contextlib.suppress(OSError):
             removal.remove(base)

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import fcntl
 import functools
-import gc
 import os
 import socket
 import struct
@@ -240,11 +239,8 @@ def attempt(data):
         return
     runner, before = _runner(), _descriptors()
     runner.run(play(WORK[data[0] % len(WORK)], parse(data), data[0] & 64))
-    if _descriptors() != before:
-        gc.collect()
-        left = _descriptors() - before
-        if left:
-            raise AssertionError(f"{len(left)} descriptors are left")
+    if left := fuzzing.left_open(before):
+        raise AssertionError(f"{len(left)} descriptors are left")
 
 
 @functools.cache

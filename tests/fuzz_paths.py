@@ -224,12 +224,14 @@ def attempt(data):
     os.environ["BELLJAR_STATE"] = f"{base}/inner/state"
     try:
         field = Field(base)
-        before = len(os.listdir("/proc/self/fd"))
+        before = set(os.listdir("/proc/self/fd"))
         place(field, names, case.get("data"))
         if field.seen() != field.before:
             raise Escaped("something outside has changed")
-        if len(os.listdir("/proc/self/fd")) != before:
+        if fuzzing.left_open(before):
             raise Escaped("a descriptor is left")
+        if before - set(os.listdir("/proc/self/fd")):
+            raise Escaped("a descriptor was closed that was none of its own")
     finally:
         del os.environ["BELLJAR_STATE"]
         with contextlib.suppress(OSError):

@@ -13,6 +13,7 @@ The child writes each case into shared memory before it tries it. What is found 
 tests/regressions/NAME/, where a test tries it again for ever.
 """
 
+import gc
 import hashlib
 import importlib
 import mmap
@@ -149,6 +150,16 @@ def judge(module: Any, data: bytes) -> tuple[str, str]:
     if grown > module.allowance(data) + _SLACK:
         return "flood", f"{grown >> 20} MB for {len(data)} bytes"
     return "", ""
+
+
+def left_open(before: set[str]) -> set[str]:
+    """The descriptors of this process, as /proc lists them, that are new, and stay: garbage has
+    some, and other threads for a moment."""
+    deadline = time.monotonic() + 10
+    while (extra := set(os.listdir("/proc/self/fd")) - before) and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.01)
+    return extra
 
 
 def _resident() -> int:

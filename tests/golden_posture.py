@@ -158,6 +158,8 @@ class Lens:
                 common = self.process(pid, role)
                 for tid in oracles.threads(pid):
                     task = common | self.thread(pid, tid, role)
+                    if census.is_ending(tid):  # and has lost some of what it had
+                        raise ProcessLookupError(f"{role} {pid}/{tid} is just ending")
                     name = f"{role} {count + 1}" if role == "other" else role
                     if found.setdefault(name, task) != task:
                         found[f"{role} {pid}/{tid}"] = task

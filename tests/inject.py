@@ -35,6 +35,7 @@ ABSENT = STRACE is None and "strace" not in setting.REQUIRED
 STAGES = ("host", "start", "guest", "inside")
 PATIENCE = 200.0  # seconds for one story; the longest time-outs in it are of 30 s
 SETTLE = 10.0
+DYING = 60.0  # seconds for what was killed to be gone, on a busy machine
 LATER = ("again", "last")  # steps with sandboxes of their own
 
 # What each call says when a machine is full, or broken.
@@ -202,22 +203,32 @@ class Nursery:
         """What it left behind. Control groups and notes of one that was killed are for the next
         sweep, everything else ends with it."""
         try:
-            census.wait_until(lambda: not self.below(), SETTLE)
+            census.wait_until(lambda: not self.below(), DYING)
         except AssertionError:
             left = [str(process) for process in self.below()]
             for process in self.below():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)
             return [f"leaves processes: {left}"]
-        # As the next host does. Tracing is slow: even one that closes its own may not see them go.
-        cgroup.sweep()
-        mine = [path for path in census.cgroup_directories() if f"/belljar-{pid}-" in path]
-        # Those in a group of the host's own are swept by who comes into that group next.
-        found = [path for path in mine if "/faults-" not in path]
+        found = _groups_left(pid)
         found += [str(path) for path in (directory / "tmp").iterdir()]
         if not killed:
             found += [str(path) for path in (directory / "runtime").glob("*.json")]
         return [f"leaves {found}"] if found else []
+
+
+def _groups_left(pid):
+    """After a sweep, as the next host does it. Tracing is slow: even one that closes its own may
+    not see them go; and another host that sweeps them too may be in the middle of it."""
+    deadline = time.monotonic() + DYING
+    while True:
+        cgroup.sweep()
+        mine = [path for path in census.cgroup_directories() if f"/belljar-{pid}-" in path]
+        # Those in a group of the host's own are swept by who comes into that group next.
+        found = [path for path in mine if "/faults-" not in path]
+        if not found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.05)
 
 
 def _pause(stage):
@@ -247,7 +258,7 @@ def _attached(point, pid, guest, directory):
         command += ["-p", str(target)]
     tracer = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        census.wait_until(lambda: all(map(_is_traced, targets)), 20, "that strace attaches")
+        census.wait_until(lambda: all(map(_is_traced, targets)), DYING, "that strace attaches")
         yield
     finally:
         with contextlib.suppress(subprocess.TimeoutExpired):

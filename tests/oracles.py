@@ -10,7 +10,7 @@ import setting
 from belljar.conformance import canaries, guests
 from belljar.conformance.canaries import ENVIRONMENT_SECRET, everything
 from belljar.conformance.controls import Control
-from belljar.conformance.counters import Counters, available_memory, own_memory, tasks_below
+from belljar.conformance.counters import Counters, own_memory, tasks_below
 from belljar.conformance.guests import init_of
 from belljar.conformance.posture import (
     NAMESPACES,
@@ -38,7 +38,6 @@ __all__ = [
     "Canaries",
     "Control",
     "Counters",
-    "available_memory",
     "descriptors",
     "drift",
     "everything",

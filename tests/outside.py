@@ -1,5 +1,6 @@
 """A guest as the host sees it, on each backend: from /proc, or from gVisor's kernel."""
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -60,23 +61,24 @@ class Outside:
             if setting.GVISOR and p.pid == inside:
                 return Sheltered(self, p.pid)
             if not setting.GVISOR and p is not None and census.inside_pid(p.pid) == inside:
-                return Seen(p.pid)
+                return Seen(p.pid, p.started)
         return None
 
 
 class Seen:
     """A process of a guest that is one of the host's too."""
 
-    def __init__(self, pid):
+    def __init__(self, pid, started):
         self.pid = pid
-        self._started = census.process(pid).started
+        self._started = started
 
     def alive(self):
         return census.alive(self.pid, self._started)
 
     def signal(self, number):
-        if self.alive():
-            os.kill(self.pid, number)
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            if self.alive():
+                os.kill(self.pid, number)
 
     def cpu(self):
         """Seconds of the processor that it has had."""
@@ -99,4 +101,4 @@ class Sheltered:
 
     def cpu(self):
         """That of all processes of the guest: their kernel runs as one process of the host."""
-        return Seen(self._outside.pid).cpu()
+        return Seen(self._outside.pid, self._outside.started).cpu()

@@ -12,16 +12,26 @@ from belljar import Sandbox, SandboxError
 from belljar.blocking import wait
 from outside import inner
 
-# Everything but init and this shell is ended at once; init starts a new worker.
+# Everything but init and this shell is ended at once; init starts a new worker. What was killed may
+# take its time to go.
 _CLEAN = """
+mode=$1
 kill -9 -1
 cd /
+tries=0
+set -- /proc/[0-9]*
+while [ $# -gt 3 ]; do
+    [ $tries -lt 1000 ] || exit 1
+    tries=$((tries + 1))
+    sleep 0.02
+    set -- /proc/[0-9]*
+done
 for top in /workspace /tmp /dev/shm; do
     chmod -R u+rwX $top 2>/dev/null
     find $top -mindepth 1 -delete || exit 1
 done
 ipcrm -a 2>/dev/null
-chmod $1 /workspace
+chmod $mode /workspace
 """
 
 
@@ -64,7 +74,7 @@ class Recycler:
     def _clean(self, sandbox, place):
         for number in range(1, place._last + 1):
             wait(place.release, number)
-        done = sandbox.commands.run(["sh", "-c", _CLEAN, "clean", self._modes[place]], timeout=20)
+        done = sandbox.commands.run(["sh", "-c", _CLEAN, "clean", self._modes[place]], timeout=60)
         if not done.ok:
             raise SandboxError(f"it could not be cleaned: {done}")
         sandbox.restart()

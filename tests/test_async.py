@@ -75,11 +75,12 @@ def test_an_awaited_callback_may_use_the_sandbox(run_async, open_sandbox):
                 await sandbox.files.write("go", "")
 
             code = "import os, time\nprint(1)\nwhile not os.path.exists('go'): time.sleep(0.01)"
-            assert (await sandbox.run_code(code, on_stdout=on_stdout, timeout=10)).ok
+            assert (await sandbox.run_code(code, on_stdout=on_stdout, timeout=60)).ok
 
     run_async(main)
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("kind", ["plain", "awaited"])
 def test_a_callback_that_fails_ends_the_cell(run_async, open_sandbox, kind):
     async def main():
@@ -92,8 +93,8 @@ def test_a_callback_that_fails_ends_the_cell(run_async, open_sandbox, kind):
         async with open_sandbox() as sandbox:
             await sandbox.run_code("x = 1")
             callback = plain if kind == "plain" else awaited
-            with anyio.fail_after(10), pytest.raises(RuntimeError, match="mine"):
-                await sandbox.run_code(f"print(1)\n{LOOP}", on_stdout=callback)
+            with anyio.fail_after(50), pytest.raises(RuntimeError, match="mine"):
+                await sandbox.run_code(f"print(1)\n{LOOP}", on_stdout=callback, timeout=90)
             assert (await sandbox.run_code("x")).value == 1
 
     run_async(main)
@@ -116,9 +117,13 @@ def test_interrupt_within_a_callback_cancels_the_cell(run_async, open_sandbox):
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
-def test_cancelling_a_run_ends_the_work_of_the_guest(run_async, open_sandbox, outside, stubborn):
+def test_cancelling_a_run_ends_the_work_of_the_guest(
+    run_async, open_sandbox, outside, stubborn, request
+):
     code = "print('begun')\n" + LOOP
-    if stubborn:
+    if not stubborn:
+        request.getfixturevalue("patient")
+    else:
         code = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n" + code
 
     async def main():
@@ -129,7 +134,7 @@ def test_cancelling_a_run_ends_the_work_of_the_guest(run_async, open_sandbox, ou
             with anyio.CancelScope() as scope:
                 await sandbox.run_code(code, on_stdout=lambda text: scope.cancel(), timeout=60)
             assert scope.cancelled_caught
-            assert time.monotonic() - before < 8
+            assert time.monotonic() - before < 50
             # Looked at from outside: the interpreter is gone, or at rest.
             if worker.alive():
                 used = worker.cpu()
@@ -183,7 +188,7 @@ def test_cancelling_one_who_waits_for_his_turn_leaves_the_other_alone(run_async,
                 await sandbox.run_code("open('ran', 'w').close()")
             assert scope.cancelled_caught
             await sandbox.files.write("go", "")
-            with anyio.fail_after(10):
+            with anyio.fail_after(60):
                 while not results:
                     await anyio.sleep(0.01)
             assert results == ["first"]
@@ -202,9 +207,9 @@ def test_cancelling_a_start_leaves_nothing(run_async, open_sandbox, delay):
                 sandbox = open_sandbox()
                 with anyio.move_on_after(delay):
                     await sandbox.start()
-                with anyio.fail_after(20):
+                with anyio.fail_after(60):
                     await sandbox.close()
-            assert census.settle(before, ignore=["thread"]) == []
+            assert census.settle(before, timeout=30.0, ignore=["thread"]) == []
 
     run_async(main)
 
@@ -215,7 +220,7 @@ def test_cancelling_at_any_moment_leaves_a_usable_sandbox(run_async, open_sandbo
             for step in range(25):
                 with anyio.move_on_after(step / 5000):
                     await sandbox.run_code("sum(range(20_000)); print('x' * 1000)")
-                with anyio.fail_after(10):
+                with anyio.fail_after(60):
                     assert (await sandbox.run_code("1 + 1")).value == 2
 
     run_async(main)
@@ -242,7 +247,7 @@ def test_sandboxes_work_at_the_same_time(run_async, open_sandbox):
                             for other in boxes:
                                 await other.files.write("go", "")
 
-                done.append(await sandbox.run_code(code, on_stdout=on_stdout, timeout=20))
+                done.append(await sandbox.run_code(code, on_stdout=on_stdout, timeout=60))
 
             async with anyio.create_task_group() as group:
                 for sandbox in boxes:
@@ -268,7 +273,7 @@ def test_cells_files_and_commands_of_one_sandbox_at_once(run_async, open_sandbox
             async def command(number):
                 assert (await sandbox.commands.run(f"echo {number}")).stdout == f"{number}\n"
 
-            with anyio.fail_after(30):
+            with anyio.fail_after(60):
                 async with anyio.create_task_group() as group:
                     for number in range(10):
                         group.start_soon(cell)
@@ -280,21 +285,22 @@ def test_cells_files_and_commands_of_one_sandbox_at_once(run_async, open_sandbox
 
 
 def test_the_loop_is_not_blocked_while_code_runs(run_async, open_sandbox):
+    """The cell waits for a file that is written when the loop has turned often enough."""
+
     async def main():
         async with open_sandbox() as sandbox:
-            ticks = 0
+            begun = anyio.Event()
 
             async def tick():
-                nonlocal ticks
-                while True:
+                await begun.wait()
+                for _ in range(15):
                     await anyio.sleep(0.01)
-                    ticks += 1
+                await sandbox.files.write("go", "")
 
             async with anyio.create_task_group() as group:
                 group.start_soon(tick)
-                await sandbox.run_code("import time; time.sleep(0.5)")
-                group.cancel_scope.cancel()
-            assert ticks > 15
+                code = "import os, time\nprint(1)\nwhile not os.path.exists('go'): time.sleep(0.01)"
+                assert (await sandbox.run_code(code, on_stdout=lambda _: begun.set())).ok
 
     run_async(main)
 
@@ -309,7 +315,7 @@ def test_close_while_a_cell_runs_ends_it(run_async, open_sandbox):
             executions.append(execution)
 
         begun = anyio.Event()
-        with anyio.fail_after(15):
+        with anyio.fail_after(60):
             async with anyio.create_task_group() as group:
                 group.start_soon(work)
                 await begun.wait()

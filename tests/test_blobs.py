@@ -13,10 +13,11 @@ import tempfile
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from belljar.guest import blobs, outbox, wire
+from census import wait_until
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
@@ -29,7 +30,8 @@ def descriptors():
 def no_leak():
     before = descriptors()
     yield
-    assert descriptors() == before
+    # Other threads of this process have one for a moment.
+    wait_until(lambda: descriptors() == before, 30, "that there are as many descriptors")
 
 
 def memfd(data=b"x" * 100, seals=SEALS, size=None):
@@ -168,6 +170,7 @@ def test_nothing_is_left_open_when_sealing_fails():
     st.lists(st.integers(0, 2 * wire.CHUNK), max_size=4),
     st.integers(0, 2**32),
 )
+@settings(deadline=None)
 def test_parts_are_the_whole_again_and_none_is_larger_than_a_frame(sizes, seed):
     source = random.Random(seed)
     pieces = [source.randbytes(size) for size in sizes]
@@ -331,4 +334,4 @@ def test_a_socket_that_lingers_is_closed_without_waiting():
             began = time.perf_counter()
             with pytest.raises(wire.WireError):
                 blobs.unseal(sock.detach(), 100)
-            assert time.perf_counter() - began < 5
+            assert time.perf_counter() - began < 20

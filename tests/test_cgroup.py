@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import census
 from belljar.backends.native import cgroup
 from belljar.backends.native.cgroup import control, tree
 from belljar.backends.native.cgroup.files import settings
@@ -457,7 +458,7 @@ def test_kill_outruns_processes_that_keep_forking_and_leaves_the_group_usable(ma
     assert box.processes_alive() == []
     # Orphans are counted until the machine's init has taken note of their end.
     current = f"{box._places['pids'][1]}/pids.current"
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while int(tree.read(current)) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert run_inside(box, "os._exit(7 if os.fork() else 0)")[0] == 7
@@ -468,21 +469,31 @@ def test_half_a_cpu_is_half_a_cpu_however_many_processes_spin(make):
     assert box.enforced == {"cpus"}
     with start_inside(box, "os.fork()\nprint('go', flush=True)\nwhile True: pass") as process:
         assert process.stdout.readline() == "go\n"
-        before, start = box.cpu_seconds(), time.monotonic()
+        # The clock is looked at on either side of each reading: this process may be kept waiting
+        # in between.
+        times = [time.monotonic()]
+        before = box.cpu_seconds()
+        times.append(time.monotonic())
         time.sleep(1.5)
-        share = (box.cpu_seconds() - before) / (time.monotonic() - start)
+        times.append(time.monotonic())
+        used = box.cpu_seconds() - before
+        times.append(time.monotonic())
         assert box.kill()
     # A busy machine may give less, never more.
-    assert 0.1 < share < 0.6
+    assert used / (times[3] - times[0]) < 0.6
+    assert used / (times[2] - times[1]) > 0.1
 
 
 def test_group_with_next_to_no_cpu_still_dies_at_once_and_keeps_its_share(make):
-    box = make(cpus=0.02, processes=10)
-    with start_inside(box, "print('go', flush=True)\nos.fork()\nos.fork()\nwhile True: pass"):
-        time.sleep(0.5)
-        start = time.monotonic()
-        assert box.kill()
-        assert time.monotonic() - start < 1
+    took = []
+    for name in ("first", "second", "third"):  # this process may be kept waiting, too
+        box = make(name, cpus=0.02, processes=10)
+        with start_inside(box, "print('go', flush=True)\nos.fork()\nos.fork()\nwhile True: pass"):
+            time.sleep(0.5)
+            start = time.monotonic()
+            assert box.kill()
+            took.append(time.monotonic() - start)
+    assert min(took) < 1
     version, path = box._places["cpu"]
     share = tree.read(f"{path}/{'cpu.cfs_quota_us' if version == 1 else 'cpu.max'}")
     assert share.split()[0] == "2000"
@@ -790,7 +801,7 @@ def ends(pidfd):
     """Whether the process ends soon; also for one that is not our child."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(5000))
+    return bool(poll.poll(30_000))
 
 
 def test_sweep_removes_the_tree_of_a_dead_owner_with_its_processes_and_no_other(
@@ -805,12 +816,12 @@ def test_sweep_removes_the_tree_of_a_dead_owner_with_its_processes_and_no_other(
     try:
         for path in strangers:
             os.mkdir(path)
+        assert existing(dead_tree)  # from here on, another process may sweep it as well
         dead.kill()
         # Left as a zombie: that is dead, too.
         os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
-        assert existing(dead_tree)
         cgroup.sweep()
-        assert existing(dead_tree) == []
+        census.wait_until(lambda: not existing(dead_tree), 30.0, "the end of the tree")
         assert ends(orphan)
         assert len(existing(living_tree)) == len(groups._hierarchies)
         assert living.poll() is None
@@ -869,7 +880,8 @@ def test_two_sweeps_at_once_do_not_fail(start_host):
         with sweeper.stdout:
             assert int(sweeper.stdout.read()) >= 0
         assert sweeper.wait(30) == 0
-    assert [name for _, _, name in hosts if existing(name)] == []
+    names = [name for _, _, name in hosts]
+    census.wait_until(lambda: not any(map(existing, names)), 30.0, "the end of all trees")
 
 
 def test_names_carry_pid_start_time_and_pid_namespace():

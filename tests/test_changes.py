@@ -102,9 +102,9 @@ def test_three_thousand_levels_end_the_census_and_cost_nothing(tmp_path, monkeyp
         os.chdir("d" * 20)
     os.chdir(tmp_path)
     descriptors = len(os.listdir("/proc/self/fd"))
-    before = time.monotonic()
+    before = time.process_time()
     assert changes.census(str(tmp_path)) is None
-    assert time.monotonic() - before < 1
+    assert time.process_time() - before < 1
     assert len(os.listdir("/proc/self/fd")) == descriptors
     removal.remove(str(tmp_path / ("d" * 20)), seconds=60)  # pytest's own removal would recurse
 

@@ -416,7 +416,7 @@ def test_locks_that_other_threads_hold_do_not_stop_a_checkpoint(sandbox):
     )
     checkpoint = sandbox.checkpoint()
     sandbox.rollback(checkpoint)
-    ok(sandbox, "logging.warning('x'); import wave", timeout=5)
+    ok(sandbox, "logging.warning('x'); import wave")
 
 
 # --- after the worst -------------------------------------------------------------------------
@@ -497,9 +497,10 @@ def test_going_back_from_a_bomb_that_still_goes_off(sandbox):
         """,
     )
     sandbox.rollback(checkpoint)
-    seen = value(sandbox, "import os; x, len([n for n in os.listdir('/proc') if n.isdigit()])")
-    assert seen[0] == 1
-    assert seen[1] <= 4
+    assert value(sandbox, "import os; x") == 1
+    # Those killed are gone when the kernel is done with them.
+    left = "len([n for n in os.listdir('/proc') if n.isdigit()])"
+    census.wait_until(lambda: value(sandbox, left) <= 4, 30.0, "the end of the bomb")
 
 
 def test_a_checkpoint_while_files_come_and_go(sandbox):
@@ -526,12 +527,12 @@ def test_rollback_waits_for_commands_and_restarts(sandbox):
     with ThreadPoolExecutor(2) as pool:
         command = "echo begun; sleep 0.3; echo late > late"
         ran = pool.submit(sandbox.commands.run, command, on_stdout=lambda text: begun.set())
-        assert begun.wait(10)
+        assert begun.wait(60)
         restarts = pool.submit(lambda: [sandbox.restart() for _ in range(5)])
         for _ in range(5):
             sandbox.rollback(checkpoint)
-        restarts.result(10)
-        assert ran.result(10).exit_code == 0
+        restarts.result(60)
+        assert ran.result(60).exit_code == 0
         sandbox.rollback(checkpoint)
     assert value(sandbox, "import os; x, os.listdir()") == (1, [])
 
@@ -546,7 +547,7 @@ def test_release_frees_processes_and_room(make_sandbox, outside):
     before = len(guest.processes())
     for _ in range(5):
         kept = [sandbox.checkpoint() for _ in range(2)]
-        assert len(guest.processes()) == before + 2
+        census.wait_until(lambda: len(guest.processes()) == before + 2, 30.0, "both copies")
         for checkpoint in kept:
             sandbox.release(checkpoint)
         census.wait_until(lambda: len(guest.processes()) == before)
@@ -743,12 +744,13 @@ def test_code_that_spoils_its_own_copies_loses_nothing_else(sandbox, hook):
 
 
 def test_a_hook_that_hangs_costs_the_interpreter_but_not_the_files(sandbox, monkeypatch):
-    monkeypatch.setattr("belljar.place.KEEP_TIMEOUT", 1.0)
     ok(sandbox, "open('f', 'w').write('a'); x = 1")
     checkpoint = sandbox.checkpoint()
     ok(sandbox, "import os, time; os.register_at_fork(before=lambda: time.sleep(1000))")
-    with pytest.raises(SandboxError, match="took too long"):
-        sandbox.checkpoint()
+    with monkeypatch.context() as patch:
+        patch.setattr("belljar.place.KEEP_TIMEOUT", 4.0)
+        with pytest.raises(SandboxError, match="took too long"):
+            sandbox.checkpoint()
     execution = sandbox.run_code("open('f').read()")
     assert execution.value == "a"
     assert not execution.state_preserved
@@ -825,7 +827,8 @@ def test_what_a_cell_did_is_undone_after(sandbox, outcome, outside):
     guest = outside(sandbox)
     before = len(guest.processes())
     code = f"x = 2; y = 3; open('f', 'w').write('b'); open('g', 'w').close()\n{UNDONE[outcome]}"
-    execution = sandbox.run_code(code, undo_on_error=True, timeout=2)
+    seconds = 2 if outcome == "timeout" else 60
+    execution = sandbox.run_code(code, undo_on_error=True, timeout=seconds)
     assert execution.outcome.value == outcome
     assert execution.state_preserved
     assert any("undone" in note for note in execution.notes)
@@ -984,8 +987,9 @@ def test_what_one_branch_left_running_stands_still_meanwhile(sandbox):
     ok(
         sandbox,
         """
-        import subprocess, threading
+        import os, subprocess, time
         p = subprocess.Popen(['sh', '-c', 'while :; do echo >> /workspace/ticks; done'])
+        while not os.path.exists('ticks'): time.sleep(0.01)
         """,
     )
     with sandbox.fork() as fork:
@@ -1086,9 +1090,9 @@ def test_closing_a_branch_ends_what_it_has_under_way(sandbox):
 
         with ThreadPoolExecutor(1) as pool:
             future = pool.submit(work)
-            assert begun.wait(10)
+            assert begun.wait(60)
             fork.kill()
-            result = future.result(10)
+            result = future.result(60)
         assert result.outcome is Outcome.killed, result
         assert value(sandbox, "x") == 1
 
@@ -1098,7 +1102,7 @@ def test_a_host_function_that_uses_the_other_branch_does_not_hang(make_sandbox):
     sandbox = make_sandbox(functions={"ask": lambda: branches[0].run_code("1").value})
     with sandbox.fork() as fork:
         branches.append(fork)
-        execution = sandbox.run_code("ask()", timeout=20)
+        execution = sandbox.run_code("ask()", timeout=60)
         assert execution.error.name == "SandboxError", execution
         assert value(fork, "1") == 1
 
@@ -1107,11 +1111,10 @@ def test_a_fork_that_nobody_closed_does_not_keep_the_guest(backend, outside):
     sandbox = Sandbox(environment="python")
     ok(sandbox, "x = 1")
     guest = outside(sandbox)
-    fork = sandbox.fork()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        del fork
-        gc.collect()
+    forgotten = [sandbox.fork()]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", ResourceWarning)
+        census.forget(forgotten, told)
     assert value(sandbox, "x") == 1
     sandbox.close()
     census.wait_until(lambda: not guest.alive())
@@ -1259,7 +1262,7 @@ def test_a_cancelled_checkpoint_or_rollback_leaves_a_sandbox_that_works(open_san
                         20 << 20,
                     )
             pids = "import os; len([n for n in os.listdir('/proc') if n.isdigit()])"
-            with anyio.fail_after(5):
+            with anyio.fail_after(60):
                 while (await sandbox.run_code(pids)).value > 3:
                     await asyncio.sleep(0.01)
 
@@ -1283,4 +1286,4 @@ def test_nothing_is_left_behind(backend):
         for _ in range(3):
             use()
         gc.collect()
-    assert census.settle(before) == []
+    assert census.settle(before, timeout=30.0, ignore=["thread AnyIO"]) == []

@@ -217,5 +217,7 @@ def test_interrupted_build_leaves_nothing(environ, name, tmp_path, number, code)
     assert process.returncode == code, said
     assert "Traceback" not in said
     census.wait_until(
-        lambda: not build_containers(process.pid), what="the end of the build container"
+        lambda: not build_containers(process.pid),
+        timeout=60,
+        what="the end of the build container",
     )

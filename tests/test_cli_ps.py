@@ -18,18 +18,20 @@ import pytest
 
 from belljar.cli import sandbox_table
 from belljar.cli.top import split
+from census import wait_until
 
 ROOT = Path(__file__).parents[1]
 BELLJAR = [sys.executable, "-m", "belljar"]
+LONG = 60.0  # seconds: on a busy machine
 
 # Says the ids of an idle sandbox and of one whose code runs, and goes on until its input ends.
 OWNER = """
 import sys, threading
 from belljar import Sandbox
 with Sandbox(environment="python", metadata={"owner": "ann"}) as idle, \\
-        Sandbox(environment="python", limits={"timeout": 300}) as busy:
+        Sandbox(environment="python", limits={"timeout": 1000}) as busy:
     begun = threading.Event()
-    code = "print('on', flush=True)\\nfor _ in range(10**10): pass"
+    code = "print('on', flush=True)\\nwhile True: pass"
     thread = threading.Thread(
         target=lambda: busy.run_code(code, on_stdout=lambda text: begun.set()), daemon=True
     )
@@ -86,13 +88,18 @@ def belljar(environ, *args):
 
 def test_ps_lists_live_sandboxes_of_another_process(owner, environ):
     process, idle, busy = owner
-    done = belljar(environ, "ps", "--json")
-    assert done.returncode == 0, done.stderr
-    found = {each["id"]: each for each in json.loads(done.stdout)}
-    assert found.keys() == {idle, busy}
+
+    def listed():
+        """Once the busy one has had a processor, which on a busy machine may take a while."""
+        done = belljar(environ, "ps", "--json")
+        assert done.returncode == 0, done.stderr
+        found = {each["id"]: each for each in json.loads(done.stdout)}
+        assert found.keys() == {idle, busy}
+        cpu = found[busy]["cpu_percent"] or 0.0
+        return found if cpu > 5 and (found[idle]["cpu_percent"] or 0.0) < cpu else None
+
+    found = wait_until(listed, LONG, "that one is busy")
     assert found[busy]["state"] == "busy"
-    assert found[idle]["cpu_percent"] < found[busy]["cpu_percent"]
-    assert found[busy]["cpu_percent"] > 5
     assert found[idle]["metadata"] == {"owner": "ann"}
     for each in found.values():
         assert each["owner"]["pid"] == process.pid
@@ -108,9 +115,13 @@ def test_ps_lists_live_sandboxes_of_another_process(owner, environ):
 
 def test_top_once_is_a_table_sorted_as_asked(owner, environ):
     _, idle, busy = owner
-    lines = belljar(environ, "top", "--once").stdout.splitlines()
-    assert lines[0].startswith("2 sandboxes, ")
-    assert [line.split()[0] for line in lines[2:]] == [busy, idle]
+
+    def in_order():
+        lines = belljar(environ, "top", "--once").stdout.splitlines()
+        assert lines[0].startswith("2 sandboxes, ")
+        return [line.split()[0] for line in lines[2:]] == [busy, idle]
+
+    wait_until(in_order, LONG, "that the busy one is the first")
     lines = belljar(environ, "top", "--once", "--sort", "age").stdout.splitlines()
     assert [line.split()[0] for line in lines[2:]] == [idle, busy]
 
@@ -131,7 +142,7 @@ class Terminal:
         ioctl(self.descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 200, 0, 0))
         self.seen = ""
 
-    def read_until(self, *texts, timeout=20):
+    def read_until(self, *texts, timeout=LONG):
         """Until one of them has appeared since the last call."""
         deadline = time.monotonic() + timeout
         while not any(text in self.seen for text in texts):
@@ -200,9 +211,12 @@ def test_top_kills_what_was_chosen_and_confirmed(backend, environ):
             screen.read_until(f"killed {busy}")
             screen.type("q")
             assert screen.end() == 0
-        left = {each["id"] for each in json.loads(belljar(environ, "ps", "--json").stdout)}
-        assert idle in left
-        assert busy not in left
+
+        def left():
+            return {each["id"] for each in json.loads(belljar(environ, "ps", "--json").stdout)}
+
+        wait_until(lambda: busy not in left(), LONG, "its death")
+        assert idle in left()
 
 
 def test_what_a_killed_process_leaves_is_an_orphan_until_gc(backend, environ):
@@ -212,9 +226,17 @@ def test_what_a_killed_process_leaves_is_an_orphan_until_gc(backend, environ):
     assert idle not in belljar(environ, "ps").stdout
     told = {each["id"]: each for each in json.loads(belljar(environ, "ps", "-a", "--json").stdout)}
     assert told[idle]["state"] == "orphan"
-    done = belljar(environ, "gc", "--json")
-    assert done.returncode == 0, done.stderr
-    swept = [each["kind"] for each in json.loads(done.stdout)["leftovers"]]
+    swept = []
+
+    def collected():
+        """What is just dying may still be in use."""
+        done = belljar(environ, "gc", "--json")
+        assert done.returncode in (0, 1), done.stderr
+        leftovers = json.loads(done.stdout)["leftovers"]
+        swept.extend(each["kind"] for each in leftovers if each["removed"])
+        return done.returncode == 0
+
+    wait_until(collected, LONG, "that nothing is left over")
     assert swept.count("presence") == 2
     assert idle not in belljar(environ, "ps", "-a").stdout
 

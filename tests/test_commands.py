@@ -113,7 +113,7 @@ def test_output_is_seen_while_the_command_still_runs(sandbox):
         sandbox.files.write("seen", "")
 
     result = sandbox.commands.run(
-        "echo now; while [ ! -e seen ]; do sleep 0.02; done", on_stdout=on_stdout, timeout=10
+        "echo now; while [ ! -e seen ]; do sleep 0.02; done", on_stdout=on_stdout, timeout=60
     )
     assert result.ok
     assert "".join(seen) == "now\n"
@@ -126,11 +126,11 @@ def test_streams_have_their_own_callbacks(sandbox):
 
 
 def test_a_time_out_ends_the_command_and_all_it_started(sandbox, outside):
-    result = sandbox.commands.run("echo before; sleep 1000 & sleep 1000", timeout=0.5)
+    result = sandbox.commands.run("echo before; sleep 1000 & sleep 1000", timeout=3)
     assert result.outcome is Outcome.timeout
     assert result.stdout == "before\n"
     assert not result.ok
-    assert result.usage.wall < 4
+    assert 3 <= result.usage.wall < 25
     seen = outside(sandbox)
     census.wait_until(
         lambda: not any(p.name == "sleep" for p in seen.processes()), what="the end of sleep"
@@ -139,9 +139,9 @@ def test_a_time_out_ends_the_command_and_all_it_started(sandbox, outside):
 
 def test_a_stubborn_command_is_killed(sandbox):
     command = "trap '' INT TERM HUP; echo no; while :; do sleep 0.1; done"
-    result = sandbox.commands.run(command, timeout=0.5)
+    result = sandbox.commands.run(command, timeout=3)
     assert (result.outcome, result.signal, result.stdout) == (Outcome.timeout, 9, "no\n")
-    assert 0.5 <= result.usage.wall < 4
+    assert 3 <= result.usage.wall < 25
 
 
 def test_a_time_out_of_a_command_does_not_touch_the_interpreter(sandbox):
@@ -153,9 +153,9 @@ def test_a_time_out_of_a_command_does_not_touch_the_interpreter(sandbox):
 
 def test_a_background_child_that_holds_the_pipe_is_not_waited_for(sandbox):
     before = time.monotonic()
-    result = sandbox.commands.run("sleep 1000 & echo done")
+    result = sandbox.commands.run("sleep 1000 & echo done", timeout=100)
     assert (result.stdout, result.exit_code) == ("done\n", 0)
-    assert time.monotonic() - before < 5
+    assert time.monotonic() - before < 50
 
 
 def test_output_written_just_before_the_end_is_whole(sandbox):
@@ -166,11 +166,11 @@ def test_output_written_just_before_the_end_is_whole(sandbox):
 
 def test_output_past_the_limit_ends_the_command_and_is_said(make_sandbox, outside):
     sandbox = make_sandbox(limits=Limits(output="10k"))
-    result = sandbox.commands.run("yes", timeout=20)
+    result = sandbox.commands.run("yes", timeout=60)
     assert result.outcome is Outcome.output_limit
     assert result.truncated
     assert len(result.stdout) == 10 * 1024
-    assert result.usage.wall < 10
+    assert result.usage.wall < 50
     seen = outside(sandbox)
     census.wait_until(
         lambda: not any(p.name == "yes" for p in seen.processes()), what="the end of yes"
@@ -185,7 +185,7 @@ def test_a_command_runs_beside_a_cell(sandbox):
         results.append(sandbox.commands.run("touch go; echo beside"))
 
     code = "import os, time\nprint('ready')\nwhile not os.path.exists('go'): time.sleep(0.01)"
-    assert sandbox.run_code(code, on_stdout=on_stdout, timeout=10).ok
+    assert sandbox.run_code(code, on_stdout=on_stdout, timeout=60).ok
     assert results[0].stdout == "beside\n"
 
 
@@ -198,7 +198,7 @@ def test_a_command_survives_the_death_of_the_interpreter(sandbox):
             sandbox.files.write("go", "")
 
     command = "echo ready; while [ ! -e go ]; do sleep 0.02; done; echo after"
-    result = sandbox.commands.run(command, on_stdout=on_stdout, timeout=20)
+    result = sandbox.commands.run(command, on_stdout=on_stdout, timeout=60)
     assert results == [Outcome.killed]
     assert result.stdout == "ready\nafter\n"
 

@@ -240,21 +240,24 @@ def test_own_sandboxes_are_measured_and_no_orphans(backend, monkeypatch):
             assert monitor.get_container_stats("left").status is ContainerStatus.DEAD
 
 
+@pytest.fixture
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Nobody else gets it, and who reuses addresses, as servers do, can listen on it."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 def get(port, path="/metrics"):
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
         return answer.read().decode()
 
 
 @pytest.mark.needs_cgroup
-def test_metrics_are_served_on_the_port(backend, tmp_path, monkeypatch, caplog):
+def test_metrics_are_served_on_the_port(backend, tmp_path, monkeypatch, free_port):
     monkeypatch.chdir(tmp_path)
-    port = free_port()
+    port = free_port
     config = DockerConfig(memory_limit="512m", tmpfs_size="16m", prometheus_port=port)
     config.export_container_stats = False
     with DockerExecutor(config, backend=setting.BACKEND) as executor:
@@ -342,7 +345,7 @@ def test_the_report_counts():
     )
     assert (report["is_valid"], report["errors"]) == (True, [])
     assert (report["code_lines"], report["import_count"], report["function_count"]) == (5, 2, 1)
-    assert 0 < report["validation_time_ms"] < 1000
+    assert 0 < report["validation_time_ms"] < 30_000
     broken = SecurityValidator().get_validation_report("def f(\n")
     assert (broken["is_valid"], broken["import_count"]) == (False, 0)
     assert broken["errors"][0].startswith("Syntax error in line 1: ")
@@ -350,7 +353,8 @@ def test_the_report_counts():
 
 def test_a_check_that_takes_too_long_refuses(monkeypatch):
     moments = iter([0.0, 0.11])
-    monkeypatch.setattr("time.monotonic", lambda: next(moments, 1.0))
+    clock = SimpleNamespace(thread_time=lambda: next(moments))
+    monkeypatch.setattr("belljar.compat.executor.security_validator.time", clock)
     valid, errors = SecurityValidator().validate("import pandas")
     assert (valid, errors) == (False, ["Validation timeout: it took more than 100ms"])
 

@@ -184,7 +184,7 @@ def test_a_sandbox_is_created_used_and_leaves_nothing(run_async, here):
 
     before = os.listdir(os.environ["TMPDIR"])
     run_async(main)
-    assert os.listdir(os.environ["TMPDIR"]) == before
+    assert set(os.listdir(os.environ["TMPDIR"])) <= set(before)
 
 
 def test_what_cannot_be_created_is_a_runtime_error(run_async, here):
@@ -244,9 +244,11 @@ def test_other_tasks_run_while_a_command_does(run_async, box):
                 while True:
                     await anyio.sleep(0.01)
                     ticks += 1
+                    if ticks == 6:
+                        await box.write_file("ticked", "")
 
             tasks.start_soon(tick)
-            await box.run_command("sleep 0.4")
+            await box.run_command("until [ -e ticked ]; do sleep 0.02; done", timeout=60)
             tasks.cancel_scope.cancel()
         assert ticks > 5
 
@@ -277,8 +279,8 @@ def test_a_time_out_kills_the_command_and_nothing_of_it_comes_later(run_async, b
     async def main():
         await box.run_command("x=before; cd /tmp")
         late = "x=after; echo so far; (sleep 61; echo late >> /tmp/late) & sleep 62"
-        with pytest.raises(SandboxTimeoutError, match="timed out after 1 seconds") as caught:
-            await box.run_command(late, timeout=1)
+        with pytest.raises(SandboxTimeoutError, match="timed out after 5 seconds") as caught:
+            await box.run_command(late, timeout=5)
         assert caught.value.output == "so far"
         assert await box.run_command(f"echo $x $PWD; {SLEEPERS}") == "before /tmp\n0"
 
@@ -288,7 +290,7 @@ def test_a_time_out_kills_the_command_and_nothing_of_it_comes_later(run_async, b
 def test_the_settings_time_out_holds_for_every_command(limited):
     with pytest.raises(TimeoutError, match="after 1 seconds"):
         anyio.run(limited.run_command, "sleep 60")
-    assert anyio.run(limited.run_command, "sleep 1.2; echo longer", 9) == "longer"
+    assert anyio.run(limited.run_command, "sleep 1.2; echo longer", 60) == "longer"
 
 
 def test_quotes_and_dots_in_a_command_are_the_shells_business(run_async, box):
@@ -316,16 +318,16 @@ def test_a_background_job_lives_on(run_async, box):
 @gvisor.MEMORY
 @pytest.mark.needs_cgroup
 def test_too_much_memory_is_said(limited):
-    output = anyio.run(limited.run_command, "python3 -c 'x = bytearray(10**9)'; echo $?", 9)
+    output = anyio.run(limited.run_command, "python3 -c 'x = bytearray(10**9)'; echo $?", 60)
     assert "MemoryError" in output or "137" in output.split()
-    assert anyio.run(limited.run_command, "echo usable") == "usable"
+    assert anyio.run(limited.run_command, "echo usable", 60) == "usable"
 
 
 def test_too_much_output_is_said_and_the_first_of_it_kept(limited):
     with pytest.raises(SandboxResourceError, match="wrote more") as caught:
-        anyio.run(limited.run_command, "yes")
+        anyio.run(limited.run_command, "yes", 60)
     assert caught.value.output.startswith("y\ny\n")
-    assert anyio.run(limited.run_command, "echo usable") == "usable"
+    assert anyio.run(limited.run_command, "echo usable", 60) == "usable"
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -515,10 +517,10 @@ def test_a_terminal_makes_its_directory_and_keeps_its_time(run_async, box):
         with pytest.raises(RuntimeError, match="Terminal not initialized"):
             await terminal.run_command("pwd")
         await terminal.init()
-        assert await terminal.run_command("pwd") == "/workspace/new/one"
-        with pytest.raises(TimeoutError):
+        assert await terminal.run_command("pwd", timeout=60) == "/workspace/new/one"
+        with pytest.raises(TimeoutError, match=r"after 0\.4 seconds"):
             await terminal.run_command("sleep 60")
-        assert await terminal.run_command("echo 1") == "1"
+        assert await terminal.run_command("echo 1", timeout=60) == "1"
         await terminal.close()
         await terminal.close()
         with pytest.raises(RuntimeError, match="Failed to create working directory"):
@@ -533,7 +535,7 @@ def test_a_session_is_a_shell_of_its_own(run_async, box):
         with pytest.raises(RuntimeError, match="Session not initialized"):
             await session.execute("true")
         await session.create("/workspace", {"A": "1"})
-        assert await session.execute("echo $A $TERM; A=2", timeout=5) == "1 dumb"
+        assert await session.execute("echo $A $TERM; A=2", timeout=60) == "1 dumb"
         assert await session.execute("echo $A") == "2"
         await session.close()
         with pytest.raises(RuntimeError, match="Session not initialized"):

@@ -1,5 +1,8 @@
 """Whether a container ran out of memory, when its control group goes while we look."""
 
+import contextlib
+import time
+
 import anyio
 import pytest
 
@@ -27,12 +30,25 @@ class Group:
 class Engine:
     endpoint = "somewhere"
 
-    def __init__(self, *states):
+    def __init__(self, *states, tells=False):
         self._states = list(states)
+        self.tells = tells
 
     async def request(self, *_, **__):
         state = self._states.pop(0) if len(self._states) > 1 else self._states[0]
         return {"State": state}
+
+    @contextlib.asynccontextmanager
+    async def lines(self, method, path, *, query):
+        """As long as it is asked to, it has nothing to tell; or what it is told to."""
+
+        async def events():
+            if self.tells:
+                yield {"Action": "oom"}
+            await anyio.sleep(max(float(query["until"]) - time.time(), 0))
+
+        assert path == "/events"
+        yield events()
 
 
 RUNNING = {"Running": True, "OOMKilled": False, "ExitCode": 0}
@@ -64,10 +80,22 @@ def test_where_the_kernel_does_not_count_kills_the_group_is_there():
         ([RAN_OUT], True),
         ([RUNNING, RUNNING, RAN_OUT], True),
         ([{**RUNNING, "OOMKilled": True}], True),
-        ([RUNNING, KILLED, KILLED, RAN_OUT], True),  # the reason comes after the end
+        ([RUNNING, KILLED, RAN_OUT], True),  # the reason comes after the end
         ([RUNNING, KILLED], False),
         ([RUNNING, EXITED], False),
     ],
 )
-def test_why_a_container_ended(states, ran_out):
+def test_why_a_container_ended(states, ran_out, monkeypatch):
+    monkeypatch.setattr(readings, "REASON", 0.2)
     assert anyio.run(readings.ran_out_of_memory, Engine(*states), "c") is ran_out
+
+
+@pytest.mark.parametrize(("last", "ran_out"), [(KILLED, True), (EXITED, False)])
+def test_a_reason_that_an_engine_only_tells_is_one(last, ran_out):
+    engine = Engine(RUNNING, last, tells=True)
+    assert anyio.run(readings.ran_out_of_memory, engine, "c") is ran_out
+
+
+def test_a_container_that_somebody_started_again_has_ended():
+    engine = Engine({**RUNNING, "Pid": 7}, {**RUNNING, "Pid": 8})
+    assert anyio.run(readings.ran_out_of_memory, engine, "c", 7) is False

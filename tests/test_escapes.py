@@ -29,7 +29,7 @@ from belljar.conformance.simulations import SIMULATIONS, simulate
 from belljar.conformance.stage import Stage
 from oracles import Canaries, init_of, tree, worker_of
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 MIB = 1 << 20
 HERE = [program for program in programs() if program.suits_this_machine]
@@ -43,7 +43,7 @@ def _ids(each):
 def undisturbed(request):
     """Tests of another setting may run beside these, and would see what a control does to the
     host: so nothing runs beside a control, which sees to that itself."""
-    if "control" in request.node.name:
+    if request.node.name.startswith("test_control"):
         yield
     else:
         with alone.undisturbed():
@@ -141,7 +141,7 @@ def test_a_lease_of_the_guest_does_not_make_init_wait(sandbox):
     began = time.monotonic()
     with contextlib.suppress(FileError):
         sandbox.files.write("leased", "y")
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 30  # a lease is broken after 45 seconds
 
 
 def test_a_tree_three_thousand_deep_can_be_listed_and_removed(sandbox):
@@ -183,7 +183,7 @@ def test_a_guest_that_makes_directories_faster_than_they_are_removed_is_not_wait
     began = time.monotonic()
     with contextlib.suppress(SandboxError):
         sandbox.files.remove("t")
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert sandbox.run_code("1").ok
 
 
@@ -196,9 +196,16 @@ def test_without_a_control_group_the_watchdog_still_ends_who_holds_too_much(make
     hide = "import ctypes; ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # not dumpable\n"
     code = hide + oracles.ESCAPES.joinpath("r24_children.py").read_text()
     sandbox.run_code(code + "\ntime.sleep(1.5)")
-    pages = [int(Path(f"/proc/{p}/statm").read_text().split()[1]) for p in tree(init_of(sandbox))]
-    private = sum(pages) * resource.getpagesize()
-    assert private < 128 * MIB, "five children of 30 MiB each are all still there"
+
+    def held():
+        pages = 0
+        for pid in tree(init_of(sandbox)):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        return pages * resource.getpagesize()
+
+    # By themselves they would end after 30 seconds.
+    census.wait_until(lambda: held() < 128 * MIB, 15, "the end of some of five, of 30 MiB each,")
 
 
 @gvisor.PROCESSES
@@ -206,7 +213,7 @@ def test_a_fork_bomb_beside_a_command_is_ended_and_the_command_is_not(make_sandb
     sandbox = make_sandbox(limits={"processes": 32})
     results = []
     command = threading.Thread(
-        target=lambda: results.append(sandbox.commands.run("sleep 4; echo done", timeout=20))
+        target=lambda: results.append(sandbox.commands.run("sleep 4; echo done", timeout=60))
     )
     command.start()
     census.wait_until(lambda: len(tree(init_of(sandbox))) >= 4, what="the command")
@@ -214,7 +221,8 @@ def test_a_fork_bomb_beside_a_command_is_ended_and_the_command_is_not(make_sandb
     bomb += "    except OSError: pass\n"
     execution = sandbox.run_code(bomb, timeout=0.5)
     assert execution.outcome in ("timeout", "killed")
-    assert len(tree(init_of(sandbox))) <= 5  # init, a new worker, the shell and its sleep
+    # init, a new worker, the shell and its sleep
+    census.wait_until(lambda: len(tree(init_of(sandbox))) <= 5, what="the end of the bomb")
     assert sandbox.run_code("1 + 1").value == 2
     command.join()
     assert (results[0].outcome, results[0].stdout) == ("ok", "done\n")
@@ -224,10 +232,10 @@ def test_floods_of_a_cell_and_of_a_command_at_once_are_both_cut_off(make_sandbox
     sandbox = make_sandbox(limits={"output": "64k"})
     before, results = oracles.own_memory(), []
     command = threading.Thread(
-        target=lambda: results.append(sandbox.commands.run("yes | tee /dev/stderr", timeout=15))
+        target=lambda: results.append(sandbox.commands.run("yes | tee /dev/stderr", timeout=60))
     )
     command.start()
-    execution = sandbox.run_code("while True: print('x' * 5000, end='')", timeout=15)
+    execution = sandbox.run_code("while True: print('x' * 5000, end='')", timeout=60)
     command.join()
     for run in (execution, results[0]):
         assert (run.outcome, run.truncated) == ("output_limit", True)
@@ -292,11 +300,13 @@ def test_a_broken_worker_between_cells_costs_the_state_not_the_next_answer(stage
         "os.kill(os.getpid(), 9)",
     ):
         sandbox = stage.start()
-        code = "import os, threading\nfrom hostile import worker\nrunner, _ = worker()\n"
-        code += f"def later():\n    {deed}\nthreading.Timer(0.2, later).start()"
+        worker = census.process(worker_of(sandbox))
+        code = "import os, threading, time\nfrom hostile import worker\nrunner, _ = worker()\n"
+        code += "def later():\n    while not os.path.exists('go'): time.sleep(0.01)\n"
+        code += f"    {deed}\nthreading.Thread(target=later).start()"
         assert sandbox.run_code(code).ok
-        worker = worker_of(sandbox)
-        census.wait_until(lambda worker=worker: not census.alive(worker), timeout=20, what=deed)
+        sandbox.files.write("go", "")
+        census.wait_until(lambda w=worker: not census.alive(w.pid, w.started), what=deed)
         sandbox.commands.run("true")  # init has had a turn since, and has taken notice
         execution = sandbox.run_code("1 + 1")
         assert (execution.outcome, execution.value) == ("ok", 2), (deed, execution.notes)
@@ -308,17 +318,20 @@ def test_sockets_given_to_a_thread_do_not_let_it_speak_for_another_cell(stage):
     """A thread of the first cell claims the second one's end while that is still running."""
     sandbox = stage.start()
     code = """
-    import threading, time
+    import threading
     from hostile import DONE, SYNCED, forge, worker
     runner, request = worker()
+    go = threading.Event()
     def later():
-        time.sleep(0.3)
+        go.wait(60)
         for number in range(request, request + 5):
             runner._control.sendall(forge(DONE, number, {'status': 'exit', 'exit_code': 0}))
-    threading.Thread(target=later).start()
+    thread = threading.Thread(target=later)
+    thread.start()
     """
     assert sandbox.run_code(textwrap.dedent(code)).ok
-    execution = sandbox.run_code("import time; time.sleep(0.6); 'mine'", timeout=5)
+    claimed = "import time; go.set(); thread.join(); time.sleep(0.3); 'mine'"
+    execution = sandbox.run_code(claimed, timeout=30)
     assert execution.outcome in ("ok", "exit", "killed")  # its own process: its own loss
     assert sandbox.run_code("1 + 1").outcome in ("ok", "killed")
     assert sandbox.run_code("1 + 1").value == 2
@@ -332,17 +345,19 @@ def test_restarts_that_race_with_dying_workers_all_come_back(make_sandbox):
         timer = threading.Timer(delay, sandbox.restart)
         timer.start()
         deed = ("os._exit(1)", "os.kill(os.getpid(), 9)", "os.closerange(0, 99)")[number % 3]
-        execution = sandbox.run_code(f"import os, time; time.sleep({delay}); {deed}", timeout=5)
+        execution = sandbox.run_code(f"import os, time; time.sleep({delay}); {deed}", timeout=30)
         assert execution.outcome in ("killed", "lost", "cancelled"), execution
         timer.join()
     assert sandbox.run_code("1 + 1").value == 2
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 200
 
 
 def test_a_host_address_is_no_address_of_the_guest(sandbox):
     """A server of the guest on every address is not reachable from the host."""
-    code = "import socket\nserver = socket.create_server(('0.0.0.0', 0))\nserver.getsockname()[1]"
-    port = sandbox.run_code(code).value
-    assert isinstance(port, int)
-    with pytest.raises(OSError, match="refused"):
-        socket.create_connection(("127.0.0.1", port), timeout=1)
+    with socket.socket() as taken:  # so that nobody else of this host listens there
+        taken.bind(("0.0.0.0", 0))
+        port = taken.getsockname()[1]
+        code = f"import socket\nserver = socket.create_server(('0.0.0.0', {port}))"
+        assert sandbox.run_code(code).ok
+        with pytest.raises(OSError, match="refused"):
+            socket.create_connection(("127.0.0.1", port), timeout=30)

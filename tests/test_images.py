@@ -452,20 +452,22 @@ def test_cancelled_builder_leaves_nothing_and_the_next_takes_over(engine, facts,
     result = []
 
     async def main():
+        begun = anyio.Event()
         with anyio.CancelScope() as scope:
 
             def cancel(each):
+                begun.set()
                 if each.step == "compiling":
                     scope.cancel()
 
             async with anyio.create_task_group() as group:
-                group.start_soon(second)
+                group.start_soon(second, begun)
                 await image.ensure(engine, environment, Docker(), facts, progress=cancel)
         return scope.cancelled_caught
 
-    async def second():
+    async def second(begun):
         with anyio.CancelScope(shield=True):
-            await anyio.sleep(0.05)
+            await begun.wait()  # else it might be the first that builds
             result.append(
                 await image.ensure(engine, environment, Docker(), facts, progress=news.append)
             )
@@ -568,7 +570,9 @@ def test_build_of_a_killed_process_ends_and_the_next_builds(describe, ensure, tm
         assert len(build_containers(first.pid)) == 1
         first.send_signal(signal.SIGKILL)
         first.wait()
-    census.wait_until(lambda: not build_containers(first.pid), what="the end of the container")
+    census.wait_until(
+        lambda: not build_containers(first.pid), timeout=60, what="the end of the container"
+    )
     ensure(environment)
     assert len(tags_of(environment)) == 1
 

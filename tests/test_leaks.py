@@ -1,5 +1,6 @@
 """Many sandboxes leave nothing behind, and the census that says so sees what it should see."""
 
+import contextlib
 import gc
 import os
 import subprocess
@@ -46,7 +47,7 @@ def leaves_nothing(backend):
     yield
     gc.collect()
     # Worker threads of the runtime come and go; descriptors and processes must not.
-    assert census.settle(before, ignore=["thread"]) == []
+    assert census.settle(before, timeout=30.0, ignore=["thread"]) == []
 
 
 @pytest.mark.native_only("a hundred containers are in test_docker_faults.py")
@@ -73,8 +74,8 @@ def test_sandboxes_that_could_not_start_leave_nothing(leaves_nothing):
 
 def test_a_forgotten_sandbox_leaves_nothing(leaves_nothing):
     forgotten = [Sandbox.create(environment="python") for _ in range(3)]
-    with pytest.warns(ResourceWarning):
-        gc.collect(forgotten.clear() or 2)
+    with pytest.warns(ResourceWarning) as told:
+        census.forget(forgotten, told)
 
 
 @pytest.mark.stress
@@ -114,7 +115,7 @@ def test_the_census_sees_a_process_and_an_orphan():
         child.wait()
         os.kill(pid, 9)
         os.waitpid(pid, 0)  # it has become ours
-    assert seen_by_the_census(before) == []
+    assert census.settle(before, timeout=30.0) == []
 
 
 def test_the_census_sees_a_descriptor_a_thread_and_a_temporary_directory():
@@ -135,7 +136,7 @@ def test_the_census_sees_a_descriptor_a_thread_and_a_temporary_directory():
         stop.set()
         thread.join()
         os.rmdir(directory)
-    assert seen_by_the_census(before) == []
+    assert census.settle(before, timeout=30.0) == []
 
 
 def test_the_census_sees_shared_memory():
@@ -143,7 +144,7 @@ def test_the_census_sees_shared_memory():
     left = Path(f"/dev/shm/belljar-test-{os.getpid()}")
     left.touch()
     try:
-        assert seen_by_the_census(before) == [f"shared memory {left}"]
+        assert f"shared memory {left}" in seen_by_the_census(before)  # others may have theirs
     finally:
         left.unlink()
 
@@ -192,11 +193,17 @@ def test_the_census_sees_a_control_group_of_a_dead_owner(backend):
     words = place.name.split("-")
     words[1:3] = str(dead.pid), "1"
     left = place.with_name("-".join(words))
+    # Of another pid namespace: no sweep on this machine takes it away before it is seen.
+    foreign = place.with_name("-".join([*words[:3], "1"]))
+    foreign.mkdir()
+    try:
+        assert f"cgroup {foreign}" in seen_by_the_census(before)
+    finally:
+        foreign.rmdir()
     left.mkdir()
     try:
-        assert f"cgroup {left}" in seen_by_the_census(before)
         cgroup.sweep()
-        assert seen_by_the_census(before) == []
+        assert census.settle(before, timeout=30.0) == []
     finally:
-        if left.exists():
+        with contextlib.suppress(FileNotFoundError):
             left.rmdir()

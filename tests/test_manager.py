@@ -50,7 +50,7 @@ def loop(request):
 
     def run(function, *args):
         async def bounded():
-            with anyio.fail_after(8):
+            with anyio.fail_after(60):
                 await function(*args)
 
         anyio.run(bounded, backend=request.param)

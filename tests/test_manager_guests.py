@@ -1,6 +1,7 @@
 """SandboxManager with real guests: state, deaths, sweeps beside work, crashes of its process."""
 
 import contextlib
+import functools
 import os
 import sys
 import threading
@@ -64,6 +65,9 @@ def test_a_named_sandbox_keeps_its_state_and_its_death_is_noticed(run_async, mon
                     assert await manager.sweep() == {}
                 sandbox._place.guest.kill()
             assert ended[0].outcome in (Outcome.lost, Outcome.killed)
+            with anyio.fail_after(30):
+                while sandbox.alive:  # an engine takes a moment to tell
+                    await anyio.sleep(0.01)
             assert await manager.sweep() == {"a": Reason.lost}
             with pytest.raises(SandboxMissing):
                 await manager.run_code("a", "x")
@@ -125,7 +129,7 @@ def test_nothing_is_left_of_a_manager_whose_process_was_killed(script):
     assert made.line() == "begun"
     made.kill()
     # Guests die with their process; what the kernel or the engine keeps is for the next start.
-    assert census.settle(before, ignore=["thread", *census.NOT_SWEPT]) == []
+    assert census.settle(before, timeout=30, ignore=["thread", *census.NOT_SWEPT]) == []
     next_one = script(
         """
         from belljar.managing.blocking import SandboxManager
@@ -135,7 +139,7 @@ def test_nothing_is_left_of_a_manager_whose_process_was_killed(script):
     )
     status, out, err = next_one.end()
     assert (status, out) == (0, "2\n"), err
-    assert census.settle(before, ignore=["thread"]) == []
+    assert census.settle(before, timeout=30, ignore=["thread"]) == []
 
 
 def test_a_fork_leaves_the_parents_manager_alone(script):
@@ -169,21 +173,27 @@ def test_a_process_may_end_without_closing_its_manager(script):
     before = census.take()
     status, _, err = script(MANAGER).end()
     assert (status, err) == (0, "")
-    assert census.settle(before, ignore=["thread"]) == []
+    assert census.settle(before, timeout=30, ignore=["thread"]) == []
 
 
 @pytest.mark.native_only("containers start too slowly for a load of a few seconds")
-def test_under_load_nothing_is_wrong_swept_while_busy_or_left(run_async):
+def test_under_load_nothing_is_wrong_swept_while_busy_or_left(run_async, monkeypatch):
     import manager as benchmark
 
-    found = run_async(
-        lambda: benchmark.measure(2.5, 8, idle=0.4, environment="python", seed=os.getpid()),
-    )
-    assert found["wrong"] == []
-    assert found["leaks"] == []
-    assert found["busy_swept"] == 0
-    assert found["executions"] > 20
-    assert found["loop"] == run_async.loop
+    monkeypatch.setattr(benchmark, "DYING", 10.0)
+    executions, seconds = 0, 2.5
+    while executions <= 20:  # a busy machine needs longer for as many
+        assert seconds < 30
+        found = run_async(
+            functools.partial(
+                benchmark.measure, seconds, 8, idle=0.4, environment="python", seed=os.getpid()
+            )
+        )
+        assert found["wrong"] == []
+        assert found["leaks"] == []
+        assert found["busy_swept"] == 0
+        assert found["loop"] == run_async.loop
+        executions, seconds = executions + found["executions"], seconds * 2
 
 
 def test_a_manager_makes_its_sandboxes_where_it_was_told(backend):

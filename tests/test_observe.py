@@ -23,7 +23,8 @@ from belljar.observe.audit import verify
 from belljar.observe.sightings import Sightings, kill
 from census import wait_until
 
-BUSY = "for _ in range(10**9): pass"
+BUSY = "while True: pass"
+LONG = 30.0  # seconds: on a busy machine
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -70,8 +71,8 @@ def watched(backend, tmp_path_factory):
             sandbox.run_code("open('made.txt', 'w').write('x'); 1 / 0")
             sandbox.commands.run("echo hello")
             sandbox.files.write("given.txt", b"content")
-            wait_until(lambda: len(observing.monitor.series(sandbox.id)) >= 2, what="two samples")
-            wait_until(lambda: alerts, what="an alert")
+            wait_until(lambda: len(observing.monitor.series(sandbox.id)) >= 2, LONG, "two samples")
+            wait_until(lambda: alerts, LONG, "an alert")
             with urllib.request.urlopen(
                 f"http://127.0.0.1:{observing.metrics_port}/metrics"
             ) as answer:
@@ -85,7 +86,7 @@ def watched(backend, tmp_path_factory):
                 path=path,
                 exporter=exporter,
             )
-        wait_until(lambda: not observing.monitor.latest(), what="the end of its samples")
+        wait_until(lambda: not observing.monitor.latest(), LONG, "the end of its samples")
     return seen
 
 
@@ -242,7 +243,7 @@ def seen(backend, directory):
     """A sandbox that tells of itself, with code that runs in it."""
     presence.install()  # again, if a test has uninstalled it
     with Sandbox(
-        environment="python", metadata={"owner": "ann"}, limits={"timeout": 60}
+        environment="python", metadata={"owner": "ann"}, limits={"timeout": 600}
     ) as sandbox:
         thread = threading.Thread(target=sandbox.run_code, args=(BUSY,))
         thread.start()
@@ -260,8 +261,12 @@ def by_id(sightings):
 
 def test_a_live_sandbox_is_seen_with_what_it_uses(seen, directory):
     with Sightings() as sightings:
-        wait_until(lambda: by_id(sightings)[seen.id].state == "busy", what="busy")
-        found = by_id(sightings)[seen.id]
+
+        def busy():
+            found = by_id(sightings)[seen.id]
+            return found if found.state == "busy" else None
+
+        found = wait_until(busy, LONG, "busy")
     assert found.note.owner.pid == os.getpid()
     assert found.note.metadata == {"owner": "ann"}
     assert found.note.limits["memory"] == 512 * 2**20
@@ -278,15 +283,12 @@ def test_idle_is_told_from_busy_and_the_end_from_both(backend, directory, seen):
             found = by_id(sightings)
             return found[seen.id].state, found[other.id].state
 
-        wait_until(lambda: states() == ("busy", "idle"), what="both states")
+        wait_until(lambda: states() == ("busy", "idle"), LONG, "both states")
         kill(by_id(sightings)[other.id].note)
-        wait_until(
-            lambda: states()[1] == "ended",
-            what="the end",
-        )
+        wait_until(lambda: states()[1] == "ended", LONG, "the end")
         # A new guest, once the sandbox has seen that the old one is gone; it is seen again.
-        wait_until(lambda: other.run_code("2").text == "2", what="a new guest")
-        assert states()[1] in ("busy", "idle")
+        wait_until(lambda: other.run_code("2").text == "2", LONG, "a new guest")
+        wait_until(lambda: states()[1] in ("busy", "idle"), LONG, "that it is seen")
     assert not (directory / other.id).exists()
 
 
@@ -298,14 +300,20 @@ def test_a_sandbox_that_nobody_closed_is_not_seen_for_ever(backend, directory, s
         del sandbox
         return id
 
-    id = anyio.run(forget)
-    with pytest.warns(ResourceWarning, match=id):
+    def forgotten():
+        id = anyio.run(forget)
         gc.collect()
+        return id
+
+    with pytest.warns(ResourceWarning) as caught:  # it may be collected before we do it
+        id = forgotten()
+    assert any(id in str(each.message) for each in caught)
     assert id not in {sandbox.id for sandbox in events.live()}
     with Sightings() as sightings:
         wait_until(
             lambda: (found := by_id(sightings).get(id)) is None or not found.live,
-            what="its end",
+            LONG,
+            "its end",
         )
     presence._installed[0].forget_dead(at_least=0)
     assert not (directory / id).exists()

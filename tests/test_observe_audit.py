@@ -231,7 +231,7 @@ def test_processes_and_threads_that_write_at_once_make_one_chain(path):
     for worker in (*workers, *threads):
         worker.start()
     for worker in (*workers, *threads):
-        worker.join(30)
+        worker.join(100)
     audit.close()
     assert [worker.exitcode for worker in workers] == [0, 0, 0]
     checked = verify(path)
@@ -288,7 +288,7 @@ def test_a_log_that_somebody_keeps_locked_is_given_up(path, monkeypatch):
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(AuditFailed, match="keeps it locked"):
             audit.observe(made.cell())
-    wait_until(lambda: "belljar-audit" not in {t.name for t in threading.enumerate()})
+    wait_until(lambda: "belljar-audit" not in {t.name for t in threading.enumerate()}, 30)
     audit.observe(made.cell())
     audit.close()
     assert verify(path).lines == 1

@@ -75,7 +75,7 @@ def test_a_callback_that_fails_does_not_end_the_sampling(caplog):
         raise ValueError("no")
 
     with Monitor(interval=0.01, sandboxes=lambda: [Fake()], on_samples=[broken]) as monitor:
-        wait_until(lambda: monitor.rounds > 2, what="more samples")
+        wait_until(lambda: monitor.rounds > 2, 30, "more samples")
     assert "a callback for samples failed" in caplog.text
 
 

@@ -2,7 +2,7 @@
 
 import doctest
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -452,5 +452,10 @@ class Life(RuleBasedStateMachine):
         assert not self.asked
 
 
-Life.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+Life.TestCase.settings = settings(
+    max_examples=100,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 TestLife = Life.TestCase

@@ -16,6 +16,7 @@ from textwrap import dedent
 import anyio
 import pytest
 
+import census
 import setting
 import specimens
 from belljar import (
@@ -61,7 +62,7 @@ def no_leak(backend):
     """No descriptor more than before, once the threads that were given up have ended."""
     before = descriptors()
     yield
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while descriptors() > before and time.monotonic() < deadline:
         gc.collect()  # what a cancelled task held may be in a cycle
     assert descriptors() <= before
@@ -350,17 +351,17 @@ kept, hanging, fine = 1, Hanging(), Column([1, 2])
 """
 
 
-def test_an_object_cannot_make_its_reader_wait(sandbox):
+def test_an_object_cannot_make_its_reader_wait(sandbox, patient):
     sandbox.run_code(HANGING)
-    assert sandbox.get("fine", timeout=5) == [1, 2]
+    assert sandbox.get("fine", timeout=25) == [1, 2]
     began = time.perf_counter()
     with pytest.raises((CannotTravel, ExecutionTimeout)):
         sandbox.get("hanging", timeout=1)
-    assert time.perf_counter() - began < 5
+    assert time.perf_counter() - began < 25
     assert sandbox.run_code("kept").value == 1
 
 
-def test_code_that_runs_in_a_get_has_its_timeout_and_variables_are_kept(data_sandbox):
+def test_code_that_runs_in_a_get_has_its_timeout_and_variables_are_kept(data_sandbox, patient):
     # A data frame of a subclass: pandas itself calls its methods.
     data_sandbox.run_code(
         "import pandas, time\n"
@@ -374,7 +375,7 @@ def test_code_that_runs_in_a_get_has_its_timeout_and_variables_are_kept(data_san
     began = time.perf_counter()
     with pytest.raises((CannotTravel, ExecutionTimeout)):
         data_sandbox.get("x", timeout=1)
-    assert time.perf_counter() - began < 5
+    assert time.perf_counter() - began < 25
     assert data_sandbox.run_code("kept").value == 1
 
 
@@ -591,7 +592,7 @@ def test_interrupts_at_any_moment_with_threads_that_call_too(way, make_sandbox):
 
 
 def test_puts_and_gets_that_are_cancelled_at_any_moment_lose_nothing(
-    way, no_leak, run_async, open_sandbox
+    way, no_leak, run_async, open_sandbox, patient
 ):
     async def main():
         source = random.Random(3)
@@ -610,7 +611,7 @@ def test_puts_and_gets_that_are_cancelled_at_any_moment_lose_nothing(
     run_async(main)
 
 
-def test_tasks_of_asyncio_that_are_cancelled_at_any_moment_lose_nothing(way, no_leak, monkeypatch):
+def test_tasks_of_asyncio_that_are_cancelled_at_any_moment_lose_nothing(way, no_leak, patient):
     """Unlike anyio's, such a cancellation comes through every shield."""
 
     async def main():
@@ -631,7 +632,9 @@ def test_tasks_of_asyncio_that_are_cancelled_at_any_moment_lose_nothing(way, no_
     asyncio.run(main())
 
 
-def test_control_c_during_put_and_get_leaves_the_sandbox_usable(way, no_leak, make_sandbox):
+def test_control_c_during_put_and_get_leaves_the_sandbox_usable(
+    way, no_leak, make_sandbox, patient
+):
     sandbox = make_sandbox(limits={"memory": "1g"}, strict=False)
     sandbox.put(x=5, old=noise(8 * MB))
     source = random.Random(5)
@@ -658,14 +661,15 @@ def test_a_worker_that_is_killed_while_a_value_travels_is_replaced(way, make_san
     for _ in range(10):
         sandbox.run_code("import os")
         inside = sandbox.run_code("os.getpid()").value
-        kill = outside(sandbox).find(inside).signal
-        timer = threading.Timer(source.uniform(0, 0.04), kill, [signal.SIGKILL])
+        worker = outside(sandbox).find(inside)
+        timer = threading.Timer(source.uniform(0, 0.04), worker.signal, [signal.SIGKILL])
         timer.start()
         with contextlib.suppress(SandboxError):
             try:
                 sandbox.put(data=noise(10 * MB))
             finally:
                 timer.join()
+        census.wait_until(lambda w=worker: not w.alive(), 30, "its death")
         sandbox.put(after=1)
         assert sandbox.get("after") == 1
 
@@ -712,8 +716,8 @@ def test_a_put_to_an_interpreter_that_does_not_read_has_its_time(
 ):
     no_sharing(monkeypatch)
     sandbox = make_sandbox(limits={"timeout": 1})
-    inside = sandbox.run_code("import os; os.getpid()").value
+    inside = sandbox.run_code("import os; os.getpid()", timeout=60).value
     outside(sandbox).find(inside).signal(signal.SIGSTOP)
     with pytest.raises(ExecutionTimeout):
         sandbox.put(data=noise(20 * MB))
-    assert sandbox.run_code("1").value == 1
+    assert sandbox.run_code("1", timeout=60).value == 1

@@ -181,7 +181,7 @@ done = forge(DONE, request, {"status": "ok"})
 async def attack(code, meanwhile=None):
     async with AsyncSandbox(environment="python") as sandbox:
         await sandbox.files.write("hostile.py", HOSTILE.read_text())
-        task = asyncio.create_task(sandbox.run_code(PRELUDE + code, timeout=10))
+        task = asyncio.create_task(sandbox.run_code(PRELUDE + code, timeout=60))
         while meanwhile is not None and not task.done():
             await meanwhile(sandbox)
         execution = await task
@@ -204,17 +204,19 @@ def test_half_of_the_end_is_no_end(backend):
 def test_who_says_that_it_is_done_and_goes_on_talking_holds_up_nobody(backend):
     code = """
 runner._control.sendall(done)
-end = time.monotonic() + 1.5
-while time.monotonic() < end:
+while not os.path.exists("enough"):
     runner._control.sendall(forge(SYNCED, 0, b"", b"no") * 10)
 """
     answered = []
 
     async def meanwhile(sandbox):
         answered.append(await sandbox.files.exists("hostile.py"))
+        if len(answered) == 20:
+            await sandbox.files.write("enough", "")
 
-    asyncio.run(attack(code, meanwhile))
-    assert len(answered) > 5
+    execution = asyncio.run(attack(code, meanwhile))
+    assert execution.usage.wall < 50  # it has found the file
+    assert len(answered) >= 20
     assert all(answered)
 
 
@@ -280,7 +282,7 @@ def test_output_of_what_a_cell_left_is_never_a_later_cells_however_late(sandbox)
     sandbox.run_code(
         "import threading, time\n"
         "def work():\n"
-        "    for _ in range(200):\n"
+        "    while True:\n"
         "        print('left'); time.sleep(0.002)\n"
         "threading.Thread(target=work, daemon=True).start()"
     )
@@ -369,7 +371,7 @@ def test_a_close_that_asyncio_cancels_leaves_no_control_group_and_no_descriptor(
                 closing.cancel()
                 await asyncio.gather(running, closing, return_exceptions=True)
                 await sandbox.close()
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             while (now := held())[0] - before[0] or now[1] > before[1]:
                 assert time.monotonic() < deadline, f"something stays: {before}, {now}"
                 await asyncio.sleep(0.02)

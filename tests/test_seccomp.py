@@ -826,7 +826,7 @@ COMMANDS = {
     "tar": "echo x >f && tar czf t.tgz f && tar xzOf t.tgz | grep -q x",
     "find": "find /usr/bin -maxdepth 1 -name 'ls*' | xargs -n1 stat >/dev/null",
     "sync": "sync",
-    "timeout": "timeout 5 sleep 0.01 && nice true && env true && id >/dev/null && date >/dev/null",
+    "timeout": "timeout 50 sleep 0.01 && nice true && env true && id >/dev/null && date >/dev/null",
     "dd": "dd if=/dev/zero of=z bs=64k count=4 status=none && md5sum z >/dev/null && split -n2 z",
     "ps": "ps aux >/dev/null",
     "git": "git init -q r && cd r && git config user.email a@b && git config user.name n && "

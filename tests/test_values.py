@@ -319,7 +319,7 @@ def decoded(data):
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_random_bytes_are_refused(data):
     assert decoded(data) is values.CannotTravel
 

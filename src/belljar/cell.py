@@ -102,7 +102,7 @@ class Run:
         *,
         timeout: float | None,
         output: int,
-        grace: float = GRACE,
+        grace: float | None = None,
         on_stdout: OnText | None = None,
         on_stderr: OnText | None = None,
         on_result: OnResult | None = None,
@@ -114,7 +114,7 @@ class Run:
         self._guest = guest
         self._exchange = channel.open()
         self._timeout = timeout
-        self._grace = grace
+        self._grace = GRACE if grace is None else grace
         self._room = output
         self._background_room = MAX_BACKGROUND
         self._on_result = on_result

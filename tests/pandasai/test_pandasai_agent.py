@@ -205,7 +205,7 @@ def test_what_is_never_put_right_is_an_error_response(answer_with, jar, sales, c
 
 def test_code_that_takes_too_long_is_ended_and_the_model_is_told(answer_with, backend, sales):
     llm = answer_with(TOTALS + "print('so far')\nwhile True: pass", NUMBER)
-    with BelljarSandbox(timeout=1) as sandbox:
+    with BelljarSandbox(timeout=5) as sandbox:
         assert Agent([sales], sandbox=sandbox).chat("How much?").value == 45
         assert "ran out of time" in llm.prompts[1]
         with pytest.raises(CodeTimedOut) as raised:

@@ -26,7 +26,8 @@ from belljar.guest import values
 from pandasai import Agent
 
 MANY = pd.DataFrame({"a": range(50_000)})
-SMALL = Bounds(seconds=20, memory=300 * 2**20, result=2**25)
+SMALL = Bounds(seconds=60, memory=300 * 2**20, result=2**25)
+LONG = 60.0  # seconds: on a busy machine
 ENDLESS = "SELECT sum(a.range * b.range) FROM range(10000000) a, range(10000000) b"
 
 
@@ -193,8 +194,15 @@ def test_the_process_has_nothing_of_the_host_but_its_pipes(queries, monkeypatch)
     there = Path(f"/proc/{number_of(queries)}")
     assert b"sesame" not in (there / "environ").read_bytes()
     assert os.readlink(there / "cwd") == "/"
-    kinds = {os.readlink(each).partition(":")[0] for each in (there / "fd").iterdir()}
-    assert kinds == {"pipe", os.devnull}
+
+    def kinds():
+        found = set()
+        for each in (there / "fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                found.add(os.readlink(each).partition(":")[0])
+        return found
+
+    census.wait_until(lambda: kinds() == {"pipe", os.devnull}, LONG, "that it has nothing else")
     limits = (there / "limits").read_text()
     for name in ("Max core file size", "Max file size"):
         (line,) = (line for line in limits.splitlines() if line.startswith(name))
@@ -241,7 +249,7 @@ def parcel(value):
 def test_what_it_says_is_believed_nothing(bounded, monkeypatch, tmp_path, said, kind):
     lies(monkeypatch, tmp_path, said)
     monkeypatch.setattr(query_process, "_GRACE", 0.1)
-    process = bounded(seconds=0.5)
+    process = bounded(seconds=0.5 if kind is TimeoutError else LONG)
     with pytest.raises(kind) as raised:
         process.run("SELECT 1", {})
     assert len(str(raised.value)) < 5000
@@ -257,7 +265,7 @@ def test_one_that_has_died_is_replaced(queries):
     assert answers(queries)
     before = number_of(queries)
     os.kill(before, signal.SIGKILL)
-    census.wait_until(lambda: not queries._server.is_ready(), what="its death")
+    census.wait_until(lambda: not queries._server.is_ready(), LONG, "its death")
     assert answers(queries)
     assert number_of(queries) != before
 
@@ -298,12 +306,14 @@ def test_stop_ends_a_query_that_runs(bounded):
 
     thread = threading.Thread(target=ask)
     thread.start()
-    census.wait_until(lambda: process._server is not None and below(process), what="the query")
+    census.wait_until(
+        lambda: process._server is not None and below(process), LONG, what="the query"
+    )
     mine = [number_of(process), *below(process)]
     process.stop()
     thread.join()
     assert found == ["the process for queries was ended"]
-    assert not any(census.alive(pid) for pid in mine)
+    census.wait_until(lambda: not any(census.alive(pid) for pid in mine), LONG, "their end")
 
 
 def below(process):
@@ -355,7 +365,7 @@ def test_it_ends_with_a_host_that_was_killed():
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     pid = int(ran.stdout)
-    census.wait_until(lambda: not census.alive(pid), what="its end")
+    census.wait_until(lambda: not census.alive(pid), LONG, "its end")
 
 
 ASKING = """
@@ -377,5 +387,5 @@ def test_a_sandbox_that_is_dropped_ends_its_process(backend, sales):
     sandbox.execute(ASKING, {"execute_sql_query": Agent([sales])._execute_sql_query})
     pid = number_of(sandbox._queries)
     del sandbox
-    gc.collect()
-    assert census.process(pid) is None
+    # The thread of its last call may still hold it for a moment.
+    census.wait_until(lambda: gc.collect() >= 0 and census.process(pid) is None, LONG, "its end")

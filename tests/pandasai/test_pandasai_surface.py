@@ -91,7 +91,12 @@ for place in ('/workspace', '/tmp', '/dev/shm'):
     look = """
 import json, os
 names = [name for place in ('/workspace', '/tmp', '/dev/shm') for name in os.listdir(place)]
-programs = [open(f'/proc/{pid}/comm').read() for pid in os.listdir('/proc') if pid.isdigit()]
+programs = []
+for pid in filter(str.isdigit, os.listdir('/proc')):
+    try:
+        programs.append(open(f'/proc/{pid}/comm').read())
+    except OSError:
+        pass  # it has ended meanwhile
 try:
     helper()
 except NameError:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 # Of all users: they see the same host. Who waits for the second keeps the first, so that those who
 # share it cannot keep out for ever who wants it alone.
 _PATHS = ("/tmp/belljar-controls.gate", "/tmp/belljar-controls.lock")
-_PATIENCE = 60.0  # seconds; who holds it longer is no suite, and is waited for once only
+_PATIENCE = 180.0  # seconds; who holds it longer is no suite, and is waited for once only
 _given_up = False
 
 

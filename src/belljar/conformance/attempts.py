@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from belljar.blocking import Sandbox
 from belljar.conformance.canaries import everything
 from belljar.conformance.counters import own_memory
 from belljar.conformance.guests import init_of, worker_of
 from belljar.conformance.looks import FROM_THE_API, LOOKS, Scene
 from belljar.conformance.posture import Posture, drift, posture, summary
-from belljar.conformance.processes import TooLate, alive, tree, wait_until
+from belljar.conformance.processes import (
+    Process,
+    TooLate,
+    alive,
+    descendants,
+    process,
+    tree,
+    wait_until,
+)
 from belljar.conformance.programs import ANSWERED_INSIDE, Program
 from belljar.conformance.results import Look
 from belljar.conformance.stage import Stage, is_visible
 from belljar.execution import Execution, printable
 
-_ENDING = 5.0  # seconds for the processes of a closed sandbox to be gone
+_ENDING = 30.0  # seconds for the processes of a closed sandbox to be gone
 ELSEWHERE = "the guest's processes are not this user's to see, or on another machine"
 
 
@@ -80,16 +90,30 @@ def _compare(program: Program, execution: Execution, look: Look, *, counted: boo
 
 def _compare_posture(init: int, reference: Posture, look: Look, *, gvisor: bool) -> None:
     """Every task of the guest is what it was before the attempt."""
-    if not alive(init):
-        look.saw("the whole guest has ended")
-    elif gvisor:
-        look.expect(posture(init) == reference, f"posture of gVisor's kernel: {summary(init)}")
-    else:
-        pids = [pid for pid in tree(init) if pid != init]
-        found = drift(reference, pids)
-        look.problems += found
-        if not found:
-            look.saw(f"posture of all {len(pids)} processes unchanged: {summary(init)}")
+    pids = [pid for pid in tree(init) if pid != init]
+    found = [] if gvisor else drift(reference, pids)
+    look.problems += found
+    try:
+        first = wait_until(lambda: _first(init), what="a look at the guest's first process")
+    except TooLate as error:
+        look.wrong(str(error))
+        return
+    if isinstance(first, str):
+        look.saw(first)
+        return
+    now, line = first
+    if gvisor:
+        look.expect(now == reference, f"posture of gVisor's kernel: {line}")
+    elif not found:
+        look.saw(f"posture of all {len(pids)} processes unchanged: {line}")
+
+
+def _first(init: int) -> tuple[Posture, str] | str | None:
+    """Its posture, and that in a line; or that it has ended. None: it is just ending."""
+    found: tuple[Posture, str] | None = None
+    with contextlib.suppress(OSError):
+        found = posture(init), summary(init)
+    return found if alive(init) else "the whole guest has ended"
 
 
 def _go_on(program: Program, stage: Stage, sandbox: Sandbox, init: int, look: Look) -> None:
@@ -97,16 +121,16 @@ def _go_on(program: Program, stage: Stage, sandbox: Sandbox, init: int, look: Lo
     trace; and a new one works."""
     # Without a control group, what a cell still holds may cost the next one its worker.
     patient = program.oracle == "memory" and not stage.setting.counted
-    patience = 10.0 if patient or program.head.get("next") == "later" else 0.0
+    patience = 60.0 if patient or program.head.get("next") == "later" else 0.0
     try:
         wait_until(lambda: _answers(sandbox), timeout=patience, what="an answer of the next cell")
     except TooLate as error:
         look.wrong(str(error))
-    processes = tree(init) if init else []
+    processes = _everyone(init) if init else []
     sandbox.close()
     try:
         wait_until(
-            lambda: not [pid for pid in processes if alive(pid)],
+            lambda: not [p for p in processes if alive(p.pid, p.started)],
             timeout=_ENDING,
             what=f"the end of {len(processes)} processes of the closed sandbox",
         )
@@ -119,8 +143,12 @@ def _go_on(program: Program, stage: Stage, sandbox: Sandbox, init: int, look: Lo
         look.saw(f"the next cell answered; closed, {len(processes)} processes were gone")
 
 
+def _everyone(init: int) -> list[Process]:
+    return [p for p in (process(init), *descendants(init)) if p and not p.dead]
+
+
 def _answers(sandbox: Sandbox) -> bool:
-    return sandbox.run_code("1 + 1", timeout=10).value == 2
+    return sandbox.run_code("1 + 1", timeout=30).value == 2
 
 
 def _told(execution: Execution, seconds: float) -> str:

@@ -15,6 +15,7 @@ from unittest import mock
 from belljar import channel
 from belljar.backends.native import cgroup, seccomp
 from belljar.conformance.checks import check
+from belljar.conformance.counters import tasks_below
 from belljar.conformance.footprint import control_groups, settle, take
 from belljar.conformance.guests import init_of
 from belljar.conformance.posture import status, threads
@@ -59,7 +60,7 @@ def killed_host(stage: Stage, look: Look) -> None:
     try:
         wait_until(
             lambda: not [p for p, started in before.items() if alive(p, started)],
-            timeout=20.0,
+            timeout=60.0,
             what="their end",
         )
         look.saw(f"all {len(before)} have ended")
@@ -67,9 +68,15 @@ def killed_host(stage: Stage, look: Look) -> None:
         left = [str(process(p)) for p, started in before.items() if alive(p, started)]
         look.wrong(f"{error}: {left}")
     if not stage.setting.docker:
-        cgroup.sweep()  # as the next process that starts a sandbox does
-        groups = control_groups(f"belljar-{host.pid}-")
+        with contextlib.suppress(TooLate):
+            wait_until(lambda: not _groups_left(host.pid))
+        groups = _groups_left(host.pid)
         look.expect(not groups, "no control group of it is left", groups)
+
+
+def _groups_left(owner: int) -> list[str]:
+    cgroup.sweep()  # as the next process that starts a sandbox does
+    return control_groups(f"belljar-{owner}-")
 
 
 @check(
@@ -89,12 +96,14 @@ def starts_and_ends(stage: Stage, look: Look, times: int = 12) -> None:
             with contextlib.suppress(PermissionError):  # it is another user's
                 os.kill(init, signal.SIGKILL)
         else:
-            threading.Timer(0.01, sandbox.kill).start()
+            killer = threading.Timer(0.01, sandbox.kill)
+            killer.start()
             with contextlib.suppress(SandboxError):
                 sandbox.run_code("import time; time.sleep(5)")
+            killer.join()
         sandbox.close()
     # asyncio keeps pidfds of children that it has not been told of yet.
-    left = [line for line in settle(before, stage.setting) if "pidfd" not in line]
+    left = settle(before, stage.setting, matters=lambda line: "pidfd" not in line)
     look.expect(not left, f"{times} sandboxes have left nothing", left)
     reading, writing = os.pipe()
     look.control(settle(before, stage.setting, timeout=0.1), "a pipe left open is seen")
@@ -246,6 +255,8 @@ def every_task(stage: Stage, look: Look) -> None:
         "    os.setsid(); time.sleep(60); os._exit(0)\n"
         "program = subprocess.Popen(['sleep', '60'])"
     )
+    with contextlib.suppress(TooLate):  # the child begins its thread when it gets its turn
+        wait_until(lambda: tasks_below(init) >= 6)
     found: dict[tuple[str, ...], int] = {}
     names = ("Uid", "CapPrm", "CapEff", "CapBnd", "CapAmb", "CapInh", "NoNewPrivs", "Seccomp")
     for pid in tree(init):

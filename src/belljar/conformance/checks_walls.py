@@ -80,7 +80,7 @@ else:
     from belljar import Sandbox
     with Sandbox(environment="python", **{options!r}) as sandbox:
         sandbox.files.write("hostile.py", {hostile!r})
-        execution = sandbox.run_code({program!r}, timeout=10)
+        execution = sandbox.run_code({program!r}, timeout=60)
         assert execution.ok, execution
         sandbox.commands.run(["python", "-c", {program!r}])
 """

@@ -111,7 +111,7 @@ class Control:
         source = self._program.source.encode()
         with contextlib.suppress(BrokenPipeError):
             self._send(f"{len(source)}\n".encode() + source)
-        if not self._read_until(b"@@ready", 20.0):
+        if not self._read_until(b"@@ready", 60.0):
             said = self._output.decode("latin-1")
             self._end()
             raise ControlUnavailable(f"the control did not start: {said.strip()[-300:]}")

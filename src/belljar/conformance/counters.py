@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import resource
 from pathlib import Path
@@ -70,7 +71,16 @@ def _mounted() -> dict[str, str]:
 
 
 def tasks_below(pid: int) -> int:
-    return sum(len(threads(p)) for p in tree(pid))
+    """Those that are there at one moment: who is met in two rounds was there between them."""
+    return len(_tasks(pid) & _tasks(pid))
+
+
+def _tasks(pid: int) -> set[int]:
+    found: set[int] = set()
+    for each in tree(pid):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            found.update(threads(each))
+    return found
 
 
 def own_memory() -> int:
@@ -78,7 +88,7 @@ def own_memory() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def available_memory() -> int:
-    """What the kernel thinks the whole machine could still give, in bytes."""
-    found = re.search(r"MemAvailable: +(\d+)", Path("/proc/meminfo").read_text())
+def shared_memory() -> int:
+    """What the whole machine has in shared memory and files without a disk, in bytes."""
+    found = re.search(r"Shmem: +(\d+)", Path("/proc/meminfo").read_text())
     return int(found[1]) * 1024 if found else 0

@@ -69,7 +69,7 @@ def left(before: Footprint, after: Footprint) -> list[str]:
 def settle(
     before: Footprint,
     setting: Setting,
-    timeout: float = 10.0,
+    timeout: float = 30.0,
     matters: Callable[[str], bool] = bool,
 ) -> list[str]:
     """What stays, of what matters: what is just ending gets a moment."""

@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
-from belljar.conformance.processes import alive
+from belljar.conformance.processes import alive, process
 
 Posture = dict[str, object]
 
@@ -30,6 +30,7 @@ _TYPES = {1: "stream", 2: "dgram", 5: "seqpacket"}
 _ANONYMOUS = {"eventfd", "eventpoll", "timerfd", "signalfd", "inotify", "pidfd"}
 _PLAIN_PATHS = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _F_GETPIPE_SZ, _PIDFD_GETFD = 1032, 438
+_PATIENCE = 30.0  # seconds for what begins or ends while it is looked at
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
@@ -175,19 +176,24 @@ def drift(reference: Posture, pids: Iterable[int], *, known: Collection[str] = (
 
 
 def _drift(reference: Posture, pid: int, known: Collection[str]) -> list[str]:
-    for _ in range(40):
+    first, deadline = process(pid), time.monotonic() + _PATIENCE
+    while first is not None:
+        late = time.monotonic() > deadline
         try:
             found = _differences(reference, pid, known)
+            if (now := process(pid)) is not None and now.started != first.started:
+                return []  # it has ended, and its number is another's
             # A worker that init has just forked still has to let go of what is init's.
-            if not any(line.endswith("is directory /workspace") for line in found):
+            if late or not any(line.endswith("is directory /workspace") for line in found):
                 return found
-            time.sleep(0.05)
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
+        except OSError:
             # A process that is just ending is nobody's, and a thread may be gone.
-            if not alive(pid):
+            if not alive(pid, first.started):
                 return []
-            time.sleep(0.05)
-    return _differences(reference, pid, known)
+            if late:
+                raise
+        time.sleep(0.05)
+    return []
 
 
 def _differences(reference: Posture, pid: int, known: Collection[str]) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
+_PF_EXITING = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,11 +79,20 @@ def alive(pid: int, started: int | None = None) -> bool:
     return p is not None and not p.dead and started in (None, p.started)
 
 
+def is_ending(pid: int) -> bool:
+    """It has begun to end, and has lost some of what it had; or it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return True
+    return bool(int(text.rpartition(")")[2].split()[6]) & _PF_EXITING)
+
+
 class TooLate(AssertionError):
     """Something did not happen in time."""
 
 
-def wait_until(condition: Callable[[], T], timeout: float = 5.0, what: str = "it") -> T:
+def wait_until(condition: Callable[[], T | None], timeout: float = 30.0, what: str = "it") -> T:
     """For what nobody tells us about, such as a death elsewhere."""
     deadline = time.monotonic() + timeout
     while True:

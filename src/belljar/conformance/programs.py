@@ -70,11 +70,11 @@ class Program:
 
     @property
     def timeout(self) -> float:
-        return float(self.head.get("timeout", 10))
+        return float(self.head.get("timeout", 20))
 
     @property
     def within(self) -> float:
-        return float(self.head.get("within", 5))
+        return float(self.head.get("within", 30))
 
     @property
     def oracle(self) -> str:
@@ -86,7 +86,7 @@ class Program:
 
     @property
     def control_seconds(self) -> float:
-        return 0.7 if self.head.get("trips") == "hang" else 5.0
+        return 0.7 if self.head.get("trips") == "hang" else 30.0
 
     @property
     def marks_the_machine(self) -> bool:

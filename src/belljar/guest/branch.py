@@ -8,7 +8,7 @@ from . import commands
 from .keeper import Keeper
 from .store import CURRENT
 
-STOP_LOOKS = 50  # a millisecond apart, for processes that are being stopped
+STOP_LOOKS = 500  # a millisecond apart, for processes that are being stopped
 
 
 class Branch:

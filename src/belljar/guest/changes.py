@@ -15,6 +15,7 @@ Census = Dict[str, Entry]
 MAX_PATH = 4000  # bytes below the root: what is longer no program opens in one go
 LOOK = 64  # entries between two looks at the clock
 COARSE = 100_000_000  # nanoseconds: more than the kernel's times of changes are apart
+WAITING = 20  # times as long may pass as may be worked, while others have their turn
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _TYPES = {modes.S_IFREG: "file", modes.S_IFDIR: "dir", modes.S_IFLNK: "symlink"}
 
@@ -46,10 +47,10 @@ class Watched:
 def census(root: str, most: int = 5000, seconds: float = 0.05) -> Optional[Census]:
     """Everything below `root` by its relative path; None if it is more than may be looked at.
 
-    Without recursion and with two descriptors, whatever the depth.
+    Without recursion and with two descriptors, whatever the depth. `seconds` of the processor.
     """
     found: Census = {}
-    deadline = time.monotonic() + seconds
+    deadline = Deadline(seconds)
     try:
         top = os.open(root, _FLAGS & ~os.O_NOFOLLOW)
     except OSError:
@@ -67,8 +68,18 @@ def census(root: str, most: int = 5000, seconds: float = 0.05) -> Optional[Censu
     return found
 
 
+class Deadline:
+    def __init__(self, seconds: float) -> None:
+        self._work = time.thread_time() + seconds
+        self._wait = time.monotonic() + WAITING * seconds
+
+    @property
+    def passed(self) -> bool:
+        return time.thread_time() > self._work or time.monotonic() > self._wait
+
+
 def _look(
-    top: int, directory: str, found: Census, most: int, deadline: float
+    top: int, directory: str, found: Census, most: int, deadline: Deadline
 ) -> Optional[List[str]]:
     """Add what one directory holds, and give the directories in it; None: too much."""
     try:
@@ -99,14 +110,14 @@ def _look(
                         return None
                 if len(found) > most:
                     return None
-                if len(found) % LOOK == 0 and time.monotonic() > deadline:
+                if len(found) % LOOK == 0 and deadline.passed:
                     return None
     except OSError:
         return inner
     finally:
         if fd != top:
             os.close(fd)
-    return inner if time.monotonic() <= deadline else None
+    return None if deadline.passed else inner
 
 
 def compare(before: Census, after: Census) -> Dict[str, List[str]]:

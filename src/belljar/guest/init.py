@@ -86,7 +86,7 @@ class Init:
         self._workspace = changes.Watched(setup["workspace"])
         self._background = bytearray()
         self._branches = Branches(self, setup)
-        self._restart: Optional[int] = None
+        self._restarts: List[int] = []  # those who wait for a fresh interpreter
         self.commands: Dict[int, commands.Command] = {}
 
     @property
@@ -352,8 +352,18 @@ class Init:
         return self._cell is not None and self._cell.request == frame.request
 
     def _serve_restart(self, frame: wire.Frame) -> None:
-        self._restart = frame.request
-        self._worker.signal(signal.SIGKILL)
+        self._restarts.append(frame.request)
+        if self._worker.pid:
+            self._worker.signal(signal.SIGKILL)
+        else:
+            self._tell_restarted()  # it has died, and there was no room for another one yet
+
+    def _tell_restarted(self) -> None:
+        if self._restarts:
+            self._branches.active.fresh = False  # asked for
+        for request in self._restarts:
+            self.send(wire.REPLY, request, {})
+        self._restarts.clear()
 
     # -- output -----------------------------------------------------------------------------
 
@@ -528,10 +538,7 @@ class Init:
             self._finish(cell, {"status": "died", **exit_status(status), "lost": True})
         else:
             self._branches.active.fresh = True
-        if self._restart is not None:
-            self._branches.active.fresh = False  # asked for
-            self.send(wire.REPLY, self._restart, {})
-            self._restart = None
+        self._tell_restarted()
         self._branches.on_active_gone()
 
 

@@ -18,7 +18,7 @@ import struct
 import time
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
-from . import removal, wire
+from . import changes, removal, wire
 
 PAGE = 2000  # entries of one answer to `scan`
 MAX_NAMES = 100_000  # of one directory
@@ -141,10 +141,10 @@ def mapped(frame: wire.Frame) -> Answer:
     """Inodes of files that some process writes to through its memory: the kernel stamps a file
     of a tmpfs for the first such write alone. As far as can be told in a moment."""
     inodes: Set[int] = set()
-    deadline = time.monotonic() + MAPPED_TIMEOUT
+    deadline = changes.Deadline(MAPPED_TIMEOUT)
     room = MAX_MAPS
     for name in os.listdir("/proc"):
-        if not name.isdigit() or time.monotonic() > deadline or room <= 0:
+        if not name.isdigit() or deadline.passed or room <= 0:
             continue
         try:
             with open(f"/proc/{name}/maps", "rb") as file:

@@ -157,6 +157,8 @@ class Audit:
         try:
             file = self._locked()
         except OSError as error:
+            # A lock that was given up may still come, and is then let go of: for this open file.
+            self._shut()
             raise self._failed(error.strerror) from error
         try:
             size = os.fstat(file.descriptor).st_size

@@ -7,6 +7,7 @@ is mounted and nothing installed: the guest's program is the first thing that is
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import functools
 import itertools
 import logging
@@ -28,6 +29,7 @@ from belljar.backends.docker import (
     layers,
     owner,
     profile,
+    readings,
     removal,
     spec,
     sweep,
@@ -50,8 +52,9 @@ from belljar.printable import printable
 CREATE_TIMEOUT = 20.0
 START_TIMEOUT = 60.0
 HELLO_TIMEOUT = 180.0  # imports of large packages on a cold disk
-FACTS_TIMEOUT = 10.0
-CLOSE_TIMEOUT = 20.0
+FACTS_TIMEOUT = 60.0  # it runs programs of its own for them
+END_TIMEOUT = 20.0
+CLOSE_TIMEOUT = 30.0
 RETRIES = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds until a container is tried to be removed again
 
 log = logging.getLogger("belljar")
@@ -81,16 +84,15 @@ class DockerBackend:
 
     async def _watched(self, spec: GuestSpec, engine: Engine) -> DockerGuest:
         try:
-            facts = await self._facts_of(engine)
-            return await vigil.unless_it_hangs(
-                engine, functools.partial(self._make, spec, engine, facts)
-            )
+            work = functools.partial(self._make, spec, engine)
+            return await vigil.unless_it_hangs(engine, work)
         except EngineError:
             with self._lock:
                 self._facts.pop(engine, None)  # it may be another one by now
             raise
 
-    async def _make(self, spec: GuestSpec, engine: Engine, facts: Facts) -> DockerGuest:
+    async def _make(self, spec: GuestSpec, engine: Engine) -> DockerGuest:
+        facts = await self._facts_of(engine)
         with proper(engine, "about an image"):
             made = await image.ensure(engine, spec.environment, spec.docker, facts)
         return await self._start(spec, engine, facts, made)
@@ -292,7 +294,8 @@ class DockerBackend:
             with anyio.move_on_after(HELLO_TIMEOUT):
                 try:
                     program = bundle.framed(config, self._magics.get(made.id))
-                    await stream.send(program + stream.key)
+                    with contextlib.suppress(OSError):  # it has ended, and may have said why
+                        await stream.send(program + stream.key)
                     said = await _hello(stream)
                 except OSError:
                     said = None
@@ -321,14 +324,16 @@ class DockerBackend:
     async def _stillborn(
         self, engine: Engine, container: str, made: Image, stream: AttachedStream
     ) -> StartError:
+        """Why there is no greeting, when the engine has heard of the end."""
         words = printable(stream.last_words).strip()[-1000:]
+        state: Mapping[str, Any] = {}
         try:
-            inspected = await engine.request("GET", f"/containers/{container}/json")
-            with proper(engine, "about the container"):
-                state = dict(inspected["State"])
+            with anyio.move_on_after(END_TIMEOUT):
+                state = await readings.ending(engine, container)
+            ran_out = await readings.for_want_of_memory(engine, container, state)
         except EngineError as error:
             return StartError(f"the container is gone: {error.message}")
-        if state.get("OOMKilled"):
+        if ran_out:
             return StartError(
                 f"the guest of image {made.reference!r} needs more memory to start than its limit",
                 hint="Limits(memory=...)",

@@ -42,9 +42,7 @@ class Connection:
             return data
         try:
             return self._receive(size)
-        except BlockingIOError:
-            raise
-        except OSError:
+        except OSError:  # nothing yet, too: shutdown() may be about to come to the socket
             if self._ended:
                 return b""
             raise

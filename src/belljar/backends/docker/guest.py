@@ -57,7 +57,9 @@ class DockerGuest:
         self._pidfd = pidfd
         self.pid = pid
         meters = readings.meters_of(pid)
-        self._local = readings.Local(meters) if meters is not None else None
+        if meters is not None:
+            self._local = readings.Local(meters)
+            self._local.read(from_now=False)  # while all of it is there
         return True
 
     @property
@@ -77,7 +79,7 @@ class DockerGuest:
             seen = await self._remote.read()
             gone = self._remote.gone
         if gone and self._ran_out is None and not self._killed:
-            self._ran_out = await readings.ran_out_of_memory(self._engine, self.container)
+            self._ran_out = await readings.ran_out_of_memory(self._engine, self.container, self.pid)
         if not self._ran_out:
             return seen
         return replace(seen, memory_kills=seen.memory_kills + 1)

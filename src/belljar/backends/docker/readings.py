@@ -8,7 +8,9 @@ import os
 import re
 import signal
 import time
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import anyio
 
@@ -20,7 +22,7 @@ from belljar.backends.native.cgroup.meters import Meters
 TIMEOUT = 5.0
 MOST_KILLS = 10_000
 KILLED = 128 + signal.SIGKILL  # as engines write it
-REASON = 1.0  # seconds in which the engine hears why
+REASON = 3.0  # seconds in which the engine hears why
 
 
 def process_of(container: str, pid: int) -> bool:
@@ -129,20 +131,49 @@ class Remote:
                         return
 
 
-async def ran_out_of_memory(engine: Engine, container: str) -> bool:
+async def ran_out_of_memory(engine: Engine, container: str, pid: int = 0) -> bool:
     """Of a container that is no more: whether its whole memory was gone."""
-    with contextlib.suppress(EngineError), anyio.move_on_after(TIMEOUT):
-        ended = 0.0  # when the engine first said so
-        while True:
-            seen = await engine.request("GET", f"/containers/{container}/json", timeout=TIMEOUT)
-            with proper(engine, "about the container"):
-                state = dict(seen["State"])
-            if state.get("OOMKilled"):
-                return True
-            if not state.get("Running"):
-                ended = ended or time.monotonic()
-                # It hears of the end and of the reason in any order.
-                if state.get("ExitCode") != KILLED or time.monotonic() - ended > REASON:
-                    return False
-            await anyio.sleep(0.05)
+    with contextlib.suppress(EngineError), anyio.move_on_after(4 * TIMEOUT):
+        state = await ending(engine, container, pid)
+        return await for_want_of_memory(engine, container, state)
     return False
+
+
+async def ending(engine: Engine, container: str, pid: int = 0) -> Mapping[str, Any]:
+    """Its state, as soon as the engine has heard of its end; for how long is up to the caller.
+
+    `pid`: of its first process, if known: one that somebody started again has another.
+    """
+    while True:
+        state = await _state(engine, container)
+        again = pid and state.get("Pid") not in (0, None, pid)
+        if again or state.get("OOMKilled") or not state.get("Running"):
+            return state
+        await anyio.sleep(0.05)
+
+
+async def for_want_of_memory(engine: Engine, container: str, state: Mapping[str, Any]) -> bool:
+    """Whether that is why it is in this state, in which it does not run any more."""
+    if state.get("OOMKilled"):
+        return True
+    if state.get("ExitCode") != KILLED:
+        return False
+    # The engine hears of the end and of the reason in any order. What comes late is an event, and
+    # only in newer ones (Docker 24) part of the state, too.
+    now = time.time()
+    query = {
+        "since": int(now - 3600),
+        "until": f"{now + REASON:.3f}",
+        "filters": {"container": [container], "event": ["oom"]},
+    }
+    with contextlib.suppress(EngineError), anyio.move_on_after(REASON + TIMEOUT):
+        async with engine.lines("GET", "/events", query=query) as events:
+            async for _ in events:
+                return True
+    return bool((await _state(engine, container)).get("OOMKilled"))
+
+
+async def _state(engine: Engine, container: str) -> Mapping[str, Any]:
+    seen = await engine.request("GET", f"/containers/{container}/json", timeout=4 * TIMEOUT)
+    with proper(engine, "about the container"):
+        return dict(seen["State"])

@@ -17,7 +17,7 @@ from belljar.backends.docker.engine import Engine, EngineError
 REMOVE_TIMEOUT = 5.0
 FORCE_TIMEOUT = 8.0
 KILL_TIMEOUT = 4.0
-PING_TIMEOUT = 2.0
+PING_TIMEOUT = 5.0
 GONE_TIMEOUT = 4.0  # how long another's removal is watched
 # What is just ending may be refused for that (Podman), or its files may be in use for a moment.
 PAUSE = 0.3

@@ -188,7 +188,9 @@ class NativeBackend:
                 ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
                 join = group.join_fds() if group is not None else []
                 request = _request(spec, zygote, in_cgroup)
-                zygote.spawn(request, spec.env, theirs.fileno(), join)
+                with anyio.fail_after(HELLO_TIMEOUT):
+                    while not zygote.spawn(request, spec.env, theirs.fileno(), join):
+                        await anyio.sleep(0.005)
             if group is not None:
                 group.close_join_fds()
             stream = SocketStream(ours)

@@ -106,6 +106,8 @@ class NativeGuest:
         self._pidfd = pidfd
         self._cgroup = group
         self._closed = False
+        # The number of the descriptor is another's soon after it was closed.
+        self._signalling = threading.Lock()
         self.isolation = Isolation(backend="native", layers=(), limits=())
         self.left: Callable[[], None] | None = None  # called when it has gone; may block
         self.watchdog = watchdog.Watchdog(pid, memory)
@@ -136,19 +138,25 @@ class NativeGuest:
         )
 
     def kill(self) -> None:
-        if self._closed:
-            return
-        try:
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        except ProcessLookupError:
-            return  # it has ended already
+        with self._signalling:
+            if self._closed:
+                return
+            try:
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            except ProcessLookupError:
+                return  # it has ended already
+
+    def _kill_last(self) -> None:
+        """From here on nobody uses the descriptor but who closes it."""
+        self.kill()
+        with self._signalling:
+            self._closed = True
 
     async def close(self) -> None:
         if self._closed:
             return
         with anyio.CancelScope(shield=True):
-            self.kill()
-            self._closed = True
+            self._kill_last()
             self.watchdog.stop()
             try:
                 await self._ended()
@@ -188,8 +196,7 @@ class NativeGuest:
 
     def discard(self) -> None:
         if not self._closed:
-            self.kill()
-            self._closed = True
+            self._kill_last()
             self.watchdog.stop()
             os.close(self._pidfd)
             self.stream.close()

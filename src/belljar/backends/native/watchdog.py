@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 
 from belljar.backends.base import Reading
 
@@ -19,8 +20,15 @@ class Watchdog:
         self._init = init
         self._memory = memory
         self._peak = 0
-        self.kills = 0
+        self._kills = 0
+        # Who sees that a process was killed finds it counted, however late this thread goes on.
+        self._killing = threading.Lock()
         self.stopped = False
+
+    @property
+    def kills(self) -> int:
+        with self._killing:
+            return self._kills
 
     def stop(self) -> None:
         self.stopped = True
@@ -33,10 +41,10 @@ class Watchdog:
         shares = {pid: _share(pid) for pid in pids if pid != self._init}
         total = sum(shares.values())
         self._peak = max(self._peak, total)
-        if total > self._memory and kill(
-            max(shares, key=lambda p: self._badness(p, shares)), self._init
-        ):
-            self.kills += 1
+        if total > self._memory:
+            worst = max(shares, key=lambda p: self._badness(p, shares))
+            with self._killing:
+                self._kills += kill(worst, self._init)
 
     def _badness(self, pid: int, shares: dict[int, int]) -> float:
         """As the kernel would weigh it: what runs goes before what is parked."""

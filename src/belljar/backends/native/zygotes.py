@@ -24,7 +24,8 @@ from belljar.errors import BackendUnavailable, InvalidOption, SandboxError, Star
 from belljar.mount import Mount
 from belljar.workdir import WORKSPACE
 
-CLOSE_TIMEOUT = 3.0
+CLOSE_TIMEOUT = 10.0
+DEATH_TIMEOUT = 30.0  # for the parent of one that has ended to notice
 MAX_REQUEST = 65536
 START_TIMEOUT = 120.0  # imports of large packages on a cold disk
 
@@ -154,9 +155,9 @@ class Zygote:
         env: Mapping[str, str],
         channel: int,
         join: Sequence[int],
-    ) -> None:
+    ) -> bool:
         """Ask for a guest; it answers on its own channel. What it alone may know, its environment
-        variables, it reads by itself."""
+        variables, it reads by itself. False: it is behind with its work, ask again."""
         message = json.dumps({**request, "descriptors": 2 + len(join)}).encode()
         secret = json.dumps(dict(env)).encode()
         if len(secret) > MAX_REQUEST:
@@ -167,16 +168,28 @@ class Zygote:
         with _memfd(secret) as variables:
             try:
                 socket.send_fds(self._control, [message], [channel, variables, *join])
+            except BlockingIOError:
+                return False
             except OSError as error:
                 raise ZygoteGone(f"the zygote is gone: {error}") from error
+        return True
 
     def died(self) -> bool:
         """Whether it has ended, or is about to: its parent needs a moment to notice."""
         try:
-            self._process.wait(0.2)
+            self._process.wait(DEATH_TIMEOUT if self._hung_up() else 0.2)
         except subprocess.TimeoutExpired:
             return False
         return True
+
+    def _hung_up(self) -> bool:
+        """The other end is its alone, and is closed by the kernel when it ends."""
+        try:
+            return not self._control.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     @property
     def alive(self) -> bool:

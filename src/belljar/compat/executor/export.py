@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 ADDRESS = "127.0.0.1"
 MOST_REQUEST = 8192  # bytes
 REQUEST_TIMEOUT = 5.0
-SAMPLE_TIMEOUT = 2.0
+SAMPLE_TIMEOUT = 8.0  # who scrapes waits for 10 s, as a rule
 
 
 class Server:

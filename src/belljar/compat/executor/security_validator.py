@@ -36,9 +36,9 @@ class SecurityValidator:
         """Whether the code is allowed, and if not, why: one sentence for each finding."""
         if not isinstance(code, str):
             return False, [f"Code must be a string, not {type(code).__name__}"]
-        began = time.monotonic()
+        began = time.thread_time()  # of its own work: a busy machine refuses no code
         errors = _errors(self.policy.check(code))
-        if time.monotonic() - began > self._seconds:
+        if time.thread_time() - began > self._seconds:
             errors.append(f"Validation timeout: it took more than {self._seconds * 1000:.0f}ms")
         return not errors, errors
 

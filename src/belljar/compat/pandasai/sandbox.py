@@ -177,7 +177,7 @@ class BelljarSandbox(Sandbox):
     def _clean_jar(self, jar: Jar) -> Jar:
         """The sandbox, with nothing in it of what ran before."""
         if not self._fresh:
-            if jar.commands.run(["sh", "-c", SCRUB], timeout=10).ok:
+            if jar.commands.run(["sh", "-c", SCRUB], timeout=30).ok:
                 jar.restart()
             else:
                 jar.kill()

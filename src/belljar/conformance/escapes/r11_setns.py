@@ -12,8 +12,13 @@ from hostile import syscall
 
 # In the control, where it may: something to enter.
 other = subprocess.Popen(["unshare", "--mount", "sleep", "20"], stderr=subprocess.DEVNULL)
-time.sleep(0.2)
 own = {kind: os.readlink(f"/proc/self/ns/{kind}") for kind in ("mnt", "net", "uts", "user")}
+deadline = time.monotonic() + 5
+while other.poll() is None and time.monotonic() < deadline:
+    with contextlib.suppress(OSError):
+        if os.readlink(f"/proc/{other.pid}/ns/mnt") != own["mnt"]:
+            break
+    time.sleep(0.01)
 for pid in [str(other.pid), "1", str(os.getppid())]:
     for kind in own:
         with contextlib.suppress(OSError):

@@ -3,7 +3,6 @@
 # expect: outcome=ok
 # limits: processes=16
 # larger: processes=60
-# within: 10
 # oracle: tasks
 import threading
 import time

@@ -3,7 +3,6 @@
 # expect: outcome=out_of_memory
 # limits: memory=64m
 # larger: memory=512m
-# within: 10
 # oracle: memory
 held = []
 while len(held) < 25:

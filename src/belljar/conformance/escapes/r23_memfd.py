@@ -4,7 +4,6 @@
 # expect-user: outcome=error error=PermissionError
 # limits: memory=64m
 # larger: memory=512m
-# within: 10
 # oracle: memory
 import os
 

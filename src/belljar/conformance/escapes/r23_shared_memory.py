@@ -4,7 +4,6 @@
 # expect-user: outcome=out_of_memory|ok|error|killed
 # limits: memory=64m
 # larger: memory=512m
-# within: 10
 # oracle: memory
 import ctypes
 import mmap

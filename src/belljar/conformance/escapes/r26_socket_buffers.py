@@ -3,7 +3,6 @@
 # expect: outcome=ok|out_of_memory|killed
 # limits: memory=64m
 # larger: memory=512m
-# within: 10
 # oracle: memory
 import socket
 

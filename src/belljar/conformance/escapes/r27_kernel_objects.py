@@ -2,7 +2,8 @@
 # attempt: kernel memory in directory entries and inodes
 # expect: outcome=ok|out_of_memory|killed
 # limits: memory=64m
-# within: 15
+# timeout: 60
+# within: 70
 # oracle: memory
 # control: simulated by r22_memory: the same counter
 import os

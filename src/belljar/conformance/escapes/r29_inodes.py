@@ -1,8 +1,8 @@
 # row: 29
 # attempt: empty files without end
 # expect: outcome=ok
-# within: 20
-# timeout: 20
+# within: 70
+# timeout: 60
 # oracle: disk
 # control: simulated by itself: the files that were made are counted from outside
 import os

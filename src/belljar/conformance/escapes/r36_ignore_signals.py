@@ -2,7 +2,7 @@
 # attempt: sleep for ever, with every signal ignored and blocked
 # expect: outcome=timeout
 # timeout: 0.5
-# within: 4
+# within: 20
 # control: plain
 # trips: hang
 import signal

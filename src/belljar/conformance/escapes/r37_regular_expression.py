@@ -2,7 +2,7 @@
 # attempt: a regular expression that takes for ever
 # expect: outcome=timeout
 # timeout: 0.5
-# within: 4
+# within: 20
 # control: plain
 # trips: hang
 import re

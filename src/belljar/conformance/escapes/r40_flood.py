@@ -2,8 +2,6 @@
 # attempt: flood both streams, from Python, from C and from a child
 # expect: outcome=output_limit
 # limits: output=64k
-# timeout: 10
-# within: 6
 # oracle: flood
 # control: plain
 # trips: output

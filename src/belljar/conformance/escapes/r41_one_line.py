@@ -2,8 +2,6 @@
 # attempt: one line that never ends
 # expect: outcome=output_limit
 # limits: output=64k
-# timeout: 10
-# within: 6
 # oracle: flood
 # control: plain
 # trips: output

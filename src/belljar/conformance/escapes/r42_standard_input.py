@@ -1,7 +1,6 @@
 # row: 42
 # attempt: wait for standard input, then close it
 # expect: outcome=ok
-# within: 2
 # control: plain
 # trips: hang
 import os

@@ -1,7 +1,6 @@
 # row: 45, 56
 # attempt: frames whose headers nest as deep as the reader bears, and the writer does not
 # expect: outcome=killed|ok|error
-# within: 5
 # keeps: files
 # control: simulated by verdict
 import time

@@ -1,8 +1,6 @@
 # row: 45, 54, 56
 # attempt: an "error" of sixteen megabytes of JSON, to fill the host's memory and stall its loop
 # expect: outcome=killed|error|lost
-# timeout: 10
-# within: 8
 # oracle: flood
 # control: simulated by flood
 from hostile import DONE, forge, worker

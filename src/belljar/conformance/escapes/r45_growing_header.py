@@ -1,8 +1,6 @@
 # row: 45
 # attempt: a header that fits, and no longer fits when it is written again
 # expect: outcome=killed|ok|error
-# timeout: 2
-# within: 3
 # keeps: files
 # control: simulated by verdict
 import time

@@ -1,8 +1,6 @@
 # row: 45, 54, 56
 # attempt: a value of hundreds of thousands of empty lists, to fill the host's memory
 # expect: outcome=killed|ok|error|output_limit|lost
-# timeout: 10
-# within: 8
 # oracle: flood
 # control: simulated by flood
 from hostile import DONE, SYNCED, forge, worker

@@ -2,8 +2,6 @@
 # attempt: results without end
 # expect: outcome=output_limit
 # limits: output=64k
-# timeout: 10
-# within: 8
 # oracle: flood
 # control: simulated by flood
 while True:

@@ -1,8 +1,6 @@
 # row: 45, 54
 # attempt: results of fifteen megabytes whose every character takes four bytes on the host
 # expect: outcome=killed|ok|error|output_limit|lost
-# timeout: 10
-# within: 8
 # oracle: flood
 # control: simulated by flood
 from hostile import RESULT, forge, worker

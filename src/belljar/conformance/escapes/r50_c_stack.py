@@ -1,7 +1,7 @@
 # row: 50
 # attempt: overflow the C stack
 # expect: outcome=killed|error|timeout
-# within: 30
+# within: 40
 # timeout: 20
 # control: simulated by verdict
 import sys

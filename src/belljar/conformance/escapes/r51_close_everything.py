@@ -1,7 +1,6 @@
 # row: 51
 # attempt: close every descriptor
 # expect: outcome=killed
-# within: 5
 # control: simulated by verdict
 import os
 

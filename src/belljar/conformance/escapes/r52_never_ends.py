@@ -1,7 +1,6 @@
 # row: 52
 # attempt: hang at the end: atexit, a finaliser, a thread that is waited for
 # expect: outcome=ok
-# within: 3
 # control: simulated by verdict
 import atexit
 import threading

@@ -1,7 +1,6 @@
 # row: 54
 # attempt: a result that lies about its class, its attributes, its length
 # expect: outcome=ok|error|exit
-# within: 5
 # control: simulated by verdict
 
 

@@ -1,8 +1,6 @@
 # row: 54
 # attempt: an error whose text, cause and notes are hostile
 # expect: outcome=error|killed|exit
-# within: 5
-# timeout: 3
 # control: simulated by verdict
 
 

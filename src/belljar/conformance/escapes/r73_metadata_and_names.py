@@ -1,7 +1,6 @@
 # row: 73
 # attempt: the metadata services of clouds; names, which could carry data out
 # expect: outcome=ok
-# within: 8
 # control: simulated by way_out: the host has devices and routes where the guest has none
 import socket
 

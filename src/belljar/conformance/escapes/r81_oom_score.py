@@ -2,7 +2,6 @@
 # attempt: choose who dies when memory runs out; leave the control group
 # expect: outcome=out_of_memory
 # limits: memory=64m
-# within: 10
 # oracle: memory
 # control: simulated by r22_memory: the same counter
 import glob

@@ -1,7 +1,6 @@
 # row: 19, 20
 # attempt: make children that are init's and not its own, and let them end in every way
 # expect: outcome=ok
-# within: 8
 # machine: x86_64
 # control: simulated by verdict
 import os

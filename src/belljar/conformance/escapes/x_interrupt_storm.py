@@ -1,7 +1,6 @@
 # row: 36
 # attempt: interrupt its own runner without end, during the cell and after it
 # expect: outcome=ok|error|killed
-# within: 5
 # next: later
 # control: simulated by verdict
 import os

@@ -1,7 +1,6 @@
 # row: 38, 39, 52
 # attempt: let the kernel itself wait, after the end, for a socket that lingers; hold a pipe's lock
 # expect: outcome=ok
-# within: 8
 # control: plain
 # trips: achieved
 import ctypes
@@ -10,7 +9,7 @@ import socket
 import struct
 import threading
 
-from hostile import attempt, libc
+from hostile import CONFINED, attempt, libc
 
 with socket.socket() as sock:
     lingering = struct.pack("ii", 1, 3600)
@@ -42,6 +41,6 @@ thread = threading.Thread(target=move, daemon=True)
 thread.start()
 for _ in range(20):
     os.write(1, b"y")
-thread.join(0.5)
+thread.join(10 if CONFINED else 0.5)  # it may wait for its turn on a busy machine
 if thread.is_alive():
     print("ACHIEVED a pipe that nobody can read")

@@ -2,7 +2,7 @@
 # attempt: wait in vfork for a child that sleeps, where signals do not reach
 # expect: outcome=timeout
 # timeout: 0.5
-# within: 4
+# within: 20
 # machine: x86_64
 # control: plain
 # trips: hang
