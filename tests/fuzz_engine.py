@@ -93,6 +93,13 @@ async def _facts(engine):
         Facts.of(info, version)
 
 
+async def _reading(engine):
+    seen = await readings.Remote(engine, "c").read()
+    for each in (seen.peak_memory, seen.memory, seen.processes, seen.memory_kills):
+        if each is not None and type(each) is not int:
+            raise Wrong(f"a reading of {each!r}")
+
+
 async def _image(engine):
     with client.proper(engine, "about an image"):
         await pull.inspect(engine, "python:3.12", "linux/amd64")
@@ -110,7 +117,7 @@ WORK = [
     _upload,
     _attach,
     _facts,
-    lambda engine: readings.Remote(engine, "c").read(),
+    _reading,
     lambda engine: readings.ran_out_of_memory(engine, "c"),
     lambda engine: sweep.sweep(engine, living=(), dry_run=True),
     _image,

@@ -86,7 +86,7 @@ class Remote:
         self._engine = engine
         self._container = container
         self._since = time.time() - 3600  # the clocks of the two may differ
-        self._seen: set[tuple[object, object]] = set()
+        self._seen: set[str] = set()
         self.gone = False
 
     async def read(self) -> Reading:
@@ -99,14 +99,11 @@ class Remote:
         except EngineError:
             self.gone = True
         else:
-            with contextlib.suppress(KeyError, TypeError):
-                cpu = stats["cpu_stats"]["cpu_usage"]["total_usage"] / 1e9
-            with contextlib.suppress(KeyError, TypeError, AttributeError):
-                memory = stats["memory_stats"]
-                current = memory["usage"]
-                peak = memory.get("max_usage") or current
-            with contextlib.suppress(KeyError, TypeError):
-                tasks = stats["pids_stats"]["current"]
+            nanoseconds = _whole(stats, "cpu_stats", "cpu_usage", "total_usage")
+            cpu = None if nanoseconds is None else nanoseconds / 1e9
+            current = _whole(stats, "memory_stats", "usage")
+            peak = _whole(stats, "memory_stats", "max_usage") or current
+            tasks = _whole(stats, "pids_stats", "current")
         await self._count_kills()
         return Reading(
             cpu=cpu,
@@ -126,9 +123,16 @@ class Remote:
         with contextlib.suppress(EngineError), anyio.move_on_after(TIMEOUT):
             async with self._engine.lines("GET", "/events", query=query) as events:
                 async for event in events:
-                    self._seen.add((event.get("timeNano"), event.get("time")))
+                    self._seen.add(f"{event.get('timeNano')} {event.get('time')}")
                     if len(self._seen) > MOST_KILLS:
                         return
+
+
+def _whole(stats: object, *names: str) -> int | None:
+    """A number in what the engine says, if it says one."""
+    for name in names:
+        stats = stats.get(name) if isinstance(stats, dict) else None
+    return stats if type(stats) is int and 0 <= stats < 2**63 else None
 
 
 async def ran_out_of_memory(engine: Engine, container: str, pid: int = 0) -> bool:
