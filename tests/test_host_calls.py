@@ -350,14 +350,12 @@ def test_a_thread_that_was_given_up_keeps_its_place_until_it_returns(run):
     table = registry(f=HostFunction(crowd.enter, timeout=0.05, concurrency=2))
 
     async def main():
-        for _ in range(2):
-            with pytest.raises(TimeoutError, match="took longer"):
+        while crowd.inside < 2:  # a thread may begin late, or its call be given up before it does
+            with pytest.raises(TimeoutError):
                 await table.call("f", (), {})
         for _ in range(3):  # however often it is tried, no third thread is made
             with pytest.raises(TimeoutError, match="f is busy"):
                 await table.call("f", (), {})
-        # A thread may begin later than the call of it was given up.
-        await anyio.to_thread.run_sync(crowd.await_inside, 2)
         assert crowd.inside == crowd.most == 2
         crowd.open.set()
         with anyio.fail_after(30):
