@@ -13,7 +13,7 @@ import tempfile
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.guest import blobs, outbox, wire
@@ -170,7 +170,6 @@ def test_nothing_is_left_open_when_sealing_fails():
     st.lists(st.integers(0, 2 * wire.CHUNK), max_size=4),
     st.integers(0, 2**32),
 )
-@settings(deadline=None)
 def test_parts_are_the_whole_again_and_none_is_larger_than_a_frame(sizes, seed):
     source = random.Random(seed)
     pieces = [source.randbytes(size) for size in sizes]

@@ -5,7 +5,7 @@ from itertools import pairwise
 from textwrap import dedent
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar import chart
@@ -395,7 +395,6 @@ json_values = st.recursive(
 )
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(LINE, json_values)))
 def test_whatever_the_guest_says_is_a_chart_or_none(changes):
     found = parsed(**changes)

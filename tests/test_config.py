@@ -7,7 +7,7 @@ import sys
 from dataclasses import fields
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar import AsyncSandbox, Docker, Environment, InvalidOption, Limits, Mount, config
@@ -370,7 +370,6 @@ def test_what_is_no_variable_is_an_error(text):
 
 
 @given(st.text())
-@settings(deadline=None)
 def test_substitution_gives_a_text_or_a_config_error(text):
     try:
         assert isinstance(config.substitute(text, {}), str)
@@ -379,7 +378,6 @@ def test_substitution_gives_a_text_or_a_config_error(text):
 
 
 @given(st.text())
-@settings(deadline=None)
 def test_a_text_without_variables_stays_as_it_is(text):
     escaped = text.replace("${", "$${") if "$${" not in text else "plain"
     expected = text if "$${" not in text else "plain"

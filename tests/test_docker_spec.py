@@ -5,7 +5,7 @@ import json
 import os
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from belljar import BackendUnavailable, Docker, InvalidOption, Limits, Mount
@@ -120,7 +120,6 @@ def test_an_engine_that_says_nothing_can_limit_nothing():
     assert {layer.state for layer in spec.kept(Limits(), nothing, [])} >= {"absent"}
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.dictionaries(
         st.sampled_from([*DOCKER_INFO, "Rootless", "SwapTotal"]),
@@ -483,7 +482,7 @@ def profile_of(machine, deny):
 
 @pytest.mark.parametrize("denied", DENIALS)
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100)
 @given(data=st.data())
 def test_the_profile_means_what_native_filters(machine, denied, data):
     """`expected` also fails if two entries that fit a call contradict each other."""

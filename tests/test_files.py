@@ -9,7 +9,7 @@ import time
 
 import anyio
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from belljar import FileError, FileMissing, Limits, Outcome, Sandbox, SandboxError
@@ -372,7 +372,7 @@ def one_sandbox(backend):
 
 
 @given(st.text(st.characters(exclude_characters="\0/"), min_size=1, max_size=60), st.binary())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 def test_any_name_and_any_content_travel(one_sandbox, name, data):
     if name in (".", "..") or len(name.encode("utf-8", "surrogatepass")) > 255:
         return

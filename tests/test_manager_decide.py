@@ -1,7 +1,7 @@
 """What a sweep ends: decided from what was seen, without any sandbox."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.managing.decide import Reason, Seen, decide
@@ -50,7 +50,6 @@ anyone = st.builds(
 
 
 @given(st.lists(anyone, unique_by=lambda one: one.name), seconds, seconds)
-@settings(deadline=None)
 def test_each_is_judged_for_itself(everyone, idle_timeout, lifetime):
     found = decide(everyone, idle_timeout=idle_timeout, lifetime=lifetime)
     for one in everyone:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from unittest import mock
 
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -206,6 +206,4 @@ TestLife = Life.TestCase
 TestLife.settings = settings(
     max_examples=60,
     stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
 )

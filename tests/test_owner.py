@@ -11,7 +11,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import census
@@ -290,7 +290,6 @@ def test_a_number_that_is_no_pid_makes_no_orphan(dead, pid):
     assert owner.is_orphan(dead | {"belljar.owner.pid": pid}) is None
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from(LABELS), st.text(max_size=20)))
 def test_no_made_up_labels_are_an_orphans(labels):
     assert owner.is_orphan(labels) is not True

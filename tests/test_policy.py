@@ -252,7 +252,7 @@ match case type pd.read_csv df.query open sys.modules é ｅ # % ! ?"""
 PIECES = st.sampled_from([*WORDS.split(), "\n", "\n    ", "\t", "\0", "\ud800", "\u202e"])
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(st.one_of(st.text(), st.lists(PIECES, max_size=30).map(" ".join)))
 def test_check_never_raises(text):
     for preset in ("permissive", "strict"):

@@ -2,7 +2,7 @@
 
 import doctest
 
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -455,7 +455,5 @@ class Life(RuleBasedStateMachine):
 Life.TestCase.settings = settings(
     max_examples=100,
     stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
 )
 TestLife = Life.TestCase

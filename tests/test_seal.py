@@ -35,7 +35,7 @@ def test_what_is_sealed_comes_out_whole_also_over_new_keys(data, messages, forks
     assert b"".join(opener.feed(piece) for piece in pieces) == b"".join(messages)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.data())
 def test_a_changed_bit_anywhere_is_refused(data):
     seal, opener = pair()

@@ -89,7 +89,7 @@ CONDITIONAL = sorted({n for e in DOCUMENT["syscalls"] if e.get("args") for n in 
 
 @pytest.mark.parametrize("machine", sorted(AUDIT))
 @given(data=st.data())
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 def test_the_program_does_what_the_profile_says(machine, data):
     known = [NUMBERS[machine][name] for name in CONDITIONAL if name in NUMBERS[machine]]
     nr = data.draw(st.one_of(st.sampled_from(known), st.integers(0, 480), st.integers(0, U32)))
@@ -135,7 +135,7 @@ def with_mask(arg):
     nr=st.sampled_from([NUMBERS["x86_64"][n] for n in ("read", "ioctl", "clone", "openat")]),
     args=st.tuples(*[ARGUMENT] * 6),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_every_operator_compares_all_64_bits(groups, nr, args):
     document = profile(*[entry for group in groups for entry in group])
     program = seccomp.compile_profile(seccomp.parse_profile(document), "x86_64")

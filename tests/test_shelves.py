@@ -203,7 +203,7 @@ def build(path, tree):
             os.utime(path, ns=(time, time), follow_symlinks=False)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(first=TOPS, second=TOPS)
 def test_any_tree_comes_back_as_it_was(first, second):
     workspace = tempfile.mkdtemp()
@@ -286,7 +286,6 @@ def test_what_would_take_for_ever_to_search_is_refused(workspace, monkeypatch):
 
 
 @given(st.lists(st.sampled_from([bytes(4096), b"x" * 4096, b"\0" * 4095 + b"x", b"", b"x", b"\0"])))
-@settings(deadline=None)
 def test_every_page_that_is_not_zero_is_found(pages):
     data = b"".join(pages)
     rebuilt = bytearray(len(data))
@@ -602,7 +601,7 @@ LARGE_TOPS = st.tuples(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(tree=LARGE_TOPS, reads=st.integers(1, 10))
 def test_what_cannot_be_packed_is_as_it_was(tree, reads):
     workspace = tempfile.mkdtemp()

@@ -114,7 +114,6 @@ def arrays(draw):
 
 
 @given(arrays())
-@settings(deadline=None)
 def test_any_array_travels_whole(value):
     assert_alike(travelled(value), value)
 
@@ -152,13 +151,12 @@ def frames(draw):
 
 
 @given(frames())
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_any_frame_travels_whole(value):
     assert_alike(travelled(value), value)
 
 
 @given(st.integers(0, 20), st.integers(0, 20), st.sampled_from(sorted(specimens.arrow_arrays())))
-@settings(deadline=None)
 def test_any_slice_of_arrow_travels_whole(start, size, name):
     value = specimens.arrow_arrays()[name].slice(start, size)
     assert_alike(travelled(value), value)

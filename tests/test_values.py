@@ -108,7 +108,6 @@ def same(a, b):
 @example(dt.datetime(2024, 10, 27, 2, 30, fold=1, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin")))
 @example(dt.datetime(2024, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=1), "CET")))
 @example(uuid.UUID(int=0))
-@settings(deadline=None)
 def test_plain_data_travels_whole(value):
     assert same(travelled(value), value)
 
@@ -319,7 +318,7 @@ def decoded(data):
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_random_bytes_are_refused(data):
     assert decoded(data) is values.CannotTravel
 
@@ -464,7 +463,7 @@ json_documents = st.recursive(
 
 
 @given(json_documents)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_json_document_is_refused_or_gives_a_value(document):
     value = decoded(parcel_of(document))
     if value is not values.CannotTravel:
@@ -472,7 +471,7 @@ def test_any_json_document_is_refused_or_gives_a_value(document):
 
 
 @given(plain, st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_mutated_encoding_is_refused_or_a_value(value, data):
     raw = bytearray(values.encode(value).join())
     for _ in range(data.draw(st.integers(1, 4))):

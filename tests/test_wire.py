@@ -193,14 +193,14 @@ hostile_frames = st.builds(
 
 
 @given(garbage | st.lists(hostile_frames, max_size=12))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_request_to_a_hostile_guest_ends_with_an_answer_or_our_own_error(pieces):
     answer, _ = ask(pieces)
     assert isinstance(answer, (tuple, GuestLost, ProtocolError))
 
 
 @given(garbage | st.lists(hostile_frames, max_size=12))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_cell_of_a_hostile_guest_ends_and_is_done_or_lost(pieces):
     run, guest, _ = drive(pieces)
     assert (run.done is None) != (run.lost is None)
@@ -230,7 +230,7 @@ def test_the_honest_conversation_that_is_mutated_below_is_understood():
     st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=8),
     st.lists(st.integers(0, 10**6), max_size=6),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_mutated_conversation_never_hangs_nor_raises_anything_foreign(changes, places):
     data = bytearray(b"".join(honest_conversation()))
     for place, value in changes:

@@ -14,7 +14,7 @@ import threading
 import time
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from belljar import InvalidOption, Limits, ProtocolError, Sandbox, beneath, sessions, trees
@@ -854,7 +854,7 @@ PARTS = st.lists(st.sampled_from(["..", "a", "b", "link1", "link2", "."]), min_s
 
 
 @given(st.lists(st.tuples(st.sampled_from(["", "a/", "a/b/"]), PARTS), min_size=1, max_size=4))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 def test_links_that_may_stay_never_lead_out_whatever_the_others_are(tmp_path_factory, links):
     root = tmp_path_factory.mktemp("top") / "root"
     (root / "a/b/a/b").mkdir(parents=True)
@@ -920,7 +920,7 @@ def test_a_listing_no_honest_guest_sends_is_refused(run_async, row):
     ),
     st.binary(max_size=40),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_whatever_a_guest_answers_is_taken_or_refused(answer, data):
     import anyio
 

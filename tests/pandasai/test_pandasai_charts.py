@@ -5,7 +5,7 @@ import struct
 import zlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -50,7 +50,6 @@ def test_what_is_no_whole_and_sane_picture_is_refused(data, why):
         charts.check_png(data)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_no_bytes_do_harm_to_the_check(data):
     for text in (data, png()[:8] + data, png()[:33] + data):

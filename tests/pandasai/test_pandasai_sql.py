@@ -219,7 +219,6 @@ def test_without_names_any_table_may_be_read_but_no_file():
             sql.check(query)
 
 
-@settings(deadline=None)
 @given(st.text(max_size=60))
 def test_no_text_gets_anything_but_a_refusal_or_leave(text):
     try:
@@ -228,7 +227,7 @@ def test_no_text_gets_anything_but_a_refusal_or_leave(text):
         return
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.sampled_from(ALLOWED), st.text(alphabet=" ;'\"()-/*\0\\%$", max_size=5), st.data())
 def test_what_the_reader_lets_pass_only_reads_for_duckdb_too(query, noise, data):
     at = data.draw(st.integers(0, len(query)))
