@@ -697,8 +697,9 @@ def test_a_name_that_leads_elsewhere_is_not_unpacked(workspace, name, monkeypatc
     with opened(workspace) as made:
         shelf = made._shelves[kept(made)]
         records = os.pread(shelf._records, 1 << 16, 0)
-        assert records.count(b"\x7f" * len(name)) == 1
-        os.pwrite(shelf._records, records.replace(b"\x7f" * len(name), name), 0)
+        found = b"\x7f" * len(name) + treepack.FILE  # the rest is times: any bytes
+        assert records.count(found) == 1
+        os.pwrite(shelf._records, records.replace(found, name + treepack.FILE), 0)
         with pytest.raises(OSError, match="elsewhere"):
             shelf.unpack(made._directory)
 
