@@ -28,7 +28,7 @@ def submissions() -> Iterator[tuple[str, str]]:
 def snippets() -> Iterator[Snippet]:
     for _, source in submissions():
         # The tests run after the submission, in its sandbox, if it could be loaded.
-        yield Snippet(source, then=TESTS, variables={"cases": CASES}, timeout=3)
+        yield Snippet(source, then=TESTS, variables={"cases": CASES}, timeout=2)
 
 
 def verdict(execution: Execution) -> str:

@@ -17,6 +17,7 @@ import json
 import os
 import socket
 import tempfile
+from unittest import mock
 
 import anyio
 
@@ -42,9 +43,6 @@ QUICK = 0.3  # seconds that a guest has for its answer
 class Impatient(Channel):
     async def call(self, kind, header=None, payload=b"", *, timeout=QUICK):
         return await super().call(kind, header, payload, timeout=QUICK)
-
-
-cell.DEATH = place.KEEP_TIMEOUT = QUICK
 
 
 # --- the host --------------------------------------------------------------------------------
@@ -171,8 +169,10 @@ def attempt(data):
     try:
         field = Field(base)
         before = set(os.listdir("/proc/self/fd"))
+        quick = mock.patch.multiple
         try:
-            runner.run(play(case, field))
+            with quick(cell, DEATH=QUICK), quick(place, KEEP_TIMEOUT=QUICK):
+                runner.run(play(case, field))
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
         if field.seen() != field.before:

@@ -13,6 +13,7 @@ import json
 import os
 import socket
 import struct
+from unittest import mock
 
 import anyio
 
@@ -32,9 +33,6 @@ QUICK = 0.1  # seconds that it has for its answer
 KEY = bytes(range(seal.KEY))
 ENDPOINT = Endpoint(kind="unix", address="/run/fuzz.sock", source="fuzz")
 _LENGTH = struct.Struct("=I")
-
-readings.TIMEOUT, readings.REASON = QUICK, 0.0
-removal.GONE_TIMEOUT, removal.PAUSE = QUICK, 0.0
 
 
 class Wrong(Exception):
@@ -166,7 +164,16 @@ class Answers:
 
 async def play(work, cut, answers):
     there = Answers(cut, answers)
-    client.dial = there.dial
+    quick = mock.patch.multiple
+    with (
+        quick(client, dial=there.dial),
+        quick(readings, TIMEOUT=QUICK, REASON=0.0),
+        quick(removal, GONE_TIMEOUT=QUICK, PAUSE=0.0),
+    ):
+        await _play(work, there)
+
+
+async def _play(work, there):
     try:
         async with anyio.create_task_group() as there.tasks:
             try:
