@@ -157,14 +157,18 @@ class Canaries:
     def _answer(self) -> None:
         """Whoever has come so far."""
         with self._answering:
-            for sock in select.select(list(self._sockets), [], [], 0)[0]:
-                self.hits[self._sockets[sock]] += 1
-                with contextlib.suppress(OSError):  # it has gone again
-                    if sock.type == socket.SOCK_DGRAM:
-                        sock.recv(4096)
-                        continue
-                    with sock.accept()[0] as peer:
-                        peer.sendall(self.secret.encode())
+            while ready := select.select(list(self._sockets), [], [], 0)[0]:
+                for sock in ready:
+                    self._answer_one(sock)
+
+    def _answer_one(self, sock: socket.socket) -> None:
+        self.hits[self._sockets[sock]] += 1
+        with contextlib.suppress(OSError):  # it has gone again
+            if sock.type == socket.SOCK_DGRAM:
+                sock.recv(4096)
+                return
+            with sock.accept()[0] as peer:
+                peer.sendall(self.secret.encode())
 
     # -- a process ------------------------------------------------------------------------------
 

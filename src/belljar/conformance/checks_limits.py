@@ -152,7 +152,8 @@ def memory_without_control_groups(stage: Stage, look: Look) -> None:
         look.saw(f"refused: {error.message}")
     sandbox = stage.open(limits={"memory": "64m"}, strict=False)
     before = shared_memory()
-    sandbox.run_code(_DETACHED)
+    segment = sandbox.run_code(_DETACHED + "segment").value
+    look.expect(segment == -1, "shared memory that no process holds is refused", segment)
     # What it has hidden would stay; what others of this machine use comes and goes.
     try:
         wait_until(lambda: shared_memory() - before < 200 * MIB)

@@ -8,7 +8,7 @@ from . import commands
 from .keeper import Keeper
 from .store import CURRENT
 
-STOP_LOOKS = 500  # a millisecond apart, for processes that are being stopped
+STOP_SECONDS = 0.5  # for processes that are being stopped
 
 
 class Branch:
@@ -70,12 +70,12 @@ def tell(processes: Dict[int, int], number: int) -> None:
 def standing(others: "set[int]") -> List[int]:
     """Processes but for `others`, which have all been told to stop. One that was being forked at
     that time appears a little later, and until its parent stands still too."""
-    for _ in range(STOP_LOOKS):
+    deadline = time.monotonic() + STOP_SECONDS
+    while True:
         found = [pid for pid in commands.processes() if pid not in others]
-        if all(_stands(pid) for pid in found):
-            break
+        if all(_stands(pid) for pid in found) or time.monotonic() > deadline:
+            return found
         time.sleep(0.001)
-    return found
 
 
 def _stands(pid: int) -> bool:

@@ -15,7 +15,7 @@ Census = Dict[str, Entry]
 MAX_PATH = 4000  # bytes below the root: what is longer no program opens in one go
 LOOK = 64  # entries between two looks at the clock
 COARSE = 100_000_000  # nanoseconds: more than the kernel's times of changes are apart
-WAITING = 20  # times as long may pass as may be worked, while others have their turn
+WAITING = 4  # times as long may pass as may be worked, while others have their turn
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _TYPES = {modes.S_IFREG: "file", modes.S_IFDIR: "dir", modes.S_IFLNK: "symlink"}
 

@@ -338,11 +338,10 @@ class DockerBackend:
                 f"the guest of image {made.reference!r} needs more memory to start than its limit",
                 hint="Limits(memory=...)",
             )
-        code = state.get("ExitCode")
+        ended = f"ended with status {state.get('ExitCode')}" if state else "hung up"
         detail = words or str(state.get("Error") or "") or "it said nothing"
         return StartError(
-            f"the guest of image {made.reference!r} ended with status {code} before it was ready: "
-            f"{detail}",
+            f"the guest of image {made.reference!r} {ended} before it was ready: {detail}",
             hint=f"the image needs a `{made.python}` of 3.9 or later with its standard library",
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -35,6 +36,7 @@ class DockerGuest:
         self._engine = engine
         self._remove = remove
         self._pidfd = -1
+        self._signalling = threading.RLock()  # the number is another's when it has been closed
         self._local: readings.Local | None = None
         self._remote = readings.Remote(engine, container)
         self._killed = False
@@ -98,15 +100,16 @@ class DockerGuest:
         self.kill()
 
     def _signal(self) -> bool:
-        if self._pidfd < 0:
-            return False
-        try:
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        except ProcessLookupError:
+        with self._signalling:
+            if self._pidfd < 0:
+                return False
+            try:
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            except ProcessLookupError:
+                return True
+            except PermissionError:
+                return False  # the engine may, this user may not
             return True
-        except PermissionError:
-            return False  # the engine may, this user may not
-        return True
 
     async def _ask_to_kill(self) -> None:
         path = f"/containers/{self.container}/kill"
@@ -147,6 +150,7 @@ class DockerGuest:
         self.stream.close()
         if self._local is not None:
             self._local.close()
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
-            self._pidfd = -1
+        with self._signalling:
+            if self._pidfd >= 0:
+                os.close(self._pidfd)
+                self._pidfd = -1

@@ -21,6 +21,7 @@ from belljar.backends.native.cgroup.meters import Meters
 
 TIMEOUT = 5.0
 MOST_KILLS = 10_000
+NOT_FOUND, CONFLICT = 404, 409
 KILLED = 128 + signal.SIGKILL  # as engines write it
 REASON = 3.0  # seconds in which the engine hears why
 
@@ -96,8 +97,8 @@ class Remote:
             stats = await self._engine.request(
                 "GET", path, query={"stream": False, "one-shot": True}, timeout=TIMEOUT
             )
-        except EngineError:
-            self.gone = True
+        except EngineError as error:
+            self.gone = error.status in (NOT_FOUND, CONFLICT)  # else it is slow, or out of reach
         else:
             nanoseconds = _whole(stats, "cpu_stats", "cpu_usage", "total_usage")
             cpu = None if nanoseconds is None else nanoseconds / 1e9
@@ -166,7 +167,7 @@ async def for_want_of_memory(engine: Engine, container: str, state: Mapping[str,
     # only in newer ones (Docker 24) part of the state, too.
     now = time.time()
     query = {
-        "since": int(now - 3600),
+        "since": int(now - 60),
         "until": f"{now + REASON:.3f}",
         "filters": {"container": [container], "event": ["oom"]},
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -107,7 +108,7 @@ class NativeGuest:
         self._cgroup = group
         self._closed = False
         # The number of the descriptor is another's soon after it was closed.
-        self._signalling = threading.Lock()
+        self._signalling = threading.RLock()  # a handler of signals may interrupt kill()
         self.isolation = Isolation(backend="native", layers=(), limits=())
         self.left: Callable[[], None] | None = None  # called when it has gone; may block
         self.watchdog = watchdog.Watchdog(pid, memory)
@@ -141,22 +142,20 @@ class NativeGuest:
         with self._signalling:
             if self._closed:
                 return
-            try:
+            with contextlib.suppress(ProcessLookupError):  # it has ended already
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            except ProcessLookupError:
-                return  # it has ended already
 
-    def _kill_last(self) -> None:
-        """From here on nobody uses the descriptor but who closes it."""
-        self.kill()
+    def _kill_last(self) -> bool:
+        """Whether it was not closed yet. From here on only the caller uses the descriptor."""
         with self._signalling:
-            self._closed = True
+            self.kill()
+            first, self._closed = not self._closed, True
+        return first
 
     async def close(self) -> None:
-        if self._closed:
+        if not self._kill_last():
             return
         with anyio.CancelScope(shield=True):
-            self._kill_last()
             self.watchdog.stop()
             try:
                 await self._ended()
@@ -195,8 +194,7 @@ class NativeGuest:
                 watchdog.kill(pid, self.pid)
 
     def discard(self) -> None:
-        if not self._closed:
-            self._kill_last()
+        if self._kill_last():
             self.watchdog.stop()
             os.close(self._pidfd)
             self.stream.close()

@@ -3,6 +3,7 @@
 # expect: outcome=timeout|killed|error
 # limits: processes=24
 # timeout: 1
+# within: 10
 # oracle: tasks
 # control: simulated by r20_fork_limit: never run unconfined
 import os

@@ -2,6 +2,7 @@
 # attempt: hear nothing more of init
 # expect: outcome=killed|ok|timeout
 # timeout: 2
+# within: 10
 # control: simulated by verdict
 import socket
 

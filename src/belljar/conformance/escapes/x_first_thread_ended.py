@@ -2,6 +2,7 @@
 # attempt: a process that looks dead, because its first thread has ended, and goes on
 # expect: outcome=timeout
 # timeout: 1
+# within: 10
 # control: simulated by census: a process that stays is seen
 import ctypes
 import os

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from typing import Self
 
 _NAME = re.compile(r"belljar-([0-9]+)-([0-9]+)-([0-9]+)")
-# SIGKILL takes effect within milliseconds; only a process that is stuck in the kernel, or that a
-# busy machine does not let run, takes longer.
-_DEATH = 10.0
-_PATIENCE = 2.0  # once they are dead
+# SIGKILL takes effect within milliseconds; only a process stuck in the kernel takes longer.
+_PATIENCE = 2.0
 
 
 @dataclass(frozen=True)
@@ -130,7 +128,7 @@ _WHILE_KILLING = {
 }
 
 
-def kill(directories: Iterable[str], *, patience: float = _DEATH) -> bool:
+def kill(directories: Iterable[str], *, patience: float = _PATIENCE) -> bool:
     """End every process in these trees; True when nobody is left. The groups stay usable."""
     groups = [group for directory in directories for group in walk(directory)]
     with contextlib.ExitStack() as afterwards:
