@@ -44,12 +44,23 @@ REQUIRED = os.environ.get("BELLJAR_TEST_REQUIRE", "").split()
 _USER = {"attacks", "cgroup", "commands", "escapes", "guest", "mounts", "posture", "sandbox"}
 _USER |= {"conformance", "manager_guests", "pool", "posture_golden", "siblings", "warm", "workdir"}
 _GVISOR = {"escapes", "mounts", "posture", "posture_golden", "sandbox"}
-_DOCKER = _GVISOR | {"checkpoint", "commands", "guest", "manager_guests", "warm", "workdir"}
+_DOCKER = _GVISOR | {"checkpoint", "commands", "guest", "warm", "workdir"}
 _DOCKER |= {"compat_dolphin", "compat_executor", "compat_openmanus", "compat_openmanus_tools"}
 _DOCKER |= {"pool"}
-# In containers, only these: controls in which nothing holds the program are the same natively; and
-# what a pool decides does not depend on what its guests are.
+# In containers, only these: controls in which nothing holds the program are the same natively; what
+# a pool decides does not depend on what its guests are; and who makes a checkpoint is init, which
+# is the same program.
 _SAMPLES = {
+    "checkpoint": (
+        "test_rollback",
+        "test_files",
+        "test_open_files",
+        "test_one_can",
+        "test_checkpoints",
+        "test_a_fork",
+        "test_out_of_memory",
+        "test_nothing_is_left",
+    ),
     "escapes": ("test_hostile_guest", "test_check", "test_control_under", "test_control_that"),
     "pool": (
         "test_a_tenant_gets",
