@@ -103,9 +103,7 @@ def swapped_directories(stage: Stage, look: Look) -> None:
                 except FileError:
                     continue
         swaps = sandbox.run_code("swaps[0]").value
-        look.control(
-            isinstance(swaps, int) and swaps > 50, f"{swaps} swaps during {rounds} rounds"
-        )
+        look.control(isinstance(swaps, int) and swaps > 50, f"{swaps} swaps during {rounds} rounds")
         look.expect(not leaked, f"the host's file was read in none of {rounds} rounds", leaked)
         found = sorted(path.name for path in canary.iterdir())
         look.expect(found == ["0"], "nothing was written to the host's directory", found)
