@@ -8,6 +8,7 @@ import ctypes
 import dataclasses
 import gc
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -32,6 +33,8 @@ from belljar.conformance.processes import (  # noqa: F401
 )
 
 PR_SET_CHILD_SUBREAPER = 36
+ANONYMOUS = re.compile("[0-9a-f]{64}")  # a volume that an image asks for
+GUEST_UIDS = 0x70000000  # those of root's guests begin here
 ENGINES = "belljar-engine-"  # in /tmp, then the number of the process whose it is
 
 
@@ -143,8 +146,10 @@ def _mounts():
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields = line.split()
         place = fields[4]
-        # The engine's, for containers of whomever: those are counted as containers.
+        # The engine's, for containers of whomever: those are counted as containers. And those
+        # that come when somebody logs in, or plugs something in.
         engines = place.startswith(("/var/lib/docker/", "/run/docker/", "/var/run/docker/"))
+        engines = engines or place.startswith(("/run/user/", "/run/media/", "/media/"))
         # And what tests of another setting mount, beside these.
         others = "/belljar-tests" in place and not place.startswith(tempfile.gettempdir())
         mine = f"/tmp/{ENGINES}{os.getpid()}-"
@@ -188,10 +193,11 @@ def containers():
 
 
 def _engine():
-    """What the engine has of ours, and what it has of anybody's that nobody here should make."""
+    """Containers of this run, and what Belljar should never make: networks, volumes without a
+    name. Those that other programs make have names."""
     yield from (f"{state} container {name}" for state, name in containers())
-    yield from (f"network {name}" for name in engine_view.networks())
-    yield from (f"volume {name}" for name in engine_view.volumes())
+    yield from (f"network {name}" for name in engine_view.networks() if "belljar" in name)
+    yield from (f"volume {name}" for name in engine_view.volumes() if ANONYMOUS.fullmatch(name))
 
 
 def _is_of_this_run(container, labels):
@@ -249,21 +255,26 @@ def unfinished(envs):
 
 
 def _shared_memory():
+    """Files of guests and of belljar: other programs of this user may keep theirs there."""
     for entry in os.scandir("/dev/shm"):
         with contextlib.suppress(FileNotFoundError):  # another's, who has just removed it
-            if entry.stat(follow_symlinks=False).st_uid == os.getuid() or _of_a_guest(entry):
+            if "belljar" in entry.name or _is_a_guests_file(entry):
                 yield entry.path
 
 
-def _of_a_guest(entry):
+def _is_a_guests_file(entry):
     status = entry.stat(follow_symlinks=False)
-    return status.st_uid >= 0x70000000 and not stat.S_ISDIR(status.st_mode)
+    return status.st_uid >= GUEST_UIDS and not stat.S_ISDIR(status.st_mode)
 
 
 def _sysv():
+    """Objects of this user and of guests: other users of this machine may have theirs."""
     for kind in ("shm", "sem", "msg"):
         try:
-            rows = Path(f"/proc/sysvipc/{kind}").read_text().splitlines()[1:]
+            head, *rows = Path(f"/proc/sysvipc/{kind}").read_text().splitlines()
         except OSError:
             continue
-        yield from (f"{kind} {' '.join(row.split()[:2])}" for row in rows)
+        owner = head.split().index("cuid")
+        for row in map(str.split, rows):
+            if int(row[owner]) == os.getuid() or int(row[owner]) >= GUEST_UIDS:
+                yield f"{kind} {' '.join(row[:2])}"

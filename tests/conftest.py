@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 import census
 import control_groups
 import engine_view
+import reporting
 import setting
 from belljar import AsyncSandbox, Sandbox, SandboxError, cell, runtime
 from belljar.environment_store import cache_root
@@ -44,6 +45,9 @@ MARKERS = {
     "docker": "needs an engine: run with runc; with gVisor too if it asks for `backend`",
     "not_gvisor(reason)": "what gVisor answers differently; each is a row in SECURITY.md",
     "fresh": "needs a guest that no other test has used",
+    "contract(*kinds)": "what these kinds of guests must keep: native, docker, gvisor; the rest of "
+    "the tests runs natively by root only",
+    "disturbs": "harms the host on purpose: no other test that watches the host runs beside it",
     "by_user_too": "starts no guest, but depends on who runs it: run by root and by the user",
 }
 
@@ -58,6 +62,9 @@ def pytest_configure(config):
     runtime_directory = os.path.join(config.belljar_tmp, "runtime")
     os.mkdir(runtime_directory, 0o700)
     os.environ["BELLJAR_RUNTIME_DIR"] = runtime_directory
+    if path := os.environ.get("BELLJAR_TEST_RECORD"):
+        config.belljar_recorder = reporting.Recorder(path)
+        config.pluginmanager.register(config.belljar_recorder)
     census.become_subreaper()
     # What runs in the background of a shell, or under nohup, is deaf to these, and so would be the
     # programs that tests interrupt.
@@ -84,13 +91,14 @@ def starts_guests(item):
 def is_wanted(item, part):
     """Whether it is in this part of the suite: `guests`, `rest`, or all of it."""
     of_docker = item.get_closest_marker("docker")
-    if of_docker and setting.GVISOR and os.environ.get("BELLJAR_TEST_SCOPE"):
-        return False
-    if starts_guests(item) and not of_docker and setting.leaves_out(item.path.stem[5:], item.name):
-        return False
+    if setting.CONTRACT_ONLY and starts_guests(item):
+        if of_docker and setting.GVISOR:
+            return False
+        if not of_docker and not setting.in_contract(item):
+            return False
     if setting.DOCKER and "[shared" in item.name:
         return False  # no memory is shared with a container: it would be [parts] once more
-    if item.get_closest_marker("docker"):
+    if of_docker:
         return setting.DOCKER and (starts_guests(item) or not setting.GVISOR)
     if starts_guests(item):
         return part != "rest"
@@ -183,15 +191,8 @@ def pytest_terminal_summary(terminalreporter, exitstatus, config):
         terminalreporter.section("left behind by this run", red=True, bold=True)
         for line in found:
             terminalreporter.write_line(line)
-    if path := os.environ.get("BELLJAR_TEST_SUMMARY"):
-        counts = {
-            kind: len(terminalreporter.stats.get(kind, ()))
-            for kind in ("passed", "failed", "error", "skipped", "xfailed")
-        }
-        words = [f"{number} {kind}" for kind, number in counts.items() if number]
-        words += [f"{len(found)} left behind"] if found else []
-        with open(path, "w") as file:
-            file.write(", ".join(words) or "nothing was run")
+    if recorder := getattr(config, "belljar_recorder", None):
+        recorder.write(found)
 
 
 # --- sandboxes -------------------------------------------------------------------------------

@@ -38,44 +38,16 @@ GVISOR = NAME == "docker-runsc"
 COUNTED = ROOT or DOCKER
 REQUIRED = os.environ.get("BELLJAR_TEST_REQUIRE", "").split()
 
-# The same code runs in every setting, and most of it is tested in one: natively, by root. With
-# BELLJAR_TEST_SCOPE=contract the others are left with what may differ there; without it, each runs
-# everything, which takes an hour, as a container takes a hundred times as long to start.
-_USER = {"attacks", "cgroup", "commands", "escapes", "guest", "mounts", "posture", "sandbox"}
-_USER |= {"conformance", "manager_guests", "pool", "posture_golden", "siblings", "warm", "workdir"}
-_GVISOR = {"escapes", "mounts", "posture", "posture_golden", "sandbox"}
-_DOCKER = _GVISOR | {"checkpoint", "commands", "guest", "warm", "workdir"}
-_DOCKER |= {"compat_dolphin", "compat_executor", "compat_openmanus", "compat_openmanus_tools"}
-_DOCKER |= {"pool"}
-# In containers, only these: controls in which nothing holds the program are the same natively; what
-# a pool decides does not depend on what its guests are; and who makes a checkpoint is init, which
-# is the same program.
-_SAMPLES = {
-    "checkpoint": (
-        "test_rollback",
-        "test_files",
-        "test_open_files",
-        "test_one_can",
-        "test_checkpoints",
-        "test_a_fork",
-        "test_out_of_memory",
-        "test_nothing_is_left",
-    ),
-    "escapes": ("test_hostile_guest", "test_check", "test_control_under", "test_control_that"),
-    "pool": (
-        "test_a_tenant_gets",
-        "test_warm_guests",
-        "test_close",
-        "test_map_gives",
-        "test_a_rehear",
-    ),
-}
+# The same code runs in every setting, and all of it is tested in one: natively, by root. With
+# BELLJAR_TEST_SCOPE=contract a run is limited to the tests that are marked `contract` for its kind.
+KIND = "gvisor" if GVISOR else BACKEND
+KINDS = {"native", "docker", "gvisor"}
+CONTRACT_ONLY = os.environ.get("BELLJAR_TEST_SCOPE") == "contract"
 
 
-def leaves_out(module, name):
-    """Whether a test that starts guests is not for this setting, unless all are asked for."""
-    if os.environ.get("BELLJAR_TEST_SCOPE") != "contract":
-        return False
-    if DOCKER and module in _SAMPLES and not name.startswith(_SAMPLES[module]):
-        return True
-    return module not in (_GVISOR if GVISOR else _DOCKER if DOCKER else _USER)
+def in_contract(item):
+    """True if a test is marked `contract` for the kind of guest of this run."""
+    kinds = {kind for mark in item.iter_markers("contract") for kind in mark.args}
+    if not kinds <= KINDS:
+        raise ValueError(f"{item.nodeid}: contract takes {KINDS}, not {kinds - KINDS}")
+    return KIND in kinds

@@ -13,6 +13,8 @@ import gvisor
 import setting
 from belljar import AsyncSandbox, Outcome, runtime
 
+pytestmark = pytest.mark.contract("native")
+
 
 def guest(sandbox):
     return sandbox._sandbox._place.guest

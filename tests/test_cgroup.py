@@ -22,6 +22,8 @@ from belljar.backends.native.cgroup.files import settings
 from belljar.backends.native.cgroup.plan import Directory, Hierarchy, Plan, parse_mounts, plan
 from belljar.errors import StartError
 
+pytestmark = pytest.mark.contract("native")
+
 MB = 1 << 20
 LIMITS = frozenset({"memory", "pids", "cpu"})
 ALL = LIMITS | {"cpuacct"}

@@ -57,6 +57,7 @@ def there_and_back(sandbox, before, between="", after="None"):
 # --- the interpreter -------------------------------------------------------------------------
 
 
+@pytest.mark.contract("docker")
 def test_rollback_brings_variables_back(sandbox):
     seen = there_and_back(
         sandbox,
@@ -67,6 +68,7 @@ def test_rollback_brings_variables_back(sandbox):
     assert seen == ([1], False, 5)
 
 
+@pytest.mark.contract("docker")
 def test_rollback_brings_modules_path_and_environment_back(sandbox):
     seen = there_and_back(
         sandbox,
@@ -112,6 +114,7 @@ def test_numpy_pandas_and_matplotlib_state_comes_back(data_sandbox):
     assert any(result.png for result in execution.results)
 
 
+@pytest.mark.contract("docker")
 def test_rollback_brings_the_directory_back(sandbox):
     seen = there_and_back(
         sandbox,
@@ -228,6 +231,7 @@ def look():
 """
 
 
+@pytest.mark.contract("docker")
 def test_files_come_back_as_they_were(sandbox):
     ok(sandbox, MAKE_TREE + "\nbefore = look()")
     checkpoint = sandbox.checkpoint()
@@ -286,6 +290,7 @@ def test_a_workspace_that_is_locked_can_be_kept_and_brought_back(sandbox, mode):
     assert value(sandbox, "os.chmod('/workspace', 0o700); open('d/f').read()") == "a"
 
 
+@pytest.mark.contract("docker")
 def test_open_files_go_on_where_they_were(sandbox):
     ok(
         sandbox,
@@ -387,6 +392,7 @@ def test_a_plain_session_lacks_nothing(data_sandbox):
     assert data_sandbox.checkpoint().lacks == ()
 
 
+@pytest.mark.contract("docker")
 def test_rollback_ends_what_was_started_since(sandbox, outside):
     before = sandbox.checkpoint()
     guest = outside(sandbox)
@@ -440,6 +446,7 @@ def some(*names):
     return [pytest.param(name, marks=gvisor.PROCESSES if name == "bomb" else ()) for name in names]
 
 
+@pytest.mark.contract("docker")
 @pytest.mark.parametrize("worst", some(*WORST))
 def test_one_can_go_back_from(sandbox, worst):
     ok(sandbox, "x = 1; open('f', 'w').write('a' * 1000)")
@@ -452,6 +459,7 @@ def test_one_can_go_back_from(sandbox, worst):
         assert execution.state_preserved
 
 
+@pytest.mark.contract("docker")
 @pytest.mark.needs_cgroup
 @gvisor.MEMORY
 def test_one_can_go_back_from_out_of_memory(make_sandbox):
@@ -468,6 +476,7 @@ def test_one_can_go_back_from_out_of_memory(make_sandbox):
         assert value(sandbox, "len(x), x[-1], 'y' in globals()") == (100 << 20, 49, False)
 
 
+@pytest.mark.contract("docker")
 def test_one_can_go_back_after_a_restart(sandbox):
     ok(sandbox, "x = 1")
     checkpoint = sandbox.checkpoint()
@@ -520,6 +529,7 @@ def test_a_checkpoint_while_files_come_and_go(sandbox):
         sandbox.release(checkpoint)
 
 
+@pytest.mark.contract("docker")
 def test_rollback_waits_for_commands_and_restarts(sandbox):
     ok(sandbox, "x = 1")
     checkpoint = sandbox.checkpoint()
@@ -622,6 +632,7 @@ def keep_until_refused(sandbox, kept):
         kept.append(sandbox.checkpoint())
 
 
+@pytest.mark.contract("docker")
 @gvisor.PROCESSES
 def test_checkpoints_beyond_the_process_limit_are_refused_and_nothing_is_lost(make_sandbox):
     sandbox = make_sandbox(limits=Limits(processes=8))
@@ -639,6 +650,7 @@ def test_checkpoints_beyond_the_process_limit_are_refused_and_nothing_is_lost(ma
         assert value(sandbox, "x, open('f').read()") == (1, "a")
 
 
+@pytest.mark.contract("docker")
 def test_checkpoints_beyond_the_workspace_limit_are_refused_and_nothing_is_lost(make_sandbox):
     sandbox = make_sandbox(limits=Limits(workspace="32m"))
     ok(sandbox, "import os; x = 1; open('f', 'wb').write(os.urandom(10 << 20))")
@@ -652,6 +664,7 @@ def test_checkpoints_beyond_the_workspace_limit_are_refused_and_nothing_is_lost(
     assert value(sandbox, "import os; x, os.path.getsize('f')") == (1, 10 << 20)
 
 
+@pytest.mark.contract("docker")
 def test_checkpoints_take_no_memory_for_what_does_not_change(make_sandbox):
     sandbox = make_sandbox(limits=Limits(memory="512m"), strict=False)
     ok(sandbox, "x = bytearray(b'1') * (150 << 20)")
@@ -687,6 +700,7 @@ def test_a_parked_interpreter_that_the_code_stops_does_not_hang_a_rollback(sandb
     assert value(sandbox, "x") == 1
 
 
+@pytest.mark.contract("docker")
 def test_a_fork_that_the_code_kills_is_told(sandbox):
     ok(sandbox, "x = 1; open('f', 'w').write('a')")
     with sandbox.fork() as fork:
@@ -890,6 +904,7 @@ def test_undoing_what_killed_the_parked_one_is_said(sandbox):
 # --- forks -----------------------------------------------------------------------------------
 
 
+@pytest.mark.contract("docker")
 def test_a_fork_goes_on_by_itself_and_so_does_the_original(sandbox):
     ok(sandbox, "x = [1]; open('f', 'w').write('a'); import os")
     with sandbox.fork() as fork:
@@ -902,6 +917,7 @@ def test_a_fork_goes_on_by_itself_and_so_does_the_original(sandbox):
     assert value(sandbox, "x, open('f').read()") == ([1, "original"], "original")
 
 
+@pytest.mark.contract("docker")
 def test_a_fork_of_a_fork_outlives_both(backend, outside):
     first = Sandbox(environment="python")
     ok(first, "x = 1; open('f', 'w').write('1')")
@@ -923,6 +939,7 @@ def test_a_fork_of_a_fork_outlives_both(backend, outside):
     assert not guest.alive()
 
 
+@pytest.mark.contract("docker")
 def test_files_commands_and_values_are_the_branchs_own(make_sandbox, tmp_path):
     sandbox = make_sandbox(functions={"who": lambda: "host"})
     sandbox.files.write("f", "original")
@@ -946,6 +963,7 @@ def test_files_commands_and_values_are_the_branchs_own(make_sandbox, tmp_path):
         assert sandbox.run_code("mine()").error.name == "NameError"
 
 
+@pytest.mark.contract("docker")
 def test_a_fork_may_go_back_to_a_checkpoint_of_the_original(sandbox):
     ok(sandbox, "x = 1; open('f', 'w').write('1')")
     checkpoint = sandbox.checkpoint()
@@ -972,6 +990,7 @@ def test_what_ends_one_branch_leaves_the_other(sandbox, worst):
         assert value(fork, "open('f').read()") == "a"
 
 
+@pytest.mark.contract("docker")
 @pytest.mark.needs_cgroup
 @gvisor.MEMORY
 def test_out_of_memory_in_one_branch_leaves_the_other(make_sandbox):
@@ -1001,6 +1020,7 @@ def test_what_one_branch_left_running_stands_still_meanwhile(sandbox):
         assert value(fork, "os.path.exists('/workspace/ticks')") is False
 
 
+@pytest.mark.contract("docker")
 def test_open_files_go_on_when_another_branch_has_had_its_turn(sandbox):
     ok(
         sandbox,
@@ -1107,6 +1127,7 @@ def test_a_host_function_that_uses_the_other_branch_does_not_hang(make_sandbox):
         assert value(fork, "1") == 1
 
 
+@pytest.mark.contract("docker")
 def test_a_fork_that_nobody_closed_does_not_keep_the_guest(backend, outside):
     sandbox = Sandbox(environment="python")
     ok(sandbox, "x = 1")
@@ -1269,6 +1290,7 @@ def test_a_cancelled_checkpoint_or_rollback_leaves_a_sandbox_that_works(open_san
     asyncio.run(main())
 
 
+@pytest.mark.contract("docker")
 def test_nothing_is_left_behind(backend):
     def use():
         with Sandbox(environment="python") as sandbox:

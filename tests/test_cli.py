@@ -12,6 +12,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 from collections.abc import Iterator
@@ -1123,8 +1124,8 @@ def test_doctor_of_an_ordinary_user_says_what_is_best_effort_and_the_remedy(
     python = shutil.which("python3", path="/usr/bin:/bin")
     if python is None or not _can_be_an_ordinary_users(python):
         pytest.skip("no Python of the system that can import what Belljar needs")
-    home = Path(f"/tmp/belljar-test-{os.getpid()}")
-    home.mkdir(mode=0o755)
+    # Not below tmp_path, which an ordinary user cannot enter.
+    home = Path(tempfile.mkdtemp(dir="/tmp", prefix="belljar-test-"))
     try:
         os.chown(home, 65534, 65534)
         done = subprocess.run(

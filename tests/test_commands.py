@@ -9,6 +9,8 @@ import census
 import gvisor
 from belljar import ExecutionError, Limits, Outcome
 
+pytestmark = pytest.mark.contract("native", "docker")
+
 
 def test_a_text_is_a_shell_command_and_a_list_is_a_program(sandbox):
     assert sandbox.commands.run("echo $((1 + 2)) | tr 3 4").stdout == "4\n"

@@ -9,6 +9,7 @@ import json
 import os
 import pwd
 import re
+import secrets
 import sys
 import textwrap
 
@@ -26,6 +27,8 @@ from belljar.compat.dolphin import (
     sandboxed_python_interpreter,
     validate_imports,
 )
+
+pytestmark = pytest.mark.contract("docker")
 
 BASE = "/tmp/sandboxes"
 
@@ -628,7 +631,8 @@ def test_the_function_says_what_is_wrong_with_a_context(context):
 def test_code_never_runs_in_this_process_whatever_the_variable_says(
     interpret, monkeypatch, tmp_path
 ):
-    code = "import os\nprint(os.getpid())\nopen('/tmp/from-dolphin', 'w')"
+    left = f"/tmp/from-dolphin-{secrets.token_hex(8)}"
+    code = f"import os\nprint(os.getpid())\nopen({left!r}, 'w')"
     values = ("1",) if setting.DOCKER else ("0", "", None)
     for value in values:
         if value is None:
@@ -637,7 +641,7 @@ def test_code_never_runs_in_this_process_whatever_the_variable_says(
             monkeypatch.setenv("DOLPHIN_USE_DOCKER_SANDBOX", value)
         output = interpret(python_interpreter, code, {})
         assert int(output) != os.getpid()
-        assert not os.path.exists("/tmp/from-dolphin")
+        assert not os.path.exists(left)
 
 
 def test_the_variable_chooses_docker(monkeypatch):

@@ -33,6 +33,8 @@ from belljar.compat.openmanus import (
 from belljar.compat.openmanus.core.sandbox import SandboxSettings as SettingsOfSandbox
 from belljar.compat.openmanus.volumes import Volumes
 
+pytestmark = pytest.mark.contract("docker")
+
 # How many there are, by what every image has.
 SLEEPERS = "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -o 'sleep [6]' | wc -l"
 

@@ -11,6 +11,8 @@ from belljar import InvalidOption
 from belljar.compat.openmanus import NormalPythonExecute, PythonExecute
 from belljar.compat.openmanus.tools import BaseTool
 
+pytestmark = pytest.mark.contract("docker")
+
 
 @pytest.fixture(scope="module")
 def shared(backend):

@@ -27,7 +27,7 @@ from belljar.conformance.results import (
 from belljar.conformance.rows import FAMILIES, ROWS
 from belljar.isolation import Isolation, Layer
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.contract("native")]
 
 
 def run(*rows, make=None, controls=True):

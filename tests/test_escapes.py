@@ -29,7 +29,7 @@ from belljar.conformance.simulations import SIMULATIONS, simulate
 from belljar.conformance.stage import Stage
 from oracles import Canaries, init_of, tree, worker_of
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.contract("native")]
 
 MIB = 1 << 20
 HERE = [program for program in programs() if program.suits_this_machine]
@@ -43,7 +43,7 @@ def _ids(each):
 def undisturbed(request):
     """Tests of another setting may run beside these, and would see what a control does to the
     host: so nothing runs beside a control, which sees to that itself."""
-    if request.node.name.startswith("test_control"):
+    if request.node.get_closest_marker("disturbs"):
         yield
     else:
         with alone.undisturbed():
@@ -64,6 +64,7 @@ def stage(make_sandbox, canaries):
 # --- every program and every check ---------------------------------------------------------------
 
 
+@pytest.mark.contract("docker", "gvisor")
 @pytest.mark.parametrize("guest", **_ids(HERE))
 def test_hostile_guest_is_contained(guest, stage):
     look = Look()
@@ -72,6 +73,7 @@ def test_hostile_guest_is_contained(guest, stage):
     assert look.evidence
 
 
+@pytest.mark.contract("docker", "gvisor")
 @pytest.mark.parametrize("check", **_ids(checks()))
 def test_check_holds_and_sees(check, stage):
     look = Look()
@@ -86,6 +88,7 @@ def test_check_holds_and_sees(check, stage):
 # --- the controls: where nothing stops it, the oracle must trip ----------------------------------
 
 
+@pytest.mark.disturbs
 @pytest.mark.parametrize("guest", **_ids([p for p in HERE if p.control in UNSTOPPED]))
 def test_control_where_nothing_stops_it_the_oracle_trips(guest, canaries):
     result = proofs.unstopped(guest, canaries)
@@ -94,6 +97,8 @@ def test_control_where_nothing_stops_it_the_oracle_trips(guest, canaries):
     assert result.tripped, result.showed
 
 
+@pytest.mark.disturbs
+@pytest.mark.contract("docker", "gvisor")
 @pytest.mark.parametrize("guest", **_ids([p for p in HERE if p.control == "larger"]))
 def test_control_under_larger_limits_the_counter_passes_the_small_one(guest, stage):
     result = proofs.larger(guest, stage)
@@ -102,6 +107,8 @@ def test_control_under_larger_limits_the_counter_passes_the_small_one(guest, sta
     assert result.tripped, result.showed
 
 
+@pytest.mark.disturbs
+@pytest.mark.contract("docker", "gvisor")
 @pytest.mark.parametrize("name", SIMULATIONS)
 def test_control_that_is_simulated_is_seen(name, stage):
     result = simulate(name, stage)

@@ -13,6 +13,8 @@ import pytest
 import census
 from belljar import Environment, Limits, Outcome, SandboxError, cell
 
+pytestmark = pytest.mark.contract("native", "docker")
+
 LOOP = "while True: pass"
 
 

@@ -141,8 +141,9 @@ def test_the_census_sees_a_descriptor_a_thread_and_a_temporary_directory():
 
 def test_the_census_sees_shared_memory():
     before = census.take()
-    left = Path(f"/dev/shm/belljar-test-{os.getpid()}")
-    left.touch()
+    descriptor, path = tempfile.mkstemp(dir="/dev/shm", prefix="belljar-test-")
+    os.close(descriptor)
+    left = Path(path)
     try:
         assert f"shared memory {left}" in seen_by_the_census(before)  # others may have theirs
     finally:

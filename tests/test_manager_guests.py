@@ -21,6 +21,8 @@ from belljar.managing.decide import Reason
 from belljar.managing.manager import AsyncSandboxManager
 from test_runtime import Script
 
+pytestmark = pytest.mark.contract("native")
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 

@@ -15,6 +15,8 @@ import setting
 from belljar import InvalidOption, Sandbox, SandboxError
 from belljar.mount import Mount, check_mounts
 
+pytestmark = pytest.mark.contract("native", "docker", "gvisor")
+
 
 @pytest.fixture
 def shown(tmp_path):

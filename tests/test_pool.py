@@ -34,6 +34,8 @@ from belljar.pooling import stock as stock_module
 from belljar.pooling.stock import Stock
 from belljar.warm import Warm
 
+pytestmark = pytest.mark.contract("native")
+
 HOSTILE = Path(__file__).with_name("escapes") / "hostile.py"
 
 
@@ -63,6 +65,7 @@ def guests_of(pool):
 # -- rehearsals --------------------------------------------------------------------------------
 
 
+@pytest.mark.contract("docker")
 def test_a_rehearsal_has_run_in_a_guest_that_waited_and_left_no_names(run_async):
     async def test():
         mark = "seen = 1\nopen('/tmp/mark', 'w').close()\nprint('said')"
@@ -87,6 +90,7 @@ def test_who_waits_already_does_not_wait_for_a_rehearsal(run_async):
     run_async(test)
 
 
+@pytest.mark.contract("docker")
 def test_a_rehearsal_that_fails_is_told_and_ends_its_guest(run_async):
     async def test():
         async with a_pool(rehearsal="1 / 0") as pool:
@@ -100,6 +104,7 @@ def test_a_rehearsal_that_fails_is_told_and_ends_its_guest(run_async):
     run_async(test)
 
 
+@pytest.mark.contract("docker")
 def test_a_rehearsal_of_ours_needs_no_package(run_async):
     """An image of the caller's need not have those that the environment is said to preload."""
 
@@ -193,6 +198,7 @@ def test_an_item_that_cannot_run_is_a_value_unless_it_shall_be_raised(run_async)
 # -- guests ------------------------------------------------------------------------------------
 
 
+@pytest.mark.contract("docker")
 def test_a_tenant_gets_a_warm_guest_that_nobody_had_and_that_nobody_gets_again(run_async):
     async def test():
         async with a_pool(min_ready=2) as pool:
@@ -293,6 +299,7 @@ def test_a_crowd_does_not_keep_a_single_caller_waiting(run_async):
     run_async(test)
 
 
+@pytest.mark.contract("docker")
 def test_warm_guests_that_are_killed_are_replaced_and_never_given(run_async):
     async def test():
         async with a_pool(min_ready=2, max_total=4) as pool:
@@ -576,6 +583,7 @@ def test_who_is_cancelled_leaves_neither_a_place_nor_a_guest_behind(run_async, m
 # -- the end -----------------------------------------------------------------------------------
 
 
+@pytest.mark.contract("docker")
 def test_close_ends_starts_tenants_and_those_who_wait(run_async):
     async def test():
         pool = a_pool(min_ready=3, max_total=3)
@@ -695,6 +703,7 @@ def test_a_fork_of_the_process_has_no_part_in_the_pool(backend):
 # -- map ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.contract("docker")
 def test_map_gives_results_in_order_and_failures_as_values(run_async):
     async def test():
         async with a_pool(max_total=4) as pool:

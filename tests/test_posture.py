@@ -24,6 +24,7 @@ from belljar.environment import build, resolve
 from oracles import ROOT, descriptors, init_of, mounts, posture, status, threads, tree, worker_of
 
 pytestmark = [
+    pytest.mark.contract("native", "docker", "gvisor"),
     pytest.mark.timeout(120),
     gvisor.OUTSIDE,
 ]

@@ -24,7 +24,7 @@ from belljar import Sandbox
 from golden_compare import KERNEL, OWN, REWRITE, compare, differences, drift, load, path_of, store
 from golden_posture import Lens
 
-pytestmark = [pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.contract("native", "docker", "gvisor"), pytest.mark.timeout(300)]
 if setting.NAME == "native-root":  # an ordinary user's may have control groups or not
     pytestmark.append(pytest.mark.needs_cgroup)
 

@@ -31,6 +31,8 @@ from belljar import (
     SandboxError,
 )
 
+pytestmark = pytest.mark.contract("native", "docker", "gvisor")
+
 LOOP = "while True: pass"
 
 

@@ -12,6 +12,8 @@ from belljar import Environment
 from belljar.backends.native import posture
 from outside import guest_of
 
+pytestmark = pytest.mark.contract("native")
+
 # All of it has been used before the first guest is forked: a state that forks would share is there.
 _USE = "random.random(), uuid.uuid4(), next(tempfile._get_candidate_names()), ssl.RAND_bytes(8)"
 _MODULES = ("random", "uuid", "tempfile", "ssl", "secrets", "multiprocessing.process")

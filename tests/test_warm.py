@@ -11,6 +11,8 @@ from belljar.environment import builtin
 from belljar.place import Place
 from belljar.warm import Warm
 
+pytestmark = pytest.mark.contract("native", "docker")
+
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):

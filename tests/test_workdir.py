@@ -4,6 +4,8 @@ import pytest
 
 from belljar import InvalidOption, Mount, Sandbox, replay
 
+pytestmark = pytest.mark.contract("native", "docker")
+
 
 def test_the_workspace_is_where_it_was_asked_for(make_sandbox):
     with make_sandbox(workdir="/sandbox") as sandbox:
