@@ -29,9 +29,7 @@ install_pandasai() { # PYTHON
     say "installing Belljar and PandasAI into .venv/pandasai"
     rm -f "$PANDASAI_VENV/.belljar-setup"
     "$1" -m venv --clear --without-pip "$PANDASAI_VENV" &&
-        PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 \
-            "$VENV/bin/python" -m pip --python "$PANDASAI_PYTHON" install -qq \
-            --editable "$ROOT[pandasai]" "${PANDASAI_TOOLS[@]}"
+        uv_install "$PANDASAI_PYTHON" --editable "$ROOT[pandasai]" "${PANDASAI_TOOLS[@]}"
 }
 
 prepare_pandasai() {

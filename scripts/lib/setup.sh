@@ -1,6 +1,8 @@
-# Set-up shared by the scripts: source it, then call `setup`. Quick when everything is there.
+# Set-up shared by the scripts: source it, then call one of these. Quick when everything is there.
 #
-#   setup            makes .venv with the project (editable) and its dev tools; sets VENV
+#   setup            makes .venv with the project (editable)
+#   setup_tools      and with what tests, checks and benchmarks need
+#   uv_install ...   uv pip install, where pip's settings say
 #   say, die         progress on stderr; one sentence and out
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -39,26 +41,30 @@ make_venv() {
     "$python" -m venv --clear "$VENV" || die "$python could not make $VENV."
 }
 
-# Also for another interpreter: install_project PYTHON SOURCE. pip of .venv does the work, so
-# that its settings and its cache serve both.
-install_project() {
-    local group
-    # pip learned about dependency groups late (25.1); they are data, so read them here.
-    group=$("$VENV/bin/python" - "$2/pyproject.toml" <<'PYTHON'
-import sys, tomllib
-with open(sys.argv[1], "rb") as file:
-    print("\n".join(tomllib.load(file)["dependency-groups"]["dev"]))
+# uv is there with the project, and much faster than pip; the project's own code tells it of pip's
+# settings.
+uv_install() { # PYTHON REQUIREMENT...
+    "$VENV/bin/python" - "$@" <<'PYTHON'
+import os, sys
+from belljar.uv_tool import find_uv, read_pip_files, uv_settings
+env, extra = uv_settings(os.environ, read_pip_files(os.environ), allow_builds=True)
+command = ["uv", "pip", "install", "--quiet", *extra, "--python", *sys.argv[1:]]
+os.execve(find_uv(), command, env)
 PYTHON
-    ) || return 1
-    local requirements=()
-    mapfile -t requirements <<<"$group"
-    PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 \
-        "$VENV/bin/python" -m pip --python "$1" install -qq --editable "$2" "${requirements[@]}"
+}
+
+# The project and its dev tools: install_project PYTHON SOURCE.
+install_project() {
+    uv_install "$1" --editable "$2" --group "$2/pyproject.toml:dev"
 }
 
 # What the installation depends on: it is made anew when one of these changes.
 stamp() {
     echo "$ROOT" && "$VENV/bin/python" -V && cat "$ROOT/pyproject.toml"
+}
+
+is_done() { # NAME
+    [ "$(stamp)" = "$(cat "$VENV/.belljar-$1" 2>/dev/null)" ]
 }
 
 setup() {
@@ -72,11 +78,20 @@ setup() {
         ! "$VENV/bin/python" -c 'import pip' 2>/dev/null; then
         make_venv
     fi
-    if [ "$(stamp)" != "$(cat "$VENV/.belljar-setup" 2>/dev/null)" ]; then
-        say "installing Belljar and its tools into .venv"
-        install_project "$VENV/bin/python" "$ROOT" ||
+    if ! is_done setup; then
+        say "installing Belljar into .venv"
+        PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 \
+            "$VENV/bin/python" -m pip install -qq --editable "$ROOT" ||
             die "The installation into .venv failed; the lines above say why."
         stamp >"$VENV/.belljar-setup"
     fi
+    if [ "${1-}" = tools ] && ! is_done tools; then
+        say "installing tools for tests and checks into .venv"
+        install_project "$VENV/bin/python" "$ROOT" ||
+            die "The installation of the tools failed; the lines above say why."
+        stamp >"$VENV/.belljar-tools"
+    fi
     exec 9<&-
 }
+
+setup_tools() { setup tools; }

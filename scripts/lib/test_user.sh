@@ -1,11 +1,11 @@
 # An ordinary user to run tests as, with an interpreter and a copy of the project. For root.
 # Source setup.sh first; `work` is a directory for it, `build_data PYTHON` is the caller's.
 #
-#   prepare_user     makes it; sets home, and why if it fails
+#   prepare_user     makes it, unless that was done; sets home, and why if it fails
 #   as_user ...      runs a command as it
 #   remove_user      with all its processes; nothing happens if there is none
 
-user="" home="" uid="" gid=""
+user=belljar-test-$$ home="" uid="" gid=""
 
 as_user() { # in a clean environment, but with the settings of package indexes and of the tests
     local keep=() name
@@ -26,13 +26,13 @@ make_user() {
         why="this machine has no useradd or no setpriv"
         return 1
     }
-    local name=belljar-test-$$
-    useradd --system --no-create-home --home-dir "$work/user" --shell /bin/sh "$name" || {
+    home=$work/user
+    id "$user" >/dev/null 2>&1 ||
+        useradd --system --no-create-home --home-dir "$home" --shell /bin/sh "$user" || {
         why="useradd could not make a user"
         return 1
     }
-    user=$name home=$work/user uid=$(id -u "$name") gid=$(id -g "$name")
-    mkdir -p "$home/source" "$home/tmp" "$home/cache"
+    uid=$(id -u "$user") gid=$(id -g "$user")
 }
 
 # An interpreter this user can execute: the one of .venv if it may, else one of the system's.
@@ -50,6 +50,8 @@ find_user_python() {
 
 prepare_user() {
     make_user || return 1
+    [ ! -e "$work/user.ready" ] || return 0
+    mkdir -p "$home/source" "$home/tmp" "$home/cache"
     chmod 711 "$work"
     chown "$uid:$gid" "$home" "$home/tmp"
     local python
@@ -79,16 +81,16 @@ prepare_user() {
         return 1
     }
     chown -R "$uid:$gid" "$home"
+    touch "$work/user.ready"
 }
 
 remove_user() {
-    [ -n "$user" ] || return 0
-    local process
+    local uid process
+    uid=$(id -u "$user" 2>/dev/null) || return 0
     for process in /proc/[0-9]*; do # by uid: nobody else has it
         if [ "$(stat -c %u "$process" 2>/dev/null)" = "$uid" ]; then
             kill -KILL "${process#/proc/}" 2>/dev/null || true
         fi
     done
     userdel "$user" 2>/dev/null || say "could not remove the user $user"
-    user=""
 }
