@@ -88,6 +88,11 @@ def starts_guests(item):
     return "backend" in item.fixturenames
 
 
+def uses_trio(item):
+    callspec = getattr(item, "callspec", None)
+    return callspec is not None and callspec.params.get("run_async") == "trio"
+
+
 def is_wanted(item, part):
     """Whether it is in this part of the suite: `guests`, `rest`, or all of it."""
     of_docker = item.get_closest_marker("docker")
@@ -98,6 +103,8 @@ def is_wanted(item, part):
             return False
     if setting.DOCKER and "[shared" in item.name:
         return False  # no memory is shared with a container: it would be [parts] once more
+    if setting.CONTRACT_ONLY and setting.DOCKER and not of_docker and uses_trio(item):
+        return False  # a guest in a container does not differ by the event loop of its host
     if of_docker:
         return setting.DOCKER and (starts_guests(item) or not setting.GVISOR)
     if starts_guests(item):

@@ -18,7 +18,7 @@ import pytest
 import census
 import gvisor
 import oracles
-from belljar import FileError, SandboxError
+from belljar import FileError, Sandbox, SandboxError
 from belljar.conformance import alone, attempts, proofs
 from belljar.conformance.checks import checks
 from belljar.conformance.looks import LOOKS
@@ -56,9 +56,21 @@ def canaries():
         yield canaries
 
 
+@pytest.fixture(scope="module")
+def stage_of_all(backend, canaries):
+    def make(**options):
+        return Sandbox.create(**{"environment": "python", **options})
+
+    stage = Stage(setting=oracles.SETTING, canaries=canaries, make=make)
+    yield stage
+    stage.close()
+
+
 @pytest.fixture
-def stage(make_sandbox, canaries):
-    return Stage(setting=oracles.SETTING, canaries=canaries, make=make_sandbox)
+def stage(stage_of_all):
+    """The new sandbox that must work after an attempt serves the next one."""
+    yield stage_of_all
+    stage_of_all.close_all()
 
 
 # --- every program and every check ---------------------------------------------------------------

@@ -19,6 +19,7 @@ import census
 import gvisor
 import oracles
 import setting
+from belljar import Sandbox
 from belljar.backends.native import plan
 from belljar.environment import build, resolve
 from oracles import ROOT, descriptors, init_of, mounts, posture, status, threads, tree, worker_of
@@ -31,26 +32,28 @@ pytestmark = [
 
 BUSY = """
 import os, subprocess, threading, time
-threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
 child = os.fork()
 if child == 0:
-    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
     os.setsid()
-    time.sleep(60)
+    time.sleep(600)
     os._exit(0)
-program = subprocess.Popen(["sleep", "60"])
+program = subprocess.Popen(["sleep", "600"])
 """
 
 
-@pytest.fixture
-def busy(make_sandbox):
-    """A guest with everything a guest can have: threads, children, programs, a daemon."""
-    sandbox = make_sandbox(limits={"open_files": 100, "processes": 20}, env={"GIVEN": "by caller"})
-    sandbox.run_code(BUSY)
-    # Init, worker and its thread, a child and its thread, a program: the child begins its own when
-    # it gets its turn.
-    census.wait_until(lambda: oracles.tasks_below(init_of(sandbox)) >= 6, what="all its tasks")
-    return sandbox
+@pytest.fixture(scope="module")
+def busy(backend):
+    """A guest with everything a guest can have: threads, children, programs, a daemon. The tests
+    only look at it."""
+    limits = {"open_files": 100, "processes": 20}
+    with Sandbox(environment="python", limits=limits, env={"GIVEN": "by caller"}) as sandbox:
+        sandbox.run_code(BUSY)
+        # Init, worker and its thread, a child and its thread, a program: the child begins its own
+        # when it gets its turn.
+        census.wait_until(lambda: oracles.tasks_below(init_of(sandbox)) >= 6, what="all its tasks")
+        yield sandbox
 
 
 def tasks(sandbox):

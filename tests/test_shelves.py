@@ -203,7 +203,7 @@ def build(path, tree):
             os.utime(path, ns=(time, time), follow_symlinks=False)
 
 
-@settings(max_examples=40, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
 @given(first=TOPS, second=TOPS)
 def test_any_tree_comes_back_as_it_was(first, second):
     workspace = tempfile.mkdtemp()
@@ -601,7 +601,7 @@ LARGE_TOPS = st.tuples(
 )
 
 
-@settings(max_examples=40, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
 @given(tree=LARGE_TOPS, reads=st.integers(1, 10))
 def test_what_cannot_be_packed_is_as_it_was(tree, reads):
     workspace = tempfile.mkdtemp()

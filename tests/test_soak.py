@@ -47,31 +47,24 @@ def record_of(report):
 
 
 @soaks
-def test_a_short_soak_finds_nothing_wrong_and_reports_all_of_it(report):
-    status, text, record = run(report, "--minutes", "0.1")
-    assert record["wrong"] == []
+def test_a_short_soak_reports_all_of_it_and_says_when_an_expectation_is_false(report):
+    status, text, record = run(report, "--minutes", "0.05", "--falsify")
+    assert status == 1
     assert record["leaks"] == []
-    assert status == 0
     assert all(f"\n{section}" in f"\n{text}" for section in SECTIONS)
     assert all(f"| {abuse} |" in text for abuse in ABUSES)
     assert "--seed 7" in text
-    assert "does not hold" not in text
     assert "Cut short" not in text
-    assert record["executions"] > 20
-    assert record["quiet_points"] == 2
+    assert record["executions"] > 10
     assert record["neighbour"]["quiet"]["caller"]["count"] > 0
-
-
-@soaks
-def test_a_soak_whose_expectation_is_false_says_so_and_fails(report):
-    status, text, record = run(report, "--minutes", "0.05", "--falsify")
-    assert status == 1
+    # What is false is wrong, and nothing else is.
     assert record["kinds"]["falsified"]["wrong"] == record["wrong_count"] > 0
     assert record["verdicts"][0]["holds"] is False
     assert "**does not hold**" in text
     assert "falsified: the value is" in text
 
 
+@pytest.mark.stress
 @soaks
 def test_a_soak_that_is_told_to_end_still_reports(report):
     command = [*SOAK, "--out", str(report), "--minutes", "30"]
