@@ -41,10 +41,10 @@ make_venv() {
     "$python" -m venv --clear "$VENV" || die "$python could not make $VENV."
 }
 
-# uv is there with the project, and much faster than pip; the project's own code tells it of pip's
+# uv is much faster than pip, which is for uv alone; the project's own code tells it of pip's
 # settings.
 uv_install() { # PYTHON REQUIREMENT...
-    "$VENV/bin/python" - "$@" <<'PYTHON'
+    PYTHONPATH=$ROOT/src "$VENV/bin/python" - "$@" <<'PYTHON'
 import os, sys
 from belljar.uv_tool import find_uv, read_pip_files, uv_settings
 env, extra = uv_settings(os.environ, read_pip_files(os.environ), allow_builds=True)
@@ -81,7 +81,8 @@ setup() {
     if ! is_done setup; then
         say "installing Belljar into .venv"
         PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 \
-            "$VENV/bin/python" -m pip install -qq --editable "$ROOT" ||
+            "$VENV/bin/python" -m pip install -qq uv &&
+            uv_install "$VENV/bin/python" --editable "$ROOT" ||
             die "The installation into .venv failed; the lines above say why."
         stamp >"$VENV/.belljar-setup"
     fi
