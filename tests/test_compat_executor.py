@@ -7,6 +7,7 @@ import concurrent.futures
 import json
 import logging
 import os
+import socket
 import subprocess
 import textwrap
 from pathlib import Path
@@ -20,6 +21,7 @@ from belljar.compat import where
 from belljar.compat.executor import direct, docker_executor, orphan_list
 from belljar.compat.executor.docker_config import DockerConfig
 from belljar.compat.executor.docker_executor import DockerExecutor
+from belljar.compat.executor.runtime_monitor import SecurityPolicy
 
 KEYS = {"success", "signal", "error", "execution_time", "container_id", "validated"}
 KEYS |= {"cleanup_success", "logs"}
@@ -411,6 +413,44 @@ def test_an_image_that_is_not_there_is_named_with_the_remedy(backend):
         assert "an image needs an engine" in error
 
 
+def test_a_project_with_a_seccomp_file_of_its_own_runs(backend, here, caplog):
+    profile = {"defaultAction": "SCMP_ACT_ALLOW", "architectures": ["SCMP_ARCH_X86_64"]}
+    (here / "config").mkdir()
+    (here / "config" / "seccomp_profile.json").write_text(json.dumps(profile))
+    with DockerExecutor(DockerConfig(**QUICK)) as executor:
+        for _ in range(2):
+            assert executor.execute("signal = 1")["signal"] == 1
+    warned = [each for each in caplog.messages if "Belljar's own profile holds" in each]
+    assert len(warned) == (0 if setting.DOCKER else 1)
+
+
+# -- the runtime monitor --------------------------------------------------------------------
+
+
+def test_the_runtime_monitor_ends_code_and_the_error_says_so(backend):
+    config = DockerConfig(runtime_monitor_enabled=True, **QUICK)
+    with DockerExecutor(config) as executor:
+        monitor = executor.runtime_monitor
+        monitor.policy = SecurityPolicy(
+            memory_threshold_percent=0.001, memory_spike_count=1, check_interval_seconds=0.05
+        )
+        code = "print('so far', flush=True)\nwhile True: pass"
+        result = executor.execute(code, timeout=300)
+        assert monitor.get_monitored_containers() == []
+        (event,) = monitor.get_security_events()
+    assert event.container_id == result["container_id"]
+    said = "Container exited with code 137:\nRuntimeMonitor ended it: memory_spike (memory_percent"
+    assert result["error"].startswith(said)
+    assert (result["success"], result["cleanup_success"]) == (False, True)
+    assert monitor._monitoring_thread.is_alive() is False
+
+
+def test_without_the_option_nothing_is_monitored(backend):
+    with DockerExecutor(DockerConfig(runtime_monitor_enabled=False, **QUICK)) as executor:
+        assert executor.runtime_monitor is None
+        assert executor.execute("signal = 1")["signal"] == 1
+
+
 # -- where there is no sandbox --------------------------------------------------------------
 
 
@@ -459,6 +499,56 @@ def test_the_fallback_is_loud_and_in_a_process_of_its_own(nothing, caplog):
     assert result["success"] is True
     assert result["signal"] != os.getpid()
     assert set(result) == KEYS
+
+
+@pytest.fixture
+def silent_engine(monkeypatch, tmp_path):
+    """An engine that takes connections, and does not answer."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "engine"))
+    listener.listen()
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path / 'engine'}")
+    monkeypatch.setattr(where, "PING_TIMEOUT", 0.1)
+    with listener:
+        yield listener
+
+
+def test_the_fallback_is_not_for_an_engine_that_is_slow(silent_engine, here, recwarn):
+    config = DockerConfig(fallback_to_direct=True, **QUICK)
+    executor = DockerExecutor(config, backend="docker")
+    code = f"open({str(here / 'ran')!r}, 'w').close()"
+    result = executor.execute(code, validate=False)
+    assert "did not answer" in result["error"]
+    assert "Nothing was run" in result["error"]
+    assert (result["success"], result["container_id"]) == (False, None)
+    assert not (here / "ran").exists()
+    assert [w for w in recwarn if w.category is RuntimeWarning] == []
+    # Without an engine it is what the caller has chosen: the next execution asks again.
+    silent_engine.close()
+    (here / "engine").unlink()
+    with pytest.warns(RuntimeWarning, match="WITHOUT a sandbox"):
+        assert executor.execute(code, validate=False)["success"] is True
+    assert (here / "ran").exists()
+
+
+def test_an_engine_that_is_slow_is_an_error_without_the_fallback(silent_engine):
+    with pytest.raises(RuntimeError, match=r"Failed to connect to Docker daemon.*did not answer"):
+        DockerExecutor(DockerConfig(**QUICK), backend="docker")
+
+
+def test_a_sandbox_is_used_as_soon_as_one_can_be_had(monkeypatch, backend):
+    def refuse(self):
+        raise RuntimeError("Failed to connect to Docker daemon: there is none")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DockerExecutor, "_reach", refuse)
+        executor = DockerExecutor(DockerConfig(fallback_to_direct=True, **QUICK))
+        assert executor.client is None
+    with executor:
+        result = executor.execute("signal = 1")
+        assert executor.client is not None
+    assert (result["signal"], result["error"]) == (1, None)
+    assert result["container_id"] != direct.MARK
 
 
 @pytest.mark.filterwarnings("ignore:fallback_to_direct:RuntimeWarning")

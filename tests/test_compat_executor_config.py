@@ -67,6 +67,7 @@ def test_defaults_are_those_of_the_document():
         "export_container_stats": True,
         "alert_on_orphaned_containers": 3,
         "prometheus_port": 8000,
+        "runtime_monitor_enabled": True,
     }
 
 
@@ -227,6 +228,28 @@ def test_a_mistake_in_the_file_is_named_with_the_nearest_key(load, text, said):
     with pytest.raises(ValueError, match=f"(?s){said}") as caught:
         load(text)
     assert "docker_config.yaml" in str(caught.value)
+
+
+def test_a_bomb_of_aliases_is_refused_unread(load):
+    layers = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
+    with pytest.raises(ValueError, match=r"docker_config\.yaml:2: aliases \(\*a0\) are not taken"):
+        load("\n".join(["a0: &a0 [x, x, x]", *layers]))
+
+
+@pytest.mark.parametrize("text", ["docker: " + "[" * 5000, "docker: " + "{a: " * 100])
+def test_deep_nesting_is_an_error_like_any_other(load, text):
+    with pytest.raises(ValueError, match=r"docker_config\.yaml:1: is nested too deeply"):
+        load(text)
+
+
+def test_a_file_without_end_is_not_read_to_it(load):
+    with pytest.raises(ValueError, match=r"docker_config\.yaml has more than \d+ bytes"):
+        load("#" * (2**20 + 1))
+
+
+def test_a_key_that_is_there_twice_is_an_error(load):
+    with pytest.raises(ValueError, match="'cpu_limit' is there twice"):
+        load("docker:\n  cpu_limit: 1.0\n  cpu_limit: 2.0\n")
 
 
 @pytest.mark.root_only

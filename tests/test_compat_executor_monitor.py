@@ -339,6 +339,31 @@ def test_what_the_validator_of_before_refused_passes(code):
     assert SecurityValidator().validate(code) == (True, [])
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "if 'report' in locals():\n    signal = {'sharpe': getattr(report, 'sharpe_ratio', 0.0)}",
+        "if 'data' not in locals():\n    data = {}",
+        "import threading\nthreads = [threading.Thread(target=print) for _ in range(10)]",
+        "from src.templates.momentum_template import MomentumTemplate",
+        "print(f'Model R² score: {score:.3f}')",
+    ],
+)
+def test_idioms_of_the_generators_own_programs_pass(code):
+    assert SecurityValidator().validate(code) == (True, [])
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from src.templates.momentum_template import os\nos.system('id')",
+        "from src.sandbox import docker_executor",
+    ],
+)
+def test_of_the_generators_own_modules_only_templates_may_be_imported(code):
+    assert not SecurityValidator().validate(code)[0]
+
+
 def test_the_report_counts():
     report = SecurityValidator().get_validation_report(
         "import pandas as pd\nimport numpy as np\n\ndef f():\n    pass\n"

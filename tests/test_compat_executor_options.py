@@ -30,6 +30,7 @@ ELSEWHERE = {
     "export_container_stats": "test_metrics_are_served_on_the_port",
     "alert_on_orphaned_containers": "test_more_orphans_than_the_threshold_are_a_warning",
     "prometheus_port": "test_metrics_are_served_on_the_port",
+    "runtime_monitor_enabled": "test_the_runtime_monitor_ends_code_and_the_error_says_so",
 }
 # A value that is not the default, and what it changes: ("native" or "docker") → option or error.
 CHANGES = {
@@ -120,8 +121,16 @@ def test_the_seccomp_profile_is_ours_unless_a_file_is_given(tmp_path, monkeypatc
     profile = tmp_path / "mine.json"
     profile.write_text(json.dumps({"defaultAction": "SCMP_ACT_ERRNO", "syscalls": []}))
     assert made("docker", seccomp_profile=str(profile))["backend"].seccomp == profile
-    with pytest.raises(InvalidOption, match="needs docker"):
-        made("native", seccomp_profile=str(profile))
+
+
+def test_natively_a_profile_of_the_projects_own_is_a_note_that_says_which_one_holds(tmp_path):
+    profile = tmp_path / "mine.json"
+    profile.write_text(json.dumps({"defaultAction": "SCMP_ACT_ERRNO", "syscalls": []}))
+    config = DockerConfig(seccomp_profile=str(profile))
+    (note,) = plan.make(config, PLACED["native"], 5).notes
+    assert str(profile) in note
+    assert "Belljar's own profile holds" in note
+    assert plan.make(config, PLACED["docker"], 5).notes == ()
 
 
 def test_a_profile_that_others_can_write_and_nobody_named_is_refused(tmp_path, monkeypatch):
@@ -132,6 +141,7 @@ def test_a_profile_that_others_can_write_and_nobody_named_is_refused(tmp_path, m
     profile.chmod(0o666)
     with pytest.raises(InvalidOption, match="somebody else"):
         made("docker")
+    made("native")  # there it is not used
     named = "./config/seccomp_profile.json"
     assert made("docker", seccomp_profile=named)["backend"].seccomp == profile
     profile.chmod(0o644)
@@ -142,7 +152,8 @@ def test_our_own_profile_as_a_file_is_fine_natively(tmp_path):
     own = resources.files("belljar.backends.native").joinpath("seccomp.json")
     with resources.as_file(own) as path:
         shutil.copy(path, tmp_path / "copy.json")
-    made("native", seccomp_profile=str(tmp_path / "copy.json"))
+    copy = DockerConfig(seccomp_profile=str(tmp_path / "copy.json"))
+    assert plan.make(copy, PLACED["native"], 5).notes == ()
 
 
 def test_a_profile_that_is_no_profile_is_an_error(tmp_path):

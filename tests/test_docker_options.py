@@ -116,6 +116,17 @@ def test_an_image_and_a_dockerfile_exclude_each_other(tmp_path):
         Docker(image="python", base="python")
 
 
+def test_a_tag_is_for_what_a_dockerfile_becomes(tmp_path):
+    (tmp_path / "Dockerfile").write_text("FROM python\n")
+    assert Docker(dockerfile=tmp_path, tag="team/app:1.0").tag == "team/app:1.0"
+    with pytest.raises(InvalidOption, match="there is none"):
+        Docker(tag="team/app")
+    with pytest.raises(InvalidOption, match="has a digest"):
+        Docker(dockerfile=tmp_path, tag=f"app@sha256:{'0' * 64}")
+    with pytest.raises(InvalidOption, match="lower case"):
+        Docker(dockerfile=tmp_path, tag="App")
+
+
 @pytest.mark.parametrize("name", ["runc", "runsc", "kata-runtime", "io.containerd.kata.v2"])
 def test_runtimes(name):
     assert Docker(runtime=name).runtime == name

@@ -748,6 +748,20 @@ def test_dockerfile_becomes_an_image_once_for_each_content(context, ensure, loop
     assert ensure(BUILTIN["python"], dockerfile=context).id != first.id
 
 
+@pytest.mark.parametrize("tag", ["{}", "{}:1.0", "localhost:5000/{}"])
+def test_image_of_a_dockerfile_gets_the_name_that_is_asked_for(context, ensure, tag):
+    name = tag.format(f"named-{context.name}")
+    plain = ensure(BUILTIN["python"], dockerfile=context)
+    assert engine_view.ask(f"/images/{name}/json") is None
+    try:
+        # It was built before, and has the name all the same.
+        assert ensure(BUILTIN["python"], dockerfile=context, tag=name) == plain
+        assert engine_view.ask(f"/images/{name}/json")["Id"] == plain.id
+    finally:
+        engine_view.ask(f"/images/{name}", "DELETE")
+    assert engine_view.ask(f"/images/{plain.reference}/json")["Id"] == plain.id
+
+
 def test_directory_of_a_dockerfile_may_have_any_name(context, ensure):
     directory = context.rename(context.with_name(f"{context.name} 日本 (2)"))
     made = ensure(BUILTIN["python"], dockerfile=directory)

@@ -53,6 +53,10 @@ def said(code, policy=STRICT):
         "from urllib.parse import urlparse",
         "größe = 1",
         "x = 'ﬁne'  # ﬁne",
+        "print(f'R² {score:.2f}, CO₂ {share}')",
+        "if 'report' in locals():\n    signal = report",
+        "if 'data' not in globals() or 'x' in vars():\n    data = {}",
+        "a, b, c = locals()['x'], globals().get('x'), vars().get('x', 0)",
         "import operator\noperator.attrgetter('real.imag')(x)",
         "%matplotlib inline\nx = 1",
         "await tool('x')",
@@ -245,10 +249,64 @@ def test_strategy_says_what_its_document_says(code, message):
         "df.query('a > 1')",
         "import talib, math, datetime, finlab",
         "def compile(x): return x\ncompile(1)",
+        "import threading\nthreading.Thread(target=print).start()",
+        "signal = {'sharpe': report.sharpe} if 'report' in locals() else {}",
     ],
 )
 def test_strategy_allows_what_strategies_do(code):
     assert STRATEGY.check(code).allowed
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "names = locals()",
+        "for name in globals(): print(name)",
+        "keep(vars())",
+        "locals()[name]",
+        "locals().get(name)",
+        "locals().get(*names)",
+        "locals().get('x', *more)",
+        "globals()['x'] = 1",
+        "del globals()['x']",
+        "'x' in locals() in [Spy()]",  # here the namespace itself is compared
+        "'x' in (names := locals())",
+        "globals()['__builtins__']",
+        "globals().get('__builtins__')",
+        "locals()['__loader__']",
+        "names = locals\n'x' in names()",
+    ],
+)
+def test_more_than_one_plain_name_of_a_namespace_is_refused(code):
+    found = STRATEGY.check(code)
+    assert not found.allowed
+    assert "BJ308" in {each.rule for each in found.findings}
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "globals()['pd']",
+        "locals()['pd']",
+        "vars().get('pd')",
+        "globals().get('missing', pd)",
+    ],
+)
+def test_what_a_namespace_gives_is_judged_as_the_variable_is(table):
+    report = STRATEGY.check(f"import pandas as pd\n{table}.read_csv('/etc/passwd')")
+    assert not report.allowed
+    walked = f"import pandas as pd\n{table}.io.common.os.system('id')"
+    assert not STRATEGY.check(walked).allowed
+
+
+def test_a_variable_of_a_function_is_found_in_its_namespace():
+    code = "def f():\n    import pandas as q\n    locals()['q'].read_csv('/etc/passwd')"
+    assert "File operation detected: pandas.read_csv" in said(code, STRATEGY)
+
+
+@pytest.mark.parametrize("code", ["threading._os.system('id')", "threading.settrace(f)"])
+def test_threads_are_allowed_and_what_they_reach_is_not(code):
+    assert not STRATEGY.check(f"import threading\n{code}").allowed
 
 
 def test_strategy_denies_subclass_walks():

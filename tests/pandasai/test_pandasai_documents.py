@@ -5,6 +5,7 @@ import importlib
 import inspect
 import io
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -106,15 +107,22 @@ def test_configuration_options(backend, tmp_path):
         return
     dockerfile.write_text(f"FROM {data_image()}\nENV WHERE=custom\n")
 
-    # Custom Docker image
-    sandbox = DockerSandbox(
-        image_name="custom-pandasai-sandbox",
-        dockerfile_path=dockerfile,  # "/path/to/custom/Dockerfile"
-    )
-
+    name = f"custom-pandasai-sandbox-{os.getpid()}"
     code = "import os, pandas\nresult = {'type': 'string', 'value': os.environ['WHERE']}"
-    assert sandbox.execute(code, {}) == {"type": "string", "value": "custom"}
-    sandbox.stop()
+    try:
+        # Custom Docker image
+        sandbox = DockerSandbox(
+            image_name=name,
+            dockerfile_path=dockerfile,  # "/path/to/custom/Dockerfile"
+        )
+        assert sandbox.execute(code, {}) == {"type": "string", "value": "custom"}
+        sandbox.stop()
+        # The engine has it by that name now, for others and for the next time.
+        again = DockerSandbox(image_name=name)
+        assert again.execute(code, {}) == {"type": "string", "value": "custom"}
+        again.stop()
+    finally:
+        subprocess.run(["docker", "rmi", name], capture_output=True, timeout=60)
 
 
 @pytest.mark.docker

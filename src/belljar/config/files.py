@@ -115,7 +115,7 @@ def read(path: Path, *, met: bool = False) -> Document:
         raise ConfigError(f"{path} is not UTF-8: byte {error.start}") from None
     if len(raw) > MAX_SIZE:
         raise ConfigError(f"{path} has more than {MAX_SIZE} bytes")
-    data, lines = _toml(path, text) if path.suffix == ".toml" else _yaml(path, text)
+    data, lines = _toml(path, text) if path.suffix == ".toml" else parse_yaml(path, text)
     return Document(path=path, data=data, lines=lines)
 
 
@@ -150,7 +150,9 @@ def _bare(key: str) -> str:
     return ".".join(part.strip().strip("\"'") for part in key.split("."))
 
 
-def _yaml(path: Path, text: str) -> tuple[dict[str, Any], dict[str, int]]:
+def parse_yaml(path: Path, text: str) -> tuple[dict[str, Any], dict[str, int]]:
+    """The keys and values, and the lines of keys; `path` is for messages. Raises ConfigError for
+    what is no YAML, and for what would take a parser too long or too much."""
     try:
         import yaml
     except ImportError:

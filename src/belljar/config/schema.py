@@ -65,6 +65,7 @@ _VARIABLES = {
 _DOCKER = {
     "image": ("an image to run in, as it is; it needs a python3 of 3.9 or later", "name"),
     "dockerfile": ("a Dockerfile, or the directory with it, to build the image from", "path"),
+    "tag": ("a name that the image of the Dockerfile gets besides Belljar's own", "name"),
     "runtime": ("the engine's runtime: runc, runsc (gVisor), kata-...", "name"),
     "platform": ("such as linux/arm64", "text"),
     "gpus": ('"all", how many, or "device=0,1"', "text or number"),

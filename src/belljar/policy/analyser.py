@@ -9,7 +9,7 @@ import ast
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from belljar.policy import calls, code_use, imports
+from belljar.policy import calls, code_use, imports, items
 from belljar.policy.catalogue import Catalogue
 from belljar.policy.file_use import FILE_RULES, file_use
 from belljar.policy.resolve import Resolver
@@ -43,6 +43,7 @@ class Analyser:
         self.report = report
         self.nested = nested  # reads code that is a text in the code
         self._handed: set[int] | None = None
+        self._one_name: set[int] | None = None  # id() of calls whose namespace is asked for one
         self.resolver = Resolver(survey.module, known, deadline)
 
     def run(self) -> None:
@@ -283,7 +284,17 @@ class Analyser:
     ) -> bool:
         if rule == "BJ205":
             return not code_use.takes_code(self, call, scope, order)
+        if rule == "BJ308":
+            return self.asks_by_name(call)
         return rule == "BJ702" and code_use.loads_plainly(self, path, call, scope, order)
+
+    def asks_by_name(self, call: ast.Call | None) -> bool:
+        """`"x" in locals()`, `locals()["x"]`, `globals().get("x")`: no more than the name says."""
+        if self._one_name is None:
+            places = [each for each, _, _ in (*self.survey.subscripts, *self.survey.calls)]
+            found = [items.variable(place) for place in places]
+            self._one_name = {id(each[0]) for each in found if each} | self.survey.searched
+        return id(call) in self._one_name
 
     def texts(self, node: ast.expr, scope: Scope, order: int) -> Iterator[str | None]:
         """The texts it may be; None for what cannot be told."""

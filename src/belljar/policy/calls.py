@@ -93,7 +93,7 @@ def mentioned(analyser: Analyser, node: ast.Attribute, scope: Scope, order: int)
 
 def _variables(analyser: Analyser, call: ast.Call, scope: Scope, order: int) -> None:
     """vars() without an object is locals()."""
-    if not call.args:
+    if not call.args and not analyser.asks_by_name(call):
         analyser.report("BJ308", call, "vars")
 
 

@@ -15,6 +15,39 @@ if TYPE_CHECKING:
 
 _BUILTINS = frozenset(dir(builtins))
 _MOST = 8  # elements that are followed if the index is not known
+_NAMESPACES = ("globals", "locals", "vars")
+
+
+def variable(node: ast.expr) -> tuple[ast.Call, str] | None:
+    """What `locals()["x"]` and `globals().get("x")` read: one variable, which has a plain name.
+
+    The call that gives the namespace, and the name; None for any other expression.
+    """
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+        table, key = node.value, node.slice
+    elif (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "get"
+        and len(node.args) in (1, 2)
+        and not node.keywords
+        and not isinstance(node.args[-1], ast.Starred)
+    ):
+        table, key = node.func.value, node.args[0]
+    else:
+        return None
+    if not isinstance(key, ast.Constant) or not isinstance(key.value, str):
+        return None
+    if (
+        isinstance(table, ast.Call)
+        and isinstance(table.func, ast.Name)
+        and table.func.id in _NAMESPACES
+        and not table.args
+        and not table.keywords
+        and not key.value.startswith("__")
+    ):
+        return table, key.value
+    return None
 
 
 def item(resolver: Resolver, base: Value, index: Any) -> Values:

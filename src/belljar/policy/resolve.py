@@ -21,6 +21,7 @@ from belljar.policy.scopes import Binding, Exceeded, Scope
 from belljar.policy.values import UNKNOWN, Const, Literal, Ref, Value, Values, first_argument
 
 _BUILTINS = frozenset(dir(builtins)) - {"__doc__", "__name__", "__package__"} | {"__builtins__"}
+_NAMESPACES = ("builtins.globals", "builtins.locals", "builtins.vars")
 _DEEPEST = 40
 _MOST = 8  # values of one expression that are followed
 
@@ -185,7 +186,24 @@ class Resolver:
             return Ref(known.canonical(name.strip("_")))
         return None
 
+    def variable(self, node: ast.expr, scope: Scope, order: int) -> Values | None:
+        """The values of `locals()["x"]`, `globals().get("x", default)`; None if it is no such."""
+        found = items.variable(node)
+        if found is None:
+            return None
+        call, name = found
+        called = self.values(call.func, scope, order)
+        if not all(isinstance(each, Ref) and each.path in _NAMESPACES for each in called):
+            return None
+        all_global = called == (Ref("builtins.globals"),)
+        values = self.lookup(name, self.module if all_global else scope, order)
+        for default in node.args[1:] if isinstance(node, ast.Call) else ():
+            values += self.values(default, scope, order)
+        return values
+
     def subscript(self, node: ast.Subscript, scope: Scope, order: int) -> Values:
+        if (known := self.variable(node, scope, order)) is not None:
+            return known
         bases = self.values(node.value, scope, order)
         try:
             index = self._index(node.slice, scope, order)
@@ -204,6 +222,8 @@ class Resolver:
     # -- calls ------------------------------------------------------------------------------
 
     def call(self, node: ast.Call, scope: Scope, order: int) -> Values:
+        if (known := self.variable(node, scope, order)) is not None:
+            return known
         folded = self._text_call(node, scope, order)
         if folded is not None:
             return (folded,)

@@ -257,7 +257,7 @@ RULES: dict[str, Rule] = _table(
         "namespace",
         "unknown",
         "{name} gives all names at once",
-        "use a dict of your own",
+        "use a dict of your own, or ask for one name: 'x' in locals(), locals()['x']",
     ),
     Rule(
         "BJ309",

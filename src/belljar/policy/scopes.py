@@ -76,6 +76,7 @@ class Survey:
     patterns: list[ast.MatchClass] = field(default_factory=list)  # `case C(attribute=name)`
     called: dict[int, ast.Call] = field(default_factory=dict)  # by id() of what is called
     bound: set[str] = field(default_factory=set)  # names that may be another's alias
+    searched: set[int] = field(default_factory=set)  # id() of what `in` looks into, and no more
 
 
 def survey(tree: ast.Module, caps: Caps, deadline: float) -> Survey:
@@ -362,6 +363,12 @@ class _Walk:
         self.found.subscripts.append((node, scope, self.count))
         self.push([node.value, node.slice], scope, depth + 1, sure)
 
+    def on_compare(self, node: ast.Compare, *rest: Any) -> None:
+        # Only the last one: in `a in b in c`, b is handed on to c.
+        if isinstance(node.ops[-1], (ast.In, ast.NotIn)):
+            self.found.searched.add(id(node.comparators[-1]))
+        self.children(node, *rest)
+
     def on_idle(self, node: ast.AST, *rest: Any) -> None:
         return None
 
@@ -402,6 +409,7 @@ _HANDLERS: dict[type[ast.AST], Callable[..., None]] = {
     ast.Attribute: _Walk.on_attribute,
     ast.Call: _Walk.on_call,
     ast.Subscript: _Walk.on_subscript,
+    ast.Compare: _Walk.on_compare,
     ast.Constant: _Walk.on_idle,
     ast.Pass: _Walk.on_idle,
 }

@@ -151,7 +151,7 @@ def disguised(code: str, deadline: float) -> list[Problem]:
         words += (
             (number, match.start(), match.end())
             for match in _WORD.finditer(line)
-            if not match[0].isascii() and _read(match[0]) != match[0] and _read(match[0]).isascii()
+            if not match[0].isascii() and _is_disguised(match[0])
         )
     for number, start, end in _identifiers(code, words)[:MOST] if words else ():
         line = every[number - 1]
@@ -159,6 +159,12 @@ def disguised(code: str, deadline: float) -> list[Problem]:
         told = _read(line[start:end])
         found.append(Problem("BJ008", told, number, places[0], number, places[1]))
     return found
+
+
+def _is_disguised(word: str) -> bool:
+    """`R²` is no identifier, so it can only be a word of a text."""
+    read = _read(word)
+    return read != word and read.isascii() and word.lstrip("0123456789").isidentifier()
 
 
 def _read(word: str) -> str:

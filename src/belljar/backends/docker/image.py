@@ -139,7 +139,17 @@ async def _from_dockerfile(
         found = await pull.inspect(engine, tag)
         if found is None:
             raise EnvironmentBuildError(f"image {tag} was removed while it was being built")
+    if docker.tag is not None:
+        await _name(engine, str(found["Id"]), docker.tag)
     return _image(found, tag, environment, own=True)
+
+
+async def _name(engine: Engine, id: str, reference: str) -> None:
+    """Give an image a name besides those it has; whatever had the name before loses it."""
+    repository, _, tag = reference.rpartition(":")
+    if not repository or "/" in tag:  # the colon, if there is one, is that of a registry's port
+        repository, tag = reference, "latest"
+    await engine.request("POST", f"/images/{id}/tag", query={"repo": repository, "tag": tag})
 
 
 # -- images of Environments ---------------------------------------------------------------------
@@ -181,9 +191,7 @@ async def find(engine: Engine, order: Order) -> dict[str, Any] | None:
             return found
     found = await _by_label(engine, image_key.KEY, order.key)
     if found is not None:
-        repository, _, tag = order.tag.rpartition(":")
-        query = {"repo": repository, "tag": tag}
-        await engine.request("POST", f"/images/{found['Id']}/tag", query=query)
+        await _name(engine, str(found["Id"]), order.tag)
     return found
 
 

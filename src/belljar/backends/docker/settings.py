@@ -59,6 +59,7 @@ class Docker:
 
     image: str | None = None  # used as it is; any with a python3 of 3.9 or later
     dockerfile: str | os.PathLike[str] | None = None  # or the directory with it; built once
+    tag: str | None = None  # a name that the Dockerfile's image gets besides ours, which it keeps
     runtime: str | None = None  # "runc", "runsc", ...; None: the engine's default
     platform: str | None = None  # "linux/arm64"; None: that of the engine
     gpus: str | int | None = None  # "all", how many, or "device=0,1"
@@ -78,6 +79,11 @@ class Docker:
                 "image and dockerfile exclude each other",
                 hint="an image that was built from the Dockerfile, or the Dockerfile itself",
             )
+        if self.tag is not None and self.dockerfile is None:
+            raise InvalidOption(
+                "tag names the image that is built from a Dockerfile, and there is none",
+                hint="give dockerfile= too, or image= for one that exists",
+            )
         if self.own and self.base is not None:
             raise InvalidOption(
                 "base has no meaning beside an image or Dockerfile of your own",
@@ -86,6 +92,7 @@ class Docker:
         checked = {
             "image": check_image("image", self.image),
             "dockerfile": _dockerfile(self.dockerfile),
+            "tag": _tag(self.tag),
             "runtime": _runtime(self.runtime),
             "platform": _platform(self.platform),
             "gpus": _gpus(self.gpus),
@@ -194,6 +201,15 @@ def _image_hint(given: str) -> str:
     if os.path.exists(given) and given:
         return f"a file or directory? dockerfile={given!r} builds an image from it"
     return 'write it as for `docker run`: "python:3.12-slim", "team/app:1.0", "app@sha256:..."'
+
+
+def _tag(given: str | None) -> str | None:
+    if given is not None and "@" in str(given):
+        raise InvalidOption(
+            f"tag={given[:300]!r} has a digest, which is known after a build",
+            hint="write it as for `docker build -t`: name, or name:tag",
+        )
+    return check_image("tag", given)
 
 
 def _dockerfile(given: str | os.PathLike[str] | None) -> Path | None:

@@ -13,6 +13,7 @@ from belljar.compat.executor.container_monitor import (
 )
 from belljar.compat.executor.docker_config import DockerConfig
 from belljar.compat.executor.docker_executor import DockerExecutor
+from belljar.compat.executor.runtime_monitor import RuntimeMonitor, SecurityPolicy
 from belljar.compat.executor.security_validator import SecurityValidator
 
 __all__ = [
@@ -21,5 +22,7 @@ __all__ = [
     "ContainerStatus",
     "DockerConfig",
     "DockerExecutor",
+    "RuntimeMonitor",
+    "SecurityPolicy",
     "SecurityValidator",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import stat
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from belljar.compat.executor import docker_config
+from belljar.config import files
+from belljar.config.errors import ConfigError
 from belljar.errors import InvalidOption, SandboxError, unknown_option
 
 log = logging.getLogger(__name__)
@@ -40,10 +43,14 @@ def read(
             f"  hint: if it is meant, name it: DockerConfig.from_yaml({str(file)!r})"
         )
     try:
-        text = file.read_text(encoding="utf-8")
+        with file.open("rb") as opened:
+            raw = opened.read(files.MAX_SIZE + 1)
+        text = raw.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"Failed to read config file {file}: {error}") from None
-    return parse(text, str(file), environ)
+    if len(raw) > files.MAX_SIZE:
+        raise ValueError(f"Config file {file} has more than {files.MAX_SIZE} bytes")
+    return parse(text, file, environ)
 
 
 def is_foreign(file: Path) -> bool:
@@ -62,17 +69,13 @@ def _is_foreign(path: Path) -> bool:
     return bool(status.st_mode & (stat.S_IWOTH | group)) and not sticky
 
 
-def parse(text: str, source: str, environ: Mapping[str, str]) -> dict[str, Any]:
+def parse(text: str, source: Path, environ: Mapping[str, str]) -> dict[str, Any]:
+    if importlib.util.find_spec("yaml") is None:
+        raise RuntimeError("YAML files need PyYAML. Install with: pip install 'belljar[yaml]'")
     try:
-        import yaml
-    except ImportError:
-        raise RuntimeError(
-            "YAML files need PyYAML. Install with: pip install 'belljar[yaml]'"
-        ) from None
-    try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(f"Failed to parse YAML from {source}: {error}") from None
+        data, _ = files.parse_yaml(source, text)
+    except ConfigError as error:
+        raise ValueError(f"Failed to parse YAML from {error}") from None
     try:
         return _flatten(_section(data, "the file", SECTIONS), environ)
     except SandboxError as error:  # an unknown key, a variable that is not set: as a ValueError
@@ -100,7 +103,8 @@ def _section(data: Any, name: str, known: tuple[str, ...]) -> Mapping[str, Any]:
         return {}
     if not isinstance(data, Mapping):
         raise InvalidOption(
-            f"{name} must be a mapping, not {data!r}", hint="docker:, and options indented below"
+            f"{name} must be a mapping, not {type(data).__name__}",
+            hint="docker:, and options indented below",
         )
     for key in data:
         if key not in known:

@@ -118,6 +118,10 @@ class ContainerMonitor:
             self._collected.counter("sandbox_containers_cleaned_total", cleaned)
         return cleaned
 
+    def kill_container(self, container_id: str) -> bool:
+        """End one that runs, at once. False if it is not ours; raises Missing if there is none."""
+        return self._source.kill(container_id)
+
     def check_resource_alerts(
         self,
         memory_threshold: float = 90.0,

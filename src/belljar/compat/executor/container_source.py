@@ -39,6 +39,9 @@ class Source(Protocol):
     def remove(self, container_id: str, *, force: bool) -> bool:
         """False: it is not ours. Raises Missing, or what went wrong."""
 
+    def kill(self, container_id: str) -> bool:
+        """The same for one that runs: it is ended, its owner removes it."""
+
     def close(self) -> None: ...
 
 
@@ -72,6 +75,7 @@ class OwnSandboxes:
                     memory_usage_mb=memory / MB,
                     memory_limit_mb=sandbox.limits.memory / MB,
                     memory_percent=memory / sandbox.limits.memory * 100,
+                    processes=(sample.processes if sample else None) or 0,
                 )
             )
         return found
@@ -96,6 +100,13 @@ class OwnSandboxes:
         if any(problems):
             raise RuntimeError(problems[0])
         return True
+
+    def kill(self, container_id: str) -> bool:
+        for sandbox in events.live():
+            if known_as(sandbox) == container_id:
+                wait(sandbox.kill)
+                return True
+        raise Missing(container_id)
 
     def close(self) -> None:
         self._monitor.close()
@@ -135,11 +146,23 @@ class ClientContainers:
 
     def remove(self, container_id: str, *, force: bool) -> bool:
         with _missing():
-            container = self._client.containers.get(container_id)
-            if FINLAB_LABEL not in (container.labels or {}):
+            container = self._ours(container_id)
+            if container is None:
                 return False
             container.remove(force=force)
             return True
+
+    def kill(self, container_id: str) -> bool:
+        with _missing():
+            container = self._ours(container_id)
+            if container is None:
+                return False
+            container.kill(signal="SIGKILL")
+            return True
+
+    def _ours(self, container_id: str) -> Any | None:
+        container = self._client.containers.get(container_id)
+        return container if FINLAB_LABEL in (container.labels or {}) else None
 
     def close(self) -> None:
         self._client.close()
@@ -181,6 +204,7 @@ def _measure(made: ContainerStats, read: dict[str, Any]) -> None:
     used, limit = memory.get("usage", 0), memory.get("limit", 0)
     made.memory_usage_mb, made.memory_limit_mb = used / MB, limit / MB
     made.memory_percent = used / limit * 100 if limit else 0.0
+    made.processes = (read.get("pids_stats") or {}).get("current") or 0
     now, before = read.get("cpu_stats") or {}, read.get("precpu_stats") or {}
     spent = _total(now) - _total(before)
     passed = now.get("system_cpu_usage", 0) - before.get("system_cpu_usage", 0)

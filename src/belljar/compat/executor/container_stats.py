@@ -32,6 +32,7 @@ class ContainerStats:
     memory_usage_mb: float = 0.0
     memory_limit_mb: float = 0.0
     memory_percent: float = 0.0  # of its limit
+    processes: int = 0  # threads are counted too
     created_at: datetime | None = None
     finished_at: datetime | None = None
 
@@ -46,6 +47,7 @@ class ContainerStats:
             "memory_limit": int(self.memory_limit_mb * MB),  # bytes
             "memory_limit_mb": self.memory_limit_mb,
             "memory_percent": self.memory_percent,
+            "processes": self.processes,
             "created_at": self.created_at.isoformat() if self.created_at else None,
             "finished_at": self.finished_at.isoformat() if self.finished_at else None,
         }

@@ -50,6 +50,7 @@ class DockerConfig:
     export_container_stats: bool = True
     alert_on_orphaned_containers: int = 3  # more than these are worth a warning
     prometheus_port: int = 8000
+    runtime_monitor_enabled: bool = True  # end what stays close to its limits
 
     def __new__(cls, *args: object, **given: object) -> Self:
         """For the nearest name in the error: what dataclasses say about one has none."""
@@ -101,7 +102,12 @@ class DockerConfig:
 
 
 TMPFS_KEYS = ("path", "size", "options")
-MONITORING_KEYS = ("export_container_stats", "alert_on_orphaned_containers", "prometheus_port")
+MONITORING_KEYS = (
+    "export_container_stats",
+    "alert_on_orphaned_containers",
+    "prometheus_port",
+    "runtime_monitor_enabled",
+)
 DOCKER_KEYS = tuple(
     name
     for name in DockerConfig.__dataclass_fields__
@@ -202,4 +208,5 @@ _CHECKS: Mapping[str, Callable[[str, object], object]] = {
     "export_container_stats": _is_flag,
     "alert_on_orphaned_containers": _is_count,
     "prometheus_port": _is_port,
+    "runtime_monitor_enabled": _is_flag,
 }

@@ -23,11 +23,12 @@ from belljar.compat.executor import direct, export, identity, orphan_list, plan,
 from belljar.compat.executor.availability import DOCKER_AVAILABLE as DOCKER_AVAILABLE
 from belljar.compat.executor.availability import MISSING
 from belljar.compat.executor.docker_config import DEFAULT_IMAGE, DockerConfig
+from belljar.compat.executor.runtime_monitor import RuntimeMonitor
 from belljar.compat.executor.security_validator import SecurityValidator
 from belljar.errors import InvalidOption, SandboxError
+from belljar.execution import Execution, Outcome
 
 if TYPE_CHECKING:
-    from belljar.execution import Execution
     from belljar.options import PolicyLike
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,10 @@ UNSAFE = (
     "fallback_to_direct: this code runs WITHOUT a sandbox, as this user, with everything this "
     "user may do"
 )
+
+
+class NotNow(RuntimeError):
+    """There is an engine, and it did not answer in time: nothing says that there is no sandbox."""
 
 
 class DockerExecutor:
@@ -66,7 +71,9 @@ class DockerExecutor:
         self._lock = threading.Lock()
         self._sandboxes: dict[str, Sandbox] = {}  # those that run or are kept, by container_id
         self._images: set[str] = set()  # of the caller's, known to be there
-        self._why_not: str | None = None  # there is no sandbox to be had, and this is why
+        self._warned: set[str] = set()
+        self._why_not: str | None = None  # there was no sandbox to be had, and this is why
+        self.runtime_monitor: RuntimeMonitor | None = None
         if not self.config.enabled:
             return
         try:
@@ -75,7 +82,9 @@ class DockerExecutor:
             if not self.config.fallback_to_direct:
                 raise
             self._why_not = str(error)
-            log.warning("%s. %s", error, UNSAFE)
+            log.warning("%s. fallback_to_direct: each execution asks again", error)
+        if self.config.runtime_monitor_enabled:
+            self.runtime_monitor = RuntimeMonitor()
 
     @property
     def client(self) -> DockerExecutor | None:
@@ -88,7 +97,7 @@ class DockerExecutor:
             return list(self._sandboxes)
 
     def _reach(self) -> None:
-        """Raise RuntimeError if no sandbox could be started here."""
+        """Raise RuntimeError if no sandbox could be started here, NotNow if that may pass."""
         if not DOCKER_AVAILABLE:
             raise RuntimeError(MISSING)
         try:
@@ -103,10 +112,23 @@ class DockerExecutor:
 
                 check_host()
         except SandboxError as error:
-            raise RuntimeError(
+            kind = NotNow if _may_pass(error) else RuntimeError
+            raise kind(
                 f"Failed to connect to Docker daemon: {error.message}. Ensure Docker is running "
                 f"and accessible\n  hint: {error.hint or 'belljar doctor'}"
             ) from None
+
+    def _is_reachable(self) -> bool:
+        """Asked before each execution that would otherwise be run without a sandbox."""
+        try:
+            self._reach()
+        except NotNow:
+            raise
+        except RuntimeError as error:
+            self._why_not = str(error)
+            return False
+        self._why_not = None
+        return True
 
     def _placed(self) -> where.Placed:
         return where.place_now(self._backend, image=self.config.image, default_image=DEFAULT_IMAGE)
@@ -132,6 +154,8 @@ class DockerExecutor:
             self._execute(code, seconds, validate, result)
         except InvalidOption as error:
             result["error"] = f"Invalid configuration: {error}"
+        except NotNow as error:
+            result["error"] = f"{error}\nNothing was run: fallback_to_direct is not for this; retry"
         except SandboxError as error:
             result["error"] = _ours(error)
         result["execution_time"] = time.perf_counter() - began
@@ -144,10 +168,17 @@ class DockerExecutor:
             if not valid:
                 result["error"] = f"Security validation failed: {'; '.join(errors)}"
                 return
-        if not self.config.enabled or self._why_not:
-            self._without(code, timeout, result)
+        if not self.config.enabled:
+            self._without(code, timeout, result, "Docker sandbox is disabled (enabled=False)")
+            return
+        if self.config.fallback_to_direct and not self._is_reachable():
+            self._without(code, timeout, result, self._why_not or "")
             return
         made = plan.make(self.config, self._placed(), timeout)
+        for note in made.notes:
+            if note not in self._warned:
+                self._warned.add(note)
+                log.warning("%s", note)
         if self._image_missing(made):
             result["error"] = (
                 f"Docker image not found: {self.config.image}. "
@@ -177,6 +208,9 @@ class DockerExecutor:
             key = result["container_id"] = identity.container_id(sandbox)
             with self._lock:
                 self._sandboxes[key] = sandbox
+            if self.runtime_monitor is not None:
+                self.runtime_monitor.add_container(key)
+                self.runtime_monitor.start()
             self._run(sandbox, code, timeout, result)
         except BaseException:
             # Whatever happened, and Ctrl-C as well: nothing is left running.
@@ -198,7 +232,7 @@ class DockerExecutor:
         result["logs"] = logs
         unsaved = self._save(sandbox, execution, result["container_id"])
         if not report.succeeded(execution):
-            result["error"] = report.failure(
+            result["error"] = self._monitored(execution, result) or report.failure(
                 execution, logs, timeout=timeout, memory=self.config.memory_limit
             )
             return
@@ -207,6 +241,15 @@ class DockerExecutor:
             signal, problem = report.signal_of(sandbox, execution.stdout, timeout=timeout)
         problem = problem or unsaved
         result.update(success=problem is None, signal=signal, error=problem)
+
+    def _monitored(self, execution: Execution, result: dict[str, Any]) -> str | None:
+        """Why it failed, if the RuntimeMonitor ended it."""
+        if self.runtime_monitor is None or execution.outcome is not Outcome.killed:
+            return None
+        for event in self.runtime_monitor.get_security_events():
+            if event.container_id == result["container_id"]:
+                return report.exited(f"RuntimeMonitor ended it: {event}\n{result['logs']}")
+        return None
 
     def _save(self, sandbox: Sandbox, execution: Execution, container_id: str) -> str | None:
         """Keep the files that the code wrote; why that failed, if it did."""
@@ -222,8 +265,7 @@ class DockerExecutor:
 
     # -- without a sandbox ------------------------------------------------------------------
 
-    def _without(self, code: str, timeout: float, result: dict[str, Any]) -> None:
-        why = self._why_not or "Docker sandbox is disabled (enabled=False)"
+    def _without(self, code: str, timeout: float, result: dict[str, Any], why: str) -> None:
         if not self.config.fallback_to_direct:
             result["error"] = f"{why}. Nothing was run; set enabled=True"
             return
@@ -245,6 +287,8 @@ class DockerExecutor:
     def _cleanup_container(self, container_id: str) -> bool:
         with self._lock:
             sandbox = self._sandboxes.pop(container_id, None)
+        if self.runtime_monitor is not None:
+            self.runtime_monitor.remove_container(container_id)
         if sandbox is None:
             return True  # it has gone
         if _close(sandbox):
@@ -272,6 +316,8 @@ class DockerExecutor:
     def close(self) -> None:
         """End every sandbox. May be called twice."""
         self.cleanup_all()
+        if self.runtime_monitor is not None:
+            self.runtime_monitor.close()
 
     def __enter__(self) -> Self:
         return self
@@ -292,6 +338,19 @@ def _wrong(code: object, timeout: object) -> str | None:
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
         return f"timeout is a number of seconds, not {timeout!r}"
     return None
+
+
+def _may_pass(error: BaseException | None) -> bool:
+    """Whether it is about an engine that is there: it was slow, busy, or gave an odd answer."""
+    from belljar.backends.docker.errors import EngineError, EngineUnavailable
+
+    while error is not None:
+        if isinstance(error, EngineError) and not isinstance(error, EngineUnavailable):
+            return True
+        if isinstance(error, (TimeoutError, BlockingIOError)):  # no room in its queue
+            return True
+        error = error.__cause__
+    return False
 
 
 def _close(sandbox: Sandbox) -> bool:

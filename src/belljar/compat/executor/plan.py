@@ -47,8 +47,9 @@ OPTIONS: Mapping[str, str] = {
         "others are errors"
     ),
     "seccomp_profile": (
-        "a file: that profile, on docker; natively an error, unless it is a copy of Belljar's own. "
-        "Empty, or the default path where no file is: Belljar's own. Another missing file: an error"
+        "a file: that profile, on docker; natively Belljar's own holds, with a warning, unless the "
+        "file is a copy of it. Empty, or the default path where no file is: Belljar's own. Another "
+        "missing file: an error"
     ),
     "output_dir": (
         "files that the code wrote to /output are saved below it; that needs validate=False, or a "
@@ -59,6 +60,10 @@ OPTIONS: Mapping[str, str] = {
     "export_container_stats": "True: metrics are counted and served on prometheus_port",
     "alert_on_orphaned_containers": "more than so many orphans are logged as a warning",
     "prometheus_port": "where metrics are served, on 127.0.0.1",
+    "runtime_monitor_enabled": (
+        "True: a RuntimeMonitor, which looks every 5 s, ends code that uses 95 % of a processor or "
+        "more three times in a row, 95 % of its memory twice in a row, or 80 % of both at once"
+    ),
 }
 
 
@@ -66,6 +71,7 @@ OPTIONS: Mapping[str, str] = {
 class Plan:
     backend: str  # "native" or "docker"
     options: Mapping[str, Any]  # for Sandbox
+    notes: tuple[str, ...] = ()  # what the caller should know, though it is no error
 
 
 def make(config: DockerConfig, placed: Placed, timeout: float) -> Plan:
@@ -87,6 +93,7 @@ def make(config: DockerConfig, placed: Placed, timeout: float) -> Plan:
         "strict": _strict(config),
     }
     profile = _profile(config.seccomp_profile, docker=docker)
+    notes: tuple[str, ...] = ()
     if docker:
         given = options["backend"]
         engine = given if isinstance(given, Docker) else Docker()
@@ -94,7 +101,12 @@ def make(config: DockerConfig, placed: Placed, timeout: float) -> Plan:
         options["backend"] = replace(engine, seccomp=profile, pull="never")
         if options.get("environment") == "data":
             options["environment"] = ONE_USE
-    return Plan(backend=placed.backend, options=options)
+    elif profile is not None and not _is_own(profile):
+        notes = (
+            f"seccomp_profile={config.seccomp_profile!r} is for docker. This sandbox is native: "
+            "Belljar's own profile holds, which refuses every call that it does not list",
+        )
+    return Plan(backend=placed.backend, options=options, notes=notes)
 
 
 def _strict(config: DockerConfig) -> bool | None:
@@ -165,7 +177,7 @@ def _noexec(given: str) -> bool:
 
 
 def _profile(given: str, *, docker: bool) -> Path | None:
-    """The caller's seccomp profile; None: Belljar's own, which is never less than default-deny."""
+    """The caller's seccomp profile; None: there is none, and Belljar's own holds, an allow-list."""
     if not given:
         return None
     path = Path(given)
@@ -176,19 +188,12 @@ def _profile(given: str, *, docker: bool) -> Path | None:
             f"Seccomp profile not found: {given}",
             hint="give a file that exists, or leave seccomp_profile out for Belljar's own",
         )
-    if given == DEFAULT_SECCOMP and config_file.is_foreign(path):
+    if docker and given == DEFAULT_SECCOMP and config_file.is_foreign(path):
         raise InvalidOption(
             f"{path.absolute()} belongs to, or can be written by, somebody else",
             hint=f'if it is meant, name it: seccomp_profile="./{given}"; "" is Belljar\'s own',
         )
-    if docker:
-        return path
-    if _is_own(path):
-        return None
-    raise InvalidOption(
-        f"seccomp_profile={given!r} needs docker, and this sandbox is native",
-        hint="natively Belljar's own profile always holds; backend='docker', or leave it out",
-    )
+    return path
 
 
 def _is_own(path: Path) -> bool:

@@ -10,7 +10,7 @@ from belljar.blocking import Sandbox
 from belljar.errors import CannotTravel, NameMissing, SandboxError
 from belljar.execution import Execution, Outcome
 
-OUT_OF_MEMORY = 137  # 128 + SIGKILL, as the engine and the shell say it
+KILLED = 137  # 128 + SIGKILL, as the engine and the shell say it
 NO_VALUES = ("module", "function", "type", "method", "builtin_function_or_method")
 
 # Programs of before printed their signal. It is looked for only where no variable has the name.
@@ -44,15 +44,20 @@ def failure(execution: Execution, logs: str, *, timeout: float, memory: str) -> 
             return f"{words}\n{logs}" if logs else words
         case Outcome.out_of_memory:
             why = f"Out of memory: the code wanted more than memory_limit={memory}"
-            return f"Container exited with code {OUT_OF_MEMORY}:\n{why}\n{logs}"
+            return exited(f"{why}\n{logs}")
         case Outcome.error:
             return f"Container exited with code 1:\n{logs}"
         case Outcome.exit | Outcome.killed:
             return f"Container exited with code {_code(execution)}:\n{_why(execution)}{logs}"
         case Outcome.output_limit:
-            return f"Container exited with code {OUT_OF_MEMORY}:\n{_why(execution)}{logs}"
+            return exited(f"{_why(execution)}{logs}")
         case _:
             return f"Container error: {ending.sentence(execution, 'the code')}\n{logs}"
+
+
+def exited(why: str) -> str:
+    """For what was ended from outside."""
+    return f"Container exited with code {KILLED}:\n{why}"
 
 
 def _code(execution: Execution) -> int:

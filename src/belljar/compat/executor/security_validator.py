@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from belljar.options import PolicyLike
 
 PRESET = "strategy"
-ALSO_DENIED = ("io",)  # io.open() opens files
+# What strategies that were made from a template import: modules of the generator's own.
+ALSO_ALLOWED = ("src.templates",)
 SECONDS = 0.1
 _SYNTAX = "BJ001"
 _UNREADABLE = "BJ00"  # how the ids of rules begin about code that could not be read
@@ -72,11 +73,8 @@ def _nothing() -> dict[str, Any]:
 
 @functools.cache
 def _strategy() -> Policy:
-    """The preset, with what this system counts among dangerous imports besides."""
-    lists = Policy.preset(PRESET).document.imports
-    allow = [name for name in lists.allow if name not in ALSO_DENIED]
-    deny = [*lists.deny, *(name for name in ALSO_DENIED if name not in lists.deny)]
-    return Policy.from_dict({"extends": PRESET, "imports": {"allow": allow, "deny": deny}})
+    """The preset, and what this system imports besides."""
+    return Policy.from_dict({"extends": PRESET, "imports": {"extend_allow": list(ALSO_ALLOWED)}})
 
 
 def _errors(report: Report) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from belljar.backends.docker.settings import Docker
@@ -25,7 +26,8 @@ logger = logging.getLogger("belljar")
 
 class DockerSandbox(BelljarSandbox):
     """`image_name` is an image that the engine has. If it has none of the name, one is built of
-    `dockerfile_path`; without that, it is Belljar's environment with numpy, pandas, matplotlib.
+    `dockerfile_path`, and gets the name; without that, it is Belljar's environment with numpy,
+    pandas, matplotlib.
     """
 
     def __init__(
@@ -69,7 +71,9 @@ class DockerSandbox(BelljarSandbox):
         if wait(where.has_image, self._image_name):
             return {**options, "image": self._image_name}
         if self._dockerfile_path is not None:
-            return {**options, "dockerfile": self._dockerfile_path}
+            engine = self._backend if isinstance(self._backend, Docker) else Docker()
+            named = replace(engine, dockerfile=self._dockerfile_path, tag=self._image_name)
+            return {**options, "backend": named}
         logger.info("no image %r: the environment %s", self._image_name, self._environment)
         return {**options, "environment": self._environment}
 
