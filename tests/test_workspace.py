@@ -626,6 +626,18 @@ def test_a_session_is_there_again_by_its_name(make_sandbox, state):
     assert stat.S_IMODE((state / "sessions/thesis").stat().st_mode) == 0o700
 
 
+@pytest.mark.parametrize("umask", [0o000, 0o277])
+def test_directories_above_the_sessions_are_private_under_any_umask(tmp_path, monkeypatch, umask):
+    monkeypatch.setenv("BELLJAR_STATE", str(tmp_path / "a/b"))
+    before = os.umask(umask)
+    try:
+        sessions.Session("thesis").close()
+    finally:
+        os.umask(before)
+    for path in ("a", "a/b", "a/b/sessions", "a/b/sessions/.locks", "a/b/sessions/thesis"):
+        assert stat.S_IMODE((tmp_path / path).stat().st_mode) == 0o700, path
+
+
 def test_two_sandboxes_cannot_use_one_session(make_sandbox, state):
     first = make_sandbox(session="one")
     with pytest.raises(InvalidOption, match="in use by a sandbox of this process"):
