@@ -22,6 +22,7 @@ from belljar.channel import Channel
 from belljar.clock import Clock
 from belljar.environment import Environment
 from belljar.errors import ProtocolError, SandboxClosed
+from belljar.event_loop import Lock
 from belljar.functions import Registry
 from belljar.guest import wire
 from belljar.isolation import Isolation
@@ -51,8 +52,8 @@ class Life:
         self._guests = 0  # more than one, if one was lost
         self._made = time.monotonic()
         self._state_lost = False
-        self._starting = anyio.Lock(fast_acquire=True)
-        self._turn = anyio.Lock(fast_acquire=True)
+        self._starting = Lock()
+        self._turn = Lock()
         self._clock: Clock | None = None
 
     async def __aenter__(self) -> Self:
@@ -116,8 +117,7 @@ class Life:
     @property
     def engaged(self) -> bool:
         """Whether anything is under way: something runs, or waits for its turn or for the start."""
-        locks = (self._turn, self._starting)
-        return self.busy > 0 or any(lock.statistics().locked for lock in locks)
+        return self.busy > 0 or self._turn.locked() or self._starting.locked()
 
     @property
     def whereabouts(self) -> Whereabouts | None:
@@ -293,6 +293,8 @@ class Life:
             self.end("is closed")
         if self._clock is not None:
             self._clock.stopped = True
+        if self._place is not None:
+            self._place.check_loop()
         with anyio.CancelScope(shield=True):
             async with self._starting:
                 subject, had = self.subject, self._place is not None

@@ -17,6 +17,7 @@ import anyio
 from belljar.backends.base import Guest
 from belljar.channel import REHEARSAL, Channel, Exchange, Lost, drop
 from belljar.errors import CheckpointLost, GuestLost, ProtocolError, SandboxError
+from belljar.event_loop import here, in_use_elsewhere
 from belljar.guest import wire
 
 KEEP_TIMEOUT = 20.0  # seconds to copy an interpreter and its files
@@ -39,8 +40,8 @@ class Place:
         self._under_way = 0
         self._alone = False  # nothing else may begin
         self._cells: set[object] = set()  # that run now
-        self._waiting = 0  # for their turn
-        self._free = anyio.Event()
+        self._free: anyio.Event | None = None  # made by the first who waits for his turn
+        self._loop: object | None = None  # that of the last turn
 
     @property
     def alive(self) -> bool:
@@ -88,6 +89,8 @@ class Place:
     async def begin_turn(self, branch: int) -> None:
         """The same for a cell, in fewer steps; `end_turn` must follow."""
         self.check_free(branch)
+        self.check_loop()
+        self._loop = here()
         while self._alone or (self._under_way and self._active != branch):
             await self._wait()
         self._under_way += 1
@@ -102,17 +105,19 @@ class Place:
         self._under_way -= 1
         self._tell_free()
 
+    def check_loop(self) -> None:
+        """Raise if something is under way under another event loop."""
+        if self._under_way and self._loop is not here():
+            raise in_use_elsewhere()
+
     async def _wait(self) -> None:
-        self._waiting += 1
-        try:
-            await self._free.wait()
-        finally:
-            self._waiting -= 1
+        self._free = self._free or anyio.Event()
+        await self._free.wait()
 
     def _tell_free(self) -> None:
-        if self._waiting:
+        if self._free is not None:
             self._free.set()
-            self._free = anyio.Event()
+            self._free = None
 
     async def _switch(self, branch: int) -> None:
         """Waited for: where the files have to be copied for it, it takes its time, which is not

@@ -78,9 +78,7 @@ class DockerBackend:
     async def start(self, spec: GuestSpec) -> Guest:
         engine = self._engine(spec.docker)
         work = functools.partial(self._watched, spec, engine)
-        guest = await errand.run(self._host, work, undo=DockerGuest.discard)
-        guest.stream.hand_over()
-        return guest
+        return await errand.run(self._host, work, undo=DockerGuest.discard)
 
     async def _watched(self, spec: GuestSpec, engine: Engine) -> DockerGuest:
         try:
