@@ -463,8 +463,8 @@ class Sandbox:
 
         It runs here, with arguments that the code chose: treat them as a stranger's. `timeout` is
         in seconds for one call, `max_calls` counts over the sandbox's life, `concurrency` is how
-        many run at once (ordinary functions in threads). The time a call takes counts against the
-        time-out of the cell only with `counts_time`.
+        many run at once (ordinary functions in threads). The time of calls counts against the
+        time-out of the cell with `counts_time`, and beyond `Limits.host_time`.
         """
         return wait(
             self._sandbox.expose,

@@ -322,6 +322,7 @@ class AsyncSandbox(Life):
                 functions=self._functions,
                 values=self.limits.memory,
                 cpus=self.limits.cpus,
+                host_time=self.limits.host_time,
             )
             header |= {"count": self._count, "output": self.limits.output}
             if place.functions.get(self._branch, 0) != self._functions.version:
@@ -421,8 +422,8 @@ class AsyncSandbox(Life):
 
         It runs here, with arguments that the code chose: treat them as a stranger's. `timeout` is
         in seconds for one call, `max_calls` counts over the sandbox's life, `concurrency` is how
-        many run at once (ordinary functions in threads). The time a call takes counts against the
-        time-out of the cell only with `counts_time`.
+        many run at once (ordinary functions in threads). The time of calls counts against the
+        time-out of the cell with `counts_time`, and beyond `Limits.host_time`.
         """
         if isinstance(function, HostFunction):
             raise InvalidOption(

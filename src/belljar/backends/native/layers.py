@@ -81,6 +81,7 @@ def kept(limits: Limits, in_cgroup: frozenset[str], why: Mapping[str, str]) -> t
             row(name, True, "not set" if value is None else f"the host's clock, {value:g} s")
             for name, value in (
                 ("timeout", limits.timeout),
+                ("host_time", limits.host_time),
                 ("lifetime", limits.lifetime),
                 ("idle", limits.idle),
             )
