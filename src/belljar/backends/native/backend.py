@@ -14,7 +14,7 @@ import anyio.to_thread
 
 from belljar.backends import setup
 from belljar.backends.base import Guest, GuestSpec, Host
-from belljar.backends.native import cgroup, layers, plan, posture
+from belljar.backends.native import cgroup, identity, layers, plan, posture
 from belljar.backends.native.cgroup import Cgroup
 from belljar.backends.native.guest import (
     NativeGuest,
@@ -256,3 +256,4 @@ def check_host() -> None:
         )
     if platform.machine() not in ("x86_64", "aarch64"):
         raise BackendUnavailable(f"the native backend does not know {platform.machine()}")
+    identity.check_proc()
