@@ -21,8 +21,10 @@ import census
 import gvisor
 import oracles
 import setting
+from belljar import LimitNotEnforceable
 from belljar.backends.native import identity, plan
 from belljar.environment import build, resolve
+from belljar.guest.keeper import MAX_FILES
 from oracles import ROOT, descriptors, init_of, mounts, posture, status, threads, tree, worker_of
 
 pytestmark = [
@@ -441,6 +443,52 @@ def test_two_newborn_guests_have_the_same_posture(make_sandbox):
     }
     # In any order: an engine mounts what lies equally deep as its map gives it.
     assert sorted(r[:3] for r in one["mounts"]) == sorted(r[:3] for r in two["mounts"])
+
+
+# --- more open files than there can be -----------------------------------------------------------
+
+
+ASK = "import resource; resource.getrlimit(resource.RLIMIT_NOFILE)"
+
+
+def test_more_open_files_than_a_guest_can_have_are_less_and_said(make_sandbox):
+    with pytest.warns(RuntimeWarning, match=f"open_files=20000 is more .* {MAX_FILES}"):
+        sandbox = make_sandbox(limits={"open_files": 20_000})
+    assert sandbox.run_code(ASK).value == (MAX_FILES, MAX_FILES)
+    layer = sandbox.isolation.layer("open_files")
+    assert (layer.state, str(MAX_FILES) in layer.detail) == ("enforced", True)
+    assert layer.remedy
+    with pytest.raises(LimitNotEnforceable, match="open_files=20000"):
+        make_sandbox(limits={"open_files": 20_000}, strict=True)
+
+
+UNDER_A_HARD_LIMIT = f"""
+import json, resource, warnings
+resource.setrlimit(resource.RLIMIT_NOFILE, (500, 500))
+from belljar import LimitNotEnforceable, Sandbox
+given = {{"environment": "python", "backend": "native", "limits": {{"open_files": 5000}}}}
+with warnings.catch_warnings(record=True) as warned, Sandbox(**given) as sandbox:
+    inside = sandbox.run_code({ASK!r})
+    command = sandbox.commands.run("ulimit -n").stdout
+    layer = sandbox.isolation.layer("open_files")
+    said = [inside.outcome, inside.value, int(command), layer.state, layer.detail, len(warned)]
+try:
+    Sandbox.create(**given, strict=True)
+except LimitNotEnforceable as error:
+    print(json.dumps([*said, error.message, error.hint]))
+"""
+
+
+@pytest.mark.native_only("the hard limit of a container is its engine's")
+def test_open_files_above_the_inherited_hard_limit_are_less_and_said(backend):
+    command = [sys.executable, "-c", UNDER_A_HARD_LIMIT]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    outcome, value, in_command, state, detail, warned, refused, hint = json.loads(done.stdout)
+    assert (outcome, value, in_command, state, warned) == ("ok", [500, 500], 500, "enforced", 1)
+    assert "500; 5000 were asked for" in detail
+    assert "open_files=5000" in refused
+    assert "ulimit -Hn" in hint
 
 
 # --- in other namespaces -------------------------------------------------------------------------

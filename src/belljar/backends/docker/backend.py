@@ -244,6 +244,7 @@ class DockerBackend:
                 local = guest.meet(int(inspected["State"].get("Pid") or 0))
                 pid = guest.pid if local else 0
                 measured = layers.measured(pid, inspected, facts, asked=asked)
+                limits = setup.with_files(asked, limits, layers.most_files(pid, inspected, facts))
             guest.isolation = Isolation(
                 backend=self.name, layers=(*measured, *mounted(asked.mounts)), limits=limits
             )

@@ -210,7 +210,8 @@ class NativeBackend:
         try:
             seen = posture.read(pid)
             posture.check(seen, root=zygote.root)
-            limits = self._kept(spec.limits, in_cgroup)
+            kept = self._kept(spec.limits, in_cgroup)
+            limits = setup.with_files(spec, kept, posture.most_files(pid))
             measured = (*layers.measured(seen, said), *layers.mounted(spec.mounts))
             guest.isolation = Isolation(backend=self.name, layers=measured, limits=limits)
             if "memory" not in in_cgroup:
