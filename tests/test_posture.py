@@ -458,8 +458,9 @@ def test_more_open_files_than_a_guest_can_have_are_less_and_said(make_sandbox):
     layer = sandbox.isolation.layer("open_files")
     assert (layer.state, str(MAX_FILES) in layer.detail) == ("enforced", True)
     assert layer.remedy
-    with pytest.raises(LimitNotEnforceable, match="open_files=20000"):
-        make_sandbox(limits={"open_files": 20_000}, strict=True)
+    if setting.NAME in ("native-root", "docker-runc"):  # else other limits are refused first
+        with pytest.raises(LimitNotEnforceable, match="open_files=20000"):
+            make_sandbox(limits={"open_files": 20_000}, strict=True)
 
 
 UNDER_A_HARD_LIMIT = f"""
@@ -487,8 +488,9 @@ def test_open_files_above_the_inherited_hard_limit_are_less_and_said(backend):
     outcome, value, in_command, state, detail, warned, refused, hint = json.loads(done.stdout)
     assert (outcome, value, in_command, state, warned) == ("ok", [500, 500], 500, "enforced", 1)
     assert "500; 5000 were asked for" in detail
-    assert "open_files=5000" in refused
-    assert "ulimit -Hn" in hint
+    if setting.ROOT:  # else the memory limit is refused first
+        assert "open_files=5000" in refused
+        assert "ulimit -Hn" in hint
 
 
 # --- in other namespaces -------------------------------------------------------------------------
