@@ -2,14 +2,24 @@
 
 import asyncio
 import contextlib
+import functools
 import time
 
 import anyio
+import anyio.to_thread
 import pytest
 
 import census
 import setting
-from belljar import AsyncSandbox, ExecutionTimeout, Limits, Outcome, SandboxClosed
+from belljar import (
+    AsyncSandbox,
+    ExecutionTimeout,
+    Limits,
+    Outcome,
+    Sandbox,
+    SandboxClosed,
+    SandboxError,
+)
 
 LOOP = "while True: pass"
 
@@ -346,6 +356,103 @@ def test_a_loop_after_another_may_make_its_own(backend):
             return (await sandbox.run_code("1 + 1")).value
 
     assert [anyio.run(main, backend=loop) for loop in ("asyncio", "trio", "asyncio")] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("first", ["asyncio", "trio"])
+@pytest.mark.parametrize("second", ["asyncio", "trio"])
+def test_a_sandbox_made_under_one_loop_works_under_another(backend, tmp_path, first, second):
+    async def make():
+        made = AsyncSandbox(environment="python", workspace=tmp_path / "workspace")
+        await made.run_code("x = 1")
+        return made
+
+    async def use(sandbox):
+        checkpoint = await sandbox.checkpoint()
+        await sandbox.run_code("x = 2; open('f', 'w').write('x')")
+        await sandbox.rollback(checkpoint)
+        executions = [await sandbox.run_code("x")]
+        await sandbox.files.write("g", "text")
+        executions.append(await sandbox.commands.run("cat g"))
+        await sandbox.close()
+        return executions
+
+    sandbox = anyio.run(make, backend=first)
+    value, text = anyio.run(use, sandbox, backend=second)
+    assert (value.value, text.stdout) == (1, "text")
+    assert [path.name for path in (tmp_path / "workspace").iterdir()] == ["g"]
+
+
+@pytest.mark.parametrize("first", ["asyncio", "trio"])
+@pytest.mark.parametrize("second", ["asyncio", "trio"])
+def test_a_sandbox_in_use_under_one_loop_is_refused_to_another(backend, first, second):
+    async def attempt(work):
+        with pytest.raises(SandboxError, match="another event loop") as caught:
+            await work()
+        assert caught.value.hint
+
+    async def main():
+        async with AsyncSandbox(environment="python") as sandbox, await sandbox.fork() as fork:
+            begun = anyio.Event()
+            executions = []
+
+            async def work():
+                code = "import os, time\nprint(1)\nwhile not os.path.exists('go'): time.sleep(0.01)"
+                ran = await sandbox.run_code(code, timeout=60, on_stdout=lambda _: begun.set())
+                executions.append(ran)
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(work)
+                await begun.wait()
+                for other in (
+                    lambda: sandbox.run_code("1"),
+                    lambda: sandbox.put(x=1),
+                    lambda: sandbox.files.list(),
+                    lambda: sandbox.commands.run("true"),
+                    lambda: sandbox.checkpoint(),
+                    lambda: fork.run_code("1"),
+                    lambda: fork.files.list(),
+                ):
+                    run = functools.partial(anyio.run, attempt, other, backend=second)
+                    await anyio.to_thread.run_sync(run)
+                await sandbox.files.write("go", "")
+            assert executions[0].ok
+            assert (await sandbox.run_code("1 + 1")).value == 2
+
+    anyio.run(main, backend=first)
+
+
+def test_a_sandbox_closed_under_another_loop_ends_at_once_and_is_closed_again(backend):
+    """Its guest is killed; the rest is for the loop that uses it."""
+
+    async def main():
+        sandbox = await AsyncSandbox.create(environment="python")
+        begun = anyio.Event()
+        executions = []
+
+        async def work():
+            ran = await sandbox.run_code(f"print(1)\n{LOOP}", on_stdout=lambda _: begun.set())
+            executions.append(ran)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(work)
+            await begun.wait()
+            with pytest.raises(SandboxError, match="another event loop"):
+                await anyio.to_thread.run_sync(functools.partial(anyio.run, sandbox.close))
+        assert executions[0].outcome is Outcome.killed
+        await sandbox.close()
+        assert not sandbox.alive
+
+    anyio.run(main)
+
+
+def test_a_blocking_sandbox_works_in_code_of_trio(backend, tmp_path):
+    async def main():
+        with Sandbox(environment="python", workspace=tmp_path / "workspace") as sandbox:
+            sandbox.run_code("open('f', 'w').write('x')")
+            return sandbox.run_code("1 + 1").value
+
+    assert anyio.run(main, backend="trio") == 2
+    assert (tmp_path / "workspace/f").read_text() == "x"
 
 
 def test_asyncio_wait_for_and_gather_work(backend):

@@ -772,6 +772,21 @@ def test_a_hook_that_hangs_costs_the_interpreter_but_not_the_files(sandbox, monk
     assert value(sandbox, "x") == 1
 
 
+@pytest.mark.parametrize("way", ["checkpoint", "fork", "undo"])
+def test_a_hook_that_hangs_is_ended_by_the_time_out(make_sandbox, monkeypatch, way):
+    monkeypatch.setattr("belljar.place.KEEP_TIMEOUT", 1000.0)  # longer than a test may take
+    sandbox = make_sandbox(limits={"timeout": 3})
+    ok(sandbox, "import os, time; os.register_at_fork(before=lambda: time.sleep(1000))")
+    ways = {
+        "checkpoint": sandbox.checkpoint,
+        "fork": sandbox.fork,
+        "undo": lambda: sandbox.run_code("1", undo_on_error=True),
+    }
+    with pytest.raises(SandboxError, match="took too long"):
+        ways[way]()
+    assert value(sandbox, "1 + 1") == 2
+
+
 FORGED = """
 import socket, struct, os, time
 s = socket.socket(fileno=os.dup(3))

@@ -265,3 +265,32 @@ def test_a_narrow_terminal_has_fewer_columns_and_each_of_them_whole(width, gap):
         assert {"STATE", "AGE", "MEM %"} <= set(names)
     if width == 160:
         assert len(kept) == len(NAMES)
+
+
+FIRST_OF_ITS_PROCESS = """
+import asyncio, sys
+from belljar import AsyncSandbox
+async def main():
+    async with AsyncSandbox(environment="python") as sandbox:
+        print(sandbox.id, flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+asyncio.run(main())
+"""
+
+
+def test_ps_sees_the_first_async_sandbox_of_a_process(backend, environ):
+    with subprocess.Popen(
+        [sys.executable, "-c", FIRST_OF_ITS_PROCESS],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environ,
+    ) as process:
+        try:
+            sandbox = process.stdout.readline().strip()
+            assert sandbox
+            listed = json.loads(belljar(environ, "ps", "--json").stdout)
+            assert sandbox in [each["id"] for each in listed]
+        finally:
+            process.stdin.close()
+            process.wait(30)

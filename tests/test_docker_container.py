@@ -422,6 +422,7 @@ def test_the_code_sees_next_to_nothing_of_the_machine():
     assert seen == {"sys": [], "name servers": "", "name": name, "address": address}
 
 
+@pytest.mark.filterwarnings("ignore:open_files=1048576:RuntimeWarning")
 def test_the_smallest_limits_and_the_largest_are_taken():
     smallest = Limits(cpus=0.5, processes=4, open_files=32, workspace="64k", tmp="64k")
     for limits in (smallest, Limits(cpus=1024, processes=32768, open_files=1048576)):

@@ -408,6 +408,20 @@ def test_passwords_of_an_index_are_not_in_the_error(cache, monkeypatch):
     assert "could not be reached" in str(caught.value.hint)
 
 
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_directories_above_the_environments_have_their_mode_under_any_umask(
+    cache, tmp_path, monkeypatch, umask
+):
+    monkeypatch.setenv("BELLJAR_CACHE", str(tmp_path / "a/b"))
+    before = os.umask(umask)
+    try:
+        build("python", progress=None)
+    finally:
+        os.umask(before)
+    for path in ("a", "a/b", "a/b/envs", "a/b/envs/.locks"):
+        assert stat.S_IMODE((tmp_path / path).stat().st_mode) == 0o755, path
+
+
 def test_a_cache_that_others_can_write_to_is_refused(cache):
     build("python", progress=None)
     cache.chmod(0o777)

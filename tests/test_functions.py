@@ -452,7 +452,14 @@ def test_causes_and_notes_are_not_told():
 
 
 def test_a_long_message_is_cut_without_much_work():
-    for text in ("x" * 10**7, "/a" * 10**6, "a+" * 10**6, "'/" * 10**6, "\\" * 10**6):
+    for text in (
+        "x" * 10**7,
+        "/a" * 10**6,
+        "a+" * 10**6,
+        "'/" * 10**6,
+        "\\" * 10**6,
+        "//:" * 10**6,
+    ):
         assert len(describe(ValueError(text))[1]) <= MAX_MESSAGE
 
 
@@ -477,6 +484,15 @@ def test_a_long_message_is_cut_without_much_work():
         ("<Job at 0x7f3a2b1c4d50>", "<Job>"),
         ("0xff is 255, 0x7f3a2b1c4d50 is not", "0xff is 255, 0x… is not"),
         (f"-I{Path.cwd()}/include", "-I…/include"),
+        ("postgresql://me:secret@db:5432/sales", "postgresql://…@db:5432/sales"),
+        ("https://token@example.org/a", "https://…@example.org/a"),
+        ("(Engine(mysql+x://me:***@db/s))", "(Engine(mysql+x://…@db/s))"),
+        ("'redis://:sec'ret@[::1]:6379/0'", "'redis://…@[::1]:6379/0'"),
+        ("//me:secret@db/sales", "…/sales"),
+        ("//me:secret@db", "…/…@db"),
+        ("a://me:p@ss/wo:rd?x#y@db/s", "a://…@db/s"),
+        ("b://me:pass/word@db/s", "b://…@db/s"),
+        ("http://a.org/b,http://me:secret@c.org", "http://a.org/b,http://…@c.org"),
     ],
 )
 def test_paths_and_addresses_are_taken_out(text, left):
@@ -489,6 +505,7 @@ def test_paths_and_addresses_are_taken_out(text, left):
     [
         *("and/or", "3 km/h, n/a", "a / b", "</div>", "<br/>", r"\d+\.\w", "'SELECT a/b'"),
         *("https://example.org/a/b?c=d", "s3://bucket/key", "10:30", "x:y", "a~b", "~ 3", "/"),
+        *("https://a.org/@me", "https://a.org:80/?to=me@b.org", "http://[::1]:80/a@b", "me@b.org"),
     ],
 )
 def test_other_texts_are_left_alone(text):

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 import gvisor
-from belljar import InvalidOption, Outcome
+from belljar import InvalidOption, Limits, Outcome
 from belljar.functions import HostFunction
 
 # How hostile code comes by the socket: out of a stub's closure.
@@ -381,6 +381,35 @@ def test_a_guest_cannot_stop_its_clock_by_calling_all_the_time(make_sandbox):
     began = time.perf_counter()
     assert run(sandbox, code, timeout=1).outcome is Outcome.timeout
     assert time.perf_counter() - began < 50
+
+
+def test_code_that_calls_a_slow_function_for_ever_comes_to_its_end(make_sandbox):
+    limits = Limits(timeout=0.5, host_time=1)
+    sandbox = make_sandbox(functions={"slow": lambda: time.sleep(0.1)}, limits=limits)
+    execution = run(sandbox, "while True: slow()")
+    assert execution.outcome is Outcome.timeout
+    assert execution.state_preserved
+    assert any("host_time" in note for note in execution.notes), execution.notes
+
+
+@pytest.mark.parametrize("host_time", [60, None])
+def test_a_cell_may_wait_longer_for_the_host_than_its_time_out(make_sandbox, host_time):
+    """As for a person's approval."""
+    waited = threading.Event()
+    limits = Limits(timeout=3, host_time=host_time)
+    sandbox = make_sandbox(functions={"approval": lambda: waited.wait(3.5)}, limits=limits)
+    execution = run(sandbox, "approval()\n5")
+    assert execution.value == 5, execution
+    assert not execution.notes
+
+
+def test_one_call_that_takes_longer_than_is_excused_is_ended_too(make_sandbox):
+    release = threading.Event()
+    limits = Limits(timeout=1, host_time=0.01)
+    sandbox = make_sandbox(functions={"f": lambda: release.wait(60)}, limits=limits)
+    execution = run(sandbox, "f()")
+    release.set()
+    assert execution.outcome is Outcome.timeout
 
 
 def test_context_variables_of_the_caller_reach_the_function(make_sandbox):

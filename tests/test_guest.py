@@ -526,6 +526,17 @@ def test_standard_input_is_empty(sandbox):
     assert run(sandbox, code).value == b""
 
 
+@pytest.mark.native_only("the files in /etc of a container are those of its image")
+def test_services_and_protocols_have_their_usual_numbers(sandbox):
+    code = """
+    import socket
+    names = [socket.getservbyname(name) for name in ("https", "domain", "www", "postgresql")]
+    names, socket.getservbyport(123, "udp"), socket.getprotobyname("tcp")
+    """
+    expected = ([443, 53, 80, 5432], "ntp", 6)
+    assert run(sandbox, code).value == expected
+
+
 # --- top-level await -------------------------------------------------------------------------
 
 

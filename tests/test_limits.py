@@ -88,6 +88,7 @@ def test_the_defaults_are_the_documented_ones():
         tmp="100m",
         output="1m",
         timeout=30.0,
+        host_time=60.0,
         lifetime=None,
         idle=None,
     )
@@ -140,7 +141,7 @@ def test_no_limit_takes_nonsense(name, value):
 
 @pytest.mark.parametrize("name", RULES)
 def test_only_the_times_may_be_none(name):
-    if name in {"timeout", "lifetime", "idle"}:
+    if name in {"timeout", "host_time", "lifetime", "idle"}:
         assert getattr(Limits(**{name: None}), name) is None
     else:
         with pytest.raises(InvalidOption, match=f"^{name}=None"):

@@ -5,10 +5,12 @@ tells). The golden files of `test_posture_golden.py` have all fields of a guest 
 """
 
 import contextlib
+import json
 import os
 import re
 import signal
 import stat
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -19,9 +21,10 @@ import census
 import gvisor
 import oracles
 import setting
-from belljar import Sandbox
-from belljar.backends.native import plan
+from belljar import LimitNotEnforceable, Sandbox
+from belljar.backends.native import identity, plan
 from belljar.environment import build, resolve
+from belljar.guest.keeper import MAX_FILES
 from oracles import ROOT, descriptors, init_of, mounts, posture, status, threads, tree, worker_of
 
 pytestmark = [
@@ -287,6 +290,8 @@ def test_the_root_holds_nothing_of_the_hosts_but_programs_and_libraries(busy):
             assert os.listdir(f"{root}/{empty}") == [], empty
     etc = set(os.listdir(f"{root}/etc"))
     assert etc <= {
+        "protocols",
+        "services",
         "passwd",
         "group",
         "hosts",
@@ -441,3 +446,110 @@ def test_two_newborn_guests_have_the_same_posture(make_sandbox):
     }
     # In any order: an engine mounts what lies equally deep as its map gives it.
     assert sorted(r[:3] for r in one["mounts"]) == sorted(r[:3] for r in two["mounts"])
+
+
+# --- more open files than there can be -----------------------------------------------------------
+
+
+ASK = "import resource; resource.getrlimit(resource.RLIMIT_NOFILE)"
+
+
+def test_more_open_files_than_a_guest_can_have_are_less_and_said(make_sandbox):
+    with pytest.warns(RuntimeWarning, match=f"open_files=20000 is more .* {MAX_FILES}"):
+        sandbox = make_sandbox(limits={"open_files": 20_000})
+    assert sandbox.run_code(ASK).value == (MAX_FILES, MAX_FILES)
+    layer = sandbox.isolation.layer("open_files")
+    assert (layer.state, str(MAX_FILES) in layer.detail) == ("enforced", True)
+    assert layer.remedy
+    if setting.NAME in ("native-root", "docker-runc"):  # else other limits are refused first
+        with pytest.raises(LimitNotEnforceable, match="open_files=20000"):
+            make_sandbox(limits={"open_files": 20_000}, strict=True)
+
+
+UNDER_A_HARD_LIMIT = f"""
+import json, resource, warnings
+resource.setrlimit(resource.RLIMIT_NOFILE, (500, 500))
+from belljar import LimitNotEnforceable, Sandbox
+given = {{"environment": "python", "backend": "native", "limits": {{"open_files": 5000}}}}
+with warnings.catch_warnings(record=True) as warned, Sandbox(**given) as sandbox:
+    inside = sandbox.run_code({ASK!r})
+    command = sandbox.commands.run("ulimit -n").stdout
+    layer = sandbox.isolation.layer("open_files")
+    said = [inside.outcome, inside.value, int(command), layer.state, layer.detail, len(warned)]
+try:
+    Sandbox.create(**given, strict=True)
+except LimitNotEnforceable as error:
+    print(json.dumps([*said, error.message, error.hint]))
+"""
+
+
+@pytest.mark.native_only("the hard limit of a container is its engine's")
+def test_open_files_above_the_inherited_hard_limit_are_less_and_said(backend):
+    command = [sys.executable, "-c", UNDER_A_HARD_LIMIT]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    outcome, value, in_command, state, detail, warned, refused, hint = json.loads(done.stdout)
+    assert (outcome, value, in_command, state, warned) == ("ok", [500, 500], 500, "enforced", 1)
+    assert "500; 5000 were asked for" in detail
+    if setting.ROOT:  # else the memory limit is refused first
+        assert "open_files=5000" in refused
+        assert "ulimit -Hn" in hint
+
+
+# --- in other namespaces -------------------------------------------------------------------------
+
+
+IN_NAMESPACES = """
+import json, os, sys
+from belljar import Sandbox, SandboxError
+try:
+    with Sandbox(environment="python", backend="native") as sandbox:
+        posture = sandbox.run_code("import os; os.getuid()").value
+        uid = sandbox.isolation.layer("uid")
+        print(json.dumps({"uid": posture, "state": uid.state, "detail": uid.detail}))
+except SandboxError as error:
+    print(json.dumps({"error": error.message, "hint": error.hint}))
+"""
+
+
+def start_in_namespaces(*flags):
+    command = ["unshare", *flags, sys.executable, "-c", IN_NAMESPACES]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+NATIVE_ALONE = pytest.mark.native_only("an engine is outside the caller's namespaces")
+
+
+@NATIVE_ALONE
+@pytest.mark.parametrize("flags", [["-Ur"], ["-Urpf", "--mount-proc"]], ids=" ".join)
+def test_uid_0_of_a_user_namespace_starts_guests_and_says_whose_uid_they_have(backend, flags):
+    seen = start_in_namespaces(*flags)
+    assert seen["uid"] == 1000, seen
+    assert (
+        f"the caller's: 0 in this user namespace, {os.geteuid()} in the one above" in seen["detail"]
+    )
+    assert seen["state"] == ("enforced" if os.geteuid() else "best-effort")
+
+
+@NATIVE_ALONE
+def test_a_proc_of_another_pid_namespace_is_refused(backend):
+    """Before anything is written below /proc/<pid>, which there is some other process."""
+    seen = start_in_namespaces(*(["-pf"] if setting.ROOT else ["-Urpf"]))
+    assert "/proc belongs to another pid namespace" in seen["error"]
+    assert "--mount-proc" in seen["hint"]
+
+
+@pytest.mark.parametrize(
+    ("mapped", "enough"),
+    [
+        ([(0, 0, 2**32 - 1)], True),  # no user namespace
+        ([(0, 1000, 1)], False),  # unshare -Ur
+        ([(0, 1000, 1), (1, 100000, 65536)], False),  # rootless Podman
+        ([(0, 100000, 2**31)], True),  # uids enough for a range of our own
+        ([(0, 0, plan.UID_FIRST), (plan.UID_FIRST, 0, 5)], False),
+    ],
+)
+def test_guests_have_uids_of_their_own_where_the_range_is_mapped(mapped, enough):
+    assert identity.covers_range(mapped) is enough

@@ -463,8 +463,8 @@ class Sandbox:
 
         It runs here, with arguments that the code chose: treat them as a stranger's. `timeout` is
         in seconds for one call, `max_calls` counts over the sandbox's life, `concurrency` is how
-        many run at once (ordinary functions in threads). The time a call takes counts against the
-        time-out of the cell only with `counts_time`.
+        many run at once (ordinary functions in threads). The time of calls counts against the
+        time-out of the cell with `counts_time`, and beyond `Limits.host_time`.
         """
         return wait(
             self._sandbox.expose,
@@ -481,7 +481,9 @@ class Sandbox:
 
         A copy of the interpreter is parked in the sandbox; it shares memory with the running one
         until either changes it, and counts against the limits. Threads, sockets and child
-        processes cannot be kept: see `lacks`.
+        processes cannot be kept: see `lacks`. It ends after the `timeout` of the limits and a
+        second, and after 20 seconds at the latest: what the code does when it is forked
+        (`os.register_at_fork`) may hang. Then the interpreter is lost, and a SandboxError says so.
         """
         return wait(self._sandbox.checkpoint)
 

@@ -109,6 +109,7 @@ class Run:
         functions: Registry | None = None,
         values: int = wire.INLINE,  # bytes of a value
         cpus: float = 1.0,
+        host_time: float | None = None,  # seconds that calls of host functions are excused
     ) -> None:
         self._channel = channel
         self._guest = guest
@@ -142,7 +143,9 @@ class Run:
         self._worker: object = None  # the process that has taken parts of a value
         self._clock = anyio.CancelScope()
         self._excused = 0  # calls of host functions whose time does not count
-        self._left = math.inf
+        self._paused = 0.0  # since when
+        self._left = math.inf  # of the guest's own time, and of what is excused
+        self._excuse = math.inf if host_time is None else host_time
         self._cpus = max(cpus, 1.0)
         self.calls = Calls(functions, self._answer, values, self._pause)
 
@@ -362,13 +365,22 @@ class Run:
                 return
 
     def _pause(self, paused: bool) -> None:
-        """While the host works for the guest, the guest's own time stands still."""
+        """While the host works for the guest, the guest's own time stands still: all in all no
+        longer than is excused, so that code which calls again and again comes to its end."""
         self._excused += 1 if paused else -1
+        now = anyio.current_time()
         if paused and self._excused == 1:
-            self._left = self._clock.deadline - anyio.current_time()
-            self._clock.deadline = math.inf
+            self._paused, self._left = now, self._clock.deadline - now
+            self._clock.deadline += self._excuse
         elif not paused and self._excused == 0:
-            self._clock.deadline = anyio.current_time() + self._left
+            excused = min(now - self._paused, self._excuse)
+            self._excuse -= excused
+            self._clock.deadline = self._paused + self._left + excused
+
+    @property
+    def host_time_is_up(self) -> bool:
+        """Whether calls of host functions took more time than is excused."""
+        return self.stopped_for is Outcome.timeout and self._excuse <= 0 and self.calls.possible
 
     async def _take_stream(self, frame: wire.Frame) -> None:
         stream = self.streams.get(str(frame.header.get("name")))

@@ -18,6 +18,7 @@ import anyio.lowlevel
 
 from belljar.backends.base import Stream
 from belljar.errors import GuestLost, ProtocolError
+from belljar.event_loop import here, in_use_elsewhere
 from belljar.guest import outbox, wire
 
 SEND_TIMEOUT = 30.0
@@ -109,9 +110,8 @@ class Channel:
         self._came: Iterator[wire.Frame] | None = None  # frames that were not handed on yet
         self._exchanges: dict[int, Exchange] = {}
         self._last = after
-        self._reading = False
-        self._waiting = 0  # who wait for the one who reads
-        self._news = anyio.Event()
+        self._reading: object | None = None  # the event loop of the one who reads
+        self._news: anyio.Event | None = None  # made by the first who waits for the one who reads
         self._failed: Exception | None = None
 
     def may_share(self, size: int) -> bool:
@@ -135,7 +135,7 @@ class Channel:
         Called after the guest was killed: a reader meets the end of the stream at once.
         """
         self._fail(Lost())
-        while self._reading:
+        while self._reading is not None:
             await self._wait()
 
     def open(self) -> Exchange:
@@ -181,16 +181,16 @@ class Channel:
     async def pump(self, exchange: Exchange) -> None:
         """Bring news to `exchange`: by reading, or by waiting for the one who reads."""
         self._check()
-        if self._reading:
+        if self._reading is not None:
             await self._wait()
             return
-        self._reading = True
+        self._reading = here()
         try:
             while exchange.waiting and self._failed is None:
                 await self._receive()
                 self._tell()
         finally:
-            self._reading = False
+            self._reading = None
             self._tell()
         self._check_for(exchange)
 
@@ -229,16 +229,15 @@ class Channel:
             drop(frame)
 
     async def _wait(self) -> None:
-        self._waiting += 1
-        try:
-            await self._news.wait()
-        finally:
-            self._waiting -= 1
+        if self._reading is not here():
+            raise in_use_elsewhere()
+        self._news = self._news or anyio.Event()
+        await self._news.wait()
 
     def _tell(self) -> None:
-        if self._waiting:
+        if self._news is not None:
             self._news.set()
-            self._news = anyio.Event()
+            self._news = None
 
     def _fail(self, error: Exception) -> None:
         if self._failed is None:

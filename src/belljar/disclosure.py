@@ -1,9 +1,10 @@
 """What the guest is told of an error in the host: its name and its message, and no more.
 
-Messages are made for people on the host: they name files, users, and addresses in memory. The
-guest's code and whoever reads its output shall not learn the host's layout from them. What is
-written like an absolute path is reduced to its last part; this is by the look of the text, so a
-function that must keep a secret should not put it into an error.
+Messages are made for people on the host: they name files, users, databases with their passwords,
+and addresses in memory. The guest's code and whoever reads its output shall not learn the host's
+layout from them. What is written like an absolute path is reduced to its last part, and of
+`//user:password@host` only the host is left; this is by the look of the text, so a function that
+must keep a secret should not put it into an error.
 """
 
 from __future__ import annotations
@@ -37,11 +38,20 @@ _BARE = re.compile(
     """,
     re.VERBOSE,
 )
+# What stands before the "@" of an address. It may hold any character, also those that a proper
+# address would escape: so all up to the last "@" of the word, unless a host follows the slashes.
+_CREDENTIALS = re.compile(
+    r"""//
+    (?! (?: [\w.-]* | \[[0-9A-Fa-f:.]+\] ) (?: :\d+ )? (?: [/?#,;)\]}>'"`\s] | $ ) )
+    \S{0,1000}@
+    """,
+    re.VERBOSE,
+)
 _ADDRESS = re.compile(r"\sat 0x[0-9a-fA-F]+|(?<=\b0x)[0-9a-fA-F]{9,}\b")
 
 
 def describe(error: BaseException) -> tuple[str, str]:
-    """Name and message for the guest: no traceback, no cause, no paths, no addresses.
+    """Name and message for the guest: no traceback, cause, path, password of a URL or address.
 
     >>> describe(FileNotFoundError(2, "No such file or directory", "/home/me/a.db"))
     ('FileNotFoundError', 'No such file or directory')
@@ -72,11 +82,15 @@ def cut(text: str, limit: int) -> str:
 
 
 def scrub(text: str) -> str:
-    """Reduce what looks like a path of the host to its last part; take out addresses.
+    """Reduce what looks like a path of the host to its last part; take out addresses in memory,
+    and users and passwords of URLs.
 
     >>> scrub("<Job at 0x7f3a2b1c4d50> read '/srv/my data/x.csv' of https://a.org/b/c")
     "<Job> read '…/x.csv' of https://a.org/b/c"
+    >>> scrub("cannot connect to postgresql://me:hunter2@db:5432/sales")
+    'cannot connect to postgresql://…@db:5432/sales'
     """
+    text = _CREDENTIALS.sub(f"//{CUT}@", text)
     text = _QUOTED.sub(lambda m: f"{m['quote']}{_last_part(m['path'])}{m['quote']}", text)
     text = _BARE.sub(lambda m: _last_part(m[0]), text)
     for root in _roots():  # glued to something else, as in -I/usr/local/include

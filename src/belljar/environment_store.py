@@ -24,6 +24,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from belljar import directories
 from belljar.errors import EnvironmentBuildError
 
 _BUILDING = ".building-"
@@ -191,12 +192,9 @@ class Store:
 
     def _prepare(self) -> None:
         try:
-            self.envs.parent.mkdir(parents=True, exist_ok=True)
             for directory in (self.envs, self.envs / ".locks"):
-                directory.mkdir(mode=0o755, exist_ok=True)
+                directories.make(directory, directories.CACHE)
                 self._refuse_foreign()
-                if directory.stat().st_uid == os.geteuid():
-                    directory.chmod(0o755)  # the umask may have taken bits from mkdir's mode
             if not os.access(self.envs / ".locks", os.W_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         except OSError as error:

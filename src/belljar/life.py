@@ -22,6 +22,7 @@ from belljar.channel import Channel
 from belljar.clock import Clock
 from belljar.environment import Environment
 from belljar.errors import ProtocolError, SandboxClosed
+from belljar.event_loop import Lock
 from belljar.functions import Registry
 from belljar.guest import wire
 from belljar.isolation import Isolation
@@ -51,8 +52,8 @@ class Life:
         self._guests = 0  # more than one, if one was lost
         self._made = time.monotonic()
         self._state_lost = False
-        self._starting = anyio.Lock(fast_acquire=True)
-        self._turn = anyio.Lock(fast_acquire=True)
+        self._starting = Lock()
+        self._turn = Lock()
         self._clock: Clock | None = None
 
     async def __aenter__(self) -> Self:
@@ -116,8 +117,7 @@ class Life:
     @property
     def engaged(self) -> bool:
         """Whether anything is under way: something runs, or waits for its turn or for the start."""
-        locks = (self._turn, self._starting)
-        return self.busy > 0 or any(lock.statistics().locked for lock in locks)
+        return self.busy > 0 or self._turn.locked() or self._starting.locked()
 
     @property
     def whereabouts(self) -> Whereabouts | None:
@@ -170,46 +170,39 @@ class Life:
                     return self._place
                 await self._leave()
                 self._state_lost = True
-            if not events.wanted(cells=False):
-                return await self._start()
-            return await self._start_seen()
+            return await self._start()
 
     def _note_use(self) -> None:
         self.last_used = time.monotonic()
         if self._clock is not None:
             self._clock.used()
 
-    async def _start_seen(self) -> Place:
-        """The same, with those watching who want to know of it."""
+    async def _start(self) -> Place:
+        runtime.current()  # first of all: with it comes presence, which is told of the start
         subject, began = self.subject, time.perf_counter()
         events.tell(events.Starting(subject=subject))
         try:
-            place = await self._start()
+            self._place = place = await self._start_guest()
+            await self._keeping.load(place)
         except BaseException as error:
+            if self._place is not None:
+                await self._leave()
             seconds = time.perf_counter() - began
             events.tell(events.StartFailed(subject=subject, seconds=seconds, error=error))
             raise
-        seconds = time.perf_counter() - began
-        stages = {"start": place.started - began, "workspace": time.perf_counter() - place.started}
-        seen = place.guest.whereabouts
+        events.begins(self)
+        now = time.perf_counter()
         told = events.Started(
-            subject=self.subject, seconds=seconds, stages=stages, whereabouts=seen
+            subject=self.subject,
+            seconds=now - began,
+            stages={"start": place.started - began, "workspace": now - place.started},
+            whereabouts=place.guest.whereabouts,
         )
         try:
             events.tell(told)
         except BaseException:
             await self._leave()
             raise
-        return place
-
-    async def _start(self) -> Place:
-        self._place = place = await self._start_guest()
-        try:
-            await self._keeping.load(place)
-        except BaseException:
-            await self._leave()
-            raise
-        events.begins(self)
         return place
 
     async def _start_guest(self) -> Place:
@@ -300,6 +293,8 @@ class Life:
             self.end("is closed")
         if self._clock is not None:
             self._clock.stopped = True
+        if self._place is not None:
+            self._place.check_loop()
         with anyio.CancelScope(shield=True):
             async with self._starting:
                 subject, had = self.subject, self._place is not None

@@ -158,6 +158,9 @@ class Limits:
     tmp: int = _limit("size", "100m", "64k", "1t", "bytes", "what fits into /tmp")
     output: int = _limit("size", "1m", "1k", "1g", "bytes", "output of one run that is kept")
     timeout: float | None = _limit("number", 30.0, 0.01, _DAY, "seconds", "wall time of one run")
+    host_time: float | None = _limit(
+        "number", 60.0, 0.01, _DAY, "seconds", "time in host functions that timeout does not count"
+    )
     lifetime: float | None = _limit("number", None, 0.1, 30 * _DAY, "seconds", "from start to end")
     idle: float | None = _limit("number", None, 0.1, 30 * _DAY, "seconds", "time without a call")
     # fmt: on
@@ -179,6 +182,7 @@ class Limits:
             tmp: int | str = ...,
             output: int | str = ...,
             timeout: float | None = ...,
+            host_time: float | None = ...,
             lifetime: float | None = ...,
             idle: float | None = ...,
         ) -> None: ...

@@ -17,9 +17,11 @@ import anyio
 from belljar.backends.base import Guest
 from belljar.channel import REHEARSAL, Channel, Exchange, Lost, drop
 from belljar.errors import CheckpointLost, GuestLost, ProtocolError, SandboxError
+from belljar.event_loop import here, in_use_elsewhere
 from belljar.guest import wire
 
-KEEP_TIMEOUT = 20.0  # seconds to copy an interpreter and its files
+KEEP_TIMEOUT = 20.0  # seconds to copy an interpreter and its files, at most
+GRACE = 1.0  # seconds more than the time-out of the caller: a copy takes longer than no code at all
 NOBODY = -1  # it is not known whose turn it is: whoever comes next asks for his
 
 # The cells, of whatever places, for which this code is at work.
@@ -39,8 +41,8 @@ class Place:
         self._under_way = 0
         self._alone = False  # nothing else may begin
         self._cells: set[object] = set()  # that run now
-        self._waiting = 0  # for their turn
-        self._free = anyio.Event()
+        self._free: anyio.Event | None = None  # made by the first who waits for his turn
+        self._loop: object | None = None  # that of the last turn
 
     @property
     def alive(self) -> bool:
@@ -88,6 +90,8 @@ class Place:
     async def begin_turn(self, branch: int) -> None:
         """The same for a cell, in fewer steps; `end_turn` must follow."""
         self.check_free(branch)
+        self.check_loop()
+        self._loop = here()
         while self._alone or (self._under_way and self._active != branch):
             await self._wait()
         self._under_way += 1
@@ -102,17 +106,19 @@ class Place:
         self._under_way -= 1
         self._tell_free()
 
+    def check_loop(self) -> None:
+        """Raise if something is under way under another event loop."""
+        if self._under_way and self._loop is not here():
+            raise in_use_elsewhere()
+
     async def _wait(self) -> None:
-        self._waiting += 1
-        try:
-            await self._free.wait()
-        finally:
-            self._waiting -= 1
+        self._free = self._free or anyio.Event()
+        await self._free.wait()
 
     def _tell_free(self) -> None:
-        if self._waiting:
+        if self._free is not None:
             self._free.set()
-            self._free = anyio.Event()
+            self._free = None
 
     async def _switch(self, branch: int) -> None:
         """Waited for: where the files have to be copied for it, it takes its time, which is not
@@ -129,14 +135,18 @@ class Place:
             self._alone = False
             self._tell_free()
 
-    async def keep(self, *, branch: bool) -> tuple[int, tuple[str, ...]]:
+    async def keep(
+        self, *, branch: bool, timeout: float | None = None
+    ) -> tuple[int, tuple[str, ...]]:
         """Park a copy of the active interpreter and its files, as a branch or a checkpoint: its
-        number, and what it lacks. Called in a turn, between cells."""
+        number, and what it lacks. Called in a turn, between cells. `timeout` is that of a cell:
+        hooks of the code run when it is copied, and may take as long."""
         self._last += 1
         number = self._last
         header: dict[str, object] = {"number": number, "branch": branch}
         try:
-            answer = await self._ask(wire.KEEP, header, "could not keep the interpreter")
+            words = "could not keep the interpreter"
+            answer = await self._ask(wire.KEEP, header, words, timeout)
         except anyio.get_cancelled_exc_class():
             with anyio.CancelScope(shield=True):
                 await self.release(number)  # nobody will ever ask for it
@@ -148,14 +158,14 @@ class Place:
         texts = lacks if isinstance(lacks, list) else []
         return number, tuple(str(text)[:200] for text in texts[:20])
 
-    async def go_back(self, checkpoint: int) -> None:
+    async def go_back(self, checkpoint: int, timeout: float | None = None) -> None:
         """Let the active branch go on from a checkpoint. Called in a turn, between cells; commands
-        and files that are under way are waited for."""
+        and files that are under way are waited for. `timeout`: as that of `keep`."""
         while self._alone or self._under_way > 1:
             await self._wait()
         self._alone = True
         try:
-            await self._ask(wire.RETURN, {"number": checkpoint}, "could not go back")
+            await self._ask(wire.RETURN, {"number": checkpoint}, "could not go back", timeout)
         finally:
             self._alone = False
             self._tell_free()
@@ -163,16 +173,19 @@ class Place:
     async def release(self, number: int) -> None:
         await self.channel.call(wire.RELEASE, {"number": number})
 
-    async def _ask(self, kind: int, header: dict[str, object], failed: str) -> dict[str, object]:
+    async def _ask(
+        self, kind: int, header: dict[str, object], failed: str, timeout: float | None = None
+    ) -> dict[str, object]:
         """Cancelled, it waits for the end all the same: the next cell must not come in between."""
         exchange = self.channel.open()
+        seconds = KEEP_TIMEOUT if timeout is None else min(timeout + GRACE, KEEP_TIMEOUT)
         try:
             await self.channel.send(kind, exchange.number, header)
             try:
-                answer = await self._answer(exchange)
+                answer = await self._answer(exchange, seconds)
             except anyio.get_cancelled_exc_class():
                 with anyio.CancelScope(shield=True):
-                    await self._answer(exchange)
+                    await self._answer(exchange, seconds)
                 raise
         except Lost:
             raise GuestLost("the guest died during the operation") from None
@@ -185,8 +198,8 @@ class Place:
             raise SandboxError(words, hint=_hint(str(error)))
         return answer
 
-    async def _answer(self, exchange: Exchange) -> dict[str, object]:
-        with anyio.move_on_after(KEEP_TIMEOUT):
+    async def _answer(self, exchange: Exchange, seconds: float) -> dict[str, object]:
+        with anyio.move_on_after(seconds):
             return _header(await exchange.next())
         # The code may have hooks that hang when it is forked. Whatever is stuck is ended.
         await self.channel.call(wire.RELEASE, {"stuck": True})

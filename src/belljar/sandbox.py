@@ -269,7 +269,7 @@ class AsyncSandbox(Life):
     async def _run_cell(self, cell: Cell) -> Execution:
         began = time.time()
         async with self._alone():
-            before = await self._keep() if cell.undo_on_error else None
+            before = await self._keep(cell.timeout) if cell.undo_on_error else None
             self._count += 1
             header: dict[str, object] = {"watch": True}
             if cell.env:
@@ -322,6 +322,7 @@ class AsyncSandbox(Life):
                 functions=self._functions,
                 values=self.limits.memory,
                 cpus=self.limits.cpus,
+                host_time=self.limits.host_time,
             )
             header |= {"count": self._count, "output": self.limits.output}
             if place.functions.get(self._branch, 0) != self._functions.version:
@@ -421,8 +422,8 @@ class AsyncSandbox(Life):
 
         It runs here, with arguments that the code chose: treat them as a stranger's. `timeout` is
         in seconds for one call, `max_calls` counts over the sandbox's life, `concurrency` is how
-        many run at once (ordinary functions in threads). The time a call takes counts against the
-        time-out of the cell only with `counts_time`.
+        many run at once (ordinary functions in threads). The time of calls counts against the
+        time-out of the cell with `counts_time`, and beyond `Limits.host_time`.
         """
         if isinstance(function, HostFunction):
             raise InvalidOption(
@@ -446,17 +447,19 @@ class AsyncSandbox(Life):
 
         A copy of the interpreter is parked in the sandbox; it shares memory with the running one
         until either changes it, and counts against the limits. Threads, sockets and child
-        processes cannot be kept: see `lacks`.
+        processes cannot be kept: see `lacks`. It ends after the `timeout` of the limits and a
+        second, and after 20 seconds at the latest: what the code does when it is forked
+        (`os.register_at_fork`) may hang. Then the interpreter is lost, and a SandboxError says so.
         """
         async with self._alone():
-            made = await self._keep()
+            made = await self._keep(self.limits.timeout)
         self._keeping.event("checkpoint", id=str(made.id))
         return made
 
     async def rollback(self, checkpoint: Checkpoint) -> None:
         """Go back to a checkpoint, which stays valid: one can go back to it again."""
         async with self._alone():
-            await self._go_back(checkpoint)
+            await self._go_back(checkpoint, self.limits.timeout)
             await self._keeping.save(self._place)
         self._keeping.event("rollback", id=str(checkpoint.id))
 
@@ -480,7 +483,7 @@ class AsyncSandbox(Life):
         async with self._alone(), self.using():
             place = self._place
             assert place is not None
-            branch, lacks = await place.keep(branch=True)
+            branch, lacks = await place.keep(branch=True, timeout=self.limits.timeout)
         twin = object.__new__(type(self))
         twin._prepare(options.twin(self._options))
         twin._functions = self._functions.copy()
@@ -498,16 +501,16 @@ class AsyncSandbox(Life):
             )
         return twin
 
-    async def _keep(self) -> Checkpoint:
+    async def _keep(self, timeout: float | None) -> Checkpoint:
         async with self.using():
             assert self._place is not None
-            number, lacks = await self._place.keep(branch=False)
+            number, lacks = await self._place.keep(branch=False, timeout=timeout)
             return Checkpoint(id=number, lacks=lacks, fresh=self._state_lost, place=self._place)
 
-    async def _go_back(self, checkpoint: Checkpoint) -> None:
+    async def _go_back(self, checkpoint: Checkpoint, timeout: float | None = None) -> None:
         async with self.using():
             place = self._owner_of(checkpoint)
-            await place.go_back(checkpoint.id)
+            await place.go_back(checkpoint.id, timeout)
         self._state_lost = checkpoint.fresh
         self._remarks = _lacking(checkpoint.lacks, "the checkpoint")
 

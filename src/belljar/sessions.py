@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from belljar import directories
 from belljar.beneath import Beneath
 from belljar.errors import InvalidOption, unknown_option
 from belljar.guest import removal
@@ -66,7 +67,7 @@ class Session:
         self._lock = -1
         try:
             for directory in (root, root / _LOCKS, self.path):
-                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                directories.make(directory, directories.STATE)
             self._lock = _acquire(root / _LOCKS / name)
         except OSError as error:
             raise InvalidOption(

@@ -19,12 +19,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-import anyio
-
 from belljar import options, shell_driver
 from belljar.blocking import Sandbox, wait
 from belljar.cell import OnText
 from belljar.errors import FileError, InvalidOption, SandboxError
+from belljar.event_loop import Lock
 from belljar.execution import CommandResult, Outcome
 from belljar.sandbox import AsyncSandbox
 
@@ -86,7 +85,7 @@ class AsyncShell:
         self._timeout = options.check_timeout(timeout, None)
         self._start = cwd if cwd is not None else ""
         self._directory = f"/tmp/.belljar-shell-{secrets.token_hex(8)}"
-        self._turn = anyio.Lock()
+        self._turn = Lock()
         self._count = 0
         self._saved = ""  # the file with the state, of two that take turns
         self._closed = False

@@ -39,6 +39,7 @@ class LeftOut:
 
     reasons: dict[str, list[str]] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+    uncounted: set[str] = field(default_factory=set)  # reasons that hold for others too
 
     def add(self, path: str, reason: str) -> None:
         shown = self.reasons.setdefault(reason, [])
@@ -46,11 +47,19 @@ class LeftOut:
         if len(shown) < SHOWN:
             shown.append(repr(path[:200]))
 
+    def add_uncounted(self, reason: str) -> None:
+        """There are others, which were not looked at: nobody knows how many."""
+        self.reasons.setdefault(reason, [])
+        self.uncounted.add(reason)
+
     def sentences(self) -> list[str]:
         said = []
         for reason, shown in self.reasons.items():
-            more = self.counts[reason] - len(shown)
-            names = ", ".join(shown) + (f" and {more} more" if more else "")
+            names = ", ".join(shown)
+            if reason in self.uncounted:
+                names += f"{' and ' * bool(shown)}others, which were not counted"
+            elif more := self.counts[reason] - len(shown):
+                names += f" and {more} more"
             said.append(f"not carried, because it {reason}: {names}")
         return said
 
@@ -83,6 +92,7 @@ async def scan(files: AsyncFiles, root: str, *, most: int, unlock: bool = False)
         # What is left out is not kept, but counted: else a listing could go on for ever.
         if len(census.entries) > most or rows > most + guest_trees.MAX_NAMES:
             census.unseen.update(pending)
+            census.left_out.add_uncounted(_too_many(most))
             break
         asked = pending[:ROWS]
         header = {"op": "scan", "path": root, "after": after, "unlock": unlock}
@@ -114,7 +124,11 @@ def _cut(census: Census, most: int) -> None:
     for path in list(census.entries)[most:]:
         del census.entries[path]
         census.unseen.add(path.rpartition("/")[0])
-        census.left_out.add(path, f"is more than {most} files")
+        census.left_out.add(path, _too_many(most))
+
+
+def _too_many(most: int) -> str:
+    return f"is more than {most} files"
 
 
 def _add(census: Census, asked: Sequence[str], data: bytes) -> tuple[int, list[str]]:

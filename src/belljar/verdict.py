@@ -49,6 +49,11 @@ async def of(
     if outcome is Outcome.ok and with_value:
         value, unplain = await _value(run, main, limits)
     notes = tuple(_notes(run, outcome, ended=ended, lost=lost, fresh=fresh, kills=kills))
+    if run.host_time_is_up:
+        notes += (
+            f"host functions took more than {limits.host_time:g} s, and what is beyond counts as "
+            "time of the code: Limits(host_time=...) allows more",
+        )
     if unplain is not None:
         notes += (f"value is None, because {unplain}; see text and results",)
     execution = Execution(

@@ -21,6 +21,7 @@ import anyio.to_thread
 from belljar import trees
 from belljar.beneath import Beneath, Found
 from belljar.errors import FileError, GuestLost, InvalidOption
+from belljar.event_loop import Lock
 from belljar.files import AsyncFiles
 from belljar.guest.trees import FRESH
 from belljar.limits import format_size
@@ -70,7 +71,7 @@ class HostWorkspace:
         self._most = MAX_FILES
         self._notes: list[str] = []  # to be told with the next save
         self._told: set[str] = set()
-        self._turn = anyio.Lock()
+        self._turn = Lock()
 
     def _sweep(self) -> None:
         """Unless another sandbox writes here just now."""

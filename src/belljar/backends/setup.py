@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterable
+from dataclasses import replace
+
+from belljar.backends.base import GuestSpec
+from belljar.errors import LimitNotEnforceable
 from belljar.guest import wire
+from belljar.guest.keeper import MAX_FILES
+from belljar.isolation import Layer
 from belljar.limits import Limits
 
 ONE_RESULT = 8  # times the output limit that one result may take: pictures are large
@@ -17,3 +25,28 @@ def of(limits: Limits, *, share: bool) -> dict[str, object]:
         "values": limits.memory,
         "share": share,
     }
+
+
+def with_files(spec: GuestSpec, kept: Iterable[Layer], most: int | None) -> tuple[Layer, ...]:
+    """How limits are kept, with as many open files as init gives the code.
+
+    `most`: the hard limit of init as seen from outside (None: unknown, or none), which it cannot
+    raise. More than that is refused if the caller is strict; else it is less, and said.
+    """
+    asked, holds = spec.limits.open_files, min(MAX_FILES, most or MAX_FILES)
+    if asked <= holds:
+        return tuple(kept)
+    why = f"open_files={asked} is more than a sandbox can have on this host, which is {holds}"
+    remedy = (
+        "raise the hard limit (ulimit -Hn, LimitNOFILE= of a service), or ask for less"
+        if holds < MAX_FILES
+        else f"ask for {MAX_FILES} at most"
+    )
+    if spec.strict:
+        raise LimitNotEnforceable(why, hint=remedy)
+    warnings.warn(f"{why}; {remedy}", RuntimeWarning, stacklevel=2)
+    detail = f"RLIMIT_NOFILE for each process, {holds}; {asked} were asked for"
+    return tuple(
+        replace(layer, detail=detail, remedy=remedy) if layer.name == "open_files" else layer
+        for layer in kept
+    )

@@ -66,8 +66,16 @@ def _kernel() -> Fact:
 
 
 def _user() -> Fact:
-    root = os.geteuid() == 0
-    detail = "root; each guest gets a host uid of its own" if root else "an ordinary user"
+    from belljar.backends.native import identity
+
+    detail = "an ordinary user, whose uid all guests have"
+    if os.geteuid() == 0:
+        detail = (
+            "root; each guest gets a host uid of its own"
+            if identity.has_uid_for_each()
+            else "root of a user namespace that has no uids for guests: they have its own, "
+            f"{identity.uid_above()} in the namespace above"
+        )
     return Fact(name="user", state="ok", detail=f"uid {os.geteuid()}, {detail}")
 
 
@@ -150,6 +158,7 @@ def _cgroups() -> list[Fact]:
 
 
 def _interpreter(environment: Environment) -> Fact:
+    from belljar.backends.native import identity
     from belljar.environment import interpreter
     from belljar.errors import SandboxError
 
@@ -160,7 +169,7 @@ def _interpreter(environment: Environment) -> Fact:
     detail = f"Python {'.'.join(map(str, found.version))}, {found.executable}"
     # As root the guest runs under another uid, so it is the others' rights that count.
     mode = os.stat(found.executable).st_mode
-    if os.geteuid() == 0 and mode & 0o005 != 0o005:
+    if identity.has_uid_for_each() and mode & 0o005 != 0o005:
         return Fact(
             name="interpreter",
             state="no",

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from belljar import directories
 from belljar.cli import exit_codes, sandbox_options
 from belljar.cli.statements import Splitter
 from belljar.errors import InvalidOption, SandboxClosed, SandboxError, unknown_option
@@ -150,7 +151,7 @@ def _history() -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            directories.make(path.parent, directories.STATE)
             path.touch(mode=0o600)  # what one types is nobody else's business
             readline.write_history_file(path)
 

@@ -14,6 +14,7 @@ import stat
 import tempfile
 from pathlib import Path
 
+from belljar import directories
 from belljar.environment import BUILTIN, Environment, list_built
 from belljar.environment_store import cache_root
 from belljar.errors import EnvironmentBuildError, InvalidOption, unknown_option
@@ -47,7 +48,7 @@ def save(environment: Environment) -> None:
     """Written beside and renamed, so that nobody reads half of it."""
     directory = _directory()
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        directories.make(directory, directories.CACHE)
         # Readable for us alone: a package may be an address with a password.
         descriptor, scratch = tempfile.mkstemp(dir=directory, suffix=".new")
         with os.fdopen(descriptor, "w") as file:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from pathlib import Path
 
+from belljar.backends.native.posture import most_files
+from belljar.blocking import Sandbox
 from belljar.conformance.checks import check
 from belljar.conformance.counters import Counters, shared_memory
-from belljar.conformance.guests import init_of
+from belljar.conformance.guests import init_of, worker_of
 from belljar.conformance.looks import MIB
 from belljar.conformance.processes import TooLate, tree, wait_until
 from belljar.conformance.results import Look, NotHere
 from belljar.conformance.stage import Stage, is_visible
 from belljar.errors import LimitNotEnforceable
+from belljar.execution import Outcome
 
 _HOARD = """
 import ctypes, os, select, socket
@@ -161,3 +165,49 @@ def memory_without_control_groups(stage: Stage, look: Look) -> None:
     except TooLate:
         gone = shared_memory() - before
         look.wrong(f"the machine has {gone // MIB} MiB more of shared memory than before")
+
+
+@check(
+    37,
+    what="call a slow function of the host again and again: its time is not the code's",
+    expected="time in the host is excused up to a bound, and the cell ends",
+)
+def slow_function_without_end(stage: Stage, look: Look) -> None:
+    def wait(seconds: float) -> None:
+        time.sleep(seconds)
+
+    unbounded = stage.open(limits={"timeout": 3, "host_time": None}, strict=False)
+    unbounded.expose(wait)
+    excused = unbounded.run_code("wait(3.5)")
+    look.control(excused.ok, f"a call longer than the time-out is excused: {excused.outcome}")
+    sandbox = stage.open(limits={"timeout": 1, "host_time": 1}, strict=False)
+    sandbox.expose(wait)
+    began = time.monotonic()
+    ran = sandbox.run_code("while True: wait(0.1)")
+    took = time.monotonic() - began
+    look.expect(ran.outcome is Outcome.timeout, f"{ran.outcome} after {took:.1f} s", ran.error)
+    look.expect(any("host_time" in note for note in ran.notes), "said in the notes", ran.notes)
+    look.expect(sandbox.run_code("1 + 1").value == 2, "the sandbox goes on")
+
+
+@check(
+    32,
+    what="ask for more open files than this host lets a process have",
+    expected="the code has less, and isolation says how many",
+)
+def more_files_than_there_are(stage: Stage, look: Look) -> None:
+    def held(sandbox: Sandbox) -> int | None:
+        """By the kernel's word, where the host sees the process."""
+        ran = sandbox.run_code("import resource; resource.getrlimit(resource.RLIMIT_NOFILE)[1]")
+        if is_visible(init_of(sandbox)) and not stage.setting.gvisor:
+            return most_files(worker_of(sandbox))
+        return ran.value if isinstance(ran.value, int) else None
+
+    few = held(stage.open(limits={"open_files": 100}, strict=False))
+    look.control(few == 100, f"of 100 that were asked for, {few} hold")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        sandbox = stage.open(limits={"open_files": 1_000_000}, strict=False)
+    layer, holds = sandbox.isolation.layer("open_files"), held(sandbox)
+    look.expect(f"{holds};" in layer.detail, f"said: {layer.detail}", holds)
+    look.expect(sandbox.run_code("1 + 1").value == 2, "the code runs")

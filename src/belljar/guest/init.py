@@ -64,10 +64,12 @@ class Init:
         if self._seal is not None:
             fork = setup["fork"]
             setup = {**setup, "fork": lambda: self._fork_sealed(fork)}
-        self.setup = setup
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         limit = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+        # The code's cannot be raised above ours: what the host says of it is looked at by itself.
+        setup = {**setup, "open_files": min(setup["open_files"], limit)}
+        self.setup = setup
         self.selector = poller.Poller()
         self._channel = channel
         # Two descriptors where the host is at the other end of pipes, else the one of a socket.

@@ -86,7 +86,7 @@ class Keeper:
             # What init has open is not the worker's. init itself keeps a higher limit, so that
             # the code cannot use up what init needs.
             os.closerange(CONTROL + 1, MAX_FILES)
-            limit = min(self._setup["open_files"], MAX_FILES)
+            limit = self._setup["open_files"]
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
             data = self._setup.get("data")
             if data is not None:

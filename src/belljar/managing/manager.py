@@ -27,13 +27,14 @@ from belljar.errors import (
     SandboxError,
     SandboxMissing,
 )
+from belljar.event_loop import here
 from belljar.execution import Execution
 from belljar.managing import settings as manager_settings
 from belljar.managing.decide import ManagerStats, Reason, decide
 from belljar.managing.end import end
 from belljar.managing.entry import Entry, Table
 from belljar.managing.settings import Factory, Settings
-from belljar.managing.tasks import here, keep_doing, spawn
+from belljar.managing.tasks import keep_doing, spawn
 from belljar.sandbox import AsyncSandbox
 
 PATIENCE = 30.0  # seconds for a creation to be given up

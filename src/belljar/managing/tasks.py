@@ -19,16 +19,6 @@ _log = logging.getLogger("belljar")
 _running: set[asyncio.Task[None]] = set()  # the loop itself keeps only weak references
 
 
-def here() -> object:
-    """The event loop that runs this code: an object to compare."""
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        import trio
-
-        return trio.lowlevel.current_trio_token()
-
-
 def spawn(function: Callable[[], Awaitable[None]]) -> None:
     """Start a task on this event loop. It must not raise."""
     try:

@@ -18,6 +18,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from belljar import directories
 from belljar.environment_store import cache_root
 from belljar.errors import SandboxError
 
@@ -85,7 +86,7 @@ def _make(path: str) -> bool:
     # Only the last part, but in the cache: what /run has is the system's to make.
     try:
         if path == str(cache_root() / "live"):
-            os.makedirs(os.path.dirname(path), exist_ok=True)
+            directories.make(cache_root(), directories.CACHE)
         os.mkdir(path, 0o700)
     except FileExistsError:
         return _usable(path)

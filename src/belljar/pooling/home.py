@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 
 from belljar.errors import PoolClosed, SandboxError
-from belljar.managing.tasks import here
+from belljar.event_loop import here
 
 
 class Home:

@@ -113,6 +113,7 @@ _MODERATE: dict[str, float] = {
     "tmp": 2**30,
     "output": 64 * 2**20,
     "timeout": 600.0,
+    "host_time": 600.0,
 }
 
 

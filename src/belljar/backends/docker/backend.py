@@ -78,9 +78,7 @@ class DockerBackend:
     async def start(self, spec: GuestSpec) -> Guest:
         engine = self._engine(spec.docker)
         work = functools.partial(self._watched, spec, engine)
-        guest = await errand.run(self._host, work, undo=DockerGuest.discard)
-        guest.stream.hand_over()
-        return guest
+        return await errand.run(self._host, work, undo=DockerGuest.discard)
 
     async def _watched(self, spec: GuestSpec, engine: Engine) -> DockerGuest:
         try:
@@ -246,6 +244,7 @@ class DockerBackend:
                 local = guest.meet(int(inspected["State"].get("Pid") or 0))
                 pid = guest.pid if local else 0
                 measured = layers.measured(pid, inspected, facts, asked=asked)
+                limits = setup.with_files(asked, limits, layers.most_files(pid, inspected, facts))
             guest.isolation = Isolation(
                 backend=self.name, layers=(*measured, *mounted(asked.mounts)), limits=limits
             )

@@ -37,6 +37,7 @@ def kept(
             _row(name, "not set" if value is None else f"the host's clock, {value:g} s")
             for name, value in (
                 ("timeout", limits.timeout),
+                ("host_time", limits.host_time),
                 ("lifetime", limits.lifetime),
                 ("idle", limits.idle),
             )

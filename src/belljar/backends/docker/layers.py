@@ -80,6 +80,12 @@ def measured(
     return tuple(rows)
 
 
+def most_files(pid: int, inspected: Mapping[str, Any], facts: Facts) -> int | None:
+    """The hard limit of open files of the container's first process; None: not to be seen here."""
+    runtime = str(inspected["HostConfig"].get("Runtime") or facts.default_runtime)
+    return posture.most_files(pid) if pid and own_kernel(runtime) is None else None
+
+
 def _filter(docker: Docker) -> str:
     return "the caller's own profile" if docker.seccomp is not None else "allow-list filter"
 

@@ -12,6 +12,7 @@ import os
 import anyio.lowlevel
 
 from belljar.backends.docker.dial import Connection
+from belljar.event_loop import Lock
 from belljar.guest import seal, wire
 from belljar.guest.outbox import Outbox
 
@@ -75,7 +76,7 @@ class AttachedStream:
         self.key = os.urandom(seal.KEY)  # to be sent before anything comes back
         self._opener = seal.Opener(self.key)
         self._out = Outbox()
-        self._waiting: anyio.Lock | None = None  # of the event loop that uses it
+        self._waiting = Lock()
         self._unpaused = 0  # bytes taken without letting others run
 
     @property
@@ -109,14 +110,8 @@ class AttachedStream:
             try:
                 self._out.flush(self._connection)
             except BlockingIOError:
-                if self._waiting is None:
-                    self._waiting = anyio.Lock()
                 async with self._waiting:  # one at a time may
                     await self._connection.wait_writable()
-
-    def hand_over(self) -> None:
-        """From now on another event loop uses it."""
-        self._waiting = None
 
     def take_fd(self) -> int:
         raise wire.WireError("a descriptor cannot have come this way")

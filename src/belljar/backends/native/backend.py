@@ -14,7 +14,7 @@ import anyio.to_thread
 
 from belljar.backends import setup
 from belljar.backends.base import Guest, GuestSpec, Host
-from belljar.backends.native import cgroup, layers, plan, posture
+from belljar.backends.native import cgroup, identity, layers, plan, posture
 from belljar.backends.native.cgroup import Cgroup
 from belljar.backends.native.guest import (
     NativeGuest,
@@ -210,7 +210,8 @@ class NativeBackend:
         try:
             seen = posture.read(pid)
             posture.check(seen, root=zygote.root)
-            limits = self._kept(spec.limits, in_cgroup)
+            kept = self._kept(spec.limits, in_cgroup)
+            limits = setup.with_files(spec, kept, posture.most_files(pid))
             measured = (*layers.measured(seen, said), *layers.mounted(spec.mounts))
             guest.isolation = Isolation(backend=self.name, layers=measured, limits=limits)
             if "memory" not in in_cgroup:
@@ -256,3 +257,4 @@ def check_host() -> None:
         )
     if platform.machine() not in ("x86_64", "aarch64"):
         raise BackendUnavailable(f"the native backend does not know {platform.machine()}")
+    identity.check_proc()

@@ -20,6 +20,7 @@ from belljar.backends.base import Reading, Whereabouts
 from belljar.backends.native import watchdog
 from belljar.backends.native.cgroup import Cgroup
 from belljar.errors import ProtocolError, SandboxError, StartError
+from belljar.event_loop import Lock
 from belljar.guest import wire
 from belljar.guest.outbox import Inbox, Outbox
 from belljar.isolation import Isolation
@@ -42,7 +43,7 @@ class SocketStream:
         self.socket = sock
         self._inbox = Inbox()
         self._out = Outbox()
-        self._waiting = anyio.Lock()
+        self._waiting = Lock()
         self._unpaused = 0  # bytes taken without letting others run
         sock.setblocking(False)
 

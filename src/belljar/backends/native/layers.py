@@ -6,7 +6,7 @@ import os
 import platform
 from collections.abc import Iterable, Mapping
 
-from belljar.backends.native import posture
+from belljar.backends.native import identity, posture
 from belljar.isolation import Layer, State
 from belljar.limits import Limits, format_size
 from belljar.mount import Mount
@@ -27,13 +27,28 @@ def measured(seen: posture.Posture, hello: Mapping[str, object]) -> tuple[Layer,
         Layer(name="seccomp", state="enforced", detail="allow-list filter"),
         Layer(name="capabilities", state="enforced", detail="none, not even in the bounding set"),
         Layer(name="no_new_privs", state="enforced", detail="set"),
-        Layer(name="uid", state="enforced", detail=f"host uid {seen.uid}, 1000 inside"),
+        _uid(seen.uid),
         Layer(
             name="landlock",
             state="enforced" if landlock else "absent",
             detail=f"version {landlock}" if landlock else "not in this kernel",
             remedy=None if landlock else "a kernel of 5.13 or later with Landlock enabled",
         ),
+    )
+
+
+def _uid(uid: int) -> Layer:
+    """uid 0 is never a host's: guests of such a one have another. But what it is above this user
+    namespace decides what files of its host it owns."""
+    if uid:
+        return Layer(name="uid", state="enforced", detail=f"host uid {uid}, 1000 inside")
+    above = identity.uid_above()
+    return Layer(
+        name="uid",
+        state="enforced" if above else "best-effort",
+        detail=f"the caller's: 0 in this user namespace, {above} in the one above, 1000 inside; "
+        "the namespace has no others for guests",
+        remedy=None if above else "start it as an ordinary user, or outside the user namespace",
     )
 
 
@@ -81,6 +96,7 @@ def kept(limits: Limits, in_cgroup: frozenset[str], why: Mapping[str, str]) -> t
             row(name, True, "not set" if value is None else f"the host's clock, {value:g} s")
             for name, value in (
                 ("timeout", limits.timeout),
+                ("host_time", limits.host_time),
                 ("lifetime", limits.lifetime),
                 ("idle", limits.idle),
             )

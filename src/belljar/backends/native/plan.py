@@ -12,6 +12,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from belljar.backends.native import etc
 from belljar.interpreter import Interpreter, guest_python
 from belljar.limits import Limits
 from belljar.mount import Mount
@@ -30,16 +31,6 @@ UID_COUNT = 0x0FFD_0000
 _SYSTEM = ("/usr/bin", "/usr/sbin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec")
 _SYSTEM_DATA = ("/usr/share", "/usr/include")
 _TOP_LEVEL = ("/bin", "/sbin", "/lib", "/lib32", "/lib64")
-
-_ETC = {
-    "passwd": "root:x:0:0:root:/root:/usr/sbin/nologin\nuser:x:1000:1000:user:/tmp:/bin/sh\n",
-    "group": "root:x:0:\nuser:x:1000:\n",
-    "hosts": "127.0.0.1 localhost belljar\n::1 localhost\n",
-    "hostname": "belljar\n",
-    "resolv.conf": "",
-    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
-    "os-release": 'NAME="Belljar"\nID=belljar\n',
-}
 
 # /proc/sys as the guest sees it: a few harmless values that programs ask for.
 _SYSCTLS = {
@@ -124,7 +115,7 @@ def _interpreter(interpreter: Interpreter) -> Iterator[Step]:
 
 
 def _etc() -> Iterator[Step]:
-    for name, text in _ETC.items():
+    for name, text in etc.FILES.items():
         yield ["file", f"/etc/{name}", text]
     if os.path.exists("/usr/share/zoneinfo/UTC"):
         yield ["symlink", "/usr/share/zoneinfo/UTC", "/etc/localtime"]

@@ -76,6 +76,17 @@ def faults(posture: Posture, *, without: frozenset[str] = frozenset()) -> list[s
     return wrong
 
 
+def most_files(pid: int) -> int | None:
+    """How many files a process may open at most, by its hard limit; None: as many as it likes."""
+    try:
+        with open(f"/proc/{pid}/limits") as file:
+            row = next(line for line in file if line.startswith("Max open files"))
+    except OSError as error:
+        raise StartError(f"the limits of the new guest cannot be read: {error}") from error
+    hard = row.split()[4]
+    return None if hard == "unlimited" else int(hard)
+
+
 def _status(pid: int) -> Mapping[str, str]:
     with open(f"/proc/{pid}/status") as file:
         rows = (line.partition(":") for line in file)

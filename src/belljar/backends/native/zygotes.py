@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from belljar import bundle
-from belljar.backends.native import plan, seccomp
+from belljar.backends.native import identity, plan, seccomp
 from belljar.environment import Built
 from belljar.errors import BackendUnavailable, InvalidOption, SandboxError, StartError
 from belljar.mount import Mount
@@ -82,7 +82,7 @@ class Zygote:
         """`hold`: the descriptor that keeps the Environment's files, even if it is removed."""
         self.users = 0  # guests of one with mounts, which ends with the last of them
         self._mounts, self._workdir = mounts, workdir
-        self.root = os.geteuid() == 0
+        self.root = identity.has_uid_for_each()
         self.baseline = 0
         self._name = built.environment.name
         self._hold = hold

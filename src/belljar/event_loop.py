@@ -1,0 +1,55 @@
+"""The event loop that runs this code, and a lock that belongs to no loop until it is used.
+
+A sandbox may be made under one event loop and used under another, also of another kind (asyncio,
+trio): a blocking Sandbox in trio's code, or two calls of asyncio.run(). Under two at the same time
+it cannot be used, as nothing would wake the one when the other is done: that is an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import anyio
+
+from belljar.errors import SandboxError
+
+
+def here() -> object:
+    """The event loop that runs this code: an object to compare."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        import trio
+
+        return trio.lowlevel.current_trio_token()
+
+
+def in_use_elsewhere() -> SandboxError:
+    return SandboxError(
+        "this sandbox is in use under another event loop",
+        hint="await it there; or use Sandbox, which any thread may use",
+    )
+
+
+class Lock:
+    """An anyio.Lock of the event loop that uses it. anyio's own stays with the kind of loop under
+    which it was made or first used, and fails under another with an error of that loop's."""
+
+    def __init__(self) -> None:
+        self._loop: object | None = None
+        self._lock: anyio.Lock | None = None
+
+    def locked(self) -> bool:
+        return self._lock is not None and self._lock.locked()
+
+    async def __aenter__(self) -> None:
+        loop = here()
+        if self._lock is None or loop is not self._loop:
+            if self.locked():
+                raise in_use_elsewhere()
+            self._lock, self._loop = anyio.Lock(fast_acquire=True), loop
+        await self._lock.acquire()
+
+    async def __aexit__(self, *exception: object) -> None:
+        assert self._lock is not None
+        self._lock.release()
