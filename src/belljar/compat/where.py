@@ -38,6 +38,7 @@ async def place(
     """`backend` None or "auto": what BELLJAR_BACKEND says, else docker if an engine answers, else
     native. `prefer_local`: an image of the default's name that the engine has is used."""
     own = dockerfile is not None or image not in (None, default_image)
+    brought = isinstance(backend, Docker) and backend.own  # in it the environment has no meaning
     name = "docker" if isinstance(backend, Docker) else runtime.meant(backend or "auto")
     if name == "auto":
         name = "docker" if own or await engine_answers() else "native"
@@ -51,9 +52,9 @@ async def place(
     options: dict[str, object] = {"backend": backend if isinstance(backend, Docker) else name}
     if dockerfile is not None:
         options["dockerfile"] = dockerfile
-    elif image is not None and (own or (prefer_local and await has_image(image))):
+    elif image is not None and (own or (prefer_local and not brought and await has_image(image))):
         options["image"] = image
-    else:
+    elif not brought:
         options["environment"] = environment
     return Placed(backend=name, options=options)
 
