@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from belljar.backends.docker.settings import Docker
-from belljar.compat.openmanus.config import SandboxSettings
+from belljar.compat.openmanus.config import SettingsLike
 from belljar.compat.openmanus.core.sandbox import DockerSandbox
 
 
@@ -29,7 +29,7 @@ class BaseSandboxClient(ABC):
     @abstractmethod
     async def create(
         self,
-        config: SandboxSettings | None = None,
+        config: SettingsLike | None = None,
         volume_bindings: Mapping[str, str] | None = None,
     ) -> None:
         """Start the sandbox."""
@@ -73,7 +73,7 @@ class LocalSandboxClient(BaseSandboxClient):
 
     async def create(
         self,
-        config: SandboxSettings | None = None,
+        config: SettingsLike | None = None,
         volume_bindings: Mapping[str, str] | None = None,
     ) -> None:
         """Start the sandbox. One that was there before is ended first."""
