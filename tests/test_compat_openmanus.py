@@ -5,6 +5,7 @@ import logging
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from textwrap import dedent
@@ -31,7 +32,6 @@ from belljar.compat.openmanus import (
     create_sandbox_client,
 )
 from belljar.compat.openmanus.core.sandbox import SandboxSettings as SettingsOfSandbox
-from belljar.compat.openmanus.volumes import Volumes
 
 # How many there are, by what every image has.
 SLEEPERS = "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -o 'sleep [6]' | wc -l"
@@ -472,19 +472,42 @@ def test_what_is_copied_out_cannot_lead_the_host_elsewhere(box, tmp_path, caplog
 # --- volumes -------------------------------------------------------------------------------------
 
 
-def test_a_deep_tree_in_a_volume_leaves_nothing_behind():
-    volumes = Volumes({}, work_dir="/workspace")
-    path = volumes._stage()
-    fd = os.open(path, os.O_RDONLY)
-    for _ in range(3000):
-        os.mkdir("d", dir_fd=fd)
-        inner = os.open("d", os.O_RDONLY, dir_fd=fd)
-        os.close(fd)
-        fd = inner
-    os.close(fd)
-    volumes.close()
-    volumes.close()
-    assert not os.path.exists(os.path.dirname(path))
+def test_a_volume_that_is_mirrored_takes_no_room_on_the_host_beyond_the_limit(
+    here, backend, tmp_path, monkeypatch
+):
+    """Also while the command runs, and whatever becomes of this process then: nothing is written
+    to the host but what is brought back."""
+    private, temporary = tmp_path / "private", tmp_path / "temporary"
+    private.mkdir(0o700)
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    fill = "head -c 100000000 /dev/zero > /data/large; stat -c %s /data/large"
+
+    async def main():
+        limits = Limits(workspace="16m")
+        async with DockerSandbox(None, {str(private): "/data"}, limits=limits) as sandbox:
+            assert os.listdir(temporary) == []
+            output = await sandbox.run_command(fill)
+            assert "No space left on device" in output.stderr
+            assert 0 < int(output.stdout) <= 16 << 20
+            await sandbox.run_command("rm /data/large; echo 1 > /data/small")
+        assert os.listdir(temporary) == []
+
+    if not setting.ROOT:
+        pytest.skip("an ordinary user's directories are mounted: the sandbox is that user")
+    anyio.run(main)
+    assert [path.name for path in private.iterdir()] == ["small"]
+
+
+def test_a_volume_that_is_too_large_to_be_mirrored_is_refused(here, backend, tmp_path):
+    (tmp_path / "large").write_bytes(b"0" * (2 << 20))
+
+    async def main():
+        bindings = {str(tmp_path): "/workspace/in"}
+        with pytest.raises(RuntimeError, match=r"take .* and the sandbox's workspace has 1m"):
+            await DockerSandbox(None, bindings, limits=Limits(workspace="1m")).create()
+
+    anyio.run(main)
 
 
 @gvisor.WRITABLE

@@ -23,7 +23,7 @@ from belljar.errors import InvalidOption, unknown_option
 from belljar.functions import Functions, HostFunction, coerce
 from belljar.guest import wire
 from belljar.limits import RULES, Limits
-from belljar.mount import Mount, check_mounts
+from belljar.mount import Mount, Scratch, check_mounts
 
 if TYPE_CHECKING:
     from belljar.policy import Policy
@@ -110,7 +110,8 @@ def make(
         )
     recorded, kept = host_path("record", record), host_path("workspace", workspace)
     mounted = check_mounts(mounts)
-    for directory in (kept, *(Path(mount.host) for mount in mounted)):
+    shared = [mount for mount in mounted if not isinstance(mount, Scratch)]
+    for directory in (kept, *(Path(mount.host) for mount in shared)):
         if recorded and directory and recorded.resolve().is_relative_to(directory.resolve()):
             raise InvalidOption(
                 f"the record {str(recorded)!r} would be within reach of the code",

@@ -264,13 +264,14 @@ def _files(
     spec: GuestSpec, docker: Docker, facts: Facts, uid: int, volumes: Sequence[str]
 ) -> dict[str, object]:
     limits = spec.limits
+    noexec = spec.noexec or docker.noexec
     tmpfs = {
-        spec.workdir: _tmpfs(
-            limits.workspace, 65536, uid, facts, noexec=spec.noexec or docker.noexec
-        ),
-        "/tmp": _tmpfs(limits.tmp, 16384, uid, facts, noexec=spec.noexec or docker.noexec),
-        "/dev/shm": _tmpfs(limits.tmp, 4096, uid, facts, noexec=spec.noexec or docker.noexec),
+        spec.workdir: _tmpfs(limits.workspace, 65536, uid, facts, noexec=noexec),
+        "/tmp": _tmpfs(limits.tmp, 16384, uid, facts, noexec=noexec),
+        "/dev/shm": _tmpfs(limits.tmp, 4096, uid, facts, noexec=noexec),
     }
+    for path in spec.scratch:
+        tmpfs[path] = _tmpfs(limits.workspace, 65536, uid, facts, noexec=noexec)
     # What an image declares as a volume is a directory on the engine's disk, without any limit:
     # read-only, with what the image has there. Where nobody does that, it is covered.
     sealed = sorted({as_mounted(path) for path in volumes} - tmpfs.keys())

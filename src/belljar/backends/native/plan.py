@@ -58,10 +58,11 @@ def root_steps(
     environment: Path,
     interpreter: Interpreter,
     mounts: Iterable[Mount] = (),
-    workdir: str = WORKSPACE,
+    directories: Iterable[str] = (WORKSPACE,),
 ) -> list[Step]:
+    """`directories` are where a guest mounts file systems of its own."""
     return [
-        *_skeleton(workdir),
+        *_skeleton(directories),
         *_system(),
         *_interpreter(interpreter),
         ["bind", str(environment), GUEST_ENV, "dir"],
@@ -71,10 +72,10 @@ def root_steps(
     ]
 
 
-def _skeleton(workdir: str) -> Iterator[Step]:
+def _skeleton(own: Iterable[str]) -> Iterator[Step]:
     directories = "/proc /tmp /dev /dev/shm /etc /opt /run /run/belljar /usr /usr/local"
     for path in (
-        workdir,
+        *own,
         *directories.split(),
         "/home",
         "/root",

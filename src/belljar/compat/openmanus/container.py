@@ -119,8 +119,7 @@ class Container:
         try:
             await self.sandbox.close()
         finally:
-            with anyio.CancelScope(shield=True):
-                await self._volumes.end()
+            self._volumes.close()
 
     async def kill(self) -> None:
         """The same at once, without a last look at its files."""
@@ -128,8 +127,7 @@ class Container:
         try:
             await self.sandbox.kill()
         finally:
-            with anyio.CancelScope(shield=True):
-                await self._volumes.end()
+            self._volumes.close()
 
 
 def resolve(given: object) -> Container | SdkContainer:

@@ -86,11 +86,7 @@ class DockerSandbox:
         """The sandbox itself, without its terminal. Called on the runtime's loop."""
         try:
             volumes = Volumes(self.volume_bindings, work_dir=self.config.work_dir)
-            try:
-                sandbox = AsyncSandbox(**await self._options(volumes))
-            except BaseException:
-                volumes.close()
-                raise
+            sandbox = AsyncSandbox(**await self._options(volumes))
             self._container = container = Container(sandbox, volumes)
             await container.start()
         except (SandboxError, OSError) as error:
