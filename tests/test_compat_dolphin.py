@@ -532,16 +532,19 @@ def test_what_only_docker_has_is_an_error_natively(tmp_path):
             DockerSandboxExecutor("one", str(tmp_path), backend="native", **options)
 
 
-def test_the_function_without_docker_does_not_follow_the_variable(monkeypatch):
+def test_the_variable_wins_over_the_loops_explicit_false(monkeypatch):
+    """dolphin's loop gives what its configuration has: False, if nobody said anything."""
     asked = []
     monkeypatch.setattr(
         "belljar.compat.dolphin.reasoning.sandboxed_python_interpreter",
         lambda *args, backend, **options: asked.append(backend),
     )
-    monkeypatch.setenv("DOLPHIN_USE_DOCKER_SANDBOX", "1")
     monkeypatch.setenv("BELLJAR_BACKEND", "native")
     python_interpreter("1", {}, use_docker_sandbox=False)
-    assert asked == ["native"]
+    monkeypatch.setenv("DOLPHIN_USE_DOCKER_SANDBOX", "1")
+    python_interpreter("1", {}, use_docker_sandbox=False)
+    python_interpreter("1", {}, use_docker_sandbox=False, backend="native")
+    assert asked == ["native", "docker", "native"]
 
 
 @pytest.mark.parametrize(
@@ -616,6 +619,52 @@ def test_the_function_keeps_the_session_of_its_context(interpret, tmp_path):
     assert interpret(sandboxed_python_interpreter, "1", {}, session_id="../x").startswith(
         "SANDBOX ERROR:\nInvalid session_id"
     )
+
+
+PLAIN = """
+import math
+class Own(list): pass
+def f(): return shared
+a, b, c, none, large = 1, 2.5, "text", None, 10**2000
+shared = same = [1, (2, {"k": b"v"})]
+_kept, frame, kinds, own, huge = True, object(), {1, 2}, Own([1]), "x" * 2_000_000
+cycle = []
+cycle.append(cycle)
+"""
+
+
+def test_a_context_has_the_plain_variables_that_the_code_left(interpret):
+    context = {"given": 1, "items": [1]}
+    assert interpret(python_interpreter, "items.append(given)\ngiven = 5\n" + PLAIN, context) == ""
+    session = context.pop("__sandbox_session_id__")
+    nested = [1, (2, {"k": b"v"})]
+    assert context == {
+        **{"given": 5, "items": [1, 1], "a": 1, "b": 2.5, "c": "text", "none": None},
+        **{"large": 10**2000, "shared": nested, "same": nested, "_kept": True},
+    }
+    again = {**context, "__sandbox_session_id__": session}
+    again["a"] = 7  # the caller's word counts; what he left alone is what it was in the sandbox
+    code = "same.append(3)\nprint(a, shared is same, f() is same, huge[:2])\ndel b, a"
+    assert interpret(python_interpreter, code, again) == "7 True True xx\n"
+    assert again["shared"] == [*nested, 3]
+    assert not {"a", "b", "context"} & set(again)
+
+
+def test_what_a_context_has_survives_the_end_of_the_variables(interpret):
+    context = {}
+    interpret(python_interpreter, "x = 41", context)
+    assert "gone" in interpret(python_interpreter, "import os\nos._exit(3)", context)
+    assert interpret(python_interpreter, "print(x + 1)", context).startswith("42\n")
+    assert interpret(python_interpreter, "y = x + 2", context) == ""
+    assert (context["x"], context["y"]) == (41, 43)
+
+
+def test_a_context_is_filled_with_data_whatever_the_code_does_to_prevent_it(interpret):
+    context = {"x": 1}
+    hostile = "globals = exec = lambda *a: 1 / 0\nx = 2\nprint('ran')"
+    assert interpret(python_interpreter, hostile, context) == "ran\n"
+    assert context["x"] == 1  # nothing came, and nothing was changed
+    assert interpret(python_interpreter, "x = 3\n1 / 0", {}).endswith("division by zero\n")
 
 
 @pytest.mark.parametrize("context", [None, [], {"__sandbox_session_id__": []}])

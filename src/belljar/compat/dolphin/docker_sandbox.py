@@ -167,6 +167,19 @@ class DockerSandboxExecutor:
         Variables stay for the next time. The entries of `context` become variables. Files below
         /sandbox are in `sandbox_dir` afterwards.
         """
+        return self._execute(code, context)
+
+    def execute_in(self, context: dict[str, Any], code: str) -> str:
+        """The same, and the plain variables that the code has left are in `context` afterwards."""
+        return self._execute(code, context, fill=context)
+
+    def _execute(
+        self,
+        code: str,
+        context: Mapping[str, object] | None,
+        *,
+        fill: dict[str, Any] | None = None,
+    ) -> str:
         if not isinstance(code, str):
             return f"ERROR:\ncode is a str of Python, not {type(code).__name__}\n"
         allowed, message = validate_imports(code)
@@ -179,7 +192,7 @@ class DockerSandboxExecutor:
                 self._session = sessions.enter(self.sandbox_dir, self._settings)
             session = self._session
         try:
-            return session.run(code, context)
+            return session.run(code, context, fill=fill)
         except SandboxError as error:
             return sessions.problem(error)
 
@@ -252,8 +265,9 @@ def sandboxed_python_interpreter(
 ) -> str:
     """Run code in the session that `session_id` names, or that belongs to the context.
 
-    Never raises for what goes wrong with the code or the sandbox: it is in the text. The session
-    is kept for the next call, until it is idle for an hour, or 32 others were used since.
+    Never raises for what goes wrong with the code or the sandbox: it is in the text. The plain
+    variables that the code has left are in `context` afterwards. The session is kept for the next
+    call, until it is idle for an hour, or 32 others were used since.
     """
     try:
         if not isinstance(context, dict):
@@ -263,7 +277,7 @@ def sandboxed_python_interpreter(
         name = directory.check_session_id(session_id)
         chosen = None if environment is None else resolve(environment)
         executor = _keep(name, image_name, image_tag, backend, sandbox_base_dir, chosen)
-        return executor.execute_code(code, context)
+        return executor.execute_in(context, code)
     except (SandboxError, RuntimeError, ValueError, OSError) as error:
         return f"SANDBOX ERROR:\n{error}"
 

@@ -12,6 +12,8 @@ from typing import Any
 
 from belljar import ending
 from belljar.blocking import Sandbox
+from belljar.compat.dolphin import variables_left
+from belljar.compat.dolphin.variables_left import Known
 from belljar.errors import CannotTravel, InvalidOption, SandboxClosed, SandboxError
 from belljar.execution import Execution, Outcome
 from belljar.options import check_name
@@ -29,32 +31,49 @@ class Session:
         self.directory = directory
         self.options = dict(options)
         self._sandbox: Sandbox | None = None
+        self._known = Known()
         self._turn = threading.RLock()
         self.users = 0
 
-    def run(self, code: str, context: Mapping[str, object] | None) -> str:
-        """The output of the code, and after it what went wrong, if anything did."""
+    def run(
+        self,
+        code: str,
+        context: Mapping[str, object] | None,
+        *,
+        fill: dict[str, Any] | None = None,
+    ) -> str:
+        """The output of the code, and after it what went wrong, if anything did. `fill`: the
+        context again, if it is to have the variables that the code has left."""
         with self._turn:
             try:
-                return self._run(code, context)
+                return self._run(code, context, fill)
             except SandboxClosed:
                 # Idle for too long, or its process has forked: a new one, and it is said.
-                self._sandbox = None
-                return self._run(code, context) + "[the session was started anew]\n"
+                self._sandbox, self._known = None, Known()
+                return self._run(code, context, fill) + "[the session was started anew]\n"
 
-    def _run(self, code: str, context: Mapping[str, object] | None) -> str:
+    def _run(
+        self, code: str, context: Mapping[str, object] | None, fill: dict[str, Any] | None
+    ) -> str:
         if self._sandbox is None:
             self._sandbox = Sandbox(**self.options)
-        if variables := _variables(context):
+        known, self._known = self._known, Known()  # nothing is known, if this fails
+        variables = _variables(context)
+        if fill is not None:
+            variables = known.changed(variables)
+        if variables:
             self._sandbox.put(**variables)
         written: list[str] = []
         execution = self._sandbox.run_code(code, on_stdout=written.append, on_stderr=written.append)
+        if fill is not None and execution.state_preserved:
+            known.fill(fill, variables_left.fetch(self._sandbox))
+            self._known = known
         return said("".join(written), execution, str(self.options["limits"]["memory"]))
 
     def close(self) -> None:
         """The variables are gone, the files stay. May be called twice."""
         with self._turn:
-            sandbox, self._sandbox = self._sandbox, None
+            sandbox, self._sandbox, self._known = self._sandbox, None, Known()
         if sandbox is not None:
             sandbox.close()
 
