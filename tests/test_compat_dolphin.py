@@ -321,6 +321,22 @@ def test_tmp_has_100_megabytes_and_the_user_is_not_root(shared):
     assert output == f"{100 * 2**20} True\n"
 
 
+def test_the_user_is_called_sandbox(shared):
+    code = """
+        import os, subprocess, sys
+        ask = "import getpass, os, pwd; print(getpass.getuser(), pwd.getpwuid(os.getuid()).pw_name)"
+        same = "import os, pwd; print(pwd.getpwnam('sandbox').pw_uid == os.getuid())"
+        run = [sys.executable, "-c"]
+        for command in (["whoami"], ["id", "-un"], [*run, ask], [*run, same]):
+            print(subprocess.run(command, capture_output=True, text=True).stdout.strip())
+        del os.environ["USER"], os.environ["LOGNAME"]
+        print(subprocess.run([*run, ask], capture_output=True, text=True).stdout)
+        print("sandbox:" in open("/etc/passwd").read())
+    """
+    said = shared.execute_code(textwrap.dedent(code)).split()
+    assert said == ["sandbox"] * 4 + ["True"] + ["sandbox"] * 2 + ["True"]
+
+
 def test_the_libraries_of_the_document_are_there(shared):
     code = "import numpy, pandas, matplotlib, scipy, sklearn\nprint(pandas.Series([1, 2]).sum())"
     assert shared.execute_code(code) == "3\n"

@@ -31,9 +31,16 @@ _SYSTEM = ("/usr/bin", "/usr/sbin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/us
 _SYSTEM_DATA = ("/usr/share", "/usr/include")
 _TOP_LEVEL = ("/bin", "/sbin", "/lib", "/lib32", "/lib64")
 
+
+def passwd(uid: int) -> str:
+    """/etc/passwd: the guest's user has a name, which programs ask for."""
+    root = "root:x:0:0:root:/root:/usr/sbin/nologin"
+    return f"{root}\nsandbox:x:{uid}:{uid}:sandbox:/tmp:/bin/sh\n"
+
+
 _ETC = {
-    "passwd": "root:x:0:0:root:/root:/usr/sbin/nologin\nuser:x:1000:1000:user:/tmp:/bin/sh\n",
-    "group": "root:x:0:\nuser:x:1000:\n",
+    "passwd": passwd(1000),
+    "group": "root:x:0:\nsandbox:x:1000:\n",
     "hosts": "127.0.0.1 localhost belljar\n::1 localhost\n",
     "hostname": "belljar\n",
     "resolv.conf": "",
@@ -207,8 +214,8 @@ def meminfo(memory: int) -> str:
 # What a guest's environment holds, beside PATH and what the caller adds.
 VARIABLES = {
     "HOME": "/tmp",
-    "USER": "user",
-    "LOGNAME": "user",
+    "USER": "sandbox",
+    "LOGNAME": "sandbox",
     "SHELL": "/bin/sh",
     "TMPDIR": "/tmp",
     "LANG": "C.UTF-8",

@@ -109,6 +109,10 @@ class DockerSandboxExecutor:
             # A container imports for itself alone: what the code does not need is not waited for.
             # Natively the imports are done once, for all sandboxes of the process.
             options["environment"] = replace(chosen, preload=(), warmup="")
+        if placed.backend == "docker":
+            given = options["backend"]
+            settings = given if isinstance(given, Docker) else Docker()
+            options["backend"] = replace(settings, named_user=True)
         return {
             **options,
             "limits": limits,
