@@ -5,18 +5,24 @@ The blocks are those of the document, with `dolphin_mcp.docker_sandbox` read as
 """
 
 import asyncio
+import gc
 import json
 import os
 import pwd
+import queue
 import re
+import subprocess
 import sys
 import textwrap
 
+import anyio
 import numpy as np
 import pytest
 
 import belljar.environment
 import setting
+from belljar import AsyncSandbox, events
+from belljar.blocking import wait
 from belljar.compat import dolphin
 from belljar.compat.dolphin import (
     ALLOWED_LIBRARIES,
@@ -24,6 +30,7 @@ from belljar.compat.dolphin import (
     docker_sandbox,
     python_interpreter,
     sandboxed_python_interpreter,
+    sessions,
     validate_imports,
 )
 
@@ -719,6 +726,98 @@ def test_the_variable_chooses_docker(monkeypatch):
     assert asked[:2] == ["docker", "docker"]
     assert "docker" not in asked[2:4]
     assert asked[4] == "docker"
+
+
+# -- started ahead --------------------------------------------------------------------------
+
+
+class Lives:
+    """Sandboxes of this process that start and end."""
+
+    def __init__(self):
+        self._told = queue.SimpleQueue()
+        self.subscription = events.subscribe(self._told.put, cells=False)
+
+    def next(self, kind):
+        while not isinstance(event := self._told.get(timeout=120), kind):
+            pass
+        return event.subject.id
+
+
+@pytest.fixture
+def lives(backend):
+    made = Lives()
+    with made.subscription:
+        yield made
+
+
+def test_a_sandbox_starts_when_the_object_is_made_and_is_the_one_that_is_used(lives, make):
+    made = make()
+    started = lives.next(events.Started)  # nobody has asked for anything
+    assert made.execute_code("print(6 * 7)") == "42\n"
+    assert started in [each.id for each in events.live()]
+    made.close()
+    assert lives.next(events.Ended) == started
+
+
+def test_one_that_is_dropped_unused_ends_without_a_word(lives, tmp_path, recwarn):
+    made = DockerSandboxExecutor("one", str(tmp_path))
+    started = lives.next(events.Started)
+    del made
+    gc.collect()
+    assert lives.next(events.Ended) == started
+    assert not recwarn.list
+
+
+def test_one_that_is_closed_at_once_has_left_nothing(make, tmp_path):
+    before = {each.id for each in events.live()}
+    for _ in range(3):
+        make().close()
+        assert {each.id for each in events.live()} <= before
+    with make() as made:
+        assert made.execute_code("print(1)") == "1\n"
+    made.cleanup()
+    assert not (tmp_path / "one").exists()
+
+
+def test_only_a_few_are_started_ahead_and_all_can_be_used(make):
+    made = [make(f"session-{n}") for n in range(4)]
+    ahead = [each._ahead._sandbox for each in made]
+    assert sum(sandbox is not None for sandbox in ahead) <= sessions.MOST_AHEAD
+    assert made[3].execute_code("print(3)") == "3\n"
+
+
+def test_nothing_is_built_ahead(make, monkeypatch):
+    monkeypatch.setattr("belljar.compat.where.is_built", lambda environment: False)
+    monkeypatch.setattr("belljar.backends.docker.image.is_there", is_not_there)
+    asked = []
+    monkeypatch.setattr(AsyncSandbox, "start", lambda self: asked.append(self))
+    make()
+    wait(anyio.sleep, 0)  # what was submitted before it has begun
+    make("two").close()  # and has ended
+    assert asked == []
+
+
+async def is_not_there(*args):
+    return False
+
+
+def test_a_fork_of_the_process_starts_its_own(backend, tmp_path):
+    program = """
+        import os, sys
+        from belljar.compat.dolphin import DockerSandboxExecutor
+        made = DockerSandboxExecutor("one", sys.argv[1])
+        for _ in range(3):  # while it starts, and later
+            if not (pid := os.fork()):
+                print(made.execute_code("print('of a fork')"), end="", flush=True)
+                made.close()
+                os._exit(0)
+            assert os.waitpid(pid, 0)[1] == 0
+        print(made.execute_code("print('of the parent')"), end="")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout.splitlines() == ["of a fork"] * 3 + ["of the parent"]
 
 
 # -- the imports ----------------------------------------------------------------------------

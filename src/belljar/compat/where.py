@@ -7,17 +7,23 @@ for Belljar's own Environment, which has the packages that their documents promi
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import anyio.to_thread
+
 from belljar import runtime
 from belljar.backends.docker.settings import Docker
-from belljar.blocking import wait
-from belljar.environment import Environment
+from belljar.blocking import Sandbox, wait
+from belljar.environment import Environment, is_built
 from belljar.errors import BackendUnavailable, InvalidOption, SandboxError
+from belljar.options import Options
 
 PING_TIMEOUT = 5.0
+
+_log = logging.getLogger("belljar")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +84,31 @@ def place_now(
         prefer_local=prefer_local,
         dockerfile=dockerfile,
     )
+
+
+def start_ahead(sandbox: Sandbox) -> None:
+    """Start it in the background, so that its first answer need not wait for that; unless
+    something would have to be built or fetched. What goes wrong is said when it is used."""
+    inner = sandbox._sandbox
+
+    async def start() -> None:
+        try:
+            if await _is_ready(inner._options):
+                await inner.start()
+        except (SandboxError, OSError) as error:
+            _log.debug("sandbox %s could not be started ahead: %s", inner.id, error)
+
+    runtime.current().submit(start)
+
+
+async def _is_ready(options: Options) -> bool:
+    if options.backend == "native":
+        return await anyio.to_thread.run_sync(is_built, options.environment)
+    from belljar.backends.docker import endpoint, image
+    from belljar.backends.docker.engine import Engine
+
+    engine = Engine(endpoint.find(options.docker.host))
+    return await image.is_there(engine, options.environment, options.docker)
 
 
 async def engine_answers() -> bool:

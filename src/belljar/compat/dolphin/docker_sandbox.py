@@ -79,6 +79,8 @@ class DockerSandboxExecutor:
         self._settings = {**options, "workspace": self.sandbox_dir}
         self._session: sessions.Session | None = None
         self._entering = threading.Lock()
+        # So that the first code need not wait for the start.
+        self._ahead = sessions.start_ahead(self.sandbox_dir, self._settings)
 
     @property
     def session_dir(self) -> Path:
@@ -216,8 +218,11 @@ class DockerSandboxExecutor:
         """End the sandbox: variables are gone, files stay. May be called twice, and used again."""
         with self._entering:
             session, self._session = self._session, None
+            ahead, self._ahead = self._ahead, None
         if session is not None:
             sessions.leave(session)
+        elif ahead is not None:
+            sessions.forget(ahead)
 
     def cleanup(self) -> None:
         """End the sandbox, and remove the session's directory."""
