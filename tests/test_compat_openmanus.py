@@ -1,6 +1,7 @@
 """OpenManus' sandbox under its own names: the document's classes and flows, and its old defects."""
 
 import asyncio
+import copy
 import logging
 import os
 import subprocess
@@ -718,6 +719,22 @@ def test_a_client_needs_a_sandbox_first(run_async):
             with pytest.raises(RuntimeError, match=r"^Sandbox not initialized$"):
                 await used
         await client.cleanup()
+
+    run_async(main)
+
+
+def test_a_copy_of_a_client_is_the_client(here, run_async):
+    """pydantic copies the defaults of a tool's fields, before there is a sandbox and after."""
+
+    async def main():
+        client = create_sandbox_client()
+        before = copy.deepcopy({"client": client})["client"]
+        try:
+            await client.create()
+            assert copy.deepcopy(client) is before is client
+        finally:
+            await before.cleanup()
+        assert client.sandbox is None
 
     run_async(main)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, Self
 
 from belljar.backends.docker.settings import Docker
 from belljar.compat.openmanus.config import SettingsLike
@@ -65,6 +65,11 @@ class LocalSandboxClient(BaseSandboxClient):
     def __init__(self, *, backend: str | Docker | None = None) -> None:
         self._backend = backend
         self.sandbox: DockerSandbox | None = None
+
+    def __deepcopy__(self, memo: object) -> Self:
+        """Itself. pydantic copies what the fields of a tool are by default: with a copy of
+        SANDBOX_CLIENT the tool would have a sandbox that no cleanup() of the agent's ends."""
+        return self
 
     def _created(self) -> DockerSandbox:
         if self.sandbox is None:
