@@ -5,19 +5,25 @@ The blocks are those of the document, with `dolphin_mcp.docker_sandbox` read as
 """
 
 import asyncio
+import gc
 import json
 import os
 import pwd
+import queue
 import re
 import secrets
+import subprocess
 import sys
 import textwrap
 
+import anyio
 import numpy as np
 import pytest
 
 import belljar.environment
 import setting
+from belljar import AsyncSandbox, events
+from belljar.blocking import wait
 from belljar.compat import dolphin
 from belljar.compat.dolphin import (
     ALLOWED_LIBRARIES,
@@ -25,6 +31,7 @@ from belljar.compat.dolphin import (
     docker_sandbox,
     python_interpreter,
     sandboxed_python_interpreter,
+    sessions,
     validate_imports,
 )
 
@@ -324,6 +331,22 @@ def test_tmp_has_100_megabytes_and_the_user_is_not_root(shared):
     assert output == f"{100 * 2**20} True\n"
 
 
+def test_the_user_is_called_sandbox(shared):
+    code = """
+        import os, subprocess, sys
+        ask = "import getpass, os, pwd; print(getpass.getuser(), pwd.getpwuid(os.getuid()).pw_name)"
+        same = "import os, pwd; print(pwd.getpwnam('sandbox').pw_uid == os.getuid())"
+        run = [sys.executable, "-c"]
+        for command in (["whoami"], ["id", "-un"], [*run, ask], [*run, same]):
+            print(subprocess.run(command, capture_output=True, text=True).stdout.strip())
+        del os.environ["USER"], os.environ["LOGNAME"]
+        print(subprocess.run([*run, ask], capture_output=True, text=True).stdout)
+        print("sandbox:" in open("/etc/passwd").read())
+    """
+    said = shared.execute_code(textwrap.dedent(code)).split()
+    assert said == ["sandbox"] * 4 + ["True"] + ["sandbox"] * 2 + ["True"]
+
+
 def test_the_libraries_of_the_document_are_there(shared):
     code = "import numpy, pandas, matplotlib, scipy, sklearn\nprint(pandas.Series([1, 2]).sum())"
     assert shared.execute_code(code) == "3\n"
@@ -535,16 +558,19 @@ def test_what_only_docker_has_is_an_error_natively(tmp_path):
             DockerSandboxExecutor("one", str(tmp_path), backend="native", **options)
 
 
-def test_the_function_without_docker_does_not_follow_the_variable(monkeypatch):
+def test_the_variable_wins_over_the_loops_explicit_false(monkeypatch):
+    """dolphin's loop gives what its configuration has: False, if nobody said anything."""
     asked = []
     monkeypatch.setattr(
         "belljar.compat.dolphin.reasoning.sandboxed_python_interpreter",
         lambda *args, backend, **options: asked.append(backend),
     )
-    monkeypatch.setenv("DOLPHIN_USE_DOCKER_SANDBOX", "1")
     monkeypatch.setenv("BELLJAR_BACKEND", "native")
     python_interpreter("1", {}, use_docker_sandbox=False)
-    assert asked == ["native"]
+    monkeypatch.setenv("DOLPHIN_USE_DOCKER_SANDBOX", "1")
+    python_interpreter("1", {}, use_docker_sandbox=False)
+    python_interpreter("1", {}, use_docker_sandbox=False, backend="native")
+    assert asked == ["native", "docker", "native"]
 
 
 @pytest.mark.parametrize(
@@ -621,6 +647,52 @@ def test_the_function_keeps_the_session_of_its_context(interpret, tmp_path):
     )
 
 
+PLAIN = """
+import math
+class Own(list): pass
+def f(): return shared
+a, b, c, none, large = 1, 2.5, "text", None, 10**2000
+shared = same = [1, (2, {"k": b"v"})]
+_kept, frame, kinds, own, huge = True, object(), {1, 2}, Own([1]), "x" * 2_000_000
+cycle = []
+cycle.append(cycle)
+"""
+
+
+def test_a_context_has_the_plain_variables_that_the_code_left(interpret):
+    context = {"given": 1, "items": [1]}
+    assert interpret(python_interpreter, "items.append(given)\ngiven = 5\n" + PLAIN, context) == ""
+    session = context.pop("__sandbox_session_id__")
+    nested = [1, (2, {"k": b"v"})]
+    assert context == {
+        **{"given": 5, "items": [1, 1], "a": 1, "b": 2.5, "c": "text", "none": None},
+        **{"large": 10**2000, "shared": nested, "same": nested, "_kept": True},
+    }
+    again = {**context, "__sandbox_session_id__": session}
+    again["a"] = 7  # the caller's word counts; what he left alone is what it was in the sandbox
+    code = "same.append(3)\nprint(a, shared is same, f() is same, huge[:2])\ndel b, a"
+    assert interpret(python_interpreter, code, again) == "7 True True xx\n"
+    assert again["shared"] == [*nested, 3]
+    assert not {"a", "b", "context"} & set(again)
+
+
+def test_what_a_context_has_survives_the_end_of_the_variables(interpret):
+    context = {}
+    interpret(python_interpreter, "x = 41", context)
+    assert "gone" in interpret(python_interpreter, "import os\nos._exit(3)", context)
+    assert interpret(python_interpreter, "print(x + 1)", context).startswith("42\n")
+    assert interpret(python_interpreter, "y = x + 2", context) == ""
+    assert (context["x"], context["y"]) == (41, 43)
+
+
+def test_a_context_is_filled_with_data_whatever_the_code_does_to_prevent_it(interpret):
+    context = {"x": 1}
+    hostile = "globals = exec = lambda *a: 1 / 0\nx = 2\nprint('ran')"
+    assert interpret(python_interpreter, hostile, context) == "ran\n"
+    assert context["x"] == 1  # nothing came, and nothing was changed
+    assert interpret(python_interpreter, "x = 3\n1 / 0", {}).endswith("division by zero\n")
+
+
 @pytest.mark.parametrize("context", [None, [], {"__sandbox_session_id__": []}])
 def test_the_function_says_what_is_wrong_with_a_context(context):
     assert sandboxed_python_interpreter("1", context, backend="native").startswith(
@@ -658,6 +730,98 @@ def test_the_variable_chooses_docker(monkeypatch):
     assert asked[:2] == ["docker", "docker"]
     assert "docker" not in asked[2:4]
     assert asked[4] == "docker"
+
+
+# -- started ahead --------------------------------------------------------------------------
+
+
+class Lives:
+    """Sandboxes of this process that start and end."""
+
+    def __init__(self):
+        self._told = queue.SimpleQueue()
+        self.subscription = events.subscribe(self._told.put, cells=False)
+
+    def next(self, kind):
+        while not isinstance(event := self._told.get(timeout=120), kind):
+            pass
+        return event.subject.id
+
+
+@pytest.fixture
+def lives(backend):
+    made = Lives()
+    with made.subscription:
+        yield made
+
+
+def test_a_sandbox_starts_when_the_object_is_made_and_is_the_one_that_is_used(lives, make):
+    made = make()
+    started = lives.next(events.Started)  # nobody has asked for anything
+    assert made.execute_code("print(6 * 7)") == "42\n"
+    assert started in [each.id for each in events.live()]
+    made.close()
+    assert lives.next(events.Ended) == started
+
+
+def test_one_that_is_dropped_unused_ends_without_a_word(lives, tmp_path, recwarn):
+    made = DockerSandboxExecutor("one", str(tmp_path))
+    started = lives.next(events.Started)
+    del made
+    gc.collect()
+    assert lives.next(events.Ended) == started
+    assert not recwarn.list
+
+
+def test_one_that_is_closed_at_once_has_left_nothing(make, tmp_path):
+    before = {each.id for each in events.live()}
+    for _ in range(3):
+        make().close()
+        assert {each.id for each in events.live()} <= before
+    with make() as made:
+        assert made.execute_code("print(1)") == "1\n"
+    made.cleanup()
+    assert not (tmp_path / "one").exists()
+
+
+def test_only_a_few_are_started_ahead_and_all_can_be_used(make):
+    made = [make(f"session-{n}") for n in range(4)]
+    ahead = [each._ahead._sandbox for each in made]
+    assert sum(sandbox is not None for sandbox in ahead) <= sessions.MOST_AHEAD
+    assert made[3].execute_code("print(3)") == "3\n"
+
+
+def test_nothing_is_built_ahead(make, monkeypatch):
+    monkeypatch.setattr("belljar.compat.where.is_built", lambda environment: False)
+    monkeypatch.setattr("belljar.backends.docker.image.is_there", is_not_there)
+    asked = []
+    monkeypatch.setattr(AsyncSandbox, "start", lambda self: asked.append(self))
+    make()
+    wait(anyio.sleep, 0)  # what was submitted before it has begun
+    make("two").close()  # and has ended
+    assert asked == []
+
+
+async def is_not_there(*args):
+    return False
+
+
+def test_a_fork_of_the_process_starts_its_own(backend, tmp_path):
+    program = """
+        import os, sys
+        from belljar.compat.dolphin import DockerSandboxExecutor
+        made = DockerSandboxExecutor("one", sys.argv[1])
+        for _ in range(3):  # while it starts, and later
+            if not (pid := os.fork()):
+                print(made.execute_code("print('of a fork')"), end="", flush=True)
+                made.close()
+                os._exit(0)
+            assert os.waitpid(pid, 0)[1] == 0
+        print(made.execute_code("print('of the parent')"), end="")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout.splitlines() == ["of a fork"] * 3 + ["of the parent"]
 
 
 # -- the imports ----------------------------------------------------------------------------

@@ -1,10 +1,12 @@
 """OpenManus' sandbox under its own names: the document's classes and flows, and its old defects."""
 
 import asyncio
+import copy
 import logging
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from textwrap import dedent
@@ -31,7 +33,6 @@ from belljar.compat.openmanus import (
     create_sandbox_client,
 )
 from belljar.compat.openmanus.core.sandbox import SandboxSettings as SettingsOfSandbox
-from belljar.compat.openmanus.volumes import Volumes
 
 pytestmark = pytest.mark.contract("docker")
 
@@ -115,8 +116,49 @@ def test_settings_are_checked_when_given_and_when_changed():
 
 def test_a_dict_is_no_settings():
     for given in ({"memory_limit": "1g"}, "1g"):
-        with pytest.raises(TypeError, match=r"config is a SandboxSettings, not .*model_validate\("):
+        with pytest.raises(TypeError, match=r"config is a SandboxSettings, .*model_validate\("):
             DockerSandbox(given)
+
+
+class Foreign:
+    """Settings of somebody else's class; `given` as pydantic's know it."""
+
+    def __init__(self, given=None, **values):
+        self.__dict__.update(SandboxSettings().model_dump() | values)
+        if given is not None:
+            self.model_fields_set = given
+
+
+def test_settings_may_be_of_any_class_that_has_the_seven():
+    config = DockerSandbox(Foreign(memory_limit="1g", timeout="60")).config
+    assert config == SandboxSettings(memory_limit="1g", timeout=60)
+    assert config.model_fields_set == {"memory_limit", "timeout"}
+    config = DockerSandbox(Foreign({"cpu_limit", "other"}, cpu_limit=1.0)).config
+    assert config.model_fields_set == {"cpu_limit"}  # as by default, but somebody asked for it
+    with pytest.raises(InvalidOption, match="memory_limit"):
+        DockerSandbox(Foreign(memory_limit="lots"))
+    incomplete = Foreign()
+    del incomplete.work_dir
+    with pytest.raises(TypeError, match="Foreign has no work_dir: "):
+        DockerSandbox(incomplete)
+
+
+def test_whoever_makes_a_sandbox_takes_settings_of_any_class(here, run_async):
+    async def main():
+        config = Foreign(timeout=7, work_dir="/work")
+        client = create_sandbox_client()
+        manager = openmanus.SandboxManager()
+        try:
+            await client.create(config)
+            assert await client.run_command("pwd") == "/work"
+            made = await manager.get_sandbox(await manager.create_sandbox(config))
+            assert made.config.timeout == 7
+            assert await made.run_command("pwd") == "/work"
+        finally:
+            await client.cleanup()
+            await manager.cleanup()
+
+    run_async(main)
 
 
 def test_settings_become_limits_and_only_those_given_are_insisted_on():
@@ -433,19 +475,42 @@ def test_what_is_copied_out_cannot_lead_the_host_elsewhere(box, tmp_path, caplog
 # --- volumes -------------------------------------------------------------------------------------
 
 
-def test_a_deep_tree_in_a_volume_leaves_nothing_behind():
-    volumes = Volumes({}, work_dir="/workspace")
-    path = volumes._stage()
-    fd = os.open(path, os.O_RDONLY)
-    for _ in range(3000):
-        os.mkdir("d", dir_fd=fd)
-        inner = os.open("d", os.O_RDONLY, dir_fd=fd)
-        os.close(fd)
-        fd = inner
-    os.close(fd)
-    volumes.close()
-    volumes.close()
-    assert not os.path.exists(os.path.dirname(path))
+def test_a_volume_that_is_mirrored_takes_no_room_on_the_host_beyond_the_limit(
+    here, backend, tmp_path, monkeypatch
+):
+    """Also while the command runs, and whatever becomes of this process then: nothing is written
+    to the host but what is brought back."""
+    private, temporary = tmp_path / "private", tmp_path / "temporary"
+    private.mkdir(0o700)
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    fill = "head -c 100000000 /dev/zero > /data/large; stat -c %s /data/large"
+
+    async def main():
+        limits = Limits(workspace="16m")
+        async with DockerSandbox(None, {str(private): "/data"}, limits=limits) as sandbox:
+            assert os.listdir(temporary) == []
+            output = await sandbox.run_command(fill)
+            assert "No space left on device" in output.stderr
+            assert 0 < int(output.stdout) <= 16 << 20
+            await sandbox.run_command("rm /data/large; echo 1 > /data/small")
+        assert os.listdir(temporary) == []
+
+    if not setting.ROOT:
+        pytest.skip("an ordinary user's directories are mounted: the sandbox is that user")
+    anyio.run(main)
+    assert [path.name for path in private.iterdir()] == ["small"]
+
+
+def test_a_volume_that_is_too_large_to_be_mirrored_is_refused(here, backend, tmp_path):
+    (tmp_path / "large").write_bytes(b"0" * (2 << 20))
+
+    async def main():
+        bindings = {str(tmp_path): "/workspace/in"}
+        with pytest.raises(RuntimeError, match=r"take .* and the sandbox's workspace has 1m"):
+            await DockerSandbox(None, bindings, limits=Limits(workspace="1m")).create()
+
+    anyio.run(main)
 
 
 @gvisor.WRITABLE
@@ -531,6 +596,92 @@ def test_a_terminal_makes_its_directory_and_keeps_its_time(run_async, box):
     run_async(main)
 
 
+class OfTheSdk:
+    """A container as docker-py has it, as far as a terminal looks at it."""
+
+    def __init__(self, *options, command=("sleep", "600")):
+        image = os.environ["BELLJAR_DOCKER_BASE"]
+        started = ["docker", "run", "-d", "--rm", *options, image, *command]
+        self.id = subprocess.run(started, capture_output=True, text=True, check=True).stdout.strip()
+
+    def exec_run(self, *argv):
+        """What it writes."""
+        done = subprocess.run(["docker", "exec", self.id, *argv], capture_output=True, text=True)
+        return done.stdout
+
+    def remove(self):
+        subprocess.run(["docker", "rm", "-f", self.id], capture_output=True, check=True)
+
+
+@pytest.fixture
+def of_the_sdk(backend):
+    container = OfTheSdk("--hostname", "theirs")
+    yield container
+    container.remove()
+
+
+@pytest.mark.docker
+def test_a_terminal_runs_in_a_container_of_the_sdk(backend, run_async, of_the_sdk):
+    async def main():
+        async with AsyncDockerizedTerminal(of_the_sdk, "/work/new", {"A": "b c"}) as terminal:
+            assert terminal.container is of_the_sdk
+            output = await terminal.run_command("pwd; echo $A; hostname; n=5; cd /tmp; false")
+            assert (output, output.exit_code) == ("/work/new\nb c\ntheirs", 1)
+            output = await terminal.run_command("echo $? $n $PWD; echo; echo 2 >&2")
+            assert (output.stdout, output.stderr) == ("1 5 /tmp\n\n", "2\n")
+            text = "x" * 200_000
+            assert await terminal.run_command(f"echo {text} | wc -c") == "200001"
+        assert of_the_sdk.exec_run("ls", "-A", "/tmp") == ""
+
+    run_async(main)
+
+
+@pytest.mark.docker
+def test_a_time_out_kills_in_a_container_of_the_sdk_what_the_command_started(
+    backend, run_async, of_the_sdk
+):
+    async def main():
+        async with AsyncDockerizedTerminal(of_the_sdk, default_timeout=60) as terminal:
+            await terminal.run_command("n=1")
+            command = "n=2; echo first; sleep 61 & setsid sleep 62; sleep 63"
+            with pytest.raises(SandboxTimeoutError, match="after 1 seconds") as caught:
+                await terminal.run_command(command, timeout=1)
+            assert caught.value.output == "first"
+            assert await terminal.run_command("echo $n") == "1"
+            assert await terminal.run_command(SLEEPERS) == "1"  # the container's own
+            with pytest.raises(SandboxResourceError, match="wrote more"):
+                await terminal.run_command("yes")
+            assert "yes" not in of_the_sdk.exec_run("bash", "-c", "cat /proc/[0-9]*/cmdline")
+            with anyio.move_on_after(1) as scope:
+                await terminal.run_command("sleep 64")
+            assert scope.cancelled_caught
+            assert await terminal.run_command(SLEEPERS) == "1"
+
+    run_async(main)
+
+
+@pytest.mark.docker
+def test_a_container_of_the_sdk_that_is_gone_is_said(backend, run_async):
+    async def main():
+        container = OfTheSdk()
+        try:
+            terminal = AsyncDockerizedTerminal(container)
+            await terminal.init()
+        finally:
+            container.remove()
+        with pytest.raises(
+            RuntimeError, match=r"Failed to execute command: .*[Nn]o such container"
+        ):
+            await terminal.run_command("true")
+        await terminal.close()
+        with pytest.raises(
+            RuntimeError, match=r"working directory: No such container at the engine"
+        ):
+            await AsyncDockerizedTerminal(container).init()
+
+    run_async(main)
+
+
 def test_a_session_is_a_shell_of_its_own(run_async, box):
     async def main():
         session = DockerSession(box.container.id)
@@ -570,6 +721,22 @@ def test_a_client_needs_a_sandbox_first(run_async):
             with pytest.raises(RuntimeError, match=r"^Sandbox not initialized$"):
                 await used
         await client.cleanup()
+
+    run_async(main)
+
+
+def test_a_copy_of_a_client_is_the_client(here, run_async):
+    """pydantic copies the defaults of a tool's fields, before there is a sandbox and after."""
+
+    async def main():
+        client = create_sandbox_client()
+        before = copy.deepcopy({"client": client})["client"]
+        try:
+            await client.create()
+            assert copy.deepcopy(client) is before is client
+        finally:
+            await before.cleanup()
+        assert client.sandbox is None
 
     run_async(main)
 

@@ -420,6 +420,8 @@ def test_the_schema_has_every_option_of_a_sandbox_that_is_not_of_one_sandbox_alo
     options = defaults(AsyncSandbox.__init__)
     of_one = {"functions", "workspace", "session", "limits"}
     of_docker = {"image", "dockerfile", "runtime", "platform", "gpus", "devices"}
+    assert options.pop("environment") is None  # data, unless there is an image
+    assert AsyncSandbox().environment.name == schema()["environment"].default
     for name in set(options) - of_one - of_docker:
         given, ours = options[name], schema()[name].default
         assert ours == given or (not ours and not given), name

@@ -11,6 +11,7 @@ import textwrap
 import pytest
 
 from belljar import (
+    AsyncPool,
     AsyncSandbox,
     BackendUnavailable,
     Docker,
@@ -19,12 +20,14 @@ from belljar import (
     LimitNotEnforceable,
     Sandbox,
     StartError,
+    config,
     runtime,
 )
 from belljar.backends.auto import AutoBackend
 from belljar.backends.base import GuestSpec
 from belljar.backends.docker import settings
 from belljar.cli import sandbox_options
+from belljar.compat import where
 from belljar.environment import builtin
 from belljar.limits import Limits
 
@@ -482,3 +485,34 @@ def test_the_command_has_the_same_options(tmp_path):
     assert parsed("--dockerfile", os.fspath(tmp_path)).docker.dockerfile == tmp_path
     with pytest.raises(InvalidOption):
         parsed("--backend", "native", "--image", "python")
+
+
+# --- what is imported in advance -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("own", ["image", "dockerfile"])
+def test_nothing_is_imported_in_advance_in_an_image_unless_asked_for(own, tmp_path):
+    (tmp_path / "Dockerfile").write_text("FROM python")
+    given = {own: "python" if own == "image" else str(tmp_path)}
+    configured = config.load(None, {f"BELLJAR_DOCKER_{own.upper()}": given[own]}, project=False)
+    for made in (
+        options(**given),
+        options(backend=Docker(**given)),
+        options(**configured.sandbox_options()),
+        parsed(f"--{own}", given[own]),
+        AsyncPool(**given)._kinds.default,
+        AsyncPool()._kinds.options(given),
+        options(**adapted(None, default_image="theirs", **{"image": None} | given)),
+        options(**adapted(Docker(**given), image="theirs", default_image="theirs")),
+    ):
+        assert made.docker.own
+        assert (made.environment.preload, made.environment.warmup) == ((), "")
+    asked = Environment("own", preload=["json"])
+    for environment, wanted in (("data", builtin("data")), (asked, asked)):
+        assert options(**given, environment=environment).environment == wanted
+    assert options().environment == builtin("data")
+
+
+def adapted(backend, **given):
+    """What an adapter of another system's gives to Sandbox."""
+    return asyncio.run(where.place(backend, prefer_local=False, **given)).options

@@ -172,6 +172,12 @@ def key_of(environment: Environment, python: Interpreter) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
+def is_built(environment: Environment) -> bool:
+    """Whether its directory is there. Blocks, but not for long."""
+    key = key_of(environment, interpreter(environment.python))
+    return Store.default().find(environment.name, key) is not None
+
+
 def build(
     environment: str | Environment, *, progress: Listener | Literal["auto"] | None = "auto"
 ) -> Built:

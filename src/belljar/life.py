@@ -28,6 +28,7 @@ from belljar.guest import wire
 from belljar.isolation import Isolation
 from belljar.keeping import Keeping
 from belljar.limits import Limits
+from belljar.mount import Scratch
 from belljar.options import Options
 from belljar.place import Place
 
@@ -217,13 +218,15 @@ class Life:
 
     def spec(self) -> GuestSpec:
         """What a backend must know of its next guest."""
+        mounts = self._options.mounts
         return GuestSpec(
             id=f"{self.id}-{self._guests + 1}",
             environment=self.environment,
             limits=self.limits,
             env=self._options.env,
             strict=self._options.strict,
-            mounts=self._options.mounts,
+            mounts=tuple(each for each in mounts if not isinstance(each, Scratch)),
+            scratch=tuple(each.guest for each in mounts if isinstance(each, Scratch)),
             noexec=self._options.noexec,
             workdir=self._options.workdir,
             network=self._options.network,

@@ -93,6 +93,27 @@ class Mount:
             object.__setattr__(self, name, value)
 
 
+@dataclass(frozen=True)
+class Scratch(Mount):
+    """A file system of the sandbox's own at `guest`, empty at first, as large as its workspace.
+
+    Nothing of this host is in it; it is for adapters that bring files there and back.
+    """
+
+    host: str = field(default="", init=False)
+    guest: str
+    read_only: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("guest", guest_path(self.guest)),
+            ("kind", "dir"),
+            ("device", 0),
+            ("inode", 0),
+        ):
+            object.__setattr__(self, name, value)
+
+
 def check_mounts(mounts: Iterable[Mount]) -> tuple[Mount, ...]:
     """As the option of a sandbox: no two in one place, and the guest may read them."""
     if isinstance(mounts, (str, bytes, Mount)) or not isinstance(mounts, Iterable):
@@ -106,7 +127,8 @@ def check_mounts(mounts: Iterable[Mount]) -> tuple[Mount, ...]:
                 f"mounts holds Mount only, not {mount!r}",
                 hint='mounts=[Mount("/home/me/data", "/data")]',
             )
-        _check_readable(mount)
+        if not isinstance(mount, Scratch):
+            _check_readable(mount)
     for first in checked:
         for second in checked:
             if first is not second and below(first.guest, second.guest):

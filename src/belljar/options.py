@@ -18,12 +18,12 @@ from belljar import runtime, sessions
 from belljar import workdir as workdirs
 from belljar.backends.docker import settings
 from belljar.backends.docker.settings import Docker
-from belljar.environment import Environment, resolve
+from belljar.environment import Environment, builtin, resolve
 from belljar.errors import InvalidOption, unknown_option
 from belljar.functions import Functions, HostFunction, coerce
 from belljar.guest import wire
 from belljar.limits import RULES, Limits
-from belljar.mount import Mount, check_mounts
+from belljar.mount import Mount, Scratch, check_mounts
 
 if TYPE_CHECKING:
     from belljar.policy import Policy
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 NETWORKS = ("none", "open")
 MAX_CODE = wire.MAX_PAYLOAD
+
+DEFAULT = "data"  # the Environment of who names none
+# And of who brings an image: nothing is known of what it has, and nothing imported in advance.
+AS_IT_IS = replace(builtin(DEFAULT), preload=(), warmup="")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +62,7 @@ class Options:
 def make(
     *,
     backend: str | Docker,
-    environment: str | Environment,
+    environment: str | Environment | None,
     limits: Limits | Mapping[str, object] | None,
     env: Mapping[str, str] | None,
     network: str,
@@ -79,14 +83,14 @@ def make(
     gpus: str | int | None,
     devices: Sequence[str],
 ) -> Options:
-    environment = resolve(environment)
+    chosen = None if environment is None else resolve(environment)
     if not isinstance(network, str):
         raise InvalidOption(f"network is a str, not {network!r}", hint=", ".join(NETWORKS))
     if network not in NETWORKS:
         raise unknown_option("network", network, NETWORKS)
     backend, docker = _backend(
         backend,
-        environment,
+        chosen,
         network,
         image=image,
         dockerfile=dockerfile,
@@ -106,7 +110,8 @@ def make(
         )
     recorded, kept = host_path("record", record), host_path("workspace", workspace)
     mounted = check_mounts(mounts)
-    for directory in (kept, *(Path(mount.host) for mount in mounted)):
+    shared = [mount for mount in mounted if not isinstance(mount, Scratch)]
+    for directory in (kept, *(Path(mount.host) for mount in shared)):
         if recorded and directory and recorded.resolve().is_relative_to(directory.resolve()):
             raise InvalidOption(
                 f"the record {str(recorded)!r} would be within reach of the code",
@@ -116,7 +121,7 @@ def make(
         id=_new_id(),
         backend=backend,
         docker=docker,
-        environment=environment,
+        environment=chosen or (AS_IT_IS if docker.own else builtin(DEFAULT)),
         limits=Limits.coerce(limits),
         env=MappingProxyType(texts("env", env)),
         network=network,
@@ -134,7 +139,7 @@ def make(
 
 
 def _backend(
-    backend: str | Docker, environment: Environment, network: str, **flat: object
+    backend: str | Docker, environment: Environment | None, network: str, **flat: object
 ) -> tuple[str, Docker]:
     """The backend's name, and the settings of the docker backend. Who asks for something that
     only docker has, and names no backend, means docker."""
@@ -165,7 +170,8 @@ def _backend(
     # Here, in the caller's thread: a fork of the process while another thread imports would
     # leave the child waiting for ever for the import to end.
     runtime.docker_backend()
-    settings.check_environment(docker, environment)
+    if environment is not None:
+        settings.check_environment(docker, environment)
     return name, settings.complete(docker)
 
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import posixpath
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Protocol, Self
 
 from belljar import options, shell_driver
 from belljar.blocking import Sandbox, wait
@@ -57,6 +57,49 @@ class Report:
     cwd: str
 
 
+class Host(Protocol):
+    """Where a shell runs: a sandbox, or what can do as much."""
+
+    workdir: str
+
+    async def perform(
+        self,
+        argv: Sequence[str],
+        *,
+        told: str,
+        timeout: float | None,
+        env: Mapping[str, str],
+        on_stdout: OnText,
+        on_stderr: OnText,
+    ) -> CommandResult:
+        """Run a program with these variables, started in `/`; `told` is what records say."""
+
+    async def read(self, path: str, size: int) -> bytes | None:
+        """The beginning of a file; None if there is none."""
+
+    async def write(self, path: str, text: str) -> object: ...
+
+    async def remove(self, path: str) -> None: ...
+
+
+class _OfSandbox:
+    def __init__(self, sandbox: AsyncSandbox) -> None:
+        self._sandbox = sandbox
+        self.workdir = sandbox.workdir
+        self.write, self.remove = sandbox.files.write, sandbox.files.remove
+
+    async def perform(self, argv: Sequence[str], **options: Any) -> CommandResult:
+        return await self._sandbox.commands.perform(argv, cwd="/", **options)
+
+    async def read(self, path: str, size: int) -> bytes | None:
+        header = {"op": "read", "path": path, "offset": 0, "size": size}
+        try:
+            _, data = await self._sandbox.files.call(path, header)
+        except FileError:
+            return None
+        return data
+
+
 class AsyncShell:
     """A bash whose state lasts, under asyncio or trio.
 
@@ -80,7 +123,19 @@ class AsyncShell:
                 f"an AsyncShell is for an AsyncSandbox, not {_kind(sandbox)}",
                 hint="in `async with AsyncSandbox() as sandbox`; Shell(sandbox) is for a Sandbox",
             )
-        self._sandbox = sandbox
+        self._open(_OfSandbox(sandbox), cwd, env, timeout)
+
+    @classmethod
+    def on(cls, host: Host, *, cwd: str, env: Mapping[str, str] | None = None) -> Self:
+        """A shell somewhere else than in a sandbox."""
+        shell = object.__new__(cls)
+        shell._open(host, cwd, env, None)
+        return shell
+
+    def _open(
+        self, host: Host, cwd: str | None, env: Mapping[str, str] | None, timeout: float | None
+    ) -> None:
+        self._host = host
         self._env = options.texts("env", env)
         self._timeout = options.check_timeout(timeout, None)
         self._start = cwd if cwd is not None else ""
@@ -141,14 +196,13 @@ class AsyncShell:
             run=self._count,
             save=save,
             load=self._saved,
-            start=posixpath.join(self._sandbox.workdir, self._start),
+            start=posixpath.join(self._host.workdir, self._start),
         )
         heard: list[str] = []
-        result = await self._sandbox.commands.perform(
+        result = await self._host.perform(
             ["bash", "-c", shell_driver.LINE],
             told=command,
             timeout=timeout,
-            cwd="/",
             env={**self._env, **given},
             on_stdout=_both(heard, on_stdout),
             on_stderr=_both(heard, on_stderr),
@@ -161,7 +215,7 @@ class AsyncShell:
         elif result.exit_code == 127:
             await self._check_bash()
         if report.held:  # what the command itself has written is here now
-            await self._sandbox.files.write(f"{self._directory}/go{self._count}", "")
+            await self._host.write(f"{self._directory}/go{self._count}", "")
         fields = {name: getattr(result, name) for name in CommandResult.__dataclass_fields__}
         return ShellResult(**fields, output="".join(heard), kept=kept, fresh=report.fresh)
 
@@ -169,17 +223,14 @@ class AsyncShell:
         if len(command.encode("utf-8", "surrogateescape")) <= ROOM:
             return command
         path = f"{self._directory}/command"
-        await self._sandbox.files.write(path, command)
+        await self._host.write(path, command)
         return f"source {path}"
 
     async def _report(self) -> Report:
         """A guest may write here what it likes: it would deceive itself."""
         nothing = Report(kept=False, fresh=not self._saved, held=False, cwd="")
-        path = f"{self._directory}/report"
-        header = {"op": "read", "path": path, "offset": 0, "size": REPORT}
-        try:
-            _, data = await self._sandbox.files.call(path, header)
-        except FileError:
+        data = await self._host.read(f"{self._directory}/report", REPORT)
+        if data is None:
             return nothing
         words = data[:REPORT].decode("utf-8", "replace").removesuffix("\n").split(" ", 4)
         if len(words) < 5 or words[0] != str(self._count):
@@ -188,7 +239,15 @@ class AsyncShell:
         return Report(kept=kept, fresh=fresh, held=held, cwd=words[4])
 
     async def _check_bash(self) -> None:
-        if not (await self._sandbox.commands.run("command -v bash", env=self._env)).ok:
+        found = await self._host.perform(
+            ["/bin/sh", "-c", "command -v bash"],
+            told="command -v bash",
+            timeout=None,
+            env=self._env,
+            on_stdout=str,
+            on_stderr=str,
+        )
+        if not found.ok:
             raise SandboxError(
                 "the sandbox has no bash",
                 hint="take an image that has one; commands.run() does with any sh",
@@ -199,7 +258,7 @@ class AsyncShell:
         self._closed = True
         if self._count:
             try:
-                await self._sandbox.files.remove(self._directory)
+                await self._host.remove(self._directory)
             except SandboxError:
                 return  # gone already, by the code or with the sandbox
 

@@ -28,7 +28,8 @@ class GuestSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     strict: bool | None = None  # None: strict about the limits the caller set himself
     mounts: tuple[Mount, ...] = ()
-    noexec: bool = False  # nothing that lies in the workspace or /tmp can be executed
+    scratch: tuple[str, ...] = ()  # where it has file systems of its own, as its workspace is
+    noexec: bool = False  # nothing that lies in these, the workspace or /tmp can be executed
     workdir: str = WORKSPACE  # where its workspace is
     network: str = "none"
     docker: Docker = field(default_factory=Docker)  # for the docker backend alone

@@ -7,17 +7,23 @@ for Belljar's own Environment, which has the packages that their documents promi
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import anyio.to_thread
+
 from belljar import runtime
 from belljar.backends.docker.settings import Docker
-from belljar.blocking import wait
-from belljar.environment import Environment
+from belljar.blocking import Sandbox, wait
+from belljar.environment import Environment, is_built
 from belljar.errors import BackendUnavailable, InvalidOption, SandboxError
+from belljar.options import Options
 
 PING_TIMEOUT = 5.0
+
+_log = logging.getLogger("belljar")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +44,7 @@ async def place(
     """`backend` None or "auto": what BELLJAR_BACKEND says, else docker if an engine answers, else
     native. `prefer_local`: an image of the default's name that the engine has is used."""
     own = dockerfile is not None or image not in (None, default_image)
+    brought = isinstance(backend, Docker) and backend.own  # in it the environment has no meaning
     name = "docker" if isinstance(backend, Docker) else runtime.meant(backend or "auto")
     if name == "auto":
         name = "docker" if own or await engine_answers() else "native"
@@ -51,9 +58,9 @@ async def place(
     options: dict[str, object] = {"backend": backend if isinstance(backend, Docker) else name}
     if dockerfile is not None:
         options["dockerfile"] = dockerfile
-    elif image is not None and (own or (prefer_local and await has_image(image))):
+    elif image is not None and (own or (prefer_local and not brought and await has_image(image))):
         options["image"] = image
-    else:
+    elif not brought:
         options["environment"] = environment
     return Placed(backend=name, options=options)
 
@@ -77,6 +84,31 @@ def place_now(
         prefer_local=prefer_local,
         dockerfile=dockerfile,
     )
+
+
+def start_ahead(sandbox: Sandbox) -> None:
+    """Start it in the background, so that its first answer need not wait for that; unless
+    something would have to be built or fetched. What goes wrong is said when it is used."""
+    inner = sandbox._sandbox
+
+    async def start() -> None:
+        try:
+            if await _is_ready(inner._options):
+                await inner.start()
+        except (SandboxError, OSError) as error:
+            _log.debug("sandbox %s could not be started ahead: %s", inner.id, error)
+
+    runtime.current().submit(start)
+
+
+async def _is_ready(options: Options) -> bool:
+    if options.backend == "native":
+        return await anyio.to_thread.run_sync(is_built, options.environment)
+    from belljar.backends.docker import endpoint, image
+    from belljar.backends.docker.engine import Engine
+
+    engine = Engine(endpoint.find(options.docker.host))
+    return await image.is_there(engine, options.environment, options.docker)
 
 
 async def engine_answers() -> bool:

@@ -77,6 +77,7 @@ _DOCKER = {
     "pull": ("when an image is fetched: missing, always, never", "text"),
     "seccomp": ("a seccomp profile in place of Belljar's own", "path"),
     "project": ("a label of the containers, to tell them apart", "text"),
+    "named_user": ("whether the user has a name in /etc/passwd, `sandbox`", "true or false"),
 }
 _MANAGER: dict[str, tuple[object, str, str]] = {
     "max_sandboxes": (100, "sandboxes at once", "count"),
@@ -165,9 +166,10 @@ def _sandbox() -> Iterator[Setting]:
 
 def _docker() -> Iterator[Setting]:
     for name, (meaning, words) in _DOCKER.items():
-        parse = {"devices": kinds.items, "gpus": kinds.number}.get(name, kinds.text_or_none)
+        parsers = {"devices": kinds.items, "gpus": kinds.number, "named_user": kinds.flag}
+        parse = parsers.get(name, kinds.text_or_none)
         check = kinds.docker(name, is_path=words == "path")
-        default = {"devices": (), "pull": "missing"}.get(name)
+        default = {"devices": (), "pull": "missing", "named_user": False}.get(name)
         yield _make(f"docker.{name}", default, meaning, Kind(words=words, check=check, parse=parse))
 
 

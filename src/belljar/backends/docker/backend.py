@@ -33,6 +33,7 @@ from belljar.backends.docker import (
     removal,
     spec,
     sweep,
+    user_name,
     vigil,
 )
 from belljar.backends.docker.engine import Engine, EngineError, proper
@@ -162,9 +163,10 @@ class DockerBackend:
         self._sandboxes.add(spec.id)
         container = ""
         try:
-            container, warnings = await self._create(spec, engine, facts, made)
-            limits = _insist(spec, facts, warnings)
-            return await self._bring_up(spec, engine, facts, made, container, limits)
+            with contextlib.ExitStack() as until_it_runs:
+                container, warnings = await self._create(spec, engine, facts, made, until_it_runs)
+                limits = _insist(spec, facts, warnings)
+                return await self._bring_up(spec, engine, facts, made, container, limits)
         except BaseException:
             self._sandboxes.discard(spec.id)
             with anyio.CancelScope(shield=True):
@@ -173,7 +175,12 @@ class DockerBackend:
             raise
 
     async def _create(
-        self, asked: GuestSpec, engine: Engine, facts: Facts, made: Image
+        self,
+        asked: GuestSpec,
+        engine: Engine,
+        facts: Facts,
+        made: Image,
+        until_it_runs: contextlib.ExitStack,
     ) -> tuple[str, list[str]]:
         uid = spec.pick_uid(facts, asked.mounts)
         if asked.mounts and engine.endpoint.kind != "unix":
@@ -192,7 +199,8 @@ class DockerBackend:
         spec.check_mounts(asked.mounts, uid, same_uids=facts.unique_uids)
         filter_ = spec.seccomp(asked, facts)
         labels = owner.labels(asked.id, asked.docker.project)
-        body = spec.body(
+        body = functools.partial(
+            spec.body,
             asked,
             asked.docker,
             facts,
@@ -205,24 +213,33 @@ class DockerBackend:
             # Podman wants a path.
             filter_=str(profile.as_file(filter_)) if facts.engine == "podman" else filter_,
         )
+        passwd = None
+        if asked.docker.named_user and engine.endpoint.kind == "unix":
+            passwd = until_it_runs.enter_context(user_name.passwd_file(uid))
+        query = {"name": owner.name_of(labels), **spec.query(asked.docker)}
+        try:
+            answer = await self._ask_for(engine, query, body(passwd=passwd))
+        except EngineError as error:
+            if passwd is None or passwd not in error.message:
+                raise
+            log.info("the user of the container has no name: %s", error.message)
+            answer = await self._ask_for(engine, query, body())
+        with proper(engine, "about a new container"):
+            if not _ID.fullmatch(answer["Id"]):
+                raise ValueError(answer["Id"])
+            return answer["Id"], [str(each) for each in answer.get("Warnings") or []]
+
+    async def _ask_for(self, engine: Engine, query: Mapping[str, str], body: object) -> Any:
         try:
             # An engine goes on with what its caller has given up, and nobody knew of it then.
             with anyio.CancelScope(shield=True):
-                answer = await engine.request(
-                    "POST",
-                    "/containers/create",
-                    query={"name": owner.name_of(labels), **spec.query(asked.docker)},
-                    body=body,
-                    timeout=CREATE_TIMEOUT,
+                return await engine.request(
+                    "POST", "/containers/create", query=query, body=body, timeout=CREATE_TIMEOUT
                 )
         except EngineError as error:
             if not error.status:  # no answer: it may have been made, or be made yet
                 self._owe(engine)
             raise
-        with proper(engine, "about a new container"):
-            if not _ID.fullmatch(answer["Id"]):
-                raise ValueError(answer["Id"])
-            return answer["Id"], [str(each) for each in answer.get("Warnings") or []]
 
     async def _bring_up(
         self,

@@ -112,12 +112,12 @@ class Engine:
             yield _Lines(exchange, idle_timeout, silent, partial(self._broken, f"{method} {path}"))
 
     async def upgrade(
-        self, path: str, *, query: Query | None = None, timeout: float = 30.0
+        self, path: str, *, query: Query | None = None, body: object = None, timeout: float = 30.0
     ) -> Connection:
         """POST, and take the connection over as a raw stream; the caller closes it."""
-        fields = {"Connection": "Upgrade", "Upgrade": "tcp"}
+        payload, fields = _payload(body, None, {"Connection": "Upgrade", "Upgrade": "tcp"})
         with anyio.move_on_after(timeout):
-            async with self._exchange("POST", path, query, None, fields) as exchange:
+            async with self._exchange("POST", path, query, payload, fields) as exchange:
                 head = await self._accepted(exchange)
                 # Docker switches protocols; some versions of Podman say 200 and then do the same.
                 framed = {"content-length", "transfer-encoding"} & head.headers.keys()

@@ -82,6 +82,22 @@ async def ensure(
     return await _built(engine, wanted, docker, facts, progress)
 
 
+async def is_there(engine: Engine, environment: Environment, docker: Docker) -> bool:
+    """Whether `ensure` would find it, and neither build nor fetch anything."""
+    docker = complete(docker)
+    if docker.pull == "always":
+        return False
+    if docker.dockerfile is not None:
+        return await pull.inspect(engine, (await dockerfile.wanted(docker))[0]) is not None
+    if docker.image is not None:
+        return await pull.inspect(engine, docker.image, docker.platform) is not None
+    platform = docker.platform
+    wanted = await anyio.to_thread.run_sync(image_key.want, environment, docker.base, platform)
+    if environment.packages:
+        return await _by_label(engine, image_key.RECIPE, wanted.recipe) is not None
+    return await pull.inspect(engine, wanted.base, platform) is not None
+
+
 def _image(
     found: Mapping[str, Any], reference: str, environment: Environment, *, own: bool = False
 ) -> Image:

@@ -72,6 +72,9 @@ class Docker:
     seccomp: str | os.PathLike[str] | None = None  # a profile in place of ours; None: ours
     noexec: bool = False  # nothing that lies in /workspace or /tmp can be executed
     project: str | None = None  # a label of the containers, to tell them apart
+    # The sandbox's user has a name, `sandbox`, in a passwd file in place of the image's; only with
+    # an engine that sees the files of this machine, elsewhere it has a number alone.
+    named_user: bool = False
 
     def __post_init__(self) -> None:
         if self.image is not None and self.dockerfile is not None:
@@ -108,8 +111,9 @@ class Docker:
             raise InvalidOption(f"pull is one of {', '.join(PULLS)}, not {self.pull!r}")
         if self.pull not in PULLS:
             raise unknown_option("pull", self.pull, PULLS)
-        if not isinstance(self.noexec, bool):
-            raise InvalidOption(f"noexec is True or False, not {self.noexec!r}")
+        for name in ("noexec", "named_user"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidOption(f"{name} is True or False, not {getattr(self, name)!r}")
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import cast
 
 from belljar.backends.base import GuestSpec
-from belljar.backends.docker import profile
+from belljar.backends.docker import profile, user_name
 from belljar.backends.docker.enforcement import kept
 from belljar.backends.docker.facts import Facts, own_kernel
 from belljar.backends.docker.settings import Docker, parse_device
@@ -70,11 +70,13 @@ def body(
     labels: Mapping[str, str],
     volumes: Sequence[str] = (),
     filter_: str | None = None,
+    passwd: str | None = None,
 ) -> dict[str, object]:
     """The container, as the engine shall make it.
 
     `volumes` are those that the image declares, `filter_` what stands behind `seccomp=` (the
-    profile itself, unless the engine wants a path: see `seccomp`).
+    profile itself, unless the engine wants a path: see `seccomp`), `passwd` a file that names
+    the user.
     """
     _check_runtime(docker, facts)
     return {
@@ -101,7 +103,7 @@ def body(
             **_isolation(docker, facts, filter_ or seccomp(spec, facts), spec.network),
             **_network(spec.network),
             **_resources(spec.limits, docker, facts),
-            **_files(spec, docker, facts, uid, volumes),
+            **_files(spec, docker, facts, uid, volumes, passwd),
             **_devices(docker),
             **_life(docker),
         },
@@ -261,16 +263,22 @@ def _ulimits(limits: Limits, facts: Facts) -> dict[str, int]:
 
 
 def _files(
-    spec: GuestSpec, docker: Docker, facts: Facts, uid: int, volumes: Sequence[str]
+    spec: GuestSpec,
+    docker: Docker,
+    facts: Facts,
+    uid: int,
+    volumes: Sequence[str],
+    passwd: str | None,
 ) -> dict[str, object]:
     limits = spec.limits
+    noexec = spec.noexec or docker.noexec
     tmpfs = {
-        spec.workdir: _tmpfs(
-            limits.workspace, 65536, uid, facts, noexec=spec.noexec or docker.noexec
-        ),
-        "/tmp": _tmpfs(limits.tmp, 16384, uid, facts, noexec=spec.noexec or docker.noexec),
-        "/dev/shm": _tmpfs(limits.tmp, 4096, uid, facts, noexec=spec.noexec or docker.noexec),
+        spec.workdir: _tmpfs(limits.workspace, 65536, uid, facts, noexec=noexec),
+        "/tmp": _tmpfs(limits.tmp, 16384, uid, facts, noexec=noexec),
+        "/dev/shm": _tmpfs(limits.tmp, 4096, uid, facts, noexec=noexec),
     }
+    for path in spec.scratch:
+        tmpfs[path] = _tmpfs(limits.workspace, 65536, uid, facts, noexec=noexec)
     # What an image declares as a volume is a directory on the engine's disk, without any limit:
     # read-only, with what the image has there. Where nobody does that, it is covered.
     sealed = sorted({as_mounted(path) for path in volumes} - tmpfs.keys())
@@ -286,7 +294,10 @@ def _files(
         "ReadonlyPaths": read_only,
         "Tmpfs": tmpfs,
         "ShmSize": limits.tmp,
-        "Mounts": [_bind(mount, facts) for mount in spec.mounts],
+        "Mounts": [
+            *(_bind(mount, facts) for mount in spec.mounts),
+            *([user_name.mount(passwd)] if passwd is not None else []),
+        ],
     }
 
 

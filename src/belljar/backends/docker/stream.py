@@ -8,6 +8,7 @@ words, kept for messages.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import anyio.lowlevel
 
@@ -35,18 +36,24 @@ class Demultiplexer:
 
     def feed(self, data: bytes) -> bytes:
         """What of it came on standard output."""
-        view, taken = memoryview(data), []
+        taken = []
+        for kind, piece in self.split(data):
+            if kind == OUTPUT:
+                taken.append(piece)
+            else:
+                self._keep(piece)
+        return taken[0].tobytes() if len(taken) == 1 else b"".join(taken)
+
+    def split(self, data: bytes) -> Iterator[tuple[int, memoryview]]:
+        """What came on which stream."""
+        view = memoryview(data)
         while view:
             if not self._left:
                 view = self._read_header(view)
                 continue
             piece, view = view[: self._left], view[self._left :]
             self._left -= len(piece)
-            if self._kind == OUTPUT:
-                taken.append(piece)
-            else:
-                self._keep(piece)
-        return taken[0].tobytes() if len(taken) == 1 else b"".join(taken)
+            yield self._kind, piece
 
     def _keep(self, piece: memoryview) -> None:
         self._said += len(piece)

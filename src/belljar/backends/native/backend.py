@@ -30,7 +30,8 @@ from belljar.isolation import Isolation
 from belljar.mount import Mount
 
 HELLO_TIMEOUT = 30.0
-Key = tuple[Environment, tuple[Mount, ...], str]  # what guests of one zygote have in common
+# What guests of one zygote have in common; the last are the directories of their own.
+Key = tuple[Environment, tuple[Mount, ...], tuple[str, ...]]
 
 
 class NativeBackend:
@@ -71,7 +72,8 @@ class NativeBackend:
         return await self._start(spec, await self._zygote(_key(spec)))
 
     async def _start(self, spec: GuestSpec, zygote: Zygote) -> Guest:
-        left = functools.partial(self._let_go, _key(spec), zygote) if spec.mounts else None
+        rare = spec.mounts or spec.scratch
+        left = functools.partial(self._let_go, _key(spec), zygote) if rare else None
         group: Cgroup | None = None
         try:
             group = self._make_cgroup(spec)
@@ -111,12 +113,12 @@ class NativeBackend:
             started.result()  # raises what went wrong
 
     async def _start_zygote(self, key: Key, started: concurrent.futures.Future[Zygote]) -> None:
-        environment, mounts, workdir = key
+        environment, mounts, directories = key
         try:
             built = await anyio.to_thread.run_sync(build, environment)
             hold = await anyio.to_thread.run_sync(built.hold)
             # In this thread: the kernel binds its life to it.
-            zygote = Zygote(built, hold, mounts, workdir)
+            zygote = Zygote(built, hold, mounts, directories)
             await anyio.to_thread.run_sync(zygote.wait_ready)
         except BaseException as error:
             started.set_exception(error)
@@ -227,6 +229,7 @@ def _request(spec: GuestSpec, zygote: Zygote, in_cgroup: frozenset[str]) -> dict
     return {
         "uid": plan.pick_uid(zygote.root),
         "workdir": spec.workdir,
+        "scratch": spec.scratch,
         "noexec": spec.noexec,
         "workspace": limits.workspace,
         "tmp": limits.tmp,
@@ -245,7 +248,7 @@ def _request(spec: GuestSpec, zygote: Zygote, in_cgroup: frozenset[str]) -> dict
 
 
 def _key(spec: GuestSpec) -> Key:
-    return spec.environment, spec.mounts, spec.workdir
+    return spec.environment, spec.mounts, (spec.workdir, *spec.scratch)
 
 
 def check_host() -> None:

@@ -92,6 +92,7 @@ def _mount(spec: Dict[str, Any], facts: Dict[str, Any]) -> int:
         (spec["workdir"], spec["workspace"], 65536),
         ("/tmp", spec["tmp"], 16384),
         ("/dev/shm", spec["tmp"], 4096),
+        *((path, spec["workspace"], 65536) for path in spec["scratch"]),
     ):
         options = f"size={size},nr_inodes={inodes},mode=0700,uid={uid},gid={uid}"
         flags = _TMPFS | (sys_.MS_NOEXEC if spec["noexec"] else 0)
@@ -211,7 +212,8 @@ def _set_affinity(cpus: List[int]) -> None:
 def _writable(spec: Dict[str, Any], facts: Dict[str, Any]) -> Tuple[List[str], List[str]]:
     # The store has the workspace in it, but Landlock does not look at what a mount hides.
     store = f"/proc/self/fd/{facts['store']}"
-    directories = [spec["workdir"], store, "/tmp", "/dev/shm", *spec["writable"]]
+    own = [spec["workdir"], *spec["scratch"], store, "/tmp", "/dev/shm"]
+    directories = [*own, *spec["writable"]]
     return directories, ["/dev/" + name for name in _DEVICES] + spec["writable_files"]
 
 

@@ -41,9 +41,15 @@ def _services() -> str:
     )
 
 
+def passwd(uid: int) -> str:
+    """/etc/passwd: the guest's user has a name, which programs ask for."""
+    root = "root:x:0:0:root:/root:/usr/sbin/nologin"
+    return f"{root}\nsandbox:x:{uid}:{uid}:sandbox:/tmp:/bin/sh\n"
+
+
 FILES = {
-    "passwd": "root:x:0:0:root:/root:/usr/sbin/nologin\nuser:x:1000:1000:user:/tmp:/bin/sh\n",
-    "group": "root:x:0:\nuser:x:1000:\n",
+    "passwd": passwd(1000),
+    "group": "root:x:0:\nsandbox:x:1000:\n",
     "hosts": "127.0.0.1 localhost belljar\n::1 localhost\n",
     "hostname": "belljar\n",
     "resolv.conf": "",

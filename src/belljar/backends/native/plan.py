@@ -49,10 +49,11 @@ def root_steps(
     environment: Path,
     interpreter: Interpreter,
     mounts: Iterable[Mount] = (),
-    workdir: str = WORKSPACE,
+    directories: Iterable[str] = (WORKSPACE,),
 ) -> list[Step]:
+    """`directories` are where a guest mounts file systems of its own."""
     return [
-        *_skeleton(workdir),
+        *_skeleton(directories),
         *_system(),
         *_interpreter(interpreter),
         ["bind", str(environment), GUEST_ENV, "dir"],
@@ -62,10 +63,10 @@ def root_steps(
     ]
 
 
-def _skeleton(workdir: str) -> Iterator[Step]:
+def _skeleton(own: Iterable[str]) -> Iterator[Step]:
     directories = "/proc /tmp /dev /dev/shm /etc /opt /run /run/belljar /usr /usr/local"
     for path in (
-        workdir,
+        *own,
         *directories.split(),
         "/home",
         "/root",
@@ -197,8 +198,8 @@ def meminfo(memory: int) -> str:
 # What a guest's environment holds, beside PATH and what the caller adds.
 VARIABLES = {
     "HOME": "/tmp",
-    "USER": "user",
-    "LOGNAME": "user",
+    "USER": "sandbox",
+    "LOGNAME": "sandbox",
     "SHELL": "/bin/sh",
     "TMPDIR": "/tmp",
     "LANG": "C.UTF-8",

@@ -77,11 +77,15 @@ class ZygoteGone(StartError):
 
 class Zygote:
     def __init__(
-        self, built: Built, hold: int, mounts: tuple[Mount, ...] = (), workdir: str = WORKSPACE
+        self,
+        built: Built,
+        hold: int,
+        mounts: tuple[Mount, ...] = (),
+        directories: tuple[str, ...] = (WORKSPACE,),
     ) -> None:
         """`hold`: the descriptor that keeps the Environment's files, even if it is removed."""
         self.users = 0  # guests of one with mounts, which ends with the last of them
-        self._mounts, self._workdir = mounts, workdir
+        self._mounts, self._directories = mounts, directories
         self.root = identity.has_uid_for_each()
         self.baseline = 0
         self._name = built.environment.name
@@ -109,7 +113,9 @@ class Zygote:
             "control": control,
             "uids": [first, count],
             "gids": [group, count],
-            "steps": plan.root_steps(built.path, built.interpreter, self._mounts, self._workdir),
+            "steps": plan.root_steps(
+                built.path, built.interpreter, self._mounts, self._directories
+            ),
             "python": f"{plan.GUEST_ENV}/bin/python",
             "bootstrap": bundle.BOOTSTRAP,
             "entry": f"{bundle.PACKAGE}.backends.native.zygote",

@@ -79,6 +79,8 @@ class DockerSandboxExecutor:
         self._settings = {**options, "workspace": self.sandbox_dir}
         self._session: sessions.Session | None = None
         self._entering = threading.Lock()
+        # So that the first code need not wait for the start.
+        self._ahead = sessions.start_ahead(self.sandbox_dir, self._settings)
 
     @property
     def session_dir(self) -> Path:
@@ -109,6 +111,10 @@ class DockerSandboxExecutor:
             # A container imports for itself alone: what the code does not need is not waited for.
             # Natively the imports are done once, for all sandboxes of the process.
             options["environment"] = replace(chosen, preload=(), warmup="")
+        if placed.backend == "docker":
+            given = options["backend"]
+            settings = given if isinstance(given, Docker) else Docker()
+            options["backend"] = replace(settings, named_user=True)
         return {
             **options,
             "limits": limits,
@@ -167,6 +173,19 @@ class DockerSandboxExecutor:
         Variables stay for the next time. The entries of `context` become variables. Files below
         /sandbox are in `sandbox_dir` afterwards.
         """
+        return self._execute(code, context)
+
+    def execute_in(self, context: dict[str, Any], code: str) -> str:
+        """The same, and the plain variables that the code has left are in `context` afterwards."""
+        return self._execute(code, context, fill=context)
+
+    def _execute(
+        self,
+        code: str,
+        context: Mapping[str, object] | None,
+        *,
+        fill: dict[str, Any] | None = None,
+    ) -> str:
         if not isinstance(code, str):
             return f"ERROR:\ncode is a str of Python, not {type(code).__name__}\n"
         allowed, message = validate_imports(code)
@@ -179,7 +198,7 @@ class DockerSandboxExecutor:
                 self._session = sessions.enter(self.sandbox_dir, self._settings)
             session = self._session
         try:
-            return session.run(code, context)
+            return session.run(code, context, fill=fill)
         except SandboxError as error:
             return sessions.problem(error)
 
@@ -199,8 +218,11 @@ class DockerSandboxExecutor:
         """End the sandbox: variables are gone, files stay. May be called twice, and used again."""
         with self._entering:
             session, self._session = self._session, None
+            ahead, self._ahead = self._ahead, None
         if session is not None:
             sessions.leave(session)
+        elif ahead is not None:
+            sessions.forget(ahead)
 
     def cleanup(self) -> None:
         """End the sandbox, and remove the session's directory."""
@@ -252,8 +274,9 @@ def sandboxed_python_interpreter(
 ) -> str:
     """Run code in the session that `session_id` names, or that belongs to the context.
 
-    Never raises for what goes wrong with the code or the sandbox: it is in the text. The session
-    is kept for the next call, until it is idle for an hour, or 32 others were used since.
+    Never raises for what goes wrong with the code or the sandbox: it is in the text. The plain
+    variables that the code has left are in `context` afterwards. The session is kept for the next
+    call, until it is idle for an hour, or 32 others were used since.
     """
     try:
         if not isinstance(context, dict):
@@ -263,7 +286,7 @@ def sandboxed_python_interpreter(
         name = directory.check_session_id(session_id)
         chosen = None if environment is None else resolve(environment)
         executor = _keep(name, image_name, image_tag, backend, sandbox_base_dir, chosen)
-        return executor.execute_code(code, context)
+        return executor.execute_in(context, code)
     except (SandboxError, RuntimeError, ValueError, OSError) as error:
         return f"SANDBOX ERROR:\n{error}"
 

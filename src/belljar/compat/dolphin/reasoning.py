@@ -27,7 +27,7 @@ from belljar.errors import SandboxError
 def python_interpreter(
     code: str,
     context: dict[str, Any],
-    use_docker_sandbox: bool | None = None,
+    use_docker_sandbox: bool = False,
     session_id: str | None = None,
     docker_image_name: str = DEFAULT_IMAGE,
     docker_image_tag: str = "latest",
@@ -38,13 +38,13 @@ def python_interpreter(
 ) -> str:
     """Run code in the session of the context, in a sandbox in any case.
 
-    `use_docker_sandbox` None: as DOLPHIN_USE_DOCKER_SANDBOX says. True: in a container. False:
-    without one where this host can do so, else in a container all the same.
+    In a container if `use_docker_sandbox` or DOLPHIN_USE_DOCKER_SANDBOX says so: dolphin's loop
+    gives False whenever nobody has configured anything. Otherwise without one where this host can
+    do so, else in a container all the same. The plain variables that the code has left are in
+    `context` afterwards, as they would be if it had been run there.
     """
-    if use_docker_sandbox is None:
-        use_docker_sandbox = wants_docker()
     if backend is None:
-        backend = "docker" if use_docker_sandbox else _without_docker()
+        backend = "docker" if use_docker_sandbox or wants_docker() else _without_docker()
     return sandboxed_python_interpreter(
         code,
         context,

@@ -10,8 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from belljar import ending
+from belljar import ending, runtime
 from belljar.blocking import Sandbox
+from belljar.compat import where
+from belljar.compat.dolphin import variables_left
+from belljar.compat.dolphin.variables_left import Known
 from belljar.errors import CannotTravel, InvalidOption, SandboxClosed, SandboxError
 from belljar.execution import Execution, Outcome
 from belljar.options import check_name
@@ -29,34 +32,83 @@ class Session:
         self.directory = directory
         self.options = dict(options)
         self._sandbox: Sandbox | None = None
+        self._known = Known()
         self._turn = threading.RLock()
+        self._unused: weakref.finalize[..., Any] | None = None  # ends what was started ahead
         self.users = 0
 
-    def run(self, code: str, context: Mapping[str, object] | None) -> str:
-        """The output of the code, and after it what went wrong, if anything did."""
-        with self._turn:
-            try:
-                return self._run(code, context)
-            except SandboxClosed:
-                # Idle for too long, or its process has forked: a new one, and it is said.
-                self._sandbox = None
-                return self._run(code, context) + "[the session was started anew]\n"
+    def start_ahead(self) -> None:
+        """Start the sandbox in the background, before there is code for it. If there never is,
+        it ends with this object."""
+        if not self._turn.acquire(blocking=False):
+            return  # it is being used
+        try:
+            if self._sandbox is not None or len(_ahead) >= MOST_AHEAD:
+                return
+            self._sandbox = Sandbox(**self.options)
+            self._unused = weakref.finalize(self, _end, self._sandbox)
+            self._unused.atexit = False  # the runtime itself ends everything then
+            _ahead.add(self)
+            where.start_ahead(self._sandbox)
+        except SandboxError as error:  # it is said when there is code
+            log.debug("session %s: %s", self.directory.name, error)
+        finally:
+            self._turn.release()
 
-    def _run(self, code: str, context: Mapping[str, object] | None) -> str:
+    def _begin(self) -> Sandbox:
+        """The sandbox, which is used from now on."""
         if self._sandbox is None:
             self._sandbox = Sandbox(**self.options)
-        if variables := _variables(context):
-            self._sandbox.put(**variables)
+        if self._unused is not None:
+            self._unused.detach()
+            self._unused = None
+            _ahead.discard(self)
+        return self._sandbox
+
+    def run(
+        self,
+        code: str,
+        context: Mapping[str, object] | None,
+        *,
+        fill: dict[str, Any] | None = None,
+    ) -> str:
+        """The output of the code, and after it what went wrong, if anything did. `fill`: the
+        context again, if it is to have the variables that the code has left."""
+        with self._turn:
+            begun = self._unused is None
+            try:
+                return self._run(code, context, fill)
+            except SandboxClosed:
+                # Idle for too long, or its process has forked: a new one, and it is said.
+                self._sandbox, self._known = None, Known()
+                output = self._run(code, context, fill)
+                return output + "[the session was started anew]\n" if begun else output
+
+    def _run(
+        self, code: str, context: Mapping[str, object] | None, fill: dict[str, Any] | None
+    ) -> str:
+        sandbox = self._begin()
+        known, self._known = self._known, Known()  # nothing is known, if this fails
+        variables = _variables(context)
+        if fill is not None:
+            variables = known.changed(variables)
+        if variables:
+            sandbox.put(**variables)
         written: list[str] = []
-        execution = self._sandbox.run_code(code, on_stdout=written.append, on_stderr=written.append)
+        execution = sandbox.run_code(code, on_stdout=written.append, on_stderr=written.append)
+        if fill is not None and execution.state_preserved:
+            known.fill(fill, variables_left.fetch(sandbox))
+            self._known = known
         return said("".join(written), execution, str(self.options["limits"]["memory"]))
 
     def close(self) -> None:
         """The variables are gone, the files stay. May be called twice."""
         with self._turn:
-            sandbox, self._sandbox = self._sandbox, None
-        if sandbox is not None:
-            sandbox.close()
+            if self._sandbox is None:
+                return
+            sandbox = self._begin()
+            self._sandbox, self._known = None, Known()
+        sandbox.close()
 
 
 def _variables(context: Mapping[str, object] | None) -> dict[str, object]:
@@ -106,8 +158,11 @@ def _failure(execution: Execution, memory: str) -> str:
 
 # -- who shares which -----------------------------------------------------------------------
 
+MOST_AHEAD = 2  # sandboxes that are started before there is code for them
+
 _lock = threading.RLock()
 _sessions: weakref.WeakValueDictionary[Path, Session] = weakref.WeakValueDictionary()
+_ahead: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
 def enter(directory: Path, options: Mapping[str, Any]) -> Session:
@@ -123,6 +178,41 @@ def enter(directory: Path, options: Mapping[str, Any]) -> Session:
             )
         session.users += 1
         return session
+
+
+def start_ahead(directory: Path, options: Mapping[str, Any]) -> Session | None:
+    """The session of this directory, whose sandbox starts meanwhile; nobody has entered it yet.
+    None if it is in use with other options, which is said to who enters it."""
+    with _lock:
+        session = _sessions.get(directory)
+        if session is None:
+            session = _sessions[directory] = Session(directory, options)
+        elif session.options != dict(options):
+            return None
+    session.start_ahead()
+    return session
+
+
+def forget(session: Session) -> None:
+    """End what was started ahead, unless somebody has entered it since."""
+    with _lock:
+        if session.users:
+            return
+    session.close()
+
+
+def _end(sandbox: Sandbox) -> None:
+    """For a session that nobody has any more, and nobody has used."""
+    inner = sandbox._sandbox
+
+    async def kill() -> None:
+        try:
+            await inner.kill()
+        except SandboxError as error:
+            log.debug("sandbox %s: %s", inner.id, error)  # it ends with the runtime at the latest
+
+    if inner._pid == os.getpid():  # else it is the parent's
+        runtime.current().submit(kill)
 
 
 def leave(session: Session) -> None:
@@ -145,8 +235,9 @@ def problem(error: SandboxError) -> str:
 
 def _after_fork() -> None:
     """The sandboxes are the parent's."""
-    global _lock, _sessions
+    global _lock, _sessions, _ahead
     _lock, _sessions = threading.RLock(), weakref.WeakValueDictionary()
+    _ahead = weakref.WeakSet()
 
 
 os.register_at_fork(after_in_child=_after_fork)

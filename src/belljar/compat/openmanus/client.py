@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, Self
 
 from belljar.backends.docker.settings import Docker
-from belljar.compat.openmanus.config import SandboxSettings
+from belljar.compat.openmanus.config import SettingsLike
 from belljar.compat.openmanus.core.sandbox import DockerSandbox
 
 
@@ -29,7 +29,7 @@ class BaseSandboxClient(ABC):
     @abstractmethod
     async def create(
         self,
-        config: SandboxSettings | None = None,
+        config: SettingsLike | None = None,
         volume_bindings: Mapping[str, str] | None = None,
     ) -> None:
         """Start the sandbox."""
@@ -66,6 +66,11 @@ class LocalSandboxClient(BaseSandboxClient):
         self._backend = backend
         self.sandbox: DockerSandbox | None = None
 
+    def __deepcopy__(self, memo: object) -> Self:
+        """Itself. pydantic copies what the fields of a tool are by default: with a copy of
+        SANDBOX_CLIENT the tool would have a sandbox that no cleanup() of the agent's ends."""
+        return self
+
     def _created(self) -> DockerSandbox:
         if self.sandbox is None:
             raise RuntimeError("Sandbox not initialized")
@@ -73,7 +78,7 @@ class LocalSandboxClient(BaseSandboxClient):
 
     async def create(
         self,
-        config: SandboxSettings | None = None,
+        config: SettingsLike | None = None,
         volume_bindings: Mapping[str, str] | None = None,
     ) -> None:
         """Start the sandbox. One that was there before is ended first."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from belljar.errors import InvalidOption, unknown_option
 from belljar.limits import Limits, parse_size
@@ -21,6 +21,25 @@ FIELDS: Mapping[str, tuple[type, Any, str]] = {
     "timeout": (int, 300, "seconds for one command"),
     "network_enabled": (bool, False, "whether the sandbox has a network"),
 }
+
+
+class SettingsLike(Protocol):
+    """Whatever has the seven settings as attributes, such as OpenManus' own `SandboxSettings`."""
+
+    @property
+    def use_sandbox(self) -> bool: ...
+    @property
+    def image(self) -> str: ...
+    @property
+    def work_dir(self) -> str: ...
+    @property
+    def memory_limit(self) -> str: ...
+    @property
+    def cpu_limit(self) -> float: ...
+    @property
+    def timeout(self) -> int: ...
+    @property
+    def network_enabled(self) -> bool: ...
 
 
 class SandboxSettings:
@@ -91,6 +110,28 @@ class SandboxSettings:
     def model_validate(cls, given: Mapping[str, Any]) -> Self:
         """Settings from plain data, such as a section of a configuration file."""
         return cls(**given)
+
+    @classmethod
+    def coerce(cls, given: SettingsLike | None) -> SandboxSettings:
+        """The settings that an object of any class has. Raises TypeError for what has not all.
+
+        Of an object that does not know which of its settings somebody gave (pydantic's do), those
+        that are not as by default were.
+        """
+        if given is None or isinstance(given, SandboxSettings):
+            return given or cls()
+        missing = [name for name in FIELDS if not hasattr(given, name)]
+        if missing:
+            raise TypeError(
+                f"config is a SandboxSettings, or has its attributes, and {type(given).__name__} "
+                f"has no {', '.join(missing)}: DockerSandbox(SandboxSettings(memory_limit='1g')); "
+                "SandboxSettings.model_validate() makes them of a dict"
+            )
+        values = {name: getattr(given, name) for name in FIELDS}
+        known = getattr(given, "model_fields_set", None)
+        if known is None:
+            known = [name for name, value in values.items() if value != FIELDS[name][1]]
+        return cls(**{name: value for name, value in values.items() if name in known})
 
     def limits(self, more: Limits | Mapping[str, object] | None = None) -> Limits:
         """What these settings mean to Belljar; `more` goes before them."""

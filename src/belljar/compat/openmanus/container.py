@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import ParamSpec, TypeVar
 
 import anyio
 
 from belljar.compat.openmanus.core.exceptions import SandboxError
 from belljar.compat.openmanus.crossing import across
+from belljar.compat.openmanus.sdk_container import SdkContainer, is_sdk_container
 from belljar.compat.openmanus.volumes import Volumes
 from belljar.sandbox import AsyncSandbox
+from belljar.shell import AsyncShell
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -79,6 +81,16 @@ class Container:
             self.busy -= 1
             self.last_used = time.monotonic()
 
+    @property
+    def timeout(self) -> float | None:
+        return self.sandbox.limits.timeout
+
+    def shell(self, cwd: str, env: Mapping[str, str]) -> AsyncShell:
+        return AsyncShell(self.sandbox, cwd=cwd, env=env)
+
+    async def make_dir(self, path: str) -> None:
+        await self.sandbox.files.make_dir(path)
+
     async def start(self) -> None:
         """Start it. What was made for it is gone if that fails."""
         try:
@@ -107,8 +119,7 @@ class Container:
         try:
             await self.sandbox.close()
         finally:
-            with anyio.CancelScope(shield=True):
-                await self._volumes.end()
+            self._volumes.close()
 
     async def kill(self) -> None:
         """The same at once, without a last look at its files."""
@@ -116,20 +127,23 @@ class Container:
         try:
             await self.sandbox.kill()
         finally:
-            with anyio.CancelScope(shield=True):
-                await self._volumes.end()
+            self._volumes.close()
 
 
-def resolve(given: object) -> Container:
-    """The live container that an object with an `id`, or an id or its beginning, stands for."""
-    if isinstance(given, Container):
+def resolve(given: object) -> Container | SdkContainer:
+    """The live container that an object with an `id`, or an id or its beginning, stands for; or
+    one that the caller has made with the Docker SDK."""
+    if isinstance(given, (Container, SdkContainer)):
         return given
     name = given if isinstance(given, str) else getattr(given, "id", None)
     if isinstance(name, str) and len(name) >= SHORT:
         found = [each for each in list(_live) if each.alive and each.id.startswith(name)]
         if len(found) == 1:
             return found[0]
+        if is_sdk_container(given):
+            return SdkContainer(name)
     raise SandboxError(
         f"No such container: {name if isinstance(name, str) else given!r}",
-        hint="a terminal opens on a sandbox of this process: DockerSandbox(...).container",
+        hint="a terminal opens on a sandbox of this process: DockerSandbox(...).container; or on "
+        "what docker.from_env().containers.get(...) gives",
     )

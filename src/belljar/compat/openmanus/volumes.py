@@ -5,34 +5,29 @@ Three ways lead to that, by what the host and the path allow:
     the workspace itself        Belljar's `workspace=`: kept on the host, mirrored
     below a writable place      mirrored: brought in, and changes brought back and forth
     anywhere else               mounted; if the sandbox's user may not write to the directory,
-                                an empty one is mounted in its place, and mirrored
+                                the sandbox has a file system of its own there, and it is mirrored
 
-What is mirrored is compared before and after each command and file operation. No path of the
-guest's is followed on the host in any of them.
+What is mirrored is as large as the workspace at most: the kernel refuses more. It is compared
+before and after each command and file operation. No path of the guest's is followed on the host
+in any of them, and there is no copy on the host that could stay.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-
-import anyio.to_thread
 
 from belljar.backends.base import Guest
 from belljar.channel import Channel
 from belljar.errors import InvalidOption
 from belljar.files import AsyncFiles
-from belljar.guest import removal
 from belljar.limits import Limits
-from belljar.mount import Mount, below, check_mounts
+from belljar.mount import Mount, Scratch, below, check_mounts
 from belljar.sandbox import AsyncSandbox
 from belljar.workspace import HostWorkspace
-
-REMOVE_TIMEOUT = 600.0  # seconds
 
 _log = logging.getLogger("belljar")
 
@@ -47,18 +42,13 @@ class Volumes:
     """The bindings of one sandbox: what to start it with, and then what to keep alike."""
 
     def __init__(self, bindings: Mapping[str, str], *, work_dir: str) -> None:
-        """Decides which way each of them goes; makes the directories that this needs."""
+        """Decides which way each of them goes."""
         self.workspace: str | None = None
         self.mounts: list[Mount] = []
         self._mirrored: list[Binding] = []
-        self._staging: str | None = None
         self._mirrors: list[tuple[HostWorkspace, str]] = []
-        try:
-            for host, guest in bindings.items():
-                self._place(_checked(host, guest), work_dir)
-        except BaseException:
-            self.close()
-            raise
+        for host, guest in bindings.items():
+            self._place(_checked(host, guest), work_dir)
 
     def _place(self, binding: Binding, work_dir: str) -> None:
         if binding.guest == work_dir:
@@ -80,23 +70,15 @@ class Volumes:
         except InvalidOption:
             if wanted.kind != "dir":
                 raise
-            wanted = Mount(self._stage(), binding.guest, read_only=False)
+            wanted = Scratch(binding.guest)
             self._mirrored.append(binding)
         self.mounts.append(wanted)
-
-    def _stage(self) -> str:
-        """An empty directory that anybody may write to, where nobody else can come."""
-        if self._staging is None:
-            self._staging = tempfile.mkdtemp(prefix="belljar-volumes-")
-        path = tempfile.mkdtemp(dir=self._staging)
-        os.chmod(path, 0o777)  # below one of 0700
-        return path
 
     # -- while it lives ---------------------------------------------------------------------
 
     async def load(self, sandbox: AsyncSandbox) -> None:
         """Bring everything in, when a guest has started."""
-        self._close_mirrors()
+        self.close()
         for binding in self._mirrored:
             mirror = HostWorkspace(binding.host, limit=sandbox.limits.workspace)
             self._mirrors.append((mirror, binding.guest))
@@ -113,21 +95,8 @@ class Volumes:
             for note in await mirror.save(_at(sandbox, guest)):
                 _log.warning("volume %s: %s", guest, note)
 
-    async def end(self) -> None:
-        await anyio.to_thread.run_sync(self.close)
-
     def close(self) -> None:
         """May be called twice. The host's own directories stay."""
-        self._close_mirrors()
-        staging, self._staging = self._staging, None
-        if staging is None:
-            return
-        try:
-            removal.remove(staging, seconds=REMOVE_TIMEOUT)
-        except OSError as error:
-            _log.warning("%s could not be removed, and is left: %s", staging, error)
-
-    def _close_mirrors(self) -> None:
         while self._mirrors:
             self._mirrors.pop()[0].close()
 

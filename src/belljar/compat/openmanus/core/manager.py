@@ -15,7 +15,7 @@ import anyio
 from belljar.backends.docker.settings import Docker
 from belljar.blocking import wait
 from belljar.compat import where
-from belljar.compat.openmanus.config import DEFAULT_IMAGE, SandboxSettings
+from belljar.compat.openmanus.config import DEFAULT_IMAGE, SettingsLike
 from belljar.compat.openmanus.container import Container
 from belljar.compat.openmanus.core.sandbox import DockerSandbox
 from belljar.compat.openmanus.crossing import across
@@ -133,7 +133,7 @@ class SandboxManager:
 
     async def create_sandbox(
         self,
-        config: SandboxSettings | None = None,
+        config: SettingsLike | None = None,
         volume_bindings: Mapping[str, str] | None = None,
     ) -> str:
         """Start a sandbox and give its id. Others are not waited for, nor do they wait.

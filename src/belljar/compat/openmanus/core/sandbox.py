@@ -14,7 +14,7 @@ import anyio
 
 from belljar.backends.docker.settings import Docker
 from belljar.compat import where
-from belljar.compat.openmanus.config import DEFAULT_IMAGE
+from belljar.compat.openmanus.config import DEFAULT_IMAGE, SettingsLike
 from belljar.compat.openmanus.config import SandboxSettings as SandboxSettings
 from belljar.compat.openmanus.container import Container
 from belljar.compat.openmanus.core.exceptions import SandboxTimeoutError as SandboxTimeoutError
@@ -43,21 +43,16 @@ class DockerSandbox:
 
     def __init__(
         self,
-        config: SandboxSettings | None = None,
+        config: SettingsLike | None = None,
         volume_bindings: Mapping[str, str] | None = None,
         *,
         backend: str | Docker | None = None,
         limits: Limits | Mapping[str, object] | None = None,
     ) -> None:
-        """`volume_bindings` are directories of the host, which the sandbox may write to:
+        """`config` may be of any class that has the attributes of SandboxSettings.
+        `volume_bindings` are directories of the host, which the sandbox may write to:
         {host path: path in the sandbox}. `limits` are Belljar's, beside those of the config."""
-        if config is not None and not isinstance(config, SandboxSettings):
-            raise TypeError(
-                f"config is a SandboxSettings, not {type(config).__name__}: "
-                'DockerSandbox(SandboxSettings(memory_limit="1g")); '
-                "SandboxSettings.model_validate() makes them of a dict"
-            )
-        self.config = config if config is not None else SandboxSettings()
+        self.config = SandboxSettings.coerce(config)
         self.volume_bindings = dict(volume_bindings or {})
         self._backend = backend
         self._limits = limits
@@ -91,11 +86,7 @@ class DockerSandbox:
         """The sandbox itself, without its terminal. Called on the runtime's loop."""
         try:
             volumes = Volumes(self.volume_bindings, work_dir=self.config.work_dir)
-            try:
-                sandbox = AsyncSandbox(**await self._options(volumes))
-            except BaseException:
-                volumes.close()
-                raise
+            sandbox = AsyncSandbox(**await self._options(volumes))
             self._container = container = Container(sandbox, volumes)
             await container.start()
         except (SandboxError, OSError) as error:

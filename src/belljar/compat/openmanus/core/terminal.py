@@ -5,12 +5,14 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from belljar.compat.openmanus.container import Container, resolve
+from belljar.backends.docker.errors import EngineError
+from belljar.compat.openmanus.container import resolve
 from belljar.compat.openmanus.core.exceptions import SandboxResourceError, SandboxTimeoutError
 from belljar.compat.openmanus.crossing import across
 from belljar.compat.openmanus.output import CommandOutput
+from belljar.compat.openmanus.sdk_container import SdkContainer
 from belljar.errors import InvalidOption, SandboxError
 from belljar.execution import Outcome
 from belljar.limits import format_size
@@ -20,9 +22,9 @@ from belljar.shell import AsyncShell, ShellResult
 class DockerSession:
     """One shell in a container."""
 
-    def __init__(self, container_id: str) -> None:
+    def __init__(self, container_id: str | SdkContainer) -> None:
         self._container = resolve(container_id)
-        self.container_id = container_id
+        self.container_id = self._container.id
         self._shell: AsyncShell | None = None
 
     async def create(self, working_dir: str, env_vars: Mapping[str, str]) -> None:
@@ -34,7 +36,7 @@ class DockerSession:
 
     async def _open(self, working_dir: str, env: Mapping[str, str]) -> None:
         """On the loop that will use it, to which its lock is bound."""
-        self._shell = AsyncShell(self._container.sandbox, cwd=working_dir, env=env)
+        self._shell = self._container.shell(working_dir, env)
 
     async def execute(self, command: str, timeout: float | None = None) -> CommandOutput:
         """Run a command and give what it wrote, with its `exit_code`.
@@ -46,9 +48,13 @@ class DockerSession:
             raise RuntimeError("Session not initialized")
         if not isinstance(command, str):
             raise InvalidOption(f"a command is a str, not {type(command).__name__}")
-        result = await self._container.do(self._shell.run, command, timeout=timeout)
+        timeout = timeout or self._container.timeout
+        try:
+            result = await self._container.do(self._shell.run, command, timeout=timeout)
+        except EngineError as error:
+            raise RuntimeError(f"Failed to execute command: {error}") from None
         output = CommandOutput.of(result)
-        _raise_for(result, output, timeout or self._container.sandbox.limits.timeout)
+        _raise_for(result, output, timeout)
         return output
 
     async def close(self) -> None:
@@ -80,7 +86,8 @@ def _raise_for(result: ShellResult, output: CommandOutput, timeout: float | None
 
 
 class AsyncDockerizedTerminal:
-    """A terminal in a container: what `.container` of a DockerSandbox gives, or its id.
+    """A terminal in a container: what `.container` of a DockerSandbox gives, or its id; or what
+    the Docker SDK gives, and the commands then run in that very container, which is the caller's.
 
     async with AsyncDockerizedTerminal(sandbox.container) as terminal:
         await terminal.run_command("cd /tmp; name=world")
@@ -89,12 +96,13 @@ class AsyncDockerizedTerminal:
 
     def __init__(
         self,
-        container: Container | str,
+        container: Any,
         working_dir: str = "/workspace",
         env_vars: Mapping[str, str] | None = None,
         default_timeout: float = 60,
     ) -> None:
-        self.container = resolve(container)
+        self._container = resolve(container)
+        self.container: Any = self._container if isinstance(container, str) else container
         self.working_dir = working_dir
         self.env_vars = dict(env_vars or {})
         self.default_timeout = default_timeout
@@ -105,10 +113,11 @@ class AsyncDockerizedTerminal:
         if not isinstance(self.working_dir, str) or not posixpath.isabs(self.working_dir):
             raise InvalidOption(f"working_dir is an absolute path, not {self.working_dir!r}")
         try:
-            await self.container.do(self.container.sandbox.files.make_dir, self.working_dir)
+            await self._container.do(self._container.make_dir, self.working_dir)
         except (SandboxError, OSError) as error:
             raise RuntimeError(f"Failed to create working directory: {error}") from None
-        self.session = DockerSession(self.container.id)
+        known = self._container
+        self.session = DockerSession(known if isinstance(known, SdkContainer) else known.id)
         await self.session.create(self.working_dir, self.env_vars)
 
     async def run_command(self, cmd: str, timeout: float | None = None) -> CommandOutput:

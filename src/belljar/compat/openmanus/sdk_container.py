@@ -1,0 +1,264 @@
+"""SdkContainer: a container that the caller made with the Docker SDK, for a terminal in it.
+
+It is the caller's: it is used as it is, neither confined nor removed, and what it limits is what
+the caller has limited. Each command is an exec of the engine's, as the user that the container
+has, never a privileged one; bash is all that it needs to have. A command that takes too long, or
+writes too much, is killed from inside, as an engine has no call for that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import anyio
+import anyio.lowlevel
+
+from belljar import runtime
+from belljar.cell import OnText, Stream
+from belljar.compat.openmanus.config import FIELDS
+from belljar.compat.openmanus.config import OUTPUT as OUTPUT_LIMIT
+from belljar.compat.openmanus.core.exceptions import SandboxError
+from belljar.compat.openmanus.crossing import across
+from belljar.execution import CommandResult, Outcome, Usage
+from belljar.limits import parse_size
+from belljar.shell import AsyncShell
+
+if TYPE_CHECKING:
+    from belljar.backends.docker.engine import Connection, Engine
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+CHUNK = 64 * 1024
+PIECE = 64 * 1024  # characters of a file that one exec can write
+KILL_TIMEOUT = 20.0
+END_TIMEOUT = 10.0  # until an engine knows the status of what has ended
+LOOK = 0.02  # seconds between two looks for it
+PROCESS = "__bj_process"  # the variable with the path of the file that the bash puts its pid into
+
+# Ends the session of the process whose number is in the file $0, and all that descends from it.
+_KILL = r"""
+read -r top < "$0" && [[ $top =~ ^[1-9][0-9]*$ && $top != 1 ]] || exit 0
+found=" $top " more=1
+kill -STOP "$top"
+while ((more)); do
+    more=0
+    for each in /proc/[0-9]*/stat; do
+        { read -r line < "$each"; } 2>/dev/null || continue
+        pid=${line%% *} rest=(${line##*) })
+        [[ $found != *" $pid "* ]] || continue
+        if [[ ${rest[3]} == "$top" || $found == *" ${rest[1]} "* ]]; then
+            kill -STOP "$pid"
+            found+="$pid " more=1
+        fi
+    done
+done 2>/dev/null
+kill -KILL $found 2>/dev/null
+"""
+
+
+def is_sdk_container(given: object) -> bool:
+    """Whether it is what `docker.from_env().containers.get(...)` gives. The SDK is not needed."""
+    return isinstance(getattr(given, "id", None), str) and callable(
+        getattr(given, "exec_run", None)
+    )
+
+
+class SdkContainer:
+    """What a terminal needs of a container. All but `do` is called on the runtime's loop."""
+
+    alive = True  # whether the caller's still runs is the engine's to say, at each command
+    timeout: float = FIELDS["timeout"][1]
+
+    def __init__(self, container_id: str) -> None:
+        self.id = container_id
+
+    async def do(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """One operation in the container, from whatever event loop."""
+        return await across(function, *args, **kwargs)
+
+    def shell(self, cwd: str, env: Mapping[str, str]) -> AsyncShell:
+        return AsyncShell.on(_Execs(self.id), cwd=cwd, env=env)
+
+    async def make_dir(self, path: str) -> None:
+        await _Execs(self.id).check(["mkdir", "-p", "--", path])
+
+
+class _Execs:
+    """The Host of a shell: programs that an engine runs in a container."""
+
+    workdir = "/"
+
+    def __init__(self, container_id: str) -> None:
+        self._id = container_id
+        self._process = ""
+        self._engine: Engine | None = None
+
+    async def perform(
+        self,
+        argv: Sequence[str],
+        *,
+        told: str = "",
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        on_stdout: OnText | None = None,
+        on_stderr: OnText | None = None,
+    ) -> CommandResult:
+        variables = dict(env or {})
+        if directory := variables.get("__bj_dir"):  # a command of the shell's, that can be killed
+            self._process = variables[PROCESS] = f"{directory}.pid"
+            first, option, line = argv
+            argv = [first, option, f'builtin echo $$ >| "${PROCESS}"; {line}']
+        run = _Exec(on_stdout, on_stderr)
+        engine = await self._find_engine()
+        body = {
+            "Cmd": list(argv),
+            "Env": [f"{name}={value}" for name, value in variables.items()],
+            "WorkingDir": "/",
+            "AttachStdout": True,
+            "AttachStderr": True,
+        }
+        made = await engine.request("POST", f"/containers/{self._id}/exec", body=body)
+        path = f"/exec/{made['Id']}"
+        connection = await engine.upgrade(f"{path}/start", body={"Detach": False, "Tty": False})
+        try:
+            with anyio.move_on_after(timeout) as timer:
+                await run.receive(connection)
+            if timer.cancelled_caught or run.truncated:
+                run.stopped_for = Outcome.output_limit if run.truncated else Outcome.timeout
+                await self._end(run, connection)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._end(run, connection)
+            raise
+        finally:
+            connection.close()
+        return await run.result(await self._status(engine, path))
+
+    async def _end(self, run: _Exec, connection: Connection) -> None:
+        """Kill it, and read on meanwhile: an engine tells of no other end until it is rid of what
+        was written."""
+        process, self._process = self._process, ""
+        run.stopped_for = run.stopped_for or Outcome.killed
+        with anyio.move_on_after(KILL_TIMEOUT):
+            async with anyio.create_task_group() as group:
+                group.start_soon(run.receive, connection)
+                if process:
+                    await self.perform(["bash", "-c", _KILL, process])
+                else:
+                    group.cancel_scope.cancel()  # one of our own: it ends by itself
+
+    async def _find_engine(self) -> Engine:
+        """The one that has the container: its id is nobody else's."""
+        if self._engine is not None:
+            return self._engine
+        runtime.docker_backend()  # raises if the extra is not installed
+        from belljar.backends.docker import endpoint
+        from belljar.backends.docker.engine import Engine, EngineError
+
+        engine = Engine(endpoint.find())
+        try:
+            await engine.request("GET", f"/containers/{self._id}/json")
+        except EngineError as error:
+            if error.status != 404:
+                raise
+            raise EngineError(
+                f"No such container at the engine {engine.endpoint}: {self._id}",
+                status=404,
+                hint="DOCKER_HOST says which engine is meant; is it that of the SDK's client?",
+            ) from None
+        self._engine = engine
+        return engine
+
+    async def _status(self, engine: Engine, path: str) -> int:
+        with anyio.move_on_after(END_TIMEOUT):
+            while True:
+                found: dict[str, Any] = await engine.request("GET", f"{path}/json")
+                if not found.get("Running") and isinstance(found.get("ExitCode"), int):
+                    return int(found["ExitCode"])
+                await anyio.sleep(LOOK)
+        raise SandboxError(
+            f"the engine does not say how a command in container {self._id[:12]} ended",
+            hint="is the container paused, or the engine stuck?",
+        )
+
+    async def check(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> str:
+        """What it writes. Raises SandboxError if it fails."""
+        result = await self.perform(argv, timeout=KILL_TIMEOUT, env=env)
+        if not result.ok:
+            raise SandboxError(
+                f"{argv[0]} failed in container {self._id[:12]}: {result.stderr.strip()[:1000]}"
+            )
+        return result.stdout
+
+    # -- files of the shell -----------------------------------------------------------------
+
+    async def read(self, path: str, size: int) -> bytes | None:
+        line = 'IFS= read -r -d "" -n "$1" text < "$0" || [[ -n $text ]] && printf %s "$text"'
+        found = await self.perform(["bash", "-c", line, path, str(size)], timeout=KILL_TIMEOUT)
+        return found.stdout.encode() if found.ok else None
+
+    async def write(self, path: str, text: str) -> None:
+        line = 'umask 077; printf %s "$text" '
+        for at in range(0, max(len(text), 1), PIECE):
+            env = {"text": text[at : at + PIECE]}
+            await self.check(["bash", "-c", f'{line} {">>" if at else ">|"} "$0"', path], env)
+
+    async def remove(self, path: str) -> None:
+        await self.check(["rm", "-rf", "--", path, f"{path}.pid"])
+
+
+class _Exec:
+    """One program, seen from here: what it has written, and how it ended."""
+
+    def __init__(self, on_stdout: OnText | None, on_stderr: OnText | None) -> None:
+        from belljar.backends.docker.stream import ERROR, OUTPUT, Demultiplexer
+
+        self._pieces = Demultiplexer()
+        self._streams = {OUTPUT: Stream(on_stdout), ERROR: Stream(on_stderr)}
+        self._room = parse_size(OUTPUT_LIMIT, field="output")
+        self._written = 0
+        self._began = time.monotonic()
+        self.stopped_for: Outcome | None = None
+
+    @property
+    def truncated(self) -> bool:
+        return self._room < 0
+
+    async def receive(self, connection: Connection) -> None:
+        """Until it ends, or has written too much; what comes then is taken and not kept."""
+        while self.stopped_for is not None or not self.truncated:
+            await anyio.lowlevel.checkpoint()
+            try:
+                data = connection.recv(CHUNK)
+            except BlockingIOError:
+                await connection.wait_readable()
+                continue
+            if not data:
+                return
+            for kind, piece in self._pieces.split(data):
+                self._written += len(piece)
+                if self._room >= 0 and kind in self._streams:
+                    await self._streams[kind].feed(bytes(piece[: self._room]))
+                    self._room -= len(piece)
+
+    async def result(self, status: int) -> CommandResult:
+        for stream in self._streams.values():
+            await stream.feed(b"", final=True)
+        stdout, stderr = (stream.text for stream in self._streams.values())
+        return CommandResult(
+            stdout=stdout,
+            stderr=stderr,
+            exit_code=status,
+            signal=None,
+            outcome=self.stopped_for or (Outcome.exit if status else Outcome.ok),
+            usage=Usage(
+                wall=time.monotonic() - self._began,
+                cpu=None,
+                peak_memory=None,
+                output_bytes=self._written,
+            ),
+            truncated=self.truncated,
+        )
