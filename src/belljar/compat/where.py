@@ -79,6 +79,11 @@ def place_now(
     )
 
 
+def asks_for_docker(backend: str | Docker | None) -> bool:
+    """Whether the caller or BELLJAR_BACKEND asks for containers, and for nothing else."""
+    return isinstance(backend, Docker) or runtime.meant(backend or "auto") == "docker"
+
+
 async def engine_answers() -> bool:
     """Whether there is an engine, and what is needed to talk to it."""
     try:
