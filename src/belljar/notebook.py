@@ -7,11 +7,10 @@ the browser of the person who looks at what it made.
 
 from __future__ import annotations
 
-import base64
 from html import escape
 from typing import TYPE_CHECKING
 
-from belljar.clean_html import clean
+from belljar import sanitize
 from belljar.printable import printable
 
 if TYPE_CHECKING:
@@ -33,8 +32,6 @@ _STYLE = (
     "<style>body{font:13px sans-serif;margin:4px}table{border-collapse:collapse}"
     "th,td{padding:2px 8px;text-align:right;border-bottom:1px solid #ddd}</style>"
 )
-# Figures that are drawn by a script, which is not let run; their data are in `raw`.
-_SCRIPTED = ("application/vnd.plotly.", "application/vnd.vega")
 
 
 def mime_bundle(result: Result) -> dict[str, object]:
@@ -69,6 +66,8 @@ def _parts(execution: Execution, remarks: Iterable[str]) -> Iterator[str]:
         yield _pre(execution.error.traceback, "color:#a00")
     for remark in remarks:
         yield _pre(f"[{remark}]", "color:#666")
+    if not sanitize.is_available() and any(r.html or r.markdown for r in execution.results):
+        yield _pre(f"[{sanitize.MISSING}]", "color:#666")
 
 
 def _shown(result: Result) -> str:
@@ -79,21 +78,20 @@ def _shown(result: Result) -> str:
 
 
 def _framed(result: Result) -> str:
-    """HTML or SVG, held; empty if there is neither, or if it were empty without its script."""
+    """HTML or SVG, held; empty if there is neither, or nothing of it may be shown."""
     if result.svg is not None:
-        # In an <img>, an SVG runs nothing and loads nothing.
         return _image("image/svg+xml", result.svg.encode("utf-8", "replace"))
-    if result.html is None or any(mime.startswith(_SCRIPTED) for mime in result.raw):
+    shown = sanitize.to_html(result)
+    if not shown:
         return ""
-    inner = escape(_POLICY + _STYLE + _encodable(clean(result.html)), quote=True)
-    height = min(max(60 + 26 * result.html.count("<tr"), 120), 520)
+    inner = escape(_POLICY + _STYLE + shown, quote=True)
+    height = min(max(60 + 26 * shown.count("<tr"), 120), 520)
     style = f"width:100%;height:{height}px;border:0;background:white;resize:vertical"
     return f'<iframe sandbox="" srcdoc="{inner}" style="{style}"></iframe>'
 
 
 def _image(mime: str, content: bytes) -> str:
-    data = base64.b64encode(content).decode("ascii")
-    return f'<div><img src="data:{mime};base64,{data}" style="max-width:100%"></div>'
+    return f"<div>{sanitize.image(mime, content)}</div>"
 
 
 def _pre(text: str, style: str = "") -> str:
@@ -106,8 +104,3 @@ def _cut(text: str) -> str:
     kept = printable(text[:MAX_TEXT])
     left = len(text) - MAX_TEXT
     return kept if left <= 0 else f"{kept}…\n[{left} characters more]"
-
-
-def _encodable(text: str) -> str:
-    """Without lone surrogates, which no page can hold."""
-    return text.encode("utf-8", "replace").decode("utf-8")

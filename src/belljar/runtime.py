@@ -83,6 +83,7 @@ class Runtime:
     # -- the thread -------------------------------------------------------------------------
 
     def _run(self) -> None:
+        _own.runtime = self
         try:
             anyio.run(self._main)
         except BaseException as error:
@@ -123,6 +124,8 @@ class Runtime:
         """`auto` is native where the host allows it. Never a less safe one without a word."""
         name = meant(name)
         with self._making:
+            if self._closed.is_set():
+                raise StartError("this process is ending, and starts no sandbox any more")
             if name not in self._backends:
                 try:
                     self._backends[name] = self._make(name)
@@ -163,7 +166,8 @@ class Runtime:
 
     def close(self) -> None:
         """End every guest and leave nothing behind."""
-        self._closed.set()
+        with self._making:  # one that a start in the background has just begun to make ends too
+            self._closed.set()
         for backend in self._backends.values():
             backend.close()
         self.call_soon(self._stop.set)
@@ -184,11 +188,19 @@ def _be_seen() -> None:
 
 _runtime: Runtime | None = None
 _starting = threading.Lock()
+_own = threading.local()  # `runtime`, in the thread of one
 
 
 def current() -> Runtime:
-    """The runtime of this process, started if need be."""
+    """The runtime of this process, started if need be.
+
+    In the thread of one, that one: a task that is under way while it is closed starts no other,
+    which nobody would close.
+    """
     global _runtime
+    own: Runtime | None = getattr(_own, "runtime", None)
+    if own is not None:
+        return own
     with _starting:
         if _runtime is None:
             _runtime = Runtime()
@@ -207,6 +219,7 @@ def shutdown() -> None:
 def _after_fork() -> None:
     global _runtime, _starting
     _starting = threading.Lock()
+    _own.__dict__.clear()
     runtime, _runtime = _runtime, None
     if runtime is not None:
         runtime.abandon()

@@ -173,6 +173,19 @@ def test_dtypes_of_a_frame_are_kept(jar):
     assert frame["kind"].cat.ordered
 
 
+def test_times_in_a_named_zone_come_back_equal(jar):
+    """PandasAI's own pandas is 2, with zones of pytz; that of the sandbox is 3, with zoneinfo."""
+    times = pd.date_range("2024-03-30", periods=3, tz="Europe/Berlin")
+    frame = pd.DataFrame({"when": times, "cell": list(times)}, index=times)
+    code = "result = {'type': 'dataframe', 'value': frame, 'first': frame['when'].iloc[0]}"
+    found = jar.execute(code, {"frame": frame})
+    pd.testing.assert_frame_equal(found["value"], frame, check_freq=False)
+    assert type(found["value"]["when"].dtype.tz) is type(frame["when"].dtype.tz)
+    assert type(found["first"].tzinfo) is type(frame["when"].iloc[0].tzinfo)
+    merged = found["value"].merge(frame, on="when")
+    assert len(merged) == len(frame)
+
+
 def test_an_empty_frame_keeps_its_columns(jar):
     code = "result = {'type': 'dataframe', 'value': pd.DataFrame({'a': [1], 'b': [2.0]}).head(0)}"
     frame = value(jar, code)

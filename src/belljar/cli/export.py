@@ -48,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from belljar import sanitize
     from belljar.cli import terminal
     from belljar.export import render
     from belljar.record import read
@@ -64,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
     text = render(record, to, outputs=args.outputs)
     for note in record.notes:
         terminal.say(note)
+    if to != "py" and not sanitize.is_available():
+        terminal.say(sanitize.MISSING)
     if target is None:
         sys.stdout.write(text)
         sys.stdout.flush()

@@ -45,14 +45,22 @@ _MAIN = "import sys; sys.path[:] = {path!r}; from belljar.compat.query_server im
 
 
 class QueryProcess:
-    """Runs queries, one at a time. The process starts with the first, and ends with `stop`, with
-    the last reference to this, or with the host; after `stop` the next query starts another."""
+    """Runs queries, one at a time. The process starts with the first unless `start` was called, and
+    ends with `stop`, with the last reference to this, or with the host; after `stop` the next query
+    starts another."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
         self._turn = threading.RLock()
         self._server: _Server | None = None
         _all.add(self)
+
+    def start(self) -> None:
+        """Start the process, if there is none. Its imports take a second; nothing waits for them
+        here. If it fails, the first query tries again, and says why."""
+        with contextlib.suppress(StartError), self._turn:
+            if self._server is None:
+                self._server = _Server()
 
     def check(self, query: object, tables: Iterable[str] | None = None) -> None:
         """`sql.check`, for a query that the caller runs elsewhere."""
@@ -164,10 +172,12 @@ class _Server:
         self._started = False
 
     def is_ready(self) -> bool:
-        """Whether it waits for a request; not if it has ended, or says something unasked."""
+        """Whether it waits for a request, or will; not if it has ended, or says something unasked.
+        (What it says when its imports are done is waited for by the first request.)"""
         look = os.WEXITED | os.WNOHANG | os.WNOWAIT  # and leave its number its own
         ended = os.waitid(os.P_PID, self._process.pid, look)
-        return ended is None and not _ready(self._from, select.POLLIN, 0)
+        says_something = self._started and _ready(self._from, select.POLLIN, 0)
+        return ended is None and not says_something
 
     def _wait_for_start(self) -> None:
         try:

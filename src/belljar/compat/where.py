@@ -111,6 +111,11 @@ async def _is_ready(options: Options) -> bool:
     return await image.is_there(engine, options.environment, options.docker)
 
 
+def asks_for_docker(backend: str | Docker | None) -> bool:
+    """Whether the caller or BELLJAR_BACKEND asks for containers, and for nothing else."""
+    return isinstance(backend, Docker) or runtime.meant(backend or "auto") == "docker"
+
+
 async def engine_answers() -> bool:
     """Whether there is an engine, and what is needed to talk to it."""
     try:

@@ -1,7 +1,8 @@
 """A record as a notebook, nbformat 4.5.
 
-What is in it came from a guest. Jupyter shows the HTML of a notebook it has not signed itself
-without its scripts, and this one is not signed.
+What is in it came from a guest, and what a viewer does with a result goes by its MIME type: to
+nbconvert, Markdown and SVG are markup with scripts; other types are run by extensions. So known
+types are let in, and become text, pictures, data, or HTML that was cleaned.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 import base64
 import json
 
-from belljar.clean_html import clean
+from belljar import sanitize
 from belljar.execution import CommandResult, Execution, Result
 from belljar.export import words
 from belljar.record.parse import Malformed, Reader, load_command
 from belljar.record.reader import Cell, Event, Record
-from belljar.result import TABLE
+from belljar.result import CHART
 
 _DEPTH = 100  # of nested JSON: whoever reads the notebook need not survive more
 Json = dict[str, object]
@@ -86,28 +87,36 @@ def _stream(name: str, text: str) -> Json:
     return {"output_type": "stream", "name": name, "text": text}
 
 
-_SCRIPTS = ("application/javascript", "text/javascript", "application/vnd.jupyter.widget-view+json")
+# Not even the mathematics of the guest is typeset: TeX has commands for links and styles.
+_HTML = '<div class="tex2jax_ignore mathjax_ignore">{}</div>'
 
 
 def _bundle(result: Result) -> Json:
     data: Json = {}
-    for mime, content in result.raw.items():
-        # A notebook cannot show a table as such, its HTML is there too; and shall run no script.
-        if mime == TABLE or not content or mime in _SCRIPTS:
-            continue
-        if mime == "text/html" and isinstance(content, str):
-            content = clean(content)
-        if isinstance(content, bytes):
+    for mime, content in (("image/png", result.png), ("image/jpeg", result.jpeg)):
+        if content:
             data[mime] = base64.b64encode(content).decode("ascii")
-        elif mime == "application/json" or mime.endswith("+json"):
+    if result.svg and not data:
+        data["text/html"] = sanitize.image("image/svg+xml", result.svg.encode("utf-8", "replace"))
+    elif shown := sanitize.to_html(result):
+        data["text/html"] = _HTML.format(shown)
+    for mime in ("application/json", CHART):
+        if isinstance(said := result.raw.get(mime), str):
             # nbformat wants JSON as JSON; what is none is shown as the text it is.
             try:
-                data[mime] = _parsed(content)
+                data[mime] = _parsed(said)
             except (ValueError, RecursionError):
-                data.setdefault("text/plain", content)
-        else:
-            data[mime] = content
+                data["text/plain"] = said
+    if text := _text(result, shown="text/html" in data):
+        data["text/plain"] = text
     return data
+
+
+def _text(result: Result, *, shown: bool) -> str | None:
+    """Its own text, else the source of what is not shown as what it is."""
+    if result.text or shown:
+        return result.text
+    return result.markdown or result.latex or result.html
 
 
 def _parsed(text: str) -> object:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import html
 
-from belljar.clean_html import clean
+from belljar import sanitize
 from belljar.execution import Result
 from belljar.export import words
 
@@ -22,7 +22,7 @@ th,td{padding:3px 10px;border:0;border-bottom:1px solid #8884;text-align:right}
 
 def shown(result: Result, most: int) -> str:
     """HTML for it; at most `most` characters of a text."""
-    inner = _picture(result) or _document(result) or _frame(result, most) or _text(result, most)
+    inner = _picture(result) or _document(result) or _frame(result) or _text(result, most)
     kind = "result main" if result.is_main_result else "result"
     return f'<div class="{kind}">{inner}</div>'
 
@@ -48,13 +48,14 @@ def _document(result: Result) -> str:
     return f"<p>{link}, {words.size(len(result.pdf))}</p>"
 
 
-def _frame(result: Result, most: int) -> str:
-    if not result.html or len(result.html) > most * 10:
+def _frame(result: Result) -> str:
+    shown = sanitize.to_html(result)
+    if not shown:
         return ""
-    rows = result.html.lower().count("<tr") or result.html.count("\n") + 1
+    rows = shown.count("<tr") or shown.count("\n") + 1
     height = max(_LOWEST, min(_HIGHEST, (rows + 1) * _ROW))
     document = html.escape(
-        f"<!doctype html><meta charset='utf-8'><style>{_FRAME_STYLE}</style>{clean(result.html)}"
+        f"<!doctype html><meta charset='utf-8'><style>{_FRAME_STYLE}</style>{shown}"
     )
     return (
         f'<iframe sandbox="" title="HTML that the code showed" loading="lazy" '

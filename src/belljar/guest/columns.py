@@ -212,7 +212,7 @@ def _flat(unpacker: Unpacker, np: Any, allowed: "re.Pattern[str]", dtype: Any, d
 def _raise_zoned(unpacker: Unpacker, pd: Any, np: Any, unit: Any, zone: Any, data: Any) -> Any:
     if unit not in _UNITS or zone is None:
         raise ValueError("not a time with a zone")
-    dtype = pd.DatetimeTZDtype(unit, moments.raise_zone(unpacker, zone))
+    dtype = pd.DatetimeTZDtype(unit, moments.raise_zone_of_pandas(unpacker, pd, zone))
     return pd.array(_flat(unpacker, np, _CODES, "<i8", data), dtype=dtype, copy=False)
 
 

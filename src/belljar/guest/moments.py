@@ -77,6 +77,23 @@ def raise_zone(unpacker: Unpacker, spec: Any) -> Optional[dt.tzinfo]:
     raise ValueError("not a time zone")
 
 
+def raise_zone_of_pandas(unpacker: Unpacker, pd: Any, spec: Any) -> Optional[dt.tzinfo]:
+    """The zone in the class that this pandas chooses for its name: pytz in pandas 2, zoneinfo in
+    pandas 3. To pandas, the two are different zones, and frames in them are not equal."""
+    zone = raise_zone(unpacker, spec)
+    if zone is None or not _is_zoneinfo(zone):
+        return zone
+    name = ("pandas", spec[1])
+    if name not in unpacker.zones:
+        # zoneinfo has found the zone: so this is no path, and nothing that pandas reads otherwise.
+        try:
+            unpacker.zones[name] = pd.DatetimeTZDtype("ns", spec[1]).tz
+        except KeyError:  # newer than the tables of pytz; pandas 2 can use zoneinfo as well
+            unpacker.zones[name] = zone
+    chosen: dt.tzinfo = unpacker.zones[name]
+    return chosen
+
+
 def _raise_named(unpacker: Unpacker, name: str) -> dt.tzinfo:
     if not _ZONE.fullmatch(name):
         raise ValueError("not a time zone")

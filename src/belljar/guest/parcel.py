@@ -220,7 +220,7 @@ class Unpacker(_Walk):
         self._fields = MAX_ARRAYS
         self._calendar_rows = MAX_CALENDAR_ROWS
         self._libraries: Dict[str, Any] = {}
-        self.zones: Dict[str, Any] = {}  # time zones by name
+        self.zones: Dict[Any, Any] = {}  # time zones by name
 
     @property
     def writable(self) -> bool:

@@ -305,7 +305,7 @@ def _raise_missing(unpacker: Unpacker, body: Any) -> Any:
 def _raise_timestamp(unpacker: Unpacker, body: Any) -> Any:
     pd = unpacker.imported("pandas", "pandas Timestamp")
     moment = _moment(unpacker, "datetime64", *body[:2])
-    zone = moments.raise_zone(unpacker, body[2])
+    zone = moments.raise_zone_of_pandas(unpacker, pd, body[2])
     return pd.Timestamp(moment) if zone is None else pd.Timestamp(moment, tz=_UTC).tz_convert(zone)
 
 

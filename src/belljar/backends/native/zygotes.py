@@ -203,7 +203,11 @@ class Zygote:
 
     def close(self) -> None:
         """End it and, by the kernel's rule, every guest of its; returns when they are gone."""
-        self._let_go()  # it leaves when it reads the end, and its parent when it is gone
+        # It leaves when it reads the end, and its parent when it is gone. A fork of this process in
+        # the middle of the start still has a copy of the socket: so closing ours is not enough.
+        with contextlib.suppress(OSError):  # closed already, or the other end is gone
+            self._control.shutdown(socket.SHUT_RDWR)
+        self._let_go()
         try:
             self._process.wait(CLOSE_TIMEOUT)
         except subprocess.TimeoutExpired:

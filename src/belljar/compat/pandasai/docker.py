@@ -54,10 +54,9 @@ class DockerSandbox(BelljarSandbox):
             charts=charts,
             sql_timeout=sql_timeout,
         )
-        # Said now, as there: an image on a backend that has none, a Dockerfile that is not there.
-        self._placed = self._choose()
 
-    def _choose(self) -> dict[str, Any]:
+    def _choose(self) -> list[dict[str, Any]]:
+        # Said now, as there: an image on a backend that has none, a Dockerfile that is not there.
         placed = where.place_now(
             self._backend,
             image=self._image_name,
@@ -66,16 +65,16 @@ class DockerSandbox(BelljarSandbox):
             dockerfile=self._dockerfile_path,
         )
         if placed.backend == "native":
-            return dict(placed.options)
+            return [dict(placed.options)]
         options = {"backend": placed.options["backend"]}
         if wait(where.has_image, self._image_name):
-            return {**options, "image": self._image_name}
+            return [{**options, "image": self._image_name}]
         if self._dockerfile_path is not None:
             engine = self._backend if isinstance(self._backend, Docker) else Docker()
             named = replace(engine, dockerfile=self._dockerfile_path, tag=self._image_name)
-            return {**options, "backend": named}
+            return [{**options, "backend": named}]
         logger.info("no image %r: the environment %s", self._image_name, self._environment)
-        return {**options, "environment": self._environment}
-
-    def _place(self) -> dict[str, Any]:
-        return self._placed
+        places = [{**options, "environment": self._environment}]
+        if self._image_name == DEFAULT_IMAGE and not where.asks_for_docker(self._backend):
+            places.append({"backend": "native", "environment": self._environment})
+        return places

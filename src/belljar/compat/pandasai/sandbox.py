@@ -25,8 +25,8 @@ from pandasai.sandbox import Sandbox
 from belljar import runtime
 from belljar.backends.docker.settings import Docker
 from belljar.blocking import Sandbox as Jar
-from belljar.compat import where
 from belljar.compat.duck import Bounds
+from belljar.compat.head_start import HeadStart
 from belljar.compat.pandasai import answers, charts
 from belljar.compat.pandasai.errors import (
     NO_SQL,
@@ -40,7 +40,7 @@ from belljar.compat.pandasai.preparation import SCRUB, preparation
 from belljar.compat.pandasai.queries import guarded
 from belljar.compat.query_process import QueryProcess
 from belljar.environment import Environment
-from belljar.errors import FileError, InvalidOption, SandboxClosed
+from belljar.errors import FileError, InvalidOption, SandboxClosed, StartError
 from belljar.execution import Execution
 from belljar.limits import Limits
 from belljar.policy import source
@@ -85,36 +85,55 @@ class BelljarSandbox(Sandbox):
         self._limits = _limits(limits, timeout, memory)
         self._charts = _charts(charts)
         self._queries = QueryProcess(Bounds(seconds=sql_timeout, result=self._limits.memory))
+        self._places = [{"limits": self._limits, **place} for place in self._choose()]
+        # Not with a clock that would run before anybody has started it.
+        early = self._limits.lifetime is None and self._limits.idle is None
+        self._early = self._begin() if early else None
+
+    def _choose(self) -> list[dict[str, Any]]:
+        """Where it may live, the first choice first: the options of Sandbox that say so."""
+        return [{"backend": self._backend or "auto", "environment": self._environment}]
 
     # -- life -------------------------------------------------------------------------------
+
+    def _begin(self) -> HeadStart:
+        """Let the sandbox start in the background, and the process for queries beside it."""
+        early = HeadStart(self._places)
+        self._queries.start()
+        return early
 
     def start(self) -> None:
         """Start the sandbox, if it does not run. `execute` does so too."""
         if self._started:
             return
-        self._jar = self._new_jar()
+        early, self._early = self._early, None
+        try:
+            # What went wrong some time ago may have passed: then it is tried again.
+            jar = early.take() if early is not None and not early.failed else None
+            self._jar = jar or self._new_jar()
+        except BaseException:
+            self._queries.stop()
+            raise
+        self._fresh = True
         self._started = True
 
     def _new_jar(self) -> Jar:
-        jar = Jar.create(limits=self._limits, **self._place())
-        self._fresh = True
+        jar = self._begin().take()
+        if jar is None:
+            raise StartError("the sandbox ended as soon as it was started")
         return jar
-
-    def _place(self) -> dict[str, Any]:
-        """Where it lives: the options of Sandbox that say so."""
-        placed = where.place_now(
-            self._backend, image=None, default_image="", environment=self._environment
-        )
-        return dict(placed.options)
 
     def stop(self) -> None:
         """End the sandbox, whatever runs in it. It can be started again."""
         jar, self._jar = self._jar, None
+        early, self._early = self._early, None
         self._started = False
         self._files.clear()
         try:
             if jar is not None:
                 jar.kill()
+            if early is not None:
+                early.close()
         finally:
             self._queries.stop()  # after the code that could ask for more
 
@@ -138,9 +157,13 @@ class BelljarSandbox(Sandbox):
     def __del__(self) -> None:
         # PandasAI never calls stop(). Nothing is waited for here: this may be any thread. At the
         # end of the process the runtime ends everything, and there is nobody to be told of errors.
-        jar = getattr(self, "_jar", None)
-        if jar is not None and not sys.is_finalizing() and jar._sandbox._pid == os.getpid():
-            with contextlib.suppress(Exception):
+        jar, early = getattr(self, "_jar", None), getattr(self, "_early", None)
+        if sys.is_finalizing():
+            return
+        with contextlib.suppress(Exception):
+            if early is not None:
+                early.discard()
+            if jar is not None and jar._sandbox._pid == os.getpid():
                 runtime.current().submit(jar._sandbox.kill)
 
     # -- code -------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ class Cgroups:
         self._groups: set[Cgroup] = set()
         self._hierarchies: list[Hierarchy] = []
         self._lock = threading.Lock()
+        self._closed = False
         why = dict(decided.why)
         for hierarchy in decided.hierarchies:
             # Tried, not guessed: a security module or a read-only mount may still say no.
@@ -72,6 +73,10 @@ class Cgroups:
         with self._lock:
             # Those removed meanwhile need no closing.
             self._groups = {other for other in self._groups if not other.gone} | {group}
+            closed = self._closed
+        if closed:
+            self.close()
+            raise StartError("this process is ending, and starts no sandbox any more")
         return group
 
     def close(self) -> None:
@@ -82,6 +87,7 @@ class Cgroups:
         if self._owner is None or os.getpid() != self._owner.pid:
             return
         with self._lock:
+            self._closed = True
             groups, self._groups = self._groups, set()
         for group in groups:
             group.kill()
