@@ -109,8 +109,13 @@ BUILTIN = MappingProxyType(
             Environment(
                 "data",
                 packages=(
+                    *("numpy", "pandas", "polars", "pyarrow", "duckdb", "scipy", "scikit-learn"),
+                    *("statsmodels", "sympy", "networkx"),
+                    *("matplotlib", "seaborn", "plotly", "pillow"),
+                    *("openpyxl", "xlsxwriter", "lxml", "beautifulsoup4", "pyyaml"),
+                    *("requests", "httpx"),  # to be imported: a guest has no network by default
+                    *("tabulate", "tqdm"),
                     "jinja2",  # for pandas' `df.style`
-                    *("matplotlib", "numpy", "pandas", "pyarrow", "scikit-learn", "scipy"),
                     "tzdata",  # guests do not see the host's zoneinfo
                 ),
                 preload=("numpy", "pandas", "matplotlib", "matplotlib.pyplot"),
