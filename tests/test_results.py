@@ -16,7 +16,7 @@ import pyarrow
 import pytest
 from rich.console import Console
 
-from belljar import Environment, Limits, Outcome, Sandbox, SandboxError, rich_view
+from belljar import Environment, Limits, Outcome, SandboxError, rich_view
 from belljar.cli import csv_text
 from belljar.cli import results as results_module
 from belljar.cli.results import ResultFiles
