@@ -738,7 +738,7 @@ frame.to_excel("book.xlsx", index=False)
 found = {
     "excel": int(pandas.read_excel("book.xlsx")["sold"].sum()),
     "xlsxwriter": pandas.ExcelWriter("other.xlsx", engine="xlsxwriter").close(),
-    "sql": duckdb.sql("select sum(sold) from frame where shop = 'a'").fetchone()[0],
+    "sql": duckdb.sql("select sum(sold) from frame where shop = 'a'").fetchall()[0][0],
     "polars": polars.DataFrame({"a": [1, 2]})["a"].sum(),
     "slope": round(statsmodels.formula.api.ols("sold ~ shop", frame).fit().params["shop[T.b]"], 1),
     "root": str(sympy.solve(sympy.Symbol("x") ** 2 - 4)[1]),

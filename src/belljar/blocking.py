@@ -237,6 +237,7 @@ class Sandbox:
         *,
         backend: str | Docker = "auto",
         environment: str | Environment = "data",
+        packages: Sequence[str] = (),
         limits: Limits | Mapping[str, object] | None = None,
         env: Mapping[str, str] | None = None,
         network: str = "none",
@@ -260,6 +261,7 @@ class Sandbox:
         sandbox = AsyncSandbox(
             backend=backend,
             environment=environment,
+            packages=packages,
             limits=limits,
             env=env,
             network=network,
@@ -293,6 +295,7 @@ class Sandbox:
         *,
         backend: str | Docker = "auto",
         environment: str | Environment = "data",
+        packages: Sequence[str] = (),
         limits: Limits | Mapping[str, object] | None = None,
         env: Mapping[str, str] | None = None,
         network: str = "none",
@@ -317,6 +320,7 @@ class Sandbox:
         sandbox = cls(
             backend=backend,
             environment=environment,
+            packages=packages,
             limits=limits,
             env=env,
             network=network,

@@ -18,7 +18,7 @@ from belljar import runtime, sessions
 from belljar import workdir as workdirs
 from belljar.backends.docker import settings
 from belljar.backends.docker.settings import Docker
-from belljar.environment import Environment, resolve
+from belljar.environment import Environment, extended, resolve
 from belljar.errors import InvalidOption, unknown_option
 from belljar.functions import Functions, HostFunction, coerce
 from belljar.guest import wire
@@ -59,6 +59,7 @@ def make(
     *,
     backend: str | Docker,
     environment: str | Environment,
+    packages: Sequence[str],
     limits: Limits | Mapping[str, object] | None,
     env: Mapping[str, str] | None,
     network: str,
@@ -79,7 +80,7 @@ def make(
     gpus: str | int | None,
     devices: Sequence[str],
 ) -> Options:
-    environment = resolve(environment)
+    environment = extended(resolve(environment), packages)
     if not isinstance(network, str):
         raise InvalidOption(f"network is a str, not {network!r}", hint=", ".join(NETWORKS))
     if network not in NETWORKS:
