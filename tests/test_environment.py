@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar import environment, requirement
+from belljar import Sandbox, environment, environment_names, requirement
 from belljar.build_progress import BuildProgress
 from belljar.environment import Environment, Interpreter, build, list_built, remove
 from belljar.environment_store import Store, cache_root
@@ -728,3 +728,133 @@ def test_a_compiled_package_comes_from_the_configured_index(tmp_path, monkeypatc
     monkeypatch.setenv("BELLJAR_CACHE", str(tmp_path / "cache"))
     built = build(Environment("demo", packages=["numpy"]), progress=None)
     assert list(built.path.rglob("numpy/__init__.py"))
+
+
+# --- on top of another ---------------------------------------------------------------------------
+
+
+def test_what_extends_another_has_all_it_has_and_more():
+    base = Environment(
+        "base", packages=["alpha>=1"], preload=["json"], warmup="a = 1", python="3.12"
+    )
+    made = Environment(
+        extends=base, packages=["Beta", "alpha"], preload=["decimal", "json"], warmup="b = 2"
+    )
+    assert made.name == "base-with-beta"
+    assert made.packages == ("alpha>=1", "beta")
+    assert made.preload == ("json", "decimal")
+    assert made.warmup == "a = 1\nb = 2"
+    assert made.python == "3.12"
+    assert Environment("own", extends=base, python="3.13").python == "3.13"
+    assert (
+        Environment(extends="data", packages=["x"]).preload == environment.builtin("data").preload
+    )
+
+
+def test_a_name_is_needed_without_a_base():
+    with pytest.raises(InvalidOption, match="has a name"):
+        Environment(packages=["alpha"])
+
+
+def test_packages_that_are_there_change_nothing():
+    data = environment.builtin("data")
+    assert environment.extended(data, ["Pandas", "numpy"]) is data
+    assert environment.extended(data, ["pandas>=2"]).packages == (
+        *data.packages[: data.packages.index("pandas") + 1],
+        "pandas>=2",
+        *data.packages[data.packages.index("pandas") + 1 :],
+    )
+
+
+def test_what_is_added_shares_the_files_of_what_was_there(cache):
+    base = build(Environment("base", packages=["alpha"]))
+    before = contents(base.path)
+    made = build(Environment(extends=base.environment, packages=["beta"]))
+    [listing] = [each for each in list_built() if each.key == made.key]
+    assert set(listing.distributions) == {"alpha", "beta"}
+    assert installed(made, "alpha.py").samefile(installed(base, "alpha.py"))
+    assert installed(made, "__pycache__/alpha.cpython-*.pyc").stat().st_nlink == 2
+    assert installed(made, "__pycache__/beta.cpython-*.pyc").stat().st_nlink == 1
+    assert (made.path / "bin" / "alpha-tool").samefile(base.path / "bin" / "alpha-tool")
+    assert (made.path / "bin" / "beta-tool").is_file()
+    assert contents(base.path) == before
+
+
+def test_a_version_that_must_change_does_so_in_the_new_one_only(cache, wheels):
+    base = build(Environment("base", packages=["alpha"]))
+    before = contents(base.path)
+    make_wheel(wheels, "alpha", "0.5")
+    made = build(Environment(extends=base.environment, packages=["alpha<1", "beta"]))
+    [listing] = [each for each in list_built() if each.key == made.key]
+    assert listing.distributions == {"alpha": "0.5", "beta": "2.5"}
+    assert "alpha 0.5" in installed(made, "alpha.py").read_text()
+    assert b"alpha 0.5" in installed(made, "__pycache__/alpha.cpython-*.pyc").read_bytes()
+    assert [path.name for path in installed(made, "").glob("alpha-*")] == ["alpha-0.5.dist-info"]
+    assert contents(base.path) == before
+
+
+def test_a_package_with_the_files_of_another_does_not_write_to_it(cache, wheels):
+    base = build(Environment("base", packages=["alpha"]))
+    before = contents(base.path)
+    hostile = make_wheel(wheels, "gamma")
+    with zipfile.ZipFile(hostile, "a") as archive:
+        archive.writestr("alpha.py", "evil = True\n")
+        archive.writestr("gamma-1.0.data/scripts/alpha-tool", "#!python\nevil\n")
+    made = build(Environment(extends=base.environment, packages=["gamma"]))
+    assert installed(made, "alpha.py").read_text() == "evil = True\n"
+    assert b"evil" in installed(made, "__pycache__/alpha.cpython-*.pyc").read_bytes()
+    assert contents(base.path) == before
+
+
+def installed(built, pattern):
+    [packages] = built.path.glob("lib/python*/site-packages")
+    return next(packages.glob(pattern)) if pattern else packages
+
+
+def contents(directory):
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("packages", "message", "hint"),
+    [
+        (["no-such-package"], "^there is no package 'no-such-package' in the", "spelling"),
+        (["alpha==9"], "^there is no version 'alpha==9' in the package index", "spelling"),
+        (["alpha==1.0", "alpha==0.5"], "^the packages exclude each other; ", "exclude each other"),
+    ],
+)
+def test_what_cannot_be_installed_is_said_in_plain_words(cache, wheels, packages, message, hint):
+    make_wheel(wheels, "alpha", "0.5")
+    with pytest.raises(EnvironmentBuildError, match=message) as caught:
+        build(Environment("x", packages=packages))
+    assert hint in caught.value.hint
+
+
+def test_saved_names_are_known_wherever_an_environment_is_named(cache):
+    saved = Environment("saved", packages=["alpha"])
+    environment_names.save(saved)
+    assert environment.resolve("saved") == saved
+    assert Environment(extends="saved", packages=["beta"]).packages == ("alpha", "beta")
+    assert Sandbox(environment="saved", packages=["beta"]).environment.packages == ("alpha", "beta")
+    with pytest.raises(InvalidOption, match="did you mean 'saved'"):
+        Sandbox(environment="svaed")
+
+
+@pytest.mark.parametrize(
+    ("conditions", "fits"),
+    [
+        (">=3.9", True),
+        (">=3.9, <3.11", False),
+        ("==3.11.*", True),
+        ("!=3.11.*", False),
+        ("==3.11", False),
+        ("==3.11.7", True),
+        ("~=3.11", True),
+        ("~=3.11.8", False),
+        ("~=3.10.2", False),
+        (">3.11", True),
+        ("<=3.11", False),
+    ],
+)
+def test_conditions_on_python_are_those_of_versions(conditions, fits):
+    assert requirement.python_fits((3, 11, 7), conditions) is fits

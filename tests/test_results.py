@@ -16,11 +16,11 @@ import pyarrow
 import pytest
 from rich.console import Console
 
-from belljar import Environment, Limits, Outcome, Sandbox, SandboxError, rich_view
+from belljar import Environment, Limits, Outcome, SandboxError, rich_view
 from belljar.cli import csv_text
 from belljar.cli import results as results_module
 from belljar.cli.results import ResultFiles
-from belljar.errors import EnvironmentBuildError, FileError
+from belljar.errors import FileError
 from belljar.execution import Call, ErrorInfo, Execution, FileChanges, Logs, Result, Usage
 from belljar.guest import values
 from belljar.notebook import MAX_PAGE
@@ -41,25 +41,6 @@ def results(sandbox, code, **options):
 def result(sandbox, code):
     (found,) = results(sandbox, code)
     return found
-
-
-@pytest.fixture(scope="session")
-def rich_environment(backend):
-    """Libraries whose objects show themselves through MIME bundles."""
-    from belljar.environment import build
-
-    made = Environment("rich-results", packages=["plotly", "altair", "polars", "pandas", "pyarrow"])
-    try:
-        build(made)
-    except EnvironmentBuildError as error:
-        pytest.skip(f"the packages cannot be had here: {error.message}")
-    return made
-
-
-@pytest.fixture
-def rich_sandbox(rich_environment):
-    with Sandbox(environment=rich_environment) as sandbox:
-        yield sandbox
 
 
 # --- objects of the guest's own --------------------------------------------------------------
@@ -426,10 +407,9 @@ def test_a_frame_of_objects_has_no_data_and_says_nothing_of_size(data_sandbox):
     assert not execution.truncated
 
 
-def test_frames_of_polars_are_text_html_and_data(rich_sandbox):
-    polars = pytest.importorskip("polars")
+def test_frames_of_polars_are_text_html_and_data(data_sandbox):
     frame, series = results(
-        rich_sandbox,
+        data_sandbox,
         "import polars as pl\ndisplay(pl.DataFrame({'a': [1, 2]}))\ndisplay(pl.Series('s', ['x']))",
     )
     assert "<table" in frame.html
@@ -440,9 +420,9 @@ def test_frames_of_polars_are_text_html_and_data(rich_sandbox):
 @pytest.mark.parametrize(
     "show", ["figure", "display(figure)", "figure.show()", "figure.show('png')"]
 )
-def test_figures_of_plotly_are_data_and_a_page_without_a_network(rich_sandbox, show):
+def test_figures_of_plotly_are_data_and_a_page_without_a_network(data_sandbox, show):
     code = f"import plotly.express as px\nfigure = px.line(x=[1, 2], y=[3, 4])\n{show}"
-    found = result(rich_sandbox, code)
+    found = result(data_sandbox, code)
     data = json.loads(found.raw["application/vnd.plotly.v1+json"])
     assert data["data"][0]["type"] == "scatter"
     assert "plotly" in found.html
@@ -450,18 +430,19 @@ def test_figures_of_plotly_are_data_and_a_page_without_a_network(rich_sandbox, s
     assert found.text.startswith("Figure(")
 
 
-def test_a_library_that_is_not_used_is_not_imported(rich_sandbox):
-    code = "import sys\nsorted({'plotly', 'altair', 'matplotlib', 'IPython'} & set(sys.modules))"
-    assert run(rich_sandbox, code).value == []
+@pytest.mark.fresh
+def test_a_library_that_is_not_used_is_not_imported(data_sandbox):
+    code = "import sys\nsorted({'plotly', 'polars', 'seaborn', 'IPython'} & set(sys.modules))"
+    assert run(data_sandbox, code).value == []
 
 
 @pytest.mark.parametrize("show", ["chart", "display(chart)", "chart.show()"])
-def test_charts_of_altair_are_vega_lite(rich_sandbox, show):
+def test_charts_of_altair_are_vega_lite(make_sandbox, show):
     code = f"""
-import altair as alt, pandas as pd
-chart = alt.Chart(pd.DataFrame({{"a": [1], "b": [2]}})).mark_bar().encode(x="a", y="b")
+import altair as alt
+chart = alt.Chart(alt.Data(values=[{{"a": 1, "b": 2}}])).mark_bar().encode(x="a:Q", y="b:Q")
 {show}"""
-    found = result(rich_sandbox, code)
+    found = result(make_sandbox(environment=Environment("altair", packages=["altair"])), code)
     (mime,) = [mime for mime in found.raw if mime.startswith("application/vnd.vegalite.")]
     assert json.loads(found.raw[mime])["mark"]["type"] == "bar"
     assert found.text == "alt.Chart(...)"

@@ -726,3 +726,52 @@ def test_an_execution_is_json(sandbox):
     text = sandbox.run_code(code).to_json()
     assert text.isascii()
     assert '"outcome": "ok"' in text
+
+
+MODELS_IMPORT = """
+import bs4, duckdb, httpx, io, jinja2, lxml.etree, networkx, numpy, openpyxl, pandas, PIL.Image
+import plotly.express, polars, requests, scipy.stats, seaborn, sklearn.linear_model, sympy
+import statsmodels.formula.api, tabulate, tqdm, xlsxwriter, yaml
+
+frame = pandas.DataFrame({"shop": ["a", "a", "b"], "sold": [1, 2, 6]})
+frame.to_excel("book.xlsx", index=False)
+found = {
+    "excel": int(pandas.read_excel("book.xlsx")["sold"].sum()),
+    "xlsxwriter": pandas.ExcelWriter("other.xlsx", engine="xlsxwriter").close(),
+    "sql": duckdb.sql("select sum(sold) from frame where shop = 'a'").fetchall()[0][0],
+    "polars": polars.DataFrame({"a": [1, 2]})["a"].sum(),
+    "slope": round(statsmodels.formula.api.ols("sold ~ shop", frame).fit().params["shop[T.b]"], 1),
+    "root": str(sympy.solve(sympy.Symbol("x") ** 2 - 4)[1]),
+    "path": networkx.shortest_path(networkx.path_graph(3), 0, 2),
+    "html": bs4.BeautifulSoup("<p>text</p>", "lxml").p.text,
+    "table": pandas.read_html(io.StringIO(frame.to_html()))[0].shape,
+    "markdown": "| a " in frame.to_markdown(),
+    "yaml": yaml.safe_load("a: 1"),
+    "heatmap": bool(seaborn.heatmap([[1, 2]]).get_figure()),
+    "bar": plotly.express.bar(frame, x="shop", y="sold").data[0].type,
+    "progress": list(tqdm.tqdm([1], disable=True)),
+    "picture": PIL.Image.new("RGB", (1, 1)).size,
+}
+found
+"""
+
+
+def test_data_has_what_models_import(data_sandbox):
+    execution = data_sandbox.run_code(MODELS_IMPORT, timeout=120).raise_for_outcome()
+    assert execution.value == {
+        "excel": 9,
+        "xlsxwriter": None,
+        "sql": 3,
+        "polars": 3,
+        "slope": 4.5,
+        "root": "2",
+        "path": [0, 1, 2],
+        "html": "text",
+        "table": (3, 3),
+        "markdown": True,
+        "yaml": {"a": 1},
+        "heatmap": True,
+        "bar": "bar",
+        "progress": [1],
+        "picture": (1, 1),
+    }

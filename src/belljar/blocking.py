@@ -245,6 +245,7 @@ class Sandbox:
         *,
         backend: str | Docker = "auto",
         environment: str | Environment | None = None,
+        packages: Sequence[str] = (),
         limits: Limits | Mapping[str, object] | None = None,
         env: Mapping[str, str] | None = None,
         network: str = "none",
@@ -268,6 +269,7 @@ class Sandbox:
         sandbox = AsyncSandbox(
             backend=backend,
             environment=environment,
+            packages=packages,
             limits=limits,
             env=env,
             network=network,
@@ -301,6 +303,7 @@ class Sandbox:
         *,
         backend: str | Docker = "auto",
         environment: str | Environment | None = None,
+        packages: Sequence[str] = (),
         limits: Limits | Mapping[str, object] | None = None,
         env: Mapping[str, str] | None = None,
         network: str = "none",
@@ -325,6 +328,7 @@ class Sandbox:
         sandbox = cls(
             backend=backend,
             environment=environment,
+            packages=packages,
             limits=limits,
             env=env,
             network=network,

@@ -2,6 +2,8 @@
 
     >>> Environment("geo", packages=["shapely>=2", "numpy"], preload=["shapely"]).packages
     ('numpy', 'shapely>=2')
+    >>> Environment(extends="python", packages=["shapely>=2"]).name
+    'python-with-shapely'
 
 A built environment is a directory under the user's cache that guests see read-only at /opt/env.
 Its key is made of everything that decides its content, so it never changes once it exists; the
@@ -15,8 +17,9 @@ import json
 import os
 import re
 import time
-from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
@@ -25,7 +28,7 @@ from belljar.build_progress import BuildProgress, Listener, Step, listening
 from belljar.environment_store import Store
 from belljar.errors import EnvironmentBuildError, InvalidOption, SandboxError, unknown_option
 from belljar.interpreter import Interpreter, guest_python, interpreter
-from belljar.requirement import check_package, fingerprint, shown
+from belljar.requirement import check_package, fingerprint, project_name, shown
 
 __all__ = [
     "BUILTIN",
@@ -35,6 +38,7 @@ __all__ = [
     "Listing",
     "build",
     "builtin",
+    "extended",
     "guest_python",
     "interpreter",
     "key_of",
@@ -53,7 +57,7 @@ _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 class Environment:
     """A description; `build` makes the directory."""
 
-    name: str
+    name: str = ""  # with `extends` it may be left out
     _: KW_ONLY
     packages: Sequence[str] = ()  # PEP 508 requirements, or paths of wheels
     python: str | None = None  # a path, or a version like "3.12"; None: the one Belljar runs on
@@ -61,9 +65,13 @@ class Environment:
     warmup: str = ""  # code run once after them: what libraries do at first use, guests need not
     # Building a source distribution runs its code on this host, outside any sandbox.
     allow_builds: bool = False
+    # All of the above is added to what this one has, but for `python`, which replaces.
+    extends: InitVar[str | Environment | None] = None
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+    def __post_init__(self, extends: str | Environment | None) -> None:
+        if self.name == "" and extends is None:
+            raise InvalidOption("an environment has a name", hint='Environment("mine", ...)')
+        if self.name != "" and (not isinstance(self.name, str) or not _NAME.fullmatch(self.name)):
             raise InvalidOption(
                 f"environment name {self.name!r} is not allowed",
                 hint="use letters, digits, '.', '_' and '-' (at most 64, first a letter or digit)",
@@ -78,9 +86,39 @@ class Environment:
         for module in self.preload:
             if not isinstance(module, str) or not _MODULE.fullmatch(module):
                 raise InvalidOption(f"preload: {module!r} is not a module name")
-        checked = sorted({check_package(package) for package in self.packages})
-        object.__setattr__(self, "packages", tuple(checked))
-        object.__setattr__(self, "preload", tuple(self.preload))
+        checked = {check_package(package) for package in self.packages}
+        preload = tuple(self.preload)
+        if extends is not None:
+            base = resolve(extends)
+            # A bare name asks for nothing more, if the base has the package in some version.
+            checked -= {project_name(package) for package in base.packages}
+            self._inherit(base, checked)
+            checked |= set(base.packages)
+            preload = tuple(dict.fromkeys((*base.preload, *preload)))
+        object.__setattr__(self, "packages", tuple(sorted(checked)))
+        object.__setattr__(self, "preload", preload)
+
+    @property
+    def confines_site(self) -> bool:
+        """Whether no code of the packages, `.pth` files among it, runs but in confined guests."""
+        return bool(self.packages) and not self.preload
+
+    def _inherit(self, base: Environment, added: set[str]) -> None:
+        inherited = {
+            "name": self.name or _derived_name(base.name, added),
+            "python": self.python or base.python,
+            "warmup": "\n".join(filter(None, (base.warmup, self.warmup))),
+            "allow_builds": self.allow_builds or base.allow_builds,
+        }
+        for field, value in inherited.items():
+            object.__setattr__(self, field, value)
+
+
+def _derived_name(base: str, added: set[str]) -> str:
+    if not added:
+        return base
+    names = "-".join(sorted({project_name(package) for package in added}))
+    return f"{base}-with-{names}"[:64]
 
 
 # The first frame, its text and the first figure of a process cost a hundred times the second.
@@ -109,8 +147,13 @@ BUILTIN = MappingProxyType(
             Environment(
                 "data",
                 packages=(
+                    *("numpy", "pandas", "polars", "pyarrow", "duckdb", "scipy", "scikit-learn"),
+                    *("statsmodels", "sympy", "networkx"),
+                    *("matplotlib", "seaborn", "plotly", "pillow"),
+                    *("openpyxl", "xlsxwriter", "lxml", "beautifulsoup4", "pyyaml"),
+                    *("requests", "httpx"),  # to be imported: a guest has no network by default
+                    *("tabulate", "tqdm"),
                     "jinja2",  # for pandas' `df.style`
-                    *("matplotlib", "numpy", "pandas", "pyarrow", "scikit-learn", "scipy"),
                     "tzdata",  # guests do not see the host's zoneinfo
                 ),
                 preload=("numpy", "pandas", "matplotlib", "matplotlib.pyplot"),
@@ -129,12 +172,23 @@ def builtin(name: str) -> Environment:
 
 
 def resolve(spec: str | Environment) -> Environment:
-    """The environment meant by a name or a description."""
+    """The environment meant by a description, or by a name: of one that comes with Belljar, or
+    that `belljar env build` has saved."""
     if isinstance(spec, Environment):
         return spec
     if not isinstance(spec, str):
         raise InvalidOption(f"environment is a name or an Environment, not {spec!r}")
-    return builtin(spec)
+    if spec in BUILTIN:
+        return BUILTIN[spec]
+    from belljar import environment_names  # by who uses a saved name
+
+    return environment_names.load(spec)
+
+
+def extended(environment: Environment, packages: Sequence[str]) -> Environment:
+    """The environment with these packages too; itself, if it has them."""
+    made = Environment(extends=environment, packages=packages)
+    return environment if made.packages == environment.packages else made
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,12 +289,13 @@ def _build(
             say(
                 "resolving", f"building environment {name!r} ({_count(environment.packages)}), once"
             )
-            with store.scratch(key) as directory:
+            with store.scratch(key) as directory, _closest(environment, python, store) as base:
                 recipe = Recipe(
                     interpreter=python,
                     packages=environment.packages,
                     allow_builds=environment.allow_builds,
                     lock=lock,
+                    base=base,
                 )
                 distributions = assemble(directory, recipe, say)
                 size = _describe(directory, environment, key, python, distributions)
@@ -255,6 +310,29 @@ def _build(
             return path
 
 
+@contextmanager
+def _closest(environment: Environment, python: Interpreter, store: Store) -> Iterator[Path | None]:
+    """The built environment that has the most of these packages, and nothing else; None without.
+
+    It is held meanwhile. The new one has the versions that it has, so what is added to an
+    environment changes nothing else of it, unless it must."""
+    fitting = []
+    for each in list_built():
+        if each.packages and set(each.packages) < set(environment.packages):
+            same = replace(environment, packages=each.packages, allow_builds=False)
+            if key_of(same, python) == each.key and store.find(each.name, each.key) == each.path:
+                fitting.append(each)
+    if not fitting:
+        yield None
+        return
+    base = max(fitting, key=lambda each: len(each.packages)).path
+    hold = store.hold(base)
+    try:
+        yield base
+    finally:
+        os.close(hold)
+
+
 def _count(packages: Sequence[str] | dict[str, str]) -> str:
     return f"{len(packages)} package{'' if len(packages) == 1 else 's'}"
 
@@ -267,11 +345,12 @@ def _describe(
     distributions: dict[str, str],
 ) -> int:
     """Write the description that guests may read (so it names no place of this host)."""
-    size = sum(
-        os.lstat(os.path.join(parent, name)).st_blocks * 512
+    found = (
+        os.lstat(os.path.join(parent, name))
         for parent, _, files in os.walk(directory)
         for name in files
     )
+    size = sum(each.st_blocks * 512 for each in found if each.st_nlink == 1)  # its own
     description = {
         "name": environment.name,
         "key": key,

@@ -4,12 +4,17 @@ The steps: an ordinary virtual environment (PEP 405) is laid out, uv installs in
 everything that names a place of this host is changed to the place in the guest. From then on the
 directory is valid only inside a guest, at /opt/env. Nothing out of a package is run here, unless
 the caller allowed source builds.
+
+An environment that has all packages of one that is built already gets only what it has more: that
+is installed and compiled as always, and then the files of the other one are added as hard links.
+Nothing is ever written to a directory that has such links.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -21,6 +26,7 @@ from belljar.build_progress import Step
 from belljar.errors import EnvironmentBuildError
 from belljar.execution import printable
 from belljar.interpreter import Interpreter, guest_python
+from belljar.requirement import UNSOLVABLE, canonical_name, few, why_unsolvable
 from belljar.uv_tool import find_uv, read_pip_files, uv_settings
 
 GUEST_ROOT = "/opt/env"
@@ -36,19 +42,31 @@ class Recipe:
     packages: Sequence[str]
     allow_builds: bool
     lock: int  # a descriptor that uv inherits, see Store.building
+    base: Path | None = None  # an environment of the same interpreter, to start from
 
 
 def assemble(directory: Path, recipe: Recipe, say: Say) -> dict[str, str]:
     """Make the environment in `directory`; give the installed distributions and versions."""
     _lay_out(directory, recipe.interpreter)
     if recipe.packages:
-        _install(directory, recipe, say)
+        say("resolving", "resolving packages")
+        missing = list(recipe.packages)
+        if recipe.base is not None:
+            missing = _missing(directory, recipe, recipe.base, say)
+        _install(directory, recipe, missing, say)
     _relocate(directory, recipe.interpreter)
     if recipe.packages:
         say("compiling", "compiling bytecode")
         _compile(directory, recipe.interpreter)
     _open_to_all(directory)
-    found = metadata.distributions(path=[str(site_packages(directory, recipe.interpreter))])
+    if recipe.base is not None:
+        _add_links(recipe.base, directory, recipe.interpreter)
+    return distributions(directory, recipe.interpreter)
+
+
+def distributions(directory: Path, interpreter: Interpreter) -> dict[str, str]:
+    """Those that are installed, with their versions."""
+    found = metadata.distributions(path=[str(site_packages(directory, interpreter))])
     return dict(sorted((each.name, each.version) for each in found))
 
 
@@ -77,7 +95,36 @@ def _point_at(directory: Path, interpreter: Interpreter, executable: str) -> Non
     )
 
 
-def _install(directory: Path, recipe: Recipe, say: Say) -> None:
+def _missing(directory: Path, recipe: Recipe, base: Path, say: Say) -> list[str]:
+    """What is to be installed beside the distributions of `base`, with its version.
+
+    Those of `base` stay as they are, unless what is added demands another version."""
+    had = [
+        f"{canonical_name(name)}=={version}"
+        for name, version in distributions(base, recipe.interpreter).items()
+    ]
+    wanted, lock = directory / ".wanted", directory / ".lock-file"
+    wanted.write_text("".join(f"{package}\n" for package in recipe.packages))
+    lock.write_text("".join(f"{line}\n" for line in had))  # what is in it already is preferred
+    options = ["--no-header", "--no-annotate", "--output-file", str(lock), str(wanted)]
+    _uv(directory, recipe, ["compile"], options, say)
+    lines = [line for line in lock.read_text().splitlines() if line and not line.startswith("#")]
+    wanted.unlink()
+    lock.unlink()
+    return [line for line in lines if line not in had]
+
+
+def _install(directory: Path, recipe: Recipe, packages: Sequence[str], say: Say) -> None:
+    if not packages:
+        return
+    # Hard links would share files with uv's cache: what edits one would edit the other.
+    options = ["--link-mode", "copy", *(["--no-deps"] if recipe.base else []), "--", *packages]
+    _uv(directory, recipe, ["install"], options, say)
+
+
+def _uv(
+    directory: Path, recipe: Recipe, verb: Sequence[str], options: Sequence[str], say: Say
+) -> None:
     pip_files = read_pip_files(os.environ)
     env, arguments = uv_settings(os.environ, pip_files, allow_builds=recipe.allow_builds)
     command = [
@@ -86,18 +133,13 @@ def _install(directory: Path, recipe: Recipe, say: Say) -> None:
         "--project",
         str(directory),
         "pip",
-        "install",
+        *verb,
         "--python",
         str(directory / "bin" / "python"),
-        # Hard links would share files with uv's cache: what edits one would edit the other.
-        "--link-mode",
-        "copy",
         *arguments,
         *(() if recipe.allow_builds else ("--only-binary", ":all:")),
-        "--",
-        *recipe.packages,
+        *options,
     ]
-    say("resolving", "resolving packages")
     lines: deque[str] = deque(maxlen=1000)
     with subprocess.Popen(
         command,
@@ -145,7 +187,8 @@ _REMEDIES = (
         r"building from source is disabled|no usable wheels|Building source distributions|"
         r"--no-build|only-binary",
         "only ready-made wheels are installed, because building a package runs its code on this "
-        "host, outside any sandbox; if you trust it: Environment(…, allow_builds=True)",
+        "host, outside any sandbox; if you trust it: Environment(…, allow_builds=True), or "
+        "belljar env build NAME … --allow-builds",
     ),
     (
         r"network was disabled|offline",
@@ -160,12 +203,7 @@ _REMEDIES = (
         "the package index could not be reached; check the network, or name a mirror in "
         "UV_DEFAULT_INDEX or PIP_INDEX_URL, or a directory of wheels in UV_FIND_LINKS",
     ),
-    (
-        r"not found in the package registry|not found in the provided|there is no version|"
-        r"unsatisfiable|No solution",
-        "check the spelling and version; with several indexes uv takes the first that knows the "
-        "name (UV_INDEX_STRATEGY changes that)",
-    ),
+    *UNSOLVABLE,
     (r"No space left", "free some disk space, or set BELLJAR_CACHE to a larger file system"),
 )
 
@@ -178,7 +216,9 @@ def _install_error(lines: list[str], status: int, recipe: Recipe) -> Environment
     if len(complaint) > 2 * _SHOWN_LINES:
         complaint = [*complaint[:_SHOWN_LINES], "…", *complaint[-_SHOWN_LINES:]]
     how = f"exit status {status}" if status > 0 else f"killed by signal {-status}"
-    message = f"installing {', '.join(recipe.packages)} failed (uv: {how})"
+    message = f"installing {few(recipe.packages)} failed (uv: {how})"
+    if (why := why_unsolvable(said)) is not None:
+        message = f"{why}; {message}"
     return EnvironmentBuildError("\n".join([message, *complaint]), hint=hint)
 
 
@@ -235,6 +275,51 @@ def _compile(directory: Path, interpreter: Interpreter) -> None:
             return
         failure = printable(done.stderr)[-2000:] or f"exit status {done.returncode}"
     raise EnvironmentBuildError(f"compiling bytecode failed\n{failure}")
+
+
+def _add_links(base: Path, directory: Path, interpreter: Interpreter) -> None:
+    """Add the files of `base`, but for those of distributions that `directory` has itself."""
+    own = {canonical_name(name) for name in distributions(directory, interpreter)}
+    replaced: set[str] = set()
+    for each in metadata.distributions(path=[str(site_packages(base, interpreter))]):
+        if canonical_name(each.name) in own:
+            for file in each.files or ():
+                replaced.add(os.path.normpath(os.path.relpath(str(each.locate_file(file)), base)))
+    linked: set[str] = set()
+    for top in ("bin", "lib"):
+        for parent, _, names in os.walk(base / top):
+            below = os.path.relpath(parent, base)
+            # Bytecode goes with its source, which is in the directory above.
+            sources = None if os.path.basename(parent) != "__pycache__" else linked
+            for path in (os.path.join(below, name) for name in names):
+                if path in replaced or (sources is not None and _source(path) not in sources):
+                    continue
+                if _link(os.path.join(base, path), os.path.join(directory, path)):
+                    linked.add(path)
+
+
+def _source(bytecode: str) -> str:
+    directory, name = os.path.split(bytecode)
+    return os.path.join(os.path.dirname(directory), f"{name.partition('.')[0]}.py")
+
+
+def _link(existing: str, path: str) -> bool:
+    """False if there is something at `path` already."""
+    if os.path.lexists(path) or os.path.islink(existing):
+        return False
+    _make_directory(os.path.dirname(path))
+    try:
+        os.link(existing, path)
+    except OSError:  # somebody else's file, or a file system without links
+        shutil.copy2(existing, path)
+    return True
+
+
+def _make_directory(path: str) -> None:
+    if not os.path.isdir(path):
+        _make_directory(os.path.dirname(path))
+        os.mkdir(path)
+        os.chmod(path, 0o755)  # whatever the umask
 
 
 def _open_to_all(directory: Path) -> None:

@@ -18,7 +18,7 @@ from belljar import runtime, sessions
 from belljar import workdir as workdirs
 from belljar.backends.docker import settings
 from belljar.backends.docker.settings import Docker
-from belljar.environment import Environment, builtin, resolve
+from belljar.environment import Environment, builtin, extended, resolve
 from belljar.errors import InvalidOption, unknown_option
 from belljar.functions import Functions, HostFunction, coerce
 from belljar.guest import wire
@@ -63,6 +63,7 @@ def make(
     *,
     backend: str | Docker,
     environment: str | Environment | None,
+    packages: Sequence[str],
     limits: Limits | Mapping[str, object] | None,
     env: Mapping[str, str] | None,
     network: str,
@@ -83,7 +84,9 @@ def make(
     gpus: str | int | None,
     devices: Sequence[str],
 ) -> Options:
-    chosen = None if environment is None else resolve(environment)
+    chosen = None
+    if environment is not None or packages:
+        chosen = extended(resolve(environment or DEFAULT), packages)
     if not isinstance(network, str):
         raise InvalidOption(f"network is a str, not {network!r}", hint=", ".join(NETWORKS))
     if network not in NETWORKS:

@@ -61,6 +61,7 @@ class AsyncSandbox(Life):
         *,
         backend: str | Docker = "auto",
         environment: str | Environment | None = None,
+        packages: Sequence[str] = (),
         limits: Limits | Mapping[str, object] | None = None,
         env: Mapping[str, str] | None = None,
         network: str = "none",
@@ -85,6 +86,7 @@ class AsyncSandbox(Life):
             options.make(
                 backend=backend,
                 environment=environment,
+                packages=packages,
                 limits=limits,
                 env=env,
                 network=network,
@@ -121,6 +123,7 @@ class AsyncSandbox(Life):
         *,
         backend: str | Docker = "auto",
         environment: str | Environment | None = None,
+        packages: Sequence[str] = (),
         limits: Limits | Mapping[str, object] | None = None,
         env: Mapping[str, str] | None = None,
         network: str = "none",
@@ -145,6 +148,7 @@ class AsyncSandbox(Life):
         sandbox = cls(
             backend=backend,
             environment=environment,
+            packages=packages,
             limits=limits,
             env=env,
             network=network,

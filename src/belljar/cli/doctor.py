@@ -69,9 +69,10 @@ class Docker:
 
 
 def run(args: argparse.Namespace) -> int:
-    from belljar.cli import host_facts, saved_environments
+    from belljar.cli import host_facts
+    from belljar.environment import resolve
 
-    environment = saved_environments.resolve(args.environment)
+    environment = resolve(args.environment)
     facts = host_facts.gather(environment)
     if not args.json:
         _show_host(facts)  # at once: a first build may take a while

@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from belljar.errors import unknown_option
+from belljar.errors import InvalidOption, unknown_option
 
 if TYPE_CHECKING:
-    pass
+    from belljar.environment import Environment
 
 SUMMARY = "list, build and remove environments (sets of packages)"
+_SHOWN = 5  # packages of one environment in the table; --json has all
 
 
 def add_commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
@@ -25,9 +27,12 @@ def add_commands(parser: argparse.ArgumentParser) -> dict[str, argparse.Argument
     building = commands.add_parser(
         "build",
         help="build one now, instead of at its first use",
-        description="Build an environment. With --packages, --python or --preload it is a new one, "
-        "which `belljar run --env NAME` knows from then on.",
-        epilog="example: belljar env build geo --packages 'shapely>=2' numpy --preload shapely",
+        description="Build an environment. With --extends, --packages, --python or --preload it is "
+        "a new one, whose name `--env` and Sandbox(environment=...) know from then on.",
+        epilog="examples:\n"
+        "  belljar env build geo --extends data --packages geopandas\n"
+        "  belljar env build text --packages 'spacy>=3' numpy --preload spacy",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     building.add_argument("name", metavar="NAME")
@@ -39,6 +44,7 @@ def add_commands(parser: argparse.ArgumentParser) -> dict[str, argparse.Argument
         default=[],
         help="as for pip, or wheels",
     )
+    building.add_argument("--extends", metavar="NAME", help="add all this to that environment")
     building.add_argument("--python", help='a version such as "3.12", or the path of a python')
     building.add_argument(
         "--preload",
@@ -63,11 +69,12 @@ def add_commands(parser: argparse.ArgumentParser) -> dict[str, argparse.Argument
 
 
 def show(args: argparse.Namespace) -> int:
-    from belljar.cli import saved_environments, terminal
+    from belljar import environment_names
+    from belljar.cli import terminal
     from belljar.environment import list_built
 
     built = list_built()
-    named = saved_environments.names()
+    named = environment_names.names()
     missing = [name for name in named if name not in {each.name for each in built}]
     if args.json:
         described: list[dict[str, object]] = [
@@ -94,7 +101,7 @@ def show(args: argparse.Namespace) -> int:
             each.name if each.name in named else f"{each.name} (made in Python)",
             each.key,
             each.python,
-            " ".join(each.packages) or "-",
+            _few(each.packages),
             terminal.size(each.size),
             time.strftime("%Y-%m-%d %H:%M", time.localtime(each.last_used)),
         ]
@@ -106,13 +113,13 @@ def show(args: argparse.Namespace) -> int:
 
 
 def build(args: argparse.Namespace) -> int:
-    from belljar import environment
-    from belljar.cli import saved_environments, terminal
+    from belljar import environment, environment_names
+    from belljar.cli import terminal
 
-    described = saved_environments.from_options(args)
-    built = environment.build(described or saved_environments.resolve(args.name))
-    if described is not None:
-        saved_environments.save(described)  # only now: what cannot be built is not worth a name
+    new = described(args)
+    built = environment.build(new or args.name)
+    if new is not None:
+        environment_names.save(new)  # only now: what cannot be built is not worth a name
     python = ".".join(map(str, built.interpreter.version))
     if args.json:
         facts = {"name": args.name, "key": built.key, "path": str(built.path), "python": python}
@@ -122,17 +129,42 @@ def build(args: argparse.Namespace) -> int:
     return 0
 
 
+def described(args: argparse.Namespace) -> Environment | None:
+    """The new environment that the options describe; None if there are none."""
+    from belljar.environment import BUILTIN, Environment
+
+    if not (args.extends or args.packages or args.python or args.preload):
+        return None
+    if args.name in BUILTIN:
+        raise InvalidOption(
+            f"the environment {args.name!r} comes with Belljar and cannot be described anew",
+            hint=f"choose another name; --extends {args.name} adds to what it has",
+        )
+    return Environment(
+        args.name,
+        packages=args.packages,
+        python=args.python,
+        preload=args.preload,
+        allow_builds=args.allow_builds,
+        extends=args.extends,
+    )
+
+
+def _few(packages: Sequence[str]) -> str:
+    if len(packages) <= _SHOWN:
+        return " ".join(packages) or "-"
+    return f"{' '.join(packages[:_SHOWN])} and {len(packages) - _SHOWN} more"
+
+
 def remove(args: argparse.Namespace) -> int:
-    from belljar import environment
-    from belljar.cli import saved_environments, terminal
+    from belljar import environment, environment_names
+    from belljar.cli import terminal
 
     for name in args.names:
         removed = environment.remove(name)
-        forgotten = saved_environments.forget(name)
+        forgotten = environment_names.forget(name)
         if not removed and not forgotten:
             known = {each.name for each in environment.list_built()}
-            raise unknown_option(
-                "environment", name, sorted(known | set(saved_environments.names()))
-            )
+            raise unknown_option("environment", name, sorted(known | {*environment_names.names()}))
         terminal.say(f"removed {name}")
     return 0

@@ -74,9 +74,9 @@ def _add_build(
     building = commands.add_parser(
         "build",
         help="build one now, instead of at its first use",
-        description="Build the image of an environment, or of a Dockerfile. With --packages, "
-        "--python or --preload the environment is a new one, which `belljar run --env ENV` knows "
-        "from then on.",
+        description="Build the image of an environment, or of a Dockerfile. With --extends, "
+        "--packages, --python or --preload the environment is a new one, whose name `--env` and "
+        "Sandbox(environment=...) know from then on.",
         epilog="example: belljar image build geo --packages 'shapely>=2' numpy --preload shapely",
         allow_abbrev=False,
     )
@@ -88,6 +88,7 @@ def _add_build(
         building.add_argument(
             option, metavar=metavar, nargs="+", action="extend", default=[], help=meaning
         )
+    building.add_argument("--extends", metavar="ENV", help="add all this to that environment")
     building.add_argument("--python", help='a version such as "3.12"')
     building.add_argument(
         "--allow-builds",
@@ -126,18 +127,19 @@ def _ask(args: argparse.Namespace, question: Callable[[Engine], Awaitable[Answer
 
 
 def build(args: argparse.Namespace) -> int:
-    from belljar.cli import saved_environments, terminal
-    from belljar.environment import builtin
+    from belljar import environment_names
+    from belljar.cli import env, terminal
+    from belljar.environment import builtin, resolve
 
-    docker, described = _docker(args), saved_environments.from_options(args)
+    docker, described = _docker(args), env.described(args)
     environment = described
     if environment is None:
         # The packages of a Dockerfile's image are its own.
-        named = builtin("python") if args.dockerfile else saved_environments.resolve(args.name)
+        named = builtin("python") if args.dockerfile else resolve(args.name)
         environment = named
     made = _ask(args, lambda engine: _ensure(engine, environment, docker))
     if described is not None:
-        saved_environments.save(described)  # only now: what cannot be built is not worth a name
+        environment_names.save(described)  # only now: what cannot be built is not worth a name
     if args.json:
         facts = {"name": args.name, "image": made.reference, "id": made.id, "python": made.python}
         print(json.dumps(facts, indent=2))
@@ -160,7 +162,7 @@ def _docker(args: argparse.Namespace) -> Docker:
 
     if args.dockerfile:
         given = {"ENV": args.name, "--packages": args.packages, "--preload": args.preload}
-        given |= {"--python": args.python, "--base": args.base}
+        given |= {"--extends": args.extends, "--python": args.python, "--base": args.base}
         for option, value in given.items():
             if value:
                 raise InvalidOption(
@@ -238,11 +240,13 @@ def remove(args: argparse.Namespace) -> int:
 
 
 def prune(args: argparse.Namespace) -> int:
+    from belljar import environment_names
     from belljar.backends.docker import image_store
     from belljar.backends.docker.settings import Docker, complete
-    from belljar.cli import exit_codes, saved_environments, terminal
+    from belljar.cli import exit_codes, terminal
+    from belljar.environment import resolve
 
-    known = [saved_environments.resolve(name) for name in saved_environments.names()]
+    known = [resolve(name) for name in environment_names.names()]
 
     async def act(engine: Engine) -> list[tuple[Listed, str | None]]:
         images = await image_store.list_images(engine)
@@ -284,9 +288,9 @@ def prune(args: argparse.Namespace) -> int:
 def dockerfile(args: argparse.Namespace) -> int:
     from belljar.backends.docker import image_dockerfile, image_key
     from belljar.backends.docker.settings import Docker, complete
-    from belljar.cli import saved_environments
+    from belljar.environment import resolve
 
-    environment = saved_environments.resolve(args.name)
+    environment = resolve(args.name)
     settings = complete(Docker(base=args.base))
     print(image_dockerfile.written(image_key.want(environment, settings.base, None)), end="")
     return 0

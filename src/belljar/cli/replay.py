@@ -68,14 +68,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from belljar.cli import saved_environments, terminal
+    from belljar.cli import terminal
     from belljar.cli.replay_view import View
+    from belljar.environment import resolve
     from belljar.record import read
     from belljar.record.replaying import replay
 
     record = read(args.file)
     limits = sandbox_options.limits(args)
-    given = None if args.environment is None else saved_environments.resolve(args.environment)
+    given = None if args.environment is None else resolve(args.environment)
     cells = _cells(args.cells)
     functions = _functions(args.functions)
     if not args.json and not args.quiet:
@@ -156,14 +157,11 @@ def _functions(path: str | None) -> dict[str, Callable[..., object]]:
 
 def _known(record: Record) -> dict[str, Environment]:
     """The environments of this host that the record names."""
-    from belljar.cli import saved_environments
+    from belljar import environment_names
+    from belljar.environment import resolve
 
     wanted = {session.environment.name for session in record.sessions}
-    return {
-        name: saved_environments.resolve(name)
-        for name in saved_environments.names()
-        if name in wanted
-    }
+    return {name: resolve(name) for name in environment_names.names() if name in wanted}
 
 
 def _introduce(record: Record) -> None:

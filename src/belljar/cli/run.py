@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from belljar.cli import exit_codes, sandbox_options
+from belljar.cli import exit_codes, sandbox_options, script_header
 from belljar.errors import FileMissing, InvalidOption, SandboxError
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ examples:
   belljar run convert.py --put data.csv -- data.csv --rows 10
   echo 'print(6 * 7)' | belljar run -
   belljar run untrusted.py --env python --timeout 5 --memory 256m --json
+  belljar run map.py --with geopandas
 
 """
 
@@ -78,6 +79,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="say on stderr what the run cost (on a terminal this is the default)",
     )
+    parser.add_argument(
+        "--no-script-packages",
+        action="store_true",
+        help="leave the file's `# /// script` header (PEP 723) out of account",
+    )
     sandbox_options.add_record(parser)
     sandbox_options.add_files(parser)
     sandbox_options.add_policy(parser)
@@ -97,8 +103,9 @@ def _run(args: argparse.Namespace) -> int:
     # Everything the user may have mistyped is found before anything is started.
     gets = [transfer.parse_get(text) for text in args.get]
     puts = [(put.target, transfer.load(put)) for put in map(transfer.parse_put, args.put)]
-    sandbox = sandbox_options.make(args)
     code = read_code(args.file)
+    args.header = None if args.no_script_packages else script_header.read(args.file, code)
+    sandbox = sandbox_options.make(args)
     presenter = Presenter(
         raw=args.raw,
         quiet=args.quiet,
@@ -114,6 +121,8 @@ def _run(args: argparse.Namespace) -> int:
         with sandbox:
             for path, content in puts:
                 sandbox.files.write(path, content)
+            if args.header is not None:
+                args.header.check_guest(sandbox)
             _introduce(sandbox, args.file, args.arguments)
             execution = _execute(sandbox, code, presenter, as_json=args.json)
             missed = [get for get in gets if not _fetch(sandbox, get)]

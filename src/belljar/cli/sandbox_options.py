@@ -16,6 +16,7 @@ from belljar.workdir import WORKSPACE
 
 if TYPE_CHECKING:
     from belljar.blocking import Sandbox
+    from belljar.cli.script_header import Header
     from belljar.mount import Mount
 
 
@@ -35,6 +36,18 @@ def add_environment(
         default=default,
         help=f"the packages the code has: python, data, or one of `belljar env build` "
         f"(default: {default or meaning})",
+    )
+
+
+def add_packages(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--with",
+        dest="packages",
+        metavar="PACKAGE",
+        action="append",
+        default=[],
+        help="add a package to those of --env, as for pip (repeatable, or with commas between); "
+        "built once, then kept",
     )
 
 
@@ -91,6 +104,7 @@ def add_all(parser: argparse.ArgumentParser, *, environment: str | None = "data"
         help="start even if this host cannot enforce a limit given here (see `belljar doctor`)",
     )
     if environment is not None:  # a replay runs in an Environment, as it was recorded
+        add_packages(parser)
         _add_more(parser)
         add_docker(parser)
     limits = parser.add_argument_group("limits", "sizes are written like 64k, 512m, 1.5g")
@@ -176,13 +190,12 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
     """Those of the sandbox that was asked for, by their names."""
     from belljar import config
     from belljar.backends.docker.settings import FLAT
-    from belljar.cli import saved_environments
+    from belljar.requirement import split_packages
 
     given: dict[str, object] = {
         "backend": args.backend,
-        "environment": None
-        if args.environment is None
-        else saved_environments.resolve(args.environment),
+        "environment": args.environment,
+        "packages": [package for text in args.packages for package in split_packages(text)],
         "limits": limits(args),
         "env": variables(args.variables),
         "strict": False if args.best_effort else None,
@@ -203,7 +216,8 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
         made.pop("policy", None)
     if args.config is None:
         _remark_project_file()
-    return made
+    header: Header | None = getattr(args, "header", None)  # of the file that is to run
+    return made if header is None else header.added_to(made, quiet=args.quiet)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ DEFAULT = "default"
 # Those that a Sandbox looks up itself: as before there was a configuration, they choose nothing.
 _LOOKED_UP = ("docker.runtime", "docker.base", "docker.ca_bundle", "docker.build_network")
 _OF_SANDBOX = (
-    *("environment", "network", "policy", "strict", "noexec", "workdir"),
+    *("environment", "packages", "network", "policy", "strict", "noexec", "workdir"),
     *("record", "mounts", "env", "metadata"),
 )
 

@@ -114,7 +114,7 @@ def docker(name: str, *, is_path: bool) -> Check:
 
 
 def environment(value: object, base: Path) -> object:
-    """A name, or a description: a table with name, packages, python, preload, ..."""
+    """A name, or a description: a table with name, extends, packages, python, preload, ..."""
     from dataclasses import fields
 
     from belljar.environment import Environment, resolve
@@ -122,16 +122,22 @@ def environment(value: object, base: Path) -> object:
     if not isinstance(value, Mapping):
         resolve(value)  # type: ignore[arg-type]
         return value
-    known = [field.name for field in fields(Environment)]
+    known = [*(field.name for field in fields(Environment)), "extends"]
     for name in value:
         if name not in known:
             raise unknown_option("key of an environment", str(name), known)
-    if "name" not in value:
-        raise InvalidOption("an environment has a name", hint='name = "mine"')
     try:
         return Environment(**value)
     except TypeError as error:  # a number where a list should be
         raise InvalidOption(f"is not an environment: {error}") from None
+
+
+def packages(value: object, base: Path) -> object:
+    from belljar.requirement import check_package
+
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise InvalidOption(f"packages is a list of texts, not {value!r}")
+    return tuple(check_package(package) for package in value)
 
 
 def policy(value: object, base: Path) -> object:

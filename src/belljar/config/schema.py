@@ -14,6 +14,7 @@ from types import MappingProxyType
 from belljar.config import kinds
 from belljar.config.kinds import Kind
 from belljar.limits import RULES, format_size
+from belljar.requirement import split_packages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +143,8 @@ def _sandbox() -> Iterator[Setting]:
     yield _make("backend", "auto", "where guests live", backend)
     environment = Kind(words="name or table", check=kinds.environment)
     yield _make("environment", "data", "the Python and the packages of the code", environment)
+    packages = Kind(words="list", check=kinds.packages, parse=split_packages)
+    yield _make("packages", (), "packages added to those of the environment", packages)
     network = Kind(words="none, open", check=kinds.choice(_networks))
     yield _make("network", "none", "what the code can reach", network)
     policy = Kind(words="preset, path or table", check=kinds.policy, parse=kinds.text_or_none)

@@ -8,6 +8,7 @@ import errno
 import os
 import resource
 import signal
+import site
 import socket
 import struct
 from typing import Any, Callable, Dict, List, Optional, Tuple
@@ -93,6 +94,8 @@ class Keeper:
                 resource.setrlimit(resource.RLIMIT_DATA, (data, data))
             os.setsid()
             self._setup.get("worker_started", _nothing)()
+            if not self._setup.get("site", True):  # only now may packages run code: `.pth` files
+                site.main()
             commands.prefer_for_oom(os.getpid())
             worker.main(control, self._setup)
         finally:

@@ -44,6 +44,7 @@ class Image:
     preload: tuple[str, ...]
     warmup: str
     own: bool  # the caller's own, which may lack what is to be preloaded
+    site: bool = True  # False: packages are for the worker alone, not for init
     volumes: tuple[str, ...] = ()  # that it declares
 
 
@@ -111,6 +112,7 @@ def _image(
         preload=tuple(environment.preload),
         warmup=environment.warmup,
         own=own,
+        site=own or not environment.confines_site,
         volumes=tuple(config.get("Volumes") or ()),
     )
 

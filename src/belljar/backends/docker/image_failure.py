@@ -9,7 +9,7 @@ from belljar.backends.docker.image_key import Wanted, without_password
 from belljar.backends.docker.image_talk import Failure
 from belljar.errors import EnvironmentBuildError
 from belljar.printable import printable
-from belljar.requirement import shown
+from belljar.requirement import UNSOLVABLE, few, shown, why_unsolvable
 
 SHOWN_LINES = 12  # of a complaint, from its start and again from its end
 
@@ -19,7 +19,7 @@ _REMEDIES = (
         r"building from source is disabled|no usable wheels|Building source distributions|"
         r"--no-build|only-binary",
         "only ready-made wheels are installed; to build a package in the build container: "
-        "Environment(…, allow_builds=True)",
+        "Environment(…, allow_builds=True), or belljar image build NAME … --allow-builds",
     ),
     (
         r"certificate|UnknownIssuer|CERTIFICATE_VERIFY_FAILED",
@@ -37,12 +37,7 @@ _REMEDIES = (
         "use the network of the engine's machine; UV_DEFAULT_INDEX or PIP_INDEX_URL name a mirror, "
         "HTTPS_PROXY a proxy",
     ),
-    (
-        r"not found in the package registry|not found in the provided|there is no version|"
-        r"unsatisfiable|No solution",
-        "check the spelling and version; with several indexes uv takes the first that knows the "
-        "name (UV_INDEX_STRATEGY changes that)",
-    ),
+    *UNSOLVABLE,
     (
         r"missing `distutils`",
         "the base image lacks a part of Python: python3-distutils, as Debian calls it",
@@ -74,12 +69,14 @@ def explained(
             hint="this host's uv does not run there, the image has neither uv nor a pip that gets "
             "it; choose a base image with uv or pip",
         )
-    packages = without_password(", ".join(map(shown, wanted.environment.packages)), secrets)
+    packages = without_password(few(list(map(shown, wanted.environment.packages))), secrets)
     said = "\n".join(failure.lines)
     hint = next((hint for pattern, hint in _REMEDIES if re.search(pattern, said)), None)
     if failure.kind == "ended":
         hint = "was it removed, did the engine stop, or is its machine out of memory or disk space?"
     message = f"installing {packages} on image {base!r} failed ({failure.message})"
+    if (why := why_unsolvable(said)) is not None:
+        message = f"{why}; {message}"
     return EnvironmentBuildError("\n".join([message, *_shown(failure)]), hint=hint)
 
 

@@ -92,7 +92,8 @@ def _child(config: Dict[str, Any], mapped: int) -> NoReturn:
         os.set_inheritable(config["control"], True)
         os.set_inheritable(config["bundle"], True)
         os.lseek(config["bundle"], 0, os.SEEK_SET)
-        arguments = ["-I", "-c", config["bootstrap"], str(config["bundle"]), config["entry"]]
+        flags = ["-I"] if config["site"] else ["-I", "-S"]
+        arguments = [*flags, "-c", config["bootstrap"], str(config["bundle"]), config["entry"]]
         os.execve(config["python"], ["python", *arguments], config["env"])
     except OSError as error:
         _report(control, step, error)

@@ -198,6 +198,7 @@ def _guest(config: Dict[str, Any], request: Dict[str, Any], fds: List[int]) -> N
             "share": request["share"],
             "data": request["data"],
             "worker_started": _worker_started,
+            "site": config["site"],
             "fork": sys_.fork,
         }
         init.main(channel, setup)

@@ -121,6 +121,7 @@ class Zygote:
             "entry": f"{bundle.PACKAGE}.backends.native.zygote",
             "env": plan.environment_variables(built.interpreter),
             "preload": list(built.environment.preload),
+            "site": not built.environment.confines_site,
             "warmup": built.environment.warmup,
             "seccomp": _b64(seccomp.compile_profile(profile, machine, deny=deny)),
             "seccomp_stricter": _b64(

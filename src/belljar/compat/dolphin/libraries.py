@@ -32,11 +32,13 @@ ALLOWED_LIBRARIES: set[str] = {
 
 _STANDARD = "Standard Python library modules (most of them)"
 # Environment "data" has these.
-_PACKAGES = ("numpy", "pandas", "matplotlib", "scipy", "scikit-learn (import as sklearn)")
+_PACKAGES = (
+    *("numpy", "pandas", "matplotlib", "scipy", "scikit-learn (import as sklearn)", "openpyxl"),
+)
 # These are allowed, but no environment that comes with Belljar has them.
 _MAYBE = (
     *("pdfplumber", "pymupdf (import as fitz)", "python-docx (import as docx)"),
-    *("python-pptx (import as pptx)", "openpyxl", "chardet", "python-magic (import as magic)"),
+    *("python-pptx (import as pptx)", "chardet", "python-magic (import as magic)"),
 )
 _IMPORTS = ("BJ101", "BJ102")
 

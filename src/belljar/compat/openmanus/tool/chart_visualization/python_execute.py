@@ -17,7 +17,7 @@ class NormalPythonExecute(PythonExecute):
     name = "python_execute"
     description = (
         "Runs Python code in a sandbox for data analysis, data reports and other work without "
-        "direct visualization. numpy, pandas, scipy, scikit-learn and matplotlib are there."
+        "direct visualization. numpy, pandas, scipy, scikit-learn, matplotlib, seaborn are there."
     )
     parameters: ClassVar[Mapping[str, Any]] = {
         "type": "object",

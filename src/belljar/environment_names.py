@@ -1,12 +1,10 @@
 """Environments that `belljar env build` was told about, so that their name can be used later.
 
-Python code describes an Environment where it uses it; on the command line a name has to do. One
-small file for each in the cache, beside the directories that were built from it.
+One small file for each in the cache, beside the directories that were built from it.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import os
@@ -20,21 +18,21 @@ from belljar.environment_store import cache_root
 from belljar.errors import EnvironmentBuildError, InvalidOption, unknown_option
 
 
-def resolve(name: str) -> Environment:
-    """The environment of this name: one that comes with Belljar, or a saved one."""
+def load(name: str) -> Environment:
+    """The saved environment of this name."""
     if "=" in name:
         raise InvalidOption(
             f"{name!r} is not the name of an environment",
-            hint=f"--env selects the packages; to set a variable, write --set-env {name}",
+            hint="it selects the packages; variables are set with env={...}, on the command line "
+            f"with --set-env {name}",
         )
-    if name in BUILTIN:
-        return BUILTIN[name]
     paths = _paths()
     if name not in paths:
         if any(each.name == name for each in list_built()):
             raise InvalidOption(
                 f"the environment {name!r} was made in Python; its description is not known here",
-                hint=f"describe it once: belljar env build {name} --packages ...",
+                hint=f"give the Environment itself, or describe it once: belljar env build {name} "
+                "--packages ...",
             )
         raise unknown_option("environment", name, names())
     return _load(paths[name])
@@ -97,21 +95,3 @@ def _load(path: Path) -> Environment:
             f"cannot read the description of the environment in {path}: {error}",
             hint=f"make it anew: belljar env build {path.stem} --packages ...",
         ) from error
-
-
-def from_options(args: argparse.Namespace) -> Environment | None:
-    """The new environment that the options describe; None if there are none."""
-    if not (args.packages or args.python or args.preload):
-        return None
-    if args.name in BUILTIN:
-        raise InvalidOption(
-            f"the environment {args.name!r} comes with Belljar and cannot be described anew",
-            hint="choose another name",
-        )
-    return Environment(
-        args.name,
-        packages=args.packages,
-        python=args.python,
-        preload=args.preload,
-        allow_builds=args.allow_builds,
-    )

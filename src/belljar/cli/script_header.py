@@ -1,0 +1,140 @@
+"""Inline script metadata (PEP 723): what a file says about the packages and the Python it needs.
+
+    # /// script
+    # requires-python = ">=3.11"
+    # dependencies = ["geopandas", "shapely>=2"]
+    # ///
+
+The file may be a stranger's, and its header is his word on what is installed here. So it can name
+packages of the index only (no address, no file of this host), nothing is built from source, and
+nothing of an environment that has them is imported before its guests are confined.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from belljar.errors import InvalidOption
+from belljar.requirement import check_package, python_fits
+
+if TYPE_CHECKING:
+    from belljar.blocking import Sandbox
+
+_TIMEOUT = 30.0  # seconds, for what takes a millisecond
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    file: str
+    packages: tuple[str, ...]
+    python: str | None  # conditions on its version
+
+    def added_to(self, options: Mapping[str, Any], *, quiet: bool) -> dict[str, Any]:
+        """The options of the sandbox, with the packages added to its environment."""
+        from belljar.backends.docker.settings import Docker
+        from belljar.cli import terminal
+        from belljar.environment import extended, interpreter, resolve
+
+        backend = options.get("backend", "auto")
+        docker = isinstance(backend, Docker)
+        if options.get("image") or options.get("dockerfile") or (docker and backend.own):
+            if self.packages and not quiet:
+                terminal.say(f"the image has its own packages; not added: {self._listing()}")
+            return dict(options)
+        environment = resolve(options.get("environment", "data"))
+        environment = extended(environment, options.get("packages", ()))
+        if not docker and backend != "docker":  # whose Python the guest alone can tell
+            self._check_python(interpreter(environment.python).version)
+        more = extended(environment, self.packages)
+        if more is not environment:
+            more = replace(more, preload=(), warmup="", allow_builds=False)
+            if not quiet:
+                terminal.say(f"packages that {self.file} asks for: {self._listing()}")
+        return {**options, "environment": more, "packages": ()}
+
+    def check_guest(self, sandbox: Sandbox) -> None:
+        """Raises InvalidOption if its Python is not what the file needs."""
+        if self.python is None:
+            return
+        code = "__python = tuple(__import__('sys').version_info[:3])"
+        sandbox.introduce(code, timeout=_TIMEOUT)
+        version = sandbox.get("__python")
+        sandbox.introduce("del __python", timeout=_TIMEOUT)
+        if isinstance(version, tuple) and all(type(each) is int for each in version):
+            self._check_python(version)
+
+    def _check_python(self, version: tuple[int, ...]) -> None:
+        if self.python is not None and not python_fits(version, self.python):
+            raise InvalidOption(
+                f"{self.file} requires Python {self.python}, and the sandbox has "
+                f"{'.'.join(map(str, version))}",
+                hint="belljar env build NAME --extends data --python VERSION, then --env NAME",
+            )
+
+    def _listing(self) -> str:
+        return ", ".join(self.packages)
+
+
+def read(file: str, code: str) -> Header | None:
+    """The header of the code, if it has one. `file` is its name."""
+    file = "the code" if file == "-" else file
+    block = _block(file, code)
+    if block is None:
+        return None
+    first, text = block
+    try:
+        told = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        line = re.search(r"at line (\d+), column (\d+)", str(error))
+        place = f"line {first + int(line[1]) - 1}" if line else "its end"
+        why = re.sub(r" \(at [^)]*\)$", "", str(error))
+        raise InvalidOption(
+            f"{file}, {place}: the `# /// script` header is not TOML: {why}",
+            hint="repair it, or leave it out of account with --no-script-packages",
+        ) from None
+    packages, python = told.get("dependencies", []), told.get("requires-python")
+    if not isinstance(packages, list) or not all(isinstance(each, str) for each in packages):
+        raise InvalidOption(f"{file}: `dependencies` of its header is a list of texts")
+    if not isinstance(python, (str, type(None))):
+        raise InvalidOption(f"{file}: `requires-python` of its header is a text")
+    if python is not None:
+        python_fits((3, 0, 0), python)  # for its own errors
+    return Header(file=file, packages=tuple(map(_package, packages)), python=python)
+
+
+def _package(text: str) -> str:
+    package = check_package(text)
+    if package.startswith("/") or "@" in package:
+        raise InvalidOption(
+            f"{text!r}: the header of a script can name packages of the index only",
+            hint="if you trust it: --no-script-packages and --with, which takes addresses and "
+            "wheels too",
+        )
+    return package
+
+
+def _block(file: str, code: str) -> tuple[int, str] | None:
+    """The number of its first line, and its lines without the `#`."""
+    lines = code.splitlines()
+    found: tuple[int, str] | None = None
+    number = 0
+    while number < len(lines):
+        number += 1
+        if lines[number - 1] != "# /// script":
+            continue
+        start = end = number
+        while end < len(lines) and (lines[end] == "#" or lines[end].startswith("# ")):
+            end += 1
+        # It reaches to the last of what could be its end; without any it is an ordinary comment.
+        closing = [at for at in range(start, end) if lines[at] == "# ///"]
+        if not closing:
+            continue
+        if found is not None:
+            raise InvalidOption(f"{file}, line {start}: it has a second `# /// script` header")
+        found = start + 1, "\n".join(line[2:] for line in lines[start : closing[-1]])
+        number = closing[-1] + 1
+    return found
