@@ -156,9 +156,9 @@ def __getattr__(name: str) -> object:
     if name in _MODULES:  # used by their names: belljar.functions.stubs(...)
         return importlib.import_module(f"belljar.{name}")
     if name not in _MODULE_OF:
-        from belljar.errors import attribute_error
-
-        raise attribute_error("module 'belljar'", name, __dir__())
+        errors = importlib.import_module("belljar.errors")
+        error: AttributeError = errors.attribute_error("module 'belljar'", name, __dir__())
+        raise error
     value = globals()[name] = getattr(importlib.import_module(_MODULE_OF[name]), name)
     return value
 

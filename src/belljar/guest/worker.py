@@ -493,7 +493,7 @@ def _above_standard(pipes: List[int]) -> List[int]:
 
 
 def _no_input(prompt: object = "") -> str:
-    raise EOFError("input() has nobody to ask: the code was given no standard input")
+    raise EOFError("input() has nobody to ask: the sandbox was given no standard input")
 
 
 def _nothing() -> None:
