@@ -249,7 +249,9 @@ def attribute_error(
 ) -> AttributeError:
     """Make the error for a name that `owner` has not; private names suggest nothing."""
     public = [each for each in names if not each.startswith("_")]
-    guess = None if name.startswith("_") else nearest(name, public)
+    guess = None
+    if not name.startswith("_"):
+        guess = nearest(name, public) or next((e for e in public if e.startswith(name)), None)
     question = "" if guess is None else f"; did you mean {guess!r}?"
     # Without `name=` the interpreter adds no guess of its own.
     return AttributeError(f"{owner} has no attribute {name!r}{question}", obj=obj)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from belljar.policy import Report
 
 
+@suggests
 @dataclass(frozen=True, kw_only=True)
 class ErrorInfo:
     """The exception that ended a run, in the guest's words."""
@@ -35,6 +36,7 @@ class ErrorInfo:
     traceback: str  # as Python prints it; the lines point into the cell
 
 
+@suggests
 @dataclass(frozen=True, kw_only=True)
 class Usage:
     """What a run cost, measured from outside; None is what cannot be measured on this host."""
@@ -45,6 +47,7 @@ class Usage:
     output_bytes: int  # bytes written to stdout and stderr, also those not kept
 
 
+@suggests
 @dataclass(frozen=True, kw_only=True)
 class Logs:
     """The output in the pieces in which it was streamed."""
@@ -65,6 +68,7 @@ class Call:
     error: str | None = None  # what the guest was told: the exception's name and message
 
 
+@suggests
 @dataclass(frozen=True, kw_only=True)
 class FileChanges:
     """What became of the files below /workspace, by paths relative to it; false if nothing did."""
