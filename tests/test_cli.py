@@ -492,7 +492,7 @@ def test_names_given_to_the_code_add_no_others_and_the_result_is_its_own(belljar
 
 def test_code_from_standard_input_can_have_arguments_too(belljar: Cli) -> None:
     code = "import sys; print(sys.argv, '__file__' in globals())"
-    assert belljar.run(code).stdout == "[''] False\n"
+    assert belljar.run(code).stdout == "['-'] False\n"
     done = belljar("run", "-e", "python", "-", "--", "a", code=code)
     assert done.stdout == "['-', 'a'] False\n"
 
@@ -691,14 +691,14 @@ def test_figures_charts_and_tables_are_saved_where_out_says(data_belljar: Cli) -
     assert done.stdout.splitlines()[-1] == "29  bob   29"
 
 
-def test_table_that_cannot_be_read_is_said_and_the_rest_is_saved(belljar: Cli) -> None:
+def test_table_without_csv_is_said_and_the_rest_is_saved(belljar: Cli) -> None:
     code = """
 display({"application/vnd.belljar.table": b"\\x80\\x04.", "text/html": "<b>"}, raw=True)
 """
     done = belljar.run(code, "--out", "results")
     assert done.returncode == 0
     assert os.listdir(belljar.directory / "results") == ["result-1.html"]
-    assert "no CSV: the guest's table cannot be read" in done.stderr
+    assert "no CSV: the table is too large, or has lists in it" in done.stderr
 
 
 def test_table_is_drawn_at_a_terminal(data_belljar: Cli) -> None:
@@ -717,6 +717,223 @@ def test_result_that_cannot_be_saved_is_exit_code_121(belljar: Cli) -> None:
     done = belljar.run(code, "--out", "taken")
     assert done.returncode == 121
     assert "cannot write" in done.stderr
+
+
+# -- run: what comes with the code ----------------------------------------------------------------
+
+
+@pytest.mark.contract("native", "docker", "gvisor")
+def test_standard_input_of_the_command_reaches_the_code_of_a_file(belljar: Cli) -> None:
+    (belljar.directory / "ask.py").write_text(
+        "import sys\nprint('hi', input('name? '))\nprint(sum(map(int, sys.stdin)))"
+    )
+    done = belljar("run", "-e", "python", "ask.py", code="Ann\n1\n2\n")
+    assert (done.stdout, done.stderr, done.returncode) == ("name? hi Ann\n3\n", "", 0)
+
+
+def test_code_from_standard_input_has_no_input_of_its_own(belljar: Cli) -> None:
+    done = belljar.run("input()\nmore")
+    assert "EOFError: input() has nobody to ask" in done.stderr
+
+
+def test_input_that_the_code_does_not_read_is_left_to_others(belljar: Cli) -> None:
+    command = f"{' '.join(BELLJAR)} run -e python -c 'print(1)'; cat"
+    done = subprocess.run(
+        ["/bin/sh", "-c", command],
+        input=b"next\n",
+        capture_output=True,
+        cwd=belljar.directory,
+        env=belljar.environ,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == b"1\nnext\n"
+
+
+def test_silent_pipe_keeps_neither_the_code_nor_the_command_waiting(belljar: Cli) -> None:
+    """`started` keeps the other end of the pipe open, and writes nothing."""
+    with belljar.started("run", "-e", "python", "-c", "print(1)") as process:
+        assert process.wait(60) == 0
+    with belljar.started("run", "-e", "python", "--timeout", "1", "-c", "input()") as process:
+        assert process.wait(60) == 124
+
+
+def test_code_asks_the_person_at_the_terminal(belljar: Cli) -> None:
+    (belljar.directory / "ask.py").write_text("print('hi', input('name? '))")
+    with belljar.terminal("run", "-e", "python", "ask.py") as terminal:
+        terminal.read_until("name? ")
+        terminal.type("Ann\n")
+        assert "hi Ann" in terminal.read_all()
+        assert terminal.process.returncode == 0
+
+
+def test_ctrl_c_ends_code_that_asks_the_person_at_the_terminal(belljar: Cli) -> None:
+    with belljar.terminal("run", "-e", "python", "-c", "input('name? ')") as terminal:
+        terminal.read_until("name? ")
+        terminal.press_ctrl_c("interrupted")
+        terminal.read_all()
+        assert terminal.process.returncode == 130
+
+
+def test_command_without_standard_input_runs_code(belljar: Cli) -> None:
+    closed = f"exec {' '.join(BELLJAR)} run -e python -c 'print(1)' <&-"
+    done = subprocess.run(
+        ["/bin/sh", "-c", closed],
+        capture_output=True,
+        cwd=belljar.directory,
+        env=belljar.environ,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout, done.returncode) == (b"1\n", 0), done.stderr
+
+
+def test_traceback_names_the_file_and_nothing_of_ours_is_counted_or_recorded(belljar: Cli) -> None:
+    (belljar.directory / "analysis.py").write_text("import sys\nprint(sys.argv)\n1 / 0\n")
+    done = belljar(
+        *("run", "-e", "python", "analysis.py", "--json", "--record", "r.jsonl", "--", "a")
+    )
+    told = json.loads(done.stdout)
+    assert 'File "analysis.py", line 3, in <module>\n    1 / 0\n' in told["error"]["traceback"]
+    assert told["execution_count"] == 1
+    lines = map(json.loads, (belljar.directory / "r.jsonl").read_text().splitlines())
+    cells = [line for line in lines if line["kind"] == "cell"]
+    assert [(cell["file"], cell["argv"]) for cell in cells] == [
+        ("analysis.py", ["analysis.py", "a"])
+    ]
+    script = belljar("export", "r.jsonl", "--to", "py")
+    assert "argv =" not in script.stdout
+    assert "print(sys.argv)" in script.stdout
+
+
+def test_code_can_be_given_in_the_command(belljar: Cli) -> None:
+    code = "import sys\nprint(sys.argv, '__file__' in globals())"
+    done = belljar("run", "-e", "python", "-c", code, "--", "a", "-b")
+    assert (done.stdout, done.returncode) == ("['-c', 'a', '-b'] False\n", 0)
+
+
+@pytest.mark.parametrize("args", [["run"], ["run", "-c", "1", "x.py"]])
+def test_exactly_one_piece_of_code_is_needed(alone: Cli, args: list[str]) -> None:
+    done = alone(*args)
+    assert done.returncode == 2
+    assert "belljar run FILE, belljar run -c CODE" in done.stderr
+
+
+def test_name_of_a_file_alone_runs_it(belljar: Cli) -> None:
+    (belljar.directory / "script.py").write_text("import sys; print(sys.argv)")
+    done = belljar("script.py", "-e", "python", "--", "a")
+    assert (done.stdout, done.returncode) == ("['script.py', 'a']\n", 0)
+    missing = belljar("missing.py")
+    assert (missing.returncode, "cannot read 'missing.py'" in missing.stderr) == (2, True)
+
+
+def test_help_is_a_command_too(alone: Cli) -> None:
+    assert alone("help").stdout == alone("--help").stdout
+    assert alone("help", "run").stdout == alone("run", "--help").stdout
+    assert alone("help", "env", "build").stdout == alone("env", "build", "--help").stdout
+    wrong = alone("help", "rnu")
+    assert (wrong.returncode, "did you mean 'run'" in wrong.stderr) == (2, True)
+
+
+# -- run: notes -----------------------------------------------------------------------------------
+
+
+@pytest.mark.contract("native", "docker", "gvisor")
+def test_file_of_this_host_that_was_not_put_in_is_named_with_the_option(belljar: Cli) -> None:
+    for name in ("sales.csv", "helpers.py", "sub/deep.csv"):
+        (belljar.directory / name).parent.mkdir(exist_ok=True)
+        (belljar.directory / name).touch()
+    for code, option in (
+        ("open('sales.csv')", "--put sales.csv\n"),
+        ("open('./sales.csv')", "--put sales.csv\n"),
+        ("open('sub/deep.csv')", "--put sub/deep.csv:sub/deep.csv\n"),
+        ("import helpers", "--put helpers.py\n"),
+    ):
+        done = belljar.run(code)
+        assert done.stderr.endswith(f" is on this host: {option}"), done.stderr
+        assert "--with" not in done.stderr
+        assert done.returncode == 1
+
+
+def test_file_beside_the_script_is_named_with_where_it_lies(belljar: Cli) -> None:
+    (belljar.directory / "sub").mkdir()
+    (belljar.directory / "sub" / "code.py").write_text("open('in.csv')")
+    (belljar.directory / "sub" / "in.csv").touch()
+    done = belljar("run", "-e", "python", "sub/code.py")
+    assert done.stderr.endswith("sub/in.csv is on this host: --put sub/in.csv\n")
+
+
+def test_code_cannot_ask_which_files_this_host_has(belljar: Cli) -> None:
+    """Neither outside the current directory, nor by what a program would give back to it."""
+    (belljar.directory / "out").symlink_to("/etc")
+    (belljar.directory / "here.csv").touch()
+    paths = ["/etc/passwd", "../" * 9 + "etc/passwd", "out/passwd", "here.csv/../here.csv"]
+    for path in paths:
+        done = belljar.run(f"raise FileNotFoundError(2, 'No such file or directory', {path!r})")
+        assert "on this host" not in done.stderr, done.stderr
+    done = belljar.run("open('here.csv')", "--json", "--record", "r.jsonl")
+    assert "here.csv is on this host" in done.stderr
+    assert "on this host" not in done.stdout
+    assert "on this host" not in (belljar.directory / "r.jsonl").read_text()
+
+
+def test_notes_are_said_without_being_asked_for(belljar: Cli) -> None:
+    done = belljar.run("import no_such_module")
+    assert "--with no_such_module" in done.stderr
+    assert "--with" not in belljar.run("import no_such_module", "--quiet").stderr
+    late = belljar.run("while True: pass", "--timeout", "1")
+    assert "the time limit was 1 s" in late.stderr
+    assert "--timeout SECONDS" in late.stderr
+    assert "variables were lost" not in late.stderr
+
+
+@pytest.mark.root_only
+@pytest.mark.parametrize("more", [[], ["--quiet"], ["--json"]])
+def test_files_that_a_full_disk_could_not_take_are_named_with_exit_code_121(
+    belljar: Cli, more: list[str]
+) -> None:
+    small = belljar.directory / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", small], check=True)
+    try:
+        code = "open('a', 'w').write('fits')\nopen('big', 'wb').write(bytes(1 << 20))\n"
+        done = belljar.run(code, "--workspace", str(small), *more)
+        assert done.returncode == 121, done.stderr
+        assert "No space left on device): 'big'" in done.stderr
+        assert (small / "a").read_text() == "fits"
+        fine = belljar.run("open('a', 'w').write('new')", "--workspace", str(small), *more)
+        assert fine.returncode == 0, fine.stderr
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+def test_link_that_is_never_carried_is_no_failure(belljar: Cli) -> None:
+    done = belljar.run("import os; os.symlink('/etc', 'etc')", "--workspace", "w")
+    assert done.returncode == 0
+    assert "is a link that leads out" in done.stderr
+
+
+def test_learn_takes_files(belljar: Cli) -> None:
+    (belljar.directory / "sales.csv").write_text("a\n")
+    (belljar.directory / "code.py").write_text(
+        "import csv\nprint(list(csv.reader(open('sales.csv'))), __file__)\n"
+    )
+    done = belljar("learn", "-e", "python", "code.py", "--put", "sales.csv")
+    assert done.returncode == 0, done.stderr
+    assert "[['a']] code.py" in done.stderr
+
+
+def test_tables_are_saved_as_csv_by_a_host_without_pandas(data_belljar: Cli) -> None:
+    blocked = data_belljar.directory / "blocked"
+    for name in ("pandas", "numpy", "pyarrow"):
+        (blocked / name).mkdir(parents=True)
+        (blocked / name / "__init__.py").write_text("raise ImportError('not on this host')")
+    path = data_belljar.environ["PYTHONPATH"]
+    data_belljar.environ["PYTHONPATH"] = f"{blocked}:{path}"
+    code = "import pandas as pd; pd.DataFrame({'a': [1, 2]})"
+    done = data_belljar("run", "--out", "results", "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert (data_belljar.directory / "results" / "result-1.csv").read_text() == ",a\n0,1\n1,2\n"
 
 
 # -- run: signals ---------------------------------------------------------------------------------

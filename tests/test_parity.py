@@ -16,7 +16,6 @@ INTERNAL = {
     "adopt",
     "busy",
     "engaged",
-    "introduce",
     "perform",
     "last_used",
     "call",

@@ -96,7 +96,7 @@ def test_table_of_options_has_each_option_with_its_default():
 @pytest.mark.parametrize("kind", [Sandbox, Files])
 def test_listing_of_the_api_has_each_public_name(kind):
     listing = next(code for _, code in blocks("text") if code.startswith("run_code("))
-    public = {name for name in dir(kind) if not name.startswith("_")} - {"create", "introduce"}
+    public = {name for name in dir(kind) if not name.startswith("_")} - {"create"}
     assert public <= set(re.findall(r"\w+", listing))
 
 

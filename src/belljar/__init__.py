@@ -156,13 +156,15 @@ def __getattr__(name: str) -> object:
     if name in _MODULES:  # used by their names: belljar.functions.stubs(...)
         return importlib.import_module(f"belljar.{name}")
     if name not in _MODULE_OF:
-        raise AttributeError(f"module 'belljar' has no attribute {name!r}")
+        errors = importlib.import_module("belljar.errors")
+        error: AttributeError = errors.attribute_error("module 'belljar'", name, __dir__())
+        raise error
     value = globals()[name] = getattr(importlib.import_module(_MODULE_OF[name]), name)
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *_MODULES})
 
 
 __all__ = [

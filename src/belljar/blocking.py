@@ -18,14 +18,15 @@ from belljar.cell import OnResult, OnText
 from belljar.checkpoint import Checkpoint
 from belljar.commands import AsyncCommands
 from belljar.environment import Environment
-from belljar.errors import InvalidOption
+from belljar.errors import InvalidOption, suggests
 from belljar.execution import CommandResult, Execution
-from belljar.files import AsyncFiles, FileInfo
+from belljar.files import AsyncFiles, FileInfo, GuestPath
 from belljar.functions import Functions
 from belljar.isolation import Isolation
 from belljar.limits import Limits
 from belljar.mount import Mount
 from belljar.sandbox import AsyncSandbox
+from belljar.script import Script
 from belljar.transfers import OnProgress, Transfer
 from belljar.workdir import WORKSPACE
 
@@ -120,6 +121,7 @@ def _deferred(events: Events, callback: Any) -> Any:
     return lambda *items: events.put(lambda: callback(*items))
 
 
+@suggests
 class Files:
     """Read and write files of the sandbox. Relative paths are below /workspace."""
 
@@ -127,45 +129,45 @@ class Files:
         self._files = files
 
     @overload
-    def read(self, path: str, *, format: Literal["text"] = "text") -> str: ...
+    def read(self, path: GuestPath, *, format: Literal["text"] = "text") -> str: ...
     @overload
-    def read(self, path: str, *, format: Literal["bytes"]) -> bytes: ...
-    def read(self, path: str, *, format: Literal["text", "bytes"] = "text") -> str | bytes:
+    def read(self, path: GuestPath, *, format: Literal["bytes"]) -> bytes: ...
+    def read(self, path: GuestPath, *, format: Literal["text", "bytes"] = "text") -> str | bytes:
         """The content of a file: text (UTF-8), or `format="bytes"`."""
         if format == "bytes":
             return wait(self._files.read, path, format="bytes")
         return wait(self._files.read, path, format=format)
 
-    def write(self, path: str, data: str | bytes) -> FileInfo:
+    def write(self, path: GuestPath, data: str | bytes) -> FileInfo:
         """Write a file, with the directories above it; what was there is replaced."""
         return wait(self._files.write, path, data)
 
-    def list(self, path: str = ".") -> list[FileInfo]:
+    def list(self, path: GuestPath = ".") -> list[FileInfo]:
         """What a directory holds, by name."""
         return wait(self._files.list, path)
 
-    def exists(self, path: str) -> bool:
+    def exists(self, path: GuestPath) -> bool:
         return wait(self._files.exists, path)
 
-    def stat(self, path: str) -> FileInfo:
+    def stat(self, path: GuestPath) -> FileInfo:
         """Of the path itself: a symbolic link is not followed."""
         return wait(self._files.stat, path)
 
-    def make_dir(self, path: str) -> FileInfo:
+    def make_dir(self, path: GuestPath) -> FileInfo:
         """Make a directory, and those above it; one that is there already is fine."""
         return wait(self._files.make_dir, path)
 
-    def remove(self, path: str) -> None:
+    def remove(self, path: GuestPath) -> None:
         """Remove a file, or a directory with all that is in it."""
         return wait(self._files.remove, path)
 
-    def rename(self, old: str, new: str) -> FileInfo:
+    def rename(self, old: GuestPath, new: GuestPath) -> FileInfo:
         return wait(self._files.rename, old, new)
 
     def upload(
         self,
         local: str | os.PathLike[str],
-        path: str | None = None,
+        path: GuestPath | None = None,
         *,
         on_progress: OnProgress | None = None,
     ) -> Transfer:
@@ -179,7 +181,7 @@ class Files:
 
     def download(
         self,
-        path: str,
+        path: GuestPath,
         local: str | os.PathLike[str],
         *,
         max_size: int | str | None = None,
@@ -195,6 +197,7 @@ class Files:
         return wait(self._files.download, path, local, max_size=max_size, on_progress=on_progress)
 
 
+@suggests
 class Commands:
     def __init__(self, commands: AsyncCommands) -> None:
         self._commands = commands
@@ -226,6 +229,7 @@ class Commands:
         )
 
 
+@suggests
 class Sandbox:
     """One isolated place for Python: variables persist, files have a workspace, limits hold.
 
@@ -415,9 +419,10 @@ class Sandbox:
 
     def run_code(
         self,
-        code: str,
+        code: str | os.PathLike[str] | Script,
         *,
         timeout: float | None = None,
+        stdin: str | bytes | None = None,
         on_stdout: OnText | None = None,
         on_stderr: OnText | None = None,
         on_result: OnResult | None = None,
@@ -426,15 +431,17 @@ class Sandbox:
     ) -> Execution:
         """Run code in the sandbox's interpreter; variables stay for the next time.
 
-        What the code does is in the Execution, also when it fails; exceptions are for what
-        Belljar could not do. `timeout` is in seconds (None: that of the limits). The callbacks
-        get output and results while the code runs. With `undo_on_error`, code that does not end
-        with the outcome ok leaves variables and files as they were before it.
+        `code` is a text, or the path of a file on this host, which tracebacks then name. What it
+        does is in the Execution, also when it fails; exceptions are for what Belljar could not do.
+        `timeout` is in seconds (None: that of the limits). `stdin` is what input() and sys.stdin
+        read. The callbacks get output and results while the code runs. With `undo_on_error`, code
+        that does not end with the outcome ok leaves variables and files as they were before it.
         """
         return wait(
             self._sandbox.run_code,
             code,
             timeout=timeout,
+            stdin=stdin,
             on_stdout=on_stdout,
             on_stderr=on_stderr,
             on_result=on_result,
@@ -516,10 +523,6 @@ class Sandbox:
         twin = object.__new__(type(self))
         twin._prepare(wait(self._sandbox.fork))
         return twin
-
-    def introduce(self, code: str, *, timeout: float) -> None:
-        """Run code of our own before that of the caller: no policy is asked, nobody is told."""
-        return wait(self._sandbox.introduce, code, timeout=timeout)
 
     def interrupt(self) -> None:
         """Raise KeyboardInterrupt in the running cell; nothing happens if none is running."""

@@ -16,6 +16,8 @@ from belljar.execution import Call
 from belljar.functions import Registry
 from belljar.guest import claims, wire
 from belljar.guest.values import Encoded
+from belljar.host_call import Callee
+from belljar.script import Input
 
 MAX_RECORDED = 10_000
 MAX_ARGUMENTS = 1000  # of one call: each takes the event loop's time
@@ -27,9 +29,17 @@ class Calls:
     """An async context, so that no call outlives the cell it belongs to."""
 
     def __init__(
-        self, registry: Registry | None, answer: Answer, limit: int, pause: Callable[[bool], None]
+        self,
+        registry: Registry | None,
+        answer: Answer,
+        limit: int,
+        pause: Callable[[bool], None],
+        stdin: Input | None = None,
     ) -> None:
         self._registry = registry
+        self._stdin = stdin
+        # The code reads it by calls that are in no list: nobody gave it such a function.
+        self._read = None if stdin is None else _reader(stdin)
         self._answer = answer
         self._limit = limit  # bytes of one value, and of all arguments and results that wait
         self._pause = pause
@@ -42,6 +52,8 @@ class Calls:
     @property
     def possible(self) -> bool:
         """Without functions there is nothing to call, and no cost: no task, no context."""
+        if self._read is not None:
+            return True
         return self._registry is not None and bool(self._registry.names)
 
     async def __aenter__(self) -> Self:
@@ -101,7 +113,9 @@ class Calls:
         """The answer: that it went well and what came of it, or what the guest may know."""
         size, began = len(blob), time.perf_counter()
         assert self._registry is not None
-        excused = not self._registry.counts_time(name)
+        stdin = self._stdin if name == wire.STDIN else None
+        counts = self._registry.counts_time(name) if stdin is None else stdin.counts_time
+        excused = not counts
         failure = "it was still running when the cell ended"
         if excused:
             self._pause(True)
@@ -115,15 +129,16 @@ class Calls:
             return {"ok": False, "name": kind, "message": message}, None
         finally:
             self._held -= size
-            self._record(
-                Call(
-                    name=name,
-                    duration=time.perf_counter() - began,
-                    ok=not failure,
-                    argument_bytes=size,
-                    error=failure or None,
+            if stdin is None:
+                self._record(
+                    Call(
+                        name=name,
+                        duration=time.perf_counter() - began,
+                        ok=not failure,
+                        argument_bytes=size,
+                        error=failure or None,
+                    )
                 )
-            )
             if excused:
                 self._pause(False)
 
@@ -142,7 +157,10 @@ class Calls:
         if len(args) + len(kwargs) > MAX_ARGUMENTS:
             raise TypeError(f"more than {MAX_ARGUMENTS} arguments")
         assert self._registry is not None
-        made = await self._registry.call(name, tuple(args), kwargs)
+        if name == wire.STDIN and self._read is not None:
+            made = await self._read.call(args, kwargs)
+        else:
+            made = await self._registry.call(name, tuple(args), kwargs)
         value = await cargo.encode(made, self._limit)
         if self._held + value.size > self._limit:
             raise ValueError("the results of all calls under way take too much memory")
@@ -153,6 +171,10 @@ class Calls:
             self.made.append(call)
         else:
             self.unrecorded += 1
+
+
+def _reader(stdin: Input) -> Callee:
+    return Callee(stdin.read, name="stdin", timeout=None, max_calls=None, concurrency=1)
 
 
 async def _nobody(call: int, header: dict[str, object], value: Encoded | None) -> None:

@@ -25,6 +25,7 @@ from belljar.execution import ErrorInfo, FileChanges, Logs, Outcome, Result, Usa
 from belljar.functions import Registry
 from belljar.guest import claims, wire
 from belljar.guest.values import Encoded
+from belljar.script import Input, Script
 
 GRACE = 1.0  # seconds between KeyboardInterrupt and SIGKILL
 DEATH = 5.0  # seconds a killed worker may take to be reported, before the whole guest goes
@@ -47,6 +48,7 @@ class Cell:
 
     code: str
     payload: bytes  # the same, encoded
+    script: Script  # and what comes with it
     given_timeout: float | None  # what the caller said,
     timeout: float | None  # and what that means
     env: Mapping[str, str] = field(default_factory=dict)
@@ -110,6 +112,7 @@ class Run:
         values: int = wire.INLINE,  # bytes of a value
         cpus: float = 1.0,
         host_time: float | None = None,  # seconds that calls of host functions are excused
+        stdin: Input | None = None,
     ) -> None:
         self._channel = channel
         self._guest = guest
@@ -131,6 +134,7 @@ class Run:
         self.output_bytes = 0
         self.truncated = False
         self.dropped = False  # parts of results that were too large
+        self.cut = False  # the text of a result was
         self.stopped_for: Outcome | None = None  # the limit that ended it
         self.interrupted = False  # by the caller
         self.done: wire.Frame | None = None
@@ -147,7 +151,7 @@ class Run:
         self._left = math.inf  # of the guest's own time, and of what is excused
         self._excuse = math.inf if host_time is None else host_time
         self._cpus = max(cpus, 1.0)
-        self.calls = Calls(functions, self._answer, values, self._pause)
+        self.calls = Calls(functions, self._answer, values, self._pause, stdin)
 
     async def drive(
         self,
@@ -406,6 +410,7 @@ class Run:
             self.truncated = True
             return
         self.dropped = self.dropped or bool(frame.header.get("dropped"))
+        self.cut = self.cut or bool(frame.header.get("cut"))
         self.results.append(result)
         if self._on_result is not None:
             await _settled(self._on_result(result))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from belljar import options
 from belljar.cell import OnText, Run
-from belljar.errors import InvalidOption
+from belljar.errors import InvalidOption, suggests
 from belljar.execution import CommandResult, Outcome
 from belljar.files import absolute
 from belljar.guest import wire
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from belljar.sandbox import AsyncSandbox
 
 
+@suggests
 class AsyncCommands:
     def __init__(self, sandbox: AsyncSandbox) -> None:
         self._sandbox = sandbox

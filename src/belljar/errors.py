@@ -40,12 +40,13 @@ import errno as errnos
 import functools
 import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 if TYPE_CHECKING:
     from belljar.execution import CommandResult, Execution
 
 
+T = TypeVar("T")
 MOST_SHOWN = 20  # options in one hint, beside the nearest
 
 
@@ -231,6 +232,29 @@ def nearest(word: str, options: Iterable[str]) -> str | None:
     # The comparison is quadratic in the length of the word, which may come from anywhere.
     found = difflib.get_close_matches(word[:100].lower(), by_lower, n=1)
     return by_lower[found[0]] if found else None
+
+
+def suggests(cls: type[T]) -> type[T]:
+    """Decorate a class: the AttributeError for a name that it has not names the nearest one."""
+
+    def missing(self: object, name: str) -> NoReturn:
+        raise attribute_error(f"{type(self).__name__!r} object", name, dir(self), self)
+
+    cls.__getattr__ = missing  # type: ignore[attr-defined]
+    return cls
+
+
+def attribute_error(
+    owner: str, name: str, names: Iterable[str], obj: object = None
+) -> AttributeError:
+    """Make the error for a name that `owner` has not; private names suggest nothing."""
+    public = [each for each in names if not each.startswith("_")]
+    guess = None
+    if not name.startswith("_"):
+        guess = nearest(name, public) or next((e for e in public if e.startswith(name)), None)
+    question = "" if guess is None else f"; did you mean {guess!r}?"
+    # Without `name=` the interpreter adds no guess of its own.
+    return AttributeError(f"{owner} has no attribute {name!r}{question}", obj=obj)
 
 
 def unknown_option(kind: str, word: str, options: Iterable[str]) -> InvalidOption:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 from belljar import ending
 from belljar.ending import Outcome as Outcome
+from belljar.errors import suggests
 from belljar.plain import as_json
 from belljar.printable import one_line
 from belljar.printable import printable as printable
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from belljar.policy import Report
 
 
+@suggests
 @dataclass(frozen=True, kw_only=True)
 class ErrorInfo:
     """The exception that ended a run, in the guest's words."""
@@ -34,6 +36,7 @@ class ErrorInfo:
     traceback: str  # as Python prints it; the lines point into the cell
 
 
+@suggests
 @dataclass(frozen=True, kw_only=True)
 class Usage:
     """What a run cost, measured from outside; None is what cannot be measured on this host."""
@@ -44,6 +47,7 @@ class Usage:
     output_bytes: int  # bytes written to stdout and stderr, also those not kept
 
 
+@suggests
 @dataclass(frozen=True, kw_only=True)
 class Logs:
     """The output in the pieces in which it was streamed."""
@@ -64,6 +68,7 @@ class Call:
     error: str | None = None  # what the guest was told: the exception's name and message
 
 
+@suggests
 @dataclass(frozen=True, kw_only=True)
 class FileChanges:
     """What became of the files below /workspace, by paths relative to it; false if nothing did."""
@@ -78,6 +83,7 @@ class FileChanges:
 
 # An Execution is the record of one event, and its value may be anything (a DataFrame has no plain
 # ==): so it is compared by identity.
+@suggests
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Execution:
     """What one run of code did."""
@@ -99,11 +105,25 @@ class Execution:
     notes: tuple[str, ...] = ()  # sentences for people
     calls: tuple[Call, ...] = ()  # of the host's functions, in the order in which they ended
     files: FileChanges | None = None  # None where it was not looked at
+    saved: bool | None = None  # all files of a kept workspace are on the host; None: none is kept
     policy: Report | None = None  # what the sandbox's policy said of the code; None: it has none
 
     @property
     def ok(self) -> bool:
         return self.outcome is Outcome.ok
+
+    @property
+    def output(self) -> str:
+        """All that the code wrote: stdout, then stderr."""
+        return self.stdout + self.stderr
+
+    @property
+    def images(self) -> list[bytes]:
+        """The pictures that the code showed, in order: each as PNG, else JPEG, else SVG."""
+        pictures = (
+            r.png or r.jpeg or (r.svg or "").encode("utf-8", "replace") for r in self.results
+        )
+        return [picture for picture in pictures if picture]
 
     @property
     def signal_name(self) -> str | None:
@@ -140,6 +160,7 @@ class Execution:
             "notes": list(self.notes),
             "calls": [asdict(call) for call in self.calls],
             "files": None if self.files is None else _lists(asdict(self.files)),
+            "saved": self.saved,
             "policy": None if self.policy is None else self.policy.to_dict(),
         }
 
@@ -214,6 +235,7 @@ class Execution:
         yield from rich_view.execution(self, self._remarks())
 
 
+@suggests
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CommandResult:
     """What one command did."""

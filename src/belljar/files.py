@@ -14,7 +14,7 @@ from belljar import downloads, options, trees, uploads
 from belljar.backends.base import Guest
 from belljar.beneath import Kind, is_file_name
 from belljar.channel import Channel
-from belljar.errors import FileError, InvalidOption, ProtocolError, file_error
+from belljar.errors import FileError, InvalidOption, ProtocolError, file_error, suggests
 from belljar.guest import files as guest_files
 from belljar.guest import wire
 from belljar.limits import Limits, format_size, parse_size
@@ -28,6 +28,9 @@ _LONGEST_REASON = 200  # characters
 _LONGEST_ENTRY = 4096  # bytes of JSON: a name of 255, escaped, and five numbers
 
 T = TypeVar("T")
+GuestPath = (
+    str | os.PathLike[str]
+)  # of the sandbox: PurePosixPath("out") / "chart.png", or its text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +55,7 @@ class Connected(Protocol):
     def using(self) -> AbstractAsyncContextManager[tuple[Channel, Guest]]: ...
 
 
+@suggests
 class AsyncFiles:
     """Read and write files of the sandbox. Relative paths are below its workspace."""
 
@@ -68,14 +72,16 @@ class AsyncFiles:
         """The workspace's own path."""
         return self._sandbox.workdir
 
-    def _absolute(self, path: str) -> str:
+    def _absolute(self, path: GuestPath) -> str:
         return absolute(path, self._sandbox.workdir)
 
     @overload
-    async def read(self, path: str, *, format: Literal["text"] = "text") -> str: ...
+    async def read(self, path: GuestPath, *, format: Literal["text"] = "text") -> str: ...
     @overload
-    async def read(self, path: str, *, format: Literal["bytes"]) -> bytes: ...
-    async def read(self, path: str, *, format: Literal["text", "bytes"] = "text") -> str | bytes:
+    async def read(self, path: GuestPath, *, format: Literal["bytes"]) -> bytes: ...
+    async def read(
+        self, path: GuestPath, *, format: Literal["text", "bytes"] = "text"
+    ) -> str | bytes:
         """The content of a file: text (UTF-8), or `format="bytes"`."""
         if format not in ("text", "bytes"):
             raise InvalidOption(f"format is 'text' or 'bytes', not {format!r}")
@@ -86,7 +92,7 @@ class AsyncFiles:
             return data.decode("utf-8")
         except UnicodeDecodeError as error:
             raise InvalidOption(
-                f"{path!r} is not UTF-8 text: {error.reason} at byte {error.start}",
+                f"{os.fspath(path)!r} is not UTF-8 text: {error.reason} at byte {error.start}",
                 hint='read it with format="bytes"',
             ) from None
 
@@ -112,7 +118,7 @@ class AsyncFiles:
             content += data[: size - len(content)] if size else data
         return bytes(content)
 
-    async def write(self, path: str, data: str | bytes) -> FileInfo:
+    async def write(self, path: GuestPath, data: str | bytes) -> FileInfo:
         """Write a file, with the directories above it; what was there is replaced."""
         if isinstance(data, str):
             data = data.encode("utf-8", "surrogateescape")
@@ -125,7 +131,7 @@ class AsyncFiles:
             result, _ = await self.call(target, header, bytes(view[start : start + PART]))
         return await self._changed(info(target, result), "write", path=path, content=view)
 
-    async def list(self, path: str = ".") -> list[FileInfo]:
+    async def list(self, path: GuestPath = ".") -> list[FileInfo]:
         """What a directory holds, by name."""
         target = self._absolute(path)
         found: list[FileInfo] = []
@@ -139,31 +145,31 @@ class AsyncFiles:
                 raise ProtocolError("a listing longer than any")
         return found
 
-    async def exists(self, path: str) -> bool:
+    async def exists(self, path: GuestPath) -> bool:
         try:
             await self.stat(path)
         except (FileNotFoundError, NotADirectoryError):
             return False
         return True
 
-    async def stat(self, path: str) -> FileInfo:
+    async def stat(self, path: GuestPath) -> FileInfo:
         """Of the path itself: a symbolic link is not followed."""
         target = self._absolute(path)
         return info(target, (await self.call(target, {"op": "stat", "path": target}))[0])
 
-    async def make_dir(self, path: str) -> FileInfo:
+    async def make_dir(self, path: GuestPath) -> FileInfo:
         """Make a directory, and those above it; one that is there already is fine."""
         target = self._absolute(path)
         made, _ = await self.call(target, {"op": "make_dir", "path": target})
         return await self._changed(info(target, made), "make_dir", path=path)
 
-    async def remove(self, path: str) -> None:
+    async def remove(self, path: GuestPath) -> None:
         """Remove a file, or a directory with all that is in it."""
         target = self._absolute(path)
         done = await self.call(target, {"op": "remove", "path": target})
         await self._changed(done, "remove", path=path)
 
-    async def rename(self, old: str, new: str) -> FileInfo:
+    async def rename(self, old: GuestPath, new: GuestPath) -> FileInfo:
         target = self._absolute(old)
         header = {"op": "rename", "path": target, "to": self._absolute(new)}
         made, _ = await self.call(target, header)
@@ -172,7 +178,7 @@ class AsyncFiles:
     async def upload(
         self,
         local: str | os.PathLike[str],
-        path: str | None = None,
+        path: GuestPath | None = None,
         *,
         on_progress: OnProgress | None = None,
     ) -> Transfer:
@@ -185,7 +191,7 @@ class AsyncFiles:
         source = local_path(local)
         options.check_callbacks(on_progress=on_progress)
         name = os.path.basename(os.path.abspath(source))
-        target = path if path is not None else name
+        target = os.fspath(path) if path is not None else name
         if target.endswith("/"):
             target += name
         moved = await uploads.upload(self, source, self._absolute(target), on_progress)
@@ -195,7 +201,7 @@ class AsyncFiles:
 
     async def download(
         self,
-        path: str,
+        path: GuestPath,
         local: str | os.PathLike[str],
         *,
         max_size: int | str | None = None,
@@ -218,7 +224,10 @@ class AsyncFiles:
 
     async def _changed(self, made: T, event: str, **fields: object) -> T:
         if self._on_change is not None:
-            await self._on_change(event, **fields)
+            plain = {
+                k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in fields.items()
+            }
+            await self._on_change(event, **plain)
         return made
 
     async def call(
@@ -234,8 +243,9 @@ class AsyncFiles:
         return (result if isinstance(result, dict) else {}), data
 
 
-def absolute(path: str, workdir: str) -> str:
+def absolute(path: GuestPath, workdir: str) -> str:
     """Relative paths are below the workspace. Where it leads is for the guest's kernel to say."""
+    path = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(path, str) or not path:
         raise InvalidOption(f"a path is a non-empty str, not {path!r}")
     if "\0" in path:

@@ -33,6 +33,11 @@ class Keeping:
     def mirrors(self) -> bool:
         return self._options.workspace is not None or self._options.session is not None
 
+    @property
+    def saved(self) -> bool:
+        """Whether all files were on the host after the last save."""
+        return self._mirror is not None and self._mirror.saved
+
     def close(self) -> None:
         if self._mirror is not None:
             self._mirror.close()
@@ -63,6 +68,7 @@ class Keeping:
         if self._mirror is None or place is None:
             return []
         if not place.alive:
+            self._mirror.saved = False
             return [f"not everything was brought back to {self._mirror.path!r}: the guest died"]
         return await self._mirror.save(self._files(place))
 
@@ -103,6 +109,7 @@ class Keeping:
             began=began,
             env=list(cell.env),
             undo_on_error=cell.undo_on_error,
+            script=cell.script,
         )
         if _size(execution) > MANY:
             await anyio.to_thread.run_sync(write)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from typing import Any
 
 from belljar.blocking import Sandbox
@@ -13,7 +14,7 @@ _RUN = frozenset(inspect.signature(Sandbox.run_code).parameters) - {"self", "cod
 _MAKE = frozenset(inspect.signature(Sandbox.__init__).parameters) - {"self"}
 
 
-def run(code: str, **given: Any) -> Execution:
+def run(code: str | os.PathLike[str], **given: Any) -> Execution:
     """Run code in a sandbox of its own; the options are those of Sandbox and of run_code.
 
     `env` goes to the sandbox.

@@ -270,7 +270,7 @@ def _names_of(function: Callable[..., object]) -> tuple[str, ...]:
 
 
 def encode_code(code: str) -> bytes:
-    if not isinstance(code, str):
+    if not isinstance(code, str):  # of a Snippet
         raise InvalidOption(
             f"code is a str, not {type(code).__name__}", hint="decode bytes before running them"
         )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NoReturn
 
-from belljar.errors import SandboxError
+from belljar.errors import SandboxError, suggests
 
 if TYPE_CHECKING:
     from belljar.chart import Chart
@@ -51,6 +51,7 @@ def frame_errors(doing: str) -> Iterator[None]:
         raise SandboxError(f"the guest's table cannot be {doing}: {type(error).__name__}") from None
 
 
+@suggests
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """One thing a cell displayed, in one or more formats.

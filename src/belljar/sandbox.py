@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
-from belljar import admission, cargo, events, options, verdict
+from belljar import admission, advice, cargo, events, options, verdict
+from belljar import script as scripts
 from belljar.backends.docker.settings import Docker
 from belljar.cell import Cell, OnResult, OnText, Run
 from belljar.checkpoint import Checkpoint
@@ -27,6 +28,7 @@ from belljar.errors import (
     InvalidOption,
     NameMissing,
     SandboxError,
+    suggests,
 )
 from belljar.execution import CommandResult, Execution, Outcome
 from belljar.files import AsyncFiles
@@ -38,12 +40,14 @@ from belljar.limits import Limits
 from belljar.mount import Mount
 from belljar.options import Options
 from belljar.place import KEEP_TIMEOUT, Place
+from belljar.script import Input, Script
 from belljar.workdir import WORKSPACE
 
 if TYPE_CHECKING:
     from belljar.options import PolicyLike
 
 
+@suggests
 class AsyncSandbox(Life):
     """A sandbox under asyncio or trio. Starts when entered or first used; `create` starts at once.
 
@@ -176,9 +180,10 @@ class AsyncSandbox(Life):
 
     async def run_code(
         self,
-        code: str,
+        code: str | os.PathLike[str] | Script,
         *,
         timeout: float | None = None,
+        stdin: str | bytes | None = None,
         on_stdout: OnText | None = None,
         on_stderr: OnText | None = None,
         on_result: OnResult | None = None,
@@ -187,15 +192,18 @@ class AsyncSandbox(Life):
     ) -> Execution:
         """Run code in the sandbox's interpreter; variables stay for the next time.
 
-        What the code does is in the Execution, also when it fails; exceptions are for what
-        Belljar could not do. `timeout` is in seconds (None: that of the limits). The callbacks
-        get output and results while the code runs. With `undo_on_error`, code that does not end
-        with the outcome ok leaves variables and files as they were before it.
+        `code` is a text, or the path of a file on this host, which tracebacks then name. What it
+        does is in the Execution, also when it fails; exceptions are for what Belljar could not do.
+        `timeout` is in seconds (None: that of the limits). `stdin` is what input() and sys.stdin
+        read. The callbacks get output and results while the code runs. With `undo_on_error`, code
+        that does not end with the outcome ok leaves variables and files as they were before it.
         """
         options.check_callbacks(on_stdout=on_stdout, on_stderr=on_stderr, on_result=on_result)
+        script = await scripts.make(code, stdin)
         cell = Cell(
-            code=code,
-            payload=options.encode_code(code),
+            code=script.code,
+            payload=options.encode_code(script.code),
+            script=script,
             env=options.texts("env", env),
             given_timeout=timeout,
             timeout=options.check_timeout(timeout, self.limits.timeout),
@@ -207,13 +215,6 @@ class AsyncSandbox(Life):
         if self._options.policy is None and not events.wanted():
             return await self._run_cell(cell)
         return await self._run_seen(cell)
-
-    async def introduce(self, code: str, *, timeout: float) -> None:
-        """Run code of our own before that of the caller: no policy is asked, nobody is told."""
-        cell = Cell(
-            code=code, payload=options.encode_code(code), given_timeout=timeout, timeout=timeout
-        )
-        (await self._run_cell(cell)).raise_for_outcome()
 
     async def interrupt(self) -> None:
         """Raise KeyboardInterrupt in the running cell; nothing happens if none is running."""
@@ -275,7 +276,7 @@ class AsyncSandbox(Life):
         async with self._alone():
             before = await self._keep(cell.timeout) if cell.undo_on_error else None
             self._count += 1
-            header: dict[str, object] = {"watch": True}
+            header: dict[str, object] = {"watch": True, **cell.script.header()}
             if cell.env:
                 header["env"] = cell.env
             try:
@@ -286,16 +287,21 @@ class AsyncSandbox(Life):
                     on_stdout=cell.on_stdout,
                     on_stderr=cell.on_stderr,
                     on_result=cell.on_result,
+                    stdin=cell.script.stdin,
                 )
                 execution = await self._judge(run, place)
+                execution = _advised(execution, self._options, cell.timeout)
                 if before is not None:
                     execution = await self._undo(before, execution)
             except BaseException:
                 if before is not None:
                     await self._take_back(before)
                 raise
-            notes = await self._keeping.save(self._place) if self._keeping.mirrors else []
-            notes += await self._keeping.cell(cell, execution, began=began)
+            if self._keeping.mirrors:
+                said = await self._keeping.save(self._place)
+                saved = self._keeping.saved
+                execution = replace(execution, notes=(*execution.notes, *said), saved=saved)
+            notes = await self._keeping.cell(cell, execution, began=began)
         return replace(execution, notes=(*execution.notes, *notes)) if notes else execution
 
     async def _drive(
@@ -308,6 +314,7 @@ class AsyncSandbox(Life):
         on_stdout: OnText | None = None,
         on_stderr: OnText | None = None,
         on_result: OnResult | None = None,
+        stdin: Input | None = None,
     ) -> tuple[Run, Place]:
         """One cell, or one operation on its variables, to its end."""
         place = await self._connected()
@@ -327,6 +334,7 @@ class AsyncSandbox(Life):
                 values=self.limits.memory,
                 cpus=self.limits.cpus,
                 host_time=self.limits.host_time,
+                stdin=stdin,
             )
             header |= {"count": self._count, "output": self.limits.output}
             if place.functions.get(self._branch, 0) != self._functions.version:
@@ -576,6 +584,13 @@ class AsyncSandbox(Life):
             events.tell(events.CommandEnded(subject=self.subject, cmd=cmd, result=result))
         else:
             events.tell(events.FilesChanged(subject=self.subject, operation=event, fields=fields))
+
+
+def _advised(execution: Execution, options: Options, timeout: float | None) -> Execution:
+    if execution.ok:
+        return execution
+    said = tuple(advice.notes(execution, options, timeout))
+    return replace(execution, notes=(*execution.notes, *said)) if said else execution
 
 
 def _lacking(lacks: Iterable[str], what: str) -> tuple[str, ...]:

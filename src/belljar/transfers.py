@@ -42,8 +42,8 @@ def carryable(found: dict[str, Found], left_out: LeftOut) -> Iterator[tuple[str,
     """Files, directories, and links that stay inside; the rest is told of."""
     for path, entry in found.items():
         if entry.kind == "other":
-            left_out.add(path, "is neither a file nor a directory")
+            left_out.add(path, "is neither a file nor a directory", by_kind=True)
         elif entry.kind == "symlink" and not stays_inside(path, entry.target):
-            left_out.add(path, "is a link that leads out")
+            left_out.add(path, "is a link that leads out", by_kind=True)
         else:
             yield path, entry

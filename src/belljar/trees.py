@@ -40,8 +40,11 @@ class LeftOut:
     reasons: dict[str, list[str]] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     uncounted: set[str] = field(default_factory=set)  # reasons that hold for others too
+    lost: bool = False  # some of it would have been carried, had there been no error and no limit
 
-    def add(self, path: str, reason: str) -> None:
+    def add(self, path: str, reason: str, *, by_kind: bool = False) -> None:
+        """`by_kind`: such things are never carried, wherever they are."""
+        self.lost = self.lost or not by_kind
         shown = self.reasons.setdefault(reason, [])
         self.counts[reason] = self.counts.get(reason, 0) + 1
         if len(shown) < SHOWN:

@@ -48,7 +48,7 @@ async def of(
     value, unplain = None, None
     if outcome is Outcome.ok and with_value:
         value, unplain = await _value(run, main, limits)
-    notes = tuple(_notes(run, outcome, ended=ended, lost=lost, fresh=fresh, kills=kills))
+    notes = tuple(_notes(run, outcome, limits, ended=ended, lost=lost, fresh=fresh, kills=kills))
     if run.host_time_is_up:
         notes += (
             f"host functions took more than {limits.host_time:g} s, and what is beyond counts as "
@@ -70,7 +70,7 @@ async def of(
         execution_count=count,
         usage=run.usage(after),
         state_preserved=not lost and not fresh,
-        truncated=run.truncated or run.dropped,
+        truncated=run.truncated or run.dropped or run.cut,
         calls=tuple(run.calls.made),
         files=run.files if run.done is not None else None,
         notes=notes,
@@ -106,7 +106,14 @@ def _longest(limits: Limits) -> int:
 
 
 def _notes(
-    run: Run, outcome: Outcome, *, ended: str | None, lost: bool, fresh: bool, kills: int
+    run: Run,
+    outcome: Outcome,
+    limits: Limits,
+    *,
+    ended: str | None,
+    lost: bool,
+    fresh: bool,
+    kills: int,
 ) -> Iterator[str]:
     if run.done is None:
         why = f"it {ended}" if ended else "its first process died"
@@ -119,6 +126,9 @@ def _notes(
         yield "a process was killed because the sandbox was out of memory"
     if run.truncated:
         yield "output past the limit was dropped"
+    if run.cut:
+        most = format_size(limits.output)
+        yield f"the text of a result is cut after {most}, and ends in \u2026: its repr is longer"
     if run.dropped:
         yield "parts of a result were too large and left out"
     if run.streams["background"].chunks:

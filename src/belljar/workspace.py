@@ -71,6 +71,7 @@ class HostWorkspace:
         self._most = MAX_FILES
         self._notes: list[str] = []  # to be told with the next save
         self._told: set[str] = set()
+        self.saved = True  # all that could be carried was here after the last save
         self._turn = Lock()
 
     def _sweep(self) -> None:
@@ -211,7 +212,7 @@ class HostWorkspace:
 
     async def _save(self, files: AsyncFiles) -> list[str]:
         """What a guest does to prevent it is its own loss, and no error of the cell before."""
-        why = "it took too long"
+        why, self.saved = "it took too long", False
         try:
             with anyio.move_on_after(SAVE_TIMEOUT):
                 return await self._carry_out(files)
@@ -234,6 +235,7 @@ class HostWorkspace:
                 await trees.fetch(files, files.root, wanted, budget, save.receive, unlock=True)
             finally:
                 save.close()
+        self.saved = not census.left_out.lost
         return census.left_out.sentences() + save.notes
 
     def _ledger(self) -> Ledger:

@@ -54,7 +54,7 @@ start here:
   belljar run script.py               run a file
   belljar repl                        try things out
 
-`belljar COMMAND --help` tells the rest.
+`belljar help COMMAND` tells the rest.
 """
 
 
@@ -147,7 +147,7 @@ def _parse(
     argv: Sequence[str], top: Parser, parsers: dict[str, argparse.ArgumentParser]
 ) -> argparse.Namespace:
     """Before argparse says that a word is wrong, say which one was probably meant."""
-    argv, arguments = _cut(argv)
+    argv, arguments = _cut(_meant(argv, parsers))
     chosen = ""
     for word in argv[:2]:
         above = f"{chosen} " if chosen else ""
@@ -156,6 +156,8 @@ def _parse(
         if word.startswith("-") or not deeper:
             break
         if word not in deeper:
+            if not chosen:
+                deeper.add("help")
             raise unknown_option(f"{chosen} command".strip(), word, sorted(deeper))
         chosen = f"{chosen} {word}".strip()
     args, unknown = top.parse_known_args(argv)
@@ -170,6 +172,17 @@ def _parse(
         parsers[chosen].error(message)
     args.arguments = arguments
     return args
+
+
+def _meant(argv: Sequence[str], parsers: dict[str, argparse.ArgumentParser]) -> Sequence[str]:
+    """`belljar help COMMAND` is `belljar COMMAND --help`, `belljar FILE` is `belljar run FILE`."""
+    first = argv[0] if argv else ""
+    if first == "help":
+        return [*argv[1:], "--help"]
+    if first in parsers or first.startswith("-"):
+        return argv
+    is_file = first.endswith(".py") or os.path.isfile(first)
+    return ["run", *argv] if is_file else argv
 
 
 def _cut(argv: Sequence[str]) -> tuple[Sequence[str], list[str]]:

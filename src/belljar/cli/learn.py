@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from belljar.cli import exit_codes, sandbox_options
+from belljar.cli import exit_codes, sandbox_options, transfer
 from belljar.cli.check import add_policy, read_source
 from belljar.errors import SandboxError
 
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", metavar="FILE", nargs="+", help="the code; `-` is standard input")
     add_policy(parser, "strict", "what the learned policy starts from")
     parser.add_argument("--format", choices=("toml", "json"), default="toml")
+    transfer.add_put(parser)
     sandbox_options.add_files(parser)
     sandbox_options.add_all(parser)
 
@@ -52,8 +54,9 @@ def run(args: argparse.Namespace) -> int:
     from belljar.policy.learning import Learned, learn
 
     base = Policy.coerce(args.policy)
+    puts = [(put.target, transfer.load(put)) for put in map(transfer.parse_put, args.put)]
     codes = [("<stdin>" if name == "-" else name, read_source(name)) for name in args.files]
-    learned: Learned = learn([observe(args, name, code) for name, code in codes], base)
+    learned: Learned = learn([observe(args, name, code, puts) for name, code in codes], base)
     printed = learned.to_toml()
     if args.format == "json":
         told = {
@@ -71,20 +74,25 @@ def run(args: argparse.Namespace) -> int:
     return exit_codes.OK if allowed else exit_codes.ERROR
 
 
-def observe(args: argparse.Namespace, name: str, code: str) -> Observed:
+def observe(
+    args: argparse.Namespace, name: str, code: str, puts: Sequence[tuple[str, bytes]]
+) -> Observed:
     """Run it, watched. What it prints goes to stderr: stdout is the policy."""
     from belljar.policy import Policy
     from belljar.policy.learning import TELL, WATCH, Observed, parse_told
+    from belljar.script import Script
 
     report = Policy.preset("permissive").check(code)
     if not report.allowed:
         return Observed(name=name, code=code, outcome=f"not run ({report.summary()})", imported=())
     args.record = None
     with sandbox_options.make(args) as sandbox:
+        for path, content in puts:
+            sandbox.files.write(path, content)
         sandbox.run_code(WATCH, timeout=_INTRODUCTION).raise_for_outcome()
-        if name != "<stdin>":
-            sandbox.run_code(f"__file__ = {Path(name).name!a}", timeout=_INTRODUCTION)
-        execution = sandbox.run_code(code, on_stdout=_to_stderr, on_stderr=_to_stderr)
+        file = None if name == "<stdin>" else Path(name).name
+        script = Script(code=code, name=file, argv=None if file is None else (file,))
+        execution = sandbox.run_code(script, on_stdout=_to_stderr, on_stderr=_to_stderr)
         imported = None
         try:
             told = sandbox.run_code(TELL, timeout=_INTRODUCTION)

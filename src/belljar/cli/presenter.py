@@ -16,11 +16,9 @@ if TYPE_CHECKING:
 
     from belljar.execution import Execution, Result
 
-_HINTS = {
-    "timeout": "give it more time with --timeout SECONDS",
-    "out_of_memory": "give it more with --memory SIZE",
-    "output_limit": "print less, or allow more with --output SIZE",
-}
+# Notes for those who read the value, or run another cell after this one.
+_OF_VALUES = ("value ",)
+_OF_LATER_CELLS = ("variables ",)
 
 
 class Presenter:
@@ -29,18 +27,22 @@ class Presenter:
         *,
         raw: bool,
         quiet: bool,  # nothing but the code's own output and errors
-        notes: bool,  # what concerns a later cell, or is said otherwise already
+        later: bool,  # there may be another cell: say what concerns that, too
         cost: bool,
         files: ResultFiles | None = None,
     ) -> None:
         self._stdout = terminal.Writer(sys.stdout, raw=raw)
         self._stderr = terminal.Writer(sys.stderr, raw=raw)
         self._quiet = quiet
-        self._notes = notes
+        self._unwanted = _OF_VALUES if later else (*_OF_VALUES, *_OF_LATER_CELLS)
         self._cost = cost
         self._files = files
         self.failed_to_save = False
         self._said_how_to_save = False
+
+    @property
+    def saves(self) -> bool:
+        return self._files is not None
 
     def on_stdout(self, text: str) -> None:
         self._stdout.write(text)
@@ -55,7 +57,7 @@ class Presenter:
         self.save(result)
         if self._files is None and results.has_picture(result) and not self._said_how_to_save:
             self._said_how_to_save = True
-            self._remark("the code showed a picture; save such results with --out DIR")
+            self.remark("the code showed a picture; save such results with --out DIR")
 
     def save(self, result: Result) -> None:
         """Where --out said, if it did. A disk that is full is no reason to stop the code."""
@@ -64,14 +66,15 @@ class Presenter:
         try:
             saved, remarks = self._files.save(result)
             for path in saved:
-                self._remark(f"saved {path}")
+                self.remark(f"saved {path}")
             for remark in remarks:
-                self._remark(remark)
+                self.remark(remark)
         except FileError as error:
             self.failed_to_save = True
             terminal.say(str(error))
 
-    def finish(self, execution: Execution) -> None:
+    def finish(self, execution: Execution, *, without: str | None = None) -> None:
+        """`without`: leave out notes with this text, because something better is said."""
         if execution.error is not None:
             self._stderr.write_lines(execution.error.traceback)
         elif execution.text is not None and not self._quiet:
@@ -81,22 +84,24 @@ class Presenter:
         if execution.outcome not in ("ok", "exit") and (
             execution.outcome != "error" or execution.error is None
         ):
-            hint = _HINTS.get(execution.outcome.value)
-            terminal.say(_sentence(execution) + (f"\n  hint: {hint}" if hint else ""))
+            terminal.say(_sentence(execution))
         if execution.outcome == "rejected" and execution.policy is not None:
             for finding in execution.policy.findings:
                 terminal.say(f"line {finding.line}: {finding.message} [{finding.rule}]")
         if execution.logs.background and not self._quiet:
             self._stderr.write_lines("".join(execution.logs.background))
-        if execution.outcome in ("killed", "lost"):
-            for note in execution.notes:  # what ended it, such as --lifetime
-                terminal.say(note)
-        elif self._notes:
-            for note in execution.notes:
-                if not note.startswith("value "):  # here only its text is shown
-                    self._remark(note)
+        self.say_notes(execution, without=without)
         if self._cost:
-            self._remark(cost(execution))
+            self.remark(cost(execution))
+
+    def say_notes(self, execution: Execution, *, without: str | None = None) -> None:
+        # What ended it, such as --lifetime, and that files were lost, is said in any case.
+        insist = execution.outcome in ("killed", "lost") or execution.saved is False
+        for note in execution.notes:
+            if insist:
+                terminal.say(note)
+            elif not note.startswith(self._unwanted) and (without is None or without not in note):
+                self.remark(note)
 
     def _shown(self, result: Result, text: str) -> str:
         """A table is drawn for a person; a program gets the text as it is."""
@@ -107,7 +112,8 @@ class Presenter:
         table = rich_view.table(result)
         return text if table is None else _drawn(table)
 
-    def _remark(self, text: str) -> None:
+    def remark(self, text: str) -> None:
+        """One of our own sentences, unless nobody wants any."""
         if not self._quiet:
             terminal.say(text)
 

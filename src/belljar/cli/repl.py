@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     presenter = Presenter(
         raw=args.raw,
         quiet=args.quiet,
-        notes=True,
+        later=True,
         cost=args.verbose,
         files=ResultFiles(Path(args.out)) if args.out else None,
     )
@@ -195,9 +195,11 @@ class Session:
         self._guarded(lambda: self._run(statement))
 
     def _run(self, statement: str) -> None:
+        from belljar.script import Script
+
         with _interrupting(self._sandbox):
             execution = self._sandbox.run_code(
-                statement,
+                Script(code=statement, csv=self._presenter.saves),
                 on_stdout=self._presenter.on_stdout,
                 on_stderr=self._presenter.on_stderr,
                 on_result=self._presenter.on_result,

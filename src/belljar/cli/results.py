@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from belljar.beneath import write_file
-from belljar.cli import csv_text
-from belljar.errors import FileError, SandboxError
+from belljar.errors import FileError
 from belljar.result import CHART, TABLE
 
 if TYPE_CHECKING:
@@ -23,10 +22,10 @@ EXTENSIONS = {
     "text/latex": "tex",
     "application/json": "json",
     CHART: "chart.json",
+    "text/csv": "csv",
 }
 # Of libraries that put their version into the name.
 _FAMILIES = {"application/vnd.plotly.": "plotly.json", "application/vnd.vega": "vega.json"}
-MAX_CSV = 256 * 1024 * 1024  # bytes of all tables that are written as CSV
 _PICTURES = ("image/png", "image/jpeg", "image/svg+xml", "application/pdf")
 
 
@@ -34,7 +33,6 @@ class ResultFiles:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._count = 0
-        self._room = MAX_CSV
 
     def save(self, result: Result) -> tuple[list[Path], list[str]]:
         """Every format but plain text; a result without any takes no number.
@@ -43,14 +41,8 @@ class ResultFiles:
         """
         contents = {_extension(mime): data for mime, data in result.raw.items() if _extension(mime)}
         remarks = []
-        if TABLE in result.raw:
-            try:
-                contents["csv"] = made = csv_text.of(result.data, self._room)
-                self._room -= len(made)
-            except SandboxError as error:
-                if isinstance(error, csv_text.TooLong):
-                    self._room -= min(self._room, csv_text.MAX_TABLE)  # for the time it took
-                remarks.append(f"no CSV: {error.message}")
+        if TABLE in result.raw and "csv" not in contents:
+            remarks.append("no CSV: the table is too large, or has lists in it")
         if not contents:
             return [], remarks
         self._count += 1

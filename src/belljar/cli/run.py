@@ -1,13 +1,15 @@
-"""`belljar run FILE|-`: one piece of code in a sandbox of its own."""
+"""`belljar run FILE|-|-c CODE`: one piece of code in a sandbox of its own."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from belljar.cli import exit_codes, sandbox_options, script_header
+from belljar.cli import exit_codes, host_files, sandbox_options, script_header, stdin, transfer
 from belljar.errors import FileMissing, InvalidOption, SandboxError
 
 if TYPE_CHECKING:
@@ -15,15 +17,16 @@ if TYPE_CHECKING:
     from belljar.cli.presenter import Presenter
     from belljar.cli.transfer import Get
     from belljar.execution import Execution
+    from belljar.script import Script
 
 SUMMARY = "run a file of Python in a sandbox"
-INTRODUCTION = 30.0  # seconds, for what takes a millisecond
 
 _EXAMPLES = """\
 examples:
   belljar run analysis.py --put sales.csv --get chart.png
   belljar run convert.py --put data.csv -- data.csv --rows 10
-  echo 'print(6 * 7)' | belljar run -
+  belljar run clean.py < raw.csv > clean.csv
+  belljar run -c 'print(6 * 7)'
   belljar run untrusted.py --env python --timeout 5 --memory 256m --json
   belljar run map.py --with geopandas
 
@@ -32,21 +35,19 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.usage = "%(prog)s [OPTION ...] FILE [-- ARG ...]"
+    parser.usage = "%(prog)s [OPTION ...] FILE|-c CODE [-- ARG ...]"
     parser.description = (
         "Run a file of Python in a sandbox of its own. Its output passes through as it comes; the\n"
-        "value of a last expression is printed as in a REPL; a traceback goes to stderr. What\n"
-        "follows `--` are the code's own arguments, sys.argv[1:]."
+        "value of a last expression is printed as in a REPL; a traceback goes to stderr. It reads\n"
+        "this command's standard input by input() and sys.stdin; programs that it starts do not.\n"
+        "What follows `--` are the code's own arguments, sys.argv[1:]."
     )
     parser.epilog = _EXAMPLES + exit_codes.HELP
-    parser.add_argument("file", metavar="FILE", help="the code; `-` is standard input")
     parser.add_argument(
-        "--put",
-        metavar="FILE[:PATH]",
-        action="append",
-        default=[],
-        help="copy a file of this host into the sandbox, below /workspace (repeatable)",
+        "file", metavar="FILE", nargs="?", help="the code; `-`: it comes by standard input"
     )
+    parser.add_argument("-c", dest="code", metavar="CODE", help="the code itself")
+    transfer.add_put(parser)
     parser.add_argument(
         "--get",
         metavar="PATH[:DEST]",
@@ -96,26 +97,27 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from belljar.cli import transfer
     from belljar.cli.presenter import Presenter
     from belljar.cli.results import ResultFiles
 
     # Everything the user may have mistyped is found before anything is started.
     gets = [transfer.parse_get(text) for text in args.get]
     puts = [(put.target, transfer.load(put)) for put in map(transfer.parse_put, args.put)]
-    code = read_code(args.file)
-    args.header = None if args.no_script_packages else script_header.read(args.file, code)
+    code = _code(args)
+    args.header = None
+    if args.code is None and not args.no_script_packages:
+        args.header = script_header.read(args.file, code)
     sandbox = sandbox_options.make(args)
     presenter = Presenter(
         raw=args.raw,
         quiet=args.quiet,
-        notes=args.verbose,
+        later=args.verbose,
         cost=args.verbose or sys.stderr.isatty(),
         files=ResultFiles(Path(args.out)) if args.out else None,
     )
     missed: list[Get] = []
     if sandbox.policy is not None and not sandbox.policy.check(code).allowed:
-        execution = _execute(sandbox, code, presenter, as_json=args.json)  # says so, starts nothing
+        execution = _execute(sandbox, args, code, presenter)  # says so, starts nothing
         sandbox.close()
     else:
         with sandbox:
@@ -123,57 +125,68 @@ def _run(args: argparse.Namespace) -> int:
                 sandbox.files.write(path, content)
             if args.header is not None:
                 args.header.check_guest(sandbox)
-            _introduce(sandbox, args.file, args.arguments)
-            execution = _execute(sandbox, code, presenter, as_json=args.json)
+            execution = _execute(sandbox, args, code, presenter)
             missed = [get for get in gets if not _fetch(sandbox, get)]
     exit_code = exit_codes.of(execution)
-    incomplete = bool(missed) or presenter.failed_to_save
+    incomplete = bool(missed) or presenter.failed_to_save or execution.saved is False
     return exit_codes.FILE if incomplete and exit_code == exit_codes.OK else exit_code
 
 
+def _code(args: argparse.Namespace) -> str:
+    if (args.file is None) == (args.code is None):
+        raise InvalidOption(
+            "there is no code to run" if args.file is None else "FILE and -c exclude each other",
+            hint="belljar run FILE, belljar run -c CODE, or belljar run - for standard input",
+        )
+    return read_code(args.file) if args.code is None else str(args.code)
+
+
 def read_code(name: str) -> str:
-    """The text of the file, in the encoding it declares, as Python itself would read it."""
-    import importlib.util
+    """The text of a file, or of standard input."""
+    from belljar import script
 
-    try:
-        raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-        return importlib.util.decode_source(raw)
-    except OSError as error:
-        raise InvalidOption(f"cannot read {name!r}: {error.strerror}") from error
-    except (SyntaxError, UnicodeDecodeError) as error:
-        raise InvalidOption(f"{name!r} is not Python source: {error}") from error
+    if name == "-":
+        return script.decode(sys.stdin.buffer.read(), name)
+    return script.read(Path(name))
 
 
-def _introduce(sandbox: Sandbox, name: str, arguments: list[str]) -> None:
-    """Tell the code its name and its arguments, in a cell of its own before it.
+@contextlib.contextmanager
+def _script(args: argparse.Namespace, code: str) -> Iterator[Script]:
+    """The code with its name, which says nothing of where it lies on this host, its arguments,
+    and this command's standard input, unless the code itself came by it."""
+    from belljar.script import Script, check_arguments
 
-    In the same cell it would shift the lines of tracebacks. It leaves no name but `__file__`.
-    """
-    file = "-" if name == "-" else Path(name).name  # where it lies on this host is not told
-    if name == "-" and not arguments:
-        return
-    words = ", ".join(map(ascii, [file, *arguments]))
-    code = f"__import__('sys').argv = [{words}]"
-    if name != "-":
-        code += f"; __file__ = {file!a}"
-    # The limit of time is for the code that was asked for.
-    sandbox.introduce(code, timeout=INTRODUCTION)
+    name = None if args.file in (None, "-") else Path(args.file).name
+    first = name or args.file or "-c"
+    argv = check_arguments((first, *args.arguments))
+    with contextlib.nullcontext() if args.file == "-" else stdin.opened() as given:
+        yield Script(code=code, name=name, argv=argv, stdin=given, csv=bool(args.out))
 
 
-def _execute(sandbox: Sandbox, code: str, presenter: Presenter, *, as_json: bool) -> Execution:
-    if as_json:
-        execution = sandbox.run_code(code)
+def _execute(
+    sandbox: Sandbox, args: argparse.Namespace, code: str, presenter: Presenter
+) -> Execution:
+    with _script(args, code) as script:
+        if args.json:
+            execution = sandbox.run_code(script)
+        else:
+            execution = sandbox.run_code(
+                script,
+                on_stdout=presenter.on_stdout,
+                on_stderr=presenter.on_stderr,
+                on_result=presenter.on_result,
+            )
+    missing = host_files.find_missing(execution, args.file)
+    if args.json:
         for result in execution.results:
             presenter.save(result)
         print(execution.to_json(indent=2), flush=True)
-        return execution
-    execution = sandbox.run_code(
-        code,
-        on_stdout=presenter.on_stdout,
-        on_stderr=presenter.on_stderr,
-        on_result=presenter.on_result,
-    )
-    presenter.finish(execution)
+        if execution.saved is False:
+            presenter.say_notes(execution)
+    else:
+        presenter.finish(execution, without=None if missing is None else missing[0])
+    if missing is not None:
+        presenter.remark(missing[1])
     return execution
 
 

@@ -45,7 +45,7 @@ class Header:
             if self.packages and not quiet:
                 terminal.say(f"the image has its own packages; not added: {self._listing()}")
             return dict(options)
-        environment = resolve(options.get("environment", "data"))
+        environment = resolve(options.get("environment") or "data")
         environment = extended(environment, options.get("packages", ()))
         if not docker and backend != "docker":  # whose Python the guest alone can tell
             self._check_python(interpreter(environment.python).version)
@@ -60,12 +60,11 @@ class Header:
         """Raises InvalidOption if its Python is not what the file needs."""
         if self.python is None:
             return
-        code = "__python = tuple(__import__('sys').version_info[:3])"
-        sandbox.introduce(code, timeout=_TIMEOUT)
-        version = sandbox.get("__python")
-        sandbox.introduce("del __python", timeout=_TIMEOUT)
-        if isinstance(version, tuple) and all(type(each) is int for each in version):
-            self._check_python(version)
+        code = "import sys; print(*sys.version_info[:3])"
+        told = sandbox.commands.run(["python3", "-c", code], timeout=_TIMEOUT)
+        version = told.stdout.split()
+        if told.ok and version and all(each.isdecimal() for each in version):
+            self._check_python(tuple(int(each[:9]) for each in version))
 
     def _check_python(self, version: tuple[int, ...]) -> None:
         if self.python is not None and not python_fits(version, self.python):

@@ -5,6 +5,7 @@ Where a file lands on this host is decided by what the user typed, never by the 
 
 from __future__ import annotations
 
+import argparse
 import os
 import posixpath
 from dataclasses import dataclass
@@ -28,6 +29,16 @@ class Put:
 class Get:
     path: str  # in the sandbox; relative: below /workspace
     target: Path  # here
+
+
+def add_put(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--put",
+        metavar="FILE[:PATH]",
+        action="append",
+        default=[],
+        help="copy a file of this host into the sandbox, below /workspace (repeatable)",
+    )
 
 
 def parse_put(text: str) -> Put:

@@ -23,6 +23,7 @@ def result(header: wire.Header) -> Dict[str, Any]:
         "parts": [_part(part) for part in parts],
         "main": header.get("main") is True,
         "dropped": bool(header.get("dropped")),
+        "cut": header.get("cut") is True,
     }
 
 

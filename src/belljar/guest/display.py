@@ -6,7 +6,7 @@ import json
 import sys
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
 
-from . import charts, claims, figures, frames, libraries
+from . import charts, claims, figures, frames, libraries, wire
 
 # A part may also be made when it is known how much room there is for it.
 Part = Union[str, bytes, Callable[[int], Optional[bytes]]]
@@ -26,6 +26,13 @@ _BINARY = ("image/png", "image/jpeg", "image/gif", "image/webp", "application/pd
 _REFUSED = ("application/javascript", "text/javascript")  # code for the caller's browser
 
 _show: "Optional[Callable[[Bundle, bool], object]]" = None
+_csv = False
+
+
+def tables_as_csv(wanted: bool) -> None:
+    """Whether tables come as CSV, too. Called before each cell."""
+    global _csv
+    _csv = wanted
 
 
 def install(show: "Callable[[Bundle, bool], object]") -> None:
@@ -98,6 +105,9 @@ def _add_table(value: Any, data: Bundle) -> None:
     table = _guarded(lambda: frames.data(value))
     if table is not None:
         data[frames.MIME] = table
+    text = _guarded(lambda: frames.csv(value, wire.MAX_PAYLOAD)) if _csv else None
+    if text is not None:
+        data["text/csv"] = text
 
 
 def _settle_picture(value: Any, data: Bundle) -> None:
@@ -172,6 +182,7 @@ def flatten(data: Bundle, main: bool, text: int, limit: int) -> "Tuple[Dict[str,
     """One result as header and payload: its parts follow each other in the payload. A part that
     does not fit into `limit` is left out, and named; plain text is cut at `text` instead. Named is
     also what came without some of its points."""
+    cut = False
     parts: List[Dict[str, Any]] = []
     chunks: List[bytes] = []
     dropped: List[str] = []
@@ -183,16 +194,18 @@ def flatten(data: Bundle, main: bool, text: int, limit: int) -> "Tuple[Dict[str,
         raw = _bytes(content, room)
         most = _most(mime, isinstance(content, str), text, limit, room)
         if raw is None or len(raw) > most:
-            dropped.append(mime)
             if raw is None or mime != "text/plain":
+                dropped.append(mime)
                 continue
-            raw = raw[:most]
+            cut = True
+            raw = raw[: max(most - 3, 0)].decode("utf-8", "ignore").encode() + b"\xe2\x80\xa6"
         elif isinstance(content, charts.Partial):
             dropped.append(mime)
         parts.append({"mime": mime, "size": len(raw), "text": isinstance(content, str)})
         chunks.append(raw)
         room -= len(raw)
-    return {"parts": parts, "main": main, "dropped": dropped}, b"".join(chunks)
+    header = {"parts": parts, "main": main, "dropped": dropped, "cut": cut}
+    return header, b"".join(chunks)
 
 
 def _most(mime: str, is_text: bool, text: int, limit: int, room: int) -> int:

@@ -1,5 +1,7 @@
 """Tables: frames of pandas, polars and pyarrow as HTML that fits, and as data."""
 
+import importlib
+import io
 import sys
 from typing import Any, Callable, Optional
 
@@ -42,6 +44,44 @@ def html(value: Any) -> Optional[str]:
         return None
     made = value.to_frame()._repr_html_()
     return made if isinstance(made, str) else None
+
+
+def csv(value: Any, most: int) -> Optional[bytes]:
+    """The table as CSV; None if it takes more than `most` bytes. Raises for nested columns."""
+    file = _Bounded(most)
+    try:
+        _write_csv(value, file)
+    except Exception:
+        if file.overflowed:
+            return None
+        raise
+    return file.getvalue()
+
+
+def _write_csv(value: Any, file: "_Bounded") -> None:
+    if hasattr(value, "to_csv"):
+        text = io.TextIOWrapper(file, "utf-8", "backslashreplace", newline="", write_through=True)
+        value.to_csv(text)
+        text.detach()
+    elif hasattr(value, "write_csv") or hasattr(value, "to_frame"):
+        (value if hasattr(value, "write_csv") else value.to_frame()).write_csv(file)
+    else:
+        importlib.import_module("pyarrow.csv").write_csv(value, file)
+
+
+class _Bounded(io.BytesIO):
+    """A file that takes so much, and knows whether it was given more."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+        self.overflowed = False
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > self._most:
+            self.overflowed = True
+            raise OSError("it is full")
+        return super().write(data)
 
 
 def _least(value: Any) -> int:

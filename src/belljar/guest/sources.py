@@ -20,6 +20,9 @@ class Sources:
         """Before the cell is compiled."""
         # As linecache itself would keep them: every line ends, and None keeps the entry for good.
         lines = [line.rstrip("\n") + "\n" for line in io.StringIO(text, None)]
+        if name in linecache.cache:  # a file that is run once more
+            self._lasting.remove(name)
+            self._passing.remove(name)
         linecache.cache[name] = (len(text), None, lines, name)
         self._passing.add(name, len(text))
 
@@ -42,6 +45,10 @@ class _Shelf:
             old, freed = self._names.popleft()
             self._size -= freed
             linecache.cache.pop(old, None)
+
+    def remove(self, name: str) -> None:
+        self._size -= sum(size for each, size in self._names if each == name)
+        self._names = deque(item for item in self._names if item[0] != name)
 
     def take_last(self) -> Any:
         name, size = self._names.pop()

@@ -1,4 +1,5 @@
-"""The worker's standard streams: written through at once, and honest about who wrote.
+"""The worker's standard streams: output is written through at once, and honest about who wrote;
+input comes from the host when the code reads.
 
 A thread or an asyncio task that outlives its cell goes on running. What it prints later goes to
 the pipe of the cell it came from, which init reports as background output, so it is never taken
@@ -11,7 +12,7 @@ import io
 import os
 import sys
 import threading
-from typing import Any, Dict, List
+from typing import Any, Callable, Dict, List
 
 # Which cell the running code belongs to. Tasks inherit it; new threads start without.
 CELL: "contextvars.ContextVar[int]" = contextvars.ContextVar("belljar_cell")
@@ -144,6 +145,36 @@ def print_whole(*values: Any, **options: Any) -> None:
 
 print_whole.__name__ = print_whole.__qualname__ = "print"
 print_whole.__doc__ = _print.__doc__
+
+
+AT_ONCE = 64 * 1024  # bytes of standard input that are asked for, as a rule
+
+
+class HostInput(io.RawIOBase):
+    """The binary layer of `sys.stdin` of a cell that has one: each read asks the host, so that
+    nothing is taken from there that the code does not want. It is no descriptor: programs that
+    the code starts, and `open(0)`, have an empty input."""
+
+    def __init__(self, ask: "Callable[[int], bytes]") -> None:
+        super().__init__()
+        self._ask = ask
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._ask(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def readall(self) -> bytes:
+        return b"".join(iter(lambda: self._ask(16 * AT_ONCE), b""))
+
+
+def input_stream(ask: "Callable[[int], bytes]") -> io.TextIOWrapper:
+    stream = io.TextIOWrapper(io.BufferedReader(HostInput(ask), AT_ONCE), "utf-8")
+    stream._CHUNK_SIZE = AT_ONCE  # type: ignore[attr-defined]
+    return stream
 
 
 def install() -> List[CellStream]:

@@ -26,6 +26,7 @@ CHUNK = 256 * 1024  # how much of a file or stream travels in one frame
 INLINE = 256 * 1024  # a larger value is not its frame's payload
 VALUE_KEY = 0  # of the parts of a cell's own value; calls of host functions begin at 1
 MAX_CALLS = 64  # of host functions under way at once
+STDIN = "sys.stdin"  # called like a host function, whose name can have no dot
 
 # host -> guest
 RUN = 1  # run a cell; payload: the code, or {"op": "put" | "get"}

@@ -22,7 +22,7 @@ import sys
 import traceback
 import types
 import warnings
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from . import display, figures, functions, notebook_habits, streams, twin, values, wire
 from .link import Link
@@ -40,6 +40,7 @@ _SCALAR = frozenset((bool, int, float, complex, str, bytes))
 _PLAIN = _SCALAR | {list, tuple, dict, set, frozenset}
 FEW = 100  # items
 SHORT = 200  # characters
+_input = builtins.input
 
 
 def main(control: socket.socket, setup: Dict[str, Any]) -> None:
@@ -62,6 +63,7 @@ class Worker:
         self._threads = streams.threads()
         self._module = _main_module()
         self._sources = Sources()
+        self._files: Set[str] = set()  # cells that came out of files have their names
         self._interrupt = self._on_interrupt  # one object, to be known again
         self._output_limit = int(setup["output"])
         self._result_limit = int(setup["result"])
@@ -212,6 +214,7 @@ class Worker:
         """How it ended, what there is to say of an error, and the value."""
         env = frame.header.get("env")
         restore = _set_environment(env) if env else {}
+        close_input = self._open_input() if frame.header.get("stdin") else _nothing
         payload, value = b"", None
         try:
             self._in_cell = True
@@ -230,7 +233,29 @@ class Worker:
         finally:
             self._in_cell = False
             _restore_environment(restore)
+            close_input()
         return header, payload, value
+
+    def _open_input(self) -> "Callable[[], None]":
+        """Let the code read what the host has for it, until the function that this gives."""
+
+        def ask(size: int) -> bytes:
+            try:
+                data: bytes = self._link.call(wire.STDIN, (size,), {})
+            except RuntimeError:  # in a process that it forked, or a thread that outlived the cell
+                return b""
+            return data
+
+        before, stream = sys.stdin, streams.input_stream(ask)
+        sys.stdin, builtins.input = stream, _input
+
+        def close() -> None:
+            if sys.stdin is stream:  # the code may have put something else there
+                sys.stdin = before
+            if builtins.input is _input:
+                builtins.input = _no_input
+
+        return close
 
     def _operate(self, frame: wire.Frame, fds: List[int]) -> "Tuple[Dict[str, Any], Any]":
         namespace, operation = self._module.__dict__, frame.header.get("op")
@@ -244,7 +269,7 @@ class Worker:
                 raise NameError(f"name {name!r} is not defined")
             return header, values.encode(namespace[name], self._value_limit)
         code = frame.payload.decode("utf-8", "surrogatepass")
-        value = self._execute(code, f"<cell {frame.header['count']}>")
+        value = self._execute(code, self._introduce(frame.header))
         if value is not None:
             if namespace.get("_") is self._last:  # unless the code has a `_` of its own
                 namespace["_"] = self._last = value
@@ -253,6 +278,18 @@ class Worker:
             encoded = None
         self._show_figures()
         return header, encoded
+
+    def _introduce(self, header: wire.Header) -> str:
+        """Tell the code of a file its name and its arguments; the name that tracebacks say."""
+        display.tables_as_csv(bool(header.get("csv")))
+        if "argv" in header:
+            sys.argv = list(header["argv"])
+        file: Optional[str] = header.get("file")
+        if file is None:
+            return f"<cell {header['count']}>"
+        self._module.__dict__["__file__"] = file
+        self._files.add(file)
+        return file
 
     def _execute(self, code: str, name: str) -> Any:
         self._sources.add(name, code)
@@ -363,7 +400,7 @@ class Worker:
         try:
             self._in_cell = True
             try:
-                text = _format(error)
+                text = _format(error, self._files)
                 value = str(error)
                 self._show_figures()
             finally:
@@ -403,25 +440,26 @@ def _parse(code: str, name: str) -> Any:
         raise
 
 
-def _format(error: BaseException) -> str:
+def _format(error: BaseException, files: "Set[str]") -> str:
     shown = traceback.TracebackException(type(error), error, error.__traceback__)
-    _hide_ours(shown, set())
+    _hide_ours(shown, set(), files)
     return "".join(shown.format())
 
 
-def _hide_ours(shown: Any, seen: "set[int]") -> None:
+def _hide_ours(shown: Any, seen: "Set[int]", files: "Set[str]") -> None:
     """Take what is not the user's out of a traceback and of those chained to it: the way down
     to the cell (this file, and the event loop of a top-level await)."""
     if shown is None or id(shown) in seen:
         return
     seen.add(id(shown))
     stack = shown.stack
-    first = next((i for i, frame in enumerate(stack) if frame.filename.startswith("<cell ")), 0)
+    cells = (i for i, f in enumerate(stack) if f.filename in files or f.filename[:6] == "<cell ")
+    first = next(cells, 0)
     stack[:] = [frame for frame in stack[first:] if not frame.filename.startswith(SOURCE)]
     if stack and stack[0].filename == asyncio.base_events.__file__:
         stack.clear()  # interrupted while the event loop was waiting: all of it is machinery
     for inner in [shown.__cause__, shown.__context__, *(getattr(shown, "exceptions", None) or ())]:
-        _hide_ours(inner, seen)
+        _hide_ours(inner, seen, files)
 
 
 def _is_light(value: Any) -> bool:
@@ -455,7 +493,11 @@ def _above_standard(pipes: List[int]) -> List[int]:
 
 
 def _no_input(prompt: object = "") -> str:
-    raise EOFError("input() has nobody to ask: the code runs in a sandbox without a keyboard")
+    raise EOFError("input() has nobody to ask: the sandbox was given no standard input")
+
+
+def _nothing() -> None:
+    """There is no standard input to close."""
 
 
 def _reseed() -> None:

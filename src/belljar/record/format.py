@@ -22,6 +22,7 @@ from dataclasses import asdict
 from belljar.environment import Environment
 from belljar.execution import Call, CommandResult, Execution, Result
 from belljar.requirement import shown
+from belljar.script import Script
 
 FORMAT = "belljar-record"
 VERSION = 1
@@ -94,6 +95,7 @@ def dump_cell(code: str, execution: Execution, room: Room) -> dict[str, object]:
             "notes": [room.line(note) for note in execution.notes],
             "calls": [_dump_call(call, room) for call in execution.calls],
             "files": None if execution.files is None else asdict(execution.files),
+            "saved": execution.saved,
         },
     }
 
@@ -128,6 +130,13 @@ def dump_field(value: object, room: Room) -> object:
     if isinstance(value, Sequence):
         return [dump_field(each, room) for each in value]
     raise TypeError(f"a record cannot hold a {type(value).__name__}")
+
+
+def dump_script(script: Script) -> dict[str, object]:
+    """What came with the code of a cell, as far as there was something."""
+    stdin = None if script.stdin is None else script.stdin.recorded()
+    told = {"file": script.name, "argv": script.argv, "csv": script.csv or None, "stdin": stdin}
+    return {name: value for name, value in told.items() if value is not None}
 
 
 def dump_environment(environment: Environment) -> dict[str, object]:

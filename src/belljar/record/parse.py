@@ -157,6 +157,7 @@ def load_execution(line: Reader) -> Execution:
         notes=told.texts("notes"),
         calls=tuple(_load_call(each) for each in told.each("calls")),
         files=_load_files(told),
+        saved=told.optional("saved", bool),
     )
 
 

@@ -45,6 +45,10 @@ class Cell:
     timeout: float | None  # as the caller gave it
     env: tuple[str, ...]  # names of the variables set for this cell
     undo_on_error: bool
+    file: str | None  # the name of the file that it came out of
+    argv: tuple[str, ...] | None  # sys.argv, if it was given one
+    stdin: bytes | None  # what it read of its standard input, if it had one
+    csv: bool  # whether its tables came as CSV, too
     began: float  # seconds since the epoch
     left_out: Mapping[str, str]  # place in the line -> SHA-256 of what was too large
 
@@ -236,6 +240,10 @@ class _Reading:
                 timeout=line.optional("timeout", float),
                 env=line.texts("env"),
                 undo_on_error=line.get("undo_on_error", bool, False),
+                file=line.optional("file", str),
+                argv=line.texts("argv") if "argv" in line.line else None,
+                stdin=line.content("stdin") if "stdin" in line.line else None,
+                csv=line.get("csv", bool, False),
                 began=began,
                 left_out=line.left_out,
             )

@@ -33,8 +33,10 @@ from belljar.record.format import (
     dump_cell,
     dump_environment,
     dump_field,
+    dump_script,
 )
 from belljar.record.reader import is_header as _is_header
+from belljar.script import Script
 from belljar.workdir import WORKSPACE
 
 _HEADER = 4096  # bytes: enough to tell a record from another file
@@ -109,9 +111,17 @@ class Recorder:
         began: float,
         env: Iterable[str] = (),
         undo_on_error: bool = False,
+        script: Script | None = None,
     ) -> None:
-        """A cell that has ended. `timeout`: as the caller gave it; `began`: as of time.time()."""
-        fields = {"timeout": timeout, "env": sorted(env), "undo_on_error": undo_on_error}
+        """A cell that has ended. `timeout`: as the caller gave it; `began`: as of time.time().
+        `script`: what came with its code, of which the file's name, the arguments and what was
+        read of standard input are kept."""
+        fields = {
+            "timeout": timeout,
+            "env": sorted(env),
+            "undo_on_error": undo_on_error,
+            **(dump_script(script) if script is not None else {}),
+        }
         self._write("cell", fields, began, lambda room: dump_cell(code, execution, room))
 
     def event(self, kind: str, **fields: object) -> None:

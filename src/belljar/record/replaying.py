@@ -25,6 +25,7 @@ from belljar.record.comparison import Difference, compare_cells
 from belljar.record.events import Events, ReplayedCommand
 from belljar.record.reader import Cell, Record, RecordedEnvironment, Session, read
 from belljar.requirement import shown
+from belljar.script import Script, make_input
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,7 @@ class ReplayedCell:
     """A cell that was run again."""
 
     recorded: Cell
-    replayed: Execution | None  # None: its code is not in the record
+    replayed: Execution | None  # None: its code or its input is not in the record
     differences: tuple[Difference, ...]
 
     @property
@@ -273,14 +274,22 @@ class _Replaying:
     def _cell(self, sandbox: Sandbox, cell: Cell) -> None:
         """One that was not chosen is run all the same, for the variables it leaves."""
         replayed: Execution | None = None
-        if "code" in cell.left_out:
-            absent = Difference(what="code", recorded="not in the record", replayed="not run")
-            differences: tuple[Difference, ...] = (absent,)
+        absent = next((part for part in ("code", "stdin") if part in cell.left_out), None)
+        if absent is not None:
+            gone = Difference(what=absent, recorded="not in the record", replayed="not run")
+            differences: tuple[Difference, ...] = (gone,)
         else:
             env = self._wanted.env
             recorded = None if cell.timeout is None else min(cell.timeout, self._longest)
+            script = Script(
+                code=cell.code,
+                name=cell.file,
+                argv=cell.argv,
+                stdin=make_input(cell.stdin),
+                csv=cell.csv,
+            )
             replayed = sandbox.run_code(
-                cell.code,
+                script,
                 timeout=self._wanted.timeout or recorded,
                 env={name: env[name] for name in cell.env if name in env},
                 undo_on_error=cell.undo_on_error,
