@@ -10,6 +10,7 @@ import sys
 import tarfile
 import textwrap
 import threading
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -649,6 +650,20 @@ def test_image_of_the_caller_is_used_as_it_is(ensure, base):
     assert (made.id, made.reference) == (inspect(base)["Id"], base)
     assert made.own
     assert made.python == "python3"
+
+
+def test_what_would_have_to_be_built_or_fetched_is_not_there(engine, ensure, describe, base):
+    def is_there(environment, **settings):
+        return anyio.run(partial(image.is_there, engine, environment, Docker(**settings)))
+
+    environment = describe()
+    assert not is_there(environment, base=base)
+    ensure(environment, base=base)
+    assert is_there(environment, base=base)
+    assert is_there(BUILTIN["python"], base=base)
+    assert is_there(BUILTIN["data"], image=base)
+    assert not is_there(BUILTIN["data"], image=base, pull="always")
+    assert not is_there(BUILTIN["data"], image="belljar-test/nothing:1")
 
 
 def test_missing_image_is_pulled_with_progress(ensure):
