@@ -3,10 +3,12 @@
 import base64
 import compileall
 import copy
+import html
 import html.parser
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -16,6 +18,7 @@ import pytest
 
 from belljar import Environment, InvalidOption, Limits, Sandbox
 from belljar.export import FORMATS, render
+from belljar.export import notebook as ipynb
 from belljar.export.highlight import LONGEST, highlighted
 from belljar.export.page import MOST
 from belljar.record import Recorder, read
@@ -154,8 +157,30 @@ def test_markdown_of_a_notebook_is_code_and_nothing_else(notebook):
     texts = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
     assert texts
     for text in texts:
-        outside = text.split("`")[::2]
-        assert not "".join(outside).strip()
+        assert_words(text)
+
+
+def assert_words(text):
+    for part in text.split("</code> <code>"):
+        inner = part.removeprefix("<code>").removesuffix("</code>")
+        assert re.fullmatch(r"([A-Za-z0-9 ,/-]|&#[0-9]+;)*", inner)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a\n<script>alert(1)</script>",
+        "a\n\n    b",
+        "`<b>`",
+        "$$<b>$$",
+        "www.x.example http://x",
+        "[a](b)",
+    ],
+)
+def test_no_name_of_a_record_is_markup_of_a_notebook(name):
+    cell = ipynb._markdown(name, "b")
+    assert_words(cell["source"])
+    assert html.unescape(cell["source"]) == f"<code>{name}</code> <code>b</code>"
 
 
 def test_json_that_is_nested_too_deeply_is_text(backend, tmp_path):

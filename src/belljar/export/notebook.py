@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 
 from belljar import sanitize
 from belljar.execution import CommandResult, Execution, Result
@@ -151,7 +152,11 @@ def _event(event: Event) -> Json:
     return _markdown(words.event_of(event))
 
 
+_PLAIN = re.compile(r"[^A-Za-z0-9 ,/-]")
+
+
 def _markdown(*parts: str) -> Json:
-    """As code, so that nothing in it is markup."""
-    spans = (f"`{words.plain(part).replace('`', chr(39))}`" for part in parts)
-    return {"cell_type": "markdown", "metadata": {}, "source": " ".join(spans)}
+    """Words, as code. Each sign by its number: so no dialect of Markdown takes one for markup."""
+    spans = (_PLAIN.sub(lambda sign: f"&#{ord(sign[0])};", words.plain(part)) for part in parts)
+    source = " ".join(f"<code>{span}</code>" for span in spans)
+    return {"cell_type": "markdown", "metadata": {}, "source": source}
