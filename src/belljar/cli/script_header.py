@@ -100,9 +100,12 @@ def read(file: str, code: str) -> Header | None:
         raise InvalidOption(f"{file}: `dependencies` of its header is a list of texts")
     if not isinstance(python, (str, type(None))):
         raise InvalidOption(f"{file}: `requires-python` of its header is a text")
-    if python is not None:
-        python_fits((3, 0, 0), python)  # for its own errors
-    return Header(file=file, packages=tuple(map(_package, packages)), python=python)
+    try:
+        if python is not None:
+            python_fits((3, 0, 0), python)  # for its own errors
+        return Header(file=file, packages=tuple(map(_package, packages)), python=python)
+    except InvalidOption as error:
+        raise InvalidOption(f"{file}, its header: {error.message}", hint=error.hint) from None
 
 
 def _package(text: str) -> str:
