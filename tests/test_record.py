@@ -598,12 +598,10 @@ def test_run_records_and_replay_tells_by_its_exit_code(backend, tmp_path):
     cli("run", script, *options)
     done = cli("replay", path, "-q")
     assert done.returncode == 1
-    assert "cell 4  differs: stdout" in done.stdout
+    assert "cell 2  differs: stdout" in done.stdout
     assert "\x1b" not in done.stdout
-    told = json.loads(cli("replay", path, "--json", "--cells", "1-2,4").stdout)
-    assert [(cell["number"], cell["same"]) for cell in told["cells"]] == [
-        *((1, True), (2, True), (4, False)),
-    ]
+    told = json.loads(cli("replay", path, "--json", "--cells", "1-2").stdout)
+    assert [(cell["number"], cell["same"]) for cell in told["cells"]] == [(1, True), (2, False)]
 
 
 def test_replay_takes_functions_of_the_host_from_a_file(backend, path, tmp_path):

@@ -208,7 +208,8 @@ def test_a_text_that_is_too_long_is_cut_and_a_format_is_left_out_and_it_is_said(
     assert execution.truncated
     assert any("left out" in note for note in execution.notes)
     (found,) = execution.results
-    assert len(found.text) == 64 * 1024
+    assert len(found.text.encode()) == 64 * 1024
+    assert found.text.endswith("x\u2026")
     assert found.html is None
     assert found.png == b"x" * 100
 
