@@ -30,8 +30,8 @@ from rich.table import Table
 
 from belljar import AsyncSandbox, Execution, Outcome, SandboxClosed, SandboxError
 from belljar.errors import ManagerFull, NameTaken, SandboxMissing
+from belljar.event_loop import here
 from belljar.managing.manager import AsyncSandboxManager
-from belljar.managing.tasks import here
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import census  # the tests' own, which asks nothing of belljar

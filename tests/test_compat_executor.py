@@ -502,14 +502,14 @@ def test_the_fallback_is_loud_and_in_a_process_of_its_own(nothing, caplog):
 
 
 @pytest.fixture
-def silent_engine(monkeypatch, tmp_path):
+def silent_engine(monkeypatch, short_directory):
     """An engine that takes connections, and does not answer."""
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(tmp_path / "engine"))
-    listener.listen()
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path / 'engine'}")
+    path = f"{short_directory}/engine"
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
     monkeypatch.setattr(where, "PING_TIMEOUT", 0.1)
-    with listener:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
         yield listener
 
 
@@ -525,7 +525,7 @@ def test_the_fallback_is_not_for_an_engine_that_is_slow(silent_engine, here, rec
     assert [w for w in recwarn if w.category is RuntimeWarning] == []
     # Without an engine it is what the caller has chosen: the next execution asks again.
     silent_engine.close()
-    (here / "engine").unlink()
+    os.unlink(silent_engine.getsockname())
     with pytest.warns(RuntimeWarning, match="WITHOUT a sandbox"):
         assert executor.execute(code, validate=False)["success"] is True
     assert (here / "ran").exists()

@@ -462,12 +462,13 @@ def test_lines_may_be_left_before_their_end(run, fake):
 
 
 class Upload:
-    """An endless upload, that knows whether it was ended properly."""
+    """An endless upload, that knows whether it was ended properly, if it began at all."""
 
     def __init__(self, count=None):
-        self.count, self.ended = count, False
+        self.count, self.ended = count, True
 
     async def chunks(self):
+        self.ended = False
         try:
             sent = 0
             while self.count is None or sent < self.count:
