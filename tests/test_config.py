@@ -317,7 +317,7 @@ def test_a_link_in_the_current_directory_is_not_followed(place, tmp_path):
 
 def test_yaml_without_its_library_names_the_extra(place, monkeypatch):
     monkeypatch.setitem(sys.modules, "yaml", None)
-    assert "belljar[yaml]" in place.problems("a: 1", "yaml")
+    assert "pip install pyyaml" in place.problems("a: 1", "yaml")
 
 
 # --- variables in texts ----------------------------------------------------------------------

@@ -315,7 +315,7 @@ def test_without_h11_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "h11", None)
     with pytest.raises(BackendUnavailable) as caught:
         Engine(Endpoint(kind="unix", address="/x"))
-    assert caught.value.hint == "pip install 'belljar[docker]'"
+    assert caught.value.hint == "pip install h11"
 
 
 def test_importing_the_client_loads_neither_h11_nor_ssl():

@@ -144,3 +144,13 @@ def test_architecture_names_every_source_file():
 
 def test_version_in_the_status_is_this_one():
     assert f"Version {belljar.__version__.rpartition('.')[0]}," in TEXT
+
+
+def test_nothing_says_to_install_belljar_from_an_index_that_does_not_have_it():
+    sources = (PROJECT / "src").rglob("*.py")
+    found = [
+        str(path.relative_to(PROJECT))
+        for path in (README, *GUIDES, *sources)
+        if re.search(r"(?i)pip install '?belljar\b", path.read_text())
+    ]
+    assert found == []

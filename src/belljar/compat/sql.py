@@ -230,6 +230,6 @@ def _sqlglot() -> Any:
     except ImportError as error:
         raise InvalidOption(
             "queries are read by sqlglot, which is not installed",
-            hint="pip install 'belljar[pandasai]'",
+            hint="pip install sqlglot",
         ) from error
     return sqlglot

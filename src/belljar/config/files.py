@@ -157,7 +157,7 @@ def parse_yaml(path: Path, text: str) -> tuple[dict[str, Any], dict[str, int]]:
         import yaml
     except ImportError:
         raise ConfigError(
-            f"{path} is YAML, which needs a library", hint="pip install 'belljar[yaml]', or TOML"
+            f"{path} is YAML, which needs a library", hint="pip install pyyaml, or write TOML"
         ) from None
     try:
         _check_plain(path, text)

@@ -275,7 +275,7 @@ def require_prometheus() -> Any:
         import prometheus_client
     except ImportError as error:
         raise SandboxError(
-            "metrics need the package prometheus-client", hint="pip install 'belljar[metrics]'"
+            "metrics need the package prometheus-client", hint="pip install prometheus-client"
         ) from error
     return prometheus_client
 

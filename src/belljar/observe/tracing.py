@@ -166,6 +166,6 @@ def require_opentelemetry() -> Any:
         from opentelemetry import trace
     except ImportError as error:
         raise SandboxError(
-            "tracing needs the package opentelemetry-api", hint="pip install 'belljar[tracing]'"
+            "tracing needs the package opentelemetry-api", hint="pip install opentelemetry-api"
         ) from error
     return trace

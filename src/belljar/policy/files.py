@@ -58,7 +58,7 @@ def _parse_yaml(text: str, name: str) -> object:
     except ImportError as error:
         raise InvalidOption(
             f"the policy {name!r} is YAML, and nothing here reads YAML",
-            hint="pip install 'belljar[yaml]', or write it as TOML or JSON",
+            hint="pip install pyyaml, or write it as TOML or JSON",
         ) from error
     try:
         return yaml.safe_load(text)

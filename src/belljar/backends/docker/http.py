@@ -37,7 +37,7 @@ def require_h11() -> None:
         import h11  # noqa: F401
     except ImportError as error:
         raise BackendUnavailable(
-            "the docker backend needs the package h11", hint="pip install 'belljar[docker]'"
+            "the docker backend needs the package h11", hint="pip install h11"
         ) from error
 
 

@@ -10,5 +10,5 @@ DOCKER_AVAILABLE = sys.platform == "linux" or importlib.util.find_spec("h11") is
 
 MISSING = (
     "Docker SDK not available. Install with: pip install docker\n"
-    "  hint: Belljar needs no Docker SDK: pip install 'belljar[docker]', or a Linux host"
+    "  hint: Belljar needs no Docker SDK: pip install h11, or use a Linux host"
 )

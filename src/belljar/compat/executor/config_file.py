@@ -71,7 +71,7 @@ def _is_foreign(path: Path) -> bool:
 
 def parse(text: str, source: Path, environ: Mapping[str, str]) -> dict[str, Any]:
     if importlib.util.find_spec("yaml") is None:
-        raise RuntimeError("YAML files need PyYAML. Install with: pip install 'belljar[yaml]'")
+        raise RuntimeError("YAML files need PyYAML. Install with: pip install pyyaml")
     try:
         data, _ = files.parse_yaml(source, text)
     except ConfigError as error:

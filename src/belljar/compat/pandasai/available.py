@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from importlib import metadata
 
-_HINT = "\n  hint: pip install 'belljar[pandasai]', with Python 3.11"
+_HINT = "\n  hint: pip install 'pandasai>=3,<4' duckdb sqlglot h11, with Python 3.11"
 
 try:
     VERSION = metadata.version("pandasai")
