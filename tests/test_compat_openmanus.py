@@ -601,7 +601,7 @@ class OfTheSdk:
 
     def __init__(self, *options, command=("sleep", "600")):
         image = os.environ["BELLJAR_DOCKER_BASE"]
-        started = ["docker", "run", "-d", "--rm", *options, image, *command]
+        started = ["docker", "run", "-d", "--rm", "--network", "none", *options, image, *command]
         self.id = subprocess.run(started, capture_output=True, text=True, check=True).stdout.strip()
 
     def exec_run(self, *argv):
