@@ -102,6 +102,21 @@ def test_a_process_that_ends_at_once_leaves_nothing(nothing_left, script):
         assert (status, err) == (0, "")
 
 
+def test_a_start_in_the_background_imports_nothing(backend):
+    """A fork in the middle of it would else wait for ever for the import to end."""
+    program = """
+import threading
+found = []
+def note(event, arguments):
+    if event == "import" and threading.current_thread() is not threading.main_thread():
+        found.append(arguments[0])
+sys.addaudithook(note)
+"""
+    ended = Script(program + PREAMBLE + "early.take().run_code('1')\nearly.close()\nprint(found)")
+    status, out, err = ended.end()
+    assert (status, out) == (0, "[]\n"), err
+
+
 def test_a_fork_makes_its_own_and_the_parents_goes_on(nothing_left, script):
     """Also a fork in the middle of the start, whose child outlives what the parent has made."""
     program = """

@@ -11,6 +11,7 @@ from typing import Any
 
 from belljar import runtime
 from belljar.blocking import Sandbox, Work, wait
+from belljar.compat import where
 from belljar.errors import EnvironmentBuildError, SandboxError
 
 logger = logging.getLogger("belljar")
@@ -24,6 +25,7 @@ class HeadStart:
         Raises InvalidOption now. What else goes wrong is raised by `take`.
         """
         self._sandboxes = [Sandbox(**options) for options in places]
+        where.import_ahead()
         self.failed = False  # so far
         self._pid = os.getpid()
         self._runtime = runtime.current()

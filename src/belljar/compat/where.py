@@ -7,8 +7,10 @@ for Belljar's own Environment, which has the packages that their documents promi
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
+import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -23,6 +25,12 @@ from belljar.options import Options
 
 PING_TIMEOUT = 5.0
 
+_AT_START = (
+    "importlib.readers",
+    "belljar.backends.docker.contexts",
+    "belljar.backends.native.backend",
+    "belljar.observe.presence",
+)
 _log = logging.getLogger("belljar")
 
 
@@ -86,10 +94,19 @@ def place_now(
     )
 
 
+def import_ahead() -> None:
+    """Import in this thread what the start of a sandbox imports. In the background, a fork of the
+    process would leave its child waiting for ever for imports that no thread of it goes on with."""
+    for name in _AT_START:
+        importlib.import_module(name)
+    sysconfig.get_config_vars()
+
+
 def start_ahead(sandbox: Sandbox) -> None:
     """Start it in the background, so that its first answer need not wait for that; unless
     something would have to be built or fetched. What goes wrong is said when it is used."""
     inner = sandbox._sandbox
+    import_ahead()
 
     async def start() -> None:
         try:
