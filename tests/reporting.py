@@ -77,6 +77,10 @@ class Job:
     def failed(self):
         return self.record.get("failed", {})
 
+    @property
+    def left_behind(self):
+        return self.record.get("left_behind", ())
+
     def second_failure(self, test):
         """What a test printed the second time; "" if it passed, None if it did not run again."""
         record = self.again.get(test)
@@ -100,9 +104,9 @@ def decide(jobs):
     for job in jobs:
         if job.problem:
             problems.append(f"{job.name}: {job.problem}")
-        left = job.record.get("left_behind", ())
-        problems += [f"{job.name}: left behind: {line}" for line in left]
-        if job.status == "1" and not job.failed and not left:
+        if not job.failed:  # a test that failed may have left things, and is judged by itself
+            problems += [f"{job.name}: left behind: {line}" for line in job.left_behind]
+        if job.status == "1" and not job.failed and not job.left_behind:
             problems.append(f"{job.name}: pytest failed, and its record does not say why")
         for test in job.failed:
             passed_alone = job.second_failure(test) == ""
@@ -134,6 +138,9 @@ def describe(jobs, verdict, flaky_file):
         lines.append(f"{job.name}: {', '.join(counts)} {job.line}")
     lines += [f"FAILED: {name}: {test}" for name, test in verdict.failed]
     lines += [f"FAILED: {problem}" for problem in verdict.problems]
+    for job in jobs:
+        if job.failed:
+            lines += [f"left behind, after a failure: {job.name}: {x}" for x in job.left_behind]
     lines += [f"flaky (passed alone): {name}: {test}" for name, test in verdict.flaky]
     if verdict.flaky:
         lines += [

@@ -29,6 +29,16 @@ def test_a_test_that_passes_alone_is_flaky_and_does_not_fail_the_run():
     assert verdict.flaky == (("host", "t"),)
 
 
+def test_what_a_flaky_test_left_behind_does_not_fail_the_run_but_is_said():
+    flaky = job({"t": PASSED})
+    flaky.record["left_behind"] = ["mount /x"]
+    verdict = decide([flaky])
+    assert verdict.ok
+    assert "left behind, after a failure: host: mount /x" in reporting.describe(
+        [flaky], verdict, ""
+    )
+
+
 @pytest.mark.parametrize("again", [{}, {"t": FAILED}, {"t": LEFT}, {"t": NOT_RUN}])
 def test_a_test_that_does_not_pass_alone_fails_the_run(again):
     verdict = decide([job(again)])
