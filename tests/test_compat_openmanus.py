@@ -623,10 +623,10 @@ def of_the_sdk(backend):
 @pytest.mark.docker
 def test_a_terminal_runs_in_a_container_of_the_sdk(backend, run_async, of_the_sdk):
     async def main():
-        async with AsyncDockerizedTerminal(of_the_sdk, "/work/new", {"A": "b c"}) as terminal:
+        async with AsyncDockerizedTerminal(of_the_sdk, "/srv/new", {"A": "b c"}) as terminal:
             assert terminal.container is of_the_sdk
             output = await terminal.run_command("pwd; echo $A; hostname; n=5; cd /tmp; false")
-            assert (output, output.exit_code) == ("/work/new\nb c\ntheirs", 1)
+            assert (output, output.exit_code) == ("/srv/new\nb c\ntheirs", 1)
             output = await terminal.run_command("echo $? $n $PWD; echo; echo 2 >&2")
             assert (output.stdout, output.stderr) == ("1 5 /tmp\n\n", "2\n")
             text = "x" * 200_000

@@ -84,7 +84,7 @@ class Docker:
             )
         if self.tag is not None and self.dockerfile is None:
             raise InvalidOption(
-                "tag names the image that is built from a Dockerfile, and there is none",
+                "tag is given without a Dockerfile: it names the image that a Dockerfile becomes",
                 hint="give dockerfile= too, or image= for one that exists",
             )
         if self.own and self.base is not None:
