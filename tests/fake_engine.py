@@ -142,10 +142,17 @@ class Relay:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
             finally:
-                engine_writer.close()
+                await close(engine_writer)
         finally:
-            writer.close()
+            await close(writer)
             self._tasks.discard(asyncio.current_task())
+
+
+async def close(writer):
+    """And wait for it: a transport whose loop ends before is collected as unclosed, any time."""
+    writer.close()
+    with contextlib.suppress(OSError, TimeoutError):
+        await asyncio.wait_for(writer.wait_closed(), 5)
 
 
 async def copy(reader, writer):
