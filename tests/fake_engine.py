@@ -151,8 +151,11 @@ class Relay:
 async def close(writer):
     """And wait for it: a transport whose loop ends before is collected as unclosed, any time."""
     writer.close()
-    with contextlib.suppress(OSError, TimeoutError):
-        await asyncio.wait_for(writer.wait_closed(), 5)
+    try:
+        await asyncio.wait_for(writer.wait_closed(), 1)
+    except (OSError, TimeoutError):  # what is left to be sent is not taken any more
+        writer.transport.abort()
+        await asyncio.sleep(0)
 
 
 async def copy(reader, writer):
