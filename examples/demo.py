@@ -172,8 +172,8 @@ class Demo:
         built = build("data")
         took = time.perf_counter() - began
         console.print(f"  {built.path} [dim]({took:.1f} s)")
-        # strict=False: an ordinary user without a cgroup gets memory as best effort, and the
-        # last chapter says so. Without it, a limit that cannot be enforced refuses to start.
+        # strict=False: a user without a control group gets memory as best effort; the last
+        # chapter says so, and no warning interrupts the picture.
         limits = Limits(memory="256m", timeout=10)
         began = time.perf_counter()
         with Sandbox(limits=limits, strict=False) as sandbox:

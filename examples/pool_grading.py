@@ -44,7 +44,7 @@ def main() -> None:
     limits = Limits(memory="128m", processes=8, open_files=64, output="64k")
     verdicts: Counter[str] = Counter()
     passed: dict[str, int] = {}  # by the length of the code
-    # strict=False: an ordinary user without a cgroup gets memory as best effort.
+    # strict=False: no warning for a user without a control group, whose memory is best effort.
     options = {"environment": "python", "limits": limits, "strict": False}
     with Pool(min_ready=4, max_total=16, **options) as pool:
         for (name, source), execution in zip(

@@ -504,14 +504,20 @@ def test_end_of_the_lifetime_is_named_as_the_reason(belljar: Cli) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root can enforce every limit")
-def test_limit_that_cannot_be_enforced_has_one_hint_that_names_the_option(belljar: Cli) -> None:
-    done = belljar.run("1", "--memory", "64m")
+def test_limit_that_cannot_be_enforced_has_one_warning_that_names_the_option(belljar: Cli) -> None:
+    done = belljar.run("1", "--memory", "64m", "--require-limits")
     if done.returncode == 0:
         pytest.skip("this user has a cgroup")
     assert done.returncode == 120
     assert done.stderr.count("hint:") == 1
     assert "--best-effort" in done.stderr
     assert "strict=" not in done.stderr
+    done = belljar.run("1", "--memory", "64m")
+    assert done.returncode == 0
+    assert done.stderr.count("warning: this host cannot enforce the limit memory") == 1
+    assert "--require-limits" in done.stderr
+    assert "strict=" not in done.stderr
+    assert "warning" not in belljar.run("1", "--memory", "64m", "--best-effort").stderr
 
 
 def test_json_is_the_whole_execution_and_nothing_else(belljar: Cli) -> None:

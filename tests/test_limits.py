@@ -5,13 +5,18 @@ import doctest
 import inspect
 import pickle
 import re
+import warnings
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar import limits as limits_module
-from belljar.errors import InvalidOption
+from belljar.backends import setup
+from belljar.backends.base import GuestSpec
+from belljar.environment import Environment
+from belljar.errors import InvalidOption, LimitNotEnforceable
+from belljar.isolation import Layer
 from belljar.limits import RULES, Limits, format_size, parse_size
 
 SIZES = ["memory", "workspace", "tmp", "output"]
@@ -232,3 +237,40 @@ def test_the_signature_that_type_checkers_see_has_every_limit():
         for f in dataclasses.fields(Limits)
         if f.name in RULES
     ]
+
+
+# -- limits that a host cannot enforce -----------------------------------------------------------
+
+
+def check(state, *, strict=None, **given):
+    layer = Layer(name="memory", state=state, detail="no group", remedy="get one")
+    spec = GuestSpec(
+        id="x", environment=Environment("python"), limits=Limits(**given), strict=strict
+    )
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        setup.check_limits(spec, [layer], "this host")
+    return [str(each.message) for each in said]
+
+
+def test_best_effort_is_a_warning_for_a_limit_that_was_set_and_silence_for_a_default():
+    assert check("best-effort") == []
+    (said,) = check("best-effort", memory="64m")
+    assert "this host cannot enforce the limit memory: no group" in said
+    assert check("best-effort", memory="64m", strict=False) == []
+    assert check("enforced", memory="64m", strict=True) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "options"),
+    [
+        ("best-effort", {"strict": True}),
+        ("absent", {"strict": True}),
+        ("absent", {"memory": "64m"}),
+    ],
+)
+def test_a_limit_that_nothing_keeps_or_that_must_be_enforced_is_refused(state, options):
+    with pytest.raises(LimitNotEnforceable, match="memory") as caught:
+        check(state, **options)
+    assert caught.value.hint == "get one; strict=False starts all the same"
+    assert check("absent", memory="64m", strict=False) == []

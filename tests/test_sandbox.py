@@ -25,11 +25,14 @@ from belljar import (
     InvalidOption,
     LimitNotEnforceable,
     Limits,
+    Mount,
     Outcome,
     Sandbox,
     SandboxClosed,
     SandboxError,
 )
+from belljar.backends.native import cgroup
+from belljar.backends.native.cgroup import scope
 
 pytestmark = pytest.mark.contract("native", "docker", "gvisor")
 
@@ -300,17 +303,36 @@ def test_the_kernel_keeps_the_limits_of_the_guest(make_sandbox, outside):
 
 
 @pytest.mark.user_only
-def test_without_control_groups_an_explicit_memory_limit_is_refused_with_a_hint(make_sandbox):
+def test_without_control_groups_a_memory_limit_is_best_effort_with_a_warning(make_sandbox):
     if make_sandbox().isolation.layer("memory").state == "enforced":
         pytest.skip("this user has a delegated control group")
-    with pytest.raises(LimitNotEnforceable, match="memory") as caught:
-        make_sandbox(limits=Limits(memory="100m"))
-    assert "strict=False" in caught.value.hint
-    with pytest.raises(LimitNotEnforceable):
-        make_sandbox(strict=True)
-    sandbox = make_sandbox(limits=Limits(memory="100m"), strict=False)
+    with pytest.warns(RuntimeWarning, match=r"limit memory.*strict=True refuses"):
+        sandbox = make_sandbox(limits=Limits(memory="100m"))
     assert sandbox.isolation.layer("memory").state == "best-effort"
     assert not sandbox.isolation.enforced
+    make_sandbox(limits=Limits(memory="100m"), strict=False)  # without a warning
+    with pytest.raises(LimitNotEnforceable, match="memory") as caught:
+        make_sandbox(strict=True)
+    assert "strict=False" in caught.value.hint
+
+
+@pytest.mark.user_only
+def test_a_manager_that_gives_no_scope_is_the_reason_in_isolation(tmp_path, monkeypatch):
+    if cgroup.detect().controllers:
+        pytest.skip("this user has a delegated control group")
+    (tmp_path / "systemd").mkdir()
+    (tmp_path / "systemd/private").touch()
+    busctl = tmp_path / "busctl"
+    busctl.write_text("#!/bin/sh\necho 'Failed to connect to bus: no medium found' >&2; exit 1\n")
+    busctl.chmod(0o755)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(scope, "_busctl", lambda: str(busctl))
+    mounts = [Mount(tmp_path, "/refused")]  # so that it has a zygote of its own
+    with Sandbox(environment="python", mounts=mounts) as sandbox:
+        memory = sandbox.isolation.layer("memory")
+        assert sandbox.run_code("6 * 7").value == 42
+    assert memory.state == "best-effort"
+    assert "no medium found" in memory.detail
 
 
 def test_a_refused_start_leaves_nothing(backend):

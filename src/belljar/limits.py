@@ -142,7 +142,7 @@ class Limits:
     """How much of the machine one sandbox may use.
 
     Sizes are given in bytes or as text, and read in bytes. What the caller passed is remembered in
-    `explicit`: a limit somebody asked for must be enforced, a default may be best effort.
+    `explicit`: one that somebody asked for and the host cannot enforce gets a warning.
 
     >>> limits = Limits(memory="1g", timeout=5)
     >>> limits.memory, sorted(limits.explicit)

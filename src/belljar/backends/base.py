@@ -26,16 +26,13 @@ class GuestSpec:
     environment: Environment
     limits: Limits
     env: Mapping[str, str] = field(default_factory=dict)
-    strict: bool | None = None  # None: strict about the limits the caller set himself
+    strict: bool | None = None  # refuse limits that cannot be enforced; None: warn of those set
     mounts: tuple[Mount, ...] = ()
     scratch: tuple[str, ...] = ()  # where it has file systems of its own, as its workspace is
     noexec: bool = False  # nothing that lies in these, the workspace or /tmp can be executed
     workdir: str = WORKSPACE  # where its workspace is
     network: str = "none"
     docker: Docker = field(default_factory=Docker)  # for the docker backend alone
-
-    def insists_on(self, limit: str) -> bool:
-        return self.strict if self.strict is not None else limit in self.limits.explicit
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What every guest's init is told at its start, whichever backend starts it."""
+"""What backends share at the start of a guest: what init is told, limits that cannot be kept."""
 
 from __future__ import annotations
 
@@ -25,6 +25,25 @@ def of(limits: Limits, *, share: bool) -> dict[str, object]:
         "values": limits.memory,
         "share": share,
     }
+
+
+def check_limits(spec: GuestSpec, kept: Iterable[Layer], where: str) -> None:
+    """Refuse or warn about limits that `where` (this host, this engine) cannot enforce.
+
+    With `strict=True` every one is refused. By default one that the caller set is refused if
+    nothing at all keeps it; best effort is accepted with a warning, which Python shows once.
+    """
+    for layer in kept:
+        if layer.state == "enforced" or spec.strict is False:
+            continue
+        asked = layer.name in spec.limits.explicit
+        why = f"{where} cannot enforce the limit {layer.name}: {layer.detail}"
+        if spec.strict or (asked and layer.state == "absent"):
+            hint = "strict=False starts all the same"
+            raise LimitNotEnforceable(why, hint=f"{layer.remedy}; {hint}" if layer.remedy else hint)
+        if asked:
+            message = f"{why}. It is best effort; strict=True refuses to start"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
 def with_files(spec: GuestSpec, kept: Iterable[Layer], most: int | None) -> tuple[Layer, ...]:

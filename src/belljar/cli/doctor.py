@@ -236,8 +236,7 @@ def _with_remedies(rows: list[list[str]]) -> list[list[str]]:
             said.add(remedy)
             others = ", ".join(row[1] for row in rows if row[-1] == remedy and row[1] != cells[1])
             too = f" (also for {others})" if others else ""
-            text = remedy.replace("strict=False", "--best-effort")  # as it is spelled here
-            shown.append(["", "", f"remedy{too}: {text}"])
+            shown.append(["", "", f"remedy{too}: {remedy}"])
     return shown
 
 

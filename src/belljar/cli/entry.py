@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import NoReturn
@@ -70,7 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _prepare_streams()
     try:
         args = parse(sys.argv[1:] if argv is None else list(argv))
-        with _Signals():
+        with _Signals(), warnings.catch_warnings():
+            warnings.showwarning = functools.partial(_show_warning, warnings.showwarning)
             command: Command = args.command
             return command(args)
     except SandboxError as error:
@@ -94,6 +96,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _give_up_stdout() -> None:
     """The interpreter flushes once more at its end, and must not fail at it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _show_warning(
+    default: Callable[..., None], message: Warning | str, category: type[Warning], *rest: object
+) -> None:
+    if category is not RuntimeWarning:  # those of the engine are RuntimeWarnings
+        return default(message, category, *rest)
+    from belljar.cli import terminal
+
+    terminal.say(f"warning: {message}".replace("strict=True", "--require-limits"))
 
 
 def _explain(error: SandboxError) -> int:

@@ -40,7 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="the record")
     parser.add_argument("--json", action="store_true", help="print what differs as JSON")
     parser.add_argument(
-        "--strict", action="store_true", help="addresses of objects and tracebacks count too"
+        "--strict",
+        dest="exact",
+        action="store_true",
+        help="addresses of objects and tracebacks count too",
     )
     parser.add_argument(
         "--stop-at-first", action="store_true", help="run no more after a cell that differs"
@@ -94,9 +97,9 @@ def run(args: argparse.Namespace) -> int:
             env=sandbox_options.variables(args.variables),
             functions=functions,
             backend=args.backend,
-            strict=False if args.best_effort else None,
+            strict=args.strict,
             cells=cells,
-            exact=args.strict,
+            exact=args.exact,
             stop_at_first=args.stop_at_first,
             on_cell=view.cell,
         )

@@ -98,10 +98,20 @@ def add_all(parser: argparse.ArgumentParser, *, environment: str | None = "data"
         help="auto, native or docker (default: auto, which is $BELLJAR_BACKEND if that is set, "
         "else native where this host allows it, else docker)",
     )
-    parser.add_argument(
+    unenforced = parser.add_mutually_exclusive_group()
+    unenforced.add_argument(
+        "--require-limits",
+        dest="strict",
+        action="store_const",
+        const=True,
+        help="refuse to start if this host cannot enforce a limit (see `belljar doctor`)",
+    )
+    unenforced.add_argument(
         "--best-effort",
-        action="store_true",
-        help="start even if this host cannot enforce a limit given here (see `belljar doctor`)",
+        dest="strict",
+        action="store_const",
+        const=False,
+        help="start without a warning if this host cannot enforce a limit given here",
     )
     if environment is not None:  # a replay runs in an Environment, as it was recorded
         add_packages(parser)
@@ -198,7 +208,7 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
         "packages": [package for text in args.packages for package in split_packages(text)],
         "limits": limits(args),
         "env": variables(args.variables),
-        "strict": False if args.best_effort else None,
+        "strict": args.strict,
         "policy": getattr(args, "sandbox_policy", None),  # not every command has it
         "network": args.network,
         "workdir": args.workdir,

@@ -151,7 +151,10 @@ def _sandbox() -> Iterator[Setting]:
     yield _make("policy", None, "rules that code must keep to run at all", policy)
     strict = Kind(words="true, false or none", check=kinds.boolean(True), parse=kinds.flag)
     yield _make(
-        "strict", None, "refuse to start if a limit cannot be enforced; none: those given", strict
+        "strict",
+        None,
+        "refuse to start if a limit cannot be enforced; none: warn of those given",
+        strict,
     )
     noexec = Kind(words="true or false", check=kinds.boolean(False), parse=kinds.flag)
     yield _make("noexec", False, "nothing in the workspace and /tmp can be executed", noexec)

@@ -45,7 +45,7 @@ from belljar.backends.docker.stream import AttachedStream
 from belljar.backends.docker.vigil import Vigil
 from belljar.backends.native.layers import mounted
 from belljar.backends.native.plan import PATH, VARIABLES
-from belljar.errors import InvalidOption, LimitNotEnforceable, StartError
+from belljar.errors import InvalidOption, StartError
 from belljar.guest import wire
 from belljar.isolation import Isolation, Layer
 from belljar.printable import printable
@@ -425,12 +425,7 @@ def _variables(made: Image) -> dict[str, str]:
 
 def _insist(asked: GuestSpec, facts: Facts, warnings: list[str]) -> tuple[Layer, ...]:
     kept = spec.kept(asked.limits, facts, warnings, runtime=asked.docker.runtime)
-    for layer in kept:
-        if layer.state != "enforced" and asked.insists_on(layer.name):
-            raise LimitNotEnforceable(
-                f"this engine cannot enforce the limit {layer.name}: {layer.detail}",
-                hint=layer.remedy,
-            )
+    setup.check_limits(asked, kept, "this engine")
     return kept
 
 

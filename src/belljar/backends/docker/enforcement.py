@@ -10,13 +10,9 @@ from belljar.limits import Limits, format_size
 
 _MEMORY_REMEDY = (
     "boot the engine's machine with the memory control group (cgroup_enable=memory swapaccount=1), "
-    "or with control groups of version 2, delegated if the engine is rootless; "
-    "strict=False accepts best effort"
+    "or with control groups of version 2, delegated if the engine is rootless"
 )
-_CGROUP_REMEDY = (
-    "give the engine control groups (rootless: of version 2, delegated by systemd); "
-    "strict=False accepts best effort"
-)
+_CGROUP_REMEDY = "give the engine control groups (rootless: of version 2, delegated by systemd)"
 
 
 def kept(
@@ -76,7 +72,7 @@ def _processes(limits: Limits, facts: Facts, said: Sequence[str], runtime: str) 
                 f"cgroup, {limits.processes} or somewhat more, beyond which the sandbox ends; "
                 "threads are not limited"
             )
-            return _row("processes", detail, "best-effort", "strict=False accepts best effort")
+            return _row("processes", detail, "best-effort", "the runtime runc limits them exactly")
         return _row("processes", f"cgroup, {limits.processes}")
     if facts.unique_uids and not facts.pids_limit:
         return _row("processes", f"RLIMIT_NPROC of its own uid, {limits.processes}")

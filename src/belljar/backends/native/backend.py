@@ -25,7 +25,7 @@ from belljar.backends.native.guest import (
 )
 from belljar.backends.native.zygotes import EXHAUSTED, Zygote, ZygoteGone, failure
 from belljar.environment import Environment, build
-from belljar.errors import BackendUnavailable, LimitNotEnforceable, SandboxError, StartError
+from belljar.errors import BackendUnavailable, SandboxError, StartError
 from belljar.isolation import Isolation
 from belljar.mount import Mount
 
@@ -44,10 +44,6 @@ class NativeBackend:
         self._zygotes: dict[Key, concurrent.futures.Future[Zygote]] = {}
         cgroup.sweep()  # what earlier processes left when they were killed
         self._cgroups = cgroup.detect()
-        # Asked twice for each guest, and mostly for the same limits.
-        self._kept = functools.lru_cache(maxsize=64)(
-            functools.partial(layers.kept, why=self._cgroups.why)
-        )
 
     async def start(self, spec: GuestSpec) -> Guest:
         try:
@@ -76,7 +72,7 @@ class NativeBackend:
         left = functools.partial(self._let_go, _key(spec), zygote) if rare else None
         group: Cgroup | None = None
         try:
-            group = self._make_cgroup(spec)
+            group = self._make_cgroup(spec, zygote)
             guest = await self._confine(spec, zygote, group)
         except BaseException:
             with anyio.CancelScope(shield=True):
@@ -118,7 +114,7 @@ class NativeBackend:
             built = await anyio.to_thread.run_sync(build, environment)
             hold = await anyio.to_thread.run_sync(built.hold)
             # In this thread: the kernel binds its life to it.
-            zygote = Zygote(built, hold, mounts, directories)
+            zygote = Zygote(built, hold, self._cgroups, mounts, directories)
             await anyio.to_thread.run_sync(zygote.wait_ready)
         except BaseException as error:
             started.set_exception(error)
@@ -158,29 +154,21 @@ class NativeBackend:
 
     # -- guests -----------------------------------------------------------------------------
 
-    def _make_cgroup(self, spec: GuestSpec) -> Cgroup | None:
-        if not self._cgroups.controllers:
-            self._insist(spec, frozenset())
-            return None
+    def _make_cgroup(self, spec: GuestSpec, zygote: Zygote) -> Cgroup | None:
         limits = spec.limits
+        if not zygote.cgroups.controllers:
+            setup.check_limits(spec, zygote.kept(limits, frozenset()), "this host")
+            return None
         # One more process for init.
-        group = self._cgroups.create(
+        group = zygote.cgroups.create(
             spec.id, memory=limits.memory, processes=limits.processes + 1, cpus=limits.cpus
         )
         try:
-            self._insist(spec, group.enforced)
-        except LimitNotEnforceable:
+            setup.check_limits(spec, zygote.kept(limits, group.enforced), "this host")
+        except BaseException:
             group.remove()
             raise
         return group
-
-    def _insist(self, spec: GuestSpec, in_cgroup: frozenset[str]) -> None:
-        for layer in self._kept(spec.limits, in_cgroup):
-            if layer.state != "enforced" and spec.insists_on(layer.name):
-                raise LimitNotEnforceable(
-                    f"this host cannot enforce the limit {layer.name}: {layer.detail}",
-                    hint=layer.remedy,
-                )
 
     async def _confine(self, spec: GuestSpec, zygote: Zygote, group: Cgroup | None) -> NativeGuest:
         in_cgroup = group.enforced if group is not None else frozenset[str]()
@@ -212,7 +200,7 @@ class NativeBackend:
         try:
             seen = posture.read(pid)
             posture.check(seen, root=zygote.root)
-            kept = self._kept(spec.limits, in_cgroup)
+            kept = zygote.kept(spec.limits, in_cgroup)
             limits = setup.with_files(spec, kept, posture.most_files(pid))
             measured = (*layers.measured(seen, said), *layers.mounted(spec.mounts))
             guest.isolation = Isolation(backend=self.name, layers=measured, limits=limits)

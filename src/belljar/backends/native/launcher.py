@@ -34,6 +34,8 @@ def main(config: Dict[str, Any]) -> NoReturn:
         sys_.prctl(sys_.PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != config["parent"]:
             os._exit(0)  # the host process ended before the line above
+        if config["scope"] and not control.recv(1):  # sent when this process is in its scope
+            os._exit(0)
         if config["root"]:
             # Sources below directories only root may enter must be bound before the user
             # namespace, in which root is nobody.

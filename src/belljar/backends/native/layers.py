@@ -12,8 +12,8 @@ from belljar.limits import Limits, format_size
 from belljar.mount import Mount
 
 _DELEGATE = (
-    "run as root, or in a delegated cgroup "
-    "(systemd-run --user --scope -p Delegate=yes ...); strict=False accepts best effort"
+    "run as root, in a cgroup that is delegated to you, or on a machine with cgroup v2 as a user "
+    "whose systemd manager runs (after a login, or `loginctl enable-linger`)"
 )
 
 
@@ -52,8 +52,14 @@ def _uid(uid: int) -> Layer:
     )
 
 
-def kept(limits: Limits, in_cgroup: frozenset[str], why: Mapping[str, str]) -> tuple[Layer, ...]:
-    """How each limit is kept on this host."""
+def kept(
+    limits: Limits, in_cgroup: frozenset[str], kind: str, why: Mapping[str, str]
+) -> tuple[Layer, ...]:
+    """How each limit is kept on this host.
+
+    `in_cgroup`: those that the control group keeps, `kind` whose group it is. `why`: the reason
+    for each missing controller.
+    """
 
     def row(name: str, ok: bool, detail: str, remedy: str | None = None) -> Layer:
         state: State = "enforced" if ok else "best-effort"
@@ -68,7 +74,7 @@ def kept(limits: Limits, in_cgroup: frozenset[str], why: Mapping[str, str]) -> t
         row(
             "memory",
             memory,
-            f"cgroup, {format_size(limits.memory)}"
+            f"{kind}, {format_size(limits.memory)}"
             if memory
             else "a limit on the writable memory of each process, and a watchdog over all; "
             + why.get("memory", "no memory cgroup"),
@@ -77,7 +83,7 @@ def kept(limits: Limits, in_cgroup: frozenset[str], why: Mapping[str, str]) -> t
         row(
             "cpus",
             cpus or whole,
-            f"cgroup quota, {limits.cpus:g}"
+            f"quota of the {kind}, {limits.cpus:g}"
             if cpus
             else f"pinned to {max(1, -int(-limits.cpus // 1))} processor(s)",
             _DELEGATE,
@@ -85,7 +91,7 @@ def kept(limits: Limits, in_cgroup: frozenset[str], why: Mapping[str, str]) -> t
         row(
             "processes",
             counted or per_namespace,
-            f"{'cgroup' if counted else 'RLIMIT_NPROC in its user namespace'}, {limits.processes}",
+            f"{kind if counted else 'RLIMIT_NPROC in its user namespace'}, {limits.processes}",
             "Linux 5.14 counts processes for each user namespace",
         ),
         row("open_files", True, f"RLIMIT_NOFILE for each process, {limits.open_files}"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import errno
+import functools
 import json
 import os
 import platform
@@ -18,7 +19,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from belljar import bundle
-from belljar.backends.native import identity, plan, seccomp
+from belljar.backends.native import cgroup, identity, layers, plan, seccomp
+from belljar.backends.native.cgroup import Cgroups, scope
 from belljar.environment import Built
 from belljar.errors import BackendUnavailable, InvalidOption, SandboxError, StartError
 from belljar.mount import Mount
@@ -80,11 +82,15 @@ class Zygote:
         self,
         built: Built,
         hold: int,
+        cgroups: Cgroups,
         mounts: tuple[Mount, ...] = (),
         directories: tuple[str, ...] = (WORKSPACE,),
     ) -> None:
-        """`hold`: the descriptor that keeps the Environment's files, even if it is removed."""
+        """`hold`: the descriptor that keeps the Environment's files, even if it is removed.
+        `cgroups`: what this process may make; if that is not enough, wait_ready() asks for more."""
         self.users = 0  # guests of one with mounts, which ends with the last of them
+        self.cgroups = self._shared_cgroups = cgroups
+        self._wants_scope = "memory" not in cgroups.controllers and scope.is_available()
         self._mounts, self._directories = mounts, directories
         self.root = identity.has_uid_for_each()
         self.baseline = 0
@@ -109,6 +115,7 @@ class Zygote:
         count = plan.UID_COUNT if self.root else 1
         return {
             "parent": os.getpid(),
+            "scope": self._wants_scope,
             "root": self.root,
             "control": control,
             "uids": [first, count],
@@ -133,6 +140,13 @@ class Zygote:
         """Blocks until its imports are done. Called once, by the runtime, in a worker thread."""
         self._control.settimeout(START_TIMEOUT)
         try:
+            why = dict(self.cgroups.why)
+            if self._wants_scope:
+                why |= self._enter_scope()
+            # Asked twice for each guest, and mostly for the same limits.
+            self.kept = functools.lru_cache(maxsize=64)(
+                functools.partial(layers.kept, kind=self.cgroups.kind, why=why)
+            )
             data = self._control.recv(65536)
         except TimeoutError:
             self.close()
@@ -155,6 +169,21 @@ class Zygote:
             raise failure(answer, self._name)
         self.baseline = int(answer["data"])
         self._control.setblocking(False)
+
+    def _enter_scope(self) -> dict[str, str]:
+        """Get control groups from the user's systemd; the result says what is missing, and why."""
+        pid = self._process.pid
+        try:
+            scope.enter(pid)
+        except scope.ScopeRefused as error:
+            reason = f"the user's systemd gave no control group: {error}"
+            missing = dict.fromkeys(self.cgroups.why, reason)
+        else:
+            self.cgroups = cgroup.detect_for_child(pid)
+            missing = dict(self.cgroups.why)
+        with contextlib.suppress(OSError):  # it is gone: recv() says so
+            self._control.send(b"1")
+        return missing
 
     def spawn(
         self,
@@ -214,6 +243,8 @@ class Zygote:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        if self.cgroups is not self._shared_cgroups:
+            self.cgroups.close()
 
     def abandon(self) -> None:
         """In a fork of the host process: let go of what belongs to the parent."""

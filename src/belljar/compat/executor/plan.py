@@ -110,8 +110,8 @@ def make(config: DockerConfig, placed: Placed, timeout: float) -> Plan:
 
 
 def _strict(config: DockerConfig) -> bool | None:
-    """A limit somebody chose is enforced, or nothing starts; the defaults are best effort where
-    a host cannot limit memory and processors."""
+    """Where a host cannot limit memory and processors, a limit somebody chose gets a warning, and
+    the defaults, which are all written out here, do not."""
     default = DockerConfig()
     chosen = (config.memory_limit, config.cpu_limit) != (default.memory_limit, default.cpu_limit)
     return None if chosen else False

@@ -136,7 +136,7 @@ class SandboxSettings:
     def limits(self, more: Limits | Mapping[str, object] | None = None) -> Limits:
         """What these settings mean to Belljar; `more` goes before them."""
         asked: dict[str, Any] = {"timeout": self.timeout, "output": OUTPUT}
-        # What somebody asked for must be enforced; what is as by default may be best effort.
+        # A limit that was asked for and cannot be enforced gets a warning, a default does not.
         if "memory_limit" in self.model_fields_set:
             asked["memory"] = self.memory_limit
         if "cpu_limit" in self.model_fields_set:

@@ -24,7 +24,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 class Cgroups:
     """What this process may do with control groups. Made by detect()."""
 
-    def __init__(self, owner: tree.Owner | None, decided: Plan) -> None:
+    def __init__(self, owner: tree.Owner | None, decided: Plan, *, kind: str = "cgroup") -> None:
+        """`kind`: how `isolation` names these groups."""
+        self.kind = kind
         self._owner = owner
         self._groups: set[Cgroup] = set()
         self._hierarchies: list[Hierarchy] = []
@@ -181,14 +183,23 @@ def _may_write(path: str) -> bool:
     return os.access(path, os.W_OK, effective_ids=True)
 
 
-def _plan() -> Plan:
-    return plan(tree.read("/proc/self/mountinfo"), tree.read("/proc/self/cgroup"), _look)
+def _plan(pid: int | str = "self") -> Plan:
+    return plan(tree.read("/proc/self/mountinfo"), tree.read(f"/proc/{pid}/cgroup"), _look)
 
 
 def detect() -> Cgroups:
     """Find out, by making our directories, what can be limited here. Never raises."""
+    return _detect("self", "cgroup")
+
+
+def detect_for_child(pid: int) -> Cgroups:
+    """The same for what a child process forks, if scope.enter() has moved it. Never raises."""
+    return _detect(pid, "cgroup in a scope of the user's systemd")
+
+
+def _detect(pid: int | str, kind: str) -> Cgroups:
     try:
-        return Cgroups(tree.Owner.current(), _plan())
+        return Cgroups(tree.Owner.current(), _plan(pid), kind=kind)
     except OSError as error:
         reason = f"cannot tell which control groups there are: {error}"
         return Cgroups(None, Plan(hierarchies=(), why=dict.fromkeys(WANTED, reason)))
