@@ -74,7 +74,9 @@ def _request(name: str, pid: int) -> None:
             env={"XDG_RUNTIME_DIR": _runtime_directory()},
             timeout=_ANSWER_TIMEOUT,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired:
+        raise ScopeRefused(f"no answer in {_ANSWER_TIMEOUT:.0f} s") from None
+    except OSError as error:
         raise ScopeRefused(str(error)) from error
     if done.returncode:
         raise ScopeRefused(done.stderr.strip()[:500] or f"busctl ended with {done.returncode}")
