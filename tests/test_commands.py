@@ -1,5 +1,6 @@
 """Commands beside the interpreter: output, exits, time-outs, and what they leave running."""
 
+import subprocess
 import time
 from textwrap import dedent
 
@@ -8,6 +9,7 @@ import pytest
 import census
 import gvisor
 from belljar import ExecutionError, Limits, Outcome
+from belljar.guest import commands as guest_commands
 
 pytestmark = pytest.mark.contract("native", "docker")
 
@@ -151,6 +153,16 @@ def test_a_time_out_of_a_command_does_not_touch_the_interpreter(sandbox):
     sandbox.commands.run("sleep 1000", timeout=0.3)
     execution = sandbox.run_code("x")
     assert (execution.value, execution.state_preserved) == (1, True)
+
+
+def test_what_a_command_starts_is_killed_for_memory_before_the_interpreter(sandbox):
+    """Its score is set before its program begins, so that every child has it, too."""
+    assert sandbox.commands.run("cat /proc/self/oom_score_adj; :").stdout == "1000\n"
+    prefix = [*guest_commands._LIMITED, "64", "unlimited"]  # without init, which might be late
+    child = subprocess.run(
+        [*prefix, "cat", "/proc/self/oom_score_adj"], capture_output=True, check=True
+    )
+    assert child.stdout == b"1000\n"
 
 
 def test_a_background_child_that_holds_the_pipe_is_not_waited_for(sandbox):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -94,8 +95,11 @@ def _measure(make: Make) -> Isolation:
 
 
 def _matters(line: str) -> bool:
-    """Zygotes and their launchers stay until this process ends, and so do their connections."""
-    return not line.startswith(("process", "namespace")) and "descriptor(s)" not in line
+    """Zygotes and their launchers stay until this process ends, and so do their connections and
+    the scopes that the user's systemd has given them."""
+    if line.startswith(("process", "namespace")) or "descriptor(s)" in line:
+        return False
+    return not re.search(r"/belljar-\d+-\d+\.scope\b", line)
 
 
 @contextlib.contextmanager

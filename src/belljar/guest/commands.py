@@ -14,8 +14,15 @@ DEATH_LOOKS = 200  # a millisecond apart
 CANNOT_RUN = 126
 
 # init's own limits of open files and memory are higher than the code's; a shell can lower them
-# before it becomes the command, without a copy of init being made for that.
-_LIMITED = ("/bin/sh", "-c", 'ulimit -n "$0" && ulimit -d "$1" && shift && exec "$@"')
+# before it becomes the command, without a copy of init being made for that. Out of memory, the
+# kernel shall pick the command before init, and what it starts before the interpreter: set here,
+# because a child that is born before a later write would not inherit it.
+_LIMITED = (
+    "/bin/sh",
+    "-c",
+    "{ echo 1000 >/proc/$$/oom_score_adj; } 2>/dev/null; "
+    'ulimit -n "$0" && ulimit -d "$1" && shift && exec "$@"',
+)
 
 
 def start(init: Any, frame: wire.Frame) -> None:
@@ -59,7 +66,6 @@ class Command:
         if process.stdin is not None:
             os.set_blocking(process.stdin.fileno(), False)
             init.selector.register(process.stdin, poller.WRITE, self._on_input)
-        prefer_for_oom(self.pid)
 
     def _on_input(self, pipe: Any, events: int) -> None:
         if pipe.closed:
@@ -120,18 +126,6 @@ class Command:
             "exit_code": None if died else os.WEXITSTATUS(status),
         }
         self._init.send(wire.DONE, self._request, header)
-
-
-def prefer_for_oom(pid: int) -> None:
-    """Out of memory, the kernel shall pick what the code started before it picks init."""
-    try:
-        fd = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY)
-    except OSError:
-        return  # already gone
-    try:
-        os.write(fd, b"1000")
-    finally:
-        os.close(fd)
 
 
 def kill_leftovers(init: Any) -> None:

@@ -13,7 +13,7 @@ import socket
 import struct
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from . import blobs, commands, poller, wire, worker
+from . import blobs, commands, poller, twin, wire, worker
 from .outbox import Inbox, Outbox, close_all
 
 CONTROL = 3  # the worker's only descriptor beside the standard ones
@@ -96,7 +96,7 @@ class Keeper:
             self._setup.get("worker_started", _nothing)()
             if not self._setup.get("site", True):  # only now may packages run code: `.pth` files
                 site.main()
-            commands.prefer_for_oom(os.getpid())
+            twin.rank(twin.RUNNING)
             worker.main(control, self._setup)
         finally:
             os._exit(1)
