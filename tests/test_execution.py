@@ -3,6 +3,7 @@ import dataclasses
 import doctest
 import json
 import pickle
+import re
 import signal
 import unicodedata
 from datetime import UTC, date, datetime, time, timedelta
@@ -421,4 +422,29 @@ def test_the_repr_of_an_isolation_counts_layers_and_names_what_is_not_enforced()
     assert repr(whole) == "<Isolation native: 2 layers, 1 limits, all enforced>"
     assert repr(dataclasses.replace(whole, limits=(weak,))) == (
         "<Isolation native: 2 layers, 1 limits, memory best-effort>"
+    )
+
+
+def test_an_isolation_is_a_table_in_a_notebook_and_lines_in_print():
+    enforced = Layer(name="seccomp", state="enforced", detail="<script>\x1b[2J")
+    weak = Layer(name="memory", state="best-effort", detail="RLIMIT_AS", remedy="a cgroup & root")
+    lacking = Layer(name="landlock", state="absent", detail="no <b>")
+    held = Isolation(backend="native", layers=(enforced, lacking), limits=(weak,))
+    shown = held._repr_html_()
+    assert shown.startswith("<table")
+    rows = [re.findall(r"<t[dh][^>]*>([^<]*)", row) for row in shown.split("<tr")]
+    assert rows[1:] == [
+        ["layer", "state", "detail", "remedy"],
+        ["seccomp", "✓ enforced", "&lt;script&gt;\\x1b[2J", ""],
+        ["landlock", "✗ absent", "no &lt;b&gt;", ""],
+        ["limit", "state", "detail", "remedy"],
+        ["memory", "~ best-effort", "RLIMIT_AS", "a cgroup &amp; root"],
+    ]
+    assert ">Isolation native: 2 layers, 1 limits, landlock absent, memory best-effort</c" in shown
+    assert "remedy" not in dataclasses.replace(held, limits=())._repr_html_()
+    assert str(held) == (
+        "Isolation native: 2 layers, 1 limits, landlock absent, memory best-effort\n"
+        "enforced     seccomp: <script>\\x1b[2J\n"
+        "absent       landlock: no <b>\n"
+        "best-effort  memory: RLIMIT_AS (remedy: a cgroup & root)"
     )

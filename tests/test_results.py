@@ -5,6 +5,7 @@ import html
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -567,6 +568,28 @@ def test_an_execution_shows_everything_in_a_notebook_and_nothing_of_it_runs():
     assert base64.b64encode(b"png").decode() in shown
     assert "\x1b" not in shown
     assert shown.count("&lt;script&gt;") >= 6
+
+
+def test_all_text_in_a_notebook_is_monospaced_and_readable_on_any_background():
+    shown = execution(
+        outcome=Outcome.error,
+        stdout="out",
+        stderr="err",
+        results=(made({"text/plain": "text"}),),
+        error=ErrorInfo(name="E", value="", traceback="Traceback"),
+        notes=("note",),
+    )._repr_html_()
+    styles = {text: style for style, text in re.findall(r'<pre style="([^"]*)">\W*(\w+)', shown)}
+    assert list(styles) == ["out", "err", "text", "Traceback", "note"]
+    assert all("monospace;font-size:inherit" in style for style in styles.values())
+    assert styles["err"].endswith("background:#fdd;color:#400"), "dark on the pale red that is ours"
+    assert shown.count("background:#") == 1
+
+
+def test_what_has_nothing_to_show_leaves_no_band_in_a_notebook():
+    shown = execution(stdout=" \n\n", stderr="\n", results=(made({"text/plain": "1"}),))
+    assert shown._repr_html_().count("<pre") == 1
+    assert "&lt;Execution ok" in execution()._repr_html_()
 
 
 def test_a_page_about_an_execution_has_an_end():

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from belljar.printable import printable
+
 State = Literal["enforced", "best-effort", "absent"]
 
 
@@ -48,3 +50,17 @@ class Isolation:
         rest = [each for each in (*self.layers, *self.limits) if each.state != "enforced"]
         named = ", ".join(f"{each.name} {each.state}" for each in rest)
         return f"<Isolation {self.backend}: {counted}, {named}>"
+
+    def __str__(self) -> str:
+        """One line for each layer and limit, below that of the repr."""
+        lines = [repr(self)[1:-1]]
+        for each in (*self.layers, *self.limits):
+            remedy = f" (remedy: {each.remedy})" if each.remedy else ""
+            lines.append(f"{each.state:12} {each.name}: {each.detail}{remedy}")
+        return printable("\n".join(lines))
+
+    def _repr_html_(self) -> str:
+        """Show it in a notebook as a table."""
+        from belljar import notebook
+
+        return notebook.isolation_table(self)

@@ -1,4 +1,4 @@
-"""Runs and results as HTML, for the notebook in which belljar itself is used.
+"""Runs, results and isolation as HTML, for the notebook in which belljar itself is used.
 
 The guest's words are escaped. Its HTML is put into a frame without scripts, forms or an origin,
 whose policy lets it load nothing: code in a sandbox without a network must not get one through
@@ -10,28 +10,36 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from belljar import sanitize
+from belljar import html_frame, sanitize
 from belljar.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from belljar.execution import Execution
+    from belljar.isolation import Isolation, Layer
     from belljar.result import Result
 
 MAX_PAGE = 16 * 1024 * 1024  # characters of all that one Execution shows
 MAX_TEXT = 256 * 1024  # characters of one text
 
-_POLICY = (
-    '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-    "img-src data:; font-src data:; style-src 'unsafe-inline'\">"
-    '<meta http-equiv="x-dns-prefetch-control" content="off">'
+# On whatever background the notebook has. Frameworks give <pre> a font, a frame and colours.
+_TEXT = (
+    "margin:0;padding:0;border:0;background:none;color:inherit;white-space:pre-wrap;"
+    "overflow-wrap:anywhere;font-family:Menlo,Consolas,'DejaVu Sans Mono',monospace;"
+    "font-size:inherit;line-height:1.3"
 )
-# As notebooks show tables; the guest's own style, if it sent one, comes after it.
-_STYLE = (
-    "<style>body{font:13px sans-serif;margin:4px}table{border-collapse:collapse}"
-    "th,td{padding:2px 8px;text-align:right;border-bottom:1px solid #ddd}</style>"
+_STDERR = "background:#fdd;color:#400"
+_TRACEBACK = "color:#d33"
+_REMARK = "opacity:0.7"
+_TABLE = "border:0;border-collapse:collapse;margin:0;font-size:inherit"
+_CAPTION = "caption-side:top;color:inherit;padding:2px 8px;text-align:left;font-weight:bold"
+_CELL = (
+    "border:0;border-bottom:1px solid #8886;padding:2px 8px;text-align:left;vertical-align:top;"
+    "white-space:normal;overflow-wrap:break-word;max-width:32em"
 )
+_SIGNS = {"enforced": "✓", "best-effort": "~", "absent": "✗"}
+_STATES = {"enforced": "", "best-effort": "color:#b36b00", "absent": "color:#d33"}
 
 
 def mime_bundle(result: Result) -> dict[str, object]:
@@ -41,8 +49,8 @@ def mime_bundle(result: Result) -> dict[str, object]:
         bundle["image/png"] = result.png
     elif result.jpeg is not None:
         bundle["image/jpeg"] = result.jpeg
-    elif _framed(result):
-        bundle["text/html"] = _framed(result)
+    elif framed := _framed(result):
+        bundle["text/html"] = framed
     return bundle
 
 
@@ -51,23 +59,52 @@ def page(execution: Execution, remarks: Iterable[str]) -> str:
     kept, room = [], MAX_PAGE
     for part in _parts(execution, remarks):
         if len(part) > room:
-            part = _pre("[too large to be shown here; see results]", "color:#666")
+            part = _pre("[too large to be shown here; see results]", _REMARK)
         room -= len(part)
         kept.append(part)
-    return f'<div class="belljar">{"".join(kept)}</div>'
+    shown = "".join(kept) or _pre(repr(execution), _REMARK)
+    return f'<div class="belljar">{shown}</div>'
+
+
+def isolation_table(isolation: Isolation) -> str:
+    """Show layers and limits, one in a row; a word and a sign tell its state, not colour alone."""
+    groups = (("layer", isolation.layers), ("limit", isolation.limits))
+    has_remedy = any(layer.remedy for _, layers in groups for layer in layers)
+    rows = []
+    for kind, layers in groups:
+        heads = (kind, "state", "detail", *(["remedy"] if has_remedy else []))
+        cells = [f'<th scope="col" style="{_CELL}">{head}</th>' for head in heads]
+        rows += [cells] if layers else []
+        rows += [_isolation_cells(layer, has_remedy) for layer in layers]
+    caption = escape(_cut(repr(isolation)[1:-1]))
+    shown = "".join(f'<tr style="background:none">{"".join(cells)}</tr>' for cells in rows)
+    return (
+        f'<table style="{_TABLE}"><caption style="{_CAPTION}">{caption}</caption>'
+        f"<tbody>{shown}</tbody></table>"
+    )
+
+
+def _isolation_cells(layer: Layer, has_remedy: bool) -> list[str]:
+    state = f"{_SIGNS[layer.state]} {layer.state}"
+    texts = [layer.name, state, layer.detail, *([layer.remedy or ""] if has_remedy else [])]
+    styles = [_CELL, f"{_CELL};white-space:nowrap;{_STATES[layer.state]}", _CELL, _CELL]
+    return [
+        f'<td style="{style}">{escape(_cut(text))}</td>'
+        for text, style in zip(texts, styles, strict=False)
+    ]
 
 
 def _parts(execution: Execution, remarks: Iterable[str]) -> Iterator[str]:
     yield _pre(execution.stdout)
-    yield _pre(execution.stderr, "background:#fdd")
+    yield _pre(execution.stderr, _STDERR)
     for result in execution.results:
         yield _shown(result)
     if execution.error is not None:
-        yield _pre(execution.error.traceback, "color:#a00")
+        yield _pre(execution.error.traceback, _TRACEBACK)
     for remark in remarks:
-        yield _pre(f"[{remark}]", "color:#666")
+        yield _pre(f"[{remark}]", _REMARK)
     if not sanitize.is_available() and any(r.html or r.markdown for r in execution.results):
-        yield _pre(f"[{sanitize.MISSING}]", "color:#666")
+        yield _pre(f"[{sanitize.MISSING}]", _REMARK)
 
 
 def _shown(result: Result) -> str:
@@ -82,12 +119,7 @@ def _framed(result: Result) -> str:
     if result.svg is not None:
         return _image("image/svg+xml", result.svg.encode("utf-8", "replace"))
     shown = sanitize.to_html(result)
-    if not shown:
-        return ""
-    inner = escape(_POLICY + _STYLE + shown, quote=True)
-    height = min(max(60 + 26 * shown.count("<tr"), 120), 520)
-    style = f"width:100%;height:{height}px;border:0;background:white;resize:vertical"
-    return f'<iframe sandbox="" srcdoc="{inner}" style="{style}"></iframe>'
+    return html_frame.frame(shown) if shown else ""
 
 
 def _image(mime: str, content: bytes) -> str:
@@ -95,9 +127,10 @@ def _image(mime: str, content: bytes) -> str:
 
 
 def _pre(text: str, style: str = "") -> str:
-    if not text:
+    """Show a text; nothing at all if there is nothing in it to be seen."""
+    if not text.strip():
         return ""
-    return f'<pre style="margin:0;white-space:pre-wrap;{style}">{escape(_cut(text))}</pre>'
+    return f'<pre style="{_TEXT};{style}">{escape(_cut(text))}</pre>'
 
 
 def _cut(text: str) -> str:

@@ -126,7 +126,8 @@ def clean_markdown(text: str) -> str:
 def image(mime: str, content: bytes, alt: str = "") -> str:
     """A picture, SVG too, as an element in which nothing runs and which loads nothing."""
     data = base64.b64encode(content).decode("ascii")
-    return f'<img alt="{escape(alt)}" src="data:{mime};base64,{data}" style="max-width:100%">'
+    style = "display:block;max-width:100%"  # as text, it would have a gap below it
+    return f'<img alt="{escape(alt)}" src="data:{mime};base64,{data}" style="{style}">'
 
 
 def _is_affordable(html: str) -> bool:
