@@ -12,6 +12,7 @@ import anyio
 import pytest
 
 import certificates
+from belljar.backends.docker import removal
 from belljar.backends.docker.endpoint import Endpoint, find, tls_files
 from belljar.backends.docker.engine import Engine, EngineError
 from fake_engine import SSH, Relay, write_program
@@ -96,8 +97,9 @@ async def create(engine, code):
 
 
 async def remove(engine, identity):
+    """By more than one attempt: Docker refuses to remove a container that ends meanwhile."""
     with anyio.CancelScope(shield=True):
-        await engine.request("DELETE", f"/containers/{identity}", query={"force": True})
+        await removal.remove(engine, identity)
 
 
 @contextlib.asynccontextmanager
