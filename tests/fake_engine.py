@@ -152,8 +152,10 @@ async def close(writer):
     """And wait for it: a transport whose loop ends before is collected as unclosed, any time."""
     writer.close()
     try:
-        await asyncio.wait_for(writer.wait_closed(), 1)
-    except (OSError, TimeoutError):  # what is left to be sent is not taken any more
+        with contextlib.suppress(OSError, TimeoutError):
+            await asyncio.wait_for(writer.wait_closed(), 1)
+    finally:
+        # What is left to be sent is not taken any more, or the relay stops, which cancels this.
         writer.transport.abort()
         await asyncio.sleep(0)
 

@@ -1,5 +1,6 @@
 """TCP, TLS and ssh: how they are set up, and what is told when they fail. Without an engine."""
 
+import asyncio
 import contextlib
 import dataclasses
 import os
@@ -18,7 +19,7 @@ from belljar.backends.docker import dial as dialing
 from belljar.backends.docker.endpoint import Endpoint, tls_files
 from belljar.backends.docker.engine import Engine, EngineError, EngineUnavailable
 from belljar.backends.docker.tls import TlsConnection, context
-from fake_engine import SSH, FakeEngine, Relay, answer, until_end, write_program
+from fake_engine import SSH, FakeEngine, Relay, answer, close, until_end, write_program
 
 
 @pytest.fixture(params=["asyncio", "trio"])
@@ -90,6 +91,25 @@ def test_the_next_address_of_a_host_is_tried(run, fake, monkeypatch):
         sock.bind(("127.0.0.1", 0))
         dead = sock.getsockname()[1]
         assert asks(run, Endpoint(kind="tcp", address="many:1")) == 7
+
+
+def test_the_relay_of_these_tests_closes_what_an_engine_does_not_take(short_directory):
+    """Also when it is stopped meanwhile: some later test would find the connection unclosed."""
+    path = f"{short_directory}/e"
+
+    async def stop():
+        _, writer = await asyncio.open_unix_connection(path)
+        writer.write(bytes(20_000_000))
+        closing = asyncio.ensure_future(close(writer))
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.gather(closing, return_exceptions=True)
+        return writer.get_extra_info("socket").fileno()
+
+    with socket.socket(socket.AF_UNIX) as engine:
+        engine.bind(path)
+        engine.listen()
+        assert asyncio.run(stop()) == -1
 
 
 # --- TLS -------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from textwrap import dedent
 
@@ -23,7 +24,9 @@ import census
 import docker_census
 import setting
 from belljar import AsyncSandbox, Docker, Outcome, Sandbox, SandboxError, runtime
+from belljar.backends.docker import backend as backend_module
 from belljar.backends.docker import removal, vigil
+from belljar.backends.docker.engine import Engine
 from second_engine import SecondEngine, why_none
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(240)]
@@ -301,6 +304,38 @@ def test_an_engine_that_hangs_in_the_middle_of_a_start_is_a_clear_error(impatien
         started.result(BOUND).close()  # it was faster
     pool.shutdown(wait=False)
     engine.go_on()
+
+
+def test_a_container_that_the_engine_makes_after_its_request_was_given_up_is_removed(
+    impatient, engine, options, monkeypatch
+):
+    """The request waits in the hanging engine's socket, and beside it the list of the first sweep:
+    when the engine goes on, it answers the list before it has made the container."""
+    monkeypatch.setattr(backend_module, "CREATE_TIMEOUT", 1.0)
+    request, stopped, swept = Engine.request, threading.Event(), threading.Event()
+
+    async def watched(self, method, path, **more):
+        if path == "/containers/create":
+            engine.stop()
+            stopped.set()
+        elif path == "/containers/json" and stopped.is_set():
+            swept.set()
+        return await request(self, method, path, **more)
+
+    monkeypatch.setattr(Engine, "request", watched)
+    began = time.time()
+    with pytest.raises(SandboxError):
+        in_time(Sandbox.create, **options)
+    assert swept.wait(30)
+    engine.go_on()
+    # The fixture sees that nothing is left; here, that something was made.
+    census.wait_until(lambda: made_since(engine, began), timeout=30, what="the late container")
+
+
+def made_since(engine, began):
+    filters = {"type": ["container"], "event": ["create"]}
+    moments = {"since": str(int(began)), "until": str(int(time.time()) + 1)}
+    return docker_census.raw("GET", "/events", engine.host, filters=filters, **moments)
 
 
 def test_closing_while_the_engine_hangs_ends_the_guest_and_does_not_hang(impatient, engine, make):

@@ -97,7 +97,7 @@ async def create(engine, code):
 
 
 async def remove(engine, identity):
-    """As the backend does it: the engine refuses to remove one that ends at that moment."""
+    """By more than one attempt: Docker refuses to remove a container that ends meanwhile."""
     with anyio.CancelScope(shield=True):
         await removal.remove(engine, identity)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
-import itertools
 import logging
 import re
 import threading
@@ -32,10 +31,10 @@ from belljar.backends.docker import (
     readings,
     removal,
     spec,
-    sweep,
     user_name,
     vigil,
 )
+from belljar.backends.docker.cleanup import Cleanup
 from belljar.backends.docker.engine import Engine, EngineError, proper
 from belljar.backends.docker.facts import Facts, own_kernel
 from belljar.backends.docker.guest import DockerGuest
@@ -56,7 +55,6 @@ HELLO_TIMEOUT = 180.0  # imports of large packages on a cold disk
 FACTS_TIMEOUT = 60.0  # it runs programs of its own for them
 END_TIMEOUT = 20.0
 CLOSE_TIMEOUT = 30.0
-RETRIES = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds until a container is tried to be removed again
 
 log = logging.getLogger("belljar")
 
@@ -72,9 +70,8 @@ class DockerBackend:
         self._vigils: dict[Engine, Vigil] = {}
         self._guests: weakref.WeakSet[DockerGuest] = weakref.WeakSet()
         self._sandboxes: set[str] = set()  # that have, or may yet get, a container
-        self._owing: set[Engine] = set()  # that may still have containers of ours to remove
+        self._cleanup = Cleanup(host, self._sandboxes)
         self._magics: dict[str, str] = {}  # image -> the bytecode its Python reads
-        self._closed = False
 
     async def start(self, spec: GuestSpec) -> Guest:
         engine = self._engine(spec.docker)
@@ -117,43 +114,8 @@ class DockerBackend:
                 first = engine not in self._facts
                 self._facts[engine] = facts
             if first:
-                self._host.submit(functools.partial(self._first_sweep, engine))
+                self._host.submit(functools.partial(self._cleanup.first, engine))
         return facts
-
-    async def _sweep(self, engine: Engine) -> bool:
-        """Remove what processes that were killed have left, and what this one still owes."""
-        try:
-            swept = await sweep.sweep(engine, living=self._sandboxes)
-        except EngineError as error:
-            log.info("leftover containers could not be looked for: %s", error.message)
-            return False
-        for each in swept:
-            if each.problem:
-                log.warning("a leftover container %s stays: %s", each.name, each.problem)
-        return not any(each.problem for each in swept)
-
-    async def _first_sweep(self, engine: Engine) -> None:
-        if not await self._sweep(engine):
-            self._owe(engine)
-
-    def _owe(self, engine: Engine) -> None:
-        with self._lock:
-            waiting = bool(self._owing)
-            self._owing.add(engine)
-        if not waiting and not self._closed:
-            self._host.submit(self._settle)
-
-    async def _settle(self) -> None:
-        """Try again, ever more rarely, for as long as the engine is away or busy."""
-        for pause in itertools.chain(RETRIES, itertools.repeat(RETRIES[-1])):
-            await anyio.sleep(pause)
-            for engine in list(self._owing):
-                if await self._sweep(engine):
-                    with self._lock:
-                        self._owing.discard(engine)
-            with self._lock:
-                if not self._owing or self._closed:
-                    return
 
     # -- one guest --------------------------------------------------------------------------
 
@@ -244,7 +206,7 @@ class DockerBackend:
                 )
         except EngineError as error:
             if not error.status:  # no answer: it may have been made, or be made yet
-                self._owe(engine)
+                self._cleanup.request(engine, late=True)
             raise
 
     async def _bring_up(
@@ -376,10 +338,10 @@ class DockerBackend:
             await removal.remove(engine, container)
         except EngineError as error:
             log.warning("container %s cannot be removed now: %s", container[:40], error.message)
-            self._owe(engine)
+            self._cleanup.request(engine)
 
     def close(self) -> None:
-        self._closed = True
+        self._cleanup.close()
         guests = [guest for guest in self._guests if not guest.closed]
         for guest in guests:
             guest.kill()
@@ -398,8 +360,8 @@ class DockerBackend:
             async with anyio.create_task_group() as group:
                 for guest in guests:
                     group.start_soon(guest.close)
-            for engine in {*self._owing, *self._facts}:
-                await self._sweep(engine)
+            for engine in {*self._cleanup.engines, *self._facts}:
+                await self._cleanup.sweep(engine)
         finally:
             done.set_result(None)
 
@@ -408,7 +370,7 @@ class DockerBackend:
         for guest in list(self._guests):
             guest.abandon()
         self._guests = weakref.WeakSet()
-        self._owing.clear()
+        self._cleanup = Cleanup(self._host, self._sandboxes)
         self._vigils.clear()
         self._engines.clear()
         image.after_fork()
