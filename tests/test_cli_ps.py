@@ -57,9 +57,9 @@ def environ(tmp_path_factory):
 
 
 @contextlib.contextmanager
-def owner_process(environ):
+def owner_process(environ, program=OWNER, sandboxes=2):
     with subprocess.Popen(
-        [sys.executable, "-c", OWNER],
+        [sys.executable, "-c", program],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -67,7 +67,7 @@ def owner_process(environ):
     ) as process:
         try:
             ids = process.stdout.readline().split()
-            assert len(ids) == 2
+            assert len(ids) == sandboxes
             yield process, *ids
         finally:
             process.stdin.close()
@@ -279,18 +279,6 @@ asyncio.run(main())
 
 
 def test_ps_sees_the_first_async_sandbox_of_a_process(backend, environ):
-    with subprocess.Popen(
-        [sys.executable, "-c", FIRST_OF_ITS_PROCESS],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environ,
-    ) as process:
-        try:
-            sandbox = process.stdout.readline().strip()
-            assert sandbox
-            listed = json.loads(belljar(environ, "ps", "--json").stdout)
-            assert sandbox in [each["id"] for each in listed]
-        finally:
-            process.stdin.close()
-            process.wait(30)
+    with owner_process(environ, FIRST_OF_ITS_PROCESS, sandboxes=1) as (_, sandbox):
+        listed = json.loads(belljar(environ, "ps", "--json").stdout)
+        assert sandbox in [each["id"] for each in listed]

@@ -1,10 +1,10 @@
-"""Repeated sweeps of an engine that may still have a container of ours, until it shows none.
+"""Sweeps an engine again and again, until it lists no leftover container of this process.
 
-Two things ask for them: a removal that failed, and a request to create a container that was not
-answered. An engine may carry out such a request much later. Until then it does not list the
-container; and while it is at it, Docker 20.10 lists the container already but answers 404 to its
-removal. So a removal, or a 404, settles nothing: only a later list without leftovers does, and
-after an unanswered request only when the engine has had LATE seconds for it.
+A failed removal starts this, and so does a request to create a container that the engine did not
+answer. The engine may carry out such a request much later. Until then it does not list the
+container. While it creates the container, Docker 20.10 lists it but answers 404 to its removal. So
+neither a removal nor a 404 ends the sweeps: only a later list without leftovers does, and after an
+unanswered request only when the engine has had LATE seconds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Cleanup:
 
     @property
     def engines(self) -> set[Engine]:
-        """Those that may still have a container of ours."""
+        """Engines that may still have a container of this process."""
         return set(self._pending)
 
     def request(self, engine: Engine, *, late: bool = False) -> None:
@@ -54,9 +54,9 @@ class Cleanup:
             self.request(engine)
 
     async def sweep(self, engine: Engine) -> list[Swept] | None:
-        """Remove what processes that were killed have left, and what this one has left.
+        """Remove containers that this process, or one that was killed, has left.
 
-        The leftovers that were listed; None if the engine did not list its containers.
+        Returns the leftovers that the engine listed; None if it did not list its containers.
         """
         try:
             swept = await sweep.sweep(engine, living=self._living)
@@ -69,7 +69,7 @@ class Cleanup:
         return swept
 
     def close(self) -> None:
-        """No further sweeps but those that are asked for by `sweep`."""
+        """Start no further sweeps; `sweep` still works."""
         self._closed = True
 
     async def _repeat(self, engine: Engine) -> None:
@@ -104,7 +104,7 @@ class Pending:
         return PAUSES[min(self._sweeps, len(PAUSES) - 1)]
 
     def begin(self) -> None:
-        """A sweep begins: what is requested from now on may be missing in its list."""
+        """Note that a sweep begins: its list may miss what is requested from now on."""
         self.renewed = anyio.Event()
         self._sweeps += 1
 

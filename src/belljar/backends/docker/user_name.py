@@ -46,10 +46,10 @@ def mount(path: str) -> dict[str, object]:
 
 
 def sweep() -> None:
-    """Remove files of ours whose process is dead."""
+    """Remove passwd files whose process is dead."""
     for path in Path(tempfile.gettempdir()).glob("belljar-passwd-*"):
         found = _NAME.fullmatch(path.name)
-        with contextlib.suppress(OSError):  # somebody else was faster, or it is somebody else's
+        with contextlib.suppress(OSError):  # removed meanwhile, or another user's
             if found and path.lstat().st_uid == os.geteuid() and _is_dead(int(found[1])):
                 path.unlink()
 

@@ -159,10 +159,15 @@ class NativeBackend:
         if not zygote.cgroups.controllers:
             setup.check_limits(spec, zygote.kept(limits, frozenset()), "this host")
             return None
-        # One more process for init.
-        group = zygote.cgroups.create(
-            spec.id, memory=limits.memory, processes=limits.processes + 1, cpus=limits.cpus
-        )
+        try:
+            # One more process for init.
+            group = zygote.cgroups.create(
+                spec.id, memory=limits.memory, processes=limits.processes + 1, cpus=limits.cpus
+            )
+        except StartError as error:
+            if zygote.alive or zygote.cgroups is self._cgroups:
+                raise
+            raise ZygoteGone("the zygote is gone, and its scope with it") from error
         try:
             setup.check_limits(spec, zygote.kept(limits, group.enforced), "this host")
         except BaseException:

@@ -1,8 +1,7 @@
 """The /etc of native guests: small files of our own, the same on every host.
 
-The host's own files would tell of the host (its users, its name, services that somebody added), and
-a minimal host has none of some. What they hold is what the C library is asked for: users, names,
-ports, protocols.
+The host's files would reveal its users, its name and its services, and a minimal host lacks some of
+them. These files have what programs ask the C library for: users, names, ports, protocols.
 """
 
 from __future__ import annotations

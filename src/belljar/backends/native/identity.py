@@ -1,8 +1,8 @@
 """Which uid a native guest has: one of its own, or that of the process that starts it.
 
-Root gives each guest a host uid of its own, out of a range that nobody uses. But uid 0 of a user
-namespace (rootless Podman, LXC, `unshare -Ur`) has only the uids that the namespace maps, which are
-few: it does as an ordinary user does, whose guests all have his uid.
+Root gives each guest a separate host uid from an unused range. But uid 0 of a user namespace
+(rootless Podman, LXC, `unshare -Ur`) has only the few uids that the namespace maps. There, as for
+an ordinary user, all guests have the uid of the process that starts them.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class DockerSandboxExecutor:
             "limits": limits,
             "workdir": self.container_mount_path,
             "network": "open" if self.enable_network else "none",
-            # A limit somebody chose is enforced, or nothing starts.
+            # A limit that was chosen and cannot be enforced gets a warning, a default does not.
             "strict": False
             if (self.memory_limit, self.cpu_quota) == (MEMORY, CPU_PERIOD)
             else None,

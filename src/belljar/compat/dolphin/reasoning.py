@@ -38,10 +38,9 @@ def python_interpreter(
 ) -> str:
     """Run code in the session of the context, in a sandbox in any case.
 
-    In a container if `use_docker_sandbox` or DOLPHIN_USE_DOCKER_SANDBOX says so: dolphin's loop
-    gives False whenever nobody has configured anything. Otherwise without one where this host can
-    do so, else in a container all the same. The plain variables that the code has left are in
-    `context` afterwards, as they would be if it had been run there.
+    The sandbox is a container if `use_docker_sandbox` or DOLPHIN_USE_DOCKER_SANDBOX asks for one
+    (dolphin's loop passes False unless it is configured). Otherwise it is native where this host
+    allows that, else a container. Afterwards `context` has the plain variables that the code left.
     """
     if backend is None:
         backend = "docker" if use_docker_sandbox or wants_docker() else _without_docker()

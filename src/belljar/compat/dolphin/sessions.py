@@ -181,8 +181,9 @@ def enter(directory: Path, options: Mapping[str, Any]) -> Session:
 
 
 def start_ahead(directory: Path, options: Mapping[str, Any]) -> Session | None:
-    """The session of this directory, whose sandbox starts meanwhile; nobody has entered it yet.
-    None if it is in use with other options, which is said to who enters it."""
+    """Start the sandbox of this directory's session in the background, and return the session.
+
+    None if the session is in use with other options; entering it raises the error."""
     with _lock:
         session = _sessions.get(directory)
         if session is None:
@@ -194,7 +195,7 @@ def start_ahead(directory: Path, options: Mapping[str, Any]) -> Session | None:
 
 
 def forget(session: Session) -> None:
-    """End what was started ahead, unless somebody has entered it since."""
+    """End a session that was started ahead, unless it is in use."""
     with _lock:
         if session.users:
             return
