@@ -1,6 +1,7 @@
 """Commands beside the interpreter: output, exits, time-outs, and what they leave running."""
 
 import subprocess
+import threading
 import time
 from textwrap import dedent
 
@@ -163,6 +164,25 @@ def test_what_a_command_starts_is_killed_for_memory_before_the_interpreter(sandb
         [*prefix, "cat", "/proc/self/oom_score_adj"], capture_output=True, check=True
     )
     assert child.stdout == b"1000\n"
+
+
+def test_a_cell_that_is_cut_off_leaves_no_child_of_a_command_stopped(make_sandbox, outside):
+    """All are stopped for a moment then, also a child whose fork is under way."""
+    sandbox = make_sandbox(limits=Limits(output="1k"))
+    results = []
+    forks = "while [ ! -e enough ]; do (:); (:); done; echo through"
+    command = threading.Thread(target=lambda: results.append(sandbox.commands.run(forks)))
+    command.start()
+    seen = outside(sandbox)
+    for _ in range(60):
+        cut = sandbox.run_code("while True: print('x' * 500)")
+        assert cut.outcome is Outcome.output_limit
+        census.wait_until(
+            lambda: all(p.state != "T" for p in seen.processes()), what="that all go on"
+        )
+    sandbox.files.write("enough", "")
+    command.join()
+    assert results[0].stdout == "through\n"
 
 
 def test_a_background_child_that_holds_the_pipe_is_not_waited_for(sandbox):

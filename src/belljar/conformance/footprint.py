@@ -137,13 +137,22 @@ def _containers() -> list[str]:
     import anyio
 
     from belljar.backends.docker import endpoint, owner
-    from belljar.backends.docker.engine import Engine
+    from belljar.backends.docker.engine import Engine, EngineError
 
     engine = Engine(endpoint.find())
 
     async def ask() -> Any:
         label = f"{owner.PID}={os.getpid()}"
         query: dict[str, Any] = {"all": True, "filters": {"label": [label]}}
-        return await engine.request("GET", "/containers/json", query=query)
+        listed = await engine.request("GET", "/containers/json", query=query) or []
+        return [each for each in listed if each["State"] != "removing" or await is_there(each)]
 
-    return [str(each["Id"])[:12] for each in anyio.run(ask) or []]
+    async def is_there(listed: dict[str, Any]) -> bool:
+        """Docker 20.10 may go on listing a container that ended while it was removed."""
+        try:
+            await engine.request("GET", f"/containers/{listed['Id']}/json")
+        except EngineError as error:
+            return error.status != 404
+        return True
+
+    return [str(each["Id"])[:12] for each in anyio.run(ask)]

@@ -11,6 +11,7 @@ from .pump import Pump
 
 NOT_FOUND = 127
 DEATH_LOOKS = 200  # a millisecond apart
+STOP_LOOKS = 20  # the same; a parent in vfork() does not stop before its child goes on
 CANNOT_RUN = 126
 
 # init's own limits of open files and memory are higher than the code's; a shell can lower them
@@ -168,6 +169,7 @@ def _kill_wanted(init: Any, wanted: "Callable[[int], bool]") -> None:
     """All are stopped first, by one call that reaches every one of them, so that nothing can fork
     away from what follows."""
     _signal_all(signal.SIGSTOP)
+    _wait_until_stopped()
     sessions = {command.pid for command in init.commands.values()}
     others, asleep = init.protected(), init.asleep()
     killed: Set[int] = set()
@@ -187,6 +189,24 @@ def _kill_wanted(init: Any, wanted: "Callable[[int], bool]") -> None:
         if not any(_is_alive(pid) for pid in killed):
             return
         time.sleep(0.001)
+
+
+def _wait_until_stopped() -> None:
+    """A child whose fork is under way when the stop comes is born stopped. It would miss the signal
+    to continue if that came before its birth, so every fork must have ended."""
+    for _ in range(STOP_LOOKS):
+        if all(_is_stopped(pid) for pid in processes()):
+            return
+        time.sleep(0.001)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether all its threads have stopped or ended."""
+    try:
+        tasks = os.listdir(f"/proc/{pid}/task")
+        return all(stat(f"{pid}/task/{task}")[0] in b"TtZX" for task in tasks)
+    except OSError:
+        return True  # gone meanwhile
 
 
 def _is_alive(pid: int) -> bool:
