@@ -34,7 +34,7 @@ from peers.venvs import PEERS, ROOT, Interpreters, NotInstalled, pinned, surroun
 from rich.console import Console
 from rounds import QUICK, SLOW_TRIPS, Course, Scale
 
-from belljar.environment import build
+from belljar.environment.environment import build
 
 DOCS = ROOT / "docs"
 # Seconds for every start: not part of a quick run, unless they are asked for by name.

@@ -20,10 +20,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from belljar.backends.docker import endpoint
-from belljar.backends.docker.engine import Engine
-from belljar.blocking import wait
+from belljar.backends.docker.client import endpoint
+from belljar.backends.docker.client.engine import Engine
 from belljar.compat.dolphin import DockerSandboxExecutor
+from belljar.sandbox.blocking import wait
 
 CODES = {
     "pandas": "import pandas as pd\nprint(pd.Series([1, 2, 3]).sum())",

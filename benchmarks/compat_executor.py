@@ -21,10 +21,10 @@ from rich.console import Console
 from rich.table import Table
 
 from belljar import Sandbox
-from belljar.backends.docker import endpoint
-from belljar.backends.docker.engine import Engine
-from belljar.blocking import wait
+from belljar.backends.docker.client import endpoint
+from belljar.backends.docker.client.engine import Engine
 from belljar.compat.executor import DockerConfig, DockerExecutor
+from belljar.sandbox.blocking import wait
 
 CODES = {
     "pandas": "import pandas as pd\nsignal = pd.DataFrame({'stock': ['AAPL'], 'position': [1.0]})\n"

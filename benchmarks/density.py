@@ -25,7 +25,7 @@ import anyio
 from work.memory import below, private
 
 from belljar import AsyncSandbox
-from belljar.environment import resolve
+from belljar.environment.environment import resolve
 
 AT_ONCE = 8  # that are started or asked
 SPARE_FILES = 64  # descriptors for all that is not a sandbox

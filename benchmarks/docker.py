@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from belljar import Sandbox
-from belljar.environment import builtin
+from belljar.environment.environment import builtin
 
 PYTHON = "/opt/env/bin/python"
 SETTINGS = ("--network=none", "--tmpfs=/tmp", "--env=MPLCONFIGDIR=/tmp/.matplotlib")

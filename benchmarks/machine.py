@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar import __version__
-from belljar.environment import Built
+from belljar.environment.environment import Built
 
 
 def describe(built: Built, versions: list[str]) -> dict[str, Any]:

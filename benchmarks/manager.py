@@ -29,9 +29,9 @@ from rich.console import Console
 from rich.table import Table
 
 from belljar import AsyncSandbox, Execution, Outcome, SandboxClosed, SandboxError
+from belljar.backends.event_loop import here
 from belljar.errors import ManagerFull, NameTaken, SandboxMissing
-from belljar.event_loop import here
-from belljar.managing.manager import AsyncSandboxManager
+from belljar.pool.manager import AsyncSandboxManager
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import census  # the tests' own, which asks nothing of belljar

@@ -25,7 +25,7 @@ from soak_course import Course
 from soak_criteria import judge
 from soak_report import render
 
-from belljar.environment import build
+from belljar.environment.environment import build
 from belljar.errors import SandboxError
 
 ENVIRONMENT = "python"

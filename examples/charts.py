@@ -1,7 +1,7 @@
 """Charts and tables as data: what the code has drawn, read by the program that ran it."""
 
 from belljar import Sandbox
-from belljar.chart import Bar
+from belljar.results.chart import Bar
 
 CODE = """
 import matplotlib.pyplot as plt

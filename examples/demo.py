@@ -26,8 +26,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from belljar import Execution, Limits, Outcome, Sandbox
-from belljar.environment import build
-from belljar.execution import printable
+from belljar.environment.environment import build
+from belljar.results.execution import printable
 
 console = Console(highlight=False, soft_wrap=True)
 PRETTY = console.is_terminal and console.encoding == "utf-8"

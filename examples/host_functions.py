@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from belljar import Sandbox
-from belljar.functions import HostFunction, stubs
+from belljar.functions.registry import HostFunction, stubs
 
 # What a model might write, given the question and the stubs.
 CODE = """\

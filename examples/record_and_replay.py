@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from belljar import Sandbox, replay
-from belljar.export import render
 from belljar.record import read
+from belljar.record.export import render
 
 OUTPUT = Path("record-output")
 

@@ -7,7 +7,8 @@ session's own directory and what is downloaded here.
 import tempfile
 from pathlib import Path
 
-from belljar import Mount, Sandbox, sessions
+from belljar import Mount, Sandbox
+from belljar.files import sessions
 
 COUNT = """
 import csv, json, os

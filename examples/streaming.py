@@ -3,7 +3,7 @@
 import sys
 
 from belljar import Outcome, Sandbox
-from belljar.execution import printable
+from belljar.results.execution import printable
 
 CODE = """\
 import time

@@ -21,8 +21,9 @@ import control_groups
 import engine_view
 import reporting
 import setting
-from belljar import AsyncSandbox, Sandbox, SandboxError, cell, runtime
-from belljar.environment_store import cache_root
+from belljar import AsyncSandbox, Sandbox, SandboxError, runtime
+from belljar.environment.store import cache_root
+from belljar.sandbox import run
 from outside import Outside
 from recycling import Recycler
 from setting import REQUIRED, ROOT
@@ -287,7 +288,7 @@ def open_sandbox(backend):
 def patient(monkeypatch):
     """A cell that is interrupted has all the time it needs to heed it: for tests of what is kept
     then. How soon one that does not is killed, others say."""
-    monkeypatch.setattr(cell, "GRACE", 30.0)
+    monkeypatch.setattr(run, "GRACE", 30.0)
 
 
 @pytest.fixture

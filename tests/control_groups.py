@@ -2,7 +2,7 @@
 
 import functools
 
-from belljar.backends.native import cgroup
+from belljar.backends.linux import cgroup
 
 
 @functools.cache

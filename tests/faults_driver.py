@@ -26,7 +26,7 @@ import anyio._backends._asyncio
 
 import belljar.observe.presence
 from belljar import AsyncSandbox, SandboxError, runtime
-from belljar.backends.native import zygotes
+from belljar.backends.native import zygote_client
 
 OUTPUT = """
 import os
@@ -235,7 +235,7 @@ def settle():
 def work(job):
     journal = Journal(f"{job['directory']}/journal")
     if job["executable"]:
-        zygotes.sys = SimpleNamespace(executable=job["executable"])
+        zygote_client.sys = SimpleNamespace(executable=job["executable"])
     for name, limits in job["rlimits"].items():
         resource.setrlimit(getattr(resource, name), tuple(limits))
     before = descriptors()

@@ -11,7 +11,7 @@ import tempfile
 
 import census
 import inject
-from belljar.environment_store import cache_root
+from belljar.environment.store import cache_root
 
 COLUMNS = ("points", "met", "all right", "refused", "host ended", "wrong")
 

@@ -22,15 +22,17 @@ from unittest import mock
 import anyio
 
 import fuzzing
-from belljar import cell, commands, place, workspace
 from belljar.backends.base import Reading
 from belljar.backends.native.guest import SocketStream
-from belljar.cell import Run
-from belljar.channel import Channel, Lost
 from belljar.errors import SandboxError
-from belljar.files import AsyncFiles
-from belljar.guest import removal, wire
+from belljar.files import workspace
+from belljar.files.api import AsyncFiles
+from belljar.guest import removal
 from belljar.limits import Limits
+from belljar.protocol import wire
+from belljar.sandbox import commands, guest_session, run
+from belljar.sandbox.channel import Channel, Lost
+from belljar.sandbox.run import Run
 from fuzzing_guest import MOST, Answers, Field, Wrong, serve
 
 PATIENCE = 60.0  # seconds: of a busy machine
@@ -88,7 +90,7 @@ async def _workspace(files, field):
 
 async def _forks(channel, field):
     guest = Guest(channel._stream)
-    here = place.Place(guest, 0)
+    here = guest_session.Place(guest, 0)
     here.channel = channel
     async with here.turn(0):
         number, _ = await here.keep(branch=False)
@@ -171,7 +173,7 @@ def attempt(data):
         before = set(os.listdir("/proc/self/fd"))
         quick = mock.patch.multiple
         try:
-            with quick(cell, DEATH=QUICK), quick(place, KEEP_TIMEOUT=QUICK):
+            with quick(run, DEATH=QUICK), quick(guest_session, KEEP_TIMEOUT=QUICK):
                 runner.run(play(case, field))
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None

@@ -18,15 +18,16 @@ from unittest import mock
 import anyio
 
 import fuzzing
-from belljar.backends.docker import engine as client
-from belljar.backends.docker import image_key, image_store, owner, pull, readings, removal, sweep
-from belljar.backends.docker.connection import Connection
-from belljar.backends.docker.endpoint import Endpoint
+from belljar.backends.docker import owner, removal, sweep, usage
+from belljar.backends.docker.client import engine as client
+from belljar.backends.docker.client.connect import Connection
+from belljar.backends.docker.client.endpoint import Endpoint
 from belljar.backends.docker.facts import Facts
+from belljar.backends.docker.images import image_store, key, pull
 from belljar.backends.docker.stream import AttachedStream
-from belljar.channel import Channel
 from belljar.errors import SandboxError
-from belljar.guest import seal, wire
+from belljar.protocol import seal, wire
+from belljar.sandbox.channel import Channel
 
 PATIENCE = 20.0  # seconds
 QUICK = 0.1  # seconds that it has for its answer
@@ -92,7 +93,7 @@ async def _facts(engine):
 
 
 async def _reading(engine):
-    seen = await readings.Remote(engine, "c").read()
+    seen = await usage.Remote(engine, "c").read()
     for each in (seen.peak_memory, seen.memory, seen.processes, seen.memory_kills):
         if each is not None and type(each) is not int:
             raise Wrong(f"a reading of {each!r}")
@@ -116,7 +117,7 @@ WORK = [
     _attach,
     _facts,
     _reading,
-    lambda engine: readings.ran_out_of_memory(engine, "c"),
+    lambda engine: usage.ran_out_of_memory(engine, "c"),
     lambda engine: sweep.sweep(engine, living=(), dry_run=True),
     _image,
     _images,
@@ -167,7 +168,7 @@ async def play(work, cut, answers):
     quick = mock.patch.multiple
     with (
         quick(client, dial=there.dial),
-        quick(readings, TIMEOUT=QUICK, REASON=0.0),
+        quick(usage, TIMEOUT=QUICK, REASON=0.0),
         quick(removal, GONE_TIMEOUT=QUICK, PAUSE=0.0),
     ):
         await _play(work, there)
@@ -229,7 +230,7 @@ def allowance(data):
 # --- cases -----------------------------------------------------------------------------------
 
 ID = "0" * 64
-LABELS = {**owner.labels("x"), image_key.IMAGE: "1", image_key.KEY: "k", image_key.PYTHON: "3"}
+LABELS = {**owner.labels("x"), key.IMAGE: "1", key.KEY: "k", key.PYTHON: "3"}
 STATE = {"Running": False, "OOMKilled": False, "ExitCode": 137, "Pid": 7}
 OBJECTS = [
     {"Id": ID, "State": STATE, "Name": "/x", "HostConfig": {}},

@@ -18,15 +18,15 @@ import struct
 import anyio
 
 import fuzzing
-from belljar import cell, verdict
 from belljar.backends.base import Reading
 from belljar.backends.native.guest import SocketStream
-from belljar.cell import Run
-from belljar.channel import Channel
 from belljar.errors import GuestLost, ProtocolError
-from belljar.functions import HostFunction, Registry
-from belljar.guest import values, wire
+from belljar.functions.registry import HostFunction, Registry
 from belljar.limits import Limits
+from belljar.protocol import values, wire
+from belljar.sandbox import outcome
+from belljar.sandbox.channel import Channel
+from belljar.sandbox.run import Lost, Run
 
 MEMORY = 16 * 1024 * 1024  # the limit of the guest that is played
 PATIENCE = 3.0  # seconds
@@ -129,7 +129,7 @@ async def failing(*args):
 
 
 REGISTRY = Registry(HostFunction(function) for function in (answer, large, failing))
-KNOWN = (cell.Lost, ProtocolError, GuestLost)
+KNOWN = (Lost, ProtocolError, GuestLost)
 
 
 async def run(channel, value=None):
@@ -143,7 +143,7 @@ async def run(channel, value=None):
         values=MEMORY,
     )
     await run.drive(wire.RUN, {"count": 1}, b"1", value)
-    await verdict.of(
+    await outcome.of(
         run,
         kills_before=0,
         ended=None,

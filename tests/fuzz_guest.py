@@ -19,7 +19,8 @@ from unittest import mock
 
 import fuzz_frames
 import fuzzing
-from belljar.guest import commands, files, init, keeper, wire
+from belljar.guest import commands, files, init, worker_process
+from belljar.protocol import wire
 
 _STEP = struct.Struct("=BBI")
 HOST, WORKER, NONCE, HANG_UP = range(4)
@@ -38,7 +39,7 @@ class Wrong(Exception):
 # --- init without processes ------------------------------------------------------------------
 
 
-class Worker(keeper.Keeper):
+class Worker(worker_process.Keeper):
     """Nobody is forked: the other end of the socket is ours."""
 
     theirs = None

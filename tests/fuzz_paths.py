@@ -16,10 +16,13 @@ import tempfile
 from pathlib import Path
 
 import fuzzing
-from belljar import beneath, files, mount, record, sessions, workdir
-from belljar.beneath import Beneath, Incoming
+from belljar import record
+from belljar.backends import mounts, workdir
+from belljar.backends.linux import safe_dir
+from belljar.backends.linux.safe_dir import Beneath, Incoming
 from belljar.errors import SandboxError
-from belljar.guest import removal, treepack, treeunpack, volumes
+from belljar.files import api, sessions
+from belljar.guest import memfd_segments, removal, tree_pack, tree_unpack
 from fuzzing_guest import SECRET, Field
 
 # What the kernel says of a name, and Python of one that it cannot hand to the kernel.
@@ -36,11 +39,11 @@ class Escaped(Exception):
 def _absolute(field, names, data):
     for name in names:
         with contextlib.suppress(SandboxError):
-            path = files.absolute(name, "/workspace")
+            path = api.absolute(name, "/workspace")
             if not path.startswith("/") or "\0" in path or "/./" in f"{path}/":
                 raise Escaped(path)
         with contextlib.suppress(SandboxError):
-            files.local_path(name)
+            api.local_path(name)
 
 
 def _session(field, names, data):
@@ -60,8 +63,8 @@ def _session(field, names, data):
 def _mounts(field, names, data):
     for name, other in zip(names, names[1:] + names[:1], strict=True):
         with contextlib.suppress(SandboxError):
-            made = mount.Mount(f"{field.inner}/{name}", other)
-            mount.check_mounts([made])
+            made = mounts.Mount(f"{field.inner}/{name}", other)
+            mounts.check_mounts([made])
         with contextlib.suppress(SandboxError):
             workdir.check(name)
 
@@ -113,7 +116,7 @@ def _write_file(field, names, data):
     for name in names:
         path = Path(field.inner, name.replace("/", "_").replace("..", "_") or "_")
         with contextlib.suppress(*REFUSALS):
-            beneath.write_file(path, b"written")
+            safe_dir.write_file(path, b"written")
 
 
 def _links(field, names, data):
@@ -121,7 +124,7 @@ def _links(field, names, data):
     os.makedirs(f"{field.inner}/d/e", exist_ok=True)
     for name in names:
         for path in ("one", "d/one", "d/e/one"):
-            if "\0" in name or not beneath.stays_inside(path, name):
+            if "\0" in name or not safe_dir.stays_inside(path, name):
                 continue
             with contextlib.suppress(*REFUSALS):
                 os.symlink(name, f"{field.inner}/{path}")
@@ -150,11 +153,11 @@ def _archive(field, names, data):
                 with open(path, "xb") as file:
                     file.write(b"x" * number)
     records = io.BytesIO()
-    contents = [volumes.memory("contents") for _ in range(3)]
+    contents = [memfd_segments.memory("contents") for _ in range(3)]
     try:
-        writer = volumes.Writer(contents, 1 << 20, None)
+        writer = memfd_segments.Writer(contents, 1 << 20, None)
         top = os.open(source, os.O_RDONLY)
-        treepack.Packer(records, writer, 1 << 20).pack(top, os.fstat(top))
+        tree_pack.Packer(records, writer, 1 << 20).pack(top, os.fstat(top))
         writer.close()
         os.close(top)
         _unpack(target, _spoiled(records.getvalue(), data), contents)
@@ -179,11 +182,11 @@ def _spoiled(records, data):
 
 
 def _unpack(target, records, contents):
-    fd = volumes.memory("records")
+    fd = memfd_segments.memory("records")
     os.write(fd, records)
     top = os.open(target, os.O_RDONLY)
     try:
-        treeunpack.Unpacker(fd, volumes.Reader(contents, False)).unpack(top)
+        tree_unpack.Unpacker(fd, memfd_segments.Reader(contents, False)).unpack(top)
     except (OSError, ValueError, OverflowError, struct.error):
         pass
     finally:

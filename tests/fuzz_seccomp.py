@@ -11,7 +11,7 @@ import json
 
 import bpf
 import fuzzing
-from belljar.backends.native import seccomp
+from belljar.backends.linux import seccomp
 from bpf_profile import AUDIT, COMPARE, U32, U64, X32, Meaning
 
 NUMBERS = seccomp.syscall_numbers()

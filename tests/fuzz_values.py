@@ -10,7 +10,7 @@ import warnings
 
 import fuzzing
 import specimens
-from belljar.guest import parcel, values
+from belljar.protocol import parcel, values
 
 SPECIAL_NUMBERS = [
     *(0, 1, -1, 2, 7, 8, 63, 64, 65, 127, 128, 255, 256, 2**15, 2**16, 2**31 - 1, 2**31, -(2**31)),

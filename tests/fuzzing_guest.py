@@ -9,7 +9,8 @@ import stat
 import anyio
 
 import fuzz_frames
-from belljar.guest import trees, wire
+from belljar.guest import trees
+from belljar.protocol import wire
 
 REQUESTS = 400  # then the guest hangs up
 MOST = 100_000  # bytes of a file

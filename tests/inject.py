@@ -28,7 +28,7 @@ from pathlib import Path
 
 import census
 import setting
-from belljar.backends.native import cgroup
+from belljar.backends.linux import cgroup
 
 STRACE = shutil.which("strace")
 ABSENT = STRACE is None and "strace" not in setting.REQUIRED

@@ -2,8 +2,16 @@
 
 from belljar import events
 from belljar.backends.base import Whereabouts
-from belljar.execution import Call, CommandResult, Execution, FileChanges, Logs, Outcome, Usage
 from belljar.limits import Limits
+from belljar.results.execution import (
+    Call,
+    CommandResult,
+    Execution,
+    FileChanges,
+    Logs,
+    Outcome,
+    Usage,
+)
 
 USAGE = Usage(wall=0.01, cpu=0.01, peak_memory=1000, output_bytes=10)
 

@@ -9,7 +9,7 @@ does not come back, nor does one that cannot be cleaned.
 import contextlib
 
 from belljar import Sandbox, SandboxError
-from belljar.blocking import wait
+from belljar.sandbox.blocking import wait
 from outside import inner
 
 # Everything but init and this shell is ended at once; init starts a new worker. What was killed may

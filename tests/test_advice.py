@@ -5,8 +5,9 @@ import json
 import pytest
 
 import belljar
-from belljar import ErrorInfo, Execution, Limits, Logs, Outcome, Result, Usage, advice
-from belljar.sandbox import AsyncSandbox
+from belljar import ErrorInfo, Execution, Limits, Logs, Outcome, Result, Usage
+from belljar.sandbox import advice
+from belljar.sandbox.sandbox import AsyncSandbox
 
 
 def failed(name, value="", outcome=Outcome.error):

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.guest import blobs, outbox, wire
+from belljar.protocol import blobs, buffers, wire
 from census import wait_until
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
@@ -272,7 +272,7 @@ def test_descriptors_arrive_with_the_frames_they_were_put_with():
 
     left, right = socket.socketpair()
     left.setblocking(False)
-    out, inbox = outbox.Outbox(), outbox.Inbox()
+    out, inbox = buffers.Outbox(), buffers.Inbox()
     expected = []
     for number in range(20):
         fds = [memfd(b"%d" % number) for _ in range(number % 3)]
@@ -287,14 +287,14 @@ def test_descriptors_arrive_with_the_frames_they_were_put_with():
         received += len(inbox.receive(right))
         got += inbox.take_some(8)
     assert [int(os.pread(fd, 10, 0)) for fd in got] == expected
-    outbox.close_all(got)
+    buffers.close_all(got)
     left.close()
     right.close()
 
 
 def test_more_descriptors_than_anybody_asked_for_are_all_closed():
     left, right = socket.socketpair()
-    inbox = outbox.Inbox()
+    inbox = buffers.Inbox()
     socket.send_fds(left, [b"x"], [0] * 100)
     with left, right:
         try:
@@ -308,11 +308,11 @@ def test_more_descriptors_than_anybody_asked_for_are_all_closed():
 
 def test_a_frame_that_speaks_of_a_descriptor_and_has_none_is_refused():
     with pytest.raises(wire.WireError):
-        outbox.Inbox().take()
+        buffers.Inbox().take()
 
 
 def test_an_outbox_that_is_given_up_closes_what_it_was_given():
-    out = outbox.Outbox()
+    out = buffers.Outbox()
     out.put(b"x", (memfd(), memfd()))
     out.clear()
     assert not out

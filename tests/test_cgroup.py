@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import census
-from belljar.backends.native import cgroup
-from belljar.backends.native.cgroup import control, tree
-from belljar.backends.native.cgroup.files import settings
-from belljar.backends.native.cgroup.plan import Directory, Hierarchy, Plan, parse_mounts, plan
+from belljar.backends.linux import cgroup
+from belljar.backends.linux.cgroup import control, tree
+from belljar.backends.linux.cgroup.cgroup_files import settings
+from belljar.backends.linux.cgroup.plan import Directory, Hierarchy, Plan, parse_mounts, plan
 from belljar.errors import StartError
 
 pytestmark = pytest.mark.contract("native")
@@ -860,7 +860,7 @@ def test_two_sweeps_at_once_do_not_fail(start_host):
         host.wait()
         os.close(guest)
     program = (
-        "import sys; from belljar.backends.native import cgroup; "
+        "import sys; from belljar.backends.linux import cgroup; "
         "print('ready', flush=True); sys.stdin.read(); print(cgroup.sweep())"
     )
     sweepers = [

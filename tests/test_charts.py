@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar import chart
-from belljar.chart import Bar, Box, Chart, ChartType, Series, Slice
 from belljar.guest import charts
-from belljar.result import CHART, Result
+from belljar.results import chart
+from belljar.results.chart import Bar, Box, Chart, ChartType, Series, Slice
+from belljar.results.result import CHART, Result
 
 PLT = "import matplotlib.pyplot as plt\n"
 

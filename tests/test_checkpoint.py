@@ -762,7 +762,7 @@ def test_a_hook_that_hangs_costs_the_interpreter_but_not_the_files(sandbox, monk
     checkpoint = sandbox.checkpoint()
     ok(sandbox, "import os, time; os.register_at_fork(before=lambda: time.sleep(1000))")
     with monkeypatch.context() as patch:
-        patch.setattr("belljar.place.KEEP_TIMEOUT", 4.0)
+        patch.setattr("belljar.sandbox.guest_session.KEEP_TIMEOUT", 4.0)
         with pytest.raises(SandboxError, match="took too long"):
             sandbox.checkpoint()
     execution = sandbox.run_code("open('f').read()")
@@ -774,7 +774,9 @@ def test_a_hook_that_hangs_costs_the_interpreter_but_not_the_files(sandbox, monk
 
 @pytest.mark.parametrize("way", ["checkpoint", "fork", "undo"])
 def test_a_hook_that_hangs_is_ended_by_the_time_out(make_sandbox, monkeypatch, way):
-    monkeypatch.setattr("belljar.place.KEEP_TIMEOUT", 1000.0)  # longer than a test may take
+    monkeypatch.setattr(
+        "belljar.sandbox.guest_session.KEEP_TIMEOUT", 1000.0
+    )  # longer than a test may take
     sandbox = make_sandbox(limits={"timeout": 3})
     ok(sandbox, "import os, time; os.register_at_fork(before=lambda: time.sleep(1000))")
     ways = {

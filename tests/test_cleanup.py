@@ -10,7 +10,7 @@ import pytest
 from belljar.backends.docker import cleanup, owner
 from belljar.backends.docker.backend import DockerBackend
 from belljar.backends.docker.cleanup import Cleanup, Pending
-from belljar.backends.docker.engine import EngineError
+from belljar.backends.docker.client.engine import EngineError
 
 SANDBOX = "late"
 LIST = ("GET", "/containers/json")

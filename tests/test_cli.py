@@ -22,11 +22,11 @@ import pytest
 
 import engine_view
 import setting
-from belljar import environment_store
+from belljar.backends.isolation import Isolation, Layer
 from belljar.cli import doctor
 from belljar.cli.host_facts import Fact
 from belljar.cli.statements import Splitter
-from belljar.isolation import Isolation, Layer
+from belljar.environment import store
 
 ROOT = Path(__file__).parents[1]
 BELLJAR = [sys.executable, "-m", "belljar"]
@@ -191,7 +191,7 @@ def alone(tmp_path: Path, cache: Path) -> Cli:
 @pytest.fixture
 def data_belljar(tmp_path: Path, backend: str) -> Cli:
     """With the cache that all tests share: the environment "data" is built once only."""
-    return Cli(tmp_path, environment_store.cache_root())
+    return Cli(tmp_path, store.cache_root())
 
 
 class Family:
@@ -1382,7 +1382,7 @@ def _ordinary_environ(home: Path) -> dict[str, str]:
 
 def _can_be_an_ordinary_users(python: str) -> bool:
     done = subprocess.run(
-        [python, "-c", "import belljar.sandbox"],
+        [python, "-c", "import belljar.sandbox.sandbox"],
         env=_ordinary_environ(Path("/nonexistent")),
         cwd="/",
         user=65534,

@@ -20,10 +20,9 @@ import anyio
 import numpy as np
 import pytest
 
-import belljar.environment
+import belljar.environment.environment
 import setting
 from belljar import AsyncSandbox, events
-from belljar.blocking import wait
 from belljar.compat import dolphin
 from belljar.compat.dolphin import (
     ALLOWED_LIBRARIES,
@@ -34,6 +33,7 @@ from belljar.compat.dolphin import (
     sessions,
     validate_imports,
 )
+from belljar.sandbox.blocking import wait
 
 pytestmark = pytest.mark.contract("docker")
 
@@ -793,7 +793,7 @@ def test_only_a_few_are_started_ahead_and_all_can_be_used(make):
 
 def test_nothing_is_built_ahead(make, monkeypatch):
     monkeypatch.setattr("belljar.compat.where.is_built", lambda environment: False)
-    monkeypatch.setattr("belljar.backends.docker.image.is_there", is_not_there)
+    monkeypatch.setattr("belljar.backends.docker.images.resolve.is_there", is_not_there)
     asked = []
     monkeypatch.setattr(AsyncSandbox, "start", lambda self: asked.append(self))
     make()
@@ -858,7 +858,10 @@ def test_what_is_not_installed_is_not_promised():
     installed, maybe = message.split("\n\nAllowed if they are installed in the sandbox:\n")
     assert "- pandas\n" in installed
     assert "- pdfplumber\n" in maybe
-    data = {package.partition(">")[0] for package in belljar.environment.builtin("data").packages}
+    data = {
+        package.partition(">")[0]
+        for package in belljar.environment.environment.builtin("data").packages
+    }
     named = {
         line[2:].partition(" ")[0] for line in installed.partition("libraries:\n")[2].split("\n")
     }

@@ -584,8 +584,8 @@ def test_more_orphans_than_the_threshold_are_a_warning(monkeypatch, caplog):
 
 
 def test_an_error_of_the_engine_is_told_as_one(monkeypatch, backend):
-    from belljar.backends.docker.engine import EngineError
-    from belljar.blocking import Sandbox
+    from belljar.backends.docker.client.engine import EngineError
+    from belljar.sandbox.blocking import Sandbox
 
     def fail(self):
         raise EngineError("no space left on device", status=500)

@@ -11,6 +11,7 @@ import pytest
 import oracles
 import setting
 from belljar import InvalidOption, Sandbox
+from belljar.backends.isolation import Isolation, Layer
 from belljar.cli import conformance as command
 from belljar.cli import main
 from belljar.conformance import mechanisms, proofs, report_html, report_json, report_text, runner
@@ -25,7 +26,6 @@ from belljar.conformance.results import (
     State,
 )
 from belljar.conformance.rows import FAMILIES, ROWS
-from belljar.isolation import Isolation, Layer
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.contract("native")]
 

@@ -15,10 +15,10 @@ import anyio
 import pytest
 
 import certificates
-from belljar.backends.docker import dial as dialing
-from belljar.backends.docker.endpoint import Endpoint, tls_files
-from belljar.backends.docker.engine import Engine, EngineError, EngineUnavailable
-from belljar.backends.docker.tls import TlsConnection, context
+from belljar.backends.docker.client import dial as dialing
+from belljar.backends.docker.client.endpoint import Endpoint, tls_files
+from belljar.backends.docker.client.engine import Engine, EngineError, EngineUnavailable
+from belljar.backends.docker.client.tls import TlsConnection, context
 from fake_engine import SSH, FakeEngine, Relay, answer, close, until_end, write_program
 
 

@@ -21,7 +21,8 @@ import docker_census
 from belljar import Docker, Limits, Mount, Sandbox, StartError
 from belljar.backends.docker import backend as backend_module
 from belljar.backends.docker import spec
-from belljar.backends.native import seccomp, zygotes
+from belljar.backends.linux import seccomp
+from belljar.backends.native import zygote_client
 from test_seccomp import AUDIT, MACHINE, NUMBERS, U64, compiled, simulate
 
 pytestmark = pytest.mark.docker
@@ -129,7 +130,7 @@ def test_set_id_bits_are_refused_where_the_host_could_see_them(tmp_path):
     with sandbox() as box:
         assert list(disagreements(box, calls)) == []
     with sandbox(mounts=[Mount(tmp_path, "/out", read_only=False)]) as box:
-        assert list(disagreements(box, calls, zygotes.SET_ID)) == []
+        assert list(disagreements(box, calls, zygote_client.SET_ID)) == []
 
 
 def test_programs_fall_back_from_calls_that_are_absent():

@@ -25,8 +25,8 @@ import docker_census
 import setting
 from belljar import AsyncSandbox, Docker, Outcome, Sandbox, SandboxError, runtime
 from belljar.backends.docker import backend as backend_module
-from belljar.backends.docker import removal, vigil
-from belljar.backends.docker.engine import Engine
+from belljar.backends.docker import health, removal
+from belljar.backends.docker.client.engine import Engine
 from second_engine import SecondEngine, why_none
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(240)]
@@ -226,11 +226,11 @@ def impatient(engine, monkeypatch):
     """While it hangs, that is found out in seven seconds instead of thirteen. Only then: one that
     is just slow must not be taken for it."""
     stop, go_on = engine.stop, engine.go_on
-    usual = vigil.INTERVAL, vigil.PING_TIMEOUT, removal.REMOVE_TIMEOUT, removal.PING_TIMEOUT
+    usual = health.INTERVAL, health.PING_TIMEOUT, removal.REMOVE_TIMEOUT, removal.PING_TIMEOUT
 
     def have_patience(interval, ping, remove, ping_again):
-        monkeypatch.setattr(vigil, "INTERVAL", interval)
-        monkeypatch.setattr(vigil, "PING_TIMEOUT", ping)
+        monkeypatch.setattr(health, "INTERVAL", interval)
+        monkeypatch.setattr(health, "PING_TIMEOUT", ping)
         monkeypatch.setattr(removal, "REMOVE_TIMEOUT", remove)
         monkeypatch.setattr(removal, "PING_TIMEOUT", ping_again)
 

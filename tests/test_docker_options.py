@@ -28,7 +28,7 @@ from belljar.backends.base import GuestSpec
 from belljar.backends.docker import settings
 from belljar.cli import sandbox_options
 from belljar.compat import where
-from belljar.environment import builtin
+from belljar.environment.environment import builtin
 from belljar.limits import Limits
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
@@ -326,7 +326,7 @@ def test_an_image_of_ones_own_brings_its_packages():
 
 
 def test_a_fork_has_the_settings_of_its_original():
-    from belljar import options as module
+    from belljar.sandbox import options as module
 
     given = options(image="python", gpus=1)
     assert module.twin(given).docker == given.docker

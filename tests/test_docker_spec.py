@@ -12,9 +12,10 @@ from belljar import BackendUnavailable, Docker, InvalidOption, Limits, Mount
 from belljar.backends.base import GuestSpec
 from belljar.backends.docker import profile, spec
 from belljar.backends.docker.facts import Facts
-from belljar.backends.native import plan, seccomp, zygotes
-from belljar.environment import builtin
-from belljar.guest.keeper import MAX_FILES
+from belljar.backends.linux import seccomp
+from belljar.backends.native import plan, zygote_client
+from belljar.environment.environment import builtin
+from belljar.guest.worker_process import MAX_FILES
 from test_seccomp import AUDIT, EPERM, NUMBERS, U64, compiled, expected, simulate
 
 # As Docker Engine 20.10 and Podman 4.3 say it, shortened.
@@ -463,7 +464,7 @@ def test_the_platform_goes_into_the_query():
 
 # --- the seccomp profile ---------------------------------------------------------------------
 
-WRITABLE_MOUNT, NO_CGROUP = zygotes.SET_ID, zygotes.HIDDEN_MEMORY
+WRITABLE_MOUNT, NO_CGROUP = zygote_client.SET_ID, zygote_client.HIDDEN_MEMORY
 DENIALS = {
     "plain": (),
     "writable mount": WRITABLE_MOUNT,

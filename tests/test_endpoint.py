@@ -7,8 +7,8 @@ import os
 import pytest
 
 from belljar import BackendUnavailable, InvalidOption
-from belljar.backends.docker import endpoint, ssh
-from belljar.backends.docker.endpoint import Endpoint, Tls, find
+from belljar.backends.docker.client import endpoint, ssh
+from belljar.backends.docker.client.endpoint import Endpoint, Tls, find
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import pytest
 
 import certificates
 from belljar.backends.docker import removal
-from belljar.backends.docker.endpoint import Endpoint, find, tls_files
-from belljar.backends.docker.engine import Engine, EngineError
+from belljar.backends.docker.client.endpoint import Endpoint, find, tls_files
+from belljar.backends.docker.client.engine import Engine, EngineError
 from fake_engine import SSH, Relay, write_program
 
 pytestmark = pytest.mark.docker

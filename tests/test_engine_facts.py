@@ -9,7 +9,7 @@ import pytest
 
 import census
 import docker_census
-from belljar.backends.docker.endpoint import Endpoint
+from belljar.backends.docker.client.endpoint import Endpoint
 from belljar.cli import engine_facts
 from belljar.errors import SandboxError
 from fake_engine import FakeEngine, answer

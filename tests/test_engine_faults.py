@@ -15,12 +15,12 @@ import anyio
 import pytest
 
 from belljar import BackendUnavailable, InvalidOption
-from belljar.backends.docker import engine as engine_module
-from belljar.backends.docker import http
-from belljar.backends.docker.connection import Connection
-from belljar.backends.docker.endpoint import Endpoint
-from belljar.backends.docker.engine import Engine, EngineError, EngineUnavailable
-from belljar.backends.docker.errors import unreachable
+from belljar.backends.docker.client import engine as engine_module
+from belljar.backends.docker.client import http
+from belljar.backends.docker.client.connect import Connection
+from belljar.backends.docker.client.endpoint import Endpoint
+from belljar.backends.docker.client.engine import Engine, EngineError, EngineUnavailable
+from belljar.backends.docker.client.engine_errors import unreachable
 from fake_engine import FakeEngine, answer, chunked, until_end
 
 EMPTY = answer(b"{}")
@@ -320,7 +320,7 @@ def test_without_h11_the_error_names_the_extra(monkeypatch):
 
 def test_importing_the_client_loads_neither_h11_nor_ssl():
     code = (
-        "import sys; before = set(sys.modules); import belljar.backends.docker.engine;"
+        "import sys; before = set(sys.modules); import belljar.backends.docker.client.engine;"
         "print([name for name in ('h11', 'ssl') if name in set(sys.modules) - before])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -749,7 +749,7 @@ def test_a_broken_pipe_is_an_error_and_no_signal():
     """A program may have given SIGPIPE its default action back."""
     code = (
         "import signal, socket; signal.signal(signal.SIGPIPE, signal.SIG_DFL)\n"
-        "from belljar.backends.docker.connection import Connection\n"
+        "from belljar.backends.docker.client.connect import Connection\n"
         "ours, theirs = socket.socketpair(); theirs.close()\n"
         "try: Connection(ours).send(b'x')\n"
         "except BrokenPipeError: print('told')"

@@ -22,12 +22,13 @@ from pathlib import Path
 
 import pytest
 
-from belljar import Sandbox, environment, environment_names, requirement
-from belljar.build_progress import BuildProgress
-from belljar.environment import Environment, Interpreter, build, list_built, remove
-from belljar.environment_store import Store, cache_root
+from belljar import Sandbox
+from belljar.environment import environment, requirement, saved_names
+from belljar.environment.build_progress import BuildProgress
+from belljar.environment.environment import Environment, Interpreter, build, list_built, remove
+from belljar.environment.store import Store, cache_root
+from belljar.environment.uv import read_pip_files, uv_settings
 from belljar.errors import EnvironmentBuildError, InvalidOption, SandboxError
-from belljar.uv_tool import read_pip_files, uv_settings
 
 
 def make_wheel(directory: Path, name: str, version: str = "1.0") -> Path:
@@ -118,7 +119,7 @@ def left_behind(envs: Path) -> list[str]:
 
 
 def in_another_process(code: str) -> subprocess.Popen[str]:
-    source = Path(environment.__file__).parents[1]
+    source = Path(environment.__file__).parents[2]
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code)],
         stdout=subprocess.PIPE,
@@ -332,7 +333,7 @@ def test_all_files_are_world_readable_under_any_umask(cache):
 
 
 def test_a_bare_environment_needs_no_installer(cache, monkeypatch):
-    monkeypatch.setattr("belljar.environment_build.find_uv", lambda: pytest.fail("uv was used"))
+    monkeypatch.setattr("belljar.environment.uv_build.find_uv", lambda: pytest.fail("uv was used"))
     assert (build("python", progress=None).path / "pyvenv.cfg").is_file()
 
 
@@ -832,7 +833,7 @@ def test_what_cannot_be_installed_is_said_in_plain_words(cache, wheels, packages
 
 def test_saved_names_are_known_wherever_an_environment_is_named(cache):
     saved = Environment("saved", packages=["alpha"])
-    environment_names.save(saved)
+    saved_names.save(saved)
     assert environment.resolve("saved") == saved
     assert Environment(extends="saved", packages=["beta"]).packages == ("alpha", "beta")
     assert Sandbox(environment="saved", packages=["beta"]).environment.packages == ("alpha", "beta")

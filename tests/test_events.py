@@ -6,7 +6,7 @@ import pytest
 
 import setting
 from belljar import Sandbox, SandboxClosed, SandboxError, events
-from belljar.execution import Outcome
+from belljar.results.execution import Outcome
 
 
 @pytest.fixture

@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar import printable as printable_module
-from belljar import result as result_module
+from belljar import text as printable_module
+from belljar.backends.isolation import Isolation, Layer
 from belljar.errors import ExecutionError, ExecutionOutOfMemory, ExecutionTimeout, SandboxError
-from belljar.execution import (
+from belljar.results import result as result_module
+from belljar.results.execution import (
     CommandResult,
     ErrorInfo,
     Execution,
@@ -27,7 +28,6 @@ from belljar.execution import (
     Usage,
     printable,
 )
-from belljar.isolation import Isolation, Layer
 
 USAGE = Usage(wall=0.0012, cpu=0.001, peak_memory=None, output_bytes=0)
 ZERO_DIVISION = ErrorInfo(

@@ -17,11 +17,11 @@ import nbformat
 import pytest
 
 from belljar import Environment, InvalidOption, Limits, Sandbox
-from belljar.export import FORMATS, render
-from belljar.export import notebook as ipynb
-from belljar.export.highlight import LONGEST, highlighted
-from belljar.export.page import MOST
 from belljar.record import Recorder, read
+from belljar.record.export import FORMATS, render
+from belljar.record.export import notebook as ipynb
+from belljar.record.export.highlight import LONGEST, highlighted
+from belljar.record.export.page import MOST
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="

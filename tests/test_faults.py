@@ -11,7 +11,7 @@ import queue
 import pytest
 
 import inject
-from belljar.environment_store import cache_root
+from belljar.environment.store import cache_root
 
 pytestmark = [
     pytest.mark.root_only,

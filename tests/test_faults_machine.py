@@ -20,9 +20,10 @@ import pytest
 import belljar
 import census
 import inject
-from belljar import StartError, channel
+from belljar import StartError
 from belljar.backends.native import backend as native
-from belljar.environment_store import cache_root
+from belljar.environment.store import cache_root
+from belljar.sandbox import channel
 
 SOURCE = Path(belljar.__file__).parent
 pytestmark = [

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from belljar import FileError, FileMissing, Limits, Outcome, Sandbox, SandboxError
 from belljar.errors import ProtocolError
-from belljar.files import AsyncFiles
+from belljar.files.api import AsyncFiles
 from belljar.guest import files as guest_files
 
 MB = 1 << 20

@@ -21,17 +21,27 @@ from pathlib import Path
 
 import pytest
 
-from belljar import functions, signature
-from belljar.disclosure import MAX_MESSAGE, scrub
+import belljar
 from belljar.errors import InvalidOption
-from belljar.functions import HostFunction, Registry, coerce, describe, spec, stubs
+from belljar.functions import signature
+from belljar.functions.disclosure import MAX_MESSAGE, scrub
+from belljar.functions.registry import (
+    MAX_SPEC,
+    MAX_SPECS,
+    HostFunction,
+    Registry,
+    coerce,
+    describe,
+    spec,
+    stubs,
+)
 from belljar.guest import functions as guest
 from test_guest import interpreters
 
 if typing.TYPE_CHECKING:
     from decimal import Decimal
 
-SOURCE = Path(functions.__file__).parent
+SOURCE = Path(belljar.__file__).parent
 
 
 def plain(a, b=2, *rest, c, d="x", **more):
@@ -284,13 +294,13 @@ def test_a_spec_is_bounded():
 
     long.__doc__ = "ü" * 100_000
     told = spec(HostFunction(long))
-    assert len(json.dumps(told)) <= functions.MAX_SPEC
+    assert len(json.dumps(told)) <= MAX_SPEC
     assert told["doc"].endswith("…")
     names = ", ".join(f"a{i}: 'list[{'x' * 100}]' = {'y' * 50!r}" for i in range(100))
     made: dict[str, typing.Any] = {}
     exec(f"def wide({names}): 'doc'", made)
     told = spec(HostFunction(made["wide"]))
-    assert len(json.dumps(told)) <= functions.MAX_SPEC
+    assert len(json.dumps(told)) <= MAX_SPEC
     assert len(told["parameters"]) == 100
     assert told["parameters"][0] == {
         "name": "a0",
@@ -310,7 +320,7 @@ def test_the_specs_of_all_fit_one_header():
     # Letters that take twelve bytes of JSON each.
     names = (f"{chr(0x20000 + i)}{chr(0x20000) * 63}" for i in range(200))
     registry = Registry(coerce(dict.fromkeys(names, long)).values())
-    assert len(json.dumps({"functions": registry.specs()})) <= functions.MAX_SPECS
+    assert len(json.dumps({"functions": registry.specs()})) <= MAX_SPECS
 
 
 # --- stubs for a prompt ----------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 
 import gvisor
 from belljar import InvalidOption, Limits, Outcome
-from belljar.functions import HostFunction
+from belljar.functions.registry import HostFunction
 
 # How hostile code comes by the socket: out of a stub's closure.
 LINK = """\
@@ -630,7 +630,7 @@ def test_a_guest_that_calls_and_does_not_read_the_answers_is_held_back(make_sand
     made = []
     sandbox = make_sandbox(functions={"f": lambda: made.append(1) or "x" * 100_000})
     code = f"""{LINK}{FRAME}
-    from _belljar.guest import values
+    from _belljar.protocol import values
     given = values.encode({{"args": [], "kwargs": {{}}}}).join()
     for i in range(100_000): send(forge(i, {{"function": "f"}}, given))
     """

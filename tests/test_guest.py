@@ -11,7 +11,8 @@ from textwrap import dedent
 import pytest
 
 import census
-from belljar import Environment, Limits, Outcome, SandboxError, cell
+from belljar import Environment, Limits, Outcome, SandboxError
+from belljar.sandbox import run as cell
 
 pytestmark = pytest.mark.contract("native", "docker")
 

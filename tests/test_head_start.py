@@ -82,7 +82,7 @@ def test_one_that_is_not_wanted_any_more_does_not_keep_its_maker_waiting(backend
         finally:
             ended.append(self)
 
-    monkeypatch.setattr("belljar.sandbox.AsyncSandbox.start", endless)
+    monkeypatch.setattr("belljar.sandbox.sandbox.AsyncSandbox.start", endless)
     early = HeadStart([PLACE])
     census.wait_until(lambda: began, 60, "the start")
     early.close()
@@ -120,7 +120,7 @@ sys.addaudithook(note)
 def test_a_fork_makes_its_own_and_the_parents_goes_on(nothing_left, script):
     """Also a fork in the middle of the start, whose child outlives what the parent has made."""
     program = """
-import belljar.backends.native.zygotes as zygotes
+import belljar.backends.native.zygote_client as zygotes
 zygotes.CLOSE_TIMEOUT = 1000  # the end of a zygote is not waited for in vain
 time.sleep({delay})
 waits, ends = os.pipe()

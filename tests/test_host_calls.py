@@ -10,7 +10,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from belljar.functions import HostFunction, Registry, coerce
+from belljar.functions.registry import HostFunction, Registry, coerce
 
 VARIABLE = contextvars.ContextVar("VARIABLE", default="unset")
 

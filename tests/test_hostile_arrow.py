@@ -45,7 +45,7 @@ HOSTILE = {
 }
 PROGRAM = """
 import json, sys
-from belljar.guest import values
+from belljar.protocol import values
 given = json.load(sys.stdin)
 buffers = [memoryview(bytes.fromhex(text)) for text in given["buffers"]]
 blob = values.Encoded(json.dumps(given["text"]).encode(), buffers).join()

@@ -16,7 +16,7 @@ import pytest
 
 import fuzz_values
 import specimens
-from belljar.guest import parcel, values
+from belljar.protocol import parcel, values
 
 
 def parcel_of(skeleton, *buffers):
@@ -452,7 +452,7 @@ def test_items_of_one_hash_take_no_longer_than_others(tmp_path):
     program = """
 import sys, time
 import pandas, pyarrow
-from belljar.guest import values
+from belljar.protocol import values
 for path in sys.argv[1:]:
     blob = bytearray(open(path, "rb").read())
     started = time.process_time()

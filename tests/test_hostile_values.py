@@ -11,9 +11,10 @@ import pytest
 
 import control_groups
 import fuzz_frames
-from belljar import AsyncSandbox, Outcome, calls
+from belljar import AsyncSandbox, Outcome
 from belljar.errors import ProtocolError
-from belljar.guest import outbox, values, wire
+from belljar.protocol import buffers, values, wire
+from belljar.sandbox import calls
 
 # Where no cgroup counts them, a guest has no memfds to send: its own code fails first.
 NO_MEMFD = () if "memory" in control_groups.controllers() else (Outcome.error,)
@@ -109,7 +110,7 @@ async def attack(code, *, timeout=10, cells=1, **options):
         assert seen[-1] <= before
         if hostile._place.guest.pid == init:
             # What nobody asked for is kept until there is too much of it.
-            assert descriptors(init) <= inside + outbox.MAX_FDS
+            assert descriptors(init) <= inside + buffers.MAX_FDS
         return outcome, slowest
 
 

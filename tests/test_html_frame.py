@@ -6,9 +6,9 @@ import pandas
 import polars
 import pytest
 
-from belljar import html_frame, sanitize
-from belljar.execution import Result
-from belljar.html_frame import height
+from belljar.results import html_frame, sanitize
+from belljar.results.execution import Result
+from belljar.results.html_frame import height
 
 TABLE = pandas.DataFrame({"city": ["Bern", "Ulm", "Graz"], "n": [1, 2, 3]})
 

@@ -6,10 +6,7 @@ import traceback
 import anyio
 import pytest
 
-from belljar.backends.docker import (
-    image_auth,
-    pull,
-)
+from belljar.backends.docker.images import auth, pull
 from belljar.errors import EnvironmentBuildError
 
 
@@ -17,7 +14,7 @@ def header(reference, directory):
     import base64
 
     async def ask():
-        return await image_auth.header(reference, {"DOCKER_CONFIG": str(directory)})
+        return await auth.header(reference, {"DOCKER_CONFIG": str(directory)})
 
     found = anyio.run(ask)
     if not found:
@@ -53,7 +50,7 @@ def test_broken_configuration_is_named(tmp_path):
 
 def credentials(directory):
     async def ask():
-        return await image_auth.all_known({"DOCKER_CONFIG": str(directory)})
+        return await auth.all_known({"DOCKER_CONFIG": str(directory)})
 
     return anyio.run(ask)
 

@@ -11,10 +11,8 @@ import anyio
 import pytest
 
 from belljar import Docker
-from belljar.backends.docker import (
-    dockerfile,
-    image_context,
-)
+from belljar.backends.docker.images import context as image_context
+from belljar.backends.docker.images import dockerfile
 from belljar.backends.docker.settings import check_image
 from belljar.errors import EnvironmentBuildError
 

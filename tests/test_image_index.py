@@ -5,12 +5,10 @@ import traceback
 
 import pytest
 
-from belljar.backends.docker import (
-    image_index,
-)
-from belljar.backends.docker.image_failure import explained
-from belljar.backends.docker.image_progress import Teller
-from belljar.backends.docker.image_talk import Failure
+from belljar.backends.docker.images import index
+from belljar.backends.docker.images.build_failure import explained
+from belljar.backends.docker.images.build_stream import Failure
+from belljar.backends.docker.images.progress import Teller
 from belljar.errors import EnvironmentBuildError
 from test_image_key import want
 
@@ -24,7 +22,7 @@ def test_only_what_decides_where_packages_come_from_is_handed_in():
         "AWS_SECRET_ACCESS_KEY": "no",
         "HOME": "/home/me",
     }
-    handed = image_index.hand_over(env, ["--no-index"], {})
+    handed = index.hand_over(env, ["--no-index"], {})
     assert handed.env == {
         "UV_DEFAULT_INDEX": "https://me:pw@mirror.example/simple",
         "UV_INDEX_PRIVATE_PASSWORD": "pw",
@@ -40,7 +38,7 @@ def test_places_of_this_host_are_left_out_with_a_note():
         "UV_EXTRA_INDEX_URL": "file:///srv/a https://b.example/simple",
         "UV_FIND_LINKS": "/srv/wheels,https://c.example/links",
     }
-    handed = image_index.hand_over(env, [], {})
+    handed = index.hand_over(env, [], {})
     assert handed.env["UV_EXTRA_INDEX_URL"] == "https://b.example/simple"
     assert handed.env["UV_FIND_LINKS"] == "https://c.example/links"
     [note] = handed.notes
@@ -49,13 +47,13 @@ def test_places_of_this_host_are_left_out_with_a_note():
 
 
 def test_mirror_that_is_left_out_is_not_replaced_by_the_public_index():
-    alone = image_index.hand_over({"UV_INDEX_URL": "file:///srv/simple"}, [], {})
+    alone = index.hand_over({"UV_INDEX_URL": "file:///srv/simple"}, [], {})
     assert alone.arguments == ["--no-index"]
     env = {
         "UV_INDEX_URL": "file:///srv",
         "UV_EXTRA_INDEX_URL": "https://a.example https://b.example",
     }
-    others = image_index.hand_over(env, [], {})
+    others = index.hand_over(env, [], {})
     assert others.arguments == []
     assert others.env["UV_DEFAULT_INDEX"] == "https://b.example"
     assert others.env["UV_EXTRA_INDEX_URL"] == "https://a.example"
@@ -70,8 +68,8 @@ def test_configuration_of_uv_goes_in_without_what_is_about_this_host(tmp_path):
         '[[index]]\nname = "there"\nurl = "https://there.example/simple"\n'
     )
     environ = {"UV_CONFIG_FILE": str(tmp_path / "uv.toml"), "HOME": str(tmp_path)}
-    settings = image_index.read_uv_files(environ)
-    handed = image_index.hand_over({}, [], settings)
+    settings = index.read_uv_files(environ)
+    handed = index.hand_over({}, [], settings)
     written = tomllib.loads(handed.files["uv.toml"].decode())
     assert written == {
         "index-strategy": "unsafe-best-match",
@@ -92,7 +90,7 @@ def test_of_netrc_only_the_machines_of_the_indexes_go_in(tmp_path):
         "PIP_CONFIG_FILE": os.devnull,
         "UV_DEFAULT_INDEX": "https://mirror.example/simple",
     }
-    handed = image_index.collect(environ, None)
+    handed = index.collect(environ, None)
     assert handed.files["netrc"] == b"machine mirror.example login me password pw\n"
 
 
@@ -118,7 +116,7 @@ def test_what_was_handed_over_in_secret_is_hidden_wherever_it_turns_up(tmp_path,
         "UV_INDEX_B_PASSWORD": "of-password",
         "HTTPS_PROXY": "http://me:of-proxy@proxy.example",
     }
-    handed = image_index.collect(environ, None)
+    handed = index.collect(environ, None)
     said = "of-netrc|of-uv-toml|of%20index|of index|of-query|of-token|of-links|of-user|of-proxy"
     said += "|of-password|somebody|mirror.example"
     error = explained(Failure(said, "install", (said,)), want(), handed.secrets)
@@ -139,7 +137,7 @@ def test_what_was_handed_over_in_secret_is_hidden_wherever_it_turns_up(tmp_path,
 
 
 def test_short_passwords_make_no_holes_in_messages():
-    assert image_index.secrets_of(["https://a:b@example.org/?c=d"]) == frozenset()
+    assert index.secrets_of(["https://a:b@example.org/?c=d"]) == frozenset()
 
 
 def test_broken_files_with_passwords_are_named_by_line_only(tmp_path, home):
@@ -149,13 +147,13 @@ def test_broken_files_with_passwords_are_named_by_line_only(tmp_path, home):
     pip = tmp_path / "pip.conf"
     failures = []
     with pytest.raises(EnvironmentBuildError, match="line 3, or the one above") as caught:
-        image_index.collect(home, None)
+        index.collect(home, None)
     failures.append(caught.value)
     netrc.unlink()
     for text in ("index-url = https://me:S3CRETPW@h\n", "[global]\nS3CRETPW\n"):
         pip.write_text(text)
         with pytest.raises(EnvironmentBuildError, match=r"pip\.conf: line \d cannot") as caught:
-            image_index.collect(home | {"PIP_CONFIG_FILE": str(pip)}, None)
+            index.collect(home | {"PIP_CONFIG_FILE": str(pip)}, None)
         failures.append(caught.value)
     for each in failures:
         assert "S3CRETPW" not in "".join(traceback.format_exception(each))
@@ -177,7 +175,7 @@ def test_configuration_that_uv_cannot_understand_is_not_passed_over(tmp_path, ho
     """It may name the only index that is to be asked."""
     (tmp_path / "uv.toml").write_text(text)
     with pytest.raises(EnvironmentBuildError, match=r"uv\.toml.*does not understand"):
-        image_index.collect(home | {"UV_CONFIG_FILE": str(tmp_path / "uv.toml")}, None)
+        index.collect(home | {"UV_CONFIG_FILE": str(tmp_path / "uv.toml")}, None)
 
 
 def test_certificates_are_read_on_this_host(tmp_path):
@@ -185,11 +183,11 @@ def test_certificates_are_read_on_this_host(tmp_path):
     bundle.write_text("-----BEGIN CERTIFICATE-----\n")
     environ = {"HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull}
     for variable in ("BELLJAR_CA_BUNDLE", "SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE"):
-        handed = image_index.collect({**environ, variable: str(bundle)}, None)
+        handed = index.collect({**environ, variable: str(bundle)}, None)
         assert handed.files == {"ca.pem": bundle.read_bytes()}
         assert handed.paths == {"SSL_CERT_FILE": "ca.pem"}
     bundle.write_text("no certificate")
     with pytest.raises(EnvironmentBuildError, match="no certificate"):
-        image_index.collect(environ, bundle)
+        index.collect(environ, bundle)
     with pytest.raises(EnvironmentBuildError, match="cannot read"):
-        image_index.collect(environ, tmp_path / "nothing")
+        index.collect(environ, tmp_path / "nothing")

@@ -13,21 +13,21 @@ import pytest
 
 from belljar import Docker, Environment
 from belljar.backends.docker import backend as backend_module
-from belljar.backends.docker import (
-    image,
-    image_build,
-    image_dockerfile,
-    image_key,
-    image_share,
+from belljar.backends.docker import owner
+from belljar.backends.docker.client.engine import EngineError, proper
+from belljar.backends.docker.images import (
+    build,
+    build_stream,
     image_store,
-    image_talk,
-    owner,
+    key,
+    print_dockerfile,
+    resolve,
+    single_flight,
 )
-from belljar.backends.docker.engine import EngineError, proper
-from belljar.backends.docker.image_failure import explained
-from belljar.backends.docker.image_luggage import Order
-from belljar.backends.docker.image_talk import Failure, Talk
-from belljar.environment import BUILTIN
+from belljar.backends.docker.images.build_failure import explained
+from belljar.backends.docker.images.build_inputs import Order
+from belljar.backends.docker.images.build_stream import Failure, Talk
+from belljar.environment.environment import BUILTIN
 from belljar.errors import EnvironmentBuildError, InvalidOption
 from test_environment import make_wheel
 from test_image_key import want
@@ -92,7 +92,7 @@ OTHER = (
 
 
 def test_only_an_image_without_python_is_said_to_have_none():
-    made = image.Image(
+    made = resolve.Image(
         id="sha256:1", reference="team/app:1", python="python3", preload=(), warmup="", own=True
     )
     for words in MISSING:
@@ -135,7 +135,7 @@ async def nothing():
 
 def heard(said, news=None):
     async def listen():
-        with image.telling("a", (lambda each: None) if news is None else news) as teller:
+        with resolve.telling("a", (lambda each: None) if news is None else news) as teller:
             return await Talk(Saying(said), teller).run(nothing())
 
     return anyio.run(listen)
@@ -177,11 +177,11 @@ def test_the_facts_at_the_end_of_a_build_are_those_that_labels_are_made_of():
 
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
 def test_a_container_that_never_stops_talking_holds_up_nobody(loop, monkeypatch):
-    monkeypatch.setattr(image_talk, "MOST_SAID", 1 << 60)
+    monkeypatch.setattr(build_stream, "MOST_SAID", 1 << 60)
     flood = Saying(b'{"alive":true}\n' * 4000, for_ever=True)
 
     async def main():
-        with image.telling("a", lambda each: None) as teller, anyio.move_on_after(0.3) as scope:
+        with resolve.telling("a", lambda each: None) as teller, anyio.move_on_after(0.3) as scope:
             await Talk(flood, teller).run(nothing())
         return scope.cancelled_caught
 
@@ -189,11 +189,11 @@ def test_a_container_that_never_stops_talking_holds_up_nobody(loop, monkeypatch)
 
 
 def test_of_a_container_that_never_stops_talking_only_so_much_is_heard(monkeypatch):
-    monkeypatch.setattr(image_talk, "MOST_SAID", 1 << 20)
+    monkeypatch.setattr(build_stream, "MOST_SAID", 1 << 20)
     flood = Saying(b'{"alive":true}\n' * 4000, for_ever=True)
 
     async def main():
-        with image.telling("a", lambda each: None) as teller:
+        with resolve.telling("a", lambda each: None) as teller:
             return await Talk(flood, teller).run(nothing())
 
     assert anyio.run(main) == Failure("the container did not stop talking", "ended")
@@ -204,7 +204,7 @@ def test_of_a_container_that_never_stops_talking_only_so_much_is_heard(monkeypat
 
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
 def test_what_many_want_is_made_by_one(loop):
-    shared, made = image_share.Shared(), []
+    shared, made = single_flight.Shared(), []
 
     async def make():
         made.append(1)
@@ -228,7 +228,7 @@ def test_what_many_want_is_made_by_one(loop):
 
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
 def test_error_is_for_all_but_a_cancellation_only_for_its_task(loop):
-    shared, made = image_share.Shared(), []
+    shared, made = single_flight.Shared(), []
 
     async def hang():
         await anyio.sleep(60)
@@ -269,28 +269,28 @@ def container(labels, *, running=False, created="2026-01-01T00:00:00.123456789Z"
 
 def test_build_container_is_abandoned_only_when_nobody_can_come_back():
     ours = owner.labels("build-k") | {owner.BUILD: "k"}
-    assert image.is_abandoned(container(ours))
-    image_build.in_use.add("c")
+    assert resolve.is_abandoned(container(ours))
+    build.in_use.add("c")
     try:
-        assert not image.is_abandoned(container(ours))
+        assert not resolve.is_abandoned(container(ours))
     finally:
-        image_build.in_use.discard("c")
+        build.in_use.discard("c")
     dead = ours | {owner.STARTED: "1"}
-    assert image.is_abandoned(container(dead, running=True))
+    assert resolve.is_abandoned(container(dead, running=True))
     elsewhere = ours | {owner.HOST: "0" * 16 + "." + "0" * 16}
     now = time.time()
     fresh = time.strftime("%Y-%m-%dT%H:%M:%S.5Z", time.gmtime(now - 5))
-    assert not image.is_abandoned(container(elsewhere, created=fresh), now)
-    assert image.is_abandoned(container(elsewhere), now)
-    assert not image.is_abandoned(container(elsewhere, running=True), now)
-    assert not image.is_abandoned(container({}), now), "not ours"
+    assert not resolve.is_abandoned(container(elsewhere, created=fresh), now)
+    assert resolve.is_abandoned(container(elsewhere), now)
+    assert not resolve.is_abandoned(container(elsewhere, running=True), now)
+    assert not resolve.is_abandoned(container({}), now), "not ours"
 
 
 def test_build_container_has_no_environment_variable_of_ours():
     order = Order(wanted=want(), key="k", base={"Id": "x"})
     from belljar.backends.docker.facts import Facts
 
-    body = image_build.created(order, Facts(runtimes=("runc",), default_runtime="runc"))
+    body = build.created(order, Facts(runtimes=("runc",), default_runtime="runc"))
     assert "Env" not in body
     assert "Runtime" not in body["HostConfig"]
     assert "NetworkMode" not in body["HostConfig"]
@@ -299,7 +299,7 @@ def test_build_container_has_no_environment_variable_of_ours():
 
 
 def test_a_build_of_somebody_else_that_never_ends_is_not_waited_for_without_end(monkeypatch):
-    monkeypatch.setattr(image, "MOST_WAITING", 0.0)
+    monkeypatch.setattr(resolve, "MOST_WAITING", 0.0)
     elsewhere = owner.labels("build-k") | {owner.BUILD: "k", owner.HOST: "0" * 16 + "." + "0" * 16}
 
     class Engine:
@@ -307,8 +307,8 @@ def test_a_build_of_somebody_else_that_never_ends_is_not_waited_for_without_end(
             return container(elsewhere, running=True)
 
     async def wait():
-        with image.telling("a", lambda each: None) as teller:
-            await image._wait(Engine(), Order(wanted=want(), key="k", base={"Id": "x"}), teller)
+        with resolve.telling("a", lambda each: None) as teller:
+            await resolve._wait(Engine(), Order(wanted=want(), key="k", base={"Id": "x"}), teller)
 
     with pytest.raises(
         EnvironmentBuildError, match=r"belljar-build-k.* not come to an end"
@@ -384,9 +384,9 @@ def test_a_container_that_is_only_listed_does_not_use_its_image():
 def test_image_is_ours_by_its_labels_and_its_name():
     labels = {"belljar.image": "1", "belljar.key": "k"}
     tags = ["belljar/a:k", "belljar/a:other", "team/app:k", "localhost/belljar/a:k"]
-    found = image_key.own_tags({"Labels": labels, "RepoTags": tags})
+    found = key.own_tags({"Labels": labels, "RepoTags": tags})
     assert found == ["belljar/a:k", "localhost/belljar/a:k"]
-    assert image_key.own_tags({"Labels": {}, "RepoTags": tags}) == []
+    assert key.own_tags({"Labels": {}, "RepoTags": tags}) == []
 
 
 # --- the Dockerfile for others ---------------------------------------------------------------
@@ -395,7 +395,7 @@ def test_image_is_ours_by_its_labels_and_its_name():
 def test_dockerfile_for_others_has_the_packages_and_no_password(tmp_path):
     wheel = make_wheel(tmp_path, "demo")
     packages = ["a>=1", "b @ https://me:secret@example.org/b.whl", str(wheel)]
-    text = image_dockerfile.written(want(Environment("x", packages=packages, preload=["a"])))
+    text = print_dockerfile.written(want(Environment("x", packages=packages, preload=["a"])))
     assert "ARG BASE=base:1" in text
     assert "'a>=1'" in text
     assert "secret" not in text.replace("type=secret", "").replace("secrets", "").replace(
@@ -409,7 +409,7 @@ def test_dockerfile_for_others_has_the_packages_and_no_password(tmp_path):
 
 def test_environment_without_packages_has_no_dockerfile():
     with pytest.raises(InvalidOption, match="base:1 is its image"):
-        image_dockerfile.written(want(BUILTIN["python"]))
+        print_dockerfile.written(want(BUILTIN["python"]))
 
 
 # --- the guide -------------------------------------------------------------------------------

@@ -20,21 +20,21 @@ import census
 import engine_view
 import image_registry
 from belljar import Docker, Environment
-from belljar.backends.docker import (
-    endpoint,
-    image,
-    image_build,
-    image_key,
-    image_luggage,
-    image_store,
-    image_talk,
-    owner,
-)
-from belljar.backends.docker.engine import Engine, EngineError
+from belljar.backends.docker import owner
+from belljar.backends.docker.client import endpoint
+from belljar.backends.docker.client.engine import Engine, EngineError
 from belljar.backends.docker.facts import Facts
-from belljar.environment import BUILTIN
+from belljar.backends.docker.images import (
+    build,
+    build_inputs,
+    build_stream,
+    image_store,
+    key,
+    resolve,
+)
+from belljar.environment.environment import BUILTIN
+from belljar.environment.uv import find_uv
 from belljar.errors import EnvironmentBuildError
-from belljar.uv_tool import find_uv
 from test_environment import make_source_distribution, make_wheel
 
 pytestmark = pytest.mark.docker
@@ -103,7 +103,7 @@ def ensure(engine, facts):
     def run(environment, *, loop="asyncio", progress=None, **settings):
         async def make():
             docker = Docker(**settings)
-            return await image.ensure(engine, environment, docker, facts, progress=progress)
+            return await resolve.ensure(engine, environment, docker, facts, progress=progress)
 
         return anyio.run(make, backend=loop)
 
@@ -335,7 +335,7 @@ def test_base_that_keeps_opt_in_a_volume_is_refused(describe, ensure, context, b
 def test_base_with_a_python_that_is_none_is_given_up(
     describe, ensure, context, base, monkeypatch, program, complaint
 ):
-    monkeypatch.setattr(image_talk, "MOST_SAID", 4 << 20)
+    monkeypatch.setattr(build_stream, "MOST_SAID", 4 << 20)
     (context / "python3").write_text(f"#!/bin/sh\n{program}\n")
     (context / "python3").chmod(0o755)
     path = "ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/bin:/bin"
@@ -366,7 +366,7 @@ def foreign_uv(tmp_path, monkeypatch):
     program = tmp_path / "uv"
     program.write_text("#!/nowhere\n")
     program.chmod(0o755)
-    monkeypatch.setattr(image_luggage, "find_uv", lambda: str(program))
+    monkeypatch.setattr(build_inputs, "find_uv", lambda: str(program))
 
 
 def test_uv_of_the_image_is_used_when_that_of_this_host_cannot_be(
@@ -419,7 +419,9 @@ def test_tasks_that_want_the_same_image_wait_for_one_build(engine, facts, descri
     environment, news, made = describe(), [], []
 
     async def one():
-        made.append(await image.ensure(engine, environment, Docker(), facts, progress=news.append))
+        made.append(
+            await resolve.ensure(engine, environment, Docker(), facts, progress=news.append)
+        )
 
     async def main():
         async with anyio.create_task_group() as group:
@@ -463,14 +465,14 @@ def test_cancelled_builder_leaves_nothing_and_the_next_takes_over(engine, facts,
 
             async with anyio.create_task_group() as group:
                 group.start_soon(second, begun)
-                await image.ensure(engine, environment, Docker(), facts, progress=cancel)
+                await resolve.ensure(engine, environment, Docker(), facts, progress=cancel)
         return scope.cancelled_caught
 
     async def second(begun):
         with anyio.CancelScope(shield=True):
             await begun.wait()  # else it might be the first that builds
             result.append(
-                await image.ensure(engine, environment, Docker(), facts, progress=news.append)
+                await resolve.ensure(engine, environment, Docker(), facts, progress=news.append)
             )
 
     assert anyio.run(main, backend=loop)
@@ -490,7 +492,7 @@ def test_cancelled_build_leaves_no_container_and_no_image(engine, facts, describ
                 if each.step == "compiling":
                     scope.cancel()
 
-            await image.ensure(engine, environment, Docker(), facts, progress=cancel)
+            await resolve.ensure(engine, environment, Docker(), facts, progress=cancel)
         assert scope.cancelled_caught
 
     anyio.run(main, backend=loop)
@@ -510,7 +512,7 @@ PROGRAM = textwrap.dedent(
     import anyio
     from belljar import Docker, Environment
     from belljar.backends.docker import endpoint, image
-    from belljar.backends.docker.engine import Engine
+    from belljar.backends.docker.client.engine import Engine
     from belljar.backends.docker.facts import Facts
 
     name, wheel, at, flag = sys.argv[1:]
@@ -588,7 +590,7 @@ def create_build_container(engine, key, labels):
 
 
 def key_of(environment, base):
-    return image_key.want(environment, base, None).key(inspect(base)["Id"])
+    return key.want(environment, base, None).key(inspect(base)["Id"])
 
 
 def test_build_container_of_a_dead_process_is_no_obstacle(describe, ensure, engine, base):
@@ -622,7 +624,7 @@ def test_build_container_that_is_removed_by_hand_is_a_clear_error(describe, engi
             engine_view.ask(f"/containers/{container['Id']}?force=1", "DELETE")
 
     async def main():
-        await image.ensure(engine, environment, Docker(), facts, progress=remove)
+        await resolve.ensure(engine, environment, Docker(), facts, progress=remove)
 
     with pytest.raises((EnvironmentBuildError, EngineError)):
         anyio.run(main)
@@ -632,10 +634,10 @@ def test_build_container_that_is_removed_by_hand_is_a_clear_error(describe, engi
 
 def test_build_container_is_confined_and_off_the_default_runtime_of_gvisor(describe, base):
     environment = describe()
-    wanted = image_key.want(environment, base, None)
-    order = image_build.Order(wanted=wanted, key="k", base={"Id": "x"}, network="none")
+    wanted = key.want(environment, base, None)
+    order = build.Order(wanted=wanted, key="k", base={"Id": "x"}, network="none")
     facts = Facts(runtimes=("runc", "runsc"), default_runtime="runsc")
-    host = image_build.created(order, facts)["HostConfig"]
+    host = build.created(order, facts)["HostConfig"]
     assert host["Runtime"] == "runc"
     assert host["CapDrop"] == ["ALL"]
     assert host["NetworkMode"] == "none"
@@ -654,7 +656,7 @@ def test_image_of_the_caller_is_used_as_it_is(ensure, base):
 
 def test_what_would_have_to_be_built_or_fetched_is_not_there(engine, ensure, describe, base):
     def is_there(environment, **settings):
-        return anyio.run(partial(image.is_there, engine, environment, Docker(**settings)))
+        return anyio.run(partial(resolve.is_there, engine, environment, Docker(**settings)))
 
     environment = describe()
     assert not is_there(environment, base=base)

@@ -14,7 +14,7 @@ import pytest
 import census
 import setting
 from belljar import Outcome, Sandbox, SandboxError
-from belljar.backends.native import cgroup
+from belljar.backends.linux import cgroup
 
 
 def use(number):

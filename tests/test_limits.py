@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from belljar import limits as limits_module
 from belljar.backends import setup
 from belljar.backends.base import GuestSpec
-from belljar.environment import Environment
+from belljar.backends.isolation import Layer
+from belljar.environment.environment import Environment
 from belljar.errors import InvalidOption, LimitNotEnforceable
-from belljar.isolation import Layer
 from belljar.limits import RULES, Limits, format_size, parse_size
 
 SIZES = ["memory", "workspace", "tmp", "output"]

@@ -25,10 +25,10 @@ from belljar.errors import (
     QuotaExceeded,
     SandboxMissing,
 )
-from belljar.managing import entry as manager_entry
-from belljar.managing.blocking import SandboxManager
-from belljar.managing.decide import ManagerStats, Reason
-from belljar.managing.manager import AsyncSandboxManager
+from belljar.pool import manager_entry
+from belljar.pool.manager import AsyncSandboxManager
+from belljar.pool.manager_blocking import SandboxManager
+from belljar.pool.manager_decide import ManagerStats, Reason
 from fake_sandboxes import Clock, FakeFactory
 
 
@@ -574,7 +574,7 @@ def test_operations_may_finish_within_the_grace(loop, make, factory):
 
 
 def test_close_does_not_wait_for_ever(loop, make, factory, monkeypatch):
-    monkeypatch.setattr("belljar.managing.end.END_TIMEOUT", 0.05)
+    monkeypatch.setattr("belljar.pool.manager_end.END_TIMEOUT", 0.05)
 
     async def test():
         manager = make()

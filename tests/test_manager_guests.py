@@ -14,11 +14,10 @@ import pytest
 import census
 from belljar import AsyncSandbox, Limits, Outcome, Sandbox
 from belljar.errors import SandboxMissing
-from belljar.managing import entry as manager_entry
-from belljar.managing import settings as manager_settings
-from belljar.managing.blocking import SandboxManager
-from belljar.managing.decide import Reason
-from belljar.managing.manager import AsyncSandboxManager
+from belljar.pool import manager_entry, manager_settings
+from belljar.pool.manager import AsyncSandboxManager
+from belljar.pool.manager_blocking import SandboxManager
+from belljar.pool.manager_decide import Reason
 from test_runtime import Script
 
 pytestmark = pytest.mark.contract("native")
@@ -117,7 +116,7 @@ def test_limits_of_every_sandbox_stay_when_one_asks_for_other_ones():
 
 MANAGER = """
     import anyio
-    from belljar.managing.blocking import SandboxManager
+    from belljar.pool.manager_blocking import SandboxManager
     manager = SandboxManager(environment="python", cleanup_interval=0.05)
     for name in "ab":
         manager.create(name)
@@ -134,7 +133,7 @@ def test_nothing_is_left_of_a_manager_whose_process_was_killed(script):
     assert census.settle(before, timeout=30, ignore=["thread", *census.NOT_SWEPT]) == []
     next_one = script(
         """
-        from belljar.managing.blocking import SandboxManager
+        from belljar.pool.manager_blocking import SandboxManager
         with SandboxManager(environment="python") as manager:
             print(manager.run_code(manager.create("a"), "1 + 1").value)
         """

@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from belljar import SandboxError
 from belljar.errors import ManagerFull, NameTaken, SandboxMissing
-from belljar.managing import entry as manager_entry
-from belljar.managing.manager import AsyncSandboxManager
+from belljar.pool import manager_entry
+from belljar.pool.manager import AsyncSandboxManager
 from fake_sandboxes import Clock, FakeFactory
 
 NAMES = st.sampled_from("abcdef")

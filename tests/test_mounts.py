@@ -13,7 +13,7 @@ import census
 import gvisor
 import setting
 from belljar import InvalidOption, Sandbox, SandboxError
-from belljar.mount import Mount, check_mounts
+from belljar.backends.mounts import Mount, check_mounts
 
 pytestmark = pytest.mark.contract("native", "docker", "gvisor")
 

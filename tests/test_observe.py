@@ -20,7 +20,7 @@ import setting
 from belljar import AsyncSandbox, Sandbox, events
 from belljar.observe import Audit, AuditFailed, Metrics, Monitor, Rules, Tracing, enable, presence
 from belljar.observe.audit import verify
-from belljar.observe.sightings import Sightings, kill
+from belljar.observe.live_sandboxes import Sightings, kill
 from census import wait_until
 
 BUSY = "while True: pass"

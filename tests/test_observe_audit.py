@@ -12,9 +12,9 @@ import pytest
 import observe_events as made
 from belljar import InvalidOption, events
 from belljar.errors import SandboxError
-from belljar.execution import ErrorInfo, Outcome
 from belljar.observe import audit as audit_module
 from belljar.observe.audit import Audit, AuditFailed, verify
+from belljar.results.execution import ErrorInfo, Outcome
 from census import wait_until
 
 

@@ -10,9 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 import observe_events as made
 from belljar import InvalidOption, events
 from belljar.errors import LimitNotEnforceable, StartError
-from belljar.execution import Outcome
 from belljar.observe.metric_table import METRICS, MOST_VALUES, reference
 from belljar.observe.metrics import Metrics
+from belljar.results.execution import Outcome
 
 DOCS = Path(__file__).parents[1] / "docs" / "observability.md"
 

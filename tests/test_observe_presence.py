@@ -16,8 +16,8 @@ import observe_events as made
 import setting
 from belljar import events
 from belljar.observe import orphans, presence, processes, runtime_directory
+from belljar.observe.live_sandboxes import Sightings, is_there, kill
 from belljar.observe.presence import Presence
-from belljar.observe.sightings import Sightings, is_there, kill
 
 ID = "bj-0123456789abcdef"
 
@@ -227,7 +227,7 @@ def test_what_there_is_no_time_to_look_at_is_unknown(file, monkeypatch):
         await anyio.sleep_forever()
 
     monkeypatch.setattr(Sightings, "_read", read)
-    monkeypatch.setattr("belljar.observe.sightings.LOOK_TIMEOUT", 0.01)
+    monkeypatch.setattr("belljar.observe.live_sandboxes.LOOK_TIMEOUT", 0.01)
     with Sightings() as sightings:
         assert [each.state for each in sightings.look()] == ["unknown"]
 

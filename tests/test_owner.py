@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import census
-from belljar._version import __version__
+from belljar import __version__
 from belljar.backends.docker import owner
 from belljar.backends.docker.sweep import decide, found
 

@@ -14,7 +14,7 @@ import engine_view
 import setting
 from belljar import AsyncSandbox, Environment, InvalidOption, Pool, Sandbox, SandboxManager, config
 from belljar.cli import script_header
-from belljar.environment import builtin
+from belljar.environment.environment import builtin
 from test_environment import make_wheel
 
 

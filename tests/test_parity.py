@@ -6,9 +6,9 @@ import typing
 import pytest
 
 from belljar import AsyncSandbox, Sandbox
-from belljar.blocking import Commands, Files
-from belljar.commands import AsyncCommands
-from belljar.files import AsyncFiles
+from belljar.files.api import AsyncFiles
+from belljar.sandbox.blocking import Commands, Files
+from belljar.sandbox.commands import AsyncCommands
 
 PAIRS = [(Sandbox, AsyncSandbox), (Files, AsyncFiles), (Commands, AsyncCommands)]
 # What the parts of AsyncSandbox use among each other; nobody else is meant to.

@@ -18,7 +18,7 @@ import pytest
 import census
 import setting
 from belljar import AsyncPool, AsyncSandbox, InvalidOption, Outcome, Pool, Sandbox, Snippet
-from belljar.environment import builtin
+from belljar.environment.environment import builtin
 from belljar.errors import (
     GuestLost,
     PoolClosed,
@@ -28,11 +28,11 @@ from belljar.errors import (
     StartError,
 )
 from belljar.observe.metrics import Metrics
-from belljar.pooling import items, rehearsal
-from belljar.pooling import pool as pool_module
-from belljar.pooling import stock as stock_module
-from belljar.pooling.stock import Stock
-from belljar.warm import Warm
+from belljar.pool import guests as stock_module
+from belljar.pool import items, warmup
+from belljar.pool import pool as pool_module
+from belljar.pool.guests import Stock
+from belljar.pool.idle_guest import Warm
 
 pytestmark = pytest.mark.contract("native")
 
@@ -109,11 +109,11 @@ def test_a_rehearsal_of_ours_needs_no_package(run_async):
     """An image of the caller's need not have those that the environment is said to preload."""
 
     async def test():
-        async with a_pool(rehearsal=rehearsal.code_for(builtin("data"), None)) as pool:
+        async with a_pool(rehearsal=warmup.code_for(builtin("data"), None)) as pool:
             await pool.warm_up()
             assert pool.stats().start_failures == 0
 
-    assert "pandas" in rehearsal.code_for(builtin("data"), None)
+    assert "pandas" in warmup.code_for(builtin("data"), None)
     run_async(test)
 
 

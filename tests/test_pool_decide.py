@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from belljar.pooling import decide as module
-from belljar.pooling.decide import (
+from belljar.pool import decide as module
+from belljar.pool.decide import (
     KEEP,
     LINGER,
     QUIET,

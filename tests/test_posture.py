@@ -22,9 +22,10 @@ import gvisor
 import oracles
 import setting
 from belljar import LimitNotEnforceable, Sandbox
-from belljar.backends.native import identity, plan
-from belljar.environment import build, resolve
-from belljar.guest.keeper import MAX_FILES
+from belljar.backends.linux import identity
+from belljar.backends.native import plan
+from belljar.environment.environment import build, resolve
+from belljar.guest.worker_process import MAX_FILES
 from oracles import ROOT, descriptors, init_of, mounts, posture, status, threads, tree, worker_of
 
 pytestmark = [

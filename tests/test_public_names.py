@@ -110,9 +110,33 @@ def test_every_name_is_the_one_that_type_checkers_see():
         if isinstance(node, ast.ImportFrom) and node.module.startswith("belljar")
         for alias in node.names
     }
-    assert sorted(seen) == sorted(PUBLIC)
+    assert sorted([*seen, "__version__"]) == sorted(PUBLIC)
     for name, module in seen.items():
         assert getattr(belljar, name) is getattr(importlib.import_module(module), name)
+
+
+# Import paths of documents, and where they lead: from a new interpreter, each by itself.
+PATHS = {
+    "from belljar import functions, sessions": "functions.stubs, sessions.remove",
+    "from belljar.chart import Bar": "Bar",
+    "import belljar.execution": "belljar.execution.Execution, belljar.execution.printable",
+    "from belljar.export import render": "render",
+    "from belljar.environment import Environment, build": "Environment, build",
+    "from belljar.functions import HostFunction, stubs": "HostFunction, stubs",
+    "from belljar.observe.audit import verify": "verify",
+    "from belljar.record import read": "read",
+}
+
+
+@pytest.mark.parametrize("statement", PATHS)
+def test_import_paths_of_documents_stay(statement):
+    code = f"{statement}\nprint({PATHS[statement]})"
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
+
+
+def test_a_module_is_the_same_by_its_old_path():
+    assert importlib.import_module("belljar.chart").Chart is belljar.Chart
+    assert importlib.import_module("belljar.chart").__name__ == "belljar.results.chart"
 
 
 def test_every_error_of_ours_has_one_root():

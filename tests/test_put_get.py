@@ -28,9 +28,9 @@ from belljar import (
     SandboxError,
 )
 from belljar.backends.native import backend
-from belljar.channel import Channel
 from belljar.errors import ExecutionError, ExecutionOutOfMemory, ExecutionTimeout
-from belljar.guest import values, wire
+from belljar.protocol import values, wire
+from belljar.sandbox.channel import Channel
 
 MB = 1_000_000
 LARGE = 3 * wire.INLINE

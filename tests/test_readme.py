@@ -9,9 +9,9 @@ import pytest
 
 import belljar
 from belljar import Outcome, Sandbox, errors
-from belljar.blocking import Files
 from belljar.cli import exit_codes
 from belljar.limits import RULES, format_size
+from belljar.sandbox.blocking import Files
 
 PROJECT = Path(__file__).parent.parent
 README = PROJECT / "README.md"

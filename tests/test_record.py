@@ -11,12 +11,13 @@ import time
 
 import pytest
 
-from belljar import Environment, FileError, InvalidOption, Limits, Mount, Outcome, Sandbox, keeping
-from belljar.guest import values
-from belljar.record import INLINE, Recorder, format, read, recorder, replaying
+from belljar import Environment, FileError, InvalidOption, Limits, Mount, Outcome, Sandbox
+from belljar.protocol import values
+from belljar.record import INLINE, Recorder, format, read, recorder
 from belljar.record.comparison import Difference
 from belljar.record.format import MAX_LINE, MAX_PART
-from belljar.record.replaying import replay
+from belljar.sandbox import persistence
+from belljar.sandbox.replay import _MODERATE, replay
 
 
 def cli(*words, **options):
@@ -228,7 +229,7 @@ def test_a_cell_that_says_very_much_does_not_end_the_record(backend, path, monke
 
 
 def test_much_is_written_down_off_the_event_loop_and_in_order(backend, path, monkeypatch):
-    monkeypatch.setattr(keeping, "MANY", 100)
+    monkeypatch.setattr(persistence, "MANY", 100)
     threads = {}
     write = Recorder.cell
 
@@ -519,7 +520,7 @@ def test_limits_and_time_outs_are_the_recorded_ones_unless_given(backend, path):
 
 
 def test_a_time_out_of_a_cell_is_trusted_no_more_than_the_limits(backend, path, monkeypatch):
-    monkeypatch.setitem(replaying._MODERATE, "timeout", 1.0)
+    monkeypatch.setitem(_MODERATE, "timeout", 1.0)
     with Sandbox(environment="python", record=path) as sandbox:
         sandbox.run_code("1", timeout=1000)
         sandbox.commands.run("true", timeout=1000)

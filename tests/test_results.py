@@ -17,13 +17,14 @@ import pyarrow
 import pytest
 from rich.console import Console
 
-from belljar import Environment, Limits, Outcome, SandboxError, rich_view
+from belljar import Environment, Limits, Outcome, SandboxError
 from belljar.cli.results import ResultFiles
 from belljar.errors import FileError
-from belljar.execution import Call, ErrorInfo, Execution, FileChanges, Logs, Result, Usage
-from belljar.guest import values
-from belljar.notebook import MAX_PAGE
-from belljar.result import TABLE
+from belljar.protocol import values
+from belljar.results import rich_view
+from belljar.results.display import MAX_PAGE
+from belljar.results.execution import Call, ErrorInfo, Execution, FileChanges, Logs, Result, Usage
+from belljar.results.result import TABLE
 
 PLT = "import matplotlib.pyplot as plt\n"
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -722,7 +723,7 @@ def amplified():
 MEASURE = """
 import pathlib, resource, sys
 from belljar import Result, rich_view
-from belljar.result import TABLE
+from belljar.results.result import TABLE
 import pandas, polars, pyarrow.csv
 made = Result(raw={TABLE: pathlib.Path(sys.argv[1]).read_bytes()}, is_main_result=True)
 made.data

@@ -13,9 +13,11 @@ import anyio
 import pytest
 
 import census
-from belljar import AsyncSandbox, Outcome, readable
-from belljar.guest import changes, streams, wire
+from belljar import AsyncSandbox, Outcome
+from belljar.backends import readable
+from belljar.guest import changes, streams
 from belljar.guest.sources import LASTING, PASSING
+from belljar.protocol import wire
 
 HOSTILE = Path(__file__).with_name("escapes") / "hostile.py"
 PAGE = os.sysconf("SC_PAGE_SIZE")

@@ -26,7 +26,7 @@ print("begun")
 while True: pass
 """
 PREAMBLE = f"""
-import os, sys, belljar, belljar.cell
+import os, sys, belljar, belljar.sandbox.run
 from belljar import Sandbox
 STUBBORN = {STUBBORN!r}
 """
@@ -191,7 +191,7 @@ def test_a_signal_that_ends_the_process_ends_its_guests(
 def test_ctrl_c_raises_keyboard_interrupt_and_the_sandbox_can_go_on(script, nothing_left):
     made = script(
         """
-        belljar.cell.GRACE = 30.0  # all the time it needs
+        belljar.sandbox.run.GRACE = 30.0  # all the time it needs
         with Sandbox(environment="python") as sandbox:
             sandbox.run_code("x = 1")
             code = "print('begun')\\nwhile True: pass"

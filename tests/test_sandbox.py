@@ -31,8 +31,8 @@ from belljar import (
     SandboxClosed,
     SandboxError,
 )
-from belljar.backends.native import cgroup
-from belljar.backends.native.cgroup import scope
+from belljar.backends.linux import cgroup
+from belljar.backends.linux.cgroup import scope
 
 pytestmark = pytest.mark.contract("native", "docker", "gvisor")
 

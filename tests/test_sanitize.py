@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar import sanitize
-from belljar.execution import Execution, Logs, Outcome, Usage
-from belljar.export import notebook, page_results
-from belljar.result import Result
-from belljar.sanitize import clean, clean_markdown
+from belljar.record.export import notebook, page_results
+from belljar.results import sanitize
+from belljar.results.execution import Execution, Logs, Outcome, Usage
+from belljar.results.result import Result
+from belljar.results.sanitize import clean, clean_markdown
 
 CODE = "alert(1)"
 ADDRESS = "javascript:alert(1)"

@@ -7,7 +7,7 @@ import pytest
 
 import belljar
 from belljar import InvalidOption, Outcome
-from belljar.script import Input, Script
+from belljar.files.script import Input, Script
 
 FAILS = "import sys\nprint(sys.argv, __file__, __name__)\n\ndef f():\n    1 / 0\n\nf()\n"
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from belljar.backends.docker.stream import ERROR, OUTPUT, Demultiplexer
-from belljar.guest import wire
-from belljar.guest.seal import KEY, MAX_RECORD, Opener, Seal
+from belljar.protocol import wire
+from belljar.protocol.seal import KEY, MAX_RECORD, Opener, Seal
 
 
 def pair():

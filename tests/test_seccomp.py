@@ -21,7 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bpf_libseccomp
-from belljar.backends.native import seccomp, zygotes
+from belljar.backends.linux import seccomp
+from belljar.backends.native import zygote_client
 from bpf import run as simulate
 from bpf_profile import (
     ALLOW,
@@ -234,7 +235,7 @@ def test_huge_pages_which_no_cgroup_counts_are_refused():
 
 def test_without_a_cgroup_no_page_can_be_held_outside_of_a_process():
     shared_anonymous, validated, private, file = 0x21, 0x23, 0x22, 0x01
-    deny = zygotes.HIDDEN_MEMORY
+    deny = zygote_client.HIDDEN_MEMORY
     assert verdict("mmap", 0, 4096, 3, shared_anonymous, deny=deny) == EPERM
     assert verdict("mmap", 0, 4096, 3, validated, deny=deny) == EPERM
     assert verdict("mmap", 0, 4096, 3, private, deny=deny) == ALLOW

@@ -12,7 +12,7 @@ import pytest
 
 import bpf
 import bpf_libseccomp
-from belljar.backends.native import seccomp
+from belljar.backends.linux import seccomp
 from bpf_profile import (
     AUDIT,
     ENOSYS,

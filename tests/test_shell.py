@@ -15,7 +15,7 @@ from belljar import (
     SandboxError,
     events,
 )
-from belljar.shell import AsyncShell, Shell
+from belljar.sandbox.shell import AsyncShell, Shell
 
 
 @pytest.fixture

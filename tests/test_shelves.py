@@ -16,9 +16,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from belljar.guest import branches, descent, holes, removal, treepack, volumes, wire
-from belljar.guest.shelves import VOLUMES, Broken, Shelves
-from belljar.guest.store import CURRENT, Store
+from belljar.guest import branches, memfd_segments, removal, sparse, tree_pack, tree_walk
+from belljar.guest.archive_store import VOLUMES, Broken, Shelves
+from belljar.guest.workspace_store import CURRENT, Store
+from belljar.protocol import wire
 from census import wait_until
 
 pytestmark = pytest.mark.by_user_too
@@ -280,7 +281,7 @@ def test_holes_are_found_where_nobody_tells_of_them(workspace, monkeypatch):
 def test_what_would_take_for_ever_to_search_is_refused(workspace, monkeypatch):
     no_holes_told(monkeypatch)
     with open(os.path.join(workspace, "sparse"), "wb") as file:
-        file.truncate(holes.MAX_LOOK + 1)
+        file.truncate(sparse.MAX_LOOK + 1)
     with opened(workspace) as made:
         assert keep(made)[1] == errno.EFBIG
 
@@ -290,7 +291,7 @@ def test_every_page_that_is_not_zero_is_found(pages):
     data = b"".join(pages)
     rebuilt = bytearray(len(data))
     last = -1
-    for start, end in holes.filled(data):
+    for start, end in sparse.filled(data):
         assert start > last  # pages that are neighbours are one piece
         assert data[start : start + 4096].strip(b"\0")
         rebuilt[start:end] = data[start:end]
@@ -310,7 +311,7 @@ def test_depth_costs_no_descriptors(workspace):
     os.chdir(here)
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with opened(workspace) as made:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors() + descent.MAX_OPEN + 20, most))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors() + tree_walk.MAX_OPEN + 20, most))
         try:
             replace(made, kept(made))
             exchange(made, kept(made))
@@ -325,11 +326,11 @@ def test_depth_costs_no_descriptors(workspace):
 
 
 def test_a_directory_that_was_moved_away_is_not_gone_back_from(workspace, monkeypatch):
-    monkeypatch.setattr(descent, "MAX_OPEN", 1)
+    monkeypatch.setattr(tree_walk, "MAX_OPEN", 1)
     os.makedirs(os.path.join(workspace, "a/b"))
     os.mkdir(os.path.join(workspace, "elsewhere"))
     top = os.open(workspace, os.O_RDONLY)
-    way = descent.Descent(top)
+    way = tree_walk.Descent(top)
     way.enter("a")
     way.enter("b")
     os.rename(os.path.join(workspace, "a/b"), os.path.join(workspace, "elsewhere/b"))
@@ -531,8 +532,8 @@ def test_an_exchange_takes_little_more_room_than_there_was(workspace, monkeypatc
 
             monkeypatch.setattr(owner, method, watching)
 
-        watch(volumes.Writer, "write")
-        watch(volumes.Reader, "take")
+        watch(memfd_segments.Writer, "write")
+        watch(memfd_segments.Reader, "take")
         aside = exchange(made, name)
         exchange(made, aside)
         assert len(seen) > 200
@@ -692,28 +693,28 @@ def test_an_archive_cannot_be_changed_by_whoever_can_open_it(workspace):
 
 @pytest.mark.parametrize("name", [b"..", b".", b"../escaped", b"/tmp/escaped"])
 def test_a_name_that_leads_elsewhere_is_not_unpacked(workspace, name, monkeypatch):
-    monkeypatch.setattr(volumes, "seal", lambda fd: None)
+    monkeypatch.setattr(memfd_segments, "seal", lambda fd: None)
     fill(workspace, "\x7f" * len(name), 1000)
     with opened(workspace) as made:
         shelf = made._shelves[kept(made)]
         records = os.pread(shelf._records, 1 << 16, 0)
-        found = b"\x7f" * len(name) + treepack.FILE  # the rest is times: any bytes
+        found = b"\x7f" * len(name) + tree_pack.FILE  # the rest is times: any bytes
         assert records.count(found) == 1
-        os.pwrite(shelf._records, records.replace(found, name + treepack.FILE), 0)
+        os.pwrite(shelf._records, records.replace(found, name + tree_pack.FILE), 0)
         with pytest.raises(OSError, match="elsewhere"):
             shelf.unpack(made._directory)
 
 
 @pytest.mark.parametrize("part", ["records", "contents"])
 def test_an_archive_that_is_not_whole_is_never_taken_for_one(workspace, monkeypatch, part):
-    monkeypatch.setattr(volumes, "seal", lambda fd: None)
+    monkeypatch.setattr(memfd_segments, "seal", lambda fd: None)
     fill(workspace, "f", 1000)
     with opened(workspace) as made:
         name = kept(made)
         shelf = made._shelves[name]
         fd = shelf._records if part == "records" else shelf._contents[0]
         size = os.fstat(fd).st_size
-        cut = treepack.RECORD.size if part == "records" else 1
+        cut = tree_pack.RECORD.size if part == "records" else 1
         for length in (size - cut, 1, 0):
             os.truncate(fd, length)
             with pytest.raises(OSError, match="not whole"):
@@ -781,4 +782,4 @@ def test_what_the_records_say_is_little(workspace):
     for i in range(1000):
         open(os.path.join(workspace, f"file{i}"), "w").close()
     with opened(workspace) as made:
-        assert made._shelves[kept(made)].size < 1000 * (treepack.RECORD.size + 30)
+        assert made._shelves[kept(made)].size < 1000 * (tree_pack.RECORD.size + 30)

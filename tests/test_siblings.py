@@ -9,7 +9,7 @@ import uuid
 import pytest
 
 from belljar import Environment
-from belljar.backends.native import posture
+from belljar.backends.linux import posture
 from outside import guest_of
 
 pytestmark = pytest.mark.contract("native")

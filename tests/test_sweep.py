@@ -13,8 +13,9 @@ import pytest
 
 import census
 import docker_census
-from belljar.backends.docker import endpoint, owner, removal
-from belljar.backends.docker.engine import Engine, EngineError
+from belljar.backends.docker import owner, removal
+from belljar.backends.docker.client import endpoint
+from belljar.backends.docker.client.engine import Engine, EngineError
 from belljar.backends.docker.sweep import sweep
 from belljar.observe import orphans
 from fake_engine import FakeEngine, answer

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import specimens
-from belljar.guest import values
+from belljar.protocol import values
 
 
 def travelled(value):
@@ -303,7 +303,7 @@ def without(libraries, value):
     program = """
 import sys
 sys.modules.update(dict.fromkeys(sys.argv[1].split()))
-from belljar.guest import values
+from belljar.protocol import values
 try:
     made = values.decode(sys.stdin.buffer.read())
     again = values.encode(made).join()

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from belljar.guest import parcel, values
+from belljar.protocol import parcel, values
 
 zones = st.none() | st.timezones() | st.sampled_from([dt.UTC, dt.timezone(-dt.timedelta(0, 1))])
 leaves = (
@@ -280,7 +280,7 @@ class Nothing:
         if name.partition(".")[0] in ("numpy", "pandas", "pyarrow", "polars"):
             raise ImportError(name)
 sys.meta_path.insert(0, Nothing())
-from belljar.guest import values
+from belljar.protocol import values
 print(values.decode(bytes.fromhex(sys.argv[1])))
 try:
     values.decode(bytes.fromhex(sys.argv[2]))

@@ -7,9 +7,9 @@ import pytest
 
 from belljar import AsyncSandbox, Limits, SandboxError, runtime
 from belljar.backends.base import GuestSpec
-from belljar.environment import builtin
-from belljar.place import Place
-from belljar.warm import Warm
+from belljar.environment.environment import builtin
+from belljar.pool.idle_guest import Warm
+from belljar.sandbox.guest_session import Place
 
 pytestmark = pytest.mark.contract("native", "docker")
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.contract("native", "docker")
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
     """On a busy machine an answer may take longer than a pool waits for it."""
-    monkeypatch.setattr("belljar.warm.READY_TIMEOUT", 30.0)
+    monkeypatch.setattr("belljar.pool.idle_guest.READY_TIMEOUT", 30.0)
 
 
 def spec():

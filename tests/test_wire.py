@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from belljar import cell, channel, verdict
 from belljar.backends.base import Reading
-from belljar.cell import Run
-from belljar.channel import Channel
 from belljar.errors import GuestLost, ProtocolError, SandboxError
-from belljar.guest import blobs, init, seal, values, wire
+from belljar.guest import init
 from belljar.limits import Limits
+from belljar.protocol import blobs, seal, values, wire
+from belljar.sandbox import channel, outcome
+from belljar.sandbox.channel import Channel
+from belljar.sandbox.run import MAX_CHANGES, Run
 
 PATIENCE = 90.0  # seconds after which a test says "it hangs"
 
@@ -310,7 +311,7 @@ CHANGES = {"created": [], "changed": [], "removed": []}
 @pytest.mark.parametrize(
     "frame",
     [
-        wire.pack(wire.CHANGES, 1, None, b" " * cell.MAX_CHANGES + json.dumps(CHANGES).encode()),
+        wire.pack(wire.CHANGES, 1, None, b" " * MAX_CHANGES + json.dumps(CHANGES).encode()),
         wire.pack(wire.CHANGES, 1, None, json.dumps(CHANGES | {"created": "abc"}).encode()),
         wire.pack(wire.CHANGES, 1, None, json.dumps(CHANGES | {"changed": {"a": 1}}).encode()),
         wire.pack(wire.CHANGES, 1, None, json.dumps(CHANGES | {"removed": [["a"]]}).encode()),
@@ -326,7 +327,7 @@ def test_what_init_would_not_say_of_a_cell_costs_the_guest_its_life(frame):
 
 
 def test_changes_as_long_as_init_tells_them_are_taken():
-    assert init.MAX_CHANGES == cell.MAX_CHANGES
+    assert init.MAX_CHANGES == MAX_CHANGES
     told = json.dumps(CHANGES | {"created": ["x" * 100] * 9_000}).encode()
     run, _, _ = drive([wire.pack(wire.CHANGES, 1, None, told), wire.pack(wire.DONE, 1)])
     assert len(run.files.created) == 9_000
@@ -355,7 +356,7 @@ def test_a_worker_that_is_no_number_is_not_repeated(worker):
 
 def judged(run, limits):
     options = {"kills_before": 0, "ended": None, "fresh": False, "count": 1, "with_value": True}
-    execution, _ = anyio.run(lambda: verdict.of(run, limits=limits, **options))
+    execution, _ = anyio.run(lambda: outcome.of(run, limits=limits, **options))
     return execution
 
 

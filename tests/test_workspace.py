@@ -17,11 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from belljar import InvalidOption, Limits, ProtocolError, Sandbox, beneath, sessions, trees
-from belljar.backends.native import cgroup
-from belljar.beneath import PARTIAL, Beneath, Found, Incoming, stays_inside
+from belljar import InvalidOption, Limits, ProtocolError, Sandbox
+from belljar.backends.linux import cgroup, safe_dir
+from belljar.backends.linux.safe_dir import PARTIAL, Beneath, Found, Incoming, stays_inside
+from belljar.files import sessions, tree_protocol
+from belljar.files.sync import PAGE, Known, Ledger, Save, decide
 from belljar.guest import removal
-from belljar.mirror import PAGE, Known, Ledger, Save, decide
 
 MB = 1 << 20
 
@@ -354,7 +355,7 @@ def test_what_is_larger_on_paper_than_the_limit_does_not_fill_the_host(make_sand
 
 
 def test_files_are_carried_up_to_a_number(make_sandbox, place, monkeypatch):
-    monkeypatch.setattr("belljar.workspace.MAX_FILES", 2_000)
+    monkeypatch.setattr("belljar.files.workspace.MAX_FILES", 2_000)
     sandbox = make_sandbox(workspace=place)
     (place / "mine").write_text("x")
     made = sandbox.run_code(
@@ -405,8 +406,8 @@ FILLING = {
 @pytest.mark.parametrize("cells", FILLING.values(), ids=FILLING.keys())
 def test_a_guest_never_fills_the_host_round_after_round(make_sandbox, place, monkeypatch, cells):
     """What is kept there though the guest has made the room of it free again counts as well."""
-    monkeypatch.setattr("belljar.workspace.MAX_FILES", 300)
-    monkeypatch.setattr("belljar.workspace.MAX_HOST_FILES", 350)
+    monkeypatch.setattr("belljar.files.workspace.MAX_FILES", 300)
+    monkeypatch.setattr("belljar.files.workspace.MAX_HOST_FILES", 350)
     sandbox = make_sandbox(workspace=place, limits=Limits(workspace="1m"))
     for number in range(4):
         for cell in cells:
@@ -458,7 +459,7 @@ def test_three_thousand_levels_are_carried_up_to_a_depth(make_sandbox, place):
     assert any("too deep" in note for note in made.notes)
     assert (place / "f").exists()
     deepest = max(len(path.parts) for path in place.rglob("*")) - len(place.parts)
-    assert deepest == beneath.MAX_DEPTH
+    assert deepest == safe_dir.MAX_DEPTH
     assert sandbox.run_code("1 + 1").value == 2
     sandbox.run_code("import shutil; os.rename('d', '/workspace/e')")
     assert not (place / "d").exists()
@@ -483,7 +484,7 @@ def test_a_file_that_never_stands_still_does_not_keep_the_sandbox(make_sandbox, 
 
 def test_a_guest_that_answers_too_slowly_is_given_up(make_sandbox, place, monkeypatch):
     sandbox = make_sandbox(workspace=place)
-    monkeypatch.setattr("belljar.workspace.SAVE_TIMEOUT", 0.0)
+    monkeypatch.setattr("belljar.files.workspace.SAVE_TIMEOUT", 0.0)
     execution = sandbox.run_code("open('f', 'w').close()")
     assert any("took too long" in note for note in execution.notes)
 
@@ -644,7 +645,7 @@ def test_two_sandboxes_cannot_use_one_session(make_sandbox, state):
     first = make_sandbox(session="one")
     with pytest.raises(InvalidOption, match="in use by a sandbox of this process"):
         make_sandbox(session="one")
-    holder = "from belljar.sessions import Session; Session('one')"
+    holder = "from belljar.files.sessions import Session; Session('one')"
     done = subprocess.run([sys.executable, "-c", holder], capture_output=True, text=True)
     assert f"process {os.getpid()}" in done.stderr
     with pytest.raises(InvalidOption, match="in use"):
@@ -729,7 +730,7 @@ def test_sessions_on_the_command_line(make_sandbox, state):
 
 
 def census(**entries):
-    return trees.Census(entries=entries)
+    return tree_protocol.Census(entries=entries)
 
 
 FILE = Found("file", 5, False, 1, 1, 1)
@@ -769,13 +770,13 @@ def test_the_plan_takes_what_changed_and_leaves_what_did_not():
 
 def test_what_was_not_looked_at_is_not_removed():
     known = {path: both(FILE) for path in ("a/f", "b/f", "f")}
-    seen = trees.Census(entries={"a": Found("dir"), "b": Found("dir")}, unseen={"a"})
+    seen = tree_protocol.Census(entries={"a": Found("dir"), "b": Found("dir")}, unseen={"a"})
     assert planned(known, seen).remove == ["b/f", "f"]
 
 
 def test_what_was_not_looked_at_counts_against_the_limit():
     known = {"a": both(Found("dir")), "a/f": both(file(600_000))}
-    seen = trees.Census(entries={"a": Found("dir"), "g": file(600_000)}, unseen={"a"})
+    seen = tree_protocol.Census(entries={"a": Found("dir"), "g": file(600_000)}, unseen={"a"})
     assert fetched(planned(known, seen)) == []
     assert "'g'" in seen.left_out.sentences()[0]
     assert fetched(planned(known, census(a=Found("dir"), g=file(600_000)))) == ["g"]
@@ -784,10 +785,10 @@ def test_what_was_not_looked_at_counts_against_the_limit():
 def test_what_was_not_looked_at_counts_against_the_number_of_files():
     known = {f"a/{n}": both(file(0)) for n in range(8)}
     new = {f"new{n}": file(0) for n in range(5)}
-    seen = trees.Census(entries=new, unseen={"a"})
+    seen = tree_protocol.Census(entries=new, unseen={"a"})
     assert fetched(planned(known, seen, most=10)) == ["new0", "new1"]
     assert "more than 10 files" in seen.left_out.sentences()[0]
-    assert fetched(planned(known, trees.Census(entries=new), most=10)) == list(new)
+    assert fetched(planned(known, tree_protocol.Census(entries=new), most=10)) == list(new)
 
 
 def test_the_old_copy_of_what_is_too_large_now_counts():
@@ -811,17 +812,19 @@ def test_what_becomes_smaller_is_taken_first_and_always():
 
 def test_what_lies_in_something_that_is_no_directory_is_not_taken():
     said = {"a": FILE, "a/b": FILE, "c/d": FILE, "e": Found("dir"), "e/f": FILE}
-    assert fetched(planned({}, trees.Census(entries=said))) == ["a", "e/f"]
+    assert fetched(planned({}, tree_protocol.Census(entries=said))) == ["a", "e/f"]
 
 
 def test_a_long_link_counts_as_the_page_it_takes():
     links = {f"l{n}": Found("symlink", target="x" * 200) for n in range(5)}
-    plan = planned({}, trees.Census(entries=links), limit=3 * PAGE)
+    plan = planned({}, tree_protocol.Census(entries=links), limit=3 * PAGE)
     assert len(plan.make) == 3
 
 
 def part(path, data=b"", size=None, **more):
-    return trees.Part(path, data=data, found=file(len(data) if size is None else size), **more)
+    return tree_protocol.Part(
+        path, data=data, found=file(len(data) if size is None else size), **more
+    )
 
 
 @pytest.fixture
@@ -838,7 +841,7 @@ def test_a_file_that_is_larger_than_it_was_said_to_be_is_not_kept(saving, place)
     save, known = saving
     save.take([part("a", bytes(PAGE), last=True), part("b", b"x", size=3 * PAGE)])
     assert len(partials(place)) == 0
-    save.take([trees.Part("b", 1, bytes(3 * PAGE), file(3 * PAGE), True)])
+    save.take([tree_protocol.Part("b", 1, bytes(3 * PAGE), file(3 * PAGE), True)])
     save.take([part("c", bytes(PAGE), last=True), part("d", b"x", last=True)])
     assert sorted(known) == sorted(os.listdir(place)) == ["a", "c"]
 
@@ -846,7 +849,9 @@ def test_a_file_that_is_larger_than_it_was_said_to_be_is_not_kept(saving, place)
 def test_the_room_of_a_file_is_free_only_when_another_has_its_place(saving, place):
     save, known = saving
     save.take([part("a", bytes(2 * PAGE), last=True)])
-    save.take([part("a", b"", size=1), trees.Part("a", error=5), part("b", b"x", last=True)])
+    save.take(
+        [part("a", b"", size=1), tree_protocol.Part("a", error=5), part("b", b"x", last=True)]
+    )
     assert sorted(known) == os.listdir(place) == ["a"]
     save.take([part("a", b"1", last=True), part("b", b"2", last=True)])
     assert below(place) == {"a": "1", "b": "2"}
@@ -854,7 +859,9 @@ def test_the_room_of_a_file_is_free_only_when_another_has_its_place(saving, plac
 
 def test_what_follows_a_file_that_could_not_be_read_is_not_taken_for_it(saving, place):
     save, known = saving
-    save.take([part("a", b"x", size=9), trees.Part("a", error=5), part("b", b"y", last=True)])
+    save.take(
+        [part("a", b"x", size=9), tree_protocol.Part("a", error=5), part("b", b"y", last=True)]
+    )
     assert below(place) == {"b": "y"}
     assert list(known) == ["b"]
 
@@ -918,7 +925,7 @@ def test_a_listing_no_honest_guest_sends_is_refused(run_async, row):
 
     async def ask():
         with pytest.raises(ProtocolError):
-            await trees.scan(Liar(), "/workspace", most=10)
+            await tree_protocol.scan(Liar(), "/workspace", most=10)
 
     run_async(ask)
 
@@ -949,9 +956,9 @@ def test_whatever_a_guest_answers_is_taken_or_refused(answer, data):
 
     async def ask():
         for act in (
-            lambda: trees.scan(Liar(), "/", most=10),
-            lambda: trees.fetch(Liar(), "/", [("f", 10)], trees.Budget(100), sink),
-            lambda: trees.push(Liar(), "/", [trees.Order("dir", "d")]),
+            lambda: tree_protocol.scan(Liar(), "/", most=10),
+            lambda: tree_protocol.fetch(Liar(), "/", [("f", 10)], tree_protocol.Budget(100), sink),
+            lambda: tree_protocol.push(Liar(), "/", [tree_protocol.Order("dir", "d")]),
         ):
             try:
                 await act()

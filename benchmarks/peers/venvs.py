@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar import Sandbox, SandboxError
-from belljar.environment import Built, Environment, builtin, resolve
+from belljar.environment.environment import Built, Environment, builtin, resolve
 
 ROOT = Path(__file__).resolve().parents[2]
 REQUIREMENTS = ("ipykernel", "jupyter_client", "llm-sandbox[docker]", "smolagents[docker]")

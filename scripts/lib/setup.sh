@@ -46,7 +46,7 @@ make_venv() {
 uv_install() { # PYTHON REQUIREMENT...
     PYTHONPATH=$ROOT/src "$VENV/bin/python" - "$@" <<'PYTHON'
 import os, sys
-from belljar.uv_tool import find_uv, read_pip_files, uv_settings
+from belljar.environment.uv import find_uv, read_pip_files, uv_settings
 env, extra = uv_settings(os.environ, read_pip_files(os.environ), allow_builds=True)
 command = ["uv", "pip", "install", "--quiet", *extra, "--python", *sys.argv[1:]]
 os.execve(find_uv(), command, env)

@@ -9,16 +9,16 @@ Names are imported when they are first used, so that `import belljar` costs next
 """
 
 import importlib
+import importlib.machinery
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING
-
-from belljar._version import __version__
 
 if TYPE_CHECKING:
     from belljar.backends.docker.settings import Docker
-    from belljar.blocking import Sandbox
-    from belljar.chart import Chart, ChartType
-    from belljar.checkpoint import Checkpoint
-    from belljar.environment import Environment
+    from belljar.backends.isolation import Isolation, Layer
+    from belljar.backends.mounts import Mount
+    from belljar.environment.environment import Environment
     from belljar.errors import (
         BackendUnavailable,
         CannotTravel,
@@ -49,7 +49,20 @@ if TYPE_CHECKING:
         SandboxMissing,
         StartError,
     )
-    from belljar.execution import (
+    from belljar.files.api import FileInfo
+    from belljar.files.transfer import Transfer
+    from belljar.functions.registry import HostFunction
+    from belljar.limits import Limits
+    from belljar.policy import Policy
+    from belljar.pool.blocking import Pool
+    from belljar.pool.manager import AsyncSandboxManager
+    from belljar.pool.manager_blocking import SandboxManager
+    from belljar.pool.manager_decide import ManagerStats
+    from belljar.pool.pool import AsyncPool
+    from belljar.pool.snippet import Snippet
+    from belljar.pool.stats import PoolStats
+    from belljar.results.chart import Chart, ChartType
+    from belljar.results.execution import (
         Call,
         CommandResult,
         ErrorInfo,
@@ -60,31 +73,21 @@ if TYPE_CHECKING:
         Result,
         Usage,
     )
-    from belljar.files import FileInfo
-    from belljar.functions import HostFunction
-    from belljar.isolation import Isolation, Layer
-    from belljar.limits import Limits
-    from belljar.managing.blocking import SandboxManager
-    from belljar.managing.decide import ManagerStats
-    from belljar.managing.manager import AsyncSandboxManager
-    from belljar.mount import Mount
-    from belljar.oneshot import run
-    from belljar.policy import Policy
-    from belljar.pooling.blocking import Pool
-    from belljar.pooling.pool import AsyncPool
-    from belljar.pooling.snippet import Snippet
-    from belljar.pooling.stats import PoolStats
-    from belljar.record.replaying import Replay, replay
-    from belljar.sandbox import AsyncSandbox
-    from belljar.shell import AsyncShell, Shell
-    from belljar.transfers import Transfer
+    from belljar.sandbox.blocking import Sandbox
+    from belljar.sandbox.checkpoints import Checkpoint
+    from belljar.sandbox.oneshot import run
+    from belljar.sandbox.replay import Replay, replay
+    from belljar.sandbox.sandbox import AsyncSandbox
+    from belljar.sandbox.shell import AsyncShell, Shell
+
+__version__ = "0.1.0"
 
 _HOME = {
     "belljar.backends.docker.settings": ("Docker",),
-    "belljar.blocking": ("Sandbox",),
-    "belljar.managing.blocking": ("SandboxManager",),
-    "belljar.chart": ("Chart", "ChartType"),
-    "belljar.checkpoint": ("Checkpoint",),
+    "belljar.sandbox.blocking": ("Sandbox",),
+    "belljar.pool.manager_blocking": ("SandboxManager",),
+    "belljar.results.chart": ("Chart", "ChartType"),
+    "belljar.sandbox.checkpoints": ("Checkpoint",),
     "belljar.environment": ("Environment",),
     "belljar.errors": (
         "BackendUnavailable",
@@ -116,7 +119,7 @@ _HOME = {
         "SandboxMissing",
         "StartError",
     ),
-    "belljar.execution": (
+    "belljar.results.execution": (
         "Call",
         "CommandResult",
         "ErrorInfo",
@@ -127,33 +130,60 @@ _HOME = {
         "Result",
         "Usage",
     ),
-    "belljar.files": ("FileInfo",),
-    "belljar.functions": ("HostFunction",),
-    "belljar.isolation": (
+    "belljar.files.api": ("FileInfo",),
+    "belljar.functions.registry": ("HostFunction",),
+    "belljar.backends.isolation": (
         "Isolation",
         "Layer",
     ),
     "belljar.limits": ("Limits",),
-    "belljar.managing.manager": ("AsyncSandboxManager",),
-    "belljar.managing.decide": ("ManagerStats",),
-    "belljar.mount": ("Mount",),
-    "belljar.oneshot": ("run",),
+    "belljar.pool.manager": ("AsyncSandboxManager",),
+    "belljar.pool.manager_decide": ("ManagerStats",),
+    "belljar.backends.mounts": ("Mount",),
+    "belljar.sandbox.oneshot": ("run",),
     "belljar.policy": ("Policy",),
-    "belljar.pooling.blocking": ("Pool",),
-    "belljar.pooling.pool": ("AsyncPool",),
-    "belljar.pooling.snippet": ("Snippet",),
-    "belljar.pooling.stats": ("PoolStats",),
-    "belljar.record.replaying": ("Replay", "replay"),
-    "belljar.sandbox": ("AsyncSandbox",),
-    "belljar.shell": ("AsyncShell", "Shell"),
-    "belljar.transfers": ("Transfer",),
+    "belljar.pool.blocking": ("Pool",),
+    "belljar.pool.pool": ("AsyncPool",),
+    "belljar.pool.snippet": ("Snippet",),
+    "belljar.pool.stats": ("PoolStats",),
+    "belljar.sandbox.replay": ("Replay", "replay"),
+    "belljar.sandbox.sandbox": ("AsyncSandbox",),
+    "belljar.sandbox.shell": ("AsyncShell", "Shell"),
+    "belljar.files.transfer": ("Transfer",),
 }
 _MODULES = ("config", "events", "functions", "observe", "policy")
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+# Import paths that documents named before the modules moved.
+_MOVED = {
+    "belljar.chart": "belljar.results.chart",
+    "belljar.execution": "belljar.results.execution",
+    "belljar.export": "belljar.record.export",
+    "belljar.sessions": "belljar.files.sessions",
+}
+
+
+class _MovedModules:
+    """Imports a module by an old path: it is the same module as by the new one."""
+
+    @classmethod
+    def find_spec(
+        cls, name: str, path: object = None, target: object = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        return importlib.machinery.ModuleSpec(name, cls()) if name in _MOVED else None  # type: ignore[arg-type]
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
+        """Let Python make an empty module, which `exec_module` replaces."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        name = module.__name__
+        sys.modules[name] = importlib.import_module(_MOVED[name])
+
+
+sys.meta_path.append(_MovedModules)
 
 
 def __getattr__(name: str) -> object:
-    if name in _MODULES:  # used by their names: belljar.functions.stubs(...)
+    if name in _MODULES or f"belljar.{name}" in _MOVED:  # used as belljar.functions.stubs(...)
         return importlib.import_module(f"belljar.{name}")
     if name not in _MODULE_OF:
         errors = importlib.import_module("belljar.errors")

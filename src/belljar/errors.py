@@ -43,7 +43,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 if TYPE_CHECKING:
-    from belljar.execution import CommandResult, Execution
+    from belljar.results.execution import CommandResult, Execution
 
 
 T = TypeVar("T")

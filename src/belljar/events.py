@@ -19,8 +19,8 @@ from belljar.backends.base import Whereabouts as Whereabouts
 from belljar.limits import Limits
 
 if TYPE_CHECKING:
-    from belljar.execution import CommandResult, Execution
-    from belljar.life import Life
+    from belljar.results.execution import CommandResult, Execution
+    from belljar.sandbox.lifecycle import Life
 
 log = logging.getLogger("belljar")
 

@@ -47,7 +47,7 @@ def docker_backend() -> Callable[[Host], Backend]:
     """The docker backend's class. Imported only by who wants it, with the extra that it needs;
     raises BackendUnavailable if that is not installed."""
     from belljar.backends.docker.backend import DockerBackend
-    from belljar.backends.docker.http import require_h11
+    from belljar.backends.docker.client.http import require_h11
 
     require_h11()
     return DockerBackend

@@ -22,7 +22,7 @@ from belljar.compat.pandasai import BelljarSandbox
 from belljar.compat.pandasai.queries import guarded
 from belljar.compat.query_process import QueryProcess
 from belljar.errors import CannotTravel, StartError
-from belljar.guest import values
+from belljar.protocol import values
 from pandasai import Agent
 
 MANY = pd.DataFrame({"a": range(50_000)})

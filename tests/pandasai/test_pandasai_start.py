@@ -57,13 +57,13 @@ def test_one_that_is_never_started_is_ended_by_stop_or_with_its_last_reference(b
 
 def test_a_failure_in_the_background_that_has_passed_is_forgotten(backend, monkeypatch):
     with monkeypatch.context() as broken:
-        broken.setattr("belljar.sandbox.AsyncSandbox.start", fail)
+        broken.setattr("belljar.sandbox.sandbox.AsyncSandbox.start", fail)
         sandbox = BelljarSandbox()
         census.wait_until(lambda: sandbox._early.failed, LONG, "the failure")
     with sandbox:
         assert sandbox.execute(ONE, {})["value"] == 1
     with monkeypatch.context() as broken:
-        broken.setattr("belljar.sandbox.AsyncSandbox.start", fail)
+        broken.setattr("belljar.sandbox.sandbox.AsyncSandbox.start", fail)
         sandbox = BelljarSandbox()
         with pytest.raises(StartError, match="just now"):
             sandbox.start()

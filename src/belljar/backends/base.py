@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from belljar.backends.docker.settings import Docker
-from belljar.environment import Environment
-from belljar.isolation import Isolation
+from belljar.backends.isolation import Isolation
+from belljar.backends.mounts import Mount
+from belljar.backends.workdir import WORKSPACE
+from belljar.environment.environment import Environment
 from belljar.limits import Limits
-from belljar.mount import Mount
-from belljar.workdir import WORKSPACE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from belljar.backends.base import GuestSpec
+from belljar.backends.isolation import Layer
 from belljar.errors import LimitNotEnforceable
-from belljar.guest import wire
-from belljar.guest.keeper import MAX_FILES
-from belljar.isolation import Layer
+from belljar.guest.worker_process import MAX_FILES
 from belljar.limits import Limits
+from belljar.protocol import wire
 
 ONE_RESULT = 8  # times the output limit that one result may take: pictures are large
 

@@ -126,8 +126,8 @@ def _list(rows: frozenset[int]) -> None:
 
 def _setting(backend: str | None, runtime: str | None) -> Setting:
     """As measured on a guest: which backend it has, and whether its memory is counted."""
-    from belljar.blocking import Sandbox
     from belljar.conformance.setting import Setting
+    from belljar.sandbox.blocking import Sandbox
 
     asked = backend or ("docker" if runtime else "auto")
     with Sandbox(backend=asked, runtime=runtime, environment="python", strict=False) as sandbox:

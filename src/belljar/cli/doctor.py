@@ -17,10 +17,10 @@ from belljar.cli import sandbox_options
 from belljar.errors import SandboxError
 
 if TYPE_CHECKING:
+    from belljar.backends.isolation import Isolation
     from belljar.cli.engine_facts import EngineFound, RuntimeMeasured
     from belljar.cli.host_facts import Fact
-    from belljar.environment import Environment
-    from belljar.isolation import Isolation
+    from belljar.environment.environment import Environment
 
 SUMMARY = "what this host allows, measured on a live sandbox"
 ENFORCED, BEST_EFFORT, CANNOT_RUN = 0, 1, 2
@@ -70,7 +70,7 @@ class Docker:
 
 def run(args: argparse.Namespace) -> int:
     from belljar.cli import host_facts
-    from belljar.environment import resolve
+    from belljar.environment.environment import resolve
 
     environment = resolve(args.environment)
     facts = host_facts.gather(environment)
@@ -109,8 +109,8 @@ def _look_at_engine(environment: Environment, *, show: bool) -> Docker:
 
 
 def measure(environment: Environment) -> Measured:
-    from belljar import environment as environments
-    from belljar.blocking import Sandbox
+    from belljar.environment import environment as environments
+    from belljar.sandbox.blocking import Sandbox
 
     environments.build(environment)  # before the clock starts
     began = time.perf_counter()

@@ -15,10 +15,10 @@ from belljar.cli.host_facts import Fact
 from belljar.errors import SandboxError
 
 if TYPE_CHECKING:
-    from belljar.backends.docker.engine import Engine
+    from belljar.backends.docker.client.engine import Engine
     from belljar.backends.docker.settings import Docker
-    from belljar.environment import Environment
-    from belljar.isolation import Isolation
+    from belljar.backends.isolation import Isolation
+    from belljar.environment.environment import Environment
 
 ROUND_TRIPS = 50
 INFO_TIMEOUT = 10.0
@@ -61,8 +61,8 @@ class EngineFound:
 
 def find() -> EngineFound:
     """Ask the engine that the docker backend would use. Raises SandboxError if there is none."""
-    from belljar.backends.docker import endpoint
-    from belljar.backends.docker.engine import Engine, proper
+    from belljar.backends.docker.client import endpoint
+    from belljar.backends.docker.client.engine import Engine, proper
 
     engine = Engine(endpoint.find())
     with proper(engine, "about itself"):
@@ -190,7 +190,7 @@ def measure(environment: Environment, found: EngineFound) -> Iterator[RuntimeMea
 
 def _measure(environment: Environment, runtime: str, *, default: bool) -> RuntimeMeasured:
     from belljar.backends.docker.settings import Docker
-    from belljar.blocking import Sandbox
+    from belljar.sandbox.blocking import Sandbox
 
     # A doctor looks; to fetch an image is for who wants to use it.
     docker = Docker(runtime=runtime, pull="never")
@@ -216,12 +216,13 @@ def _measure(environment: Environment, runtime: str, *, default: bool) -> Runtim
 def _make_image(environment: Environment, docker: Docker) -> None:
     import anyio
 
-    from belljar.backends.docker import endpoint, image
-    from belljar.backends.docker.engine import Engine, proper
+    from belljar.backends.docker.client import endpoint
+    from belljar.backends.docker.client.engine import Engine, proper
+    from belljar.backends.docker.images import resolve
     from belljar.backends.docker.spec import Facts
 
     engine = Engine(endpoint.find())
     with proper(engine, "about itself"):
         facts = Facts.of(*_ask(engine))
     with proper(engine, "about an image"):
-        anyio.run(functools.partial(image.ensure, engine, environment, docker, facts))
+        anyio.run(functools.partial(resolve.ensure, engine, environment, docker, facts))

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import NoReturn
 
-from belljar._version import __version__
+from belljar import __version__
 from belljar.cli import (
     check,
     config,
@@ -109,7 +109,7 @@ def _show_warning(
 
 
 def _explain(error: SandboxError) -> int:
-    from belljar.execution import printable
+    from belljar.results.execution import printable
 
     text = str(error)
     if isinstance(error, LimitNotEnforceable):  # its own hint is for those who write Python

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from belljar.errors import InvalidOption, unknown_option
 
 if TYPE_CHECKING:
-    from belljar.environment import Environment
+    from belljar.environment.environment import Environment
 
 SUMMARY = "list, build and remove environments (sets of packages)"
 _SHOWN = 5  # packages of one environment in the table; --json has all
@@ -69,12 +69,12 @@ def add_commands(parser: argparse.ArgumentParser) -> dict[str, argparse.Argument
 
 
 def show(args: argparse.Namespace) -> int:
-    from belljar import environment_names
     from belljar.cli import terminal
-    from belljar.environment import list_built
+    from belljar.environment import saved_names
+    from belljar.environment.environment import list_built
 
     built = list_built()
-    named = environment_names.names()
+    named = saved_names.names()
     missing = [name for name in named if name not in {each.name for each in built}]
     if args.json:
         described: list[dict[str, object]] = [
@@ -113,13 +113,13 @@ def show(args: argparse.Namespace) -> int:
 
 
 def build(args: argparse.Namespace) -> int:
-    from belljar import environment, environment_names
     from belljar.cli import terminal
+    from belljar.environment import environment, saved_names
 
     new = described(args)
     built = environment.build(new or args.name)
     if new is not None:
-        environment_names.save(new)  # only now: what cannot be built is not worth a name
+        saved_names.save(new)  # only now: what cannot be built is not worth a name
     python = ".".join(map(str, built.interpreter.version))
     if args.json:
         facts = {"name": args.name, "key": built.key, "path": str(built.path), "python": python}
@@ -131,7 +131,7 @@ def build(args: argparse.Namespace) -> int:
 
 def described(args: argparse.Namespace) -> Environment | None:
     """The new environment that the options describe; None if there are none."""
-    from belljar.environment import BUILTIN, Environment
+    from belljar.environment.environment import BUILTIN, Environment
 
     if not (args.extends or args.packages or args.python or args.preload):
         return None
@@ -157,14 +157,14 @@ def _few(packages: Sequence[str]) -> str:
 
 
 def remove(args: argparse.Namespace) -> int:
-    from belljar import environment, environment_names
     from belljar.cli import terminal
+    from belljar.environment import environment, saved_names
 
     for name in args.names:
         removed = environment.remove(name)
-        forgotten = environment_names.forget(name)
+        forgotten = saved_names.forget(name)
         if not removed and not forgotten:
             known = {each.name for each in environment.list_built()}
-            raise unknown_option("environment", name, sorted(known | {*environment_names.names()}))
+            raise unknown_option("environment", name, sorted(known | {*saved_names.names()}))
         terminal.say(f"removed {name}")
     return 0

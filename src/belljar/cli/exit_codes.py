@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from belljar.execution import Execution
+    from belljar.results.execution import Execution
 
 OK = 0
 ERROR = 1

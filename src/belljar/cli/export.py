@@ -48,10 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from belljar import sanitize
     from belljar.cli import terminal
-    from belljar.export import render
     from belljar.record import read
+    from belljar.record.export import render
+    from belljar.results import sanitize
 
     to = _format(args.to, args.out)
     if args.outputs and to != "py":
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _format(given: str | None, out: str | None) -> str:
     from belljar.errors import unknown_option
-    from belljar.export import FORMATS
+    from belljar.record.export import FORMATS
 
     if given is None:
         suffix = Path(out or "").suffix.removeprefix(".")

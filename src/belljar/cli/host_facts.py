@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from belljar.environment import Environment
+    from belljar.environment.environment import Environment
 
 # Run in a process of its own, because a namespace once entered cannot be left.
 _TRY_USER_NAMESPACE = """
@@ -66,7 +66,7 @@ def _kernel() -> Fact:
 
 
 def _user() -> Fact:
-    from belljar.backends.native import identity
+    from belljar.backends.linux import identity
 
     detail = "an ordinary user, whose uid all guests have"
     if os.geteuid() == 0:
@@ -123,7 +123,7 @@ def _seccomp() -> Fact:
 
 
 def _landlock() -> Fact:
-    from belljar.backends.native import syscalls
+    from belljar.backends.linux import syscalls
 
     version = syscalls.landlock_abi()
     if version:
@@ -137,8 +137,8 @@ def _landlock() -> Fact:
 
 
 def _cgroups() -> list[Fact]:
-    from belljar.backends.native import cgroup
-    from belljar.backends.native.cgroup import scope
+    from belljar.backends.linux import cgroup
+    from belljar.backends.linux.cgroup import scope
 
     found = cgroup.detect()
     try:
@@ -162,8 +162,8 @@ def _cgroups() -> list[Fact]:
 
 
 def _interpreter(environment: Environment) -> Fact:
-    from belljar.backends.native import identity
-    from belljar.environment import interpreter
+    from belljar.backends.linux import identity
+    from belljar.environment.environment import interpreter
     from belljar.errors import SandboxError
 
     try:

@@ -12,13 +12,13 @@ import shlex
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from belljar.execution import Execution
+    from belljar.results.execution import Execution
 
 
 def find_missing(execution: Execution, script: str | None) -> tuple[str, str] | None:
     """What to say of a file or module that the code did not find and that is here, and the option
     that the general note names. `script`: the file that was run, beside which it may lie."""
-    from belljar import advice
+    from belljar.sandbox import advice
 
     if execution.outcome != "error" or execution.error is None:
         return None

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from typing import TypeVar
 
-    from belljar.backends.docker.engine import Engine
-    from belljar.backends.docker.image import Image
-    from belljar.backends.docker.image_store import Listed
+    from belljar.backends.docker.client.engine import Engine
+    from belljar.backends.docker.images.image_store import Listed
+    from belljar.backends.docker.images.resolve import Image
     from belljar.backends.docker.settings import Docker
-    from belljar.environment import Environment
+    from belljar.environment.environment import Environment
 
     Answer = TypeVar("Answer")
 
@@ -115,8 +115,8 @@ def _ask(args: argparse.Namespace, question: Callable[[Engine], Awaitable[Answer
     """What `question` finds out from the engine that the options mean."""
     import anyio
 
-    from belljar.backends.docker import endpoint
-    from belljar.backends.docker.engine import Engine, proper
+    from belljar.backends.docker.client import endpoint
+    from belljar.backends.docker.client.engine import Engine, proper
 
     engine = Engine(endpoint.find(args.host))
     with proper(engine, "about its images"):
@@ -127,9 +127,9 @@ def _ask(args: argparse.Namespace, question: Callable[[Engine], Awaitable[Answer
 
 
 def build(args: argparse.Namespace) -> int:
-    from belljar import environment_names
     from belljar.cli import env, terminal
-    from belljar.environment import builtin, resolve
+    from belljar.environment import saved_names
+    from belljar.environment.environment import builtin, resolve
 
     docker, described = _docker(args), env.described(args)
     environment = described
@@ -139,7 +139,7 @@ def build(args: argparse.Namespace) -> int:
         environment = named
     made = _ask(args, lambda engine: _ensure(engine, environment, docker))
     if described is not None:
-        environment_names.save(described)  # only now: what cannot be built is not worth a name
+        saved_names.save(described)  # only now: what cannot be built is not worth a name
     if args.json:
         facts = {"name": args.name, "image": made.reference, "id": made.id, "python": made.python}
         print(json.dumps(facts, indent=2))
@@ -149,7 +149,7 @@ def build(args: argparse.Namespace) -> int:
 
 
 async def _ensure(engine: Engine, environment: Environment, docker: Docker) -> Image:
-    from belljar.backends.docker.image import ensure
+    from belljar.backends.docker.images.resolve import ensure
     from belljar.backends.docker.spec import Facts
 
     info = await engine.request("GET", "/info")
@@ -187,7 +187,7 @@ def _docker(args: argparse.Namespace) -> Docker:
 
 
 def show(args: argparse.Namespace) -> int:
-    from belljar.backends.docker.image_store import list_images
+    from belljar.backends.docker.images.image_store import list_images
     from belljar.cli import terminal
 
     images = _ask(args, list_images)
@@ -218,7 +218,7 @@ def _content(image: Listed) -> str:
 
 
 def remove(args: argparse.Namespace) -> int:
-    from belljar.backends.docker import image_store
+    from belljar.backends.docker.images import image_store
     from belljar.cli import terminal
 
     async def act(engine: Engine) -> None:
@@ -240,13 +240,13 @@ def remove(args: argparse.Namespace) -> int:
 
 
 def prune(args: argparse.Namespace) -> int:
-    from belljar import environment_names
-    from belljar.backends.docker import image_store
+    from belljar.backends.docker.images import image_store
     from belljar.backends.docker.settings import Docker, complete
     from belljar.cli import exit_codes, terminal
-    from belljar.environment import resolve
+    from belljar.environment import saved_names
+    from belljar.environment.environment import resolve
 
-    known = [resolve(name) for name in environment_names.names()]
+    known = [resolve(name) for name in saved_names.names()]
 
     async def act(engine: Engine) -> list[tuple[Listed, str | None]]:
         images = await image_store.list_images(engine)
@@ -286,11 +286,11 @@ def prune(args: argparse.Namespace) -> int:
 
 
 def dockerfile(args: argparse.Namespace) -> int:
-    from belljar.backends.docker import image_dockerfile, image_key
+    from belljar.backends.docker.images import key, print_dockerfile
     from belljar.backends.docker.settings import Docker, complete
-    from belljar.environment import resolve
+    from belljar.environment.environment import resolve
 
     environment = resolve(args.name)
     settings = complete(Docker(base=args.base))
-    print(image_dockerfile.written(image_key.want(environment, settings.base, None)), end="")
+    print(print_dockerfile.written(key.want(environment, settings.base, None)), end="")
     return 0

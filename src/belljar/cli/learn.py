@@ -78,9 +78,9 @@ def observe(
     args: argparse.Namespace, name: str, code: str, puts: Sequence[tuple[str, bytes]]
 ) -> Observed:
     """Run it, watched. What it prints goes to stderr: stdout is the policy."""
+    from belljar.files.script import Script
     from belljar.policy import Policy
     from belljar.policy.learning import TELL, WATCH, Observed, parse_told
-    from belljar.script import Script
 
     report = Policy.preset("permissive").check(code)
     if not report.allowed:
@@ -103,6 +103,6 @@ def observe(
 
 
 def _to_stderr(text: str) -> None:
-    from belljar.printable import printable
+    from belljar.text import printable
 
     sys.stderr.write(printable(text))

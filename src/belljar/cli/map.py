@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from belljar.pooling.blocking import Pool
+    from belljar.pool.blocking import Pool
 
     options = sandbox_options.options(args)
     common = _common(args)

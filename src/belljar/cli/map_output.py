@@ -16,7 +16,7 @@ from belljar.cli.map_input import Entry
 from belljar.errors import InvalidOption
 
 if TYPE_CHECKING:
-    from belljar.execution import Execution
+    from belljar.results.execution import Execution
 
 
 class Done:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from belljar.cli import results, terminal
 from belljar.cli.results import ResultFiles
 from belljar.errors import ExecutionError, FileError
-from belljar.result import TABLE
+from belljar.results.result import TABLE
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from belljar.execution import Execution, Result
+    from belljar.results.execution import Execution, Result
 
 # Notes for those who read the value, or run another cell after this one.
 _OF_VALUES = ("value ",)
@@ -107,7 +107,7 @@ class Presenter:
         """A table is drawn for a person; a program gets the text as it is."""
         if TABLE not in result.raw or not sys.stdout.isatty():
             return text
-        from belljar import rich_view
+        from belljar.results import rich_view
 
         table = rich_view.table(result)
         return text if table is None else _drawn(table)

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from belljar.cli import sandbox_table, terminal
-    from belljar.observe.sightings import Sightings
+    from belljar.observe.live_sandboxes import Sightings
 
     with Sightings() as sightings:
         if sightings.look():

@@ -14,14 +14,14 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from belljar import directories
 from belljar.cli import exit_codes, sandbox_options
 from belljar.cli.statements import Splitter
+from belljar.environment import directories
 from belljar.errors import InvalidOption, SandboxClosed, SandboxError, unknown_option
 
 if TYPE_CHECKING:
-    from belljar.blocking import Sandbox
     from belljar.cli.presenter import Presenter
+    from belljar.sandbox.blocking import Sandbox
 
 SUMMARY = "a Python prompt in a sandbox"
 HISTORY_LENGTH = 2000
@@ -195,7 +195,7 @@ class Session:
         self._guarded(lambda: self._run(statement))
 
     def _run(self, statement: str) -> None:
-        from belljar.script import Script
+        from belljar.files.script import Script
 
         with _interrupting(self._sandbox):
             execution = self._sandbox.run_code(

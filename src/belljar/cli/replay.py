@@ -12,7 +12,7 @@ from belljar.cli import exit_codes, sandbox_options
 from belljar.errors import InvalidOption
 
 if TYPE_CHECKING:
-    from belljar.environment import Environment
+    from belljar.environment.environment import Environment
     from belljar.record.reader import Record
 
 SUMMARY = "run a record again and show what differs"
@@ -73,9 +73,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from belljar.cli import terminal
     from belljar.cli.replay_view import View
-    from belljar.environment import resolve
+    from belljar.environment.environment import resolve
     from belljar.record import read
-    from belljar.record.replaying import replay
+    from belljar.sandbox.replay import replay
 
     record = read(args.file)
     limits = sandbox_options.limits(args)
@@ -160,11 +160,11 @@ def _functions(path: str | None) -> dict[str, Callable[..., object]]:
 
 def _known(record: Record) -> dict[str, Environment]:
     """The environments of this host that the record names."""
-    from belljar import environment_names
-    from belljar.environment import resolve
+    from belljar.environment import saved_names
+    from belljar.environment.environment import resolve
 
     wanted = {session.environment.name for session in record.sessions}
-    return {name: resolve(name) for name in environment_names.names() if name in wanted}
+    return {name: resolve(name) for name in saved_names.names() if name in wanted}
 
 
 def _introduce(record: Record) -> None:

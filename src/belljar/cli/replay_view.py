@@ -7,14 +7,14 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Self
 
 from belljar.cli import terminal
-from belljar.execution import printable
+from belljar.results.execution import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
 
     from belljar.record.comparison import Difference
-    from belljar.record.replaying import Replay, ReplayedCell
+    from belljar.sandbox.replay import Replay, ReplayedCell
 
 _SAME, _DIFFERS = "green", "red"
 _DIFF = {"-": "red", "+": "green", "@": "cyan"}

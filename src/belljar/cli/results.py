@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from belljar.beneath import write_file
+from belljar.backends.linux.safe_dir import write_file
 from belljar.errors import FileError
-from belljar.result import CHART, TABLE
+from belljar.results.result import CHART, TABLE
 
 if TYPE_CHECKING:
-    from belljar.execution import Result
+    from belljar.results.execution import Result
 
 EXTENSIONS = {
     "image/png": "png",

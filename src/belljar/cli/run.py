@@ -13,11 +13,11 @@ from belljar.cli import exit_codes, host_files, sandbox_options, script_header, 
 from belljar.errors import FileMissing, InvalidOption, SandboxError
 
 if TYPE_CHECKING:
-    from belljar.blocking import Sandbox
     from belljar.cli.presenter import Presenter
     from belljar.cli.transfer import Get
-    from belljar.execution import Execution
-    from belljar.script import Script
+    from belljar.files.script import Script
+    from belljar.results.execution import Execution
+    from belljar.sandbox.blocking import Sandbox
 
 SUMMARY = "run a file of Python in a sandbox"
 
@@ -143,7 +143,7 @@ def _code(args: argparse.Namespace) -> str:
 
 def read_code(name: str) -> str:
     """The text of a file, or of standard input."""
-    from belljar import script
+    from belljar.files import script
 
     if name == "-":
         return script.decode(sys.stdin.buffer.read(), name)
@@ -154,7 +154,7 @@ def read_code(name: str) -> str:
 def _script(args: argparse.Namespace, code: str) -> Iterator[Script]:
     """The code with its name, which says nothing of where it lies on this host, its arguments,
     and this command's standard input, unless the code itself came by it."""
-    from belljar.script import Script, check_arguments
+    from belljar.files.script import Script, check_arguments
 
     name = None if args.file in (None, "-") else Path(args.file).name
     first = name or args.file or "-c"

@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from belljar.backends.workdir import WORKSPACE
 from belljar.errors import InvalidOption
 from belljar.limits import RULES, Rule, format_size
-from belljar.workdir import WORKSPACE
 
 if TYPE_CHECKING:
-    from belljar.blocking import Sandbox
+    from belljar.backends.mounts import Mount
     from belljar.cli.script_header import Header
-    from belljar.mount import Mount
+    from belljar.sandbox.blocking import Sandbox
 
 
 _FLAGS = {"workspace": "workspace_size"}  # of limits; --workspace is the directory itself
@@ -191,7 +191,7 @@ def _default(rule: Rule) -> str:
 
 def make(args: argparse.Namespace) -> Sandbox:
     """The sandbox that was asked for, not started yet."""
-    from belljar.blocking import Sandbox
+    from belljar.sandbox.blocking import Sandbox
 
     return Sandbox(**options(args))
 
@@ -200,7 +200,7 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
     """Those of the sandbox that was asked for, by their names."""
     from belljar import config
     from belljar.backends.docker.settings import FLAT
-    from belljar.requirement import split_packages
+    from belljar.environment.requirement import split_packages
 
     given: dict[str, object] = {
         "backend": args.backend,
@@ -263,7 +263,7 @@ def directory(text: str | None) -> str | None:
 
 
 def mount(text: str) -> Mount:
-    from belljar.mount import Mount
+    from belljar.backends.mounts import Mount
 
     rest, colon, word = text.rpartition(":")
     writable = colon == ":" and word == "rw"

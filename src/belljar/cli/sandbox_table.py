@@ -6,7 +6,7 @@ import pwd
 from collections.abc import Callable, Iterable, Sequence
 
 from belljar.cli import terminal
-from belljar.observe.sightings import Sighting
+from belljar.observe.live_sandboxes import Sighting
 
 HEADER = ("ID", "STATE", "BACKEND", "ENV", "CPU %", "MEMORY", "LIMIT", "MEM %", "PROCS", "AGE")
 OWNER = ("USER", "PID", "OWNER")

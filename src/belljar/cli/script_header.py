@@ -18,11 +18,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from belljar.environment.requirement import check_package, python_fits
 from belljar.errors import InvalidOption
-from belljar.requirement import check_package, python_fits
 
 if TYPE_CHECKING:
-    from belljar.blocking import Sandbox
+    from belljar.sandbox.blocking import Sandbox
 
 _TIMEOUT = 30.0  # seconds, for what takes a millisecond
 
@@ -37,7 +37,7 @@ class Header:
         """The options of the sandbox, with the packages added to its environment."""
         from belljar.backends.docker.settings import Docker
         from belljar.cli import terminal
-        from belljar.environment import extended, interpreter, resolve
+        from belljar.environment.environment import extended, interpreter, resolve
 
         backend = options.get("backend", "auto")
         docker = isinstance(backend, Docker)

@@ -30,8 +30,8 @@ def add_commands(parser: argparse.ArgumentParser) -> dict[str, argparse.Argument
 
 
 def show(args: argparse.Namespace) -> int:
-    from belljar import sessions
     from belljar.cli import terminal
+    from belljar.files import sessions
 
     found = sessions.listing()
     if args.json:
@@ -66,15 +66,15 @@ def _date(seconds: float) -> str:
 
 
 def path(args: argparse.Namespace) -> int:
-    from belljar import sessions
+    from belljar.files import sessions
 
     print(sessions.find(args.name))
     return 0
 
 
 def remove(args: argparse.Namespace) -> int:
-    from belljar import sessions
     from belljar.cli import terminal
+    from belljar.files import sessions
 
     for name in args.names:
         sessions.remove(name)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from belljar.script import Input
+    from belljar.files.script import Input
 
 PATIENCE = 5.0  # seconds for a read that is under way to see that nobody wants it any more
 
@@ -23,7 +23,7 @@ PATIENCE = 5.0  # seconds for a read that is under way to see that nobody wants 
 @contextlib.contextmanager
 def opened() -> Iterator[Input | None]:
     """What the code may read; None if this process has no standard input."""
-    from belljar.script import Input
+    from belljar.files.script import Input
 
     try:
         fd = sys.stdin.fileno()

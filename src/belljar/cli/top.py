@@ -18,7 +18,7 @@ from belljar.errors import InvalidOption, SandboxError
 
 if TYPE_CHECKING:
     from belljar.cli.top_screen import Screen
-    from belljar.observe.sightings import Sightings
+    from belljar.observe.live_sandboxes import Sightings
 
 SUMMARY = "watch live sandboxes"
 KEYS = ("cpu", "memory", "age", "processes")
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from belljar.observe.sightings import Sightings
+    from belljar.observe.live_sandboxes import Sightings
 
     if not 0.1 <= args.interval <= 3600:
         raise InvalidOption("--interval is 0.1 to 3600 seconds")
@@ -107,7 +107,7 @@ def _watch(sightings: Sightings, args: argparse.Namespace) -> int:
 
 
 def _kill(screen: Screen) -> None:
-    from belljar.observe.sightings import kill
+    from belljar.observe.live_sandboxes import kill
 
     screen.wants_look = False
     note, screen.to_kill = screen.to_kill, None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from belljar.cli import sandbox_table, terminal
+from belljar.observe.live_sandboxes import Sighting
 from belljar.observe.presence_note import Note
-from belljar.observe.sightings import Sighting
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

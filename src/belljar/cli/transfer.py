@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from belljar.beneath import write_file
+from belljar.backends.linux.safe_dir import write_file
 from belljar.errors import FileError, InvalidOption
 
 if TYPE_CHECKING:
-    from belljar.blocking import Sandbox
+    from belljar.sandbox.blocking import Sandbox
 
 
 @dataclass(frozen=True, kw_only=True)

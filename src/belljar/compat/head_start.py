@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from belljar import runtime
-from belljar.blocking import Sandbox, Work, wait
 from belljar.compat import where
 from belljar.errors import EnvironmentBuildError, SandboxError
+from belljar.sandbox.blocking import Sandbox, Work, wait
 
 logger = logging.getLogger("belljar")
 

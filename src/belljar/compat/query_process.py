@@ -35,7 +35,7 @@ from belljar.compat import sql
 from belljar.compat.duck import Bounds
 from belljar.compat.query_server import MAX_REQUEST, MAX_TEXT, MAX_WORDS, SIGNALLED, SIZE
 from belljar.errors import CannotTravel, StartError
-from belljar.guest import values
+from belljar.protocol import values
 
 START_SECONDS = 60.0  # for the server's imports, on a machine that is busy
 _GRACE = 2.0  # after the alarm of the fork, until the host ends all of it

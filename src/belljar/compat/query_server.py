@@ -13,7 +13,7 @@ import struct
 from typing import Any
 
 from belljar.compat import duck, sql
-from belljar.guest import values
+from belljar.protocol import values
 
 SIZE = struct.Struct("=Q")  # of the parcel that follows
 SIGNALLED = 128  # how the server's exit status tells of the signal that ended a fork

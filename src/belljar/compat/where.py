@@ -18,16 +18,16 @@ import anyio.to_thread
 
 from belljar import runtime
 from belljar.backends.docker.settings import Docker
-from belljar.blocking import Sandbox, wait
-from belljar.environment import Environment, is_built
+from belljar.environment.environment import Environment, is_built
 from belljar.errors import BackendUnavailable, InvalidOption, SandboxError
-from belljar.options import Options
+from belljar.sandbox.blocking import Sandbox, wait
+from belljar.sandbox.options import Options
 
 PING_TIMEOUT = 5.0
 
 _AT_START = (
     "importlib.readers",
-    "belljar.backends.docker.contexts",
+    "belljar.backends.docker.client.contexts",
     "belljar.backends.native.backend",
     "belljar.observe.presence",
 )
@@ -121,11 +121,12 @@ def start_ahead(sandbox: Sandbox) -> None:
 async def _is_ready(options: Options) -> bool:
     if options.backend == "native":
         return await anyio.to_thread.run_sync(is_built, options.environment)
-    from belljar.backends.docker import endpoint, image
-    from belljar.backends.docker.engine import Engine
+    from belljar.backends.docker.client import endpoint
+    from belljar.backends.docker.client.engine import Engine
+    from belljar.backends.docker.images import resolve
 
     engine = Engine(endpoint.find(options.docker.host))
-    return await image.is_there(engine, options.environment, options.docker)
+    return await resolve.is_there(engine, options.environment, options.docker)
 
 
 def asks_for_docker(backend: str | Docker | None) -> bool:
@@ -144,7 +145,7 @@ async def engine_answers() -> bool:
 
 async def has_image(name: str) -> bool:
     """Whether the engine has it. Raises SandboxError if there is no engine."""
-    from belljar.backends.docker.engine import EngineError
+    from belljar.backends.docker.client.engine import EngineError
 
     try:
         await ask_engine(f"/images/{name}/json")
@@ -158,8 +159,8 @@ async def has_image(name: str) -> bool:
 async def ask_engine(path: str, *, timeout: float = 30.0) -> object:
     """What the engine says, as data. Raises BackendUnavailable where there is none."""
     runtime.docker_backend()  # raises if the extra is not installed
-    from belljar.backends.docker import endpoint
-    from belljar.backends.docker.engine import Engine, EngineError
+    from belljar.backends.docker.client import endpoint
+    from belljar.backends.docker.client.engine import Engine, EngineError
 
     try:
         found: object = await Engine(endpoint.find()).request("GET", path, timeout=timeout)

@@ -10,7 +10,7 @@ from belljar.config.schema import schema
 from belljar.errors import InvalidOption, unknown_option
 
 if TYPE_CHECKING:
-    from belljar.observe.enabling import Observing
+    from belljar.observe.setup import Observing
 
 DEFAULT = "default"
 # Those that a Sandbox looks up itself: as before there was a configuration, they choose nothing.
@@ -50,7 +50,7 @@ class Config:
         section `docker` counts when the backend is docker; and means docker when nobody says
         anything about the backend, as it does for a Sandbox.
         """
-        from belljar.managing.settings import merge
+        from belljar.pool.manager_settings import merge
 
         options = {name: self.values[name] for name in _OF_SANDBOX if self._is_given(name)}
         if limits := self.given("limits"):
@@ -72,7 +72,7 @@ class Config:
         is closed: `with config.observe(): ...`."""
         from belljar.observe.alerts import Rules
         from belljar.observe.audit import Audit
-        from belljar.observe.enabling import enable
+        from belljar.observe.setup import enable
 
         given, alerts = self.given("observe"), self.given("observe.alerts")
         audit = {name[6:]: given.pop(name) for name in list(given) if name.startswith("audit_")}

@@ -191,7 +191,7 @@ def _check_plain(path: Path, text: str) -> None:
 
     depth = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        line = event.start_mark.line + 1
+        line = event.start_mark.line + 1 if event.start_mark else 1
         if isinstance(event, yaml.AliasEvent):
             raise ConfigError(f"{path}:{line}: aliases (*{event.anchor}) are not taken")
         depth += isinstance(event, yaml.CollectionStartEvent)

@@ -90,7 +90,7 @@ def path(value: object, base: Path) -> object:
 
 def texts(option: str) -> Check:
     def check(value: object, base: Path) -> object:
-        from belljar import options
+        from belljar.sandbox import options
 
         if not isinstance(value, Mapping):
             raise InvalidOption(f"is a table of texts, not {value!r}")
@@ -117,7 +117,7 @@ def environment(value: object, base: Path) -> object:
     """A name, or a description: a table with name, extends, packages, python, preload, ..."""
     from dataclasses import fields
 
-    from belljar.environment import Environment, resolve
+    from belljar.environment.environment import Environment, resolve
 
     if not isinstance(value, Mapping):
         resolve(value)  # type: ignore[arg-type]
@@ -133,7 +133,7 @@ def environment(value: object, base: Path) -> object:
 
 
 def packages(value: object, base: Path) -> object:
-    from belljar.requirement import check_package
+    from belljar.environment.requirement import check_package
 
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise InvalidOption(f"packages is a list of texts, not {value!r}")
@@ -156,7 +156,7 @@ def policy(value: object, base: Path) -> object:
 
 
 def mounts(value: object, base: Path) -> object:
-    from belljar.mount import Mount, check_mounts
+    from belljar.backends.mounts import Mount, check_mounts
 
     if not isinstance(value, list) or not all(isinstance(each, Mapping) for each in value):
         raise InvalidOption("is a list of tables", hint='{ host = "data", guest = "/data" }')
@@ -172,14 +172,14 @@ def mounts(value: object, base: Path) -> object:
 
 
 def workdir(value: object, base: Path) -> object:
-    from belljar.workdir import check
+    from belljar.backends.workdir import check
 
     return check(value)
 
 
 def managed(name: str) -> Check:
     def check(value: object, base: Path) -> object:
-        from belljar.managing import settings as manager_settings
+        from belljar.pool import manager_settings
 
         if name in ("max_sandboxes", "max_per_owner"):
             if not (name == "max_per_owner" and value is None):
@@ -208,7 +208,7 @@ def port(value: object, base: Path) -> object:
 
 def interval(optional: bool) -> Check:
     def check(value: object, base: Path) -> object:
-        from belljar.managing import settings as manager_settings
+        from belljar.pool import manager_settings
 
         if not (optional and value is None):
             manager_settings.seconds("it", value)

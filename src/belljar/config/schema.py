@@ -13,8 +13,8 @@ from types import MappingProxyType
 
 from belljar.config import kinds
 from belljar.config.kinds import Kind
+from belljar.environment.requirement import split_packages
 from belljar.limits import RULES, format_size
-from belljar.requirement import split_packages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,6 +229,6 @@ def _backends() -> tuple[str, ...]:
 
 
 def _networks() -> tuple[str, ...]:
-    from belljar.options import NETWORKS
+    from belljar.sandbox.options import NETWORKS
 
     return NETWORKS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 
-from belljar.blocking import Sandbox
 from belljar.conformance.canaries import everything
 from belljar.conformance.counters import own_memory
 from belljar.conformance.guests import init_of, worker_of
@@ -22,7 +21,8 @@ from belljar.conformance.processes import (
 from belljar.conformance.programs import ANSWERED_INSIDE, Program
 from belljar.conformance.results import Look
 from belljar.conformance.stage import Stage, is_visible
-from belljar.execution import Execution, printable
+from belljar.results.execution import Execution, printable
+from belljar.sandbox.blocking import Sandbox
 
 _ENDING = 30.0  # seconds for the processes of a closed sandbox to be gone
 ELSEWHERE = "the guest's processes are not this user's to see, or on another machine"

@@ -27,7 +27,7 @@ from typing import IO, Any, Self
 
 from belljar.conformance.host_values import host_values, remove_sysv, sysv
 from belljar.conformance.setting import NOBODY, ROOT, Setting, temporary
-from belljar.execution import CommandResult, Execution
+from belljar.results.execution import CommandResult, Execution
 
 # In the host's environment before any guest starts, so that an inherited one would be seen.
 ENVIRONMENT_SECRET = secrets.token_hex(16)
@@ -61,7 +61,7 @@ def python() -> str | None:
 
 def numbers() -> dict[str, int]:
     """The system calls of this machine."""
-    text = resources.files("belljar").joinpath("backends/native/syscall_numbers.json").read_text()
+    text = resources.files("belljar").joinpath("backends/linux/syscall_numbers.json").read_text()
     found: dict[str, int] = json.loads(text)[platform.machine()]
     return found
 

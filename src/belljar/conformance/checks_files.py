@@ -6,13 +6,13 @@ import errno
 import hashlib
 import time
 
-from belljar.blocking import Sandbox
 from belljar.conformance.checks import check, scratch
 from belljar.conformance.counters import own_memory
 from belljar.conformance.looks import GROWTH, MIB
 from belljar.conformance.results import Look
 from belljar.conformance.stage import Stage
 from belljar.errors import FileError
+from belljar.sandbox.blocking import Sandbox
 
 _TRAPS = """
 import os, socket

@@ -12,8 +12,7 @@ import time
 from pathlib import Path
 from unittest import mock
 
-from belljar import channel
-from belljar.backends.native import cgroup, seccomp
+from belljar.backends.linux import cgroup, seccomp
 from belljar.conformance.checks import check
 from belljar.conformance.counters import tasks_below
 from belljar.conformance.footprint import control_groups, settle, take
@@ -22,8 +21,9 @@ from belljar.conformance.posture import status, threads
 from belljar.conformance.processes import TooLate, alive, descendants, process, tree, wait_until
 from belljar.conformance.results import Look, NotHere, NotRun
 from belljar.conformance.stage import Stage, is_visible
-from belljar.environment import Environment
+from belljar.environment.environment import Environment
 from belljar.errors import BackendUnavailable, SandboxError
+from belljar.sandbox import channel
 
 _HOST = """
 import sys

@@ -7,8 +7,7 @@ import time
 import warnings
 from pathlib import Path
 
-from belljar.backends.native.posture import most_files
-from belljar.blocking import Sandbox
+from belljar.backends.linux.posture import most_files
 from belljar.conformance.checks import check
 from belljar.conformance.counters import Counters, shared_memory
 from belljar.conformance.guests import init_of, worker_of
@@ -17,7 +16,8 @@ from belljar.conformance.processes import TooLate, tree, wait_until
 from belljar.conformance.results import Look, NotHere
 from belljar.conformance.stage import Stage, is_visible
 from belljar.errors import LimitNotEnforceable
-from belljar.execution import Outcome
+from belljar.results.execution import Outcome
+from belljar.sandbox.blocking import Sandbox
 
 _HOARD = """
 import ctypes, os, select, socket

@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 from unittest import mock
 
-from belljar import environment
 from belljar.backends.native import backend as native
 from belljar.conformance.canaries import everything
 from belljar.conformance.checks import check, scratch
@@ -16,6 +15,7 @@ from belljar.conformance.processes import alive, process
 from belljar.conformance.programs import named
 from belljar.conformance.results import Look, NotRun
 from belljar.conformance.stage import Stage
+from belljar.environment import environment
 
 _DESCRIBE = """
 import os, resource, sys, threading

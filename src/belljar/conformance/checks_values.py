@@ -10,14 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import belljar
-from belljar import bundle
+from belljar.backends import bundle
 from belljar.conformance.checks import check, scratch
 from belljar.conformance.guests import init_of
 from belljar.conformance.processes import alive
 from belljar.conformance.results import Look
 from belljar.conformance.stage import Stage
 from belljar.errors import InvalidOption
-from belljar.execution import Execution
+from belljar.results.execution import Execution
 
 _ODD: tuple[tuple[str, Callable[[object], bool]], ...] = (
     ("float('nan')", lambda v: v != v),

@@ -136,8 +136,9 @@ def _files() -> list[str]:
 def _containers() -> list[str]:
     import anyio
 
-    from belljar.backends.docker import endpoint, owner
-    from belljar.backends.docker.engine import Engine, EngineError
+    from belljar.backends.docker import owner
+    from belljar.backends.docker.client import endpoint
+    from belljar.backends.docker.client.engine import Engine, EngineError
 
     engine = Engine(endpoint.find())
 

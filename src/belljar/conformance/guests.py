@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from belljar.blocking import Sandbox
 from belljar.conformance.processes import descendants, wait_until
-from belljar.sandbox import AsyncSandbox
+from belljar.sandbox.blocking import Sandbox
+from belljar.sandbox.sandbox import AsyncSandbox
 
 
 def init_of(sandbox: Sandbox | AsyncSandbox) -> int:

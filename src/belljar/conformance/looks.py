@@ -10,14 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from belljar.blocking import Sandbox
 from belljar.conformance.counters import Counters, own_memory, tasks_below
 from belljar.conformance.posture import descriptors
 from belljar.conformance.processes import TooLate, alive, is_ending, tree, wait_until
 from belljar.conformance.programs import Program
 from belljar.conformance.results import Look
-from belljar.execution import Execution
 from belljar.limits import Limits
+from belljar.results.execution import Execution
+from belljar.sandbox.blocking import Sandbox
 
 MIB = 1 << 20
 GROWTH = 96 * MIB  # of the host's own memory, at most, whatever a guest writes

@@ -9,10 +9,10 @@ import pwd
 import re
 from pathlib import Path
 
-from belljar._version import __version__
+from belljar import __version__
+from belljar.backends.isolation import Isolation
 from belljar.conformance.results import Head
 from belljar.conformance.setting import Setting
-from belljar.isolation import Isolation
 
 
 def head(setting: Setting, isolation: Isolation, *, controls: bool, seconds: float) -> Head:

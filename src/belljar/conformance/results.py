@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from belljar.isolation import Isolation
+from belljar.backends.isolation import Isolation
 
 
 class State(StrEnum):

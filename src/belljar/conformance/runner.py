@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
-from belljar.blocking import Sandbox
+from belljar.backends.isolation import Isolation
 from belljar.conformance import attempts, machine
 from belljar.conformance.alone import undisturbed
 from belljar.conformance.canaries import ENVIRONMENT_SECRET, VARIABLE, Canaries
@@ -31,7 +31,7 @@ from belljar.conformance.results import (
 from belljar.conformance.rows import ROWS, Row
 from belljar.conformance.setting import Setting, sweep
 from belljar.conformance.stage import Make, Stage
-from belljar.isolation import Isolation
+from belljar.sandbox.blocking import Sandbox
 
 Progress = Callable[[int, int, str], None]  # done, of how many, what is next
 _BEST_EFFORT = (

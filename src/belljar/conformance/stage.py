@@ -6,13 +6,13 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 
-from belljar.blocking import Sandbox
 from belljar.conformance.canaries import Canaries
 from belljar.conformance.posture import posture
 from belljar.conformance.programs import Program, shared
 from belljar.conformance.setting import Setting
 from belljar.errors import SandboxError
-from belljar.execution import Execution
+from belljar.results.execution import Execution
+from belljar.sandbox.blocking import Sandbox
 
 Make = Callable[..., Sandbox]
 

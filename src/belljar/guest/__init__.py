@@ -1,5 +1,5 @@
-"""What runs on the other side: standard library only, Python 3.9 and later.
+"""What runs inside a guest: init (PID 1) and the worker that runs the code.
 
-The host sends these files to the guest as text (see `belljar.bundle`), so they import nothing
-but each other, relatively.
+The host sends these files and `belljar.protocol` to the guest as text (`belljar.backends.bundle`):
+standard library only, Python 3.9 and later, relative imports.
 """

@@ -5,8 +5,8 @@ import time
 from typing import Any, Callable, Dict, List
 
 from . import commands
-from .keeper import Keeper
-from .store import CURRENT
+from .worker_process import Keeper
+from .workspace_store import CURRENT
 
 STOP_SECONDS = 0.5  # for processes that are being stopped
 

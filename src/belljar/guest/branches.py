@@ -12,10 +12,11 @@ import os
 import signal
 from typing import Any, Callable, Dict, List, Optional
 
-from . import commands, shelves, wire
+from ..protocol import wire
+from . import archive_store, commands
 from .branch import Branch, Copy, Kept, standing, tell
-from .keeper import Keeper
-from .store import CURRENT, Store
+from .worker_process import Keeper
+from .workspace_store import CURRENT, Store
 
 MAX_LACKS = 20
 DIED = "the interpreter died while it was copied"
@@ -25,7 +26,7 @@ class Branches:
     def __init__(self, init: Any, setup: Dict[str, Any]) -> None:
         self._init = init
         self._setup = setup
-        self.store, self._without = shelves.choose(setup)
+        self.store, self._without = archive_store.choose(setup)
         self.active = Branch(0, self._keeper())
         self._branches = {0: self.active}
         self._kept: Dict[int, Kept] = {}

@@ -6,7 +6,8 @@ import subprocess
 import time
 from typing import Any, Callable, Dict, List, Set, Union
 
-from . import poller, wire
+from ..protocol import wire
+from . import poller
 from .pump import Pump
 
 NOT_FOUND = 127

@@ -11,10 +11,11 @@ import os
 import traceback
 from typing import Any, Dict, List, NoReturn
 
-from ..backends.native import syscalls as sys_
-from . import init, wire
+from ..backends.linux import syscalls as sys_
+from ..protocol import wire
+from ..protocol.seal import KEY, Seal
+from . import init
 from .pipes import Pipes
-from .seal import KEY, Seal
 
 
 def main(config: Dict[str, Any]) -> NoReturn:

@@ -6,7 +6,8 @@ import json
 import sys
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
 
-from . import charts, claims, figures, frames, libraries, wire
+from ..protocol import messages, wire
+from . import charts, figures, frames, libraries
 
 # A part may also be made when it is known how much room there is for it.
 Part = Union[str, bytes, Callable[[int], Optional[bytes]]]
@@ -146,7 +147,7 @@ def _checked(offered: Any) -> Bundle:
         raise TypeError("display(raw=True) takes dictionaries of MIME type and content")
     data: Bundle = {}
     for mime, content in offered.items():
-        if isinstance(mime, str) and 0 < len(mime) <= claims.MAX_NAME and mime not in _REFUSED:
+        if isinstance(mime, str) and 0 < len(mime) <= messages.MAX_NAME and mime not in _REFUSED:
             part = _part(mime, content)
             if part is not None:
                 data[mime] = part
@@ -188,7 +189,7 @@ def flatten(data: Bundle, main: bool, text: int, limit: int) -> "Tuple[Dict[str,
     dropped: List[str] = []
     room = limit
     for mime, content in data.items():
-        if len(parts) == claims.MAX_PARTS:
+        if len(parts) == messages.MAX_PARTS:
             dropped.append(mime)
             continue
         raw = _bytes(content, room)

@@ -9,7 +9,8 @@ import os
 import stat as modes
 from typing import Any, Callable, Dict, Iterator, Tuple
 
-from . import removal, trees, wire
+from ..protocol import wire
+from . import removal, trees
 
 MAX_LIST = 10_000
 PAGE = 500

@@ -5,7 +5,7 @@ import io
 import sys
 from typing import Any, Callable, Optional
 
-from . import values, wire
+from ..protocol import values, wire
 
 MIME = "application/vnd.belljar.table"
 

@@ -18,7 +18,8 @@ import struct
 import time
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
-from . import changes, removal, wire
+from ..protocol import wire
+from . import changes, removal
 
 PAGE = 2000  # entries of one answer to `scan`
 MAX_NAMES = 100_000  # of one directory

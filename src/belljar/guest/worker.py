@@ -24,10 +24,11 @@ import types
 import warnings
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
-from . import display, figures, functions, notebook_habits, streams, twin, values, wire
-from .link import Link
-from .outbox import close_all
+from ..protocol import values, wire
+from ..protocol.buffers import close_all
+from . import display, figures, fork_state, functions, notebook_habits, streams
 from .sources import Sources
+from .worker_channel import Link
 
 SOURCE = "<belljar>"  # every file of ours is compiled under a name that starts so
 MAX_TRACEBACK = 32 * 1024  # characters
@@ -70,7 +71,7 @@ class Worker:
         self._value_limit = int(setup["values"])
         self._workspace = setup["workspace"]
         self._last: Any = None  # `_`: the value before, as at Python's own prompt
-        self._parked: Optional[twin.Snapshot] = None  # it waits, and runs no cells
+        self._parked: Optional[fork_state.Snapshot] = None  # it waits, and runs no cells
         self._told: Dict[str, Any] = {}  # functions of the host, by their names
         self._remade = "shelves" in setup  # the workspace is, whenever another branch had its turn
         self._forked = False
@@ -143,7 +144,7 @@ class Worker:
         """Fork for a checkpoint or a branch. Twice, so that the child is init's own."""
         self._forked = True
         self._note_open_files()
-        lacks = twin.lacks(self._loop, self._threads, control)
+        lacks = fork_state.lacks(self._loop, self._threads, control)
         state = random.getstate()  # a hook would seed it anew in the child
         header: Dict[str, Any] = {"lacks": lacks}
         try:
@@ -174,39 +175,39 @@ class Worker:
 
     def _become_twin(self, control: int, middle: int) -> None:
         if self._parked is None:
-            self._parked = twin.take(self._workspace)
-        twin.wait_for_init(middle)
+            self._parked = fork_state.take(self._workspace)
+        fork_state.wait_for_init(middle)
         os.setsid()
-        twin.silence()
-        twin.rank(twin.PARKED)
+        fork_state.silence()
+        fork_state.rank(fork_state.PARKED)
         for stream in self._streams:
             stream.forget()
         if self._loop is not None:
             # Its descriptors are the original's as well: not to be touched, not even closed.
-            twin.abandoned.append(self._loop)
+            fork_state.abandoned.append(self._loop)
             self._loop = None
         self._threads = streams.threads()
         self._link.detach()
-        os.dup2(control, twin.CONTROL)
+        os.dup2(control, fork_state.CONTROL)
         os.close(control)
-        self._link.open(socket.socket(fileno=twin.CONTROL))
+        self._link.open(socket.socket(fileno=fork_state.CONTROL))
         self._link.send(wire.READY, 0)
 
     def _wake(self) -> None:
         """It is the one that runs cells now; the files are back where they were."""
         if self._parked is not None:
-            twin.restore(self._parked, self._workspace)
+            fork_state.restore(self._parked, self._workspace)
             self._parked = None
         else:
             with contextlib.suppress(OSError):
-                twin.reopen(self._named, self._workspace)
+                fork_state.reopen(self._named, self._workspace)
         self._note_open_files()
-        twin.rank(twin.RUNNING)
+        fork_state.rank(fork_state.RUNNING)
 
     def _note_open_files(self) -> None:
         if self._remade and self._forked:
             with contextlib.suppress(OSError):  # no descriptor is left, or a thread has closed one
-                self._named = twin.named(self._workspace)
+                self._named = fork_state.named(self._workspace)
 
     # -- one cell ---------------------------------------------------------------------------
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from belljar.observe.alerts import Alert, Alerts, Rules
     from belljar.observe.audit import Audit, AuditFailed
-    from belljar.observe.enabling import Observing, enable
     from belljar.observe.metrics import Metrics
     from belljar.observe.sampling import Monitor, Sample
+    from belljar.observe.setup import Observing, enable
     from belljar.observe.tracing import Tracing
 
 _HOME = {
     "belljar.observe.alerts": ("Alert", "Alerts", "Rules"),
     "belljar.observe.audit": ("Audit", "AuditFailed"),
-    "belljar.observe.enabling": ("Observing", "enable"),
+    "belljar.observe.setup": ("Observing", "enable"),
     "belljar.observe.metrics": ("Metrics",),
     "belljar.observe.sampling": ("Monitor", "Sample"),
     "belljar.observe.tracing": ("Tracing",),

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from belljar.errors import InvalidOption
-from belljar.printable import one_line
+from belljar.text import one_line
 
 Kind = Literal["memory", "cpu", "orphans"]
 Key = tuple[Kind, str]  # of what, and of which sandbox ("" for orphans)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from belljar.ending import Outcome
 from belljar.errors import SandboxError
+from belljar.results.ending import Outcome
 
 OTHER = "other"
 MOST_VALUES = 64  # of one label whose values the host's program chooses

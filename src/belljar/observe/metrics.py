@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from belljar import events
 from belljar.errors import InvalidOption, LimitNotEnforceable, SandboxError, unknown_option
-from belljar.execution import Outcome
 from belljar.observe.metric_table import (
     BUCKETS,
     BY_NAME,
@@ -29,7 +28,8 @@ from belljar.observe.metric_table import (
     known_errors,
 )
 from belljar.observe.sampling import Monitor, Sample
-from belljar.pooling import telling
+from belljar.pool import telling
+from belljar.results.execution import Outcome
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

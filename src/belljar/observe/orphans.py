@@ -81,8 +81,8 @@ def _native(dry_run: bool) -> list[Leftover]:
 
 
 def _control_groups(dry_run: bool) -> Iterator[Leftover]:
-    from belljar.backends.native import cgroup
-    from belljar.backends.native.cgroup.tree import Owner
+    from belljar.backends.linux import cgroup
+    from belljar.backends.linux.cgroup.tree import Owner
 
     trees = cgroup.leftovers()
     if not dry_run:
@@ -102,7 +102,7 @@ def _control_groups(dry_run: bool) -> Iterator[Leftover]:
 
 
 def _environments(dry_run: bool) -> Iterator[Leftover]:
-    from belljar.environment_store import Store
+    from belljar.environment.store import Store
 
     for path in Store.default().sweep(dry_run=dry_run):
         yield Leftover(
@@ -113,8 +113,8 @@ def _environments(dry_run: bool) -> Iterator[Leftover]:
 def _docker(dry_run: bool) -> list[Leftover]:
     import anyio
 
-    from belljar.backends.docker import endpoint
-    from belljar.backends.docker.engine import Engine
+    from belljar.backends.docker.client import endpoint
+    from belljar.backends.docker.client.engine import Engine
     from belljar.backends.docker.sweep import sweep
 
     engine = Engine(endpoint.find())

@@ -18,8 +18,8 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from belljar import directories
-from belljar.environment_store import cache_root
+from belljar.environment import directories
+from belljar.environment.store import cache_root
 from belljar.errors import SandboxError
 
 VARIABLE = "BELLJAR_RUNTIME_DIR"

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from belljar import events
-from belljar._version import __version__
+from belljar import __version__, events
 from belljar.errors import SandboxError
 
 if TYPE_CHECKING:

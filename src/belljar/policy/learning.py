@@ -15,7 +15,7 @@ from belljar.policy.document import SCHEMA, Document, ImportLists
 from belljar.policy.files import to_toml
 from belljar.policy.policy import PRESETS, Policy
 from belljar.policy.rules import RULES, Action
-from belljar.printable import one_line
+from belljar.text import one_line
 
 _WIDEST = 300  # characters of a comment
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from belljar.policy.report import Finding, Report
 from belljar.policy.rules import RULES
-from belljar.printable import one_line, printable
+from belljar.text import one_line, printable
 
 _WIDEST = 1000
 

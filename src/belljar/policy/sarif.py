@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from belljar._version import __version__
+from belljar import __version__
 from belljar.policy.policy import Policy
 from belljar.policy.render import characters
 from belljar.policy.report import Finding, Report
 from belljar.policy.rules import RULES, SEVERITIES
-from belljar.printable import printable
+from belljar.text import printable
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 

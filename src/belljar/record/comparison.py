@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from belljar.execution import CommandResult, Execution, Outcome, Result
 from belljar.record.reader import Cell
+from belljar.results.execution import CommandResult, Execution, Outcome, Result
 
 # "<object at 0x7f…>", and by itself a number as long as an address of a 64-bit process.
 _ADDRESS = re.compile(r"(?<=\bat )0x[0-9a-fA-F]{4,16}\b|\b0x[0-9a-f]{12}\b")

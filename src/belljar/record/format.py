@@ -19,10 +19,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from belljar.environment import Environment
-from belljar.execution import Call, CommandResult, Execution, Result
-from belljar.requirement import shown
-from belljar.script import Script
+from belljar.environment.environment import Environment
+from belljar.environment.requirement import shown
+from belljar.files.script import Script
+from belljar.results.execution import Call, CommandResult, Execution, Result
 
 FORMAT = "belljar-record"
 VERSION = 1

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from belljar.execution import (
+from belljar.results.execution import (
     Call,
     CommandResult,
     ErrorInfo,

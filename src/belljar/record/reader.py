@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, NoReturn
 
+from belljar.backends.workdir import WORKSPACE
 from belljar.errors import InvalidOption
-from belljar.execution import Execution
 from belljar.limits import RULES, Limits
 from belljar.record.format import FORMAT, MAX_LINE, MAX_RECORD, VERSION
 from belljar.record.parse import Malformed, Reader, load_execution
-from belljar.workdir import WORKSPACE
+from belljar.results.execution import Execution
 
 _HEADER = re.compile(rb'\s*\{[^{}]{0,400}"format":\s*"%s"' % FORMAT.encode())
 

@@ -19,10 +19,11 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from belljar._version import __version__
-from belljar.environment import Environment
+from belljar import __version__
+from belljar.backends.workdir import WORKSPACE
+from belljar.environment.environment import Environment
 from belljar.errors import FileError, InvalidOption
-from belljar.execution import Execution
+from belljar.files.script import Script
 from belljar.limits import Limits
 from belljar.record.format import (
     FORMAT,
@@ -36,8 +37,7 @@ from belljar.record.format import (
     dump_script,
 )
 from belljar.record.reader import is_header as _is_header
-from belljar.script import Script
-from belljar.workdir import WORKSPACE
+from belljar.results.execution import Execution
 
 _HEADER = 4096  # bytes: enough to tell a record from another file
 

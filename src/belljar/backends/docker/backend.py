@@ -18,36 +18,35 @@ from typing import Any
 
 import anyio
 
-from belljar import bundle
-from belljar.backends import setup
+from belljar.backends import bundle, setup
 from belljar.backends.base import Guest, GuestSpec, Host
 from belljar.backends.docker import (
-    endpoint,
-    errand,
-    image,
+    detached,
+    health,
     layers,
     owner,
     profile,
-    readings,
     removal,
     spec,
+    usage,
     user_name,
-    vigil,
 )
 from belljar.backends.docker.cleanup import Cleanup
-from belljar.backends.docker.engine import Engine, EngineError, proper
+from belljar.backends.docker.client import endpoint
+from belljar.backends.docker.client.engine import Engine, EngineError, proper
 from belljar.backends.docker.facts import Facts, own_kernel
 from belljar.backends.docker.guest import DockerGuest
-from belljar.backends.docker.image import Image
+from belljar.backends.docker.health import Vigil
+from belljar.backends.docker.images import resolve
+from belljar.backends.docker.images.resolve import Image
 from belljar.backends.docker.settings import Docker
 from belljar.backends.docker.stream import AttachedStream
-from belljar.backends.docker.vigil import Vigil
+from belljar.backends.isolation import Isolation, Layer
 from belljar.backends.native.layers import mounted
 from belljar.backends.native.plan import PATH, VARIABLES
 from belljar.errors import InvalidOption, StartError
-from belljar.guest import wire
-from belljar.isolation import Isolation, Layer
-from belljar.printable import printable
+from belljar.protocol import wire
+from belljar.text import printable
 
 CREATE_TIMEOUT = 20.0
 START_TIMEOUT = 60.0
@@ -76,12 +75,12 @@ class DockerBackend:
     async def start(self, spec: GuestSpec) -> Guest:
         engine = self._engine(spec.docker)
         work = functools.partial(self._watched, spec, engine)
-        return await errand.run(self._host, work, undo=DockerGuest.discard)
+        return await detached.run(self._host, work, undo=DockerGuest.discard)
 
     async def _watched(self, spec: GuestSpec, engine: Engine) -> DockerGuest:
         try:
             work = functools.partial(self._make, spec, engine)
-            return await vigil.unless_it_hangs(engine, work)
+            return await health.unless_it_hangs(engine, work)
         except EngineError:
             with self._lock:
                 self._facts.pop(engine, None)  # it may be another one by now
@@ -90,7 +89,7 @@ class DockerBackend:
     async def _make(self, spec: GuestSpec, engine: Engine) -> DockerGuest:
         facts = await self._facts_of(engine)
         with proper(engine, "about an image"):
-            made = await image.ensure(engine, spec.environment, spec.docker, facts)
+            made = await resolve.ensure(engine, spec.environment, spec.docker, facts)
         return await self._start(spec, engine, facts, made)
 
     # -- the engine -------------------------------------------------------------------------
@@ -314,8 +313,8 @@ class DockerBackend:
         state: Mapping[str, Any] = {}
         try:
             with anyio.move_on_after(END_TIMEOUT):
-                state = await readings.ending(engine, container)
-            ran_out = await readings.for_want_of_memory(engine, container, state)
+                state = await usage.ending(engine, container)
+            ran_out = await usage.for_want_of_memory(engine, container, state)
         except EngineError as error:
             return StartError(f"the container is gone: {error.message}")
         if ran_out:
@@ -373,7 +372,7 @@ class DockerBackend:
         self._cleanup = Cleanup(self._host, self._sandboxes)
         self._vigils.clear()
         self._engines.clear()
-        image.after_fork()
+        resolve.after_fork()
 
 
 _ID = re.compile(r"[0-9a-f]{64}")

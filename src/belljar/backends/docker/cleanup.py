@@ -17,7 +17,7 @@ import anyio
 
 from belljar.backends.base import Host
 from belljar.backends.docker import sweep
-from belljar.backends.docker.engine import Engine, EngineError
+from belljar.backends.docker.client.engine import Engine, EngineError
 from belljar.backends.docker.sweep import Swept
 
 PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds before each sweep; the last one repeats

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from belljar.backends.docker.facts import Facts, own_kernel
-from belljar.isolation import Layer, State
+from belljar.backends.isolation import Layer, State
 from belljar.limits import Limits, format_size
 
 _MEMORY_REMEDY = (

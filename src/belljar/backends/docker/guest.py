@@ -11,10 +11,10 @@ from dataclasses import replace
 import anyio
 
 from belljar.backends.base import Host, Reading, Whereabouts
-from belljar.backends.docker import errand, readings
-from belljar.backends.docker.engine import Engine, EngineError
+from belljar.backends.docker import detached, usage
+from belljar.backends.docker.client.engine import Engine, EngineError
 from belljar.backends.docker.stream import AttachedStream
-from belljar.isolation import Isolation
+from belljar.backends.isolation import Isolation
 
 KILL_TIMEOUT = 5.0
 
@@ -37,8 +37,8 @@ class DockerGuest:
         self._remove = remove
         self._pidfd = -1
         self._signalling = threading.RLock()  # the number is another's when it has been closed
-        self._local: readings.Local | None = None
-        self._remote = readings.Remote(engine, container)
+        self._local: usage.Local | None = None
+        self._remote = usage.Remote(engine, container)
         self._killed = False
         self.closed = False
         self.left: Callable[[], object] | None = None  # called when it has gone
@@ -53,14 +53,14 @@ class DockerGuest:
         except ProcessLookupError:
             return False
         # Asked when the pidfd is open: the number may have been given to another before.
-        if not readings.process_of(self.container, pid):
+        if not usage.process_of(self.container, pid):
             os.close(pidfd)
             return False
         self._pidfd = pidfd
         self.pid = pid
-        meters = readings.meters_of(pid)
+        meters = usage.meters_of(pid)
         if meters is not None:
-            self._local = readings.Local(meters)
+            self._local = usage.Local(meters)
             self._local.read(from_now=False)  # while all of it is there
         return True
 
@@ -81,7 +81,7 @@ class DockerGuest:
             seen = await self._remote.read()
             gone = self._remote.gone
         if gone and self._ran_out is None and not self._killed:
-            self._ran_out = await readings.ran_out_of_memory(self._engine, self.container, self.pid)
+            self._ran_out = await usage.ran_out_of_memory(self._engine, self.container, self.pid)
         if not self._ran_out:
             return seen
         return replace(seen, memory_kills=seen.memory_kills + 1)
@@ -123,7 +123,7 @@ class DockerGuest:
             return
         self.kill()
         self._let_go()
-        await errand.run(self._host, self._removed)
+        await detached.run(self._host, self._removed)
 
     def discard(self) -> None:
         if self.closed:

@@ -12,9 +12,9 @@ from typing import Any
 from belljar.backends.base import GuestSpec
 from belljar.backends.docker.facts import Facts, own_kernel
 from belljar.backends.docker.settings import Docker
-from belljar.backends.native import posture
+from belljar.backends.isolation import Layer
+from belljar.backends.linux import posture
 from belljar.errors import StartError
-from belljar.isolation import Layer
 
 # Namespaces that engines may leave out: what that means, and the remedy.
 _MAY_LACK = {

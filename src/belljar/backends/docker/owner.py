@@ -1,6 +1,6 @@
 """Whose a container is: labels that name the process it was made for, and the reading of them.
 
-    belljar.sandbox               the sandbox's id
+    belljar.sandbox.sandbox               the sandbox's id
     belljar.owner.pid             process that made it
     belljar.owner.started         when that one began: a pid alone may be given out again
     belljar.owner.host            <machine>.<boot>: an engine may serve many hosts
@@ -26,7 +26,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
-from belljar._version import __version__
+from belljar import __version__
 from belljar.errors import BackendUnavailable
 
 SANDBOX = "belljar.sandbox"

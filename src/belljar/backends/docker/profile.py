@@ -22,9 +22,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from belljar.backends.native import seccomp
-from belljar.backends.native.seccomp import Condition, Rule
-from belljar.environment_store import cache_root
+from belljar.backends.linux import seccomp
+from belljar.backends.linux.seccomp import Condition, Rule
+from belljar.environment.store import cache_root
 from belljar.errors import BackendUnavailable
 
 _ARCHITECTURES = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}

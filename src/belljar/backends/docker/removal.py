@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 import anyio
 
-from belljar.backends.docker import vigil
-from belljar.backends.docker.engine import Engine, EngineError
+from belljar.backends.docker import health
+from belljar.backends.docker.client.engine import Engine, EngineError
 
 # Seconds. A removal takes some tens of milliseconds; a busy disk makes that seconds.
 REMOVE_TIMEOUT = 5.0
@@ -50,7 +50,7 @@ async def remove(engine: Engine, container: str) -> None:
             failure = error
             # No answer: either the removal is slow, or the engine hangs or is away altogether,
             # and stronger means would only wait longer.
-            if error.status == _NO_ANSWER and not await vigil.answers(engine, PING_TIMEOUT):
+            if error.status == _NO_ANSWER and not await health.answers(engine, PING_TIMEOUT):
                 break
     assert failure is not None
     if not _is_being_removed(failure):  # else somebody is still at it, and it will go

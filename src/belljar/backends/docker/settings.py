@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from belljar.environment import BUILTIN, Environment
+from belljar.environment.environment import BUILTIN, Environment
 from belljar.errors import InvalidOption, unknown_option
 
 Pull = Literal["missing", "always", "never"]

@@ -20,13 +20,13 @@ from belljar.backends.docker import profile, user_name
 from belljar.backends.docker.enforcement import kept
 from belljar.backends.docker.facts import Facts, own_kernel
 from belljar.backends.docker.settings import Docker, parse_device
+from belljar.backends.linux.seccomp import Rule
+from belljar.backends.mounts import Mount
 from belljar.backends.native import plan
-from belljar.backends.native.seccomp import Rule
-from belljar.backends.native.zygotes import HIDDEN_MEMORY, SET_ID
+from belljar.backends.native.zygote_client import HIDDEN_MEMORY, SET_ID
 from belljar.errors import BackendUnavailable, InvalidOption, nearest
-from belljar.guest.keeper import MAX_FILES
+from belljar.guest.worker_process import MAX_FILES
 from belljar.limits import Limits
-from belljar.mount import Mount
 
 __all__ = ["Facts", "body", "check_mounts", "kept", "pick_uid", "query", "seccomp"]
 

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 import anyio.lowlevel
 
-from belljar.backends.docker.dial import Connection
-from belljar.event_loop import Lock
-from belljar.guest import seal, wire
-from belljar.guest.outbox import Outbox
+from belljar.backends.docker.client.dial import Connection
+from belljar.backends.event_loop import Lock
+from belljar.protocol import seal, wire
+from belljar.protocol.buffers import Outbox
 
 HEADER = 8
 OUTPUT, ERROR = 1, 2

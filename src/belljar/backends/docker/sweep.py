@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 
 from belljar.backends.docker import owner, removal
-from belljar.backends.docker.engine import Engine, EngineError, proper
+from belljar.backends.docker.client.engine import Engine, EngineError, proper
 
 SWEEP_TIMEOUT = 20.0  # seconds for the removals, all together
 LIST_TIMEOUT = 10.0

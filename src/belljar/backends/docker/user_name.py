@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from belljar.backends.native import etc
+from belljar.backends.linux import etc
 
 TARGET = "/etc/passwd"
 _NAME = re.compile(r"belljar-passwd-([1-9][0-9]{0,9})-\w+")

@@ -14,8 +14,11 @@ import anyio.to_thread
 
 from belljar.backends import setup
 from belljar.backends.base import Guest, GuestSpec, Host
-from belljar.backends.native import cgroup, identity, layers, plan, posture
-from belljar.backends.native.cgroup import Cgroup
+from belljar.backends.isolation import Isolation
+from belljar.backends.linux import cgroup, identity, posture
+from belljar.backends.linux.cgroup import Cgroup
+from belljar.backends.mounts import Mount
+from belljar.backends.native import layers, plan
 from belljar.backends.native.guest import (
     NativeGuest,
     SocketStream,
@@ -23,11 +26,9 @@ from belljar.backends.native.guest import (
     hello,
     remove_cgroup,
 )
-from belljar.backends.native.zygotes import EXHAUSTED, Zygote, ZygoteGone, failure
-from belljar.environment import Environment, build
+from belljar.backends.native.zygote_client import EXHAUSTED, Zygote, ZygoteGone, failure
+from belljar.environment.environment import Environment, build
 from belljar.errors import BackendUnavailable, SandboxError, StartError
-from belljar.isolation import Isolation
-from belljar.mount import Mount
 
 HELLO_TIMEOUT = 30.0
 # What guests of one zygote have in common; the last are the directories of their own.

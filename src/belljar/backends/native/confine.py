@@ -12,8 +12,8 @@ import socket
 import struct
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
+from ..linux import syscalls as sys_
 from . import landlock
-from . import syscalls as sys_
 
 INSIDE_ID = 1000  # uid and gid the code sees
 _TMPFS = sys_.MS_NOSUID | sys_.MS_NODEV

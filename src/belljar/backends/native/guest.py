@@ -15,15 +15,15 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from belljar import readable
+from belljar.backends import readable
 from belljar.backends.base import Reading, Whereabouts
+from belljar.backends.event_loop import Lock
+from belljar.backends.isolation import Isolation
+from belljar.backends.linux.cgroup import Cgroup
 from belljar.backends.native import watchdog
-from belljar.backends.native.cgroup import Cgroup
 from belljar.errors import ProtocolError, SandboxError, StartError
-from belljar.event_loop import Lock
-from belljar.guest import wire
-from belljar.guest.outbox import Inbox, Outbox
-from belljar.isolation import Isolation
+from belljar.protocol import wire
+from belljar.protocol.buffers import Inbox, Outbox
 
 PATIENCE = 0.5  # seconds for a killed guest to end by itself
 DEATH_TIMEOUT = 20.0

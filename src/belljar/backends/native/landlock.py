@@ -8,7 +8,7 @@ anything outside.
 import os
 from typing import List
 
-from . import syscalls
+from ..linux import syscalls
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
 _ALL_V1 = (1 << 13) - 1

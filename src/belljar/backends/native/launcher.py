@@ -13,8 +13,8 @@ import signal
 import socket
 from typing import Any, Dict, NoReturn
 
-from . import roots
-from . import syscalls as sys_
+from ..linux import syscalls as sys_
+from . import rootfs
 
 _NAMESPACES = (
     sys_.CLONE_NEWUSER
@@ -42,7 +42,7 @@ def main(config: Dict[str, Any]) -> NoReturn:
             step = "mount namespace"
             sys_.unshare(sys_.CLONE_NEWNS)
             step = "root file system"
-            roots.build(config["steps"])
+            rootfs.build(config["steps"])
         step = "user namespace"
         mapped, proceed = os.pipe()
         pid = sys_.clone(_NAMESPACES)
@@ -63,7 +63,7 @@ def main(config: Dict[str, Any]) -> NoReturn:
 
 def _write_maps(pid: int, config: Dict[str, Any]) -> None:
     """As root: a range of host uids nobody uses, one for each guest. Else: the one uid we are."""
-    proc = f"{roots.OLD}/proc/{pid}" if config["root"] else f"/proc/{pid}"
+    proc = f"{rootfs.OLD}/proc/{pid}" if config["root"] else f"/proc/{pid}"
     if not config["root"]:
         _write(f"{proc}/setgroups", "deny")
     first, count = config["uids"]
@@ -86,9 +86,9 @@ def _child(config: Dict[str, Any], mapped: int) -> NoReturn:
         _die_with_parent(mapped)
         if not config["root"]:
             step = "root file system"
-            roots.build(config["steps"])
+            rootfs.build(config["steps"])
         step = "pivot"
-        roots.enter()
+        rootfs.enter()
         sys_.sethostname("belljar")
         step = "execute the Environment's Python"
         os.set_inheritable(config["control"], True)

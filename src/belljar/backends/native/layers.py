@@ -6,10 +6,10 @@ import os
 import platform
 from collections.abc import Iterable, Mapping
 
-from belljar.backends.native import identity, posture
-from belljar.isolation import Layer, State
+from belljar.backends.isolation import Layer, State
+from belljar.backends.linux import identity, posture
+from belljar.backends.mounts import Mount
 from belljar.limits import Limits, format_size
-from belljar.mount import Mount
 
 _DELEGATE = (
     "run as root, in a cgroup that is delegated to you, or on a machine with cgroup v2 as a user "

@@ -12,11 +12,11 @@ import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from belljar.backends.native import etc
-from belljar.interpreter import Interpreter, guest_python
+from belljar.backends.linux import etc
+from belljar.backends.mounts import Mount
+from belljar.backends.workdir import WORKSPACE
+from belljar.environment.interpreter import Interpreter, guest_python
 from belljar.limits import Limits
-from belljar.mount import Mount
-from belljar.workdir import WORKSPACE
 
 Step = list[object]
 

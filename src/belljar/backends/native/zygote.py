@@ -18,9 +18,10 @@ import sys
 import traceback
 from typing import Any, Dict, List, NoReturn, Tuple
 
-from ...guest import init, twin, wire
+from ...guest import fork_state, init
+from ...protocol import wire
+from ..linux import syscalls as sys_
 from . import confine
-from . import syscalls as sys_
 
 
 def main(config: Dict[str, Any]) -> NoReturn:
@@ -224,7 +225,7 @@ def _take_environment(fd: int) -> Dict[str, str]:
 def _worker_started() -> None:
     # init is not dumpable; the worker may look at itself (/proc/self) and its children.
     sys_.prctl(sys_.PR_SET_DUMPABLE, 1)
-    twin.differ()
+    fork_state.differ()
 
 
 def _say(control: socket.socket, message: Dict[str, Any]) -> None:

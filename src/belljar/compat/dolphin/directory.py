@@ -14,7 +14,7 @@ import re
 import stat
 from pathlib import Path
 
-from belljar.beneath import Beneath
+from belljar.backends.linux.safe_dir import Beneath
 from belljar.guest import removal
 
 REMOVE_TIMEOUT = 600.0  # seconds

@@ -13,16 +13,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from belljar import workdir
+from belljar.backends import workdir
 from belljar.backends.docker.settings import Docker
-from belljar.blocking import wait
 from belljar.compat import where
 from belljar.compat.dolphin import directory, sessions
 from belljar.compat.dolphin.libraries import ALLOWED_LIBRARIES as ALLOWED_LIBRARIES
 from belljar.compat.dolphin.libraries import validate_imports
-from belljar.environment import Environment, resolve
+from belljar.environment.environment import Environment, resolve
 from belljar.errors import InvalidOption, SandboxError
 from belljar.limits import Limits
+from belljar.sandbox.blocking import wait
 
 DEFAULT_IMAGE = "dolphin-python-sandbox"
 MOUNT = "/sandbox"

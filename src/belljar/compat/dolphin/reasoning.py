@@ -20,7 +20,7 @@ from belljar.compat.dolphin.docker_sandbox import (
     sandboxed_python_interpreter,
     wants_docker,
 )
-from belljar.environment import Environment
+from belljar.environment.environment import Environment
 from belljar.errors import SandboxError
 
 

@@ -10,14 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from belljar import ending, runtime
-from belljar.blocking import Sandbox
+from belljar import runtime
 from belljar.compat import where
 from belljar.compat.dolphin import variables_left
 from belljar.compat.dolphin.variables_left import Known
 from belljar.errors import CannotTravel, InvalidOption, SandboxClosed, SandboxError
-from belljar.execution import Execution, Outcome
-from belljar.options import check_name
+from belljar.results import ending
+from belljar.results.execution import Execution, Outcome
+from belljar.sandbox.blocking import Sandbox
+from belljar.sandbox.options import check_name
 
 log = logging.getLogger(__name__)
 

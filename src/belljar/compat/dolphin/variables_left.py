@@ -12,8 +12,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from belljar.blocking import Sandbox
 from belljar.errors import CannotTravel, ExecutionError, NameMissing
+from belljar.sandbox.blocking import Sandbox
 
 log = logging.getLogger(__name__)
 

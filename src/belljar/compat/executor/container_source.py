@@ -11,12 +11,12 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from belljar import events
-from belljar.blocking import wait
 from belljar.compat.executor import orphan_list
 from belljar.compat.executor.container_stats import MB, ContainerStats, ContainerStatus
 from belljar.compat.executor.identity import container_id as known_as
 from belljar.observe import orphans
 from belljar.observe.sampling import Monitor
+from belljar.sandbox.blocking import wait
 
 FINLAB_LABEL = "finlab-sandbox"  # what containers of the system of before carry
 GONE = ("exited", "dead", "created")

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from belljar.backends import docker as docker  # programs of before replace this name in tests
 from belljar.backends.docker.settings import Docker
-from belljar.blocking import Sandbox, wait
 from belljar.compat import where
 from belljar.compat.executor import direct, export, identity, orphan_list, plan, report
 from belljar.compat.executor.availability import DOCKER_AVAILABLE as DOCKER_AVAILABLE
@@ -26,10 +25,11 @@ from belljar.compat.executor.docker_config import DEFAULT_IMAGE, DockerConfig
 from belljar.compat.executor.runtime_monitor import RuntimeMonitor
 from belljar.compat.executor.security_validator import SecurityValidator
 from belljar.errors import InvalidOption, SandboxError
-from belljar.execution import Execution, Outcome
+from belljar.results.execution import Execution, Outcome
+from belljar.sandbox.blocking import Sandbox, wait
 
 if TYPE_CHECKING:
-    from belljar.options import PolicyLike
+    from belljar.sandbox.options import PolicyLike
 
 log = logging.getLogger(__name__)
 
@@ -342,7 +342,7 @@ def _wrong(code: object, timeout: object) -> str | None:
 
 def _may_pass(error: BaseException | None) -> bool:
     """Whether it is about an engine that is there: it was slow, busy, or gave an odd answer."""
-    from belljar.backends.docker.errors import EngineError, EngineUnavailable
+    from belljar.backends.docker.client.engine_errors import EngineError, EngineUnavailable
 
     while error is not None:
         if isinstance(error, EngineError) and not isinstance(error, EngineUnavailable):

@@ -14,10 +14,10 @@ import anyio
 from anyio.abc import SocketAttribute, SocketStream
 
 from belljar import runtime
-from belljar.blocking import wait
 from belljar.errors import SandboxError
 from belljar.observe.metrics import Metrics
 from belljar.observe.sampling import Monitor
+from belljar.sandbox.blocking import wait
 
 log = logging.getLogger(__name__)
 

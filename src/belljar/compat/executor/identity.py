@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from belljar.blocking import Sandbox
-from belljar.life import Life
+from belljar.sandbox.blocking import Sandbox
+from belljar.sandbox.lifecycle import Life
 
 
 def container_id(sandbox: Sandbox | Life) -> str:

@@ -17,7 +17,7 @@ from belljar.backends.docker.settings import Docker
 from belljar.compat.executor import config_file
 from belljar.compat.executor.docker_config import DEFAULT_SECCOMP, DockerConfig, size
 from belljar.compat.where import Placed
-from belljar.environment import builtin
+from belljar.environment.environment import builtin
 from belljar.errors import InvalidOption
 from belljar.limits import RULES, Limits
 
@@ -197,7 +197,7 @@ def _profile(given: str, *, docker: bool) -> Path | None:
 
 
 def _is_own(path: Path) -> bool:
-    own = resources.files("belljar.backends.native").joinpath("seccomp.json")
+    own = resources.files("belljar.backends.linux").joinpath("seccomp.json")
     try:
         return bool(json.loads(path.read_bytes()) == json.loads(own.read_bytes()))
     except (OSError, ValueError, RecursionError) as error:

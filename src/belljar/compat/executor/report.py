@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from belljar import ending
-from belljar.blocking import Sandbox
 from belljar.errors import CannotTravel, NameMissing, SandboxError
-from belljar.execution import Execution, Outcome
+from belljar.results import ending
+from belljar.results.execution import Execution, Outcome
+from belljar.sandbox.blocking import Sandbox
 
 KILLED = 137  # 128 + SIGKILL, as the engine and the shell say it
 NO_VALUES = ("module", "function", "type", "method", "builtin_function_or_method")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from belljar.policy import Finding, Policy, Report
 
 if TYPE_CHECKING:
-    from belljar.options import PolicyLike
+    from belljar.sandbox.options import PolicyLike
 
 PRESET = "strategy"
 # What strategies that were made from a template import: modules of the generator's own.

@@ -14,8 +14,8 @@ from belljar.compat.openmanus.core.exceptions import SandboxError
 from belljar.compat.openmanus.crossing import across
 from belljar.compat.openmanus.sdk_container import SdkContainer, is_sdk_container
 from belljar.compat.openmanus.volumes import Volumes
-from belljar.sandbox import AsyncSandbox
-from belljar.shell import AsyncShell
+from belljar.sandbox.sandbox import AsyncSandbox
+from belljar.sandbox.shell import AsyncShell
 
 P = ParamSpec("P")
 T = TypeVar("T")

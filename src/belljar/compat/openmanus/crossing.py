@@ -15,7 +15,7 @@ import anyio
 import anyio.lowlevel
 
 from belljar import runtime
-from belljar.blocking import Work
+from belljar.sandbox.blocking import Work
 
 P = ParamSpec("P")
 T = TypeVar("T")

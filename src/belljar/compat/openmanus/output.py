@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from belljar.shell import ShellResult
+from belljar.sandbox.shell import ShellResult
 
 
 class CommandOutput(str):

@@ -16,17 +16,17 @@ import anyio
 import anyio.lowlevel
 
 from belljar import runtime
-from belljar.cell import OnText, Stream
 from belljar.compat.openmanus.config import FIELDS
 from belljar.compat.openmanus.config import OUTPUT as OUTPUT_LIMIT
 from belljar.compat.openmanus.core.exceptions import SandboxError
 from belljar.compat.openmanus.crossing import across
-from belljar.execution import CommandResult, Outcome, Usage
 from belljar.limits import parse_size
-from belljar.shell import AsyncShell
+from belljar.results.execution import CommandResult, Outcome, Usage
+from belljar.sandbox.run import OnText, Stream
+from belljar.sandbox.shell import AsyncShell
 
 if TYPE_CHECKING:
-    from belljar.backends.docker.engine import Connection, Engine
+    from belljar.backends.docker.client.engine import Connection, Engine
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -155,8 +155,8 @@ class _Execs:
         if self._engine is not None:
             return self._engine
         runtime.docker_backend()  # raises if the extra is not installed
-        from belljar.backends.docker import endpoint
-        from belljar.backends.docker.engine import Engine, EngineError
+        from belljar.backends.docker.client import endpoint
+        from belljar.backends.docker.client.engine import Engine, EngineError
 
         engine = Engine(endpoint.find())
         try:

@@ -21,13 +21,13 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from belljar.backends.base import Guest
-from belljar.channel import Channel
+from belljar.backends.mounts import Mount, Scratch, below, check_mounts
 from belljar.errors import InvalidOption
-from belljar.files import AsyncFiles
+from belljar.files.api import AsyncFiles
+from belljar.files.workspace import HostWorkspace
 from belljar.limits import Limits
-from belljar.mount import Mount, Scratch, below, check_mounts
-from belljar.sandbox import AsyncSandbox
-from belljar.workspace import HostWorkspace
+from belljar.sandbox.channel import Channel
+from belljar.sandbox.sandbox import AsyncSandbox
 
 _log = logging.getLogger("belljar")
 

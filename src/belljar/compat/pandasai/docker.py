@@ -14,11 +14,11 @@ from dataclasses import replace
 from typing import Any
 
 from belljar.backends.docker.settings import Docker
-from belljar.blocking import wait
 from belljar.compat import where
 from belljar.compat.pandasai.sandbox import BelljarSandbox
-from belljar.environment import Environment
+from belljar.environment.environment import Environment
 from belljar.limits import Limits
+from belljar.sandbox.blocking import wait
 
 DEFAULT_IMAGE = "pandasai-sandbox"
 logger = logging.getLogger("belljar")

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from pandasai.exceptions import CodeExecutionError, InvalidOutputValueMismatch, NoResultFoundError
 
-from belljar import ending
-from belljar.execution import Execution, Outcome
-from belljar.printable import printable
+from belljar.results import ending
+from belljar.results.execution import Execution, Outcome
+from belljar.text import printable
 
 MAX_SHOWN = 4000  # characters of what the code wrote; a model reads it, and pays for it
 NOT_RUNNING = "Container is not running."

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from belljar.blocking import Sandbox as Jar
 from belljar.compat.pandasai import charts
 from belljar.compat.pandasai.errors import BadResult, NoResult
 from belljar.compat.pandasai.preparation import CHARTS, FINISH
 from belljar.errors import CannotTravel, NameMissing
-from belljar.execution import Execution
+from belljar.results.execution import Execution
+from belljar.sandbox.blocking import Sandbox as Jar
 
 logger = logging.getLogger("belljar")
 

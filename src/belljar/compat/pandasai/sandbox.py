@@ -24,7 +24,6 @@ from pandasai.sandbox import Sandbox
 
 from belljar import runtime
 from belljar.backends.docker.settings import Docker
-from belljar.blocking import Sandbox as Jar
 from belljar.compat.duck import Bounds
 from belljar.compat.head_start import HeadStart
 from belljar.compat.pandasai import answers, charts
@@ -39,12 +38,13 @@ from belljar.compat.pandasai.exchange import about_missing, is_function, picture
 from belljar.compat.pandasai.preparation import SCRUB, preparation
 from belljar.compat.pandasai.queries import guarded
 from belljar.compat.query_process import QueryProcess
-from belljar.environment import Environment
+from belljar.environment.environment import Environment
 from belljar.errors import FileError, InvalidOption, SandboxClosed, StartError
-from belljar.execution import Execution
 from belljar.limits import Limits
 from belljar.policy import source
 from belljar.policy.document import Caps
+from belljar.results.execution import Execution
+from belljar.sandbox.blocking import Sandbox as Jar
 
 SQL = "execute_sql_query"
 SKILL_TIMEOUT = 60.0  # seconds that a skill may take

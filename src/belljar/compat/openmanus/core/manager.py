@@ -13,15 +13,15 @@ from typing import Any, Self
 import anyio
 
 from belljar.backends.docker.settings import Docker
-from belljar.blocking import wait
 from belljar.compat import where
 from belljar.compat.openmanus.config import DEFAULT_IMAGE, SettingsLike
 from belljar.compat.openmanus.container import Container
 from belljar.compat.openmanus.core.sandbox import DockerSandbox
 from belljar.compat.openmanus.crossing import across
 from belljar.errors import ManagerFull, SandboxError
-from belljar.managing.manager import AsyncSandboxManager
-from belljar.sandbox import AsyncSandbox
+from belljar.pool.manager import AsyncSandboxManager
+from belljar.sandbox.blocking import wait
+from belljar.sandbox.sandbox import AsyncSandbox
 
 PATIENCE = 5.0  # seconds that the end of a sandbox waits for an operation on it
 

@@ -22,11 +22,11 @@ from belljar.compat.openmanus.core.terminal import AsyncDockerizedTerminal
 from belljar.compat.openmanus.crossing import across
 from belljar.compat.openmanus.output import CommandOutput
 from belljar.compat.openmanus.volumes import Volumes
-from belljar.environment import Environment, builtin
+from belljar.environment.environment import Environment, builtin
 from belljar.errors import InvalidOption, SandboxError
+from belljar.files.transfer import Transfer
 from belljar.limits import Limits
-from belljar.sandbox import AsyncSandbox
-from belljar.transfers import Transfer
+from belljar.sandbox.sandbox import AsyncSandbox
 
 ENV = {"PYTHONUNBUFFERED": "1"}
 

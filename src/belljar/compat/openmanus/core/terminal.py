@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from belljar.backends.docker.errors import EngineError
+from belljar.backends.docker.client.engine_errors import EngineError
 from belljar.compat.openmanus.container import resolve
 from belljar.compat.openmanus.core.exceptions import SandboxResourceError, SandboxTimeoutError
 from belljar.compat.openmanus.crossing import across
 from belljar.compat.openmanus.output import CommandOutput
 from belljar.compat.openmanus.sdk_container import SdkContainer
 from belljar.errors import InvalidOption, SandboxError
-from belljar.execution import Outcome
 from belljar.limits import format_size
-from belljar.shell import AsyncShell, ShellResult
+from belljar.results.execution import Outcome
+from belljar.sandbox.shell import AsyncShell, ShellResult
 
 
 class DockerSession:

@@ -17,16 +17,17 @@ from typing import Any, ClassVar, Self
 
 import anyio
 
-from belljar import options, runtime
+from belljar import runtime
 from belljar.backends.docker.settings import Docker
 from belljar.compat import where
 from belljar.compat.openmanus.config import DEFAULT_IMAGE
 from belljar.compat.openmanus.crossing import across
 from belljar.compat.openmanus.tool.base import BaseTool
 from belljar.errors import ExecutionError, InvalidOption, SandboxError
-from belljar.execution import Execution, Outcome
 from belljar.limits import Limits
-from belljar.sandbox import AsyncSandbox
+from belljar.results.execution import Execution, Outcome
+from belljar.sandbox import options
+from belljar.sandbox.sandbox import AsyncSandbox
 
 # System V memory, queues and semaphores belong to no process, and outlive all of them.
 FORGET = ("ipcrm", "-a")

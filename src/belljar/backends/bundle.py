@@ -1,0 +1,160 @@
+"""The guest's program, to be sent to the other side.
+
+A bundle is its modules by name, as sources and compiled: another Python than ours cannot read the
+latter, and compiling takes a tenth of a second. The other side needs nothing but a Python:
+`BOOTSTRAP` reads the bundle and makes its modules importable. Their file names start with
+`<belljar>`, by which tracebacks know what not to show.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.util
+import json
+import marshal
+import types
+from importlib import resources
+
+PACKAGE = "_belljar"  # so that it can never be mistaken for the library itself
+
+# Packages that are sent whole, and modules of the host's packages that run on the other side too.
+_WHOLE = ("protocol", "guest")
+_NATIVE = ("landlock", "rootfs", "launcher", "confine", "zygote")
+_MODULES = ("backends.linux.syscalls", *(f"backends.native.{name}" for name in _NATIVE))
+
+_FROM_FILE = """
+import importlib.util, json, os, sys, types
+fd, entry = int(sys.argv[1]), sys.argv[2]
+with open(os.dup(fd), "rb") as file:
+    sizes = [int(file.read(8), 16) for _ in range(3)]
+    bundle, compiled, sources = [file.read(size) for size in sizes]
+bundle = json.loads(bundle)
+if bundle["magic"] == importlib.util.MAGIC_NUMBER.hex():
+    import marshal
+    bundle["sources"] = marshal.loads(compiled)
+else:
+    bundle["sources"] = json.loads(sources)
+del compiled, sources
+"""
+
+# Not one byte more than the bundle: what follows are frames.
+_FROM_INPUT = """
+import sys
+if sys.version_info < (3, 9):
+    sys.exit("belljar: this is Python %d.%d, and 3.9 is needed" % sys.version_info[:2])
+sys.path[:] = [path for path in sys.path if path]
+import json, os, types
+fd, entry = 0, sys.argv[1]
+def take(size):
+    parts = []
+    while size:
+        parts.append(os.read(fd, min(size, 1 << 20)))
+        if not parts[-1]:
+            sys.exit(0)
+        size -= len(parts[-1])
+    return b"".join(parts)
+sizes = take(16)
+bundle = json.loads(take(int(sizes[:8], 16)))
+compiled = take(int(sizes[8:], 16))
+if compiled:
+    import marshal
+    bundle["sources"] = marshal.loads(compiled)
+"""
+
+_START = """
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        import importlib.util
+        if name in bundle["sources"]:
+            package = bundle["sources"][name] is None
+            return importlib.util.spec_from_loader(name, Finder, is_package=package)
+    @staticmethod
+    def create_module(spec):
+        return None
+    @staticmethod
+    def exec_module(module):
+        source = bundle["sources"][module.__name__]
+        if source is not None:
+            if type(source) is str:
+                file = "<belljar>/" + module.__name__.replace(".", "/") + ".py"
+                source = compile(source, file, "exec", dont_inherit=True)
+            exec(source, module.__dict__)
+sys.meta_path.append(Finder)
+import importlib
+importlib.import_module(entry).main({**bundle.pop("config"), "bundle": fd})
+"""
+
+# Run with `python -c`: argv is the descriptor of a bundle that make() made, and the module whose
+# main() to call.
+BOOTSTRAP = _FROM_FILE + _START
+# Here the bundle comes over standard input: two lengths of eight hexadecimal digits each, the
+# bundle with the sources, or with its modules compiled.
+BOOTSTRAP_INPUT = _FROM_INPUT + _START
+
+
+@functools.cache
+def sources() -> dict[str, str | None]:
+    """Module name -> source; None for a package."""
+    found: dict[str, str | None] = {PACKAGE: None}
+    root = resources.files("belljar")
+    whole = [
+        f"{package}.{file.name.removesuffix('.py')}"
+        for package in _WHOLE
+        for file in root.joinpath(package).iterdir()
+        if file.name.endswith(".py") and file.name != "__init__.py"
+    ]
+    for module in sorted([*whole, *_MODULES]):
+        parts = module.split(".")
+        for depth in range(1, len(parts)):
+            found[".".join((PACKAGE, *parts[:depth]))] = None
+        text = root.joinpath(*parts[:-1], f"{parts[-1]}.py").read_text(encoding="utf-8")
+        found[f"{PACKAGE}.{module}"] = text
+    return found
+
+
+def make(config: dict[str, object]) -> bytes:
+    """For BOOTSTRAP."""
+    head = json.dumps({"magic": MAGIC, "config": config}).encode()
+    parts = head, _compiled(), json.dumps(sources()).encode()
+    return b"".join([*(b"%08x" % len(part) for part in parts), *parts])
+
+
+MAGIC = importlib.util.MAGIC_NUMBER.hex()  # of the bytecode that this Python writes
+
+
+def framed(config: dict[str, object], magic: str | None = None) -> bytes:
+    """For BOOTSTRAP_INPUT. `magic`: of the Python there, if it is known."""
+    code = _compiled() if magic == MAGIC else b""
+    data = json.dumps({"sources": {} if code else sources(), "config": config}).encode()
+    return b"%08x%08x" % (len(data), len(code)) + data + code
+
+
+@functools.cache
+def _compiled() -> bytes:
+    found = {name: None if text is None else _code(name) for name, text in sources().items()}
+    return marshal.dumps(found)
+
+
+def _code(name: str) -> types.CodeType:
+    """As our own interpreter has it, which keeps it compiled."""
+    ours = name.replace(PACKAGE, "belljar", 1)
+    spec = importlib.util.find_spec(ours)
+    assert spec is not None
+    assert isinstance(spec.loader, importlib.abc.InspectLoader)
+    code = spec.loader.get_code(ours)
+    assert code is not None
+    return _in_file(code, file_of(name))
+
+
+def _in_file(code: types.CodeType, file: str) -> types.CodeType:
+    constants = tuple(
+        _in_file(each, file) if isinstance(each, types.CodeType) else each
+        for each in code.co_consts
+    )
+    return code.replace(co_filename=file, co_consts=constants)
+
+
+def file_of(module: str) -> str:
+    return f"<belljar>/{module.replace('.', '/')}.py"

@@ -1,0 +1,1 @@
+"""A client of the Docker Engine API over h11; its connections belong to no event loop."""

@@ -1,0 +1,183 @@
+"""Which engine: from the caller's option, the environment, Docker's contexts, or what is there."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from belljar.errors import BackendUnavailable, InvalidOption
+
+SYSTEM_SOCKET = "/var/run/docker.sock"
+SYSTEM_PODMAN = "/run/podman/podman.sock"
+PORT, TLS_PORT = 2375, 2376
+
+# A host or a user never begins with "-", so that ssh cannot take it for an option.
+_AUTHORITY = re.compile(
+    r"(?:(?P<user>[A-Za-z0-9_.][A-Za-z0-9_.+@-]*)@)?"
+    r"(?P<host>[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?\])"
+    r"(?::(?P<port>[0-9]{1,5}))?"
+    r"(?P<path>/[\x20-\x7e]*)?"
+)
+_FORMS = "unix:///path/of.sock, tcp://host:port, ssh://user@host"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tls:
+    """How a TCP connection is secured, by files in PEM form."""
+
+    ca: str | None = None  # who may have signed the engine's certificate; None: those of the system
+    cert: str | None = None  # ours, and its key
+    key: str | None = None
+    verify: bool = True  # False: whoever answers is believed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    kind: Literal["unix", "tcp", "ssh"]
+    address: str  # a path, "host:port", or "[user@]host[:port][/path]"
+    tls: Tls | None = None
+    source: str = ""  # who said so, for messages
+
+    def __str__(self) -> str:
+        return f"{self.kind}://{self.address}"
+
+    @property
+    def authority(self) -> str:
+        """What HTTP calls the host; a local engine does not look at it."""
+        return self.address if self.kind == "tcp" else "docker"
+
+
+def find(host: str | None = None, environ: Mapping[str, str] | None = None) -> Endpoint:
+    """The engine to use, in the order in which Docker's own command decides.
+
+    Raises BackendUnavailable if there is none, InvalidOption for an address that is none.
+
+    >>> str(find("tcp://build-server:2375", {}))
+    'tcp://build-server:2375'
+    """
+    environ = os.environ if environ is None else environ
+    if host:
+        return parse(host, "the option host", environ)
+    if named := environ.get("DOCKER_HOST"):
+        return parse(named, "DOCKER_HOST", environ)
+    if of_context := _from_context(environ):
+        return of_context
+    if named := environ.get("CONTAINER_HOST"):
+        return parse(named, "CONTAINER_HOST", environ)
+    return _from_sockets(environ)
+
+
+def parse(
+    text: str, source: str, environ: Mapping[str, str] | None = None, *, tls: Tls | None = None
+) -> Endpoint:
+    """An address as Docker writes it; for TCP, `environ` may ask for TLS."""
+    scheme, separator, rest = text.strip().partition("://")
+    if not separator and text.startswith("/"):
+        scheme, rest = "unix", text.strip()
+    match scheme.lower():
+        case "unix" if rest.startswith("/") and "\0" not in rest:
+            return Endpoint(kind="unix", address=rest, source=source)
+        case "tcp" | "http" | "https" if found := _AUTHORITY.fullmatch(rest):
+            tls = tls or _tls_of(environ or {}, wanted=scheme.lower() == "https")
+            port = _port(found["port"]) or (PORT if tls is None else TLS_PORT)
+            if found["user"] is None and found["path"] in (None, "/") and port <= 0xFFFF:
+                address = f"{found['host']}:{port}"
+                return Endpoint(kind="tcp", address=address, tls=tls, source=source)
+        case "ssh" if (found := _AUTHORITY.fullmatch(rest)) and _port(found["port"]) <= 0xFFFF:
+            return Endpoint(kind="ssh", address=rest.removesuffix("/"), source=source)
+    raise InvalidOption(
+        f"{source}: {text[:200]!r} is no address of an engine", hint=f"one of {_FORMS}"
+    )
+
+
+def _port(text: str | None) -> int:
+    return int(text or 0)
+
+
+def ssh_parts(address: str) -> tuple[str | None, str, int, str]:
+    """User, host, port (0: ssh's own choice), and path ("": the engine's default socket)."""
+    found = _AUTHORITY.fullmatch(address)
+    if found is None:  # made by hand, not by parse()
+        raise InvalidOption(f"{address[:200]!r} is no address for ssh", hint="[user@]host[:port]")
+    return found["user"], found["host"].strip("[]"), _port(found["port"]), found["path"] or ""
+
+
+# --- TLS -------------------------------------------------------------------------------------
+
+
+def _tls_of(environ: Mapping[str, str], *, wanted: bool) -> Tls | None:
+    """As Docker's variables say. Without a word to the contrary, the engine must prove itself."""
+    verify, plain = environ.get("DOCKER_TLS_VERIFY"), environ.get("DOCKER_TLS")
+    named = environ.get("DOCKER_CERT_PATH")
+    if not (wanted or verify or plain or named):
+        return None
+    checked = bool(verify or named or wanted)
+    tls = tls_files(named or config_directory(environ), verify=checked)
+    if named and not (tls.ca or tls.cert):
+        raise InvalidOption(
+            f"DOCKER_CERT_PATH: {named!r} has none of ca.pem, cert.pem, key.pem",
+            hint="the directory with the files that the engine's administrator made",
+        )
+    return tls
+
+
+def tls_files(directory: str, *, verify: bool) -> Tls:
+    """The files Docker's command would use, as far as they are there."""
+    ca, cert, key = (
+        path if os.path.exists(path := os.path.join(directory, name)) else None
+        for name in ("ca.pem", "cert.pem", "key.pem")
+    )
+    if bool(cert) != bool(key):
+        raise InvalidOption(
+            f"{directory!r} has only one of cert.pem and key.pem", hint="TLS needs both, or none"
+        )
+    return Tls(ca=ca, cert=cert, key=key, verify=verify)
+
+
+# --- contexts and sockets --------------------------------------------------------------------
+
+
+def config_directory(environ: Mapping[str, str]) -> str:
+    return environ.get("DOCKER_CONFIG") or os.path.join(_home(environ), ".docker")
+
+
+def _home(environ: Mapping[str, str]) -> str:
+    return environ.get("HOME") or os.path.expanduser("~")
+
+
+def _from_context(environ: Mapping[str, str]) -> Endpoint | None:
+    from belljar.backends.docker.client import contexts
+
+    directory = config_directory(environ)
+    name, source = environ.get("DOCKER_CONTEXT"), "DOCKER_CONTEXT"
+    if not name:
+        name, source = contexts.current(directory), f"currentContext of {directory}/config.json"
+    if not name or name == "default":  # that one means: as if there were no contexts
+        return None
+    context = contexts.read(directory, name, source)
+    tls = tls_files(context.tls, verify=context.verify) if os.path.isdir(context.tls) else None
+    return parse(context.host, f"context {name!r}", {}, tls=tls)
+
+
+def _from_sockets(environ: Mapping[str, str]) -> Endpoint:
+    """The first socket that we may use; if there are only others, the first (it will say why)."""
+    runtime = environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
+    paths = [
+        SYSTEM_SOCKET,
+        os.path.join(runtime, "docker.sock"),
+        os.path.join(_home(environ), ".docker/run/docker.sock"),
+        os.path.join(runtime, "podman/podman.sock"),
+        SYSTEM_PODMAN,
+    ]
+    there = [path for path in paths if os.path.exists(path)]
+    usable = [path for path in there if os.access(path, os.R_OK | os.W_OK)]
+    for path in usable or there:
+        return Endpoint(kind="unix", address=path, source="default socket")
+    raise BackendUnavailable(
+        f"no container engine was found (no socket at {', '.join(paths)})",
+        hint="install and start Docker or Podman (`systemctl --user start podman.socket`), "
+        f"or say where it is: DOCKER_HOST, one of {_FORMS}",
+    )

@@ -1,0 +1,300 @@
+"""Calls to a container engine: its HTTP API, in any event loop and any thread.
+
+Every call has a connection of its own: nothing is shared with another caller, nothing survives a
+fork, and a call that is cancelled just closes it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.parse
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
+from typing import Any
+
+import anyio
+
+from belljar.backends.docker.client.connect import Connection
+from belljar.backends.docker.client.dial import dial
+from belljar.backends.docker.client.endpoint import Endpoint
+from belljar.backends.docker.client.engine_errors import (
+    BrokenAnswer,
+    EngineError,
+    EngineUnavailable,
+    broken,
+    refused,
+    unreachable,
+)
+from belljar.backends.docker.client.http import Data, Exchange, Head, require_h11
+from belljar.errors import SandboxError
+
+__all__ = ["Connection", "Engine", "EngineError", "EngineUnavailable", "proper"]
+
+# Engine 20.10 speaks 1.41, Podman 4 too; 25 to 29 speak 1.44. An engine that has more is asked
+# for what these have: what a newer version of the API changes then changes nothing here.
+OLDEST_API = (1, 41)
+NEWEST_API = (1, 44)
+
+MAX_JSON = 16 * 1024 * 1024
+MAX_LINE = 4 * 1024 * 1024
+MAX_REFUSAL = 64 * 1024
+
+PING = "/_ping"  # the one call that is asked without a version
+
+Query = Mapping[str, object]
+
+
+class Engine:
+    """An engine; cheap to make, holds nothing open."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        require_h11()
+        self.endpoint = endpoint
+        self._version = ""  # of the API, once it is known
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Query | None = None,
+        body: object = None,
+        data: Data = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: float = 30.0,
+    ) -> Any:
+        """The parsed JSON of the answer, or None if it has none.
+
+        `path` is without the version; `body` goes as JSON, `data` as it is. Values in `query`:
+        dict and list go as JSON, bool as 1 or 0, None not at all.
+        """
+        with anyio.move_on_after(timeout):
+            payload, fields = _payload(body, data, headers)
+            async with self._exchange(method, path, query, payload, fields) as exchange:
+                head = await self._accepted(exchange)
+                return _parsed(head, await exchange.body(MAX_JSON))
+        raise self._silent(method, path, timeout)
+
+    @asynccontextmanager
+    async def lines(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Query | None = None,
+        body: object = None,
+        data: Data = None,
+        headers: Mapping[str, str] | None = None,
+        idle_timeout: float = 300.0,
+    ) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+        """One JSON object after the other, for as long as there are any (pull, build, events).
+
+        Ended not by the total time but by a silence of `idle_timeout`. An engine reports what
+        fails later in the stream, as an object with "error".
+        """
+        silent = self._silent(method, path, idle_timeout)
+        payload, fields = _payload(body, data, headers)
+        async with AsyncExitStack() as stack:
+            with anyio.move_on_after(idle_timeout) as waiting:
+
+                def moved() -> None:
+                    waiting.deadline = anyio.current_time() + idle_timeout
+
+                exchange = await stack.enter_async_context(
+                    self._exchange(method, path, query, payload, fields, moved)
+                )
+                await self._accepted(exchange)
+            if waiting.cancelled_caught:
+                raise silent
+            yield _Lines(exchange, idle_timeout, silent, partial(self._broken, f"{method} {path}"))
+
+    async def upgrade(
+        self, path: str, *, query: Query | None = None, body: object = None, timeout: float = 30.0
+    ) -> Connection:
+        """POST, and take the connection over as a raw stream; the caller closes it."""
+        payload, fields = _payload(body, None, {"Connection": "Upgrade", "Upgrade": "tcp"})
+        with anyio.move_on_after(timeout):
+            async with self._exchange("POST", path, query, payload, fields) as exchange:
+                head = await self._accepted(exchange)
+                # Docker switches protocols; some versions of Podman say 200 and then do the same.
+                framed = {"content-length", "transfer-encoding"} & head.headers.keys()
+                if head.status != 101 and (head.status != 200 or framed):
+                    raise BrokenAnswer(f"it did not give the stream (status {head.status})")
+                return exchange.detach()
+        raise self._silent("POST", path, timeout)
+
+    @asynccontextmanager
+    async def _exchange(
+        self,
+        method: str,
+        path: str,
+        query: Query | None,
+        data: Data,
+        headers: Mapping[str, str],
+        moved: Callable[[], None] | None = None,
+    ) -> AsyncIterator[Exchange]:
+        """Ask, on a connection that ends with the context; failures become EngineErrors here."""
+        if path != PING and not self._version:
+            self._version = await self._negotiate()
+        target = _target(path if path == PING else f"/v{self._version}{path}", query)
+        defaults = {"Host": self.endpoint.authority, "User-Agent": "belljar", "Connection": "close"}
+        try:
+            connection = await dial(self.endpoint)
+        except OSError as error:
+            self._version = ""  # another engine may be there next time
+            raise unreachable(self.endpoint, error) from error
+        exchange = Exchange(connection)
+        try:
+            await exchange.send(method, target, defaults | dict(headers), data, moved)
+            yield exchange
+        except BrokenAnswer as error:
+            raise self._broken(f"{method} {path}", error, connection.complaint()) from error
+        finally:
+            exchange.close()
+
+    def _broken(self, what: str, error: BrokenAnswer, said: str = "") -> EngineError:
+        self._version = ""
+        return broken(self.endpoint, what, error, said)
+
+    async def _negotiate(self) -> str:
+        """The version of the API that both sides speak."""
+        async with self._exchange("GET", PING, None, None, {}) as exchange:
+            head = await self._accepted(exchange)
+            found = re.fullmatch(r"(\d{1,4})\.(\d{1,4})", head.headers.get("api-version", ""))
+            if found is None:
+                raise BrokenAnswer("it does not say which version of Docker's API it speaks")
+        theirs = (int(found[1]), int(found[2]))
+        if theirs < OLDEST_API:
+            raise EngineUnavailable(
+                f"the engine at {self.endpoint} speaks version {found[0]} of Docker's API, "
+                f"too old for belljar",
+                hint=f"version {_dotted(OLDEST_API)} is needed: Docker 20.10 or Podman 4, or newer",
+            )
+        return _dotted(min(theirs, NEWEST_API))
+
+    async def _accepted(self, exchange: Exchange) -> Head:
+        """The head of the answer. Raises EngineError if the engine refused."""
+        head = await exchange.head()
+        if head.status < 300 or head.status == 304:  # 304: it is so already
+            return head
+        if head.status == 400:
+            self._version = ""  # it may be about the version: another engine than before
+        raise refused(head.status, await exchange.beginning(MAX_REFUSAL))
+
+    def _silent(self, method: str, path: str, timeout: float) -> EngineError:
+        return EngineError(
+            f"the engine at {self.endpoint} did not answer in {timeout:g} s ({method} {path})",
+            hint="it is busy, stuck or out of reach; does `docker info` answer?",
+        )
+
+
+class _Lines:
+    """The objects of one answer, as they come."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        idle_timeout: float,
+        silent: EngineError,
+        broken: Callable[[BrokenAnswer], EngineError],
+    ) -> None:
+        self._exchange = exchange
+        self._idle_timeout = idle_timeout
+        self._silent = silent
+        self._broken = broken
+        self._lines: deque[bytes] = deque()
+        self._rest = b""
+        self._ended = False
+
+    def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
+        return self
+
+    async def __anext__(self) -> dict[str, Any]:
+        try:
+            return await self._next()
+        except BrokenAnswer as error:
+            raise self._broken(error) from error
+
+    async def _next(self) -> dict[str, Any]:
+        while True:
+            while self._lines:
+                if line := self._lines.popleft().strip():
+                    return _object(line)
+            if self._ended:
+                raise StopAsyncIteration
+            with anyio.move_on_after(self._idle_timeout) as waiting:
+                chunk = await self._exchange.chunk()
+            if waiting.cancelled_caught:
+                raise self._silent
+            self._take(chunk)
+
+    def _take(self, chunk: bytes) -> None:
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        self._lines.extend(lines)
+        if not chunk:
+            self._ended = True
+            self._lines.append(self._rest)
+        elif len(self._rest) > MAX_LINE:
+            raise BrokenAnswer(f"it sent a line of more than {MAX_LINE} bytes")
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    found = _json(line)
+    if not isinstance(found, dict):
+        raise BrokenAnswer("it sent a line that is no JSON object")
+    return found
+
+
+def _json(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BrokenAnswer(f"it sent what is no JSON: {error}") from error
+
+
+def _parsed(head: Head, body: bytes) -> Any:
+    kind = head.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return _json(body) if body.strip() and kind == "application/json" else None
+
+
+def _payload(
+    body: object, data: Data, headers: Mapping[str, str] | None
+) -> tuple[Data, Mapping[str, str]]:
+    if body is None:
+        return data, headers or {}
+    text = json.dumps(body).encode()
+    return text, {"Content-Type": "application/json"} | dict(headers or {})
+
+
+def _target(path: str, query: Query | None) -> str:
+    # Some of it may be quoted already; what would end the path is quoted in any case.
+    quoted = urllib.parse.quote(path, safe="/:@!$&'()*+,;=~%")
+    pairs = [(name, _value(value)) for name, value in (query or {}).items() if value is not None]
+    return f"{quoted}?{urllib.parse.urlencode(pairs)}" if pairs else quoted
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    return json.dumps(value) if isinstance(value, (dict, list)) else str(value)
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+@contextmanager
+def proper(engine: Engine, what: str) -> Iterator[None]:
+    """While an answer is taken apart: it may be a proxy's, or anybody's."""
+    try:
+        yield
+    except SandboxError:
+        raise  # it says already what is wrong, though it may be a ValueError too
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+        raise EngineError(
+            f"the engine at {engine.endpoint} gave no proper answer {what}: {error!r}"[:500],
+            hint="is it an engine that answers there?",
+        ) from error

@@ -1,0 +1,131 @@
+"""What can go wrong with an engine.
+
+EngineError                     it refused, broke off, or did not answer (a SandboxError)
+└── EngineUnavailable           it could not be reached at all (also a BackendUnavailable)
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+from belljar.backends.docker.client.endpoint import Endpoint, ssh_parts
+from belljar.errors import BackendUnavailable, SandboxError
+from belljar.text import printable
+
+MAX_WORDS = 2000  # characters of what an engine says about a failure
+START = "start it: `systemctl start docker`, rootless `systemctl --user start docker`"
+_CERTIFICATE = "does it want a certificate? DOCKER_CERT_PATH, with cert.pem and key.pem it accepts"
+
+# What engines say, and what then helps.
+_HINTS = {
+    "HTTP request to an HTTPS server": "it wants TLS: set DOCKER_TLS_VERIFY=1 and DOCKER_CERT_PATH",
+    "Minimum supported API version": "this engine is too new: a newer belljar may know it",
+}
+
+
+class BrokenAnswer(Exception):
+    """What came is no answer; `nothing` if not one byte of it came. Ends up as an EngineError."""
+
+    def __init__(self, why: str, *, nothing: bool = False) -> None:
+        super().__init__(why)
+        self.nothing = nothing
+
+
+class EngineError(SandboxError):
+    """`status` is that of HTTP, or 0 without an answer; `message` has the engine's own words."""
+
+    def __init__(self, message: str, *, status: int = 0, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
+
+    def _keywords(self) -> dict[str, Any]:
+        return super()._keywords() | {"status": self.status}
+
+
+class EngineUnavailable(EngineError, BackendUnavailable):
+    """There is no connection to the engine; nothing was asked of it."""
+
+
+def refused(status: int, body: bytes) -> EngineError:
+    """The error for an answer that says no."""
+    try:
+        said = json.loads(body)
+    except (ValueError, RecursionError):
+        said = None
+    words = said.get("message") if isinstance(said, dict) else body.decode("utf-8", "replace")
+    text = cleaned(words) if isinstance(words, str) else ""
+    hint = next((remedy for phrase, remedy in _HINTS.items() if phrase in text), None)
+    return EngineError(
+        text or f"the engine answered with status {status}", status=status, hint=hint
+    )
+
+
+def cleaned(words: str) -> str:
+    text = printable(words[:MAX_WORDS]).strip()
+    return text if len(words) <= MAX_WORDS else f"{text} …"
+
+
+def unreachable(endpoint: Endpoint, error: OSError) -> EngineUnavailable:
+    """The error for a connection that did not come about."""
+    why = cleaned(error.strerror or str(error))
+    source = f", from {endpoint.source}" if endpoint.source else ""
+    return EngineUnavailable(
+        f"no connection to the engine at {endpoint}{source}: {why}", hint=_remedy(endpoint, error)
+    )
+
+
+def _remedy(endpoint: Endpoint, error: OSError) -> str:
+    import ssl  # late: only a failure pays for it
+
+    match error:
+        case ssl.SSLCertVerificationError():
+            return "DOCKER_CERT_PATH: the directory with the ca.pem that signed its certificate"
+        case ssl.SSLError() if "ALERT" in str(error):
+            return _CERTIFICATE
+        case ssl.SSLError():
+            return "does this port speak TLS? without it: unset DOCKER_TLS_VERIFY, DOCKER_CERT_PATH"
+        case socket.gaierror():
+            return "is the name of the host right?"
+        case FileNotFoundError() if endpoint.kind == "ssh":
+            return "install the OpenSSH client"
+        case FileNotFoundError() | NotADirectoryError():
+            return f"{START}; if it listens elsewhere, set DOCKER_HOST"
+        case PermissionError():
+            return (
+                "become a member of the group that owns the socket (`sudo usermod -aG docker "
+                "$USER`, then log in again; its members are as good as root), or run a rootless "
+                "engine and set DOCKER_HOST"
+            )
+        case ConnectionRefusedError():
+            return f"nothing listens there; {START}"
+    return "is the address right, and the machine up? does `docker info` answer?"
+
+
+def _by_hand(address: str) -> str:
+    user, host, port, _ = ssh_parts(address)
+    return f"ssh {f'-p {port} ' if port else ''}{f'{user}@' if user else ''}{host} docker version"
+
+
+def broken(endpoint: Endpoint, what: str, error: BrokenAnswer, said: str) -> EngineError:
+    """The error for an answer that is none. `said`: by a program in between, about its end."""
+    if said and error.nothing:
+        return EngineUnavailable(
+            f"no connection to the engine at {endpoint}: {cleaned(said)}",
+            hint=f"does `{_by_hand(endpoint.address)}` work, without asking for anything?",
+        )
+    # With TLS 1.3 a certificate of ours is refused only after the handshake: with words, by an end,
+    # or by a reset if the engine does not even read what we ask.
+    cause = error.__cause__ if error.nothing else None
+    cut = isinstance(cause, (ConnectionResetError, BrokenPipeError))
+    if endpoint.tls is not None and error.nothing and (cause is None or cut):
+        return EngineUnavailable(
+            f"the engine at {endpoint} ended the TLS connection without a word", hint=_CERTIFICATE
+        )
+    if isinstance(cause, OSError):
+        return unreachable(endpoint, cause)
+    return EngineError(
+        f"the engine at {endpoint} gave no proper answer to {what}: {cleaned(str(error))}",
+        hint="did it end meanwhile? is it a container engine? its log tells more",
+    )

@@ -1,0 +1,324 @@
+"""The directory of a Dockerfile: what of it goes to the engine, its hash, and its archive.
+
+.dockerignore is honoured as the docker command does: the last pattern that matches a path, or a
+directory above it, decides; `!` takes back; `**` is any number of directories.
+
+Somebody else may write to the directory (a sandbox, if it is mounted in one): what was a file when
+it was looked at may be a link or a pipe when it is sent. So nothing is reached through a link, and
+what is not the same any more is an error.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import hashlib
+import os
+import re
+import stat
+import tarfile
+from collections.abc import AsyncGenerator, Iterable
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+
+import anyio
+
+from belljar.backends.linux.safe_dir import Beneath
+from belljar.errors import EnvironmentBuildError
+
+MAX_SIZE = 2 * 1024**3
+CHUNK = 256 * 1024
+BLOCK = 512
+IGNORE = ".dockerignore"
+NOT_NEEDED = "name what the Dockerfile does not need in .dockerignore"
+MAX_PART = 256  # characters of a part of a pattern, such as [a-z]
+
+
+Stamp = tuple[int, ...]  # equal as long as it is the same file with the same content
+
+
+def _stamp(status: os.stat_result) -> Stamp:
+    # Not the time of its content, which can be set back.
+    return status.st_dev, status.st_ino, status.st_ctime_ns, status.st_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    name: str  # relative, with slashes
+    status: os.stat_result
+    target: str = ""  # of a symbolic link
+
+    @property
+    def stamp(self) -> Stamp:
+        return _stamp(self.status)
+
+    @property
+    def size(self) -> int:
+        return self.status.st_size if stat.S_ISREG(self.status.st_mode) else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    directory: Path
+    dockerfile: str  # its name in the directory
+    entries: tuple[Entry, ...]
+    digest: str
+
+    @property
+    def size(self) -> int:
+        return sum(each.size for each in self.entries)
+
+
+def read(path: Path) -> Context:
+    """`path`: a Dockerfile, or the directory with it. Blocks; reads what has changed since."""
+    directory, dockerfile = (path, "Dockerfile") if path.is_dir() else (path.parent, path.name)
+    try:
+        ignored = _ignored(directory, dockerfile)
+        with Beneath(directory) as beneath:
+            entries = tuple(_walk(beneath, ignored, {dockerfile, IGNORE}))
+        size = sum(each.size for each in entries)
+        if size > MAX_SIZE:
+            largest = max(entries, key=lambda each: each.size)
+            raise EnvironmentBuildError(
+                f"the directory of the Dockerfile, {directory}, has {size / 2**30:.1f} GiB, more "
+                f"than the {MAX_SIZE / 2**30:.0f} GiB that are sent to an engine (the largest file "
+                f"is {largest.name})",
+                hint="give the Dockerfile a directory of its own, or name what it does not need in "
+                ".dockerignore",
+            )
+        digest = _digest(directory, dockerfile, entries)
+    except OSError as error:
+        raise EnvironmentBuildError(
+            f"cannot read the directory of the Dockerfile, {directory}: "
+            f"{error.filename or 'a file in it'}: {error.strerror}",
+            hint=NOT_NEEDED,
+        ) from error
+    return Context(directory=directory, dockerfile=dockerfile, entries=entries, digest=digest)
+
+
+# -- which files --------------------------------------------------------------------------------
+
+
+class Patterns:
+    """The rules of a .dockerignore file.
+
+    >>> rules = Patterns(["*.log", "data/**/raw", "!data/keep/raw", "build/"])
+    >>> rules.ignores("a.log"), rules.ignores("b/a.log"), rules.ignores("build/x/y")
+    (True, False, True)
+    >>> rules.ignores("data/a/b/raw/file"), rules.ignores("data/keep/raw/file")
+    (True, False)
+    """
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        self._rules: list[tuple[Rule, bool]] = []
+        for line in lines:
+            if line.startswith("#"):
+                continue
+            pattern = line.strip()
+            takes_back = pattern.startswith("!")
+            pattern = pattern.removeprefix("!").strip()
+            if not pattern:
+                continue
+            pattern = os.path.normpath("/" + pattern).lstrip("/")
+            if pattern:
+                self._rules.append((Rule(pattern), takes_back))
+        self.takes_back = any(takes_back for _, takes_back in self._rules)
+
+    def ignores(self, name: str) -> bool:
+        parts = name.split("/")
+        names = ["/".join(parts[: i + 1]) for i in range(len(parts))]
+        ignored = False
+        for rule, takes_back in self._rules:
+            if takes_back == ignored and any(rule.matches(each) for each in names):
+                ignored = not takes_back
+        return ignored
+
+
+# What stands in a pattern for more than one character.
+_DIRECTORIES, _ANYTHING, _WITHIN = "(?:.*/)?", ".*", "[^/]*"
+_WILD = (_DIRECTORIES, _ANYTHING, _WITHIN)
+_FEW = 2  # wild ones in a pattern: so many, and a regular expression is quick, whatever the name
+
+
+class Rule:
+    """One pattern. Its parts are regular expressions, each of one character or a wild one."""
+
+    def __init__(self, pattern: str) -> None:
+        self.parts = list(_parts(pattern))
+        self._whole = re.compile("".join(self.parts), re.DOTALL)
+        self._wild = sum(part in _WILD for part in self.parts)
+        self._single = [re.compile(part, re.DOTALL) for part in self.parts]
+
+    def matches(self, name: str) -> bool:
+        if self._wild <= _FEW:
+            return self._whole.fullmatch(name) is not None
+        return self.matches_slowly(name)
+
+    def matches_slowly(self, name: str) -> bool:
+        """The same by all the places in the pattern that may be reached, letter by letter: with
+        many wild ones, an expression would try each way to divide the name among them."""
+        places = self._entered({0})
+        for letter in name:
+            entered, stayed = set(), set()
+            for place in places:
+                part = self.parts[place] if place < len(self.parts) else ""
+                if part == _DIRECTORIES:
+                    stayed.add(place)
+                    if letter == "/":
+                        entered.add(place + 1)
+                elif part == _ANYTHING or (part == _WITHIN and letter != "/"):
+                    entered.add(place)
+                elif part and part != _WITHIN and self._single[place].fullmatch(letter):
+                    entered.add(place + 1)
+            # In the midst of directories there is no way on, but by a slash.
+            places = self._entered(entered) | stayed
+        return len(self.parts) in places
+
+    def _entered(self, places: set[int]) -> set[int]:
+        """With those behind wild ones, which may stand for nothing."""
+        for place in list(places):
+            while place < len(self.parts) and self.parts[place] in _WILD:
+                place += 1
+                places.add(place)
+        return places
+
+
+def _parts(pattern: str) -> Iterable[str]:
+    position, last = 0, ""
+    while position < len(pattern):
+        rest = pattern[position : position + MAX_PART]
+        if match := re.match(r"\*\*/", rest):
+            part = _DIRECTORIES
+        elif match := re.match(r"\*\*", rest):
+            part = _ANYTHING
+        elif match := re.match(r"\*", rest):
+            part = _WITHIN
+        elif match := re.match(r"\?", rest):
+            part = "[^/]"
+        elif match := re.match(r"\[(\^?)((?:\\.|[^\]\\])+)\]", rest):
+            inside = match[2].replace("[", r"\[")
+            part = f"[{'^/' if match[1] else ''}{inside}]"
+        elif match := re.match(r"\\(.)", rest):
+            part = re.escape(match[1])
+        else:
+            match = re.match(r".", rest, re.DOTALL)
+            assert match is not None
+            part = re.escape(match[0])
+        position += match.end()
+        if part != last or part not in _WILD:  # twice is no more than once
+            yield part
+        last = part
+
+
+def _ignored(directory: Path, dockerfile: str) -> Patterns:
+    for name in (f"{dockerfile}.dockerignore", IGNORE):
+        path = directory / name
+        if path.is_file():
+            try:
+                return Patterns(path.read_text(encoding="utf-8-sig").splitlines())
+            except (UnicodeDecodeError, re.error) as error:
+                raise EnvironmentBuildError(f"cannot understand {path}: {error}") from error
+    return Patterns(())
+
+
+def _walk(beneath: Beneath, ignored: Patterns, always: set[str]) -> Iterable[Entry]:
+    waiting = [""]
+    while waiting:
+        parent = waiting.pop()
+        with beneath.directory(parent) as directory:
+            for each in sorted(os.listdir(directory)):
+                name = f"{parent}/{each}" if parent else each
+                left_out = name not in always and ignored.ignores(name)
+                status = os.stat(each, dir_fd=directory, follow_symlinks=False)
+                is_directory = stat.S_ISDIR(status.st_mode)
+                if is_directory and (not left_out or ignored.takes_back):
+                    waiting.append(name)
+                if left_out:
+                    continue
+                if stat.S_ISLNK(status.st_mode):
+                    target = os.readlink(each, dir_fd=directory)
+                    yield Entry(name=name, status=status, target=target)
+                elif is_directory or stat.S_ISREG(status.st_mode):
+                    yield Entry(name=name, status=status)
+                # Sockets, pipes and devices are no content.
+
+
+# -- the hash -----------------------------------------------------------------------------------
+
+
+def _digest(directory: Path, dockerfile: str, entries: Iterable[Entry]) -> str:
+    """Of all that a build can see but owners and times, which the docker command drops too."""
+    whole = hashlib.sha256(dockerfile.encode())
+    for each in sorted(entries, key=lambda each: each.name):
+        mode, content = each.status.st_mode, each.target
+        if stat.S_ISREG(mode):
+            content = _file_digest(str(directory), each.name, each.stamp)
+        whole.update(f"\0{os.fsencode(each.name)!r}\0{mode:o}\0{content!r}".encode())
+    return whole.hexdigest()[:16]
+
+
+@functools.lru_cache(maxsize=50_000)
+def _file_digest(directory: str, name: str, stamp: Stamp) -> str:
+    with Beneath(directory) as beneath, _opened(beneath, name, stamp) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _opened(beneath: Beneath, name: str, stamp: Stamp) -> BufferedReader:
+    """The very file that was looked at. Does not block, whatever is there now."""
+    file = os.fdopen(beneath.open(name), "rb")
+    try:
+        _check_unchanged(file, name, stamp)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _check_unchanged(file: BufferedReader, name: str, stamp: Stamp) -> None:
+    if _stamp(os.fstat(file.fileno())) != stamp:
+        raise OSError(errno.ESTALE, "it was changed meanwhile", name)
+
+
+# -- the archive --------------------------------------------------------------------------------
+
+
+async def archive(context: Context) -> AsyncGenerator[bytes]:
+    """A tar of the context, as a stream: it is never whole in memory nor on disk."""
+    name = ""
+    try:
+        with Beneath(context.directory) as beneath:
+            for each in context.entries:
+                header, name = _header(each), each.name
+                yield header.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+                if not header.isreg():
+                    continue
+                with _opened(beneath, name, each.stamp) as file:
+                    left = header.size
+                    while left:
+                        piece = await anyio.to_thread.run_sync(file.read, min(CHUNK, left))
+                        if not piece:
+                            break
+                        left -= len(piece)
+                        yield piece
+                    # Its digest names the image, which is taken for this content from then on.
+                    _check_unchanged(file, name, each.stamp)
+                yield bytes(-header.size % BLOCK)
+    except OSError as error:
+        raise EnvironmentBuildError(
+            f"cannot read {context.directory / name}: {error.strerror}", hint=NOT_NEEDED
+        ) from error
+    yield bytes(2 * BLOCK)
+
+
+def _header(entry: Entry) -> tarfile.TarInfo:
+    header = tarfile.TarInfo(entry.name)
+    header.mode = stat.S_IMODE(entry.status.st_mode)
+    header.mtime = int(entry.status.st_mtime)
+    if entry.target:
+        header.type, header.linkname = tarfile.SYMTYPE, entry.target
+    elif stat.S_ISDIR(entry.status.st_mode):
+        header.type = tarfile.DIRTYPE
+    else:
+        header.size = entry.size
+    return header

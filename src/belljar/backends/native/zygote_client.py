@@ -1,0 +1,335 @@
+"""The host's handle of a zygote: started once for each Environment, asked for guests.
+
+Started by the runtime's own thread, because the kernel ties a child's death signal to the
+thread that made it: a thread of the caller's may end any time.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import errno
+import functools
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+
+from belljar.backends import bundle
+from belljar.backends.linux import cgroup, identity, seccomp
+from belljar.backends.linux.cgroup import Cgroups, scope
+from belljar.backends.mounts import Mount
+from belljar.backends.native import layers, plan
+from belljar.backends.workdir import WORKSPACE
+from belljar.environment.environment import Built
+from belljar.errors import BackendUnavailable, InvalidOption, SandboxError, StartError
+
+CLOSE_TIMEOUT = 10.0
+DEATH_TIMEOUT = 30.0  # for the parent of one that has ended to notice
+MAX_REQUEST = 65536
+START_TIMEOUT = 120.0  # imports of large packages on a cold disk
+
+
+# Pages that can be held without being in any process's memory; refused where no cgroup counts
+# them. mmap: MAP_SHARED and MAP_ANONYMOUS together.
+HIDDEN_MEMORY = (
+    "memfd_create",
+    "shmget",
+    seccomp.Rule(
+        names=("mmap",),
+        action=seccomp.ERRNO | seccomp.EPERM,
+        conditions=(seccomp.Condition(index=3, op="MASKED_EQ", mask=0x21, value=0x21),),
+    ),
+)
+
+
+_TMPFILE = 0o20000000  # the bit of O_TMPFILE that O_DIRECTORY has not
+
+
+def _refuse(names: Sequence[str], mode: int, flags: int | None = None) -> Iterator[seccomp.Rule]:
+    """A file with one of the set-id bits: `mode` is the number of that argument; `flags` of the
+    one that says whether a file is made."""
+    action = seccomp.ERRNO | seccomp.EPERM
+    for bit in (0o4000, 0o2000):
+        has_bit = seccomp.Condition(index=mode, op="MASKED_EQ", mask=bit, value=bit)
+        if flags is None:
+            yield seccomp.Rule(names=tuple(names), action=action, conditions=(has_bit,))
+            continue
+        for made in (os.O_CREAT, _TMPFILE):
+            makes = seccomp.Condition(index=flags, op="MASKED_EQ", mask=made, value=made)
+            yield seccomp.Rule(names=tuple(names), action=action, conditions=(has_bit, makes))
+
+
+# Where a guest may write to a directory of the host: what it makes there shall not run with the
+# rights of its owner. (The guest's own mounts are nosuid, the host's view of them is not.)
+SET_ID = (
+    *_refuse(["chmod", "fchmod", "creat", "mknod"], mode=1),
+    *_refuse(["fchmodat", "fchmodat2", "mknodat"], mode=2),
+    *_refuse(["open"], mode=2, flags=1),
+    *_refuse(["openat"], mode=3, flags=2),
+    "openat2",  # its mode is behind a pointer
+)
+
+
+class ZygoteGone(StartError):
+    """It was killed: nothing is wrong with the guest that was asked for. Try with a new one."""
+
+
+class Zygote:
+    def __init__(
+        self,
+        built: Built,
+        hold: int,
+        cgroups: Cgroups,
+        mounts: tuple[Mount, ...] = (),
+        directories: tuple[str, ...] = (WORKSPACE,),
+    ) -> None:
+        """`hold`: the descriptor that keeps the Environment's files, even if it is removed.
+        `cgroups`: what this process may make; if that is not enough, wait_ready() asks for more."""
+        self.users = 0  # guests of one with mounts, which ends with the last of them
+        self.cgroups = self._shared_cgroups = cgroups
+        self._wants_scope = "memory" not in cgroups.controllers and scope.is_available()
+        self._mounts, self._directories = mounts, directories
+        self.root = identity.has_uid_for_each()
+        self.baseline = 0
+        self._name = built.environment.name
+        self._hold = hold
+        try:
+            self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs, _memfd(bundle.make(self._config(built, theirs.fileno()))) as source:
+                self._process = _spawn(source, theirs.fileno())
+        except BaseException as error:
+            self._let_go()
+            if isinstance(error, OSError):
+                raise StartError(f"the zygote did not start: {error}") from error
+            raise
+
+    def _config(self, built: Built, control: int) -> dict[str, object]:
+        profile = seccomp.load_profile()
+        deny = () if all(mount.read_only for mount in self._mounts) else SET_ID
+        machine = platform.machine()
+        first = plan.UID_FIRST if self.root else os.geteuid()
+        group = plan.UID_FIRST if self.root else os.getegid()
+        count = plan.UID_COUNT if self.root else 1
+        return {
+            "parent": os.getpid(),
+            "scope": self._wants_scope,
+            "root": self.root,
+            "control": control,
+            "uids": [first, count],
+            "gids": [group, count],
+            "steps": plan.root_steps(
+                built.path, built.interpreter, self._mounts, self._directories
+            ),
+            "python": f"{plan.GUEST_ENV}/bin/python",
+            "bootstrap": bundle.BOOTSTRAP,
+            "entry": f"{bundle.PACKAGE}.backends.native.zygote",
+            "env": plan.environment_variables(built.interpreter),
+            "preload": list(built.environment.preload),
+            "site": not built.environment.confines_site,
+            "warmup": built.environment.warmup,
+            "seccomp": _b64(seccomp.compile_profile(profile, machine, deny=deny)),
+            "seccomp_stricter": _b64(
+                seccomp.compile_profile(profile, machine, deny=(*deny, *HIDDEN_MEMORY))
+            ),
+        }
+
+    def wait_ready(self) -> None:
+        """Blocks until its imports are done. Called once, by the runtime, in a worker thread."""
+        self._control.settimeout(START_TIMEOUT)
+        try:
+            why = dict(self.cgroups.why)
+            if self._wants_scope:
+                why |= self._enter_scope()
+            # Asked twice for each guest, and mostly for the same limits.
+            self.kept = functools.lru_cache(maxsize=64)(
+                functools.partial(layers.kept, kind=self.cgroups.kind, why=why)
+            )
+            data = self._control.recv(65536)
+        except TimeoutError:
+            self.close()
+            raise StartError(
+                f"the imports of environment {self._name!r} took more than {START_TIMEOUT:.0f} s"
+            ) from None
+        except BaseException:
+            self.close()
+            raise
+        if not data:
+            status = self._process.wait()
+            self.close()
+            raise StartError(
+                f"the zygote of environment {self._name!r} ended with status {status}",
+                hint="`belljar doctor` tells what this host allows",
+            )
+        answer = json.loads(data)
+        if "failed" in answer:
+            self.close()
+            raise failure(answer, self._name)
+        self.baseline = int(answer["data"])
+        self._control.setblocking(False)
+
+    def _enter_scope(self) -> dict[str, str]:
+        """Get control groups from the user's systemd; the result says what is missing, and why."""
+        pid = self._process.pid
+        try:
+            scope.enter(pid)
+        except scope.ScopeRefused as error:
+            reason = f"the user's systemd gave no control group: {error}"
+            missing = dict.fromkeys(self.cgroups.why, reason)
+        else:
+            self.cgroups = cgroup.detect_for_child(pid)
+            missing = dict(self.cgroups.why)
+        with contextlib.suppress(OSError):  # it is gone: recv() says so
+            self._control.send(b"1")
+        return missing
+
+    def spawn(
+        self,
+        request: Mapping[str, object],
+        env: Mapping[str, str],
+        channel: int,
+        join: Sequence[int],
+    ) -> bool:
+        """Ask for a guest; it answers on its own channel. What it alone may know, its environment
+        variables, it reads by itself. False: it is behind with its work, ask again."""
+        message = json.dumps({**request, "descriptors": 2 + len(join)}).encode()
+        secret = json.dumps(dict(env)).encode()
+        if len(secret) > MAX_REQUEST:
+            raise InvalidOption(
+                f"the variables of the sandbox take {len(secret)} bytes, more than {MAX_REQUEST}",
+                hint="`env` is not for data: write a file instead",
+            )
+        with _memfd(secret) as variables:
+            try:
+                socket.send_fds(self._control, [message], [channel, variables, *join])
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                raise ZygoteGone(f"the zygote is gone: {error}") from error
+        return True
+
+    def died(self) -> bool:
+        """Whether it has ended, or is about to: its parent needs a moment to notice."""
+        try:
+            self._process.wait(DEATH_TIMEOUT if self._hung_up() else 0.2)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def _hung_up(self) -> bool:
+        """The other end is its alone, and is closed by the kernel when it ends."""
+        try:
+            return not self._control.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        """End it and, by the kernel's rule, every guest of its; returns when they are gone."""
+        # It leaves when it reads the end, and its parent when it is gone. A fork of this process in
+        # the middle of the start still has a copy of the socket: so closing ours is not enough.
+        with contextlib.suppress(OSError):  # closed already, or the other end is gone
+            self._control.shutdown(socket.SHUT_RDWR)
+        self._let_go()
+        try:
+            self._process.wait(CLOSE_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self.cgroups is not self._shared_cgroups:
+            self.cgroups.close()
+
+    def abandon(self) -> None:
+        """In a fork of the host process: let go of what belongs to the parent."""
+        self._let_go()
+        self._process.returncode = 0  # so that Popen does not wait for another's child
+
+    def _let_go(self) -> None:
+        if hasattr(self, "_control"):
+            self._control.close()
+        if self._hold >= 0:
+            os.close(self._hold)
+            self._hold = -1
+
+
+def _spawn(source: int, control: int) -> subprocess.Popen[bytes]:
+    # An own session: Ctrl-C at the terminal is for the host process to handle.
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            bundle.BOOTSTRAP,
+            str(source),
+            f"{bundle.PACKAGE}.backends.native.launcher",
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=None if os.environ.get("BELLJAR_DEBUG") else subprocess.DEVNULL,
+        pass_fds=(source, control),
+        # Only what the interpreter itself may need to start.
+        env={k: v for k, v in os.environ.items() if k == "LD_LIBRARY_PATH"},
+        cwd="/",
+        start_new_session=True,
+    )
+
+
+@contextlib.contextmanager
+def _memfd(data: bytes) -> Iterator[int]:
+    fd = os.memfd_create("belljar", os.MFD_CLOEXEC)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+        os.lseek(fd, 0, os.SEEK_SET)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _b64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+# What says that this machine is full just now, not what it allows.
+_NO_FILTERS = 524  # the kernel's own number: no more memory for filters on the whole machine
+PASSING = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.EIO, _NO_FILTERS)
+EXHAUSTED = "out of memory, descriptors (ulimit -n) or processes (ulimit -u) on this host?"
+
+_REMEDIES = {
+    "user namespace": "user namespaces are forbidden for this user: allow them (sysctl "
+    "kernel.unprivileged_userns_clone=1, user.max_user_namespaces>0, on Ubuntu also "
+    "kernel.apparmor_restrict_unprivileged_userns=0), or use another backend",
+    "root file system": "a container without CAP_SYS_ADMIN, or a kernel before 5.12?",
+    "pivot": "a masked /proc (inside a container?) keeps a new one from being mounted",
+    "execute the Environment's Python": "its files must be readable by every user",
+    "fork": "too many processes, or pid namespaces (user.max_pid_namespaces), on this host",
+    "preload": "fix the Environment's `preload` and `warmup`",
+    "threads": "a module of the Environment's `preload` starts threads: leave it out of `preload`",
+}
+
+
+def failure(answer: Mapping[str, object], environment: str) -> SandboxError:
+    """What a zygote or a guest says went wrong, as the caller shall see it."""
+    step = str(answer["failed"])
+    if step == "preload":
+        return StartError(
+            f"the preload or warmup of environment {environment!r} failed: {answer['message']}",
+            hint=_REMEDIES[step],
+        )
+    passing = answer.get("errno") in PASSING
+    kind = StartError if step in ("threads", "fork") or passing else BackendUnavailable
+    hint = _REMEDIES.get(step, "`belljar doctor` tells what this host allows")
+    return kind(
+        f"could not confine a guest of environment {environment!r} ({step}): {answer['message']}",
+        hint=EXHAUSTED if passing else hint,
+    )

@@ -1,0 +1,161 @@
+"""Which Python a guest runs on: found by path or version, then asked about itself."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from belljar.environment import interpreter_facts
+from belljar.environment.uv import find_uv
+from belljar.errors import EnvironmentBuildError
+
+OLDEST = (3, 9)
+_VERSION = re.compile(r"3\.\d+(\.\d+)?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interpreter:
+    """One CPython installation of this host, symlinks resolved."""
+
+    executable: str  # the base binary, never one of a virtual environment
+    version: tuple[int, int, int]
+    prefix: str  # sys.base_prefix
+    stdlib: str
+    shared: bool  # needs libpython.so out of libdir
+    libdir: str
+    abi: str = ""  # SOABI, e.g. cpython-311-x86_64-linux-gnu
+
+    @property
+    def short_version(self) -> str:
+        return f"{self.version[0]}.{self.version[1]}"
+
+
+def guest_python(interpreter: Interpreter) -> str:
+    """Where the guest sees this interpreter's binary.
+
+    /usr is mounted at its own place; any other installation is mounted at /opt/python.
+    """
+    if interpreter.prefix == "/usr":
+        return interpreter.executable
+    return "/opt/python/" + os.path.relpath(interpreter.executable, interpreter.prefix)
+
+
+def interpreter(python: str | None = None) -> Interpreter:
+    """The interpreter for `python`: None (the one we run on), a path, or a version like "3.12"."""
+    if python is None:
+        return _running()
+    problems: list[str] = []
+    for candidate in _candidates(python):
+        found = _ask(candidate, problems)
+        if found is not None and (not _VERSION.fullmatch(python) or _is_version(found, python)):
+            return found
+    raise EnvironmentBuildError(
+        f"no usable Python for {python!r}" + "".join(f"\n  {problem}" for problem in problems),
+        hint=f"install it (`uv python install {python}`) or give the path of an interpreter"
+        if _VERSION.fullmatch(python)
+        else "give the path of a CPython interpreter, or a version like '3.12'",
+    )
+
+
+@functools.cache
+def _running() -> Interpreter:
+    return _parse(interpreter_facts.facts())
+
+
+def _candidates(python: str) -> Iterator[str]:
+    if not _VERSION.fullmatch(python):
+        found = shutil.which(os.path.expanduser(python))
+        if found is not None:
+            yield found
+        return
+    short = ".".join(python.split(".")[:2])
+    on_path = shutil.which(f"python{short}")
+    if on_path is not None:
+        yield on_path
+    # uv knows its own managed interpreters and the usual places of others.
+    uv = subprocess.run(
+        [find_uv(), "python", "find", "--no-project", python],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    if uv.returncode == 0 and uv.stdout.strip():
+        yield uv.stdout.strip()
+
+
+def _is_version(found: Interpreter, python: str) -> bool:
+    wanted = tuple(int(part) for part in python.split("."))
+    return found.version[: len(wanted)] == wanted
+
+
+def _ask(candidate: str, problems: list[str]) -> Interpreter | None:
+    try:
+        status = os.stat(candidate)
+        with Path(candidate).open("rb") as file:
+            is_binary = file.read(4) == b"\x7fELF"
+        if is_binary:
+            return _asked_binary(os.path.realpath(candidate), status.st_mtime_ns, status.st_size)
+        # A script, such as a version manager's shim: what it starts may change, so ask each time.
+        return _run_facts(candidate)
+    except (OSError, EnvironmentBuildError) as error:
+        problems.append(f"{candidate}: {error}")
+        return None
+
+
+@functools.lru_cache(maxsize=64)
+def _asked_binary(executable: str, mtime_ns: int, size: int) -> Interpreter:
+    return _run_facts(executable)
+
+
+def _run_facts(executable: str) -> Interpreter:
+    # -I and -S: neither the caller's PYTHON* variables nor any site-packages has a say.
+    command = [executable, "-I", "-S", interpreter_facts.__file__]
+    try:
+        asked = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=30,
+            check=False,
+        )
+        answer = json.loads(asked.stdout) if asked.returncode == 0 else None
+    except (subprocess.TimeoutExpired, json.JSONDecodeError) as error:
+        raise EnvironmentBuildError(f"does not answer as a Python does ({error})") from error
+    if answer is None:
+        lines = asked.stderr.strip().splitlines() or ["no message"]
+        line = lines[-1] if lines[0].startswith("Traceback") else lines[0]
+        raise EnvironmentBuildError(f"exit status {asked.returncode}: {line}")
+    return _parse(answer)
+
+
+def _parse(answer: Mapping[str, object]) -> Interpreter:
+    major, minor, micro = (int(part) for part in answer["version"])  # type: ignore[attr-defined]
+    found = Interpreter(
+        executable=str(answer["executable"]),
+        version=(major, minor, micro),
+        prefix=str(answer["prefix"]),
+        stdlib=str(answer["stdlib"]),
+        shared=bool(answer["shared"]),
+        libdir=str(answer["libdir"]),
+        abi=str(answer["abi"]),
+    )
+    if answer["implementation"] != "cpython" or answer["system"] != "linux":
+        raise EnvironmentBuildError(
+            f"is {answer['implementation']} on {answer['system']}; CPython on Linux is needed"
+        )
+    if found.version < OLDEST:
+        raise EnvironmentBuildError(f"is Python {found.short_version}; 3.9 or newer is needed")
+    if found.prefix != "/usr" and not found.executable.startswith(found.prefix + "/"):
+        raise EnvironmentBuildError(
+            f"its binary {found.executable} lies outside its prefix {found.prefix}"
+        )
+    return found

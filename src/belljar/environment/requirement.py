@@ -1,0 +1,198 @@
+"""The packages of an Environment: checked early, and written one way so that equal means equal.
+
+Whether a version exists is uv's business; here is only what can be told from the text alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from belljar.errors import EnvironmentBuildError, InvalidOption
+
+_SHAPE = re.compile(
+    r"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)\s*"
+    r"(?:\[(?P<extras>[A-Za-z0-9._,\s-]*)\]\s*)?"
+    r"(?:@\s*(?P<url>[^\s;]+)|(?P<versions>[^;@]*?))\s*"
+    r"(?:;\s*(?P<marker>.+))?"
+)
+_CLAUSE = re.compile(r"(===|==|~=|!=|<=|>=|<|>)\s*([A-Za-z0-9.*+!_-]+)")
+
+
+def check_package(package: str) -> str:
+    """The package in its one spelling, or InvalidOption.
+
+    >>> check_package("Scikit_Learn [b,a] >= 1.4, <2")
+    'scikit-learn[a,b]<2,>=1.4'
+    """
+    if not isinstance(package, str) or not package.strip():
+        raise InvalidOption(f"a package must be a non-empty string, not {package!r}")
+    package = package.strip()
+    if package.startswith("-"):
+        raise InvalidOption(
+            f"package {package!r} starts with '-', which the installer would take for an option",
+            hint="give one requirement per item; settings of the index go into uv's variables",
+        )
+    if not package.isprintable():
+        raise InvalidOption(f"package {package!r} contains control characters")
+    if "${" in package:
+        raise InvalidOption(
+            f"package {package!r} names a variable of this host, which the installer would fill in",
+            hint="write the address out; passwords belong into ~/.netrc or uv's settings",
+        )
+    if package.endswith(".whl") and "@" not in package:
+        return os.path.abspath(os.path.expanduser(package))
+    match = _SHAPE.fullmatch(package)
+    if match is None:
+        raise InvalidOption(
+            f"package {package!r} is neither a requirement nor the path of a wheel",
+            hint="write it as 'name', 'name==1.2', 'name[extra]>=1', 'name @ https://…' "
+            "or 'path/to/file.whl'",
+        )
+    written = canonical_name(match["name"])
+    extras = sorted({extra.strip().lower() for extra in (match["extras"] or "").split(",")} - {""})
+    if extras:
+        written += f"[{','.join(extras)}]"
+    written += f" @ {match['url']}" if match["url"] else _versions(package, match["versions"])
+    if match["marker"]:
+        written += f" ; {' '.join(match['marker'].split())}"
+    return written
+
+
+def canonical_name(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def project_name(package: str) -> str:
+    """The name alone, of a checked package.
+
+    >>> project_name("scikit-learn[a]>=1.4 ; python_version > '3'"), project_name("/a/My_x-1.0.whl")
+    ('scikit-learn', 'my-x')
+    """
+    if package.startswith("/"):
+        package = canonical_name(Path(package).name.partition("-")[0])
+    return re.match(r"[a-z0-9-]*", package)[0]  # type: ignore[index]
+
+
+def split_packages(text: str) -> list[str]:
+    """The packages of a list with commas between them, which version conditions have too.
+
+    >>> split_packages("pandas>=2,<3, scikit-learn[a,b],shapely")
+    ['pandas>=2,<3', 'scikit-learn[a,b]', 'shapely']
+    """
+    parts = re.split(r",(?!\s*[<>=!~])(?![^\[]*\])", text)
+    return [part.strip() for part in parts if part.strip()]
+
+
+def python_fits(version: tuple[int, ...], conditions: str) -> bool:
+    """Whether a Python of this version (three numbers) is what `requires-python` asks for.
+
+    >>> python_fits((3, 11, 7), ">=3.9,<4"), python_fits((3, 11, 7), "==3.12.*")
+    (True, False)
+    """
+    return all(_clause_fits(version, part.strip()) for part in conditions.split(","))
+
+
+def _clause_fits(version: tuple[int, ...], text: str) -> bool:
+    match = re.fullmatch(r"(===|==|~=|!=|<=|>=|<|>)\s*(\d+(?:\.\d+)*)(\.\*)?", text)
+    if match is None or (match[3] and match[1] not in ("==", "!=")):
+        raise InvalidOption(
+            f"{text!r} is not a condition on the version of Python",
+            hint="write it as '>=3.11' or '>=3.9,<3.13'",
+        )
+    numbers = tuple(map(int, match[2].split(".")))
+    wanted = (*numbers, 0, 0, 0)[: len(version)]
+    same = version[: len(numbers)] == numbers if match[3] else version == wanted
+    return {
+        "==": same,
+        "===": same,
+        "!=": not same,
+        "<": version < wanted,
+        "<=": version <= wanted,
+        ">": version > wanted,
+        ">=": version >= wanted,
+        "~=": version >= wanted and version[: len(numbers) - 1] == numbers[:-1],
+    }[match[1]]
+
+
+def _versions(package: str, text: str) -> str:
+    text = text.strip().removeprefix("(").removesuffix(")")
+    clauses = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        clause = _CLAUSE.fullmatch(part)
+        if clause is None:
+            raise InvalidOption(
+                f"package {package!r}: {part!r} is not a version condition",
+                hint="conditions look like '==1.2', '>=1,<2' or '~=1.4'",
+            )
+        clauses.append(clause[1] + clause[2])
+    return ",".join(sorted(clauses))
+
+
+def few(packages: Sequence[str], most: int = 8) -> str:
+    """The packages as a part of a message, which is not to be hidden among them."""
+    return ", ".join(packages) if len(packages) <= most else f"{len(packages)} packages"
+
+
+# What uv says when no set of versions will do -> what to do about it.
+UNSOLVABLE = (
+    (
+        r"not found in the package registry|not found in the provided|there is no version",
+        "check the spelling and version; with several indexes uv takes the first that knows the "
+        "name (UV_INDEX_STRATEGY changes that)",
+    ),
+    (
+        r"unsatisfiable|No solution",
+        "the lines above say which exclude each other: ask for another version of one, or leave "
+        "it out; what an environment brings is left out by another one (environment=, --env)",
+    ),
+)
+
+
+def why_unsolvable(said: str) -> str | None:
+    """What it comes to when uv has found no solution, in a few words.
+
+    >>> why_unsolvable("Because nope was not found in the package registry and you require nope")
+    "there is no package 'nope' in the package index"
+    """
+    missing = re.search(r"(\S+) was not found in the (?:package registry|provided)", said)
+    if missing:
+        return f"there is no package {missing[1]!r} in the package index"
+    version = re.search(r"there (?:is no version|are no versions) of (\S+)", said)
+    if version:
+        return f"there is no version {version[1]!r} in the package index"
+    if re.search(r"no usable wheels|no wheels with|has no wheels", said):
+        return "a package has no wheel that fits"
+    return "the packages exclude each other" if "unsatisfiable" in said else None
+
+
+def fingerprint(package: str) -> str:
+    """What a checked package contributes to the key: its text, or a local wheel's content."""
+    if not package.startswith("/"):
+        return package
+    try:
+        status = os.stat(package)
+        return _wheel_digest(package, status.st_mtime_ns, status.st_size)
+    except OSError as error:
+        raise EnvironmentBuildError(f"cannot read wheel {package}: {error.strerror}") from error
+
+
+def shown(package: str) -> str:
+    """The package for the eyes of guests: a local wheel without its directory, an address without
+    its password."""
+    # Imported here, and of a backend: it is also sent into containers, by itself.
+    from belljar.backends.docker.images.build_script import bare_addresses
+
+    if package.startswith("/"):
+        return Path(package).name
+    return bare_addresses(package, "***@", "?***")
+
+
+@functools.lru_cache(maxsize=256)
+def _wheel_digest(path: str, mtime_ns: int, size: int) -> str:
+    with Path(path).open("rb") as wheel:
+        return f"{Path(path).name} sha256:{hashlib.file_digest(wheel, 'sha256').hexdigest()}"

@@ -1,5 +1,0 @@
-"""A record as a notebook, a script, or a page: `render(read("session.jsonl"), "html")`."""
-
-from belljar.export.formats import FORMATS, render
-
-__all__ = ["FORMATS", "render"]

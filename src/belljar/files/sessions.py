@@ -1,0 +1,192 @@
+"""Named workspaces: `session="name"` is a directory of that name below the state directory.
+
+    SESSIONS/<name>/          the files, as the last sandbox left them
+    SESSIONS/.locks/<name>    held by the sandbox that uses it; its mtime is "last used"
+
+Lock files are never deleted: a deleted one may still be locked by somebody who opened it before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from belljar.backends.linux.safe_dir import Beneath
+from belljar.environment import directories
+from belljar.errors import InvalidOption, unknown_option
+from belljar.guest import removal
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}", re.ASCII)
+_LOCKS = ".locks"
+MAX_FILES = 1_000_000  # that are counted
+REMOVE_TIMEOUT = 600.0  # seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionInfo:
+    name: str
+    path: Path
+    size: int  # bytes
+    files: int
+    last_used: float  # seconds since the epoch
+    in_use: bool
+
+
+def state_root(environ: Mapping[str, str] = os.environ) -> Path:
+    """$BELLJAR_STATE, else $XDG_STATE_HOME/belljar, else ~/.local/state/belljar."""
+    chosen = environ.get("BELLJAR_STATE")
+    if chosen:
+        return Path(os.path.abspath(os.path.expanduser(chosen)))
+    # A relative XDG_STATE_HOME is to be ignored, says its specification.
+    xdg = environ.get("XDG_STATE_HOME", "")
+    base = Path(xdg) if os.path.isabs(xdg) else Path(os.path.expanduser("~"), ".local", "state")
+    return base / "belljar"
+
+
+def check_name(name: str) -> str:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidOption(
+            f"session {name!r} is not a name",
+            hint="up to 64 letters, digits, '-', '_' and '.', not beginning with a '.'",
+        )
+    return name
+
+
+class Session:
+    """The right to use one session, held until close() or the end of the process."""
+
+    def __init__(self, name: str) -> None:
+        root = _sessions()
+        self.name = check_name(name)
+        self.path = root / name
+        self._lock = -1
+        try:
+            for directory in (root, root / _LOCKS, self.path):
+                directories.make(directory, directories.STATE)
+            self._lock = _acquire(root / _LOCKS / name)
+        except OSError as error:
+            raise InvalidOption(
+                f"session {name!r} cannot be used: {error.strerror}: {error.filename}",
+                hint="$BELLJAR_STATE can name another place",
+            ) from error
+        if self._lock < 0:
+            raise _busy(name, root / _LOCKS / name)
+
+    def close(self) -> None:
+        """May be called twice."""
+        if self._lock >= 0:
+            os.utime(self._lock)
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _sessions() -> Path:
+    return state_root() / "sessions"
+
+
+def _acquire(path: Path) -> int:
+    """The locked descriptor; -1 if somebody else has it."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(fd, 0)
+        os.write(fd, str(os.getpid()).encode())
+    except BlockingIOError:
+        os.close(fd)
+        return -1
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _busy(name: str, lock: Path) -> InvalidOption:
+    try:
+        holder = int(lock.read_text()[:20])
+    except (OSError, ValueError):
+        holder = 0
+    who = "a sandbox of this process" if holder == os.getpid() else f"process {holder or '?'}"
+    return InvalidOption(
+        f"session {name!r} is in use by {who}",
+        hint="a session has one sandbox at a time: close that one, or take another name",
+    )
+
+
+# -- for people -----------------------------------------------------------------------------
+
+
+def listing() -> list[SessionInfo]:
+    """Every session there is, by name."""
+    root = _sessions()
+    return [_describe(root, name) for name in _names(root)]
+
+
+def _names(root: Path) -> list[str]:
+    if not root.is_dir():
+        return []
+    paths = [path for path in root.iterdir() if path.is_dir() and not path.is_symlink()]
+    return sorted(path.name for path in paths if _NAME.fullmatch(path.name))
+
+
+def _describe(root: Path, name: str) -> SessionInfo:
+    with Beneath(root / name) as directory:
+        try:
+            found, _ = directory.scan(MAX_FILES)
+        except OverflowError:
+            found = {}
+    sizes = [entry.size for entry in found.values() if entry.kind == "file"]
+    lock = root / _LOCKS / name
+    return SessionInfo(
+        name=name,
+        path=root / name,
+        size=sum(sizes),
+        files=len(sizes),
+        last_used=lock.stat().st_mtime if lock.exists() else (root / name).stat().st_mtime,
+        in_use=_in_use(lock),
+    )
+
+
+def _in_use(lock: Path) -> bool:
+    try:
+        fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def find(name: str) -> Path:
+    """The directory of a session that exists."""
+    path = _sessions() / check_name(name)
+    if not path.is_dir():
+        known = _names(_sessions())
+        if not known:
+            raise InvalidOption(f"there is no session {name!r}", hint="there is none at all")
+        raise unknown_option("session", name, known)
+    return path
+
+
+def remove(name: str) -> None:
+    """A session and all its files. Raises if a sandbox uses it."""
+    path = find(name)
+    with _held(name), Beneath(path.parent) as root:
+        removal.remove(name, root.fd, REMOVE_TIMEOUT)
+
+
+@contextlib.contextmanager
+def _held(name: str) -> Iterator[None]:
+    session = Session(name)
+    try:
+        yield
+    finally:
+        session.close()

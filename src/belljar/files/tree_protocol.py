@@ -1,0 +1,383 @@
+"""Trees of a guest, as the host asks for them: what there is, its content, and new content.
+
+Everything that comes back was said by the guest: names are checked before anything is made of
+them, and what is taken is counted here, not believed.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from belljar.backends.linux import safe_dir
+from belljar.backends.linux.safe_dir import Found, is_file_name
+from belljar.errors import ProtocolError, file_error
+from belljar.guest import trees as guest_trees
+
+if TYPE_CHECKING:
+    from belljar.files.api import AsyncFiles
+
+PART = guest_trees.MAX_PART
+ROWS = 250  # of one request
+ATTEMPTS = 3  # to read a file that does not stand still
+SHOWN = 3  # names in one sentence
+_KINDS = ("file", "dir", "symlink", "other")
+_MAX = 2**63
+_MAX_ERRNO = 4095
+# scan: number, name, kind, mode, size, mtime, ctime, inode (and the target of a link)
+_ROW = 8
+_NUMBERS = 5  # mode, size, mtime, ctime, inode
+
+
+@dataclass
+class LeftOut:
+    """What was not carried, and why: a few sentences, however many files there are."""
+
+    reasons: dict[str, list[str]] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    uncounted: set[str] = field(default_factory=set)  # reasons that hold for others too
+    lost: bool = False  # some of it would have been carried, had there been no error and no limit
+
+    def add(self, path: str, reason: str, *, by_kind: bool = False) -> None:
+        """`by_kind`: such things are never carried, wherever they are."""
+        self.lost = self.lost or not by_kind
+        shown = self.reasons.setdefault(reason, [])
+        self.counts[reason] = self.counts.get(reason, 0) + 1
+        if len(shown) < SHOWN:
+            shown.append(repr(path[:200]))
+
+    def add_uncounted(self, reason: str) -> None:
+        """There are others, which were not looked at: nobody knows how many."""
+        self.reasons.setdefault(reason, [])
+        self.uncounted.add(reason)
+
+    def sentences(self) -> list[str]:
+        said = []
+        for reason, shown in self.reasons.items():
+            names = ", ".join(shown)
+            if reason in self.uncounted:
+                names += f"{' and ' * bool(shown)}others, which were not counted"
+            elif more := self.counts[reason] - len(shown):
+                names += f" and {more} more"
+            said.append(f"not carried, because it {reason}: {names}")
+        return said
+
+
+@dataclass
+class Census:
+    """What a tree of the guest holds, parents first."""
+
+    entries: dict[str, Found] = field(default_factory=dict)
+    unseen: set[str] = field(default_factory=set)  # directories that were not looked at entirely
+    left_out: LeftOut = field(default_factory=LeftOut)
+    mapped: set[int] = field(default_factory=set)  # inodes that may change without a trace
+
+    def covers(self, path: str) -> bool:
+        """Whether the path would be here if it existed."""
+        if not self.unseen:
+            return True
+        parts = path.split("/")
+        return not any("/".join(parts[:depth]) in self.unseen for depth in range(len(parts)))
+
+
+async def scan(files: AsyncFiles, root: str, *, most: int, unlock: bool = False) -> Census:
+    """Look at everything below `root`; beyond `most` entries, what is nearest to the root.
+
+    `unlock`: also into directories that their owner has closed to himself.
+    """
+    census = Census()
+    pending, after, rows = [""], "", 0
+    while pending:
+        # What is left out is not kept, but counted: else a listing could go on for ever.
+        if len(census.entries) > most or rows > most + guest_trees.MAX_NAMES:
+            census.unseen.update(pending)
+            census.left_out.add_uncounted(_too_many(most))
+            break
+        asked = pending[:ROWS]
+        header = {"op": "scan", "path": root, "after": after, "unlock": unlock}
+        answer, data = await files.call(root, header, json.dumps(asked).encode("ascii"))
+        done, last = answer.get("done"), answer.get("after")
+        if type(done) is not int or not 0 <= done <= len(asked) or not isinstance(last, str):
+            raise ProtocolError("a malformed listing")
+        if done == 0 and last <= after:
+            raise ProtocolError("a listing that does not go on")
+        count, inner = _add(census, asked, data)
+        pending, after = pending[done:] + inner, last
+        rows += count if done else max(count, guest_trees.PAGE)  # pages are full, as a rule
+    if len(census.entries) > most:
+        _cut(census, most)
+    return census
+
+
+async def mapped(files: AsyncFiles, root: str) -> set[int]:
+    """The inodes of files that are being written to through a mapping."""
+    answer, _ = await files.call(root, {"op": "mapped", "path": root})
+    inodes = answer.get("inodes")
+    if not isinstance(inodes, list) or len(inodes) > guest_trees.MAX_ROWS:
+        raise ProtocolError("a malformed answer")
+    return {_number(inode) for inode in inodes}
+
+
+def _cut(census: Census, most: int) -> None:
+    """Keep the first `most`; directories that lose something are not known entirely."""
+    for path in list(census.entries)[most:]:
+        del census.entries[path]
+        census.unseen.add(path.rpartition("/")[0])
+        census.left_out.add(path, _too_many(most))
+
+
+def _too_many(most: int) -> str:
+    return f"is more than {most} files"
+
+
+def _add(census: Census, asked: Sequence[str], data: bytes) -> tuple[int, list[str]]:
+    """Take one page into the census; its length, and the directories that are new in it."""
+    try:
+        page = json.loads(data)
+        entries, failed = page["entries"], page["failed"]
+        if len(entries) > guest_trees.PAGE + ROWS or len(failed) > ROWS:
+            raise ProtocolError("a listing longer than any")
+        for number, code in failed:
+            census.unseen.add(asked[_number(number)])
+            if code != errno.ENOENT:
+                census.left_out.add(asked[number] or "/", "cannot be read")
+        inner = []
+        for row in entries:
+            path = _take(census, asked, row)
+            if path is not None and census.entries[path].kind == "dir":
+                inner.append(path)
+    except (ValueError, RecursionError, KeyError, TypeError, IndexError):
+        raise ProtocolError("a malformed listing") from None
+    return len(entries), inner
+
+
+def _take(census: Census, asked: Sequence[str], row: list[Any]) -> str | None:
+    directory, name, kind = asked[_number(row[0])], row[1], row[2]
+    if not is_file_name(name):
+        raise ProtocolError("a file name that is none")
+    if kind not in _KINDS or len(row) != _ROW + (kind == "symlink"):
+        raise ProtocolError("a malformed listing")
+    path = f"{directory}/{name}" if directory else name
+    target = row[_ROW] if kind == "symlink" else ""
+    if not isinstance(target, str) or "\0" in target:
+        raise ProtocolError("a malformed link")
+    try:
+        os.fsencode(target)
+        fits = safe_dir.fits(path) and len(os.fsencode(name)) <= 255
+    except UnicodeEncodeError:
+        census.left_out.add(path, "has a name that this system cannot write")
+        return None
+    if not fits or name.startswith(safe_dir.PARTIAL):
+        census.left_out.add(path, "is nested too deep" if not fits else "has a name of belljar's")
+        return None
+    if path in census.entries:
+        return None  # said twice
+    census.entries[path] = described(kind, row[3:_ROW], target)
+    return path
+
+
+def described(kind: Any, numbers: Sequence[object], target: str = "") -> Found:
+    """A description of a file, out of numbers that the guest sent."""
+    if len(numbers) != _NUMBERS:
+        raise ProtocolError("a malformed answer")
+    mode, size, mtime, ctime, inode = (_number(number, low=-_MAX) for number in numbers)
+    if size < 0:
+        raise ProtocolError("a negative size")
+    return Found(kind, size, bool(mode & 0o100), mtime, ctime, inode, target)
+
+
+def _number(value: object, low: int = 0) -> int:
+    if type(value) is not int or not low <= value < _MAX:
+        raise ProtocolError("a malformed number")
+    return value
+
+
+def errno_of(value: object) -> int:
+    """Out of an answer: one that the C library has words for."""
+    if type(value) is not int or not 0 < value <= _MAX_ERRNO:
+        raise ProtocolError("a malformed error")
+    return value
+
+
+# -- content, out ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some bytes of a file; or an error instead. Offset 0 begins the file, also once more."""
+
+    path: str
+    offset: int = 0
+    data: bytes | memoryview = b""
+    found: Found | None = None  # the file, when this part was read
+    last: bool = False
+    steady: bool = True  # False with the last part: it changed while it was read
+    settled: bool = True  # a later change will show in the description
+    error: int = 0
+
+
+Sink = Callable[[list[Part]], Awaitable[None]]
+
+
+@dataclass
+class Budget:
+    """How many bytes may still come."""
+
+    left: int
+
+    def take(self, size: int) -> bool:
+        if size > self.left:
+            return False
+        self.left -= size
+        return True
+
+
+async def fetch(
+    files: AsyncFiles,
+    root: str,
+    wanted: Iterable[tuple[str, int]],
+    budget: Budget,
+    sink: Sink,
+    *,
+    follow: bool = False,
+    unlock: bool = False,
+) -> None:
+    """Hand over the content of files, of which the expected sizes are given.
+
+    Small ones come several at once. For each path the last part is `last`, or has an `error`.
+    """
+    reading = _Reading(files, root, budget, sink, follow, unlock)
+    batch: list[tuple[str, int]] = []
+    room = PART
+    for path, size in wanted:
+        if batch and (size > room or len(batch) >= ROWS):
+            await reading.several(batch)
+            batch, room = [], PART
+        batch.append((path, size))
+        room -= size
+    if batch:
+        await reading.several(batch)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    files: AsyncFiles
+    root: str
+    budget: Budget
+    sink: Sink
+    follow: bool
+    unlock: bool
+
+    async def several(self, batch: list[tuple[str, int]]) -> None:
+        alone = [path for path, size in batch if size > PART]
+        if not alone:
+            whole = []
+            for part in await self._gather([(path, 0, size) for path, size in batch]):
+                complete = part.found is not None and len(part.data) == part.found.size
+                if part.error:
+                    whole.append(part)
+                elif not complete or not part.steady:
+                    alone.append(part.path)  # it is being written to: with more care
+                elif self.budget.take(len(part.data)):
+                    whole.append(part)
+                else:
+                    whole.append(Part(part.path, error=errno.EFBIG))
+            await self.sink(whole)
+        for path in alone:
+            for attempt in range(ATTEMPTS):
+                if await self._one(path, final=attempt + 1 == ATTEMPTS):
+                    break
+
+    async def _one(self, path: str, *, final: bool) -> bool:
+        """Part by part, up to the size it had at first. False: it changed meanwhile, once more."""
+        first: Found | None = None
+        offset, steady = 0, True
+        while True:
+            size = PART if first is None else min(PART, first.size - offset)
+            (part,) = await self._gather([(path, offset, size)])
+            if first is None:
+                first = part.found
+            if part.error or part.found is None or first is None:
+                await self.sink([Part(path, error=part.error or errno.EIO)])
+                return True
+            if offset == 0 and not self.budget.take(first.size):
+                await self.sink([Part(path, error=errno.EFBIG)])
+                return True
+            data = part.data[: first.size - offset]
+            steady = steady and part.steady and part.found == first
+            ended = not data or offset + len(data) >= first.size
+            last = ended and (steady or final)
+            await self.sink([Part(path, offset, data, part.found, last, steady, part.settled)])
+            offset += len(data)
+            if ended:
+                # Not taken: what a file that shrank did not have, and what will be read anew.
+                self.budget.left += first.size - offset if last else first.size
+                return last
+
+    async def _gather(self, wanted: list[tuple[str, int, int]]) -> list[Part]:
+        header = {"op": "gather", "path": self.root, "follow": self.follow, "unlock": self.unlock}
+        answer, data = await self.files.call(self.root, header, json.dumps(wanted).encode("ascii"))
+        rows = answer.get("rows")
+        if not isinstance(rows, list) or len(rows) != len(wanted):
+            raise ProtocolError("a malformed answer")
+        view, parts = memoryview(data), []
+        for (path, offset, size), row in zip(wanted, rows, strict=True):
+            if not isinstance(row, list) or len(row) not in (1, 9):
+                raise ProtocolError("a malformed answer")
+            if len(row) == 1:
+                parts.append(Part(path, error=errno_of(row[0])))
+                continue
+            length = _number(row[1])
+            if length > min(size, len(view)):
+                raise ProtocolError("more of a file than was asked for")
+            found = described("file", row[4:])
+            parts.append(
+                Part(path, offset, view[:length], found, True, row[2] is True, row[3] is True)
+            )
+            view = view[length:]
+        return parts
+
+
+# -- content, in ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One row of `scatter`: see there."""
+
+    verb: str
+    path: str
+    arguments: tuple[object, ...] = ()
+    data: bytes = b""
+
+
+async def push(files: AsyncFiles, root: str, orders: Sequence[Order]) -> list[Found | int | None]:
+    """Have the guest carry out orders. For each: the file that was written whole, or an errno."""
+    text = json.dumps([[each.verb, each.path, *each.arguments] for each in orders]).encode("ascii")
+    payload = b"".join((guest_trees.LENGTH.pack(len(text)), text, *(each.data for each in orders)))
+    answer, _ = await files.call(root, {"op": "scatter", "path": root}, payload)
+    rows = answer.get("rows")
+    if not isinstance(rows, list) or len(rows) != len(orders):
+        raise ProtocolError("a malformed answer")
+    made: list[Found | int | None] = []
+    for order, row in zip(orders, rows, strict=True):
+        if not isinstance(row, list) or not row:
+            raise ProtocolError("a malformed answer")
+        if row[0] != 0:
+            made.append(errno_of(row[0]))
+        elif order.verb == "file":
+            made.append(described("file", row[2:]))
+        else:
+            made.append(None)
+    return made
+
+
+def check(orders: Sequence[Order], made: Sequence[Found | int | None], root: str) -> None:
+    """Raise for the first order that failed."""
+    for order, result in zip(orders, made, strict=True):
+        if isinstance(result, int):
+            raise file_error(result, f"{root}/{order.path}")

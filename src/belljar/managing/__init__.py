@@ -1,1 +1,0 @@
-"""Many named sandboxes of one process: AsyncSandboxManager, and SandboxManager, which blocks."""

@@ -1,0 +1,182 @@
+"""One rich result of a cell, in the formats that the guest offered.
+
+All of it is the guest's own word: nothing is decoded before somebody asks for it.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NoReturn
+
+from belljar.errors import SandboxError, suggests
+
+if TYPE_CHECKING:
+    from belljar.results.chart import Chart
+
+TABLE = "application/vnd.belljar.table"
+CHART = "application/vnd.belljar.chart+json"
+
+_MIME_TYPES = {
+    "text": "text/plain",
+    "html": "text/html",
+    "markdown": "text/markdown",
+    "svg": "image/svg+xml",
+    "latex": "text/latex",
+    "json": "application/json",
+    "png": "image/png",
+    "jpeg": "image/jpeg",
+    "pdf": "application/pdf",
+    "data": TABLE,
+    "chart": CHART,
+}
+_SHORT_NAMES = {mime: name for name, mime in _MIME_TYPES.items()}
+
+
+@contextlib.contextmanager
+def frame_errors(doing: str) -> Iterator[None]:
+    """Whatever a library makes of a stranger's table that it cannot handle is a SandboxError."""
+    try:
+        yield
+    except SandboxError:
+        raise
+    except BaseException as error:
+        # Panics of polars are no Exceptions.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise SandboxError(f"the guest's table cannot be {doing}: {type(error).__name__}") from None
+
+
+@suggests
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One thing a cell displayed, in one or more formats.
+
+    HTML, SVG and Markdown come from the guest: sanitise them before a browser sees them. In a
+    notebook, a Result shows itself so that nothing of the guest runs there or loads anything.
+
+    >>> result = Result(raw={"text/plain": "<Figure>", "image/png": b"..."}, is_main_result=True)
+    >>> result.text, result.html, result.formats()
+    ('<Figure>', None, ['text', 'png'])
+    """
+
+    raw: Mapping[str, str | bytes]  # by MIME type
+    is_main_result: bool  # the value of the last expression, not a display()
+
+    def formats(self) -> list[str]:
+        """Name what there is: the short name where this class has one, else the MIME type."""
+        return [_SHORT_NAMES.get(mime, mime) for mime in self.raw]
+
+    @property
+    def text(self) -> str | None:
+        return self._text("text")
+
+    @property
+    def html(self) -> str | None:
+        return self._text("html")
+
+    @property
+    def markdown(self) -> str | None:
+        return self._text("markdown")
+
+    @property
+    def svg(self) -> str | None:
+        return self._text("svg")
+
+    @property
+    def latex(self) -> str | None:
+        return self._text("latex")
+
+    @property
+    def png(self) -> bytes | None:
+        return self._bytes("png")
+
+    @property
+    def jpeg(self) -> bytes | None:
+        return self._bytes("jpeg")
+
+    @property
+    def pdf(self) -> bytes | None:
+        return self._bytes("pdf")
+
+    @property
+    def json(self) -> object:
+        """The parsed application/json, or None; raises SandboxError if the guest sent none such."""
+        text = self._text("json")
+        if text is None:
+            return None
+        try:
+            parsed: object = json.loads(text, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
+            raise SandboxError(
+                f"the guest's application/json cannot be parsed: {error}",
+                hint="what it sent is in raw['application/json']",
+            ) from error
+        return parsed
+
+    @cached_property
+    def data(self) -> object:
+        """The table, as the frame it was in the guest (pandas, polars, pyarrow); None without one.
+
+        Raises SandboxError if this Python lacks that library, or if the guest sent no such thing.
+        """
+        from belljar.protocol import values
+
+        content = self._bytes("data")
+        if content is None:
+            return None
+        try:
+            table: object = values.decode(content)
+        except values.CannotTravel as error:
+            raise SandboxError(
+                f"the guest's table cannot be read: {error}",
+                hint=f"what it sent is in raw[{TABLE!r}]; text and html show the table too",
+            ) from error
+        return table
+
+    @cached_property
+    def chart(self) -> Chart | None:
+        """What a matplotlib figure shows, as data; None if there is none that makes sense."""
+        from belljar.results import chart
+
+        text = self._text("chart")
+        return None if text is None else chart.parse(text)
+
+    def to_dict(self) -> dict[str, object]:
+        """Give plain data; "base64" lists the MIME types whose bytes are written in base64."""
+        return {
+            "raw": {
+                mime: content if isinstance(content, str) else base64.b64encode(content).decode()
+                for mime, content in self.raw.items()
+            },
+            "base64": [mime for mime, content in self.raw.items() if isinstance(content, bytes)],
+            "is_main_result": self.is_main_result,
+        }
+
+    def __repr__(self) -> str:
+        main = " main" if self.is_main_result else ""
+        return f"<Result{main} {', '.join(map(repr, self.formats())) or 'empty'}>"
+
+    def _repr_mimebundle_(
+        self, include: object = None, exclude: object = None
+    ) -> dict[str, object]:
+        """Show it in a notebook of the host, where the guest's HTML must not run."""
+        from belljar.results import display
+
+        return display.mime_bundle(self)
+
+    def _text(self, name: str) -> str | None:
+        content = self.raw.get(_MIME_TYPES[name])
+        return content if isinstance(content, str) else None
+
+    def _bytes(self, name: str) -> bytes | None:
+        content = self.raw.get(_MIME_TYPES[name])
+        return content if isinstance(content, bytes) else None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,549 @@
+"""Sandbox: the blocking twin of AsyncSandbox, one line a method, on the runtime's event loop."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import queue
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypeVar, overload
+
+import anyio
+
+from belljar import runtime
+from belljar.backends.base import Reading, Whereabouts
+from belljar.backends.docker.settings import Docker
+from belljar.backends.isolation import Isolation
+from belljar.backends.mounts import Mount
+from belljar.backends.workdir import WORKSPACE
+from belljar.environment.environment import Environment
+from belljar.errors import InvalidOption, suggests
+from belljar.files.api import AsyncFiles, FileInfo, GuestPath
+from belljar.files.script import Script
+from belljar.files.transfer import OnProgress, Transfer
+from belljar.functions.registry import Functions
+from belljar.limits import Limits
+from belljar.results.execution import CommandResult, Execution
+from belljar.sandbox import options
+from belljar.sandbox.checkpoints import Checkpoint
+from belljar.sandbox.commands import AsyncCommands
+from belljar.sandbox.run import OnResult, OnText
+from belljar.sandbox.sandbox import AsyncSandbox
+
+if TYPE_CHECKING:
+    from belljar.policy import Policy
+    from belljar.sandbox.options import PolicyLike
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Events = queue.SimpleQueue[Callable[[], object] | None]  # None: the work has ended
+
+
+def wait(function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run an awaitable on the runtime's loop and wait for it here.
+
+    Callbacks run in this thread, so that they may use the sandbox themselves. An exception here
+    (Ctrl-C above all, or one of a callback) cancels the work, which ends what runs in the guest,
+    and is raised when that is done.
+    """
+    events: Events = queue.SimpleQueue()
+    for name in ("on_stdout", "on_stderr", "on_result", "on_progress"):
+        callback = kwargs.get(name)
+        if callback is None:
+            continue
+        if inspect.iscoroutinefunction(callback):
+            raise InvalidOption(
+                f"{name} is a coroutine function, which nothing here can await",
+                hint="use AsyncSandbox, or an ordinary function",
+            )
+        if callable(callback):
+            kwargs[name] = _deferred(events, callback)
+
+    work: Work[T] = Work(lambda: function(*args, **kwargs), events)
+    work.begin()
+    return work.finish()
+
+
+class Work(Generic[T]):
+    """One awaitable on the runtime's loop. Unlike a cancelled future, a cancelled Work says when
+    it has really come to its end."""
+
+    def __init__(self, function: Callable[[], Awaitable[T]], events: Events | None = None) -> None:
+        self._function = function
+        self._events: Events = queue.SimpleQueue() if events is None else events
+        self._scope: anyio.CancelScope | None = None
+        self._cancelled = False
+        self._made: list[T] = []
+        self._error: BaseException = RuntimeError("cancelled")
+
+    def begin(self) -> None:
+        """Start it. From any thread, once."""
+        self._runtime = runtime.current()
+        self._runtime.submit(self.run)
+
+    def finish(self) -> T:
+        """Wait for its end in this thread, as `wait` does."""
+        try:
+            while (event := self._events.get()) is not None:
+                event()
+        except BaseException:
+            self._runtime.call_soon(self.cancel)
+            while self._events.get() is not None:
+                continue  # callbacks are not called any more
+            raise
+        return self.result()
+
+    async def run(self) -> None:
+        try:
+            with anyio.CancelScope() as self._scope:
+                if self._cancelled:
+                    self._scope.cancel()
+                self._made.append(await self._function())
+        except Exception as error:
+            self._error = error
+        finally:
+            # Twice: Ctrl-C may come just when the waiting thread has taken the first.
+            self._events.put(None)
+            self._events.put(None)
+
+    def result(self) -> T:
+        if not self._made:
+            raise self._error
+        return self._made[0]
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        if self._scope is not None:
+            self._scope.cancel()
+
+
+def _deferred(events: Events, callback: Any) -> Any:
+    return lambda *items: events.put(lambda: callback(*items))
+
+
+@suggests
+class Files:
+    """Read and write files of the sandbox. Relative paths are below /workspace."""
+
+    def __init__(self, files: AsyncFiles) -> None:
+        self._files = files
+
+    @overload
+    def read(self, path: GuestPath, *, format: Literal["text"] = "text") -> str: ...
+    @overload
+    def read(self, path: GuestPath, *, format: Literal["bytes"]) -> bytes: ...
+    def read(self, path: GuestPath, *, format: Literal["text", "bytes"] = "text") -> str | bytes:
+        """The content of a file: text (UTF-8), or `format="bytes"`."""
+        if format == "bytes":
+            return wait(self._files.read, path, format="bytes")
+        return wait(self._files.read, path, format=format)
+
+    def write(self, path: GuestPath, data: str | bytes) -> FileInfo:
+        """Write a file, with the directories above it; what was there is replaced."""
+        return wait(self._files.write, path, data)
+
+    def list(self, path: GuestPath = ".") -> list[FileInfo]:
+        """What a directory holds, by name."""
+        return wait(self._files.list, path)
+
+    def exists(self, path: GuestPath) -> bool:
+        return wait(self._files.exists, path)
+
+    def stat(self, path: GuestPath) -> FileInfo:
+        """Of the path itself: a symbolic link is not followed."""
+        return wait(self._files.stat, path)
+
+    def make_dir(self, path: GuestPath) -> FileInfo:
+        """Make a directory, and those above it; one that is there already is fine."""
+        return wait(self._files.make_dir, path)
+
+    def remove(self, path: GuestPath) -> None:
+        """Remove a file, or a directory with all that is in it."""
+        return wait(self._files.remove, path)
+
+    def rename(self, old: GuestPath, new: GuestPath) -> FileInfo:
+        return wait(self._files.rename, old, new)
+
+    def upload(
+        self,
+        local: str | os.PathLike[str],
+        path: GuestPath | None = None,
+        *,
+        on_progress: OnProgress | None = None,
+    ) -> Transfer:
+        """Bring a file, or a directory with all that is in it, into the sandbox.
+
+        `path` is where it will be (None: its name, in /workspace; with a "/" at its end: its name,
+        in that directory). Files that are there already are replaced, directories merged. Links in
+        a tree are carried if they stay inside it. `on_progress` gets the bytes so far and in all.
+        """
+        return wait(self._files.upload, local, path, on_progress=on_progress)
+
+    def download(
+        self,
+        path: GuestPath,
+        local: str | os.PathLike[str],
+        *,
+        max_size: int | str | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Transfer:
+        """Bring a file, or a directory with all that is in it, to this host.
+
+        `local` is what it will be called here; a file goes into it, if it is a directory. Each file
+        appears at once and whole; those that are there already are replaced, directories merged.
+        No link of the sandbox's is followed here, and those that would lead out are not made.
+        `max_size` bounds the bytes (None: what fits into the sandbox's own file systems).
+        """
+        return wait(self._files.download, path, local, max_size=max_size, on_progress=on_progress)
+
+
+@suggests
+class Commands:
+    def __init__(self, commands: AsyncCommands) -> None:
+        self._commands = commands
+
+    def run(
+        self,
+        cmd: str | Sequence[str],
+        *,
+        timeout: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | bytes | None = None,
+        on_stdout: OnText | None = None,
+        on_stderr: OnText | None = None,
+    ) -> CommandResult:
+        """Run a shell command (a text), or a program (a sequence), and wait for its end.
+
+        A command that fails is a value too: see `exit_code`, or call `raise_for_exit()`.
+        """
+        return wait(
+            self._commands.run,
+            cmd,
+            timeout=timeout,
+            cwd=cwd,
+            env=env,
+            stdin=stdin,
+            on_stdout=on_stdout,
+            on_stderr=on_stderr,
+        )
+
+
+@suggests
+class Sandbox:
+    """One isolated place for Python: variables persist, files have a workspace, limits hold.
+
+    Starts when its `with` block is entered or at first use; `create` starts at once.
+
+        with Sandbox() as sandbox:
+            execution = sandbox.run_code("6 * 7")
+            print(execution.text)
+    """
+
+    def __new__(cls, *unnamed: object, **given: Any) -> Self:
+        options.check_known(cls.__init__, given, unnamed)
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        *,
+        backend: str | Docker = "auto",
+        environment: str | Environment | None = None,
+        packages: Sequence[str] = (),
+        limits: Limits | Mapping[str, object] | None = None,
+        env: Mapping[str, str] | None = None,
+        network: str = "none",
+        policy: PolicyLike | None = None,
+        strict: bool | None = None,
+        metadata: Mapping[str, str] | None = None,
+        functions: Functions | None = None,
+        workspace: str | os.PathLike[str] | None = None,
+        session: str | None = None,
+        workdir: str = WORKSPACE,
+        mounts: Iterable[Mount] = (),
+        noexec: bool = False,
+        record: str | os.PathLike[str] | None = None,
+        image: str | None = None,
+        dockerfile: str | os.PathLike[str] | None = None,
+        runtime: str | None = None,
+        platform: str | None = None,
+        gpus: str | int | None = None,
+        devices: Sequence[str] = (),
+    ) -> None:
+        sandbox = AsyncSandbox(
+            backend=backend,
+            environment=environment,
+            packages=packages,
+            limits=limits,
+            env=env,
+            network=network,
+            policy=policy,
+            strict=strict,
+            metadata=metadata,
+            functions=functions,
+            workspace=workspace,
+            session=session,
+            workdir=workdir,
+            mounts=mounts,
+            noexec=noexec,
+            record=record,
+            image=image,
+            dockerfile=dockerfile,
+            runtime=runtime,
+            platform=platform,
+            gpus=gpus,
+            devices=devices,
+        )
+        self._prepare(sandbox)
+
+    def _prepare(self, sandbox: AsyncSandbox) -> None:
+        self._sandbox = sandbox
+        self.commands = Commands(sandbox.commands)
+        self.files = Files(sandbox.files)
+
+    @classmethod
+    def create(
+        cls,
+        *,
+        backend: str | Docker = "auto",
+        environment: str | Environment | None = None,
+        packages: Sequence[str] = (),
+        limits: Limits | Mapping[str, object] | None = None,
+        env: Mapping[str, str] | None = None,
+        network: str = "none",
+        policy: PolicyLike | None = None,
+        strict: bool | None = None,
+        metadata: Mapping[str, str] | None = None,
+        functions: Functions | None = None,
+        workspace: str | os.PathLike[str] | None = None,
+        session: str | None = None,
+        workdir: str = WORKSPACE,
+        mounts: Iterable[Mount] = (),
+        noexec: bool = False,
+        record: str | os.PathLike[str] | None = None,
+        image: str | None = None,
+        dockerfile: str | os.PathLike[str] | None = None,
+        runtime: str | None = None,
+        platform: str | None = None,
+        gpus: str | int | None = None,
+        devices: Sequence[str] = (),
+    ) -> Self:
+        """Make a sandbox and start it at once."""
+        sandbox = cls(
+            backend=backend,
+            environment=environment,
+            packages=packages,
+            limits=limits,
+            env=env,
+            network=network,
+            policy=policy,
+            strict=strict,
+            metadata=metadata,
+            functions=functions,
+            workspace=workspace,
+            session=session,
+            workdir=workdir,
+            mounts=mounts,
+            noexec=noexec,
+            record=record,
+            image=image,
+            dockerfile=dockerfile,
+            runtime=runtime,
+            platform=platform,
+            gpus=gpus,
+            devices=devices,
+        )
+        sandbox.start()
+        return sandbox
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def id(self) -> str:
+        return self._sandbox.id
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        return self._sandbox.metadata
+
+    @property
+    def limits(self) -> Limits:
+        return self._sandbox.limits
+
+    @property
+    def environment(self) -> Environment:
+        return self._sandbox.environment
+
+    @property
+    def policy(self) -> Policy | None:
+        """What code is checked against before it runs."""
+        return self._sandbox.policy
+
+    @property
+    def workdir(self) -> str:
+        """Where its workspace is, in the sandbox."""
+        return self._sandbox.workdir
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has a guest that lives. One that was lost is started anew when it is used,
+        without the variables and files it had."""
+        return self._sandbox.alive
+
+    @property
+    def whereabouts(self) -> Whereabouts | None:
+        """Where its guest can be seen from outside; None while it has none."""
+        return self._sandbox.whereabouts
+
+    @property
+    def isolation(self) -> Isolation:
+        """What holds the guest, as measured on it. The sandbox must have been started."""
+        return self._sandbox.isolation
+
+    def __repr__(self) -> str:
+        return repr(self._sandbox).replace("AsyncSandbox", type(self).__name__, 1)
+
+    def start(self) -> None:
+        """Start the guest, if it does not run yet."""
+        return wait(self._sandbox.start)
+
+    def run_code(
+        self,
+        code: str | os.PathLike[str] | Script,
+        *,
+        timeout: float | None = None,
+        stdin: str | bytes | None = None,
+        on_stdout: OnText | None = None,
+        on_stderr: OnText | None = None,
+        on_result: OnResult | None = None,
+        env: Mapping[str, str] | None = None,
+        undo_on_error: bool = False,
+    ) -> Execution:
+        """Run code in the sandbox's interpreter; variables stay for the next time.
+
+        `code` is a text, or the path of a file on this host, which tracebacks then name. What it
+        does is in the Execution, also when it fails; exceptions are for what Belljar could not do.
+        `timeout` is in seconds (None: that of the limits). `stdin` is what input() and sys.stdin
+        read. The callbacks get output and results while the code runs. With `undo_on_error`, code
+        that does not end with the outcome ok leaves variables and files as they were before it.
+        """
+        return wait(
+            self._sandbox.run_code,
+            code,
+            timeout=timeout,
+            stdin=stdin,
+            on_stdout=on_stdout,
+            on_stderr=on_stderr,
+            on_result=on_result,
+            env=env,
+            undo_on_error=undo_on_error,
+        )
+
+    def put(self, /, **values: object) -> None:
+        """Set variables of the sandbox: `put(df=frame, threshold=3)`.
+
+        Plain data, dates, numpy arrays, pandas and polars frames, pyarrow tables. Raises
+        CannotTravel with the name of the part that cannot.
+        """
+        return wait(self._sandbox.put_all, values)
+
+    def set(self, name: str, value: object) -> None:
+        """Set one variable of the sandbox."""
+        return wait(self._sandbox.set, name, value)
+
+    def get(self, name: str, *, timeout: float | None = None) -> object:
+        """The value of a variable of the sandbox, as an object of this process.
+
+        Raises NameMissing if there is none, CannotTravel if it is nothing that can come out.
+        """
+        return wait(self._sandbox.get, name, timeout=timeout)
+
+    def expose(
+        self,
+        function: Callable[..., object],
+        name: str | None = None,
+        *,
+        timeout: float | None = 60.0,
+        max_calls: int | None = None,
+        concurrency: int = 8,
+        counts_time: bool = False,
+    ) -> None:
+        """Let the code call a function of this process, by its name or `name`.
+
+        It runs here, with arguments that the code chose: treat them as a stranger's. `timeout` is
+        in seconds for one call, `max_calls` counts over the sandbox's life, `concurrency` is how
+        many run at once (ordinary functions in threads). The time of calls counts against the
+        time-out of the cell with `counts_time`, and beyond `Limits.host_time`.
+        """
+        return wait(
+            self._sandbox.expose,
+            function,
+            name,
+            timeout=timeout,
+            max_calls=max_calls,
+            concurrency=concurrency,
+            counts_time=counts_time,
+        )
+
+    def checkpoint(self) -> Checkpoint:
+        """Keep the state as it is now: variables, modules, random state, files in /workspace.
+
+        A copy of the interpreter is parked in the sandbox; it shares memory with the running one
+        until either changes it, and counts against the limits. Threads, sockets and child
+        processes cannot be kept: see `lacks`. It ends after the `timeout` of the limits and a
+        second, and after 20 seconds at the latest: what the code does when it is forked
+        (`os.register_at_fork`) may hang. Then the interpreter is lost, and a SandboxError says so.
+        """
+        return wait(self._sandbox.checkpoint)
+
+    def rollback(self, checkpoint: Checkpoint) -> None:
+        """Go back to a checkpoint, which stays valid: one can go back to it again."""
+        return wait(self._sandbox.rollback, checkpoint)
+
+    def release(self, checkpoint: Checkpoint) -> None:
+        """Let go of a checkpoint, and of the memory and room it takes."""
+        return wait(self._sandbox.release, checkpoint)
+
+    def fork(self) -> Self:
+        """A second sandbox that goes on from here, independent from now on.
+
+        It has variables and files of its own, but shares the guest, and so the limits, with this
+        one: the two take turns. Each must be closed.
+        """
+        twin = object.__new__(type(self))
+        twin._prepare(wait(self._sandbox.fork))
+        return twin
+
+    def interrupt(self) -> None:
+        """Raise KeyboardInterrupt in the running cell; nothing happens if none is running."""
+        return wait(self._sandbox.interrupt)
+
+    def usage(self) -> Reading:
+        """What it has used so far, and uses at this moment, as seen from outside.
+
+        None stands for what this host cannot tell, and for a sandbox that was not started.
+        """
+        return wait(self._sandbox.usage)
+
+    def restart(self) -> None:
+        """A fresh interpreter: variables are gone, files stay. Ends a cell that is running."""
+        return wait(self._sandbox.restart)
+
+    def kill(self) -> None:
+        """End it at once, whatever runs in it. Afterwards it is gone."""
+        return wait(self._sandbox.kill)
+
+    def close(self) -> None:
+        """End it and leave nothing behind. May be called twice, and while code runs."""
+        return wait(self._sandbox.close)

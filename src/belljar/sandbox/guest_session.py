@@ -1,0 +1,242 @@
+"""A place: one live guest, its channel, and the sandboxes that live in it.
+
+A sandbox and its forks share a guest, and with it their limits. Each has an interpreter of its own
+and files of its own at /workspace; as there is only one /workspace, they take turns: what one has
+under way (cells, commands, files) is finished before another goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextvars import ContextVar
+
+import anyio
+
+from belljar.backends.base import Guest
+from belljar.backends.event_loop import here, in_use_elsewhere
+from belljar.errors import CheckpointLost, GuestLost, ProtocolError, SandboxError
+from belljar.protocol import wire
+from belljar.sandbox.channel import REHEARSAL, Channel, Exchange, Lost, drop
+
+KEEP_TIMEOUT = 20.0  # seconds to copy an interpreter and its files, at most
+GRACE = 1.0  # seconds more than the time-out of the caller: a copy takes longer than no code at all
+NOBODY = -1  # it is not known whose turn it is: whoever comes next asks for his
+
+# The cells, of whatever places, for which this code is at work.
+SERVING: ContextVar[tuple[object, ...]] = ContextVar("belljar_serving", default=())
+
+
+class Place:
+    def __init__(self, guest: Guest, shareable: int) -> None:
+        self.guest = guest
+        self.started = time.perf_counter()
+        self.channel = Channel(guest.stream, shareable, after=REHEARSAL)
+        self.memory_kills = 0  # up to the last cell
+        self.functions: dict[int, int] = {}  # branch -> version of the functions it knows
+        self._branches = {0}
+        self._last = 0  # number of a branch or a checkpoint
+        self._active = 0
+        self._under_way = 0
+        self._alone = False  # nothing else may begin
+        self._cells: set[object] = set()  # that run now
+        self._free: anyio.Event | None = None  # made by the first who waits for his turn
+        self._loop: object | None = None  # that of the last turn
+
+    @property
+    def alive(self) -> bool:
+        return self.channel.alive
+
+    def give_up(self) -> None:
+        """The guest has broken the protocol: nobody asks it for anything any more."""
+        self.guest.kill()
+        self.channel.abandon()
+
+    @property
+    def shared(self) -> bool:
+        return len(self._branches) > 1
+
+    def check_free(self, branch: int | None = None) -> None:
+        """A host function, called by a cell, cannot wait for that very cell to end."""
+        serving = SERVING.get()
+        if serving and not self._cells.isdisjoint(serving) and branch != self._active:
+            raise SandboxError(
+                "a host function cannot run code in the sandbox whose cell has called it",
+                hint="files and commands of that sandbox work; or let the cell do it afterwards",
+            )
+
+    @contextlib.contextmanager
+    def serving(self) -> Iterator[None]:
+        """While a cell runs: what it calls on the host knows that it is called by it."""
+        cell = object()
+        self._cells.add(cell)
+        token = SERVING.set((*SERVING.get(), cell))
+        try:
+            yield
+        finally:
+            SERVING.reset(token)
+            self._cells.discard(cell)
+
+    @contextlib.asynccontextmanager
+    async def turn(self, branch: int) -> AsyncIterator[None]:
+        """While this lasts, /workspace is that of `branch`. Any number of one branch at once."""
+        await self.begin_turn(branch)
+        try:
+            yield
+        finally:
+            self.end_turn()
+
+    async def begin_turn(self, branch: int) -> None:
+        """The same for a cell, in fewer steps; `end_turn` must follow."""
+        self.check_free(branch)
+        self.check_loop()
+        self._loop = here()
+        while self._alone or (self._under_way and self._active != branch):
+            await self._wait()
+        self._under_way += 1
+        if self._active != branch:
+            try:
+                await self._switch(branch)
+            except BaseException:
+                self.end_turn()
+                raise
+
+    def end_turn(self) -> None:
+        self._under_way -= 1
+        self._tell_free()
+
+    def check_loop(self) -> None:
+        """Raise if something is under way under another event loop."""
+        if self._under_way and self._loop is not here():
+            raise in_use_elsewhere()
+
+    async def _wait(self) -> None:
+        self._free = self._free or anyio.Event()
+        await self._free.wait()
+
+    def _tell_free(self) -> None:
+        if self._free is not None:
+            self._free.set()
+            self._free = None
+
+    async def _switch(self, branch: int) -> None:
+        """Waited for: where the files have to be copied for it, it takes its time, which is not
+        that of what comes next."""
+        before, self._active = self._active, NOBODY
+        self._alone = True
+        try:
+            await self._ask(wire.SWITCH, {"branch": branch}, "could not change to this fork")
+            self._active = branch
+        except SandboxError:
+            self._active = before
+            raise
+        finally:
+            self._alone = False
+            self._tell_free()
+
+    async def keep(
+        self, *, branch: bool, timeout: float | None = None
+    ) -> tuple[int, tuple[str, ...]]:
+        """Park a copy of the active interpreter and its files, as a branch or a checkpoint: its
+        number, and what it lacks. Called in a turn, between cells. `timeout` is that of a cell:
+        hooks of the code run when it is copied, and may take as long."""
+        self._last += 1
+        number = self._last
+        header: dict[str, object] = {"number": number, "branch": branch}
+        try:
+            words = "could not keep the interpreter"
+            answer = await self._ask(wire.KEEP, header, words, timeout)
+        except anyio.get_cancelled_exc_class():
+            with anyio.CancelScope(shield=True):
+                await self.release(number)  # nobody will ever ask for it
+            raise
+        if branch:
+            self._branches.add(number)
+            self.functions[number] = self.functions.get(self._active, -1)
+        lacks = answer.get("lacks")
+        texts = lacks if isinstance(lacks, list) else []
+        return number, tuple(str(text)[:200] for text in texts[:20])
+
+    async def go_back(self, checkpoint: int, timeout: float | None = None) -> None:
+        """Let the active branch go on from a checkpoint. Called in a turn, between cells; commands
+        and files that are under way are waited for. `timeout`: as that of `keep`."""
+        while self._alone or self._under_way > 1:
+            await self._wait()
+        self._alone = True
+        try:
+            await self._ask(wire.RETURN, {"number": checkpoint}, "could not go back", timeout)
+        finally:
+            self._alone = False
+            self._tell_free()
+
+    async def release(self, number: int) -> None:
+        await self.channel.call(wire.RELEASE, {"number": number})
+
+    async def _ask(
+        self, kind: int, header: dict[str, object], failed: str, timeout: float | None = None
+    ) -> dict[str, object]:
+        """Cancelled, it waits for the end all the same: the next cell must not come in between."""
+        exchange = self.channel.open()
+        seconds = KEEP_TIMEOUT if timeout is None else min(timeout + GRACE, KEEP_TIMEOUT)
+        try:
+            await self.channel.send(kind, exchange.number, header)
+            try:
+                answer = await self._answer(exchange, seconds)
+            except anyio.get_cancelled_exc_class():
+                with anyio.CancelScope(shield=True):
+                    await self._answer(exchange, seconds)
+                raise
+        except Lost:
+            raise GuestLost("the guest died during the operation") from None
+        finally:
+            exchange.close()
+        if error := answer.get("error"):
+            words = f"{failed}: {str(error)[:200]}"
+            if answer.get("lost") is True:
+                raise CheckpointLost(words, hint="make a new one")
+            raise SandboxError(words, hint=_hint(str(error)))
+        return answer
+
+    async def _answer(self, exchange: Exchange, seconds: float) -> dict[str, object]:
+        with anyio.move_on_after(seconds):
+            return _header(await exchange.next())
+        # The code may have hooks that hang when it is forked. Whatever is stuck is ended.
+        await self.channel.call(wire.RELEASE, {"stuck": True})
+        with anyio.move_on_after(KEEP_TIMEOUT):
+            return _header(await exchange.next())
+        self.guest.kill()
+        raise GuestLost("the guest did not answer, and was given up")
+
+    def forget(self, branch: int) -> bool:
+        """The sandbox of this branch is gone without a word. Whether it was the last one."""
+        self._branches.discard(branch)
+        return not self._branches
+
+    async def leave(self, branch: int) -> None:
+        """The sandbox of this branch needs it no more; the last one puts out the light."""
+        if self.forget(branch):
+            self.guest.kill()
+            with anyio.CancelScope(shield=True):
+                try:
+                    await self.channel.retire()
+                finally:  # a cancellation of asyncio's own goes through shields
+                    await self.guest.close()
+        elif self.alive:
+            with contextlib.suppress(GuestLost):  # then it needs no releasing
+                await self.release(branch)
+
+
+def _header(frame: wire.Frame) -> dict[str, object]:
+    if frame.kind != wire.REPLY:
+        drop(frame)
+        raise ProtocolError(f"unexpected answer of kind {frame.kind}")
+    return frame.header
+
+
+def _hint(error: str) -> str | None:
+    if "space" in error.lower():
+        return "copies of the workspace count too: raise Limits(workspace=..., memory=...)"
+    if "process" in error or "memory" in error or "Resource" in error:
+        return "copies of the interpreter count too: raise Limits(memory=..., processes=...)"
+    return None

@@ -1,0 +1,138 @@
+"""Does again what was done with a recorded sandbox besides running cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from belljar.errors import SandboxClosed, SandboxError, StartError
+from belljar.protocol import values
+from belljar.record.comparison import Difference, compare_commands
+from belljar.record.parse import Malformed, Reader, load_command
+from belljar.record.reader import Event
+from belljar.results.execution import CommandResult
+
+if TYPE_CHECKING:
+    from belljar.sandbox.blocking import Sandbox
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayedCommand:
+    """A command that was run again."""
+
+    line: int  # of the record
+    command: str | tuple[str, ...]
+    recorded: CommandResult
+    replayed: CommandResult
+    differences: tuple[Difference, ...]
+
+
+class _Impossible(Exception):
+    """Why an event cannot be done again."""
+
+
+class Events:
+    """The events of one session, in one sandbox."""
+
+    def __init__(
+        self, sandbox: Sandbox, env: Mapping[str, str], *, exact: bool, longest: float
+    ) -> None:
+        """`longest`: seconds that a command may ask for."""
+        self._sandbox = sandbox
+        self._longest = longest
+        self._env = env
+        self._exact = exact
+        self._rollbacks: dict[str, Callable[[], object]] = {}  # by the recorded checkpoint
+        self.commands: list[ReplayedCommand] = []
+        self.notes: list[str] = []  # what could not be done, in sentences
+
+    def play(self, event: Event) -> None:
+        """Do it again, or note why not: the cells that need it then tell by themselves."""
+        known: dict[str, Callable[[Event, Reader], None]] = {
+            "rejected": lambda event, fields: None,  # nothing ran
+            "restart": lambda event, fields: self._sandbox.restart(),
+            "checkpoint": self._checkpoint,
+            "rollback": self._rollback,
+            "put": self._put,
+            "write": self._write,
+            "remove": lambda event, fields: self._sandbox.files.remove(fields.get("path", str)),
+            "make_dir": self._make_dir,
+            "rename": self._rename,
+            "command": self._command,
+        }
+        if event.kind not in known:
+            self._note(event, "it is not known how")
+            return
+        try:
+            known[event.kind](event, Reader(event.fields))
+        except (SandboxClosed, StartError):
+            raise
+        except SandboxError as error:
+            self._note(event, error.message)
+        except (_Impossible, Malformed, values.CannotTravel) as error:
+            self._note(event, str(error))
+
+    def _note(self, event: Event, why: str) -> None:
+        self.notes.append(f"line {event.line}: {event.kind!r} could not be done again: {why}")
+
+    def _checkpoint(self, event: Event, fields: Reader) -> None:
+        checkpoint = self._sandbox.checkpoint()
+        self._rollbacks[fields.get("id", str)] = lambda: self._sandbox.rollback(checkpoint)
+
+    def _rollback(self, event: Event, fields: Reader) -> None:
+        id = fields.get("id", str)
+        if id not in self._rollbacks:
+            raise _Impossible(f"there is no checkpoint {id!r} before it")
+        self._rollbacks[id]()
+
+    def _put(self, event: Event, fields: Reader) -> None:
+        absent = []
+        given = fields.below("values")
+        for name in given.line:
+            blob = given.content(name)
+            if blob is None:
+                absent.append(name)
+            else:
+                self._sandbox.set(name, values.decode(blob))
+        if absent:
+            raise _Impossible(f"the values of {', '.join(absent)} were too large for the record")
+
+    def _write(self, event: Event, fields: Reader) -> None:
+        path, content = fields.get("path", str), fields.content("content")
+        if content is None:
+            raise _Impossible(f"the content of {path!r} was too large for the record")
+        self._sandbox.files.write(path, content)
+
+    def _make_dir(self, event: Event, fields: Reader) -> None:
+        self._sandbox.files.make_dir(fields.get("path", str))
+
+    def _rename(self, event: Event, fields: Reader) -> None:
+        self._sandbox.files.rename(fields.get("old", str), fields.get("new", str))
+
+    def _command(self, event: Event, fields: Reader) -> None:
+        many = isinstance(fields.line.get("cmd"), list)
+        command = fields.texts("cmd") if many else fields.get("cmd", str)
+        stdin = None if fields.line.get("stdin") is None else fields.content("stdin")
+        if "stdin" in fields.left_out:
+            raise _Impossible("its standard input was too large for the record")
+        recorded = load_command(fields)
+        timeout = fields.optional("timeout", float)
+        replayed = self._sandbox.commands.run(
+            command,
+            cwd=fields.optional("cwd", str),
+            timeout=None if timeout is None else min(timeout, self._longest),
+            env={name: self._env[name] for name in fields.texts("env") if name in self._env},
+            stdin=stdin,
+        )
+        self.commands.append(
+            ReplayedCommand(
+                line=event.line,
+                command=command,
+                recorded=recorded,
+                replayed=replayed,
+                differences=compare_commands(
+                    recorded, replayed, fields.left_out, exact=self._exact
+                ),
+            )
+        )

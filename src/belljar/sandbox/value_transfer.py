@@ -1,0 +1,214 @@
+"""Values on the host's side: encoded and decoded, off the event loop where that takes long."""
+
+from __future__ import annotations
+
+import functools
+import mmap
+import os
+import re
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+
+import anyio.to_thread
+
+from belljar.errors import CannotTravel, ProtocolError
+from belljar.limits import format_size
+from belljar.protocol import blobs, values, wire
+from belljar.protocol.values import Encoded
+from belljar.record import INLINE as RECORDED
+from belljar.sandbox.channel import Channel, Held
+
+SHORT = 4096  # characters, or bytes
+FEW = 32  # items
+MAX_RECORDED_SOURCE = 1 << 40  # it went in already
+MAX_TEXT = 64 * 1024 * 1024  # of what goes in; memory has its own limit there
+
+Blob = bytes | mmap.mmap
+Taken = Callable[[], Awaitable[None]]
+
+
+async def encode(value: object, limit: int) -> Encoded:
+    """Raises CannotTravel, which names the part of the value that cannot."""
+    if _is_small(value):
+        return _encode(value, limit)
+    return await anyio.to_thread.run_sync(_encode, value, limit)
+
+
+def _is_small(value: object, depth: int = 2) -> bool:
+    """Whether another thread would take longer to begin than this one to end."""
+    if value is None or isinstance(value, (bool, float)):
+        return True
+    if isinstance(value, int):
+        return value.bit_length() < SHORT
+    if isinstance(value, (str, bytes)):
+        return len(value) < SHORT
+    items = value.values() if type(value) is dict else value
+    if not depth or type(value) not in (list, tuple, dict) or len(items) > FEW:  # type: ignore[arg-type]
+        return False
+    return all(_is_small(item, depth - 1) for item in items)  # type: ignore[attr-defined]
+
+
+async def encode_named(given: Mapping[str, object], limit: int) -> Encoded:
+    """Several values by their names; what cannot travel is named by these."""
+    try:
+        return await encode(dict(given), limit)
+    except CannotTravel as error:
+        words = re.sub(r"\bvalue\['(\w+)'\]", r"\1", error.message)
+        raise CannotTravel(words, hint=error.hint) from None
+
+
+def _encode(value: object, limit: int) -> Encoded:
+    try:
+        return values.encode(value, limit, MAX_TEXT)
+    except values.CannotTravel as error:
+        words = str(error)
+        too_large = f"{limit} bytes"
+        if too_large in words:
+            words = words.replace(too_large, format_size(limit))
+            raise CannotTravel(
+                words, hint="give the sandbox more with Limits(memory=...)"
+            ) from None
+        raise CannotTravel(words) from None
+
+
+async def for_record(given: Mapping[str, object]) -> dict[str, object]:
+    """Values as a record keeps them: small ones whole, of others only that they were there."""
+    kept: dict[str, object] = {}
+    for name, value in given.items():
+        encoded = await encode(value, MAX_RECORDED_SOURCE)
+        small = encoded.size <= RECORDED
+        kept[name] = encoded.join() if small else {"left_out": encoded.size, "sha256": ""}
+    return kept
+
+
+async def decode(blob: Blob, limit: int, text_limit: int = values.MAX_TEXT) -> object:
+    """Out of bytes that a hostile guest may have made."""
+    # What has a name in it has a quotation mark: most small values are seen to have none at once.
+    quick = type(blob) is bytes and len(blob) < SHORT and b'"' not in blob
+    if not quick and values.needs_thread(blob):
+        # Not of the threads that all share: what a stranger made may keep one for long.
+        own = anyio.CapacityLimiter(1)
+        work = functools.partial(_decode, blob, limit, text_limit)
+        value, refusal = await anyio.to_thread.run_sync(work, limiter=own)
+    else:
+        value, refusal = _decode(blob, limit, text_limit)
+    if refusal is not None:
+        raise CannotTravel(refusal)
+    return value
+
+
+def _decode(blob: Blob, limit: int, text_limit: int) -> tuple[object, str | None]:
+    """The value, or why there is none. The codec's exception knows all that was decoded, and
+    shall not live on in the one that the caller sees, nor in that of a thread's future."""
+    try:
+        return values.decode(blob, limit, text_limit), None
+    except values.CannotTravel as error:
+        return None, str(error)
+
+
+async def load(
+    channel: Channel,
+    request: int,
+    header: dict[str, object],
+    value: Encoded,
+    *,
+    key: int,
+    taken: Taken,
+) -> tuple[dict[str, object], bytes, int]:
+    """What to send a value with: header, payload and descriptor of its frame, by its size. Parts
+    go ahead of it; `taken` waits until the guest has taken one."""
+    if value.size <= wire.INLINE:
+        return header, value.join(), -1
+    if (fd := await _share(channel, value)) >= 0:
+        return {**header, "shared": value.size}, b"", fd
+    for part in blobs.cut(value.pieces()):
+        await channel.send(wire.PART, request, {"key": key, "size": value.size}, part)
+        await taken()
+    return {**header, "parts": value.size, "key": key}, b"", -1
+
+
+async def _share(channel: Channel, value: Encoded) -> int:
+    """The value as memory to hand over; -1, if it has to go in parts."""
+    if not channel.may_share(value.size):
+        return -1
+    sealing = _Sealing(value)
+    try:
+        await anyio.to_thread.run_sync(sealing.run)
+    except OSError:  # no descriptors, no memory
+        return -1
+    except BaseException:
+        sealing.give_up()
+        raise
+    return sealing.fd
+
+
+class _Sealing:
+    """Copies a value in a thread, which a cancelled task does not wait for under asyncio."""
+
+    def __init__(self, value: Encoded) -> None:
+        self._value = value
+        self._lock = threading.Lock()
+        self._given_up = False
+        self.fd = -1
+
+    def run(self) -> None:
+        fd = blobs.seal(self._value.pieces())
+        with self._lock:
+            if self._given_up:
+                os.close(fd)
+            else:
+                self.fd = fd
+
+    def give_up(self) -> None:
+        with self._lock:
+            self._given_up = True
+            if self.fd >= 0:
+                os.close(self.fd)
+
+
+class Receiver:
+    """Takes the values out of frames, of which none may be larger than `limit`."""
+
+    def __init__(self, limit: int, held: Held) -> None:
+        self._limit = limit
+        self._held = held
+        self._parts: blobs.Parts | None = None  # few values come in parts
+
+    def add(self, frame: wire.Frame) -> None:
+        if self._parts is None:
+            self._parts = blobs.Parts(self._limit)
+        try:
+            self._parts.add(frame.header.get("key"), frame.header.get("size"), frame.payload)
+        except wire.WireError as error:
+            raise ProtocolError(f"the guest broke the protocol: {error}") from None
+
+    def forget(self) -> None:
+        """Let go of what was begun and will not be finished."""
+        self._parts = None
+
+    def take(self, frame: wire.Frame, key: int) -> Blob:
+        """The blob of a frame. Its descriptor, if it has one, is closed here. Raises MemoryError
+        for a value that finds no room here, whether or not the guest has told its true size."""
+        try:
+            if frame.fd >= 0:
+                size = frame.header.get("shared")
+                if not isinstance(size, int) or not 0 < size <= self._limit:
+                    size = -1  # unseal() finds that it is not so, and closes the descriptor
+                memory = blobs.unseal(frame.fd, size)
+                self._held.add(memory)
+                return memory
+            if "parts" in frame.header:
+                if self._parts is None:
+                    raise blobs.Incomplete("a value without its parts")
+                return self._parts.take(key, frame.header["parts"])
+        except blobs.Incomplete as error:
+            if frame.kind == wire.CALL:
+                return b""  # of a thread that began to send it in the cell before: no lie
+            raise ProtocolError(f"the guest broke the protocol: {error}") from None
+        except MemoryError:
+            if frame.kind == wire.CALL:
+                return b""  # what cannot be read is an error of that call
+            raise
+        except wire.WireError as error:
+            raise ProtocolError(f"the guest broke the protocol: {error}") from None
+        return frame.payload
