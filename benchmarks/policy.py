@@ -1,9 +1,9 @@
 """How right the policy's rules are, and what they cost: precision, recall, shares denied, speed.
 
-`scripts/bench policy` measures, writes tests/policy_corpus/measured.json and the tables of
+`scripts/bench policy` measures, writes tests/security/policy_corpus/measured.json and the tables of
 docs/policy.md from it; `--show` only prints. Three corpora:
 
-- risky: snippets written for it, with the rules that are right for each (tests/policy_corpus)
+- risky: snippets written for it, with the rules that are right for each (policy_corpus)
 - benign: small programs written for it, labelled likewise (some do open a file)
 - real code: the standard library and the packages of this environment, read in place; nobody has
   labelled it, so it tells how often a rule fires and what is denied, not who is right
@@ -31,7 +31,7 @@ from typing import Any
 from belljar.policy import PRESETS, RULES, Policy, Report
 
 ROOT = Path(__file__).resolve().parent.parent
-CORPUS = ROOT / "tests" / "policy_corpus"
+CORPUS = ROOT / "tests" / "security" / "policy_corpus"
 MEASURED = CORPUS / "measured.json"
 PAGE = ROOT / "docs" / "policy.md"
 LEFT_OUT = {"test", "tests", "idle_test", "lib2to3"}  # files that are broken on purpose

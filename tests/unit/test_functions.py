@@ -1,0 +1,659 @@
+"""Host functions: what may be exposed, what the guest is told, and how its stubs behave."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import collections.abc
+import datetime
+import functools
+import inspect
+import json
+import os
+import pydoc
+import re
+import subprocess
+import sys
+import time
+import types
+import typing
+from pathlib import Path
+
+import pytest
+
+import belljar
+from belljar.errors import InvalidOption
+from belljar.functions import signature
+from belljar.functions.disclosure import MAX_MESSAGE, scrub
+from belljar.functions.registry import (
+    MAX_SPEC,
+    MAX_SPECS,
+    HostFunction,
+    Registry,
+    coerce,
+    describe,
+    spec,
+    stubs,
+)
+from belljar.guest import functions as guest
+from interpreters import interpreters
+
+if typing.TYPE_CHECKING:
+    from decimal import Decimal
+
+SOURCE = Path(belljar.__file__).parent
+
+
+def plain(a, b=2, *rest, c, d="x", **more):
+    """Do it."""
+
+
+def only_positional(a, b, /, c=None): ...
+
+
+def only_keywords(*, a: int, b: list[str] | None = None) -> dict[str, float]: ...
+
+
+async def awaited(query: str, most: int = 10) -> list[dict[str, typing.Any]]:
+    """Search.
+
+    Twice.
+    """
+
+
+def for_checkers(amount: Decimal, at: datetime.datetime | None = None) -> Decimal | None: ...
+
+
+def nothing(): ...
+
+
+def odd_defaults(a=os.environ, b=float("nan"), c=(1, [2, {"k": None}]), d=b"\0", e=-1.5): ...
+
+
+def path_defaults(a="/home/me/data.db", b="/", c="a/b", d=("~/x",)): ...
+
+
+class Thing:
+    def __init__(self, size: int, *, name: str = "thing"): ...
+
+    def method(self, a: int) -> str: ...
+
+    @classmethod
+    def made(cls, a: int) -> Thing: ...
+
+    @staticmethod
+    def loose(a: int): ...
+
+    def __call__(self, x, y=1): ...
+
+
+SHAPES = [
+    *(plain, only_positional, only_keywords, awaited, for_checkers, nothing, odd_defaults),
+    *(
+        path_defaults,
+        Thing,
+        Thing(1).method,
+        Thing.made,
+        Thing.loose,
+        len,
+        sorted,
+        dict,
+        max,
+        print,
+    ),
+    HostFunction(functools.partial(plain, 1, c=3), name="partial"),
+    HostFunction(Thing(1), name="thing"),
+    HostFunction(lambda x, *, größe=1: x, name="größer"),
+]
+
+
+# --- what may be exposed ---------------------------------------------------------------------
+
+
+def test_functions_are_named_by_the_mapping_or_by_themselves():
+    own = HostFunction(len, name="size", max_calls=3)
+    found = coerce([plain, own, Thing(1).method])
+    assert list(found) == ["plain", "size", "method"]
+    assert found["size"] == own
+    assert coerce({"length": own})["length"] == HostFunction(len, name="length", max_calls=3)
+    assert list(coerce({"f": lambda: 1})) == ["f"]
+    assert coerce(iter([nothing]))["nothing"].function is nothing
+    assert coerce(None) == coerce({}) == coerce([]) == {}
+
+
+def test_one_name_has_one_spelling():
+    assert list(coerce({"ﬁnd": nothing})) == ["find"]
+    with pytest.raises(InvalidOption, match="two host functions are called 'find'"):
+        coerce({"ﬁnd": nothing, "find": plain})
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("len", "a mapping or a list"),
+        (3, "a mapping or a list"),
+        (len, "a mapping or a list"),
+        ([lambda: 1], "a lambda has no name"),
+        ([Thing(1)], "a Thing has no name"),
+        ([functools.partial(plain)], "a partial has no name"),
+        ([plain, plain], "two host functions"),
+        ({"f": 3}, "a callable, not int"),
+        ({"f": None}, "a callable, not NoneType"),
+        ({"class": plain}, "cannot be the name"),
+        ({"a b": plain}, "cannot be the name"),
+        ({"a.b": plain}, "cannot be the name"),
+        ({"": plain}, "cannot be the name"),
+        ({"x" * 65: plain}, "cannot be the name"),
+        ({"__import__": plain}, "keeps for itself"),
+        ({3: plain}, "is a str, not 3"),
+        ({None: plain}, "is a str, not None"),
+        ({f"f{i}": plain for i in range(201)}, "201 host functions are more than 200"),
+    ],
+)
+def test_what_cannot_be_exposed_is_said_at_once(given, words):
+    with pytest.raises(InvalidOption, match=re.escape(words)):
+        coerce(given)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"timeout": 0},
+        {"timeout": -1},
+        {"timeout": float("nan")},
+        {"timeout": float("inf")},
+        {"timeout": True},
+        {"timeout": "60"},
+        {"max_calls": 0},
+        {"max_calls": 1.0},
+        {"concurrency": 0},
+        {"concurrency": None},
+        {"concurrency": True},
+        {"counts_time": 1},
+        {"name": "not a name"},
+    ],
+)
+def test_options_out_of_range_are_refused(options):
+    with pytest.raises(InvalidOption):
+        HostFunction(nothing, **options)
+
+
+def test_generators_and_coroutines_are_no_host_functions():
+    def generator():
+        yield 1
+
+    async def generator_too():
+        yield 1
+
+    for function in (generator, generator_too):
+        with pytest.raises(InvalidOption, match="return a list"):
+            HostFunction(function)
+    with pytest.raises(InvalidOption, match="leave out"):
+        HostFunction(awaited("x"))
+
+
+# --- what the guest is told ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("annotation", "text"),
+    [
+        (int, "int"),
+        (None, "None"),
+        (type(None), "None"),
+        ("list[ int ]  # of them", "list[int]"),
+        ("Decimal | None", "Decimal | None"),
+        ("the query, in SQL", "'the query, in SQL'"),
+        ("int = 3", "'int = 3'"),
+        ("a, b", "'a, b'"),
+        ("int): ...\ndef g(x", "'int): ... def g(x'"),
+        ("", "''"),
+        (list[int], "list[int]"),
+        (dict[str, list["Thing"]], "dict[str, list[Thing]]"),
+        (tuple[int, ...], "tuple[int, ...]"),
+        (tuple[()], "tuple[()]"),
+        (typing.List[int], "list[int]"),  # noqa: UP006
+        (typing.Optional[int], "int | None"),  # noqa: UP045
+        (int | str, "int | str"),
+        (typing.Any, "Any"),
+        (typing.Literal["a", 1, None], "Literal['a', 1, None]"),
+        (typing.Annotated[int, object()], "int"),
+        (typing.Callable[[int, str], bool], "Callable[[int, str], bool]"),
+        (collections.abc.Callable[..., int], "Callable[..., int]"),
+        (collections.abc.Sequence[str], "Sequence[str]"),
+        (collections.abc.Iterable, "Iterable"),
+        (typing.TypeVar("T"), "T"),
+        (typing.NewType("UserId", int), f"{__name__}.UserId"),
+        (datetime.datetime, "datetime.datetime"),
+        (Path, "pathlib.Path"),
+        (Thing, f"{__name__}.Thing"),
+        (type[Thing], f"type[{__name__}.Thing]"),
+        (object(), None),
+        (list[typing.Literal], "list[Literal]"),
+        (inspect.Signature.empty, None),
+        ("x" * 501, None),
+        ("[" * 400, repr("[" * 400)),
+    ],
+)
+def test_annotations_are_short_texts(annotation, text):
+    assert signature.annotation(annotation) == text
+
+
+def test_classes_are_named_by_their_public_module(monkeypatch):
+    inner = types.ModuleType("outermost.core.frame")
+    outer = types.ModuleType("outermost")
+    outer.Frame = inner.Frame = type("Frame", (), {"__module__": inner.__name__})
+    inner.Local = type("Local", (), {"__module__": inner.__name__})
+    monkeypatch.setitem(sys.modules, "outermost", outer)
+    assert signature.annotation(inner.Frame) == "outermost.Frame"
+    assert signature.annotation(inner.Local) == "outermost.core.frame.Local"
+
+
+def test_a_class_made_in_a_function_is_named_without_it():
+    class Inner: ...
+
+    assert signature.annotation(Inner) == f"{__name__}.Inner"
+
+
+def test_defaults_are_literals_or_dots():
+    told = {p["name"]: p["default"] for p in spec(HostFunction(odd_defaults))["parameters"]}
+    assert told == {
+        "a": "...",
+        "b": "...",
+        "c": "(1, [2, {'k': None}])",
+        "d": "b'\\x00'",
+        "e": "-1.5",
+    }
+
+
+def test_defaults_do_not_tell_paths_of_the_host():
+    told = {p["name"]: p["default"] for p in spec(HostFunction(path_defaults))["parameters"]}
+    assert told == {"a": "...", "b": "'/'", "c": "'a/b'", "d": "..."}
+
+
+def test_a_default_that_contains_itself_is_dots():
+    loop: list[object] = []
+    loop.append(loop)
+    assert signature.default(loop) == "..."
+    assert signature.default("x" * 1000) == "..."
+
+
+def test_a_signature_that_cannot_be_read_takes_anything():
+    assert str(guest.signature(spec(HostFunction(max)))) == "(*args, **kwargs)"
+
+
+def test_nothing_that_is_told_has_an_address():
+    text = json.dumps([spec(function) for function in coerce(SHAPES).values()])
+    assert "0x" not in text
+    assert str(Path.home()) not in text
+
+
+def test_a_spec_is_bounded():
+    def long():
+        pass
+
+    long.__doc__ = "ü" * 100_000
+    told = spec(HostFunction(long))
+    assert len(json.dumps(told)) <= MAX_SPEC
+    assert told["doc"].endswith("…")
+    names = ", ".join(f"a{i}: 'list[{'x' * 100}]' = {'y' * 50!r}" for i in range(100))
+    made: dict[str, typing.Any] = {}
+    exec(f"def wide({names}): 'doc'", made)
+    told = spec(HostFunction(made["wide"]))
+    assert len(json.dumps(told)) <= MAX_SPEC
+    assert len(told["parameters"]) == 100
+    assert told["parameters"][0] == {
+        "name": "a0",
+        "kind": "POSITIONAL_OR_KEYWORD",
+        "annotation": None,
+        "default": "...",
+    }
+    exec(f"def wider({', '.join(f'a{i}' * 20 for i in range(1000))}): 'doc'", made)
+    assert str(guest.signature(spec(HostFunction(made["wider"])))) == "(*args, **kwargs)"
+
+
+def test_the_specs_of_all_fit_one_header():
+    def long():
+        pass
+
+    long.__doc__ = "\U0001f40d" * 10_000
+    # Letters that take twelve bytes of JSON each.
+    names = (f"{chr(0x20000 + i)}{chr(0x20000) * 63}" for i in range(200))
+    registry = Registry(coerce(dict.fromkeys(names, long)).values())
+    assert len(json.dumps({"functions": registry.specs()})) <= MAX_SPECS
+
+
+# --- stubs for a prompt ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", SHAPES, ids=lambda f: getattr(f, "name", None) or f.__name__)
+def test_stubs_are_python_of_the_same_signature(function):
+    ((name, exposed),) = coerce([function]).items()
+    text = stubs([function])
+    tree = ast.parse(text)
+    assert [type(node) for node in tree.body] == [ast.FunctionDef]
+    made: dict[str, typing.Any] = {}
+    exec("from __future__ import annotations\n" + text, made)
+    again, told = inspect.signature(made[name]), guest.signature(spec(exposed))
+    assert [(p.name, p.kind) for p in again.parameters.values()] == [
+        (p.name, p.kind) for p in told.parameters.values()
+    ]
+    original = signature.read(exposed.function)
+    if original is not None:
+        assert str(again.replace(return_annotation=again.empty)).count("=") == (
+            str(told.replace(return_annotation=told.empty)).count("=")
+        )
+        assert list(again.parameters) == list(original.parameters)
+    assert inspect.getdoc(made[name]) == inspect.getdoc(exposed.function)
+
+
+READABLE = '''\
+def search(query: str, most: int = 10) -> list[dict[str, typing.Any]]:
+    """Search.
+
+    Twice."""
+    ...
+
+
+def f(*, a: int, b: list[str] | None = None) -> dict[str, float]:
+    ...
+'''
+
+
+def test_stubs_read_well():
+    assert stubs({"search": awaited, "f": only_keywords}) == READABLE
+
+
+@pytest.mark.parametrize(
+    "doc",
+    [
+        *('He said "so"', 'a """quoted""" text', "back\\slash \\", "tab\tnul\0 bell\a"),
+        *('"', '"""', '\\"', "two\n\n  indented\nlines", "line\u2028separator", "größe 🐍", ""),
+    ],
+)
+def test_docstrings_survive_in_stubs(doc):
+    def function(): ...
+
+    function.__doc__ = doc
+    made: dict[str, typing.Any] = {}
+    exec(stubs([function]), made)
+    assert (inspect.getdoc(made["function"]) or "") == inspect.cleandoc(doc)
+
+
+def test_a_docstring_is_text():
+    def function(): ...
+
+    function.__doc__ = "a\ud800b"
+    assert spec(HostFunction(function))["doc"] == "a?b"
+
+
+def test_stubs_of_a_registry_are_those_of_its_functions():
+    assert stubs(Registry(map(HostFunction, [plain, awaited]))) == stubs([plain, awaited])
+
+
+# --- errors, as the guest may know them ------------------------------------------------------
+
+
+class BadText(Exception):
+    def __str__(self):
+        raise RuntimeError("no")
+
+
+def caught(action):
+    with pytest.raises(Exception) as info:  # noqa: PT011
+        action()
+    return info.value
+
+
+@pytest.mark.parametrize(
+    ("error", "name", "message"),
+    [
+        (ValueError("no"), "ValueError", "no"),
+        (ValueError(), "ValueError", ""),
+        (KeyError("a"), "KeyError", "'a'"),
+        (BadText(), "BadText", "<no message>"),
+        (
+            caught(lambda: os.stat("/nowhere/a.db")),
+            "FileNotFoundError",
+            "No such file or directory",
+        ),
+        (OSError(5, "I/O error", "/a", None, "/b"), "OSError", "I/O error"),
+        (OSError("cannot read /srv/x/y.bin"), "OSError", "cannot read …/y.bin"),
+        (ConnectionRefusedError(111, "Connection refused"), "ConnectionRefusedError", None),
+        (
+            subprocess.CalledProcessError(2, ["/usr/local/bin/git", "-C", "/srv/repo"]),
+            "CalledProcessError",
+            "Command '['…/git', '-C', '…/repo']' returned non-zero exit status 2.",
+        ),
+        (
+            ImportError("cannot import name 'x' from 'y' (/usr/lib/python3/y.py)"),
+            "ImportError",
+            "cannot import name 'x' from 'y' (…/y.py)",
+        ),
+        (
+            caught(lambda: b"\xff".decode()),
+            "UnicodeDecodeError",
+            "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte",
+        ),
+        (TypeError(f"{object()} is odd"), "TypeError", "<object object> is odd"),
+        (type("not a name", (Exception,), {})("x"), "HostError", "x"),
+        (type("x" * 101, (Exception,), {})("x"), "HostError", "x"),
+        (ExceptionGroup("some", [ValueError()]), "ExceptionGroup", "some (1 sub-exception)"),
+        (SystemExit(3), "SystemExit", "3"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
+)
+def test_an_error_is_told_by_name_and_message(error, name, message):
+    told = describe(error)
+    assert told[0] == name
+    assert message is None or told[1] == message
+
+
+def test_causes_and_notes_are_not_told():
+    def fail():
+        try:
+            raise KeyError("/home/me/secret")
+        except KeyError as error:
+            raise ValueError("bad") from error
+
+    error = caught(fail)
+    error.add_note("see /home/me/secret")
+    assert describe(error) == ("ValueError", "bad")
+
+
+def test_a_long_message_is_cut_without_much_work():
+    for text in (
+        "x" * 10**7,
+        "/a" * 10**6,
+        "a+" * 10**6,
+        "'/" * 10**6,
+        "\\" * 10**6,
+        "//:" * 10**6,
+    ):
+        assert len(describe(ValueError(text))[1]) <= MAX_MESSAGE
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("in /home/me/a.db, or /srv/b", "in …/a.db, or …/b"),
+        ("'/srv/my data/x.csv'", "'…/x.csv'"),
+        ("directory /home/me/", "directory …/me"),
+        ("PATH=/opt/x/bin:/home/me/bin", "PATH=…/bin:…/bin"),
+        ("me@host:/srv/data", "me@host:…/data"),
+        ("//srv/data/x", "…/x"),
+        ("file:///etc/passwd", "…/passwd"),
+        ("sqlite:////home/me/x.db", "…/x.db"),
+        (r"C:\Users\me\x.txt", "…/x.txt"),
+        (r"'C:\\Users\\me\\a b.txt'", "'…/a b.txt'"),
+        (r"\\server\share\x.txt", "…/x.txt"),
+        ("~/keys/id", "…/id"),
+        ("~root/keys", "…/keys"),
+        ("</srv/a/b>", "<…/b>"),
+        ("line 3 of /a/b.py:12", "line 3 of …/b.py:12"),
+        ("<Job at 0x7f3a2b1c4d50>", "<Job>"),
+        ("0xff is 255, 0x7f3a2b1c4d50 is not", "0xff is 255, 0x… is not"),
+        (f"-I{Path.cwd()}/include", "-I…/include"),
+        ("postgresql://me:secret@db:5432/sales", "postgresql://…@db:5432/sales"),
+        ("https://token@example.org/a", "https://…@example.org/a"),
+        ("(Engine(mysql+x://me:***@db/s))", "(Engine(mysql+x://…@db/s))"),
+        ("'redis://:sec'ret@[::1]:6379/0'", "'redis://…@[::1]:6379/0'"),
+        ("//me:secret@db/sales", "…/sales"),
+        ("//me:secret@db", "…/…@db"),
+        ("a://me:p@ss/wo:rd?x#y@db/s", "a://…@db/s"),
+        ("b://me:pass/word@db/s", "b://…@db/s"),
+        ("http://a.org/b,http://me:secret@c.org", "http://a.org/b,http://…@c.org"),
+    ],
+)
+def test_paths_and_addresses_are_taken_out(text, left):
+    assert scrub(text) == left
+    assert scrub(left) == left
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("and/or", "3 km/h, n/a", "a / b", "</div>", "<br/>", r"\d+\.\w", "'SELECT a/b'"),
+        *("https://example.org/a/b?c=d", "s3://bucket/key", "10:30", "x:y", "a~b", "~ 3", "/"),
+        *("https://a.org/@me", "https://a.org:80/?to=me@b.org", "http://[::1]:80/a@b", "me@b.org"),
+    ],
+)
+def test_other_texts_are_left_alone(text):
+    assert scrub(text) == text
+
+
+# --- in the guest ----------------------------------------------------------------------------
+
+
+def stub(function, sent=None):
+    ((_, exposed),) = coerce([function]).items()
+    sent = [] if sent is None else sent
+    return guest.make(
+        json.loads(json.dumps(spec(exposed))), lambda *call: sent.append(call) or len(sent)
+    )
+
+
+def test_a_stub_sends_what_it_was_given_and_no_defaults():
+    sent = []
+    made = stub(plain, sent)
+    assert made(1, c=[2], extra=None) == 1
+    assert made(1, 2, 3, 4, c=5) == 2
+    assert sent == [
+        ("plain", (1,), {"c": [2], "extra": None}),
+        ("plain", (1, 2, 3, 4), {"c": 5}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [
+        ((), {}),
+        ((1,), {}),
+        ((1, 2, 3), {"b": 1, "c": 2}),
+        ((), {"a": 1, "c": 3, "self": 4}),
+        ((1, 2, 3, 4, 5), {}),
+        ((1,), {"nope": 2}),
+    ],
+)
+@pytest.mark.parametrize("function", [plain, only_positional, only_keywords, nothing])
+def test_a_stub_complains_in_pythons_words(function, args, kwargs):
+    def outcome(callee):
+        try:
+            callee(*args, **kwargs)
+        except TypeError as error:
+            return str(error)
+        return None
+
+    sent = []
+    assert outcome(stub(function, sent)) == outcome(function)
+    assert len(sent) == (outcome(function) is None)
+
+
+def test_a_stub_looks_like_the_hosts_function():
+    made = stub(awaited)
+    assert (made.__name__, made.__qualname__, made.__module__) == ("awaited", "awaited", "__main__")
+    assert made.__doc__ == "Search.\n\nTwice."
+    assert inspect.isfunction(made)
+    assert not inspect.iscoroutinefunction(made)
+    shown = "(query: str, most: int = 10) -> list[dict[str, typing.Any]]"
+    assert str(inspect.signature(made)) == shown
+    assert f"awaited{shown}" in pydoc.plain(pydoc.render_doc(made))
+    assert made.__annotations__["query"] == "str"
+
+
+def test_every_builtin_exception_is_caught_as_itself():
+    message = "what the host said"
+    for name, kind in vars(builtins).items():
+        if not isinstance(kind, type) or not issubclass(kind, BaseException):
+            continue
+        made = guest.exception(name, message)
+        assert isinstance(made, Exception), name
+        assert str(made) == message, name
+        assert type(made).__name__ in (name, kind.__name__), name
+        if issubclass(kind, Exception) and name not in ("StopIteration", "StopAsyncIteration"):
+            assert isinstance(made, kind), name
+            assert type(made).__module__ == "builtins"
+        else:
+            assert isinstance(made, guest.HostError), name
+            assert kind in (BaseException, BaseExceptionGroup) or not isinstance(made, kind), name
+
+
+def test_an_error_python_does_not_know_keeps_its_name():
+    made = guest.exception("OperationalError", "no such table: t")
+    assert isinstance(made, guest.HostError)
+    assert type(made) is type(guest.exception("OperationalError", "again"))
+    assert repr(made) == "OperationalError('no such table: t')"
+    for name in ("print", "not a name", "", "x" * 101, "HostError"):
+        other = guest.exception(name, "m")
+        assert isinstance(other, guest.HostError)
+        assert str(other) == "m"
+        assert type(other).__name__ in (name, "HostError")
+
+
+OLDEST = """
+import importlib.util, inspect, json, pydoc, sys, traceback
+loaded = importlib.util.spec_from_file_location("guest_functions", sys.argv[1])
+guest = importlib.util.module_from_spec(loaded)
+loaded.loader.exec_module(guest)
+for spec in json.loads(sys.argv[2]):
+    sent = []
+    made = guest.make(spec, lambda *call: sent.append(call))
+    pydoc.render_doc(made)
+    print(made.__name__ + str(inspect.signature(made)))
+    try:
+        made(1, 2, c=3)
+    except TypeError as error:
+        print("refused", error)
+for name in ("KeyError", "UnicodeDecodeError", "OSError", "ExceptionGroup", "Odd"):
+    error = guest.exception(name, "text")
+    print("".join(traceback.format_exception(type(error), error, None)).strip())
+"""
+
+
+@pytest.mark.parametrize("python", interpreters().values(), ids=interpreters())
+def test_stubs_work_on_every_python(python):
+    told = json.dumps([spec(function) for function in coerce(SHAPES).values()])
+    command = [
+        python or sys.executable,
+        "-W",
+        "error",
+        "-c",
+        OLDEST,
+        str(SOURCE / "guest/functions.py"),
+        told,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert "plain(a, b=2, *rest, c, d='x', **more)" in lines
+    assert "only_positional(a, b, /, c=None)" in lines
+    assert "refused nothing() got an unexpected keyword argument 'c'" in lines
+    assert "KeyError: text" in lines
+    assert "Odd: text" in lines
+
+
+def test_an_error_full_of_blanks_takes_no_time():
+    """It is scrubbed on the event loop, which others need too: a second run must not take long."""
+    began = time.process_time()
+    describe(TypeError("unexpected argument '" + " " * 200_000 + "'"))
+    assert time.process_time() - began < 1.0
