@@ -149,7 +149,7 @@ def test_a_profile_that_others_can_write_and_nobody_named_is_refused(tmp_path, m
 
 
 def test_our_own_profile_as_a_file_is_fine_natively(tmp_path):
-    own = resources.files("belljar.backends.native").joinpath("seccomp.json")
+    own = resources.files("belljar.backends.linux").joinpath("seccomp.json")
     with resources.as_file(own) as path:
         shutil.copy(path, tmp_path / "copy.json")
     copy = DockerConfig(seccomp_profile=str(tmp_path / "copy.json"))

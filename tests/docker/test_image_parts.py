@@ -37,16 +37,16 @@ from wheels import make_wheel
     "name",
     [
         "dockerfile",
-        "image_auth",
-        "image_context",
-        "image_index",
-        "image_key",
-        "image_steps",
+        "auth",
+        "context",
+        "index",
+        "key",
+        "build_script",
         "pull",
     ],
 )
 def test_examples_in_the_source_are_true(name):
-    module = importlib.import_module(f"belljar.backends.docker.{name}")
+    module = importlib.import_module(f"belljar.backends.docker.images.{name}")
     result = doctest.testmod(module)
     assert result.attempted
     assert not result.failed

@@ -511,7 +511,8 @@ PROGRAM = textwrap.dedent(
     import os, signal, sys, time
     import anyio
     from belljar import Docker, Environment
-    from belljar.backends.docker import endpoint, image
+    from belljar.backends.docker.client import endpoint
+    from belljar.backends.docker.images import resolve as image
     from belljar.backends.docker.client.engine import Engine
     from belljar.backends.docker.facts import Facts
 

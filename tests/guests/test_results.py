@@ -722,7 +722,8 @@ def amplified():
 
 MEASURE = """
 import pathlib, resource, sys
-from belljar import Result, rich_view
+from belljar import Result
+from belljar.results import rich_view
 from belljar.results.result import TABLE
 import pandas, polars, pyarrow.csv
 made = Result(raw={TABLE: pathlib.Path(sys.argv[1]).read_bytes()}, is_main_result=True)

@@ -670,7 +670,7 @@ def test_tighter_share_of_the_group_we_are_in_is_no_failure(groups):
         tree.write(f"{narrow}/cpu.cfs_quota_us", "20000")
         program = f"""
             import os
-            from belljar.backends.native import cgroup
+            from belljar.backends.linux import cgroup
             open("{narrow}/cgroup.procs", "w").write("0")
             groups = cgroup.detect()
             box = groups.create("box", memory=None, processes=None, cpus=1.0)
@@ -766,7 +766,7 @@ def test_ordinary_user_started_in_v1_groups_of_its_own_can_limit(groups):
 
 HOST = """
 import subprocess, sys
-from belljar.backends.native import cgroup
+from belljar.backends.linux import cgroup
 groups = cgroup.detect()
 box = groups.create("box", memory=64 << 20, processes=10, cpus=None)
 fds = box.join_fds()
