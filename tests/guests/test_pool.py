@@ -28,10 +28,11 @@ from belljar.errors import (
 )
 from belljar.observe.metrics import Metrics
 from belljar.pool import guests as stock_module
-from belljar.pool import items, warmup
 from belljar.pool import pool as pool_module
-from belljar.pool.guests import Stock
-from belljar.pool.idle_guest import Warm
+from belljar.pool import pooled_sandbox
+from belljar.pool import snippet as items
+from belljar.pool.guests import Guests
+from belljar.pool.pooled_sandbox import IdleGuest
 from project import ESCAPES
 
 pytestmark = pytest.mark.contract("native")
@@ -109,11 +110,13 @@ def test_a_rehearsal_of_ours_needs_no_package(run_async):
     """An image of the caller's need not have those that the environment is said to preload."""
 
     async def test():
-        async with a_pool(rehearsal=warmup.code_for(builtin("data"), None)) as pool:
+        async with a_pool(
+            rehearsal=pooled_sandbox.choose_warmup_code(builtin("data"), None)
+        ) as pool:
             await pool.warm_up()
             assert pool.stats().start_failures == 0
 
-    assert "pandas" in warmup.code_for(builtin("data"), None)
+    assert "pandas" in pooled_sandbox.choose_warmup_code(builtin("data"), None)
     run_async(test)
 
 
@@ -332,7 +335,7 @@ def test_a_warm_guest_that_does_not_answer_is_replaced(run_async, monkeypatch):
                 asked.append(self)
                 return len(asked) > 1
 
-            monkeypatch.setattr(Warm, "ready", ready)
+            monkeypatch.setattr(IdleGuest, "ready", ready)
             monkeypatch.setattr(stock_module, "CHECK", 0.0)
             await eventually(lambda: len(asked) > 1)
             assert pool.stats().discarded["dead"] == 1
@@ -487,7 +490,7 @@ def test_a_start_that_fails_is_told_to_who_asks_and_not_repeated_at_once(run_asy
             raise StartError("no guest today")
 
         with monkeypatch.context() as patch:
-            patch.setattr(Warm, "start", start)
+            patch.setattr(IdleGuest, "start", start)
             async with a_pool(min_ready=1) as pool:
                 with pytest.raises(StartError, match="today"):
                     await pool.warm_up()
@@ -515,7 +518,7 @@ def test_snippets_whose_guest_dies_before_they_begin_are_run_on_another(run_asyn
     async def test():
         async with a_pool() as pool:
             killed = []
-            prepare = items.prepare
+            prepare = items.send_inputs
 
             async def prepare_and_die(tenant, part):
                 await prepare(tenant, part)
@@ -524,7 +527,7 @@ def test_snippets_whose_guest_dies_before_they_begin_are_run_on_another(run_asyn
                     tenant._place.guest.kill()
                     await eventually(lambda: not tenant.alive)
 
-            monkeypatch.setattr(items, "prepare", prepare_and_die)
+            monkeypatch.setattr(items, "send_inputs", prepare_and_die)
             snippet = Snippet("x + int(open('a').read())", variables={"x": 40}, files={"a": "2"})
             assert [each.value async for each in pool.map([snippet])] == [42]
             assert len(killed) == 2
@@ -551,7 +554,7 @@ def test_who_is_cancelled_leaves_neither_a_place_nor_a_guest_behind(run_async, m
             assert pool.stats().waiting == 0
 
             # Given to him in the very moment in which he is cancelled.
-            give = Stock._give
+            give = Guests._give
 
             def give_and_cancel(self, ticket, idle):
                 given = give(self, ticket, idle)
@@ -561,13 +564,13 @@ def test_who_is_cancelled_leaves_neither_a_place_nor_a_guest_behind(run_async, m
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(other.close)
                 with monkeypatch.context() as patch, anyio.CancelScope() as scope:
-                    patch.setattr(Stock, "_give", give_and_cancel)
+                    patch.setattr(Guests, "_give", give_and_cancel)
                     await pool.acquire()
             assert scope.cancelled_caught
             assert pool.stats().leased == 1
             await tenant.close()
             with monkeypatch.context() as patch, anyio.CancelScope() as scope:
-                patch.setattr(Stock, "_give", give_and_cancel)
+                patch.setattr(Guests, "_give", give_and_cancel)
                 await pool.acquire()  # there at once
             assert scope.cancelled_caught
             assert pool.stats().leased == 0
@@ -825,6 +828,50 @@ def test_map_that_is_left_early_leaves_nothing(run_async):
             await eventually(lambda: pool.stats().leased == pool.stats().ending == 0)
 
     run_async(test)
+
+
+def test_an_input_that_a_thread_reads_may_wait_for_results(run_async):
+    async def test():
+        async with a_pool() as pool:
+            done, closed = threading.Semaphore(0), threading.Event()
+
+            def codes():
+                try:
+                    for number in range(3):
+                        yield f"{number}"
+                        assert done.acquire(timeout=30)
+                    raise LookupError("no more")
+                finally:
+                    closed.set()
+
+            values = []
+            with pytest.raises(LookupError):
+                async for execution in pool.map(codes(), concurrency=2, read_in_thread=True):
+                    values.append(execution.value)
+                    done.release()
+            assert values == [0, 1, 2]
+            assert closed.is_set()
+
+    run_async(test)
+
+
+def test_a_thread_reads_no_further_than_the_window_and_ends_with_its_map(backend):
+    def codes():
+        for number in range(10**6):
+            taken.append(number)
+            yield f"{number}"
+
+    def readers():
+        return [each for each in threading.enumerate() if each.name == "belljar-input"]
+
+    taken = []
+    with a_pool(Pool, max_total=4) as pool:
+        with pool.map(codes(), concurrency=2, window=5, read_in_thread=True) as results:
+            assert [next(results).value for _ in range(3)] == [0, 1, 2]
+            assert len(readers()) == 1
+            time.sleep(0.2)
+            assert len(taken) <= 3 + 5
+        census.wait_until(lambda: not readers(), 30, "that the thread ends")
 
 
 def test_what_the_input_or_the_callback_raises_is_raised_in_its_place(run_async):

@@ -8,7 +8,7 @@ import pytest
 from belljar import AsyncSandbox, Limits, SandboxError, runtime
 from belljar.backends.base import GuestSpec
 from belljar.environment.environment import builtin
-from belljar.pool.idle_guest import Warm
+from belljar.pool.pooled_sandbox import IdleGuest
 from belljar.sandbox.guest_session import Place
 
 pytestmark = pytest.mark.contract("native", "docker")
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.contract("native", "docker")
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
     """On a busy machine an answer may take longer than a pool waits for it."""
-    monkeypatch.setattr("belljar.pool.idle_guest.READY_TIMEOUT", 30.0)
+    monkeypatch.setattr("belljar.pool.pooled_sandbox.READY_TIMEOUT", 30.0)
 
 
 def spec():
@@ -26,7 +26,7 @@ def spec():
 
 
 async def warm():
-    return await Warm.start(runtime.current().backend("auto"), spec())
+    return await IdleGuest.start(runtime.current().backend("auto"), spec())
 
 
 def test_it_is_ready_until_it_is_leased_and_then_somebody_elses(run_async):

@@ -11,17 +11,17 @@ from belljar.pool.decide import (
     KEEP,
     LINGER,
     QUIET,
+    Bucket,
     End,
     Forget,
     Give,
-    Idle,
+    ReadyGuest,
     Reason,
     Refuse,
+    Request,
     Rules,
-    Shelf,
     Start,
     State,
-    Ticket,
     Wait,
     Why,
     decide,
@@ -32,15 +32,15 @@ RULES = Rules(min_ready=2, max_total=4, max_age=100.0, starts=3, refills=2)
 
 def a_state(ready=0, key="a", **facts):
     state = State()
-    state.shelves[key] = Shelf(key=key, permanent=True)
-    state.shelves[key].ready.extend(Idle(key=key, born=0.0, number=n) for n in range(ready))
+    state.shelves[key] = Bucket(key=key, permanent=True)
+    state.shelves[key].ready.extend(ReadyGuest(key=key, born=0.0, number=n) for n in range(ready))
     for name, value in facts.items():
         setattr(state, name, value)
     return state
 
 
 def ask(state, key="a", owner=None, now=0.0):
-    ticket = Ticket(key=key, owner=owner)
+    ticket = Request(key=key, owner=owner)
     state.enter(ticket, now)
     return ticket
 
@@ -114,7 +114,7 @@ def test_at_the_maximum_everybody_waits_and_is_told_so():
 
 def test_a_guest_that_nobody_wants_makes_room_for_one_that_somebody_does():
     state = a_state(2, leased=2)
-    state.shelves["b"] = Shelf(key="b")
+    state.shelves["b"] = Bucket(key="b")
     ask(state, "b")
     ended = [action for action in decide(state, RULES, 0.0) if isinstance(action, End)]
     assert [action.why for action in ended] == [Why.room]
@@ -126,7 +126,7 @@ def test_a_guest_that_nobody_wants_makes_room_for_one_that_somebody_does():
 
 def test_those_who_wait_come_before_those_who_may_come():
     state = a_state()
-    state.shelves["b"] = Shelf(key="b")
+    state.shelves["b"] = Bucket(key="b")
     for _ in range(4):
         ask(state, "b")
     assert [action.key for action in decide(state, RULES, 0.0) if isinstance(action, Start)] == [
@@ -144,7 +144,7 @@ def test_while_tenants_come_and_go_only_a_shelf_less_than_half_full_is_filled():
 
 def test_a_kind_asked_for_once_is_not_kept_ready_and_one_asked_for_again_is_for_a_while():
     state = a_state(2)
-    state.shelves["b"] = Shelf(key="b", asks=1, asked=0.0)
+    state.shelves["b"] = Bucket(key="b", asks=1, asked=0.0)
     assert decide(state, RULES, 1.0) == []
     state.shelves["b"].asks = 2
     assert decide(state, RULES, 1.0) == [Start("b"), Start("b")]
@@ -233,7 +233,7 @@ class Life(RuleBasedStateMachine):
             min_ready=min_ready, max_total=most, max_age=max_age, starts=starts, refills=2
         )
         self.state = State()
-        self.state.shelves["a"] = Shelf(key="a", permanent=True)
+        self.state.shelves["a"] = Bucket(key="a", permanent=True)
         self.now = 0.0
         self.numbers = 0
         self.starting = []  # keys
@@ -306,15 +306,15 @@ class Life(RuleBasedStateMachine):
         shelf = self.state.shelves[key]
         shelf.starting -= 1
         self.numbers += 1
-        shelf.ready.append(Idle(key=key, born=self.now, number=self.numbers))
+        shelf.ready.append(ReadyGuest(key=key, born=self.now, number=self.numbers))
 
     @precondition(lambda self: not self.state.closing)
     @rule(key=st.sampled_from("abc"), owner=st.sampled_from(["x", "y", None]), many=st.booleans())
     def ask(self, key, owner, many):
         if key not in self.state.shelves:
-            self.state.shelves[key] = Shelf(key=key, asked=self.now)
+            self.state.shelves[key] = Bucket(key=key, asked=self.now)
         for _ in range(5 if many else 1):
-            ticket = Ticket(key=key, owner=owner)
+            ticket = Request(key=key, owner=owner)
             self.state.enter(ticket, self.now)
             self.asked.append(ticket)
         self.settle()

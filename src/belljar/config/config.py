@@ -50,7 +50,7 @@ class Config:
         section `docker` counts when the backend is docker; and means docker when nobody says
         anything about the backend, as it does for a Sandbox.
         """
-        from belljar.pool.manager_settings import merge
+        from belljar.pool.settings import merge_options
 
         options = {name: self.values[name] for name in _OF_SANDBOX if self._is_given(name)}
         if limits := self.given("limits"):
@@ -60,7 +60,7 @@ class Config:
             options["backend"] = backend
         elif arguments.get("backend") == "docker" and (docker := self._docker(own)):
             arguments = arguments | {"backend": _make(docker)}
-        return merge(options, arguments)
+        return merge_options(options, arguments)
 
     def manager_options(self, **arguments: Any) -> dict[str, Any]:
         """The options for `SandboxManager(**config.manager_options())`: its own, and those of

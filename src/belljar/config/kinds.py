@@ -179,13 +179,13 @@ def workdir(value: object, base: Path) -> object:
 
 def managed(name: str) -> Check:
     def check(value: object, base: Path) -> object:
-        from belljar.pool import manager_settings
+        from belljar.pool import settings
 
         if name in ("max_sandboxes", "max_per_owner"):
             if not (name == "max_per_owner" and value is None):
-                manager_settings.count(name, value)
+                settings.check_count(name, value)
         elif name == "cleanup_interval" or value is not None:
-            manager_settings.seconds(name, value)
+            settings.check_seconds(name, value)
         return value
 
     return check
@@ -208,10 +208,10 @@ def port(value: object, base: Path) -> object:
 
 def interval(optional: bool) -> Check:
     def check(value: object, base: Path) -> object:
-        from belljar.pool import manager_settings
+        from belljar.pool import settings
 
         if not (optional and value is None):
-            manager_settings.seconds("it", value)
+            settings.check_seconds("it", value)
         return value
 
     return check

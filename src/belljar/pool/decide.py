@@ -51,7 +51,7 @@ class Rules:
 
 
 @dataclass(eq=False, kw_only=True)
-class Idle:
+class ReadyGuest:
     """A guest that is ready, and that nobody has used."""
 
     key: Hashable
@@ -61,7 +61,7 @@ class Idle:
 
 
 @dataclass(eq=False, kw_only=True)
-class Ticket:
+class Request:
     """Somebody who wants a guest of a kind."""
 
     key: Hashable
@@ -72,12 +72,12 @@ class Ticket:
 
 
 @dataclass(eq=False, kw_only=True)
-class Shelf:
+class Bucket:
     """The guests of one kind that nobody has yet."""
 
     key: Hashable
     permanent: bool = False  # the kind of the pool itself: kept filled whether asked for or not
-    ready: deque[Idle] = field(default_factory=deque)  # the oldest first
+    ready: deque[ReadyGuest] = field(default_factory=deque)  # the oldest first
     starting: int = 0
     checking: int = 0  # ready, but being asked whether they still answer
     asks: int = 0
@@ -93,8 +93,8 @@ class Shelf:
 
 class State:
     def __init__(self) -> None:
-        self.shelves: dict[Hashable, Shelf] = {}
-        self.waiting: list[Ticket] = []  # in the order in which they are served
+        self.shelves: dict[Hashable, Bucket] = {}
+        self.waiting: list[Request] = []  # in the order in which they are served
         self.leased = 0
         self.ending = 0
         self.given = float("-inf")  # when a guest was, last
@@ -116,7 +116,7 @@ class State:
         checking = sum(shelf.checking for shelf in list(self.shelves.values()))
         return self.ready + self.starting + checking + self.leased + self.ending
 
-    def enter(self, ticket: Ticket, now: float) -> None:
+    def enter(self, ticket: Request, now: float) -> None:
         """Stand in line. The shelf of its kind must be there."""
         shelf = self.shelves[ticket.key]
         shelf.asks += 1
@@ -128,7 +128,7 @@ class State:
         self._last[ticket.owner] = ticket.tag
         bisect.insort(self.waiting, ticket, key=_order)
 
-    def leave(self, ticket: Ticket) -> None:
+    def leave(self, ticket: Request) -> None:
         """Out of the line without having been served: those behind him of the same owner move up.
         Nothing happens to who is not in it."""
         if not self._remove(ticket):
@@ -142,34 +142,34 @@ class State:
             bisect.insort(self.waiting, each, key=_order)
             self._last[each.owner] = each.tag
 
-    def serve(self, ticket: Ticket, now: float) -> None:
+    def serve(self, ticket: Request, now: float) -> None:
         self.given = now
         self._served = max(self._served, ticket.tag)
         self._remove(ticket)
 
-    def _remove(self, ticket: Ticket) -> bool:
+    def _remove(self, ticket: Request) -> bool:
         at = self._place_of(ticket)
         found = at < len(self.waiting) and self.waiting[at] is ticket
         if found:
             del self.waiting[at]
         return found
 
-    def _place_of(self, ticket: Ticket) -> int:
+    def _place_of(self, ticket: Request) -> int:
         return bisect.bisect_left(self.waiting, _order(ticket), key=_order)
 
-    def next_of(self, key: Hashable) -> Ticket | None:
+    def next_of(self, key: Hashable) -> Request | None:
         """The first in line for this kind."""
         return next((ticket for ticket in self.waiting if ticket.key == key), None)
 
 
-def _order(ticket: Ticket) -> tuple[int, int]:
+def _order(ticket: Request) -> tuple[int, int]:
     return ticket.tag, ticket.number
 
 
 @dataclass(frozen=True)
 class Give:
-    ticket: Ticket
-    guest: Idle
+    ticket: Request
+    guest: ReadyGuest
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class Start:
 
 @dataclass(frozen=True)
 class End:
-    guest: Idle
+    guest: ReadyGuest
     why: Why
 
 
@@ -187,13 +187,13 @@ class End:
 class Wait:
     """Tell who waits what for, when that becomes known, or worse."""
 
-    ticket: Ticket
+    ticket: Request
     reason: Reason
 
 
 @dataclass(frozen=True)
 class Refuse:
-    ticket: Ticket
+    ticket: Request
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ class _Decision:
         self.rules = rules
         self.now = now
         self.unfit: list[End] = []
-        self.usable: dict[Hashable, deque[Idle]] = {}
+        self.usable: dict[Hashable, deque[ReadyGuest]] = {}
         for shelf in state.shelves.values():
             self.usable[shelf.key] = deque(self._fit(shelf))
         self.spare = sum(map(len, self.usable.values()))
@@ -232,7 +232,7 @@ class _Decision:
         self.free = rules.max_total - state.total
         self.coming = state.ending + len(self.unfit)  # places that will be free
 
-    def _fit(self, shelf: Shelf) -> Iterator[Idle]:
+    def _fit(self, shelf: Bucket) -> Iterator[ReadyGuest]:
         oldest = self.rules.max_age
         for idle in shelf.ready:
             if not idle.alive:
@@ -244,7 +244,7 @@ class _Decision:
 
     def actions(self) -> Iterator[Action]:
         yield from self.unfit
-        left = deque[Ticket]()
+        left = deque[Request]()
         for at, ticket in enumerate(self.state.waiting):
             if not self.spare:
                 left.extend(itertools.islice(self.state.waiting, at, at + self.rules.max_total))
@@ -258,13 +258,13 @@ class _Decision:
         yield from self._shrink()
         yield from self._refill()
 
-    def _take(self, key: Hashable) -> Idle | None:
+    def _take(self, key: Hashable) -> ReadyGuest | None:
         if not self.usable[key]:
             return None
         self.spare -= 1
         return self.usable[key].popleft()
 
-    def _serve_later(self, ticket: Ticket) -> Iterator[Action]:
+    def _serve_later(self, ticket: Request) -> Iterator[Action]:
         """A start under way is for him, or one begins, or a place must become free first."""
         reason = Reason.on_demand
         if self.under_way[ticket.key]:
@@ -282,7 +282,7 @@ class _Decision:
         if ticket.reason is not reason and ticket.reason is not Reason.at_capacity:
             yield Wait(ticket, reason)
 
-    def _least_wanted(self) -> Idle | None:
+    def _least_wanted(self) -> ReadyGuest | None:
         """Of what nobody waits for: of the kind that was not asked for the longest."""
         shelves = [shelf for shelf in self.state.shelves.values() if self.usable[shelf.key]]
         if not shelves:
@@ -298,7 +298,7 @@ class _Decision:
             if self.now - shelf.asked > KEEP and self._is_needless(shelf):
                 yield Forget(shelf.key)
 
-    def _is_needless(self, shelf: Shelf) -> bool:
+    def _is_needless(self, shelf: Bucket) -> bool:
         if shelf.permanent or shelf.ready or shelf.starting or shelf.checking:
             return False
         return self.state.next_of(shelf.key) is None

@@ -16,31 +16,28 @@ import anyio
 
 from belljar import runtime
 from belljar.errors import PoolClosed
-from belljar.pool import settings, telling, warmup
+from belljar.pool import pooled_sandbox, settings, telling
 from belljar.pool.decide import (
     Action,
+    Bucket,
     End,
     Forget,
     Give,
-    Idle,
+    ReadyGuest,
     Reason,
     Refuse,
+    Request,
     Rules,
-    Shelf,
     Start,
     State,
-    Ticket,
     Wait,
     Why,
     backoff,
     decide,
 )
-from belljar.pool.idle_guest import Warm
-from belljar.pool.loop_binding import Home
-from belljar.pool.manager_end import end
-from belljar.pool.pooled_sandbox import Lease, Tenant
-from belljar.pool.stats import PoolStats, ShelfStats
-from belljar.pool.tasks import spawn
+from belljar.pool.loop_binding import LoopBinding, close_or_kill, spawn
+from belljar.pool.pooled_sandbox import IdleGuest, Lease, PooledSandbox
+from belljar.pool.stats import BucketStats, PoolStats
 from belljar.sandbox.options import Options
 
 CHECK = 15.0  # seconds after which a guest that waits is asked whether it still answers
@@ -55,28 +52,28 @@ def closed() -> PoolClosed:
     return PoolClosed("the pool is closed", hint="make a new one")
 
 
-class Wish(Ticket):
+class PendingRequest(Request):
     """Somebody who wants a guest, and what came of it."""
 
     def __init__(self, key: Hashable, owner: Hashable) -> None:
         super().__init__(key=key, owner=owner)
         self.began = now()
         self.settled = anyio.Event()
-        self.idle: Idle | None = None
+        self.idle: ReadyGuest | None = None
         self.error: Exception | None = None
 
 
-class Stock:
-    def __init__(self, rules: Rules, home: Home, rehearsal: str | None = None) -> None:
+class Guests:
+    def __init__(self, rules: Rules, home: LoopBinding, rehearsal: str | None = None) -> None:
         self.rules = rules
         self._rehearsal = rehearsal
         self.state = State()
         self.home = home
         self.troubles: list[str] = []
         self._kinds: dict[Hashable, Options] = {}
-        self._warm: dict[int, Warm] = {}  # of those that are ready
+        self._warm: dict[int, IdleGuest] = {}  # of those that are ready
         self._checked: dict[int, float] = {}
-        self._owned: set[Warm] = set()  # all that were started, and not yet leased or ended
+        self._owned: set[IdleGuest] = set()  # all that were started, and not yet leased or ended
         self._scopes: set[anyio.CancelScope] = set()  # of starts
         self._leased: set[Lease] = set()
         self._numbers = itertools.count(1)
@@ -90,21 +87,21 @@ class Stock:
 
     # -- shelves and wishes -----------------------------------------------------------------
 
-    def shelf(self, key: Hashable, options: Options, *, permanent: bool = False) -> Shelf:
+    def shelf(self, key: Hashable, options: Options, *, permanent: bool = False) -> Bucket:
         if key not in self.state.shelves:
-            self.state.shelves[key] = Shelf(key=key, permanent=permanent, asked=now())
-            self._kinds[key] = settings.blank(options)
+            self.state.shelves[key] = Bucket(key=key, permanent=permanent, asked=now())
+            self._kinds[key] = settings.without_tenant(options)
         return self.state.shelves[key]
 
-    def ask(self, key: Hashable, options: Options, owner: Hashable) -> Wish:
+    def ask(self, key: Hashable, options: Options, owner: Hashable) -> PendingRequest:
         """Stand in line for a guest. It may be there at once: see `settled`."""
         self.shelf(key, options)
-        wish = Wish(key, owner)
+        wish = PendingRequest(key, owner)
         self.state.enter(wish, now())
         self.reconcile()
         return wish
 
-    def withdraw(self, wish: Wish) -> None:
+    def withdraw(self, wish: PendingRequest) -> None:
         """He does not want it any more; a guest that he was given, but did not use, goes back."""
         self.state.leave(wish)
         if wish.idle is not None:
@@ -117,14 +114,14 @@ class Stock:
                 shelf.ready.appendleft(idle)
         self.reconcile()
 
-    def move_in(self, wish: Wish, options: Options) -> Tenant:
+    def move_in(self, wish: PendingRequest, options: Options) -> PooledSandbox:
         """The guest of this wish becomes a tenant's, who has its id."""
         idle, wish.idle = wish.idle, None
         assert idle is not None
         warm = self._warm.pop(idle.number)
         self._checked.pop(idle.number, None)
         self._owned.discard(warm)
-        tenant = object.__new__(Tenant)
+        tenant = object.__new__(PooledSandbox)
         tenant._prepare(options)
         lease = Lease(warm.lease(), self.home.call, self._returned)
         self._leased.add(lease)
@@ -132,12 +129,12 @@ class Stock:
         self._told_lease(wish, options)
         return tenant
 
-    def id_of(self, wish: Wish) -> str:
+    def id_of(self, wish: PendingRequest) -> str:
         """The id of the sandbox for which its guest was made."""
         assert wish.idle is not None
         return self._warm[wish.idle.number].spec.id.rpartition("-")[0]
 
-    def _told_lease(self, wish: Wish, options: Options) -> None:
+    def _told_lease(self, wish: PendingRequest, options: Options) -> None:
         reason, seconds = wish.reason or Reason.ready, now() - wish.began
         self._leases[reason] += 1
         self._waited[reason] += seconds
@@ -190,11 +187,11 @@ class Stock:
                 del self.state.shelves[key], self._kinds[key]
         return False
 
-    def _give(self, ticket: Ticket, idle: Idle) -> bool:
+    def _give(self, ticket: Request, idle: ReadyGuest) -> bool:
         if self._warm[idle.number].ended:
             idle.alive = False
             return False
-        assert isinstance(ticket, Wish)
+        assert isinstance(ticket, PendingRequest)
         self.state.shelves[idle.key].ready.remove(idle)
         self.state.serve(ticket, now())
         self.state.leased += 1
@@ -202,31 +199,31 @@ class Stock:
         ticket.settled.set()
         return True
 
-    def _settle(self, ticket: Ticket, error: Exception) -> None:
-        assert isinstance(ticket, Wish)
+    def _settle(self, ticket: Request, error: Exception) -> None:
+        assert isinstance(ticket, PendingRequest)
         self.state.leave(ticket)
         ticket.error = error
         ticket.settled.set()
 
     # -- starts -----------------------------------------------------------------------------
 
-    def _begin_start(self, shelf: Shelf) -> None:
+    def _begin_start(self, shelf: Bucket) -> None:
         shelf.starting += 1
         scope = anyio.CancelScope()
         self._scopes.add(scope)
         spawn(lambda: self._start(shelf, scope))
 
-    async def _start(self, shelf: Shelf, scope: anyio.CancelScope) -> None:
-        warm: Warm | None = None
+    async def _start(self, shelf: Bucket, scope: anyio.CancelScope) -> None:
+        warm: IdleGuest | None = None
         error: Exception | None = None
         try:
             with scope:
-                made = object.__new__(Tenant)
-                made._prepare(settings.blank(self._kinds[shelf.key]))
+                made = object.__new__(PooledSandbox)
+                made._prepare(settings.without_tenant(self._kinds[shelf.key]))
                 backend = runtime.current().backend(made._options.backend)
-                warm = await Warm.start(backend, made.spec())
+                warm = await IdleGuest.start(backend, made.spec())
                 # Who waits has it as it is.
-                code = warmup.code_for(made.environment, self._rehearsal)
+                code = pooled_sandbox.choose_warmup_code(made.environment, self._rehearsal)
                 if code and self.state.next_of(shelf.key) is None:
                     await warm.rehearse(code)
         except Exception as failure:
@@ -243,16 +240,16 @@ class Stock:
             self._failed(shelf, error)
         self.reconcile()
 
-    def _came_up(self, shelf: Shelf, warm: Warm) -> None:
+    def _came_up(self, shelf: Bucket, warm: IdleGuest) -> None:
         self._counts["started"] += 1
         shelf.failures, shelf.retry, self.last_error = 0, 0.0, None
-        idle = Idle(key=shelf.key, born=now(), number=next(self._numbers))
+        idle = ReadyGuest(key=shelf.key, born=now(), number=next(self._numbers))
         self._warm[idle.number] = warm
         self._owned.add(warm)
         self._checked[idle.number] = idle.born
         shelf.ready.append(idle)
 
-    def _failed(self, shelf: Shelf, error: Exception) -> None:
+    def _failed(self, shelf: Bucket, error: Exception) -> None:
         """Told to the first who waits for one of these: his turn it was. In the background it is
         tried again later, and later still."""
         self._counts["start_failures"] += 1
@@ -268,7 +265,7 @@ class Stock:
 
     # -- ends -------------------------------------------------------------------------------
 
-    def _begin_end(self, idle: Idle, why: Why) -> None:
+    def _begin_end(self, idle: ReadyGuest, why: Why) -> None:
         warm = self._warm.pop(idle.number)
         self._checked.pop(idle.number, None)
         self._discarded[why] += 1
@@ -276,7 +273,7 @@ class Stock:
         telling.tell(telling.Discarded(why=why))
         spawn(lambda: self._end(warm))
 
-    async def _end(self, warm: Warm) -> None:
+    async def _end(self, warm: IdleGuest) -> None:
         try:
             await warm.retire()
         except Exception as error:  # whatever it is, others go on
@@ -286,7 +283,7 @@ class Stock:
             self.state.ending -= 1
         self.reconcile()
 
-    def dismiss(self, tenant: Tenant) -> None:
+    def dismiss(self, tenant: PooledSandbox) -> None:
         """End a tenant whose work is done, while nobody waits for that. His place is counted
         until he is gone."""
         if tenant.lease is not None and not tenant.lease.ending:
@@ -295,14 +292,14 @@ class Stock:
             self.state.ending += 1
         spawn(lambda: self._dismiss(tenant))
 
-    async def finish(self, tenant: Tenant) -> None:
+    async def finish(self, tenant: PooledSandbox) -> None:
         """The same; but files that are kept on the host are let go of first, for the next."""
         self.dismiss(tenant)
         if tenant.keeps_files:
-            await end(tenant)
+            await close_or_kill(tenant)
 
-    async def _dismiss(self, tenant: Tenant) -> None:
-        self._trouble(await end(tenant))
+    async def _dismiss(self, tenant: PooledSandbox) -> None:
+        self._trouble(await close_or_kill(tenant))
 
     def _trouble(self, error: Exception | None) -> None:
         if error is not None:
@@ -324,7 +321,7 @@ class Stock:
                 if moment - self._checked.get(idle.number, moment) >= CHECK:
                     await self._check(shelf, idle)
 
-    async def _check(self, shelf: Shelf, idle: Idle) -> None:
+    async def _check(self, shelf: Bucket, idle: ReadyGuest) -> None:
         """One after the other, and meanwhile it is given to nobody."""
         if self.state.closing or idle not in shelf.ready:
             return
@@ -397,10 +394,10 @@ class Stock:
             refused=self._counts["refused"],
             last_error=None if self.last_error is None else str(self.last_error),
             shelves=tuple(
-                ShelfStats(
+                BucketStats(
                     backend=self._kinds[key].backend,
                     environment=self._kinds[key].environment.name,
-                    differs=settings.differing(self._kinds[key], usual) if usual else {},
+                    differs=settings.describe_differences(self._kinds[key], usual) if usual else {},
                     ready=len(shelf.ready) + shelf.checking,
                     starting=shelf.starting,
                     waiting=waiting[key],

@@ -27,12 +27,17 @@ from belljar.errors import (
     SandboxError,
     SandboxMissing,
 )
-from belljar.pool import manager_settings
-from belljar.pool.manager_decide import ManagerStats, Reason, decide
-from belljar.pool.manager_end import end
-from belljar.pool.manager_entry import Entry, Table
-from belljar.pool.manager_settings import Factory, Settings
-from belljar.pool.tasks import keep_doing, spawn
+from belljar.pool.loop_binding import close_or_kill, repeat, spawn
+from belljar.pool.manager_table import Entry, Reason, Table, decide
+from belljar.pool.settings import (
+    Factory,
+    ManagerSettings,
+    check_name,
+    check_seconds,
+    merge_options,
+    new_name,
+)
+from belljar.pool.stats import ManagerStats
 from belljar.results.execution import Execution
 from belljar.sandbox.run import OnResult, OnText
 from belljar.sandbox.sandbox import AsyncSandbox
@@ -64,7 +69,7 @@ class AsyncSandboxManager:
     ) -> None:
         """Times are in seconds, None: no such limit. `factory` is an async function that makes a
         sandbox from options; `defaults` are the options that every sandbox has."""
-        self._settings = Settings(
+        self._settings = ManagerSettings(
             max_sandboxes=max_sandboxes,
             idle_timeout=idle_timeout,
             cleanup_interval=cleanup_interval,
@@ -266,7 +271,7 @@ class AsyncSandboxManager:
         """
         if os.getpid() != self._pid:
             return  # a fork: it is the parent's
-        manager_settings.seconds("grace", grace, zero=True)
+        check_seconds("grace", grace, zero=True)
         if self._closing is None:
             self._check_usable()
             self._closing = anyio.Event()
@@ -312,12 +317,12 @@ class AsyncSandboxManager:
     def _enter(self, name: str | None, owner: str | None, wait: float | None) -> Entry:
         """Take the name and a place, at one moment; or a turn in the queue."""
         self._check_usable()
-        chosen = manager_settings.new_name() if name is None else name
-        manager_settings.check_name("name", chosen)
+        chosen = new_name() if name is None else name
+        check_name("name", chosen)
         if owner is not None:
-            manager_settings.check_name("owner", owner)
+            check_name("owner", owner)
         if wait is not None:
-            manager_settings.seconds("wait", wait, zero=True)
+            check_seconds("wait", wait, zero=True)
         if chosen in self._table.named:
             raise NameTaken(
                 f"there is a sandbox {chosen!r} already", hint="get_or_create() takes what is there"
@@ -352,7 +357,7 @@ class AsyncSandboxManager:
         self._counts["failed"] += entry.admitted.is_set()
         try:
             if made is not None:  # it was there just before it was given up
-                await end(made)
+                await close_or_kill(made)
         finally:
             self._table.drop(entry, given_up)
         raise given_up
@@ -373,7 +378,7 @@ class AsyncSandboxManager:
         settings = self._settings
         if settings.factory is not None:
             return await settings.factory(**{**settings.defaults, **given})
-        options = manager_settings.merge(settings.defaults, given)
+        options = merge_options(settings.defaults, given)
         names = {"name": entry.name} | ({"owner": entry.owner} if entry.owner is not None else {})
         options["metadata"] = {**names, **(options.get("metadata") or {})}
         sandbox = AsyncSandbox(**options)
@@ -450,7 +455,7 @@ class AsyncSandboxManager:
         assert entry.sandbox is not None
         error: SandboxError | None = SandboxError("its end was interrupted")
         try:
-            error = await end(entry.sandbox)
+            error = await close_or_kill(entry.sandbox)
         finally:
             self._table.ended(entry, error)
 
@@ -459,7 +464,12 @@ class AsyncSandboxManager:
             self._sweeper = anyio.CancelScope()
             # A manager that everybody forgot is not kept alive by its sweeper.
             sweep = weakref.WeakMethod(self.sweep)
-            keep_doing(sweep, every=self._settings.cleanup_interval, scope=self._sweeper)
+            repeat(
+                sweep,
+                "sweeping sandboxes",
+                every=self._settings.cleanup_interval,
+                scope=self._sweeper,
+            )
 
 
 def _missing(name: str, entry: Entry | None = None) -> SandboxMissing:

@@ -25,18 +25,15 @@ from belljar.errors import (
     SandboxError,
     unknown_option,
 )
-from belljar.pool import items, settings, telling
-from belljar.pool import manager_settings as checks
-from belljar.pool import warmup as rehearsals
-from belljar.pool.acquisition import Acquisition
-from belljar.pool.flight import Flight
-from belljar.pool.guests import Stock, closed
-from belljar.pool.loop_binding import Home
-from belljar.pool.map import AsyncMap, Codes, OnProgress, check_input
-from belljar.pool.pooled_sandbox import NotBegun, Tenant
+from belljar.pool import pooled_sandbox as rehearsals
+from belljar.pool import settings, snippet, telling
+from belljar.pool import settings as checks
+from belljar.pool.guests import Guests, closed
+from belljar.pool.loop_binding import LoopBinding, repeat, spawn
+from belljar.pool.map import AsyncMap, Codes, MapRun, OnProgress
+from belljar.pool.pooled_sandbox import Acquisition, LostBeforeStart, PooledSandbox
 from belljar.pool.snippet import Snippet
 from belljar.pool.stats import PoolStats
-from belljar.pool.tasks import keep_doing, spawn
 from belljar.results.execution import Execution
 from belljar.sandbox import options as sandbox_options
 from belljar.sandbox.options import Options
@@ -73,11 +70,11 @@ class AsyncPool:
         seconds is replaced (None: never). `rehearsal` is code that a guest runs before it waits, so
         that the first cell is quick (None: what suits its packages; "": none). `options` are those
         of every sandbox."""
-        self._stock: Stock | None = None  # for __del__, if the rest raises
-        rules = settings.rules(min_ready, max_total, max_age)
-        self._kinds = settings.Kinds(options, settings.own_names(AsyncPool.__init__))
-        self._home = Home()
-        self._stock = Stock(rules, self._home, rehearsals.check(rehearsal))
+        self._stock: Guests | None = None  # for __del__, if the rest raises
+        rules = settings.make_rules(min_ready, max_total, max_age)
+        self._kinds = settings.Kinds(options, settings.keyword_names(AsyncPool.__init__))
+        self._home = LoopBinding()
+        self._stock = Guests(rules, self._home, rehearsals.check_warmup_code(rehearsal))
         self._keeper: anyio.CancelScope | None = None
         self._closing: anyio.Event | None = None
 
@@ -109,7 +106,7 @@ class AsyncPool:
         turns. `options` are those of this sandbox; if they need another kind of guest, that is
         made, and kept ready if it is asked for again.
         """
-        own = settings.own_names(AsyncPool.acquire)
+        own = settings.keyword_names(AsyncPool.acquire)
         return Acquisition(lambda: self._lease(self._options(options, own), owner, wait))
 
     async def run_code(
@@ -135,7 +132,7 @@ class AsyncPool:
         self._open()
         # What is wrong with it is said before a guest is taken, not after.
         part = Snippet(code, timeout=timeout, env=env, variables=variables or {}, files=files or {})
-        chosen = self._options(options, settings.own_names(AsyncPool.run_code))
+        chosen = self._options(options, settings.keyword_names(AsyncPool.run_code))
 
         async def run(sandbox: AsyncSandbox) -> Execution:
             return await sandbox.run_code(
@@ -147,15 +144,15 @@ class AsyncPool:
                 env=env,
             )
 
-        if await items.is_rejected(chosen, code):
-            return await items.without_guest(chosen, run)
+        if await snippet.is_rejected(chosen, code):
+            return await snippet.run_without_guest(chosen, run)
         for attempt in itertools.count(1):
             tenant = await self._lease(chosen, owner, wait, once=True)
             try:
-                await items.prepare(tenant, part)
+                await snippet.send_inputs(tenant, part)
                 return await run(tenant)
-            except NotBegun:
-                if attempt == items.ATTEMPTS:
+            except LostBeforeStart:
+                if attempt == snippet.ATTEMPTS:
                     raise
             except SandboxClosed:
                 self._check_open()
@@ -192,8 +189,8 @@ class AsyncPool:
         `pairs()` of what this gives is the same with the items. Who stops early stops what runs;
         `async with` waits for that.
         """
-        check_input(codes, on_progress)
-        flight = self.flight(
+        total = settings.check_map_arguments(codes, on_progress, total)
+        run = self._make_map_run(
             concurrency=concurrency,
             window=window,
             timeout=timeout,
@@ -202,9 +199,9 @@ class AsyncPool:
             on_error=on_error,
             **options,
         )
-        return AsyncMap(flight, codes, on_progress, total, read_in_thread)
+        return AsyncMap(run, codes, on_progress, total, read_in_thread)
 
-    def flight(
+    def _make_map_run(
         self,
         *,
         concurrency: int | None,
@@ -214,7 +211,7 @@ class AsyncPool:
         ordered: bool,
         on_error: str,
         **options: Any,
-    ) -> Flight:
+    ) -> MapRun:
         """What map() is made of: each has an owner of its own, unless told."""
         self._open()
         concurrency, window = self._widths(concurrency, window)
@@ -222,24 +219,24 @@ class AsyncPool:
         if on_error not in ON_ERROR:
             raise unknown_option("value of on_error", str(on_error), ON_ERROR)
         # What is wrong with them is said now.
-        chosen = self._options(options, settings.own_names(AsyncPool.map))
+        chosen = self._options(options, settings.keyword_names(AsyncPool.map))
         if concurrency > 1 and (chosen.session is not None or chosen.workspace is not None):
             raise InvalidOption(
                 "one sandbox at a time can have a session or a workspace, and here several run",
                 hint="concurrency=1, or give each snippet its own in its options",
             )
-        order = items.Order(
-            owner=settings.owner(owner) if owner is not None else ("map", next(_maps)),
+        order = snippet.MapOptions(
+            owner=settings.check_owner(owner) if owner is not None else ("map", next(_maps)),
             timeout=timeout,
             options=options,
             raising=on_error == "raise",
         )
-        return Flight(
-            lambda number, item, at_work: items.run(self, order, number, item, at_work),
+        return MapRun(
+            lambda number, item, at_work: snippet.run_item(self, order, number, item, at_work),
             self._home,
-            concurrency=concurrency,
-            window=window,
-            ordered=ordered,
+            concurrency,
+            window,
+            ordered,
         )
 
     async def warm_up(self, *, wait: float | None = None) -> None:
@@ -266,7 +263,7 @@ class AsyncPool:
     async def close(self) -> None:
         """End everything, in bounded time: who waits is told, starts are given up, sandboxes that
         are in use are cut short. May be called twice."""
-        if not self._home.of_this_process:
+        if not self._home.in_this_process:
             return  # a fork: it is the parent's
         if self._closing is None:
             self._home.check()
@@ -293,7 +290,7 @@ class AsyncPool:
 
     def __del__(self) -> None:
         stock = self._stock
-        if stock is None or not self._home.of_this_process:
+        if stock is None or not self._home.in_this_process:
             return
         if sys.is_finalizing():  # the runtime has ended every guest, and no thread starts any more
             return
@@ -306,7 +303,7 @@ class AsyncPool:
     # -- within -----------------------------------------------------------------------------
 
     @property
-    def _guests(self) -> Stock:
+    def _guests(self) -> Guests:
         assert self._stock is not None
         return self._stock
 
@@ -327,7 +324,7 @@ class AsyncPool:
             # A pool that everybody forgot is not kept alive by its keeper.
             every = TICK if stock.rules.max_age is None else min(TICK, stock.rules.max_age / 2)
             care = weakref.WeakMethod(self._care)
-            keep_doing(care, every=max(every, 0.05), scope=self._keeper)
+            repeat(care, "refilling the pool", every=max(every, 0.05), scope=self._keeper)
 
     async def _care(self) -> None:
         await self._guests.care()
@@ -339,23 +336,23 @@ class AsyncPool:
         rules = self._guests.rules
         if concurrency is None:
             concurrency = min(2 * (os.cpu_count() or 1), rules.max_total)
-        checks.count("concurrency", concurrency)
+        checks.check_count("concurrency", concurrency)
         if window is None:
             window = 4 * concurrency
-        checks.count("window", window)
+        checks.check_count("window", window)
         if window < concurrency:
             raise InvalidOption(f"window={window} is less than concurrency={concurrency}")
         return concurrency, window
 
     async def _lease(
         self, options: Options, owner: object, wait: float | None, *, once: bool = False
-    ) -> Tenant:
+    ) -> PooledSandbox:
         self._open()
         if wait is not None:
-            checks.seconds("wait", wait, zero=True)
-        who = owner if isinstance(owner, tuple) else settings.owner(owner)
+            checks.check_seconds("wait", wait, zero=True)
+        who = owner if isinstance(owner, tuple) else settings.check_owner(owner)
         stock = self._guests
-        wish = stock.ask(settings.key(options), options, who)
+        wish = stock.ask(settings.guest_key(options), options, who)
         try:
             if not wish.settled.is_set():
                 with anyio.move_on_after(wait):
@@ -396,7 +393,7 @@ def _at_exit() -> None:
     """Before the runtime ends the guests: that these are lost is then no failure, and nobody starts
     others instead."""
     for stock in telling.pools():
-        if isinstance(stock, Stock):
+        if isinstance(stock, Guests):
             stock.state.closing = True
 
 

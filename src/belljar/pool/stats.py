@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShelfStats:
+class BucketStats:
     """The guests of one kind that nobody has yet."""
 
     backend: str  # as it was asked for
@@ -36,7 +36,7 @@ class PoolStats:
     start_failures: int
     refused: int  # tenants who would not wait any longer
     last_error: str | None  # of a start; None again after one that went well
-    shelves: tuple[ShelfStats, ...]
+    shelves: tuple[BucketStats, ...]
     min_ready: int
     max_total: int
     max_age: float | None
@@ -49,3 +49,37 @@ class PoolStats:
     def to_dict(self) -> dict[str, object]:
         """As plain data."""
         return {**asdict(self), "total": self.total}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManagerStats:
+    """A manager in numbers, all of one moment.
+
+    Nothing is counted twice, and nothing is missing: of all that were `created`, `total` are there,
+    and the others were deleted, swept (idle, lifetime), lost, or ended by the manager's close.
+    """
+
+    total: int  # sandboxes that can be used
+    waiting: int  # that wait for a place
+    starting: int  # that are being made
+    ending: int  # that are being ended, and still take their places
+    active_operations: int  # of operation() and run_code()
+    by_owner: Mapping[str, int]  # places that each owner takes
+    created: int
+    deleted: int
+    swept_idle: int
+    swept_lifetime: int
+    lost: int
+    closed: int  # by the end of the manager
+    refused: int  # for want of a place
+    failed: int  # creations that came to nothing for another reason
+    max_sandboxes: int
+    max_per_owner: int | None
+    idle_timeout: float | None
+    cleanup_interval: float
+    lifetime: float | None
+    is_shutting_down: bool
+
+    def to_dict(self) -> dict[str, object]:
+        """As plain data."""
+        return {**vars(self), "by_owner": dict(self.by_owner)}

@@ -9,12 +9,55 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
 
 import anyio
 
 from belljar.errors import ManagerFull, QuotaExceeded, SandboxError
-from belljar.pool.manager_decide import Seen
 from belljar.sandbox.sandbox import AsyncSandbox
+
+
+class Reason(StrEnum):
+    """Why a sandbox was swept."""
+
+    idle = "idle"  # nobody used it for longer than idle_timeout
+    lifetime = "lifetime"  # it is older than the manager's lifetime
+    lost = "lost"  # it died, or was ended by somebody else
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What a sandbox looked like at one moment."""
+
+    name: str
+    age: float  # seconds since it was there
+    idle: float  # seconds since it was used
+    busy: bool  # an operation, a cell or a command is under way
+    alive: bool = True
+
+
+def decide(
+    seen: Iterable[Seen], *, idle_timeout: float | None, lifetime: float | None
+) -> dict[str, Reason]:
+    """Which of them are to go, and why. None: no such limit. A busy one always stays.
+
+    >>> one = Seen(name="a", age=90.0, idle=61.0, busy=False)
+    >>> decide([one], idle_timeout=60.0, lifetime=None)
+    {'a': <Reason.idle: 'idle'>}
+    """
+    found = {}
+    for each in seen:
+        if each.busy:
+            continue
+        if not each.alive:
+            found[each.name] = Reason.lost
+        elif lifetime is not None and each.age > lifetime:
+            found[each.name] = Reason.lifetime
+        elif idle_timeout is not None and each.idle > idle_timeout:
+            found[each.name] = Reason.idle
+    return found
 
 
 def now() -> float:
