@@ -165,7 +165,7 @@ def test_a_fork_leaves_the_parents_manager_alone(script):
     status, out, err = made.end()
     assert status == 0, err
     assert out.splitlines() == [
-        "child: this manager belongs to the process that made it",
+        "child: this manager belongs to the process that forked this one",
         "parent: None 2",
     ]
 

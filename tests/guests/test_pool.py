@@ -27,7 +27,7 @@ from belljar.errors import (
     StartError,
 )
 from belljar.observe.metrics import Metrics
-from belljar.pool import guests as stock_module
+from belljar.pool import guests as guests_module
 from belljar.pool import pool as pool_module
 from belljar.pool import pooled_sandbox
 from belljar.pool import snippet as items
@@ -42,7 +42,7 @@ HOSTILE = ESCAPES / "hostile.py"
 
 @pytest.fixture(autouse=True)
 def often_looked_after(monkeypatch):
-    monkeypatch.setattr(pool_module, "TICK", 0.1)
+    monkeypatch.setattr(pool_module, "CHECK_INTERVAL", 0.1)
 
 
 def a_pool(kind=AsyncPool, **options):
@@ -60,7 +60,11 @@ async def eventually(holds):
 
 def guests_of(pool):
     """The warm ones that wait, themselves."""
-    return [warm._guest for warm in pool._guests._warm.values()]
+    return [
+        ready.guest._guest
+        for bucket in pool._guests.state.buckets.values()
+        for ready in bucket.ready
+    ]
 
 
 # -- rehearsals --------------------------------------------------------------------------------
@@ -331,12 +335,12 @@ def test_a_warm_guest_that_does_not_answer_is_replaced(run_async, monkeypatch):
             await pool.warm_up()
             asked = []
 
-            async def ready(self):
+            async def answers(self):
                 asked.append(self)
                 return len(asked) > 1
 
-            monkeypatch.setattr(IdleGuest, "ready", ready)
-            monkeypatch.setattr(stock_module, "CHECK", 0.0)
+            monkeypatch.setattr(IdleGuest, "answers", answers)
+            monkeypatch.setattr(guests_module, "CHECK", 0.0)
             await eventually(lambda: len(asked) > 1)
             assert pool.stats().discarded["dead"] == 1
             await pool.warm_up()
@@ -349,7 +353,7 @@ def test_a_warm_guest_that_is_too_old_is_replaced_and_never_given(run_async, mon
         async with a_pool(max_age=1000) as pool:
             await pool.warm_up()
             (old,) = guests_of(pool)
-            monkeypatch.setattr(stock_module, "now", lambda: time.monotonic() + 2000)
+            monkeypatch.setattr(guests_module, "now", lambda: time.monotonic() + 2000)
             async with pool.acquire() as sandbox:
                 assert sandbox.whereabouts != old.whereabouts
             assert pool.stats().discarded["old"] == 1
@@ -368,7 +372,7 @@ def test_another_kind_of_guest_has_a_shelf_of_its_own_and_makes_room(run_async, 
             stats = pool.stats()
             assert stats.discarded["room"] == 1
             assert len(stats.shelves) == 2
-            monkeypatch.setattr(stock_module, "now", lambda: time.monotonic() + 100)
+            monkeypatch.setattr(guests_module, "now", lambda: time.monotonic() + 100)
             await eventually(lambda: len(pool.stats().shelves) == 1)
             await pool.warm_up()
             assert pool.stats().ready == 2
@@ -844,12 +848,12 @@ def test_an_input_that_a_thread_reads_may_wait_for_results(run_async):
                 finally:
                     closed.set()
 
-            values = []
+            results = pool.map(codes(), concurrency=2, read_in_thread=True)
+            for number in range(3):
+                assert (await anext(results)).value == number
+                done.release()
             with pytest.raises(LookupError):
-                async for execution in pool.map(codes(), concurrency=2, read_in_thread=True):
-                    values.append(execution.value)
-                    done.release()
-            assert values == [0, 1, 2]
+                await anext(results)
             assert closed.is_set()
 
     run_async(test)
@@ -1031,7 +1035,7 @@ def test_ill_formed_options_are_said_at_once():
 
 def test_both_pools_have_the_same_names_and_documentation():
     def public(cls):
-        return {name for name in dir(cls) if not name.startswith("_")} - {"flight"}
+        return {name for name in dir(cls) if not name.startswith("_")}
 
     assert public(Pool) == public(AsyncPool)
     for name in public(Pool):

@@ -575,14 +575,14 @@ def test_operations_may_finish_within_the_grace(loop, make, factory):
 
 
 def test_close_does_not_wait_for_ever(loop, make, factory, monkeypatch):
-    monkeypatch.setattr("belljar.pool.loop_binding.END_TIMEOUT", 0.05)
+    monkeypatch.setattr("belljar.pool.loop_binding.CLOSE_TIMEOUT", 0.05)
 
     async def test():
         manager = make()
         await manager.create("a")
         factory.made[0].hangs = True
         async with manager.operation("a"):
-            with pytest.raises(SandboxError, match=r"a: did not end within 0\.05 s"):
+            with pytest.raises(SandboxError, match=r"a: did not close within 0\.05 s"):
                 await manager.close(grace=0.01)
         assert factory.made[0].ended == ["close", "kill"]
 

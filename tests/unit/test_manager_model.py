@@ -165,7 +165,7 @@ class Life(RuleBasedStateMachine):
     def sweep(self):
         self.do(self.manager.sweep())
         for entry in self.manager._table.there:
-            seen = entry.seen()
+            seen = entry.observe()
             assert seen.busy or (seen.alive and seen.idle <= IDLE and seen.age <= LIFETIME)
 
     # -- what always holds ------------------------------------------------------------------

@@ -28,7 +28,6 @@ from belljar.observe.metric_table import (
     known_errors,
 )
 from belljar.observe.sampling import Monitor, Sample
-from belljar.pool import telling
 from belljar.results.execution import Outcome
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ class Metrics:
         self._sources: dict[str, Source] = {}
         self._monitor: Monitor | None = None
         self._subscription: events.Subscription | None = None
-        self._of_pools: Callable[[], None] | None = None
+        self._pool_subscription: events.Subscription | None = None
         self._servers: list[tuple[Any, threading.Thread]] = []
         self.gauge_source("belljar_sandboxes", _live_by_backend)
         self.gauge_source("belljar_pool_guests", _guests_of_pools)
@@ -89,7 +88,7 @@ class Metrics:
         """Count the events of this process from now on. May be called twice."""
         if self._subscription is None:
             self._subscription = events.subscribe(self.observe)
-            self._of_pools = telling.subscribe(self._of_pool)
+            self._pool_subscription = events.subscribe_pools(self._observe_pool)
         return self
 
     def observe(self, event: events.Event) -> None:
@@ -136,17 +135,15 @@ class Metrics:
             name = self._cap("belljar_host_calls_total", "function", call.name, new=call.ok)
             self._count("belljar_host_calls_total", name, "ok" if call.ok else "failed")
 
-    def _of_pool(self, told: telling.Told) -> None:
-        match told:
-            case telling.Leased():
-                self._count("belljar_pool_leases_total", told.reason.value)
-                self._made["belljar_pool_wait_seconds"].labels(told.reason.value).observe(
-                    told.seconds
-                )
-            case telling.Discarded():
-                self._count("belljar_pool_discarded_total", told.why.value)
-            case telling.StartFailed():
-                self._count("belljar_pool_start_failures_total", self._reason(told.error))
+    def _observe_pool(self, event: events.PoolEvent) -> None:
+        match event:
+            case events.GuestLeased():
+                self._count("belljar_pool_leases_total", event.reason)
+                self._made["belljar_pool_wait_seconds"].labels(event.reason).observe(event.seconds)
+            case events.GuestDiscarded():
+                self._count("belljar_pool_discarded_total", event.reason)
+            case events.GuestStartFailed():
+                self._count("belljar_pool_start_failures_total", self._reason(event.error))
 
     def alerted(self, kind: str) -> None:
         """Count an alert. Called when one begins."""
@@ -246,12 +243,10 @@ class Metrics:
 
     def close(self) -> None:
         """Stop counting and serving. What was counted can still be read. May be called twice."""
-        if self._subscription is not None:
-            self._subscription.cancel()
-            self._subscription = None
-        if self._of_pools is not None:
-            self._of_pools()
-            self._of_pools = None
+        for subscription in (self._subscription, self._pool_subscription):
+            if subscription is not None:
+                subscription.cancel()
+        self._subscription = self._pool_subscription = None
         while self._servers:
             server, thread = self._servers.pop()
             server.shutdown()
@@ -310,14 +305,14 @@ def _live_by_backend() -> Values:
 
 def _guests_of_pools() -> Values:
     found: dict[tuple[str, ...], float] = {("idle",): 0.0}
-    for pool in telling.pools():
-        for state, number in pool.guests().items():
+    for pool in events.open_pools():
+        for state, number in pool.count_guests().items():
             found[state,] = found.get((state,), 0.0) + number
     return found
 
 
 def _waiting_for_pools() -> Values:
-    return {(): float(sum(pool.waiting for pool in telling.pools()))}
+    return {(): float(sum(pool.waiting for pool in events.open_pools()))}
 
 
 def _summed(monitor: Monitor, read: Callable[[Sample], float | None]) -> Values:

@@ -27,10 +27,21 @@ _tasks: set[asyncio.Task[None]] = set()  # asyncio itself keeps only weak refere
 
 
 class LoopBinding:
-    """The process and the event loop of the first use, and calls into it from other threads."""
+    """The process and the event loop of the first use, and calls into it from other threads.
 
-    def __init__(self) -> None:
-        self._pid: int | None = None
+    `what`, `blocking` and `error` are for messages: a pool, the class for threads, and what is
+    raised in a fork. `pid`: the process, if it is not that of the first use.
+    """
+
+    def __init__(
+        self,
+        what: str = "pool",
+        blocking: str = "Pool",
+        error: type[SandboxError] = PoolClosed,
+        pid: int | None = None,
+    ) -> None:
+        self._what, self._blocking, self._error = what, blocking, error
+        self._pid = pid
         self._loop: object | None = None
 
     @property
@@ -39,9 +50,9 @@ class LoopBinding:
 
     def check_process(self) -> None:
         if not self.in_this_process:
-            raise PoolClosed(
-                "this pool and its maps belong to the process that used the pool first",
-                hint="make a new pool after the fork",
+            raise self._error(
+                f"this {self._what} belongs to the process that forked this one",
+                hint=f"make a new {self._what} after the fork",
             )
 
     def check(self) -> None:
@@ -52,8 +63,8 @@ class LoopBinding:
         self._loop = self._loop or loop
         if self._loop is not loop:
             raise SandboxError(
-                "this pool belongs to the event loop that used it first",
-                hint="make one pool for each loop; or use Pool, which works in any thread",
+                f"this {self._what} belongs to the event loop that used it first",
+                hint=f"make one for each loop; or use {self._blocking}, which works in any thread",
             )
 
     def call(self, function: Callable[[], object]) -> bool:

@@ -1,8 +1,8 @@
-"""One named sandbox of a manager, from the wish to its end, and the table of all of them.
+"""The named sandboxes of a manager, from the request to the end; and which of them to sweep.
 
-A name is taken when somebody asks for it; a place, when the wish is granted. Whoever finds no
-place waits in a queue, and is handed the next one that becomes free: nobody overtakes. Nothing
-here awaits, so that what is decided is decided at one moment.
+A request takes the name; the sandbox counts when it is admitted. At the maximum, requests wait in a
+queue and are admitted in their order. Nothing here awaits, so every decision is made on one
+consistent state.
 """
 
 from __future__ import annotations
@@ -12,27 +12,30 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 
 import anyio
 
-from belljar.errors import ManagerFull, QuotaExceeded, SandboxError
+from belljar.errors import ManagerFull, NameTaken, QuotaExceeded, SandboxError
+from belljar.pool import settings
+from belljar.pool.stats import ManagerStats
 from belljar.sandbox.sandbox import AsyncSandbox
 
 
 class Reason(StrEnum):
     """Why a sandbox was swept."""
 
-    idle = "idle"  # nobody used it for longer than idle_timeout
+    idle = "idle"  # it was not used for longer than idle_timeout
     lifetime = "lifetime"  # it is older than the manager's lifetime
-    lost = "lost"  # it died, or was ended by somebody else
+    lost = "lost"  # it died, or was closed behind the manager's back
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What a sandbox looked like at one moment."""
+    """The state of a sandbox at one moment."""
 
     name: str
-    age: float  # seconds since it was there
+    age: float  # seconds since it was made
     idle: float  # seconds since it was used
     busy: bool  # an operation, a cell or a command is under way
     alive: bool = True
@@ -41,7 +44,7 @@ class Seen:
 def decide(
     seen: Iterable[Seen], *, idle_timeout: float | None, lifetime: float | None
 ) -> dict[str, Reason]:
-    """Which of them are to go, and why. None: no such limit. A busy one always stays.
+    """Which of them to close, and why. None: no limit. A busy one stays.
 
     >>> one = Seen(name="a", age=90.0, idle=61.0, busy=False)
     >>> decide([one], idle_timeout=60.0, lifetime=None)
@@ -60,6 +63,12 @@ def decide(
     return found
 
 
+COUNTED = (
+    *("created", "deleted", "swept_idle", "swept_lifetime"),
+    *("lost", "closed", "refused", "failed"),
+)
+
+
 def now() -> float:
     return time.monotonic()
 
@@ -68,18 +77,18 @@ class Entry:
     def __init__(self, name: str, owner: str | None) -> None:
         self.name = name
         self.owner = owner
-        self.sandbox: AsyncSandbox | None = None  # None: it is not there yet
+        self.sandbox: AsyncSandbox | None = None  # None: it is being made
         self.operations = 0
         self._lived = False
         self.born = self.used = now()
-        self.admitted = anyio.Event()  # has a place
-        self.settled = anyio.Event()  # is there, or will never be
-        self.gone = anyio.Event()  # has ended
-        self.error: Exception | None = None  # why it is not there, or did not end as it should
-        self.doomed: str | None = None  # to be given up while it is being made, and why
+        self.admitted = anyio.Event()  # it counts, and may be made
+        self.settled = anyio.Event()  # it is there, or never will be
+        self.gone = anyio.Event()  # it has ended
+        self.error: Exception | None = None  # why it could not be made, or closed
+        self.cancelled: str | None = None  # why its creation was cancelled
         self.scope: anyio.CancelScope | None = None  # of its creation
 
-    def ready(self, sandbox: AsyncSandbox) -> None:
+    def set_sandbox(self, sandbox: AsyncSandbox) -> None:
         self.sandbox = sandbox
         self.born = self.used = now()
         self._lived = bool(getattr(sandbox, "alive", True))
@@ -88,23 +97,22 @@ class Entry:
     def touch(self) -> None:
         self.used = now()
 
-    def doom(self, why: str) -> None:
-        """Called while it is being made: let it come to nothing."""
-        self.doomed = why
+    def cancel(self, why: str) -> None:
+        """Cancel its creation."""
+        self.cancelled = why
         if self.scope is not None:
             self.scope.cancel()
 
     @property
     def busy(self) -> bool:
-        """An operation is under way, or the sandbox itself knows of something that runs in it or
-        waits for its turn."""
+        """An operation is under way, or something runs in the sandbox or waits for its turn."""
         engaged = getattr(self.sandbox, "engaged", getattr(self.sandbox, "busy", 0) > 0)
         return self.operations > 0 or engaged
 
     @property
     def alive(self) -> bool:
-        """Only what has lived can have died: a factory may give one that starts later, or that
-        knows nothing of its own death."""
+        """A sandbox that was never alive does not count as dead: a factory may return one that
+        starts later, or that has no such attribute."""
         alive = bool(getattr(self.sandbox, "alive", True))
         self._lived = self._lived or alive
         return alive or not self._lived
@@ -113,7 +121,7 @@ class Entry:
     def lost(self) -> bool:
         return self.sandbox is not None and not self.busy and not self.alive
 
-    def seen(self) -> Seen:
+    def observe(self) -> Seen:
         moment = now()
         used = max(self.used, getattr(self.sandbox, "last_used", self.used))
         return Seen(
@@ -126,12 +134,13 @@ class Entry:
 
 
 class Table:
-    def __init__(self, places: int, places_per_owner: int | None) -> None:
-        self.places = places
-        self.places_per_owner = places_per_owner
+    def __init__(self, max_total: int, max_per_owner: int | None) -> None:
+        self.max_total = max_total
+        self.max_per_owner = max_per_owner
         self.named: dict[str, Entry] = {}
         self.queue: list[Entry] = []
         self.ending: set[Entry] = set()
+        self.counts: Counter[str] = Counter()
 
     @property
     def there(self) -> list[Entry]:
@@ -150,54 +159,87 @@ class Table:
         return Counter(entry.owner for entry in (*placed, *self.ending) if entry.owner is not None)
 
     def refusal(self, owner: str | None) -> ManagerFull | None:
-        """Why there is no place for this owner now."""
-        most = self.places_per_owner
+        """Why no sandbox of this owner can be admitted now; None: it can."""
+        most = self.max_per_owner
         if most is not None and owner is not None and self.by_owner()[owner] >= most:
             return QuotaExceeded(
                 f"maximum number of sandboxes ({most}) of {owner!r} reached",
-                hint="delete one, wait for a place with wait=, or raise max_per_owner",
+                hint="delete one, wait with wait=, or raise max_per_owner",
             )
-        if self.taken >= self.places:
+        if self.taken >= self.max_total:
             return ManagerFull(
-                f"maximum number of sandboxes ({self.places}) reached",
-                hint="delete one, wait for a place with wait=, or raise max_sandboxes",
+                f"maximum number of sandboxes ({self.max_total}) reached",
+                hint="delete one, wait with wait=, or raise max_sandboxes",
             )
         return None
 
-    def enter(self, entry: Entry, *, may_wait: bool) -> None:
-        """Take the name, and a place; or stand in the queue for one. Raises what refuses it."""
-        refusal = self.refusal(entry.owner)
+    def reserve(self, name: str | None, owner: str | None, *, may_wait: bool) -> Entry:
+        """Take the name (None: a new one), and admit the entry or queue it. Raises the refusal."""
+        name = settings.new_name() if name is None else settings.check_name("name", name)
+        if owner is not None:
+            settings.check_name("owner", owner)
+        if name in self.named:
+            raise NameTaken(
+                f"there is a sandbox {name!r} already", hint="get_or_create() returns it"
+            )
+        entry = Entry(name, owner)
+        refusal = self.refusal(owner)
         if refusal is None:
             entry.admitted.set()
         elif may_wait:
             self.queue.append(entry)
         else:
+            self.counts["refused"] += 1
             raise refusal
-        self.named[entry.name] = entry
+        self.named[name] = entry
+        return entry
 
-    def drop(self, entry: Entry, error: Exception | None) -> None:
-        """It came to nothing."""
+    def remove_failed(self, entry: Entry, error: Exception | None) -> None:
+        """Its creation failed."""
+        self.counts["failed"] += entry.admitted.is_set()
         entry.error = error
         del self.named[entry.name]
         if entry in self.queue:
             self.queue.remove(entry)
         entry.settled.set()
-        self.hand_over()
+        self.admit_waiting()
 
-    def begin_end(self, entry: Entry) -> None:
-        """The name is free from now on, the place when it has ended."""
+    def begin_close(self, entry: Entry, count: str) -> None:
+        """The name is free from now on; the sandbox counts until it has ended. `count` is the
+        statistic that it adds to."""
+        self.counts[count] += 1
         del self.named[entry.name]
         self.ending.add(entry)
 
-    def ended(self, entry: Entry, error: SandboxError | None) -> None:
+    def remove_closed(self, entry: Entry, error: SandboxError | None) -> None:
         entry.error = error
         self.ending.discard(entry)
         entry.gone.set()
-        self.hand_over()
+        self.admit_waiting()
 
-    def hand_over(self) -> None:
-        """Give free places to those who wait, in their order."""
+    def admit_waiting(self) -> None:
+        """Admit queued entries, in their order."""
         for entry in list(self.queue):
             if self.refusal(entry.owner) is None:
                 self.queue.remove(entry)
                 entry.admitted.set()
+
+    def stats(self, limits: settings.ManagerSettings, *, is_shutting_down: bool) -> ManagerStats:
+        there = len(self.there)
+        return ManagerStats(
+            total=there,
+            waiting=len(self.queue),
+            starting=len(self.named) - there - len(self.queue),
+            ending=len(self.ending),
+            active_operations=sum(
+                entry.operations for entry in (*self.named.values(), *self.ending)
+            ),
+            by_owner=MappingProxyType(dict(self.by_owner())),
+            max_sandboxes=limits.max_sandboxes,
+            max_per_owner=limits.max_per_owner,
+            idle_timeout=limits.idle_timeout,
+            cleanup_interval=limits.cleanup_interval,
+            lifetime=limits.lifetime,
+            is_shutting_down=is_shutting_down,
+            **{name: self.counts[name] for name in COUNTED},
+        )

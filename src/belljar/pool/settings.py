@@ -1,7 +1,7 @@
-"""What a pool is told, validated once; and which options of a sandbox make its guest.
+"""The options of pools and managers, checked once; and the kind of guest that a sandbox needs.
 
-Guests are of one kind if everything that makes them is the same: then either will do. The rest
-(policy, functions, metadata, workspace, session, record) is the tenant's own.
+Guests are of one kind if all options that make a guest are the same. The other options (policy,
+functions, metadata, workspace, session, record) belong to the sandbox, and go with any guest.
 """
 
 from __future__ import annotations
@@ -22,25 +22,23 @@ from belljar.sandbox import options as sandbox_options
 from belljar.sandbox.options import Options
 from belljar.sandbox.sandbox import AsyncSandbox
 
-READY = 2  # guests that wait for tenants, unless told
+READY = 2  # idle guests, by default
 
 
 def make_rules(min_ready: int | None, max_total: int, max_age: float | None) -> Rules:
-    if min_ready is None:
-        check_count("max_total", max_total)
-        min_ready = min(READY, max_total)
-    if isinstance(min_ready, bool) or not isinstance(min_ready, int) or min_ready < 0:
-        raise InvalidOption(f"min_ready is a whole number, 0 or more, not {min_ready!r}")
     check_count("max_total", max_total)
+    if min_ready is None:
+        min_ready = min(READY, max_total)
+    check_count("min_ready", min_ready, least=0)
     if min_ready > max_total:
         raise InvalidOption(
             f"min_ready={min_ready} is more than max_total={max_total}",
-            hint="max_total counts all guests: those that wait, and those in use",
+            hint="max_total counts all guests: idle ones, and those in use",
         )
     if max_age is not None:
         check_seconds("max_age", max_age)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    # A start keeps a core busy, but for a few waits.
+    # A start keeps a core busy most of the time.
     return Rules(
         min_ready=min_ready,
         max_total=max_total,
@@ -51,7 +49,7 @@ def make_rules(min_ready: int | None, max_total: int, max_age: float | None) -> 
 
 
 class Kinds:
-    """From what callers ask for to Options, and to the kind of guest that these need."""
+    """Makes the Options of a sandbox from those of the pool and those of the caller."""
 
     def __init__(self, defaults: Mapping[str, Any], own: Iterable[str] = ()) -> None:
         check_known(defaults, own)
@@ -60,20 +58,20 @@ class Kinds:
         self.key = guest_key(self.default)
 
     def options(self, given: Mapping[str, Any], own: Iterable[str] = ()) -> Options:
-        """Of one tenant. Limits are merged one by one, as a manager does. `own` are the names of
-        the caller's function: a slip may be meant for one of these, too."""
+        """The options of one sandbox. `own` are the keywords of the method that was called, for the
+        hint of the error about an unknown option."""
         check_known(given, own)
         return self._make(merge_options(self._defaults, given)) if given else self.default
 
     @staticmethod
     def _make(given: Mapping[str, Any]) -> Options:
-        return AsyncSandbox(**given)._options  # what is unknown or ill-formed is said there
+        return AsyncSandbox(**given)._options  # raises what is wrong with them
 
 
 def check_known(given: Mapping[str, Any], own: Iterable[str]) -> None:
     known = _sandbox_names()
     for name in given:
-        if name not in known and name not in RULES:  # which the sandbox explains
+        if name not in known and name not in RULES:  # the sandbox explains these
             raise unknown_option("option", name, [*own, *known])
 
 
@@ -84,13 +82,13 @@ def _sandbox_names() -> tuple[str, ...]:
 
 @functools.cache
 def keyword_names(function: Callable[..., object]) -> tuple[str, ...]:
-    """The options that it has itself."""
+    """The names of its keyword-only parameters."""
     found = inspect.signature(function).parameters.values()
     return tuple(each.name for each in found if each.kind is each.KEYWORD_ONLY)
 
 
 def guest_key(options: Options) -> Hashable:
-    """Equal for options whose guests are of one kind."""
+    """Equal for options that need the same kind of guest."""
     return (
         *(options.backend, options.docker, options.environment, options.network),
         *(options.limits, options.limits.explicit, frozenset(options.env.items())),
@@ -99,7 +97,7 @@ def guest_key(options: Options) -> Hashable:
 
 
 def without_tenant(options: Options) -> Options:
-    """Of a guest that has no tenant yet: a new one of the same kind."""
+    """The options of a guest of the same kind that has no sandbox yet, with a new id."""
     return replace(
         options,
         id=sandbox_options._new_id(),
@@ -113,12 +111,12 @@ def without_tenant(options: Options) -> Options:
 
 
 def check_owner(given: object) -> Hashable:
-    """Whose turn it is to be. None stands for all who do not say."""
+    """The key by which owners take turns. None: all callers that name no owner."""
     return None if given is None else check_name("owner", given)  # type: ignore[arg-type]
 
 
 def describe_differences(options: Options, usual: Options) -> dict[str, str]:
-    """In what its guests are not like those of the pool itself, for people to read."""
+    """How its guests differ from those of the pool itself, for people to read."""
     names = ("backend", "docker", "network", "strict", "mounts", "noexec", "workdir")
     found = {
         name: str(getattr(options, name))
@@ -162,17 +160,14 @@ class ManagerSettings:
         if self.factory is not None:
             if not callable(self.factory):
                 raise InvalidOption(f"factory must be callable, not {self.factory!r}")
-            return  # which options there are is the factory's to say
-        known = inspect.signature(AsyncSandbox.__init__).parameters
-        for name in self.defaults:
-            if name not in known and name not in RULES:
-                raise unknown_option("option", name, [*OWN, *list(known)[1:]])
-        AsyncSandbox(**self.defaults)  # ill-formed ones are said now, not at the first create()
+            return  # the factory knows which options there are
+        check_known(self.defaults, OWN)
+        AsyncSandbox(**self.defaults)  # raises now, not at the first create()
 
 
 def merge_options(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of one sandbox. Limits are merged one by one: who asks for more time does not
-    thereby lift the limit of memory that every sandbox has."""
+    """The options of one sandbox. Limits are merged one by one: a caller that gives a longer
+    timeout keeps the default limit of memory."""
     merged = {**defaults, **given}
     if defaults.get("limits") is not None and given.get("limits") is not None:
         usual, wanted = Limits.coerce(defaults["limits"]), Limits.coerce(given["limits"])
@@ -187,21 +182,21 @@ def new_name() -> str:
 
 
 def check_name(what: str, given: str) -> str:
-    """A name of a sandbox, or of an owner."""
+    """Check the name of a sandbox, or of an owner."""
     if not isinstance(given, str) or not given or not given.isprintable():
-        raise InvalidOption(f"{what} is a text that can be printed, not {given!r}")
+        raise InvalidOption(f"{what} is a printable text, not {given!r}")
     if len(given) > MAX_NAME:
         raise InvalidOption(f"{what} has {len(given)} characters, more than {MAX_NAME}")
     return given
 
 
-def check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidOption(f"{name} is a whole number, 1 or more, not {value!r}")
+def check_count(name: str, value: object, *, least: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidOption(f"{name} is a whole number, {least} or more, not {value!r}")
 
 
 def check_seconds(name: str, value: object, *, zero: bool = False) -> None:
-    """`inf` is allowed: there are such intervals, and such patience."""
+    """`inf` is allowed."""
     number = not isinstance(value, bool) and isinstance(value, (int, float))
     if not number or math.isnan(value) or value < 0 or (value == 0 and not zero):  # type: ignore[arg-type,operator]
         least = "0 or more" if zero else "above 0"
@@ -226,6 +221,6 @@ def check_map_arguments(
             "on_progress is a coroutine function, which Pool.map cannot await",
             hint="use AsyncPool, or an ordinary function",
         )
-    if total not in (None, 0):
-        check_count("total", total)
+    if total is not None:
+        check_count("total", total, least=0)
     return len(codes) if total is None and isinstance(codes, Sized) else total

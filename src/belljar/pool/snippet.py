@@ -1,4 +1,4 @@
-"""One piece of work for a pool: code, what it needs, and what is run after it."""
+"""Snippet: one piece of work for a pool, and how one item of a map is run."""
 
 from __future__ import annotations
 
@@ -33,20 +33,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Snippet:
-    """Code for `Pool.map`, with what belongs to it alone.
+    """Code for `Pool.map`, with its own inputs and options.
 
     >>> Snippet("double(21)", variables={"x": 1}, timeout=5).timeout
     5
     """
 
     code: str
-    then: str | None = field(default=None, kw_only=True)  # run after it if it went well: tests
+    then: str | None = field(
+        default=None, kw_only=True
+    )  # runs after it if it succeeded, such as tests
     variables: Mapping[str, object] = field(default_factory=dict, kw_only=True)
     files: Mapping[str, str | bytes] = field(default_factory=dict, kw_only=True)  # by their paths
     env: Mapping[str, str] | None = field(default=None, kw_only=True)
-    timeout: float | None = field(default=None, kw_only=True)  # seconds, of each of the two
+    timeout: float | None = field(default=None, kw_only=True)  # seconds, for each of the two
     options: Mapping[str, object] = field(default_factory=dict, kw_only=True)  # of its sandbox
-    metadata: object = field(default=None, kw_only=True)  # the caller's own, to know it again by
+    metadata: object = field(default=None, kw_only=True)  # the caller's own; not looked at
 
     def __new__(cls, *parts: object, **given: object) -> Self:
         _check_known(given)
@@ -71,7 +73,7 @@ _KNOWN = [each.name for each in fields(Snippet)]
 
 
 class NotASnippet(InvalidOption):
-    """What is none at all: a mistake of the program's, not of one item."""
+    """Not a snippet at all: a mistake in the program, so the map stops."""
 
 
 def _check_known(names: Iterable[object]) -> None:
@@ -82,7 +84,7 @@ def _check_known(names: Iterable[object]) -> None:
 
 
 def parse_snippet(given: object) -> Snippet:
-    """What a caller may write: a text, a mapping of the names of Snippet, or a Snippet."""
+    """A Snippet, from a text, a mapping with the names of Snippet, or a Snippet."""
     if isinstance(given, Snippet):
         return given
     if isinstance(given, str):
@@ -94,22 +96,22 @@ def parse_snippet(given: object) -> Snippet:
         )
     _check_known(given)
     if "code" not in given:
-        raise NotASnippet("a snippet without code", hint='{"code": "6 * 7"}')
+        raise NotASnippet("the snippet has no code", hint='{"code": "6 * 7"}')
     return Snippet(**{str(name): value for name, value in given.items()})
 
 
 def lost_execution(why: str) -> Execution:
-    """The Execution of code that may have begun, of which nothing is known but that."""
-    return _without_a_run(Outcome.lost, "GuestLost", why, why, count=1)
+    """The Execution of code that may have begun, and whose guest was lost."""
+    return _make_execution(Outcome.lost, "GuestLost", why, why, count=1)
 
 
 def refused_execution(error: SandboxError) -> Execution:
-    """The Execution of an item that could not be run at all: its `execution_count` is 0."""
+    """The Execution of an item that could not be run: its `execution_count` is 0."""
     name = type(error).__name__
-    return _without_a_run(Outcome.error, name, error.message, "it was not run", count=0)
+    return _make_execution(Outcome.error, name, error.message, "the code was not run", count=0)
 
 
-def _without_a_run(outcome: Outcome, name: str, why: str, note: str, *, count: int) -> Execution:
+def _make_execution(outcome: Outcome, name: str, why: str, note: str, *, count: int) -> Execution:
     return Execution(
         outcome=outcome,
         text=None,
@@ -129,7 +131,7 @@ def _without_a_run(outcome: Outcome, name: str, why: str, note: str, *, count: i
     )
 
 
-ATTEMPTS = 3  # at a guest for a snippet that has not begun
+ATTEMPTS = 3  # to run a snippet, while it has not begun
 PAUSE = 0.2  # seconds before the second, twice that before the third
 
 RunCode = Callable[[AsyncSandbox], Awaitable[Execution]]
@@ -137,60 +139,60 @@ RunCode = Callable[[AsyncSandbox], Awaitable[Execution]]
 
 @dataclass(frozen=True, kw_only=True)
 class MapOptions:
-    """What all items of a map have in common."""
+    """The options of all items of a map."""
 
     owner: object
     timeout: float | None
     options: Mapping[str, Any]
-    raising: bool  # what an item is refused for, instead of giving it an Execution
+    raising: bool  # raise why an item cannot be run, instead of returning an Execution
 
 
 async def run_item(
-    pool: AsyncPool, order: MapOptions, number: int, item: object, at_work: set[PooledSandbox]
+    pool: AsyncPool, common: MapOptions, number: int, item: object, at_work: set[PooledSandbox]
 ) -> Execution:
-    """Its Execution. What it is refused for is one, too: the others go on. What is no snippet at
-    all, and a host that starts no guests, is raised: the others would fare no better."""
+    """Run one item. An item that cannot be run has an Execution, too, so that the others go on.
+    Raises what would stop the others as well: an item that is not a snippet, no guest starts."""
     try:
-        return await _run_on_guest(pool, order, item, at_work)
+        return await _run_on_guest(pool, common, item, at_work)
     except (NotASnippet, StartError, SandboxClosed) as error:
-        raise _noted(error, number) from error.__cause__
+        raise _add_number(error, number) from error.__cause__
     except (GuestLost, ProtocolError) as error:
-        if order.raising:
-            raise _noted(error, number) from error.__cause__
+        if common.raising:
+            raise _add_number(error, number) from error.__cause__
         return lost_execution(error.message)
     except (InvalidOption, CannotTravel, FileError) as error:
-        if order.raising:
-            raise _noted(error, number) from error.__cause__
+        if common.raising:
+            raise _add_number(error, number) from error.__cause__
         return refused_execution(error)
 
 
-def _noted(error: SandboxError, number: int) -> SandboxError:
+def _add_number(error: SandboxError, number: int) -> SandboxError:
     error.add_note(f"item {number} of the map (the first is 0)")
     return error
 
 
 async def _run_on_guest(
-    pool: AsyncPool, order: MapOptions, item: object, at_work: set[PooledSandbox]
+    pool: AsyncPool, common: MapOptions, item: object, at_work: set[PooledSandbox]
 ) -> Execution:
     part = parse_snippet(item)
-    part = part if part.timeout is not None else replace(part, timeout=order.timeout)
-    options = pool._options({**order.options, **part.options})
+    part = part if part.timeout is not None else replace(part, timeout=common.timeout)
+    options = pool._kinds.options({**common.options, **part.options})
 
-    async def first(sandbox: AsyncSandbox) -> Execution:
+    async def run(sandbox: AsyncSandbox) -> Execution:
         return await sandbox.run_code(part.code, timeout=part.timeout, env=part.env)
 
     if await is_rejected(options, part.code):
-        return await run_without_guest(options, first)
+        return await run_without_guest(options, run)
     for attempt in itertools.count(1):
         try:
-            tenant = await pool._lease(options, order.owner, None, once=True)
-            at_work.add(tenant)
+            sandbox = await pool._lease(options, common.owner, None, once=True)
+            at_work.add(sandbox)
             try:
-                await send_inputs(tenant, part)
-                return await _begun(pool, tenant, part, first)
+                await send_inputs(sandbox, part)
+                return await _run_both(pool, sandbox, part, run)
             finally:
-                at_work.discard(tenant)
-                await pool._guests.finish(tenant)
+                at_work.discard(sandbox)
+                await pool._guests.close_sandbox(sandbox)
         except (StartError, GuestLost, ProtocolError):
             if attempt == ATTEMPTS:
                 raise
@@ -198,24 +200,24 @@ async def _run_on_guest(
     raise AssertionError
 
 
-async def send_inputs(tenant: PooledSandbox, part: Snippet) -> None:
-    """What it needs, before it begins."""
+async def send_inputs(sandbox: PooledSandbox, part: Snippet) -> None:
+    """Write its files and variables, before it begins."""
     for path, data in part.files.items():
-        await tenant.files.write(path, data)
+        await sandbox.files.write(path, data)
     if part.variables:
-        await tenant.put_all(part.variables)
+        await sandbox.put_all(part.variables)
 
 
-async def _begun(
-    pool: AsyncPool, tenant: PooledSandbox, part: Snippet, first: RunCode
+async def _run_both(
+    pool: AsyncPool, sandbox: PooledSandbox, part: Snippet, run: RunCode
 ) -> Execution:
-    """From here on it may have done something: it is not done again."""
+    """Run the code, then `then`. Code that may have begun is not run a second time."""
     execution: Execution | None = None
     try:
-        execution = await first(tenant)
+        execution = await run(sandbox)
         if part.then is None or not execution.ok:
             return execution
-        return await tenant.run_code(part.then, timeout=part.timeout, env=part.env)
+        return await sandbox.run_code(part.then, timeout=part.timeout, env=part.env)
     except LostBeforeStart as error:
         if execution is None:
             raise
@@ -223,7 +225,7 @@ async def _begun(
     except (StartError, GuestLost, ProtocolError, SandboxClosed) as error:
         pool._check_open()
         return lost_execution(error.message)
-    except MemoryError as error:  # ours, for what it sent: no reason to stop the others
+    except MemoryError as error:  # this process lacks memory for what the guest sent
         return lost_execution(str(error))
 
 
@@ -232,7 +234,7 @@ async def is_rejected(options: Options, code: str) -> bool:
 
 
 async def run_without_guest(options: Options, run: RunCode) -> Execution:
-    """It says so itself, to whoever watches or records."""
+    """Let a sandbox without a guest reject the code, so that events and records show it."""
     sandbox = object.__new__(AsyncSandbox)
     sandbox._prepare(replace(options, id=sandbox_options._new_id()))
     try:
