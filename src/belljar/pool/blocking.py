@@ -15,7 +15,7 @@ from belljar.pool.manager import AsyncSandboxManager
 from belljar.pool.manager_table import Reason
 from belljar.pool.map import Map, MapRun, OnProgress
 from belljar.pool.pool import AsyncPool
-from belljar.pool.settings import Factory, check_map_arguments
+from belljar.pool.settings import Factory, ManagerSettings, check_map_arguments
 from belljar.pool.stats import ManagerStats, PoolStats
 from belljar.results.execution import Execution
 from belljar.sandbox.blocking import Sandbox
@@ -199,11 +199,11 @@ class SandboxManager:
     def __init__(
         self,
         *,
-        max_sandboxes: int = 100,
-        idle_timeout: float | None = 3600.0,
-        cleanup_interval: float = 300.0,
-        lifetime: float | None = None,
-        max_per_owner: int | None = None,
+        max_sandboxes: int = ManagerSettings.max_sandboxes,
+        idle_timeout: float | None = ManagerSettings.idle_timeout,
+        cleanup_interval: float = ManagerSettings.cleanup_interval,
+        lifetime: float | None = ManagerSettings.lifetime,
+        max_per_owner: int | None = ManagerSettings.max_per_owner,
         factory: Factory | None = None,
         **defaults: Any,
     ) -> None:

@@ -115,9 +115,12 @@ class State:
         return sum(bucket.starting for bucket in list(self.buckets.values()))
 
     @property
+    def checking(self) -> int:
+        return sum(bucket.checking for bucket in list(self.buckets.values()))
+
+    @property
     def total(self) -> int:
-        checking = sum(bucket.checking for bucket in list(self.buckets.values()))
-        return self.ready + self.starting + checking + self.leased + self.ending
+        return self.ready + self.starting + self.checking + self.leased + self.ending
 
     def add_request(self, request: Request, now: float) -> None:
         """Queue a request. The bucket of its kind must be there."""

@@ -98,8 +98,10 @@ class Guests:
         self.reconcile()
         return request
 
-    def withdraw(self, request: PendingRequest) -> None:
-        """Cancel a request. The guest that it was given, and did not use, goes back."""
+    def withdraw(self, request: PendingRequest, *, refused: bool = False) -> None:
+        """Cancel a request. The guest that it was given, and did not use, goes back. `refused`: it
+        waited for too long."""
+        self._counts["refused"] += refused
         self.state.withdraw(request)
         if request.ready is not None:
             ready, request.ready = request.ready, None
@@ -110,11 +112,6 @@ class Guests:
             else:
                 bucket.ready.appendleft(ready)
         self.reconcile()
-
-    def refuse(self, request: PendingRequest) -> None:
-        """Cancel a request that has waited for too long."""
-        self.withdraw(request)
-        self._counts["refused"] += 1
 
     def lease(self, request: PendingRequest, options: Options) -> PooledSandbox:
         """A sandbox on the guest of this request, which it was given for good."""
@@ -256,17 +253,18 @@ class Guests:
         self._discarded[why] += 1
         self.state.ending += 1
         events.tell_of_pool(events.GuestDiscarded(reason=why))
-        spawn(lambda: self._end(ready.guest))
 
-    async def _end(self, idle: IdleGuest) -> None:
-        try:
-            await idle.close()
-        except Exception as error:  # the others go on
-            self._note_trouble(error)
-        finally:
-            self._owned.discard(idle)
-            self.state.ending -= 1
-        self.reconcile()
+        async def end() -> None:
+            try:
+                await ready.guest.close()
+            except Exception as error:  # the others go on
+                self._note_trouble(error)
+            finally:
+                self._owned.discard(ready.guest)
+                self.state.ending -= 1
+            self.reconcile()
+
+        spawn(end)
 
     def begin_close(self, sandbox: PooledSandbox) -> None:
         """Close a leased sandbox in the background. Its guest counts until it has ended."""
@@ -352,7 +350,7 @@ class Guests:
     def count_guests(self) -> Mapping[str, int]:
         state = self.state
         return {
-            "idle": state.ready + sum(each.checking for each in list(state.buckets.values())),
+            "idle": state.ready + state.checking,
             "starting": state.starting,
             "leased": state.leased,
             "ending": state.ending,

@@ -12,7 +12,6 @@ import logging
 import os
 import weakref
 from collections.abc import AsyncIterator, Mapping
-from types import MappingProxyType
 from typing import Any, Self
 
 import anyio
@@ -26,7 +25,7 @@ from belljar.errors import (
     SandboxMissing,
 )
 from belljar.pool.loop_binding import LoopBinding, close_or_kill, repeat, spawn
-from belljar.pool.manager_table import Entry, Reason, Table, decide
+from belljar.pool.manager_table import Entry, Reason, Table, decide, missing_error
 from belljar.pool.settings import (
     Factory,
     ManagerSettings,
@@ -55,11 +54,11 @@ class AsyncSandboxManager:
     def __init__(
         self,
         *,
-        max_sandboxes: int = 100,
-        idle_timeout: float | None = 3600.0,
-        cleanup_interval: float = 300.0,
-        lifetime: float | None = None,
-        max_per_owner: int | None = None,
+        max_sandboxes: int = ManagerSettings.max_sandboxes,
+        idle_timeout: float | None = ManagerSettings.idle_timeout,
+        cleanup_interval: float = ManagerSettings.cleanup_interval,
+        lifetime: float | None = ManagerSettings.lifetime,
+        max_per_owner: int | None = ManagerSettings.max_per_owner,
         factory: Factory | None = None,
         **defaults: Any,
     ) -> None:
@@ -72,10 +71,10 @@ class AsyncSandboxManager:
             lifetime=lifetime,
             max_per_owner=max_per_owner,
             factory=factory,
-            defaults=MappingProxyType(dict(defaults)),
+            defaults=defaults,
         )
         self._binding = LoopBinding("manager", "SandboxManager", SandboxClosed, os.getpid())
-        self._table = Table(max_sandboxes, max_per_owner)
+        self._table = Table(self._settings)
         self._sweeper: anyio.CancelScope | None = None
         self._closing: anyio.Event | None = None  # set when close() is done
         self._troubles: list[str] = []  # of sandboxes that close() closed
@@ -183,7 +182,7 @@ class AsyncSandboxManager:
         self._check_usable()
         entry = self._find_entry(name)
         if entry is None:
-            raise _missing(name)
+            raise missing_error(name)
         if entry.sandbox is None:
             entry.cancel("was deleted while it was being made")
             await entry.settled.wait()
@@ -218,7 +217,7 @@ class AsyncSandboxManager:
         return sorted(entry.name for entry in self._table.there)
 
     def stats(self) -> ManagerStats:
-        return self._table.stats(self._settings, is_shutting_down=self._closing is not None)
+        return self._table.stats(is_shutting_down=self._closing is not None)
 
     # -- close ------------------------------------------------------------------------------
 
@@ -357,7 +356,7 @@ class AsyncSandboxManager:
         self._check_usable()
         entry = self._find_entry(name)
         if entry is None or not await self._is_there(entry):
-            raise _missing(name, entry)
+            raise missing_error(name, entry)
         return entry
 
     async def _is_there(self, entry: Entry) -> bool:
@@ -391,12 +390,3 @@ class AsyncSandboxManager:
                 self._table.remove_closed(entry, error)
 
         spawn(close)
-
-
-def _missing(name: str, entry: Entry | None = None) -> SandboxMissing:
-    if entry is not None and entry.error is not None:
-        return SandboxMissing(f"there is no sandbox {name!r}: {entry.error}")
-    return SandboxMissing(
-        f"there is no sandbox {name!r}",
-        hint="it was never made, or was deleted, swept or lost; get_or_create() makes it",
-    )

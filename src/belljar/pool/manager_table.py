@@ -16,8 +16,8 @@ from types import MappingProxyType
 
 import anyio
 
-from belljar.errors import ManagerFull, NameTaken, QuotaExceeded, SandboxError
-from belljar.pool import settings
+from belljar.errors import ManagerFull, NameTaken, QuotaExceeded, SandboxError, SandboxMissing
+from belljar.pool.settings import ManagerSettings, check_name, new_name
 from belljar.pool.stats import ManagerStats
 from belljar.sandbox.sandbox import AsyncSandbox
 
@@ -63,6 +63,7 @@ def decide(
     return found
 
 
+LIMITS = ("max_sandboxes", "max_per_owner", "idle_timeout", "cleanup_interval", "lifetime")
 COUNTED = (
     *("created", "deleted", "swept_idle", "swept_lifetime"),
     *("lost", "closed", "refused", "failed"),
@@ -134,9 +135,8 @@ class Entry:
 
 
 class Table:
-    def __init__(self, max_total: int, max_per_owner: int | None) -> None:
-        self.max_total = max_total
-        self.max_per_owner = max_per_owner
+    def __init__(self, limits: ManagerSettings) -> None:
+        self.limits = limits
         self.named: dict[str, Entry] = {}
         self.queue: list[Entry] = []
         self.ending: set[Entry] = set()
@@ -160,24 +160,24 @@ class Table:
 
     def refusal(self, owner: str | None) -> ManagerFull | None:
         """Why no sandbox of this owner can be admitted now; None: it can."""
-        most = self.max_per_owner
+        most = self.limits.max_per_owner
         if most is not None and owner is not None and self.by_owner()[owner] >= most:
             return QuotaExceeded(
                 f"maximum number of sandboxes ({most}) of {owner!r} reached",
                 hint="delete one, wait with wait=, or raise max_per_owner",
             )
-        if self.taken >= self.max_total:
+        if self.taken >= self.limits.max_sandboxes:
             return ManagerFull(
-                f"maximum number of sandboxes ({self.max_total}) reached",
+                f"maximum number of sandboxes ({self.limits.max_sandboxes}) reached",
                 hint="delete one, wait with wait=, or raise max_sandboxes",
             )
         return None
 
     def reserve(self, name: str | None, owner: str | None, *, may_wait: bool) -> Entry:
         """Take the name (None: a new one), and admit the entry or queue it. Raises the refusal."""
-        name = settings.new_name() if name is None else settings.check_name("name", name)
+        name = new_name() if name is None else check_name("name", name)
         if owner is not None:
-            settings.check_name("owner", owner)
+            check_name("owner", owner)
         if name in self.named:
             raise NameTaken(
                 f"there is a sandbox {name!r} already", hint="get_or_create() returns it"
@@ -224,7 +224,7 @@ class Table:
                 self.queue.remove(entry)
                 entry.admitted.set()
 
-    def stats(self, limits: settings.ManagerSettings, *, is_shutting_down: bool) -> ManagerStats:
+    def stats(self, *, is_shutting_down: bool) -> ManagerStats:
         there = len(self.there)
         return ManagerStats(
             total=there,
@@ -235,11 +235,16 @@ class Table:
                 entry.operations for entry in (*self.named.values(), *self.ending)
             ),
             by_owner=MappingProxyType(dict(self.by_owner())),
-            max_sandboxes=limits.max_sandboxes,
-            max_per_owner=limits.max_per_owner,
-            idle_timeout=limits.idle_timeout,
-            cleanup_interval=limits.cleanup_interval,
-            lifetime=limits.lifetime,
+            **{name: getattr(self.limits, name) for name in LIMITS},
             is_shutting_down=is_shutting_down,
             **{name: self.counts[name] for name in COUNTED},
         )
+
+
+def missing_error(name: str, entry: Entry | None = None) -> SandboxMissing:
+    if entry is not None and entry.error is not None:
+        return SandboxMissing(f"there is no sandbox {name!r}: {entry.error}")
+    return SandboxMissing(
+        f"there is no sandbox {name!r}",
+        hint="it was never made, or was deleted, swept or lost; get_or_create() makes it",
+    )

@@ -24,7 +24,6 @@ from belljar.pool.loop_binding import LoopBinding, repeat, spawn
 from belljar.pool.map import AsyncMap, Codes, MapRun, OnProgress
 from belljar.pool.pooled_sandbox import (
     Acquisition,
-    LostBeforeStart,
     PooledSandbox,
     check_warmup_code,
 )
@@ -134,22 +133,9 @@ class AsyncPool:
                 env=env,
             )
 
-        if await snippet.is_rejected(chosen, code):
-            return await snippet.run_without_guest(chosen, run)
-        for attempt in itertools.count(1):
-            sandbox = await self._lease(chosen, owner, wait, once=True)
-            try:
-                await snippet.send_inputs(sandbox, part)
-                return await run(sandbox)
-            except LostBeforeStart:
-                if attempt == snippet.ATTEMPTS:
-                    raise
-            except SandboxClosed:
-                self._check_open()
-                raise
-            finally:
-                await self._guests.close_sandbox(sandbox)
-        raise AssertionError
+        return await snippet.run_on_guest(
+            self, chosen, part, run, owner=owner, wait=wait, at_work=set()
+        )
 
     def map(
         self,
@@ -342,7 +328,7 @@ class AsyncPool:
         if request.error is not None:
             raise request.error
         if request.ready is None:
-            guests.refuse(request)
+            guests.withdraw(request, refused=True)
             raise self._full(wait)
         if guests.state.closing:  # close() has listed the sandboxes: it would miss this one
             guests.withdraw(request)

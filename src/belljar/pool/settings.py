@@ -12,7 +12,7 @@ import math
 import os
 import uuid
 from collections.abc import AsyncIterable, Awaitable, Callable, Hashable, Iterable, Mapping, Sized
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from belljar.errors import InvalidOption, unknown_option
@@ -135,19 +135,20 @@ def describe_differences(options: Options, usual: Options) -> dict[str, str]:
 
 Factory = Callable[..., Awaitable[AsyncSandbox]]
 
-OWN = ("max_sandboxes", "idle_timeout", "cleanup_interval", "lifetime", "max_per_owner", "factory")
 MAX_NAME = 200
 
 
 @dataclass(frozen=True, kw_only=True)
 class ManagerSettings:
-    max_sandboxes: int
-    idle_timeout: float | None
-    cleanup_interval: float
-    lifetime: float | None
-    max_per_owner: int | None
-    factory: Factory | None
-    defaults: Mapping[str, Any]
+    """The options of a manager. Times are in seconds; None: no limit."""
+
+    max_sandboxes: int = 100
+    idle_timeout: float | None = 3600.0
+    cleanup_interval: float = 300.0
+    lifetime: float | None = None
+    max_per_owner: int | None = None
+    factory: Factory | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # the options of every sandbox
 
     def __post_init__(self) -> None:
         check_count("max_sandboxes", self.max_sandboxes)
@@ -161,7 +162,7 @@ class ManagerSettings:
             if not callable(self.factory):
                 raise InvalidOption(f"factory must be callable, not {self.factory!r}")
             return  # the factory knows which options there are
-        check_known(self.defaults, OWN)
+        check_known(self.defaults, [each.name for each in fields(self)][:-1])
         AsyncSandbox(**self.defaults)  # raises now, not at the first create()
 
 

@@ -176,27 +176,53 @@ async def _run_on_guest(
 ) -> Execution:
     part = parse_snippet(item)
     part = part if part.timeout is not None else replace(part, timeout=common.timeout)
-    options = pool._kinds.options({**common.options, **part.options})
+    return await run_on_guest(
+        pool,
+        pool._kinds.options({**common.options, **part.options}),
+        part,
+        lambda sandbox: _run_both(pool, sandbox, part),
+        owner=common.owner,
+        retried=(StartError, GuestLost, ProtocolError),
+        pause=PAUSE,
+        at_work=at_work,
+    )
 
-    async def run(sandbox: AsyncSandbox) -> Execution:
-        return await sandbox.run_code(part.code, timeout=part.timeout, env=part.env)
 
-    if await is_rejected(options, part.code):
-        return await run_without_guest(options, run)
+async def run_on_guest(
+    pool: AsyncPool,
+    options: Options,
+    part: Snippet,
+    run: RunCode,
+    *,
+    owner: object,
+    wait: float | None = None,
+    retried: tuple[type[Exception], ...] = (LostBeforeStart,),
+    pause: float = 0.0,
+    at_work: set[PooledSandbox],
+) -> Execution:
+    """Run a snippet on an unused guest; after one of the `retried` errors, on another one."""
+    if (
+        options.policy is not None
+        and not (await policy_gate.ask(options.policy, part.code)).allowed
+    ):
+        return await _run_without_guest(options, run)
     for attempt in itertools.count(1):
         try:
-            sandbox = await pool._lease(options, common.owner, None, once=True)
+            sandbox = await pool._lease(options, owner, wait, once=True)
             at_work.add(sandbox)
             try:
                 await send_inputs(sandbox, part)
-                return await _run_both(pool, sandbox, part, run)
+                return await run(sandbox)
             finally:
                 at_work.discard(sandbox)
                 await pool._guests.close_sandbox(sandbox)
-        except (StartError, GuestLost, ProtocolError):
+        except retried:
             if attempt == ATTEMPTS:
                 raise
-            await anyio.sleep(PAUSE * attempt)
+            await anyio.sleep(pause * attempt)
+        except SandboxClosed:
+            pool._check_open()
+            raise
     raise AssertionError
 
 
@@ -208,13 +234,11 @@ async def send_inputs(sandbox: PooledSandbox, part: Snippet) -> None:
         await sandbox.put_all(part.variables)
 
 
-async def _run_both(
-    pool: AsyncPool, sandbox: PooledSandbox, part: Snippet, run: RunCode
-) -> Execution:
+async def _run_both(pool: AsyncPool, sandbox: AsyncSandbox, part: Snippet) -> Execution:
     """Run the code, then `then`. Code that may have begun is not run a second time."""
     execution: Execution | None = None
     try:
-        execution = await run(sandbox)
+        execution = await sandbox.run_code(part.code, timeout=part.timeout, env=part.env)
         if part.then is None or not execution.ok:
             return execution
         return await sandbox.run_code(part.then, timeout=part.timeout, env=part.env)
@@ -229,11 +253,7 @@ async def _run_both(
         return lost_execution(str(error))
 
 
-async def is_rejected(options: Options, code: str) -> bool:
-    return options.policy is not None and not (await policy_gate.ask(options.policy, code)).allowed
-
-
-async def run_without_guest(options: Options, run: RunCode) -> Execution:
+async def _run_without_guest(options: Options, run: RunCode) -> Execution:
     """Let a sandbox without a guest reject the code, so that events and records show it."""
     sandbox = object.__new__(AsyncSandbox)
     sandbox._prepare(replace(options, id=sandbox_options._new_id()))
