@@ -153,39 +153,30 @@ async def run_item(
     """Run one item. An item that cannot be run has an Execution, too, so that the others go on.
     Raises what would stop the others as well: an item that is not a snippet, no guest starts."""
     try:
-        return await _run_on_guest(pool, common, item, at_work)
+        part = parse_snippet(item)
+        part = part if part.timeout is not None else replace(part, timeout=common.timeout)
+        return await run_on_guest(
+            pool,
+            pool._kinds.options({**common.options, **part.options}),
+            part,
+            lambda sandbox: _run_both(pool, sandbox, part),
+            owner=common.owner,
+            retried=(StartError, GuestLost, ProtocolError),
+            at_work=at_work,
+        )
     except (NotASnippet, StartError, SandboxClosed) as error:
         raise _add_number(error, number) from error.__cause__
-    except (GuestLost, ProtocolError) as error:
+    except (GuestLost, ProtocolError, InvalidOption, CannotTravel, FileError) as error:
         if common.raising:
             raise _add_number(error, number) from error.__cause__
-        return lost_execution(error.message)
-    except (InvalidOption, CannotTravel, FileError) as error:
-        if common.raising:
-            raise _add_number(error, number) from error.__cause__
+        if isinstance(error, (GuestLost, ProtocolError)):
+            return lost_execution(error.message)
         return refused_execution(error)
 
 
 def _add_number(error: SandboxError, number: int) -> SandboxError:
     error.add_note(f"item {number} of the map (the first is 0)")
     return error
-
-
-async def _run_on_guest(
-    pool: AsyncPool, common: MapOptions, item: object, at_work: set[PooledSandbox]
-) -> Execution:
-    part = parse_snippet(item)
-    part = part if part.timeout is not None else replace(part, timeout=common.timeout)
-    return await run_on_guest(
-        pool,
-        pool._kinds.options({**common.options, **part.options}),
-        part,
-        lambda sandbox: _run_both(pool, sandbox, part),
-        owner=common.owner,
-        retried=(StartError, GuestLost, ProtocolError),
-        pause=PAUSE,
-        at_work=at_work,
-    )
 
 
 async def run_on_guest(
@@ -197,14 +188,11 @@ async def run_on_guest(
     owner: object,
     wait: float | None = None,
     retried: tuple[type[Exception], ...] = (LostBeforeStart,),
-    pause: float = 0.0,
     at_work: set[PooledSandbox],
 ) -> Execution:
     """Run a snippet on an unused guest; after one of the `retried` errors, on another one."""
-    if (
-        options.policy is not None
-        and not (await policy_gate.ask(options.policy, part.code)).allowed
-    ):
+    policy = options.policy
+    if policy is not None and not (await policy_gate.ask(policy, part.code)).allowed:
         return await _run_without_guest(options, run)
     for attempt in itertools.count(1):
         try:
@@ -219,7 +207,7 @@ async def run_on_guest(
         except retried:
             if attempt == ATTEMPTS:
                 raise
-            await anyio.sleep(pause * attempt)
+            await anyio.sleep(PAUSE * attempt)
         except SandboxClosed:
             pool._check_open()
             raise
