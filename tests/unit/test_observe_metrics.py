@@ -9,8 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import observe_events as made
 from belljar import InvalidOption, events
 from belljar.errors import LimitNotEnforceable, StartError
-from belljar.observe.metric_table import METRICS, MOST_VALUES, reference
-from belljar.observe.metrics import Metrics
+from belljar.observe.metrics import METRICS, MOST_VALUES, Metrics, reference
 from belljar.results.execution import Outcome
 from project import DOCS
 
@@ -138,7 +137,7 @@ def test_a_port_that_is_taken_is_said():
         port = one.serve(0)
         with pytest.raises(InvalidOption, match="cannot be served"):
             other.serve(port)
-        with pytest.raises(InvalidOption, match="no port"):
+        with pytest.raises(InvalidOption, match="not a port"):
             other.serve(70000)
 
 

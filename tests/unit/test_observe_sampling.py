@@ -76,7 +76,7 @@ def test_a_callback_that_fails_does_not_end_the_sampling(caplog):
 
     with Monitor(interval=0.01, sandboxes=lambda: [Fake()], on_samples=[broken]) as monitor:
         wait_until(lambda: monitor.rounds > 2, 30, "more samples")
-    assert "a callback for samples failed" in caplog.text
+    assert "an on_samples callback failed" in caplog.text
 
 
 def test_its_thread_ends_with_it_and_may_begin_again():

@@ -40,9 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from belljar.cli import sandbox_table, terminal
-    from belljar.observe.live_sandboxes import Sightings
+    from belljar.observe.live_sandboxes import LiveSandboxes
 
-    with Sightings() as sightings:
+    with LiveSandboxes() as sightings:
         if sightings.look():
             time.sleep(BETWEEN)
         found = [each for each in sightings.look() if each.live or args.all]

@@ -6,7 +6,7 @@ import pwd
 from collections.abc import Callable, Iterable, Sequence
 
 from belljar.cli import terminal
-from belljar.observe.live_sandboxes import Sighting
+from belljar.observe.live_sandboxes import LiveSandbox
 
 HEADER = ("ID", "STATE", "BACKEND", "ENV", "CPU %", "MEMORY", "LIMIT", "MEM %", "PROCS", "AGE")
 OWNER = ("USER", "PID", "OWNER")
@@ -16,7 +16,7 @@ DROPPED = ("USER", "LIMIT", "OWNER", "PID", "ENV", "BACKEND", "PROCS", "MEM %", 
 SHORTEST_OWNER = 12  # characters of the owner's command that are worth a column
 
 # How `top` may sort: largest first.
-KEYS: dict[str, Callable[[Sighting], float]] = {
+KEYS: dict[str, Callable[[LiveSandbox], float]] = {
     "cpu": lambda each: each.cpu_percent or 0.0,
     "memory": lambda each: each.memory or 0,
     "age": lambda each: each.age,
@@ -24,7 +24,7 @@ KEYS: dict[str, Callable[[Sighting], float]] = {
 }
 
 
-def row(each: Sighting, *, owner: bool = True) -> list[str]:
+def row(each: LiveSandbox, *, owner: bool = True) -> list[str]:
     note = each.note
     limit = note.limits.get("memory")
     cells = [
@@ -62,7 +62,7 @@ def fitting(rows: Sequence[Sequence[str]], width: int, *, gap: int) -> dict[int,
     return {number: needed[name] - gap for number, name in enumerate(names) if name in kept}
 
 
-def ordered(sightings: Iterable[Sighting], key: str) -> list[Sighting]:
+def ordered(sightings: Iterable[LiveSandbox], key: str) -> list[LiveSandbox]:
     return sorted(sightings, key=KEYS[key], reverse=True)
 
 
@@ -89,7 +89,7 @@ def user(uid: int) -> str:
         return str(uid)
 
 
-def summary(sightings: Sequence[Sighting]) -> str:
+def summary(sightings: Sequence[LiveSandbox]) -> str:
     live = [each for each in sightings if each.live]
     busy = sum(each.state == "busy" for each in live)
     memory = sum(each.memory or 0 for each in live)

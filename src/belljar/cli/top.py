@@ -18,7 +18,7 @@ from belljar.errors import InvalidOption, SandboxError
 
 if TYPE_CHECKING:
     from belljar.cli.top_screen import Screen
-    from belljar.observe.live_sandboxes import Sightings
+    from belljar.observe.live_sandboxes import LiveSandboxes
 
 SUMMARY = "watch live sandboxes"
 KEYS = ("cpu", "memory", "age", "processes")
@@ -49,11 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from belljar.observe.live_sandboxes import Sightings
+    from belljar.observe.live_sandboxes import LiveSandboxes
 
     if not 0.1 <= args.interval <= 3600:
         raise InvalidOption("--interval is 0.1 to 3600 seconds")
-    with Sightings() as sightings:
+    with LiveSandboxes() as sightings:
         if args.once:
             return _once(sightings, args)
         if not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         return _watch(sightings, args)
 
 
-def _once(sightings: Sightings, args: argparse.Namespace) -> int:
+def _once(sightings: LiveSandboxes, args: argparse.Namespace) -> int:
     from belljar.cli import sandbox_table, terminal
     from belljar.cli.ps import BETWEEN
 
@@ -80,7 +80,7 @@ def _once(sightings: Sightings, args: argparse.Namespace) -> int:
     return exit_codes.OK
 
 
-def _watch(sightings: Sightings, args: argparse.Namespace) -> int:
+def _watch(sightings: LiveSandboxes, args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.live import Live
 

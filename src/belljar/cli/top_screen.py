@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from belljar.cli import sandbox_table, terminal
-from belljar.observe.live_sandboxes import Sighting
-from belljar.observe.presence_note import Note
+from belljar.observe.live_sandboxes import LiveSandbox
+from belljar.observe.presence_file import Note
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -28,11 +28,11 @@ class Screen:
         self.wants_look = False
         self.to_kill: Note | None = None  # confirmed
         self._asked: Note | None = None  # to be confirmed
-        self._all: list[Sighting] = []
-        self._rows: list[Sighting] = []
+        self._all: list[LiveSandbox] = []
+        self._rows: list[LiveSandbox] = []
         self._chosen: str | None = None  # its id: rows move
 
-    def seen(self, sightings: list[Sighting]) -> None:
+    def seen(self, sightings: list[LiveSandbox]) -> None:
         self._all = sightings
         self._arrange()
 
