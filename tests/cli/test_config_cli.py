@@ -5,7 +5,7 @@ import json
 import pytest
 
 from belljar.cli import main
-from belljar.config.reference import reference
+from belljar.config.schema import reference
 from project import DOCS
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from belljar import AsyncSandbox, Docker, Environment, InvalidOption, Limits, Mount, config
 from belljar.config.schema import schema
 from belljar.limits import RULES
-from belljar.observe.sampling import Rules
+from belljar.observe.alerts import Rules
 from belljar.observe.setup import enable
 from belljar.policy import Policy
 from belljar.pool.manager import AsyncSandboxManager

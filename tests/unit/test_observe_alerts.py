@@ -8,7 +8,8 @@ import pytest
 
 from belljar import InvalidOption
 from belljar.observe import enable
-from belljar.observe.sampling import Alerts, Rules, Sample, State, decide
+from belljar.observe.alerts import Alerts, Rules, State, decide
+from belljar.observe.sampling import Sample
 
 
 def seen(memory=0.0, cpu=None, sandbox="bj-1"):

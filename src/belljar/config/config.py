@@ -70,8 +70,8 @@ class Config:
     def observe(self) -> Observing:
         """Watch the sandboxes of this process as the section `observe` says, until what is given
         is closed: `with config.observe(): ...`."""
+        from belljar.observe.alerts import Rules
         from belljar.observe.audit import Audit
-        from belljar.observe.sampling import Rules
         from belljar.observe.setup import enable
 
         given, alerts = self.given("observe"), self.given("observe.alerts")

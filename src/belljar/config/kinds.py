@@ -193,7 +193,7 @@ def managed(name: str) -> Check:
 
 def alert(name: str) -> Check:
     def check(value: object, base: Path) -> object:
-        from belljar.observe.sampling import Rules
+        from belljar.observe.alerts import Rules
 
         return getattr(Rules(**{name: value}), name)  # type: ignore[arg-type]
 

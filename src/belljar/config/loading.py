@@ -20,10 +20,8 @@ from typing import Any
 
 from belljar.config import files
 from belljar.config.config import DEFAULT, Config
-from belljar.config.errors import ConfigError
-from belljar.config.files import Document
+from belljar.config.files import ConfigError, Document, substitute
 from belljar.config.schema import Setting, schema, sections
-from belljar.config.substitute import substitute
 from belljar.errors import InvalidOption, SandboxError, nearest
 
 # A variable that begins like these is meant for us; others of the prefix may be anybody's.

@@ -8,17 +8,19 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from belljar.observe.alerts import Alert, Alerts, Rules
     from belljar.observe.audit import Audit, AuditFailed
     from belljar.observe.metrics import Metrics
-    from belljar.observe.sampling import Alert, Alerts, Monitor, Rules, Sample
+    from belljar.observe.sampling import Monitor, Sample
     from belljar.observe.setup import Observing, enable
     from belljar.observe.tracing import Tracing
 
 _HOME = {
+    "belljar.observe.alerts": ("Alert", "Alerts", "Rules"),
     "belljar.observe.audit": ("Audit", "AuditFailed"),
     "belljar.observe.setup": ("Observing", "enable"),
     "belljar.observe.metrics": ("Metrics",),
-    "belljar.observe.sampling": ("Alert", "Alerts", "Monitor", "Rules", "Sample"),
+    "belljar.observe.sampling": ("Monitor", "Sample"),
     "belljar.observe.tracing": ("Tracing",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Never, Self
 
 from belljar.errors import InvalidOption, unknown_option
 from belljar.observe import orphans
+from belljar.observe.alerts import Alert, Alerts, Rules
 from belljar.observe.audit import Audit
 from belljar.observe.metrics import Metrics
-from belljar.observe.sampling import Alert, Alerts, Monitor, Rules, Sample
+from belljar.observe.sampling import Monitor, Sample
 from belljar.observe.tracing import Tracing
 
 if TYPE_CHECKING:

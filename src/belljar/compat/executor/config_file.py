@@ -12,7 +12,7 @@ from typing import Any
 
 from belljar.compat.executor import docker_config
 from belljar.config import files
-from belljar.config.errors import ConfigError
+from belljar.config.files import ConfigError
 from belljar.errors import InvalidOption, SandboxError, unknown_option
 
 log = logging.getLogger(__name__)
@@ -126,9 +126,7 @@ def _substituted(key: str, value: Any, environ: Mapping[str, str]) -> Any:
     """A text with its variables replaced; for an option that is no text, what that text means."""
     if not isinstance(value, str) or "${" not in value:
         return value
-    from belljar.config import substitute
-
-    text = substitute(value, environ)
+    text = files.substitute(value, environ)
     if key in _NUMBERS:
         return _number(text)
     flags = {"true": True, "false": False}
