@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from belljar.observe.setup import Observing
 
 DEFAULT = "default"
-# Those that a Sandbox looks up itself: as before there was a configuration, they choose nothing.
+# A Sandbox reads these variables itself: they do not choose the docker backend.
 _LOOKED_UP = ("docker.runtime", "docker.base", "docker.ca_bundle", "docker.build_network")
 _OF_SANDBOX = (
     *("environment", "packages", "network", "policy", "strict", "noexec", "workdir"),
@@ -34,7 +34,7 @@ class Config:
         return self.values[key]
 
     def given(self, section: str) -> dict[str, Any]:
-        """What a source has set in a section, by name."""
+        """The settings of a section that a source has set, by name."""
         return {
             key.removeprefix(f"{section}."): value
             for key, value in self.values.items()
@@ -44,11 +44,11 @@ class Config:
     # -- options ----------------------------------------------------------------------------
 
     def sandbox_options(self, **arguments: Any) -> dict[str, Any]:
-        """The options for `Sandbox(**config.sandbox_options())`, without those nobody set.
+        """The options for `Sandbox(**config.sandbox_options())`: those that a source has set.
 
-        `arguments` are a caller's own, and win; limits are merged one by one. What is in the
-        section `docker` counts when the backend is docker; and means docker when nobody says
-        anything about the backend, as it does for a Sandbox.
+        `arguments` are the caller's own, and win; limits are merged one by one. The section
+        `docker` counts if the backend is docker. If the backend is not set, it chooses docker, as
+        it does for a Sandbox.
         """
         from belljar.pool.settings import merge_options
 
@@ -63,13 +63,13 @@ class Config:
         return merge_options(options, arguments)
 
     def manager_options(self, **arguments: Any) -> dict[str, Any]:
-        """The options for `SandboxManager(**config.manager_options())`: its own, and those of
-        every sandbox."""
+        """The options for `SandboxManager(**config.manager_options())`: those of the manager, and
+        those of every sandbox."""
         return {**self.given("manager"), **self.sandbox_options(**arguments)}
 
     def observe(self) -> Observing:
-        """Watch the sandboxes of this process as the section `observe` says, until what is given
-        is closed: `with config.observe(): ...`."""
+        """Watch the sandboxes of this process as the section `observe` says, until the returned
+        handle is closed: `with config.observe(): ...`."""
         from belljar.observe.alerts import Rules
         from belljar.observe.audit import Audit
         from belljar.observe.setup import enable
@@ -93,10 +93,10 @@ class Config:
         return name if self._is_given("backend") else None
 
     def _docker(self, own: bool = False) -> dict[str, Any]:
-        """`own`: the caller has an image of his own."""
+        """`own`: the caller gives an image."""
         given = self.given("docker")
         if (own or {"image", "dockerfile"} & set(given)) and not self._chooses("docker.base"):
-            given.pop("base", None)  # a variable of the machine; without meaning beside an image
+            given.pop("base", None)  # a variable of the machine; an image needs no base
         return given
 
     def _chooses(self, key: str) -> bool:
@@ -105,7 +105,7 @@ class Config:
     # -- together ---------------------------------------------------------------------------
 
     def check(self) -> None:
-        """What each value cannot say of itself: those that exclude each other."""
+        """Raise InvalidOption for values that exclude each other."""
         docker = self._docker()
         try:
             _make(docker)

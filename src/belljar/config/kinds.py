@@ -1,7 +1,7 @@
-"""What a value may be: how it is read from text, and how it is checked.
+"""Kinds of values: how a value is read from text, and how it is checked.
 
-Every check is the one that Sandbox, Limits, Docker, the manager or the observers make themselves;
-nothing is checked twice in two ways. They are imported when they are used.
+The checks are those of Sandbox, Limits, Docker, the manager and the observers. These are imported
+when a check runs: most configurations use few of them.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    words: str  # what it is, for the reference
+    words: str  # for the reference
     check: Check
     parse: Callable[[str], object] = str  # of an environment variable's text
-    in_variable: bool = True  # whether a text can say it at all
+    in_variable: bool = True  # whether a text can express it
 
 
 # -- from text ----------------------------------------------------------------------------------
 
 
 def number(text: str) -> object:
-    """A number, or None for "none"; what is neither is left for the check to refuse."""
+    """A number, or None for "none"; the check refuses everything else."""
     if text.strip().lower() == "none":
         return None
     for kind in (int, float):
@@ -203,7 +203,7 @@ def alert(name: str) -> Check:
 def port(value: object, base: Path) -> object:
     if value is None or (type(value) is int and 0 <= value <= 0xFFFF):
         return value
-    raise InvalidOption(f"{value!r} is no port", hint="0 to 65535; 0 takes a free one")
+    raise InvalidOption(f"{value!r} is not a port", hint="give 0 to 65535; 0: a free one")
 
 
 def interval(optional: bool) -> Check:

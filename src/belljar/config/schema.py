@@ -1,7 +1,7 @@
-"""Every value that a host process can configure: key, default, meaning, kind, variable.
+"""Every setting of a host process: key, default, meaning, kind, variable; and the reference table.
 
-The loader, `belljar config`, and the reference in the documentation read this table; a test
-compares it with the classes that take the values.
+The loader, `belljar config` and the documentation read this table. Defaults come from the classes
+that take the values.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from belljar.backends.docker.settings import Docker
 from belljar.config import kinds
 from belljar.config.kinds import Kind
 from belljar.environment.requirement import split_packages
 from belljar.limits import RULES, format_size
+from belljar.observe.alerts import Rules
+from belljar.pool.settings import ManagerSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +27,7 @@ class Setting:
     meaning: str
     kind: Kind
     variable: str | None  # the environment variable that sets it
-    in_files: bool = True  # False: the variable alone can, because it is read before any file
+    in_files: bool = True  # False: only the variable, which is read before any file
     secret: bool = False  # not to be shown
 
     @property
@@ -37,7 +40,7 @@ class Setting:
 
 
 def show(key: str, value: object) -> str:
-    """A value as a configuration would write it, or nearly."""
+    """A value, nearly as a configuration file writes it."""
     section, _, name = key.rpartition(".")
     if section == "limits" and isinstance(value, int) and RULES[name].kind == "size":
         return format_size(value)
@@ -57,7 +60,7 @@ def show(key: str, value: object) -> str:
     return str(value)
 
 
-# What has had a variable before there was a schema.
+# Variables that are older than the schema.
 _VARIABLES = {
     "docker.ca_bundle": "BELLJAR_CA_BUNDLE",
     "docker.build_network": "BELLJAR_BUILD_NETWORK",
@@ -73,26 +76,26 @@ _DOCKER = {
     "devices": ("devices of the engine's host that the code may use", "list"),
     "host": ("the engine's address; none: as the docker command finds it", "text"),
     "base": ("the image that environments are built on", "name"),
-    "ca_bundle": ("certificates that a build shall trust", "path"),
+    "ca_bundle": ("certificates that a build trusts", "path"),
     "build_network": ("the network of builds: host, none, ...", "name"),
     "pull": ("when an image is fetched: missing, always, never", "text"),
     "seccomp": ("a seccomp profile in place of Belljar's own", "path"),
     "project": ("a label of the containers, to tell them apart", "text"),
     "named_user": ("whether the user has a name in /etc/passwd, `sandbox`", "true or false"),
 }
-_MANAGER: dict[str, tuple[object, str, str]] = {
-    "max_sandboxes": (100, "sandboxes at once", "count"),
-    "idle_timeout": (3600.0, "seconds without use after which one is swept", "seconds or none"),
-    "cleanup_interval": (300.0, "seconds between two sweeps", "seconds"),
-    "lifetime": (None, "seconds after which one that is not busy is swept", "seconds or none"),
-    "max_per_owner": (None, "sandboxes at once of one owner", "count or none"),
+_MANAGER = {
+    "max_sandboxes": ("sandboxes at once", "count"),
+    "idle_timeout": ("seconds without use after which one is swept", "seconds or none"),
+    "cleanup_interval": ("seconds between two sweeps", "seconds"),
+    "lifetime": ("seconds after which one that is not busy is swept", "seconds or none"),
+    "max_per_owner": ("sandboxes at once of one owner", "count or none"),
 }
-_ALERTS: dict[str, tuple[object, str]] = {
-    "memory": (0.9, "tell when a sandbox uses more than this share of its memory"),
-    "cpu": (0.9, "tell when a sandbox uses more than this share of its processors"),
-    "samples": (3, "so many readings in a row"),
-    "margin": (0.1, "an alert ends so far below its threshold"),
-    "orphans": (3, "tell when there are more orphans than this"),
+_ALERTS = {
+    "memory": "tell when a sandbox uses more than this share of its memory",
+    "cpu": "tell when a sandbox uses more than this share of its processors",
+    "samples": "so many readings in a row",
+    "margin": "an alert ends so far below its threshold",
+    "orphans": "tell when there are more orphans than this",
 }
 
 
@@ -122,14 +125,14 @@ def _settings() -> Iterator[Setting]:
         )
         yield _make(f"limits.{name}", rule.default, f"{rule.meaning} ({rule.unit})", kind)
     yield from _docker()
-    for name, (default, meaning, words) in _MANAGER.items():
+    for name, (meaning, words) in _MANAGER.items():
         kind = Kind(words=words, check=kinds.managed(name), parse=kinds.number)
-        yield _make(f"manager.{name}", default, meaning, kind)
+        yield _make(f"manager.{name}", getattr(ManagerSettings, name), meaning, kind)
     yield from _observe()
     for name, meaning in (
         ("cache", "where built environments are kept"),
         ("state", "where sessions are kept"),
-        ("runtime_dir", "where processes leave word of their sandboxes, for `belljar ps`"),
+        ("runtime_dir", "where processes list their sandboxes, for `belljar ps`"),
     ):
         kind = Kind(words="path", check=kinds.anything)
         variable = f"BELLJAR_{name.upper()}"
@@ -175,8 +178,8 @@ def _docker() -> Iterator[Setting]:
         parsers = {"devices": kinds.items, "gpus": kinds.number, "named_user": kinds.flag}
         parse = parsers.get(name, kinds.text_or_none)
         check = kinds.docker(name, is_path=words == "path")
-        default = {"devices": (), "pull": "missing", "named_user": False}.get(name)
-        yield _make(f"docker.{name}", default, meaning, Kind(words=words, check=check, parse=parse))
+        kind = Kind(words=words, check=check, parse=parse)
+        yield _make(f"docker.{name}", getattr(Docker, name), meaning, kind)
 
 
 def _observe() -> Iterator[Setting]:
@@ -204,10 +207,10 @@ def _observe() -> Iterator[Setting]:
     ]
     for name, initial, meaning, kind in table:
         yield _make(f"observe.{name}", initial, meaning, kind)
-    for name, (default, meaning) in _ALERTS.items():
+    for name, meaning in _ALERTS.items():
         words = "number or none" if name in ("memory", "cpu", "orphans") else "number"
         kind = Kind(words=words, check=kinds.alert(name), parse=kinds.number)
-        yield _make(f"observe.alerts.{name}", default, meaning, kind)
+        yield _make(f"observe.alerts.{name}", getattr(Rules, name), meaning, kind)
 
 
 def _make(key: str, default: object, meaning: str, kind: Kind, *, secret: bool = False) -> Setting:
@@ -245,7 +248,7 @@ _TITLES = {
 
 
 def reference() -> str:
-    """A heading and a table for each section, in Markdown."""
+    """The reference of the documentation: a heading and a table for each section, in Markdown."""
     parts = []
     for section, title in _TITLES.items():
         rows = [each for each in schema().values() if each.section == section and each.in_files]

@@ -13,14 +13,16 @@ import os
 import uuid
 from collections.abc import AsyncIterable, Awaitable, Callable, Hashable, Iterable, Mapping, Sized
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from belljar.errors import InvalidOption, unknown_option
 from belljar.limits import RULES, Limits
 from belljar.pool.decide import Rules
-from belljar.sandbox import options as sandbox_options
-from belljar.sandbox.options import Options
-from belljar.sandbox.sandbox import AsyncSandbox
+
+if TYPE_CHECKING:
+    # Imported where they are used: a configuration is loaded without the engine.
+    from belljar.sandbox.options import Options
+    from belljar.sandbox.sandbox import AsyncSandbox
 
 READY = 2  # idle guests, by default
 
@@ -65,6 +67,8 @@ class Kinds:
 
     @staticmethod
     def _make(given: Mapping[str, Any]) -> Options:
+        from belljar.sandbox.sandbox import AsyncSandbox
+
         return AsyncSandbox(**given)._options  # raises what is wrong with them
 
 
@@ -77,6 +81,8 @@ def check_known(given: Mapping[str, Any], own: Iterable[str]) -> None:
 
 @functools.cache
 def _sandbox_names() -> tuple[str, ...]:
+    from belljar.sandbox.sandbox import AsyncSandbox
+
     return keyword_names(AsyncSandbox.__init__)
 
 
@@ -98,9 +104,11 @@ def guest_key(options: Options) -> Hashable:
 
 def without_tenant(options: Options) -> Options:
     """The options of a guest of the same kind that has no sandbox yet, with a new id."""
+    from belljar.sandbox.options import _new_id
+
     return replace(
         options,
-        id=sandbox_options._new_id(),
+        id=_new_id(),
         policy=None,
         metadata={},
         functions={},
@@ -133,7 +141,7 @@ def describe_differences(options: Options, usual: Options) -> dict[str, str]:
     return found
 
 
-Factory = Callable[..., Awaitable[AsyncSandbox]]
+Factory = Callable[..., Awaitable["AsyncSandbox"]]
 
 MAX_NAME = 200
 
@@ -163,7 +171,7 @@ class ManagerSettings:
                 raise InvalidOption(f"factory must be callable, not {self.factory!r}")
             return  # the factory knows which options there are
         check_known(self.defaults, [each.name for each in fields(self)][:-1])
-        AsyncSandbox(**self.defaults)  # raises now, not at the first create()
+        Kinds._make(self.defaults)  # raises now, not at the first create()
 
 
 def merge_options(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
