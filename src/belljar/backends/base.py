@@ -6,16 +6,19 @@ guest program, the same on every backend.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Protocol
 
 from belljar.backends.docker.settings import Docker
-from belljar.backends.isolation import Isolation
-from belljar.backends.mounts import Mount
-from belljar.backends.workdir import WORKSPACE
+from belljar.backends.isolation import Isolation, Layer
+from belljar.backends.mounts import WORKSPACE, Mount
 from belljar.environment.environment import Environment
+from belljar.errors import LimitNotEnforceable
+from belljar.guest.worker_process import MAX_FILES
 from belljar.limits import Limits
+from belljar.protocol import wire
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +48,11 @@ class Reading:
     # At this very moment, if that was asked for:
     memory: int | None = None  # bytes
     processes: int | None = None  # threads are counted too where a cgroup counts
+
+    def completed_by(self, other: Reading) -> Reading:
+        """Take from another reading what this one could not tell."""
+        known = {name: value for name, value in asdict(self).items() if value is not None}
+        return replace(other, **known)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,3 +146,61 @@ class Backend(Protocol):
 
     def abandon(self) -> None:
         """Let go of everything without ending it. Called in a fork of the host process."""
+
+
+ONE_RESULT = 8  # times the output limit that one result may take: pictures are large
+
+
+def init_settings(limits: Limits, *, share: bool) -> dict[str, object]:
+    """`share`: whether values may be handed over as memory, which must be counted by somebody."""
+    return {
+        "output": limits.output,
+        "open_files": limits.open_files,
+        "result": min(ONE_RESULT * limits.output, limits.memory // 8, wire.MAX_PAYLOAD),
+        "values": limits.memory,
+        "share": share,
+    }
+
+
+def check_limits(spec: GuestSpec, kept: Iterable[Layer], where: str) -> None:
+    """Refuse or warn about limits that `where` (this host, this engine) cannot enforce.
+
+    With `strict=True` every one is refused. By default one that the caller set is refused if
+    nothing at all keeps it; best effort is accepted with a warning, which Python shows once.
+    """
+    for layer in kept:
+        if layer.state == "enforced" or spec.strict is False:
+            continue
+        asked = layer.name in spec.limits.explicit
+        why = f"{where} cannot enforce the limit {layer.name}: {layer.detail}"
+        if spec.strict or (asked and layer.state == "absent"):
+            hint = "strict=False starts all the same"
+            raise LimitNotEnforceable(why, hint=f"{layer.remedy}; {hint}" if layer.remedy else hint)
+        if asked:
+            message = f"{why}. It is best effort; strict=True refuses to start"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+def limit_open_files(spec: GuestSpec, kept: Iterable[Layer], most: int | None) -> tuple[Layer, ...]:
+    """How limits are kept, with as many open files as init gives the code.
+
+    `most`: the hard limit of init as seen from outside (None: unknown, or none), which it cannot
+    raise. More than that is refused if the caller is strict; else it is less, and said.
+    """
+    asked, holds = spec.limits.open_files, min(MAX_FILES, most or MAX_FILES)
+    if asked <= holds:
+        return tuple(kept)
+    why = f"open_files={asked} is more than a sandbox can have on this host, which is {holds}"
+    remedy = (
+        "raise the hard limit (ulimit -Hn, LimitNOFILE= of a service), or ask for less"
+        if holds < MAX_FILES
+        else f"ask for {MAX_FILES} at most"
+    )
+    if spec.strict:
+        raise LimitNotEnforceable(why, hint=remedy)
+    warnings.warn(f"{why}; {remedy}", RuntimeWarning, stacklevel=2)
+    detail = f"RLIMIT_NOFILE for each process, {holds}; {asked} were asked for"
+    return tuple(
+        replace(layer, detail=detail, remedy=remedy) if layer.name == "open_files" else layer
+        for layer in kept
+    )

@@ -224,3 +224,25 @@ def _check_readable(mount: Mount) -> None:
     if not allowed:
         verb = "read" if mount.read_only else "read and write"
         raise InvalidOption(f"the sandbox could not {verb} {mount.host!r}", hint=hint)
+
+
+WORKSPACE = "/workspace"
+
+
+def check_workdir(given: object, mounts: Iterable[Mount] = ()) -> str:
+    """As the option of a sandbox: an absolute path where nothing else is."""
+    if given == WORKSPACE:
+        return WORKSPACE
+    try:
+        path = guest_path(given)
+    except InvalidOption:
+        raise InvalidOption(
+            f"the workspace cannot be at {given!r}",
+            hint="workdir is an absolute path such as /sandbox, where the sandbox has nothing else",
+        ) from None
+    for mount in mounts:
+        if below(mount.guest, path) or below(path, mount.guest):
+            raise InvalidOption(
+                f"a mount and the workspace are in one place: {mount.guest!r} and {path!r}"
+            )
+    return path

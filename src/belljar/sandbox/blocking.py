@@ -15,8 +15,7 @@ from belljar import runtime
 from belljar.backends.base import Reading, Whereabouts
 from belljar.backends.docker.settings import Docker
 from belljar.backends.isolation import Isolation
-from belljar.backends.mounts import Mount
-from belljar.backends.workdir import WORKSPACE
+from belljar.backends.mounts import WORKSPACE, Mount
 from belljar.environment.environment import Environment
 from belljar.errors import InvalidOption, suggests
 from belljar.files.api import AsyncFiles, FileInfo, GuestPath

@@ -17,7 +17,7 @@ import anyio
 from belljar.backends.base import Reading
 from belljar.backends.docker.client.engine import Engine, EngineError, proper
 from belljar.backends.linux.cgroup import plan
-from belljar.backends.linux.cgroup.meters import Meters
+from belljar.backends.linux.cgroup.group import Meters
 
 TIMEOUT = 5.0
 MOST_KILLS = 10_000
@@ -64,16 +64,15 @@ class Local:
     def read(self, *, from_now: bool, now: bool = False) -> Reading:
         if from_now:
             self._meters.reset_peak()
-        cpu, peak = self._meters.cpu_seconds(), self._meters.memory_peak()
-        kills = self._meters.oom_kills()
+        cpu, peak, kills = self._meters.read("cpu", "peak", "oom_kills")
         # The engine removes one hierarchy after the other: a part that is missing is the end.
         self.gone = cpu is None or (kills is None and self._counts_kills)
         self._counts_kills = self._counts_kills or kills is not None
-        if not self.gone:
-            self._last = Reading(cpu=cpu, peak_memory=peak, memory_kills=kills or 0)
+        if cpu is not None and not self.gone:
+            self._last = Reading(cpu=cpu / 1e9, peak_memory=peak, memory_kills=kills or 0)
         if not now or self.gone:
             return self._last
-        memory, tasks = self._meters.memory_current(), self._meters.tasks()
+        memory, tasks = self._meters.read("current", "tasks")
         return replace(self._last, memory=memory, processes=tasks)
 
     def close(self) -> None:

@@ -12,10 +12,10 @@ import threading
 import anyio
 import anyio.to_thread
 
-from belljar.backends import setup
+from belljar.backends import base, isolation
 from belljar.backends.base import Guest, GuestSpec, Host
 from belljar.backends.isolation import Isolation
-from belljar.backends.linux import cgroup, identity, posture
+from belljar.backends.linux import cgroup, guest_view, identity, posture
 from belljar.backends.linux.cgroup import Cgroup
 from belljar.backends.mounts import Mount
 from belljar.backends.native import layers, plan
@@ -158,7 +158,7 @@ class NativeBackend:
     def _make_cgroup(self, spec: GuestSpec, zygote: Zygote) -> Cgroup | None:
         limits = spec.limits
         if not zygote.cgroups.controllers:
-            setup.check_limits(spec, zygote.kept(limits, frozenset()), "this host")
+            base.check_limits(spec, zygote.kept(limits, frozenset()), "this host")
             return None
         try:
             # One more process for init.
@@ -170,7 +170,7 @@ class NativeBackend:
                 raise
             raise ZygoteGone("the zygote is gone, and its scope with it") from error
         try:
-            setup.check_limits(spec, zygote.kept(limits, group.enforced), "this host")
+            base.check_limits(spec, zygote.kept(limits, group.enforced), "this host")
         except BaseException:
             group.remove()
             raise
@@ -207,8 +207,8 @@ class NativeBackend:
             seen = posture.read(pid)
             posture.check(seen, root=zygote.root)
             kept = zygote.kept(spec.limits, in_cgroup)
-            limits = setup.with_files(spec, kept, posture.most_files(pid))
-            measured = (*layers.measured(seen, said), *layers.mounted(spec.mounts))
+            limits = base.limit_open_files(spec, kept, posture.most_files(pid))
+            measured = (*layers.measured(seen, said), *isolation.describe_mounts(spec.mounts))
             guest.isolation = Isolation(backend=self.name, layers=measured, limits=limits)
             if "memory" not in in_cgroup:
                 self._host.mind(guest.watchdog)
@@ -228,10 +228,10 @@ def _request(spec: GuestSpec, zygote: Zygote, in_cgroup: frozenset[str]) -> dict
         "workspace": limits.workspace,
         "tmp": limits.tmp,
         # What a guest shares with the host is counted by its cgroup, or by nobody.
-        **setup.of(limits, share="memory" in in_cgroup),
+        **base.init_settings(limits, share="memory" in in_cgroup),
         "data": None if "memory" in in_cgroup else zygote.baseline + limits.memory,
         "meminfo": plan.meminfo(limits.memory),
-        "rlimits": plan.rlimits(limits),
+        "rlimits": guest_view.rlimits(limits),
         "affinity": []
         if "cpus" in in_cgroup
         else plan.affinity(limits.cpus, os.sched_getaffinity(0)),
