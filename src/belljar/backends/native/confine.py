@@ -12,7 +12,7 @@ import socket
 import struct
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from ..linux import syscalls
+
 from ..linux import syscalls as sys_
 
 INSIDE_ID = 1000  # uid and gid the code sees
@@ -267,7 +267,7 @@ def landlock_rights(abi: int) -> int:
 
 def restrict_files(writable: List[str], devices: List[str]) -> int:
     """Apply to this process for good; the version applied, 0 where the kernel has none."""
-    abi = syscalls.landlock_abi()
+    abi = sys_.landlock_abi()
     if abi == 0:
         return 0
     rights = landlock_rights(abi)
@@ -276,7 +276,7 @@ def restrict_files(writable: List[str], devices: List[str]) -> int:
         fields.append(0)  # TCP: the network namespace has only its own loopback
     if abi >= 6:
         fields.append(_SCOPE_ABSTRACT_SOCKETS | _SCOPE_SIGNALS)
-    ruleset = syscalls.landlock_create_ruleset(fields)
+    ruleset = sys_.landlock_create_ruleset(fields)
     try:
         _allow_path(ruleset, "/", _READ & rights)
         # /proc: kernel files decide for themselves; /proc/self/oom_score_adj and comm are the
@@ -286,7 +286,7 @@ def restrict_files(writable: List[str], devices: List[str]) -> int:
             _allow_path(ruleset, path, rights)
         for path in devices:
             _allow_path(ruleset, path, _ON_FILES & rights)
-        syscalls.landlock_restrict_self(ruleset)
+        sys_.landlock_restrict_self(ruleset)
     finally:
         os.close(ruleset)
     return abi
@@ -295,6 +295,6 @@ def restrict_files(writable: List[str], devices: List[str]) -> int:
 def _allow_path(ruleset: int, path: str, rights: int) -> None:
     fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
-        syscalls.landlock_allow(ruleset, fd, rights)
+        sys_.landlock_allow(ruleset, fd, rights)
     finally:
         os.close(fd)

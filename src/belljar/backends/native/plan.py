@@ -172,7 +172,7 @@ def meminfo(memory: int) -> str:
 
 def environment_variables(interpreter: Interpreter) -> dict[str, str]:
     """All a guest's environment holds, but for what the caller adds."""
-    variables = {"guest_view.PATH": guest_view.PATH, **guest_view.VARIABLES}
+    variables = {"PATH": guest_view.PATH, **guest_view.VARIABLES}
     if interpreter.shared and interpreter.prefix != "/usr":
         variables["LD_LIBRARY_PATH"] = f"{guest_view.GUEST_PYTHON_PREFIX}/lib"
     return variables
