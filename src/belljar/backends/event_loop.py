@@ -2,7 +2,7 @@
 
 A sandbox may be made under one event loop and used under another, also of another kind (asyncio,
 trio): a blocking Sandbox in trio's code, or two calls of asyncio.run(). Under two at the same time
-it cannot be used, as nothing would wake the one when the other is done: that is an error.
+it cannot be used, because neither would wake the other: that is an error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from belljar.errors import SandboxError
 
 
 def here() -> object:
-    """The event loop that runs this code: an object to compare."""
+    """The running event loop, as an object to compare."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -33,8 +33,8 @@ def in_use_elsewhere() -> SandboxError:
 
 
 class Lock:
-    """An anyio.Lock of the event loop that uses it. anyio's own stays with the kind of loop under
-    which it was made or first used, and fails under another with an error of that loop's."""
+    """An anyio.Lock that moves to the event loop that uses it. anyio's own lock stays with the kind
+    of loop that first used it, and fails under another."""
 
     def __init__(self) -> None:
         self._loop: object | None = None
@@ -57,8 +57,8 @@ class Lock:
 
 
 async def wait_readable(sock: socket.socket) -> None:
-    """As anyio.wait_readable, for a descriptor that nobody else waits for: under asyncio without
-    the turn of the loop that it takes first, which a guest's answer does not need."""
+    """Like anyio.wait_readable, for a descriptor with one waiter. Under asyncio it skips the turn
+    of the loop that anyio takes first."""
     if not _in_asyncio_task():
         await anyio.wait_readable(sock)
         return
@@ -72,7 +72,7 @@ async def wait_readable(sock: socket.socket) -> None:
 
 
 def _in_asyncio_task() -> bool:
-    """Not so under trio, also where that runs as a guest of asyncio's loop."""
+    """False under trio, also when trio runs as a guest of asyncio's loop."""
     try:
         return asyncio.current_task() is not None
     except RuntimeError:

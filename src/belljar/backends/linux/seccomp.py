@@ -1,7 +1,7 @@
 """The seccomp filter: seccomp.json, in Docker's profile format, made into classic BPF.
 
 The same file is handed to Docker, where libseccomp compiles it. Both must mean the same, so a
-profile is read strictly, and what libseccomp would resolve in a way nobody sees is an error here:
+profile is read strictly, and what libseccomp would resolve silently is an error here:
 
 * two entries for one system call with different actions must be provably disjoint;
 * an unconditional entry must be the only one for its system call (libseccomp drops the others);
@@ -354,8 +354,8 @@ _TMPFILE = 0o20000000  # the bit of O_TMPFILE that O_DIRECTORY has not
 
 
 def _refuse(names: Sequence[str], mode: int, flags: int | None = None) -> Iterator[Rule]:
-    """A file with one of the set-id bits: `mode` is the number of that argument; `flags` of the
-    one that says whether a file is made."""
+    """Refuse calls that set a set-id bit: `mode` is the index of the mode argument; `flags` is the
+    index of the argument that says whether a file is created."""
     action = ERRNO | EPERM
     for bit in (0o4000, 0o2000):
         has_bit = Condition(index=mode, op="MASKED_EQ", mask=bit, value=bit)
@@ -367,8 +367,8 @@ def _refuse(names: Sequence[str], mode: int, flags: int | None = None) -> Iterat
             yield Rule(names=tuple(names), action=action, conditions=(has_bit, makes))
 
 
-# Where a guest may write to a directory of the host: what it makes there shall not run with the
-# rights of its owner. (The guest's own mounts are nosuid, the host's view of them is not.)
+# For guests with a writable mount: files they make there must not run with the owner's rights.
+# (The guest's mounts are nosuid, the host's view of the same files is not.)
 SET_ID = (
     *_refuse(["chmod", "fchmod", "creat", "mknod"], mode=1),
     *_refuse(["fchmodat", "fchmodat2", "mknodat"], mode=2),

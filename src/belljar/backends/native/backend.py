@@ -63,7 +63,7 @@ class NativeBackend:
         try:
             return await self._start(spec, zygote)
         except (ZygoteGone, Stillborn):
-            # Somebody may have killed the zygote (the kernel, out of memory): once more.
+            # The zygote may have been killed, for example out of memory: try once with a new one.
             if not await anyio.to_thread.run_sync(zygote.died):
                 raise
         return await self._start(spec, await self._zygote(_key(spec)))
@@ -98,7 +98,7 @@ class NativeBackend:
                         if zygote.alive:
                             zygote.users += 1
                             return zygote
-                        zygote.close()  # somebody killed it
+                        zygote.close()  # it was killed
                     started = None
                 if started is None:
                     started = self._zygotes[key] = concurrent.futures.Future()
@@ -125,8 +125,8 @@ class NativeBackend:
             started.set_result(zygote)
 
     def _let_go(self, key: Key, zygote: Zygote) -> None:
-        """A guest with mounts has gone. Others will hardly want the same mounts, so the zygote
-        goes with its last guest. Blocks until it has."""
+        """Release a guest with mounts. Other sandboxes hardly have the same mounts, so the zygote
+        is closed with its last guest. Blocks until it has ended."""
         with self._lock:
             zygote.users -= 1
             started = self._zygotes.get(key)
@@ -227,7 +227,7 @@ def _request(spec: GuestSpec, zygote: Zygote, in_cgroup: frozenset[str]) -> dict
         "noexec": spec.noexec,
         "workspace": limits.workspace,
         "tmp": limits.tmp,
-        # What a guest shares with the host is counted by its cgroup, or by nobody.
+        # Memory that a guest shares with the host is counted only by a memory cgroup.
         **base.init_settings(limits, share="memory" in in_cgroup),
         "data": None if "memory" in in_cgroup else zygote.baseline + limits.memory,
         "meminfo": plan.meminfo(limits.memory),

@@ -12,7 +12,6 @@ import socket
 import struct
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-
 from ..linux import syscalls as sys_
 
 INSIDE_ID = 1000  # uid and gid the code sees
@@ -76,7 +75,7 @@ def _enter_namespaces() -> None:
 
 
 def _loopback_up() -> None:
-    """Servers and clients inside the sandbox may talk to each other, and to nobody else."""
+    """Bring up loopback, by which programs inside the sandbox may talk to each other."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         request = struct.pack("16sh22x", b"lo", 1)  # IFF_UP
         fcntl.ioctl(any_socket, 0x8914, request)  # SIOCSIFFLAGS

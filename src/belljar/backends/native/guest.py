@@ -16,7 +16,7 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from belljar.backends import event_loop
-from belljar.backends.base import Reading, Whereabouts
+from belljar.backends.base import Location, UsageSample
 from belljar.backends.event_loop import Lock
 from belljar.backends.isolation import Isolation
 from belljar.backends.linux.cgroup import Cgroup
@@ -115,11 +115,11 @@ class NativeGuest:
         self.watchdog = watchdog.Watchdog(pid, memory)
 
     @property
-    def whereabouts(self) -> Whereabouts:
+    def whereabouts(self) -> Location:
         paths = self._cgroup.paths if self._cgroup is not None else ()
-        return Whereabouts(pid=self.pid, cgroups=tuple(paths))
+        return Location(pid=self.pid, cgroups=tuple(paths))
 
-    async def reading(self, *, from_now: bool = False, now: bool = False) -> Reading:
+    async def reading(self, *, from_now: bool = False, now: bool = False) -> UsageSample:
         if self._cgroup is None:
             return self.watchdog.reading(from_now=from_now, now=now)
         if from_now:
@@ -127,7 +127,7 @@ class NativeGuest:
         wanted = ("cpu", "peak", "oom_kills", *(("current", "tasks") if now else ()))
         cpu, peak, kills, *current = self._cgroup.read(*wanted)
         memory, tasks = current or (None, None)
-        seen = Reading(
+        seen = UsageSample(
             cpu=None if cpu is None else cpu / 1e9,
             peak_memory=peak,
             memory_kills=(kills or 0) + self.watchdog.kills,

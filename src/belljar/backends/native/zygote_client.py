@@ -206,7 +206,7 @@ class Zygote:
             self.cgroups.close()
 
     def abandon(self) -> None:
-        """In a fork of the host process: let go of what belongs to the parent."""
+        """In a fork of the host process: close our copies; the zygote belongs to the parent."""
         self._let_go()
         self._process.returncode = 0  # so that Popen does not wait for another's child
 
@@ -277,7 +277,7 @@ _REMEDIES = {
 
 
 def failure(answer: Mapping[str, object], environment: str) -> SandboxError:
-    """What a zygote or a guest says went wrong, as the caller shall see it."""
+    """Make the exception for a failure that a zygote or a guest reported."""
     step = str(answer["failed"])
     if step == "preload":
         return StartError(

@@ -211,7 +211,7 @@ def leftovers() -> list[list[str]]:
         us = tree.Owner.current()
         bases = [hierarchy.base for hierarchy in _plan().hierarchies]
     except OSError:
-        return []  # where we cannot tell who lives, nobody is dead
+        return []  # without our own identity we cannot tell which owners are dead
     found: dict[str, list[str]] = {}
     for base in bases:
         for path in tree.subgroups(base):

@@ -11,10 +11,10 @@ from belljar.backends.linux.cgroup.tree import METERS, Meter
 
 
 class Meters:
-    """The readings of one group, in every hierarchy it is in; whoever made it.
+    """The counters of one group, in every hierarchy it is in; the group may be another program's.
 
-    Taken around every cell, so the files are opened once and kept. A reading is None where the
-    kernel does not offer it, and after close(). Safe to use from any thread.
+    They are read around every cell, so the files are opened once and kept. A value is None where
+    the kernel does not offer it, and after close(). Safe to use from any thread.
     """
 
     def __init__(self, places: Sequence[tuple[Hierarchy, str]]) -> None:

@@ -94,8 +94,8 @@ def write(path: str, value: str) -> None:
 def members(directory: str) -> set[int]:
     """Processes in this group (not in its children) that our pid namespace can name.
 
-    Opened anew each time: v1 may answer a second read of one descriptor from a list up to a
-    second old.
+    The file is opened for each read: v1 may answer a second read of one descriptor from a list up
+    to a second old.
     """
     try:
         # Those of foreign pid namespaces are listed as 0.
@@ -123,15 +123,15 @@ def walk(directory: str) -> Iterator[str]:
 
 
 _WHILE_KILLING = {
-    "pids.max": "0",  # nobody is born, or a fork bomb outruns us
-    # To exit takes CPU time, which a group that has spent its share gets late.
+    "pids.max": "0",  # no forks, or a fork bomb makes processes faster than we kill them
+    # A process needs CPU time to exit; a group that has spent its quota has to wait for it.
     "cpu.cfs_quota_us": "-1",
     "cpu.max": "max",
 }
 
 
 def kill(directories: Iterable[str], *, patience: float = _PATIENCE) -> bool:
-    """End every process in these trees; True when nobody is left. The groups stay usable."""
+    """Kill every process in these trees; True when none is left. The groups stay usable."""
     groups = [group for directory in directories for group in walk(directory)]
     with contextlib.ExitStack() as afterwards:
         for file, value in _WHILE_KILLING.items():
@@ -149,15 +149,15 @@ def kill(directories: Iterable[str], *, patience: float = _PATIENCE) -> bool:
 
 
 def _offer(path: str, value: str) -> None:
-    """Write if the file is there and takes the value: a help, which nothing relies on."""
+    """Write if the file exists and takes the value. Nothing relies on it."""
     with contextlib.suppress(OSError):
         write(path, value)
 
 
 def _signal(groups: Sequence[str]) -> bool:
-    """Send SIGKILL to all members; False when there was none.
+    """Send SIGKILL to all members; False if there were no members.
 
-    A pid read from a list may belong to a stranger by the time it is signalled. So the process
+    A pid may belong to another process by the time it is signalled. So the process
     is pinned by a pidfd first, and counts only if its pid is still listed after that.
     """
     listed = set[int]().union(*map(members, groups))
@@ -180,7 +180,7 @@ def _signal(groups: Sequence[str]) -> bool:
 
 
 def remove(directories: Iterable[str], *, patience: float = _PATIENCE) -> bool:
-    """Remove trees of groups; True when they are gone, whoever removed them."""
+    """Remove trees of groups; True when they are gone, also if another process removed them."""
     left = list(directories)
     for _ in _attempts(patience):
         # Each is tried, even if another of them will not go.
@@ -201,7 +201,7 @@ def _removed(directory: str) -> bool:
 
 
 def _attempts(patience: float) -> Iterator[None]:
-    """Try, then wait ever longer and try again, until the patience is spent."""
+    """Yield at once, then after longer and longer pauses, for `patience` seconds."""
     deadline = time.monotonic() + patience
     pause = 0.0005
     while True:
