@@ -139,6 +139,8 @@ def site_link(found: re.Match[str], source: Path, uri: str) -> str:
         page = path.relative_to(DOCS).as_posix()
     elif path.parent == ROOT and path.name in ROOT_PAGES:
         page = ROOT_PAGES[path.name]
-    else:
+    elif path.exists():
         return text
+    else:
+        return found[0]  # mkdocs tells
     return f"[{text}]({posixpath.relpath(page, posixpath.dirname(uri))}{anchor})"
