@@ -1,7 +1,7 @@
 """A griffe extension: how docstrings and comments of the source become the API pages.
 
-The comment behind a field of a dataclass or an enum is its documentation. Examples in docstrings are
-plain paragraphs of code; here they become code blocks.
+The comment behind a field of a dataclass or an enum is its documentation. Examples in docstrings
+are plain paragraphs of code; here they become code blocks.
 """
 
 from __future__ import annotations

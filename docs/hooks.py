@@ -1,7 +1,7 @@
-"""What mkdocs does at build time: tables made from the code, and the documents of the root as pages.
+"""What mkdocs does at build time: tables from the code, and the documents of the root as pages.
 
-A page asks for a table with a line such as `<!-- generated: limits -->`. Links between `docs/` and the
-root of the repository are written for readers of the repository; here they become links of the site.
+A page asks for a table with a line such as `<!-- generated: limits -->`. Links between `docs/` and
+the root of the repository are written for its readers; here they become links of the site.
 """
 
 from __future__ import annotations

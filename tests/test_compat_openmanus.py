@@ -773,7 +773,7 @@ def test_a_cancelled_creation_leaves_nothing(run_async, here):
 
 
 def test_the_pages_own_example_runs(here, backend, capsys):
-    page = Path(__file__).parent.parent / "docs" / "coming-from-openmanus.md"
+    page = Path(__file__).parent.parent / "docs" / "compat" / "openmanus.md"
     blocks = page.read_text().split("```python\n")[1:]
     for block in blocks:
         exec(compile(block.split("```")[0], page.name, "exec"), {"__name__": "__main__"})

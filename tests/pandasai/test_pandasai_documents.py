@@ -78,7 +78,7 @@ def test_the_sandbox_of_the_page_on_privacy_and_security(backend, answer_with, d
     assert response.value == "Ada earns 900"
 
 
-GUIDE = Path(__file__).parents[2] / "docs" / "coming-from-pandasai.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "compat" / "pandasai.md"
 
 
 def test_the_example_of_the_guide(backend, answer_with, capsys):
