@@ -5,8 +5,8 @@
     scripts/bench --publish       also into docs/reports/ and the tables of the pages
 
 All who can do a kind of work take turns at it, so that a busy moment of the machine hits them
-alike; look at the ratios before the milliseconds. docs/reports/benchmarks.md says what is measured, and how
-each of the others is configured.
+alike; look at the ratios before the milliseconds. docs/reports/benchmarks.md says what is
+measured, and how each of the others is configured.
 """
 
 from __future__ import annotations
