@@ -7,6 +7,7 @@ are plain paragraphs of code; here they become code blocks.
 from __future__ import annotations
 
 import ast
+import textwrap
 from typing import Any
 
 import griffe
@@ -28,13 +29,14 @@ class Docstrings(griffe.Extension):
 
 
 def _fenced(paragraph: str) -> str:
-    if paragraph.startswith(">>> "):
-        return f"```pycon\n{paragraph}\n```"
-    if "(" not in paragraph or paragraph.startswith(" "):
+    code = textwrap.dedent(paragraph)
+    if code.startswith(">>> "):
+        return f"```pycon\n{code}\n```"
+    if "(" not in code:
         return paragraph
     flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     try:
-        compile(paragraph, "docstring", "exec", flags=flags)
+        compile(code, "docstring", "exec", flags=flags)
     except SyntaxError:
         return paragraph
-    return f"```python\n{paragraph}\n```"
+    return f"```python\n{code}\n```"
