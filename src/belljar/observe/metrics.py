@@ -66,28 +66,33 @@ def _metric(name: str, kind: Kind, labels: str, meaning: str) -> Metric:
 
 METRICS = (
     _metric("cells_total", "counter", "outcome backend environment", "cells that ended"),
-    _metric("cell_failures_total", "counter", "reason backend", "cells that Belljar failed at"),
+    _metric("cell_failures_total", "counter", "reason backend", "cells that Belljar failed to run"),
     _metric("commands_total", "counter", "outcome backend", "commands that ended"),
     _metric("starts_total", "counter", "backend environment", "guests that were started"),
     _metric("start_failures_total", "counter", "reason backend", "guests that did not start"),
     _metric("ends_total", "counter", "reason backend", "sandboxes that ended"),
-    _metric("refusals_total", "counter", "by backend", "what was refused, by policy or limits"),
+    _metric(
+        "refusals_total",
+        "counter",
+        "by backend",
+        "code and starts that were refused, by policy or limits",
+    ),
     _metric("host_calls_total", "counter", "function result", "calls of the host's functions"),
     _metric("output_bytes_total", "counter", "backend", "written to stdout and stderr"),
     _metric("file_changes_total", "counter", "operation", "changes of files by the host"),
     _metric("alerts_total", "counter", "kind", "alerts that began"),
-    _metric("pool_leases_total", "counter", "reason", "guests that pools gave to tenants"),
+    _metric("pool_leases_total", "counter", "reason", "guests that pools gave to sandboxes"),
     _metric("pool_discarded_total", "counter", "reason", "guests of pools that were ended unused"),
     _metric("pool_start_failures_total", "counter", "reason", "guests of pools that did not start"),
     _metric("stage_seconds", "histogram", "stage backend", "how long a stage took"),
-    _metric("pool_wait_seconds", "histogram", "reason", "how long a tenant waited for his guest"),
+    _metric("pool_wait_seconds", "histogram", "reason", "how long a request waited for a guest"),
     _metric("sandboxes", "gauge", "backend", "live sandboxes of this process"),
     _metric("memory_bytes", "gauge", "backend", "memory of all live sandboxes"),
     _metric("cpus_in_use", "gauge", "backend", "processors that all live sandboxes keep busy"),
     _metric("processes", "gauge", "backend", "processes of all live sandboxes"),
     _metric("orphans", "gauge", "backend", "what killed processes left behind, at the last look"),
     _metric("pool_guests", "gauge", "state", "guests of pools: idle, starting, leased, ending"),
-    _metric("pool_waiting", "gauge", "", "tenants who wait for a guest of a pool"),
+    _metric("pool_waiting", "gauge", "", "requests that wait for a guest of a pool"),
     _metric("sandbox_memory_bytes", "gauge", "sandbox backend", "memory of one sandbox"),
     _metric("sandbox_memory_limit_bytes", "gauge", "sandbox backend", "its limit"),
     _metric("sandbox_cpus_in_use", "gauge", "sandbox backend", "processors that one keeps busy"),
@@ -102,7 +107,7 @@ def known_errors() -> frozenset[str]:
 
 
 def reference() -> str:
-    """The table of docs/observability.md."""
+    """The table of the reference page, in Markdown."""
     rows = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
     for metric in METRICS:
         labels = ", ".join(f"`{label}`" for label in metric.labels)

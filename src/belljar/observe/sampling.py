@@ -18,7 +18,7 @@ from typing import Protocol, Self
 import anyio
 
 from belljar import events
-from belljar.backends.base import Reading
+from belljar.backends.base import UsageSample
 from belljar.errors import InvalidOption, SandboxError
 from belljar.limits import Limits
 
@@ -35,7 +35,7 @@ class Watched(Protocol):
     def id(self) -> str: ...
     @property
     def limits(self) -> Limits: ...
-    async def usage(self) -> Reading: ...
+    async def usage(self) -> UsageSample: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +216,7 @@ class Monitor:
         self.close()
 
 
-def _sample(sandbox: Watched, reading: Reading) -> Sample:
+def _sample(sandbox: Watched, reading: UsageSample) -> Sample:
     isolation = getattr(sandbox, "isolation", None)
     return Sample(
         time=time.time(),
