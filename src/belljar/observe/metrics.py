@@ -75,7 +75,7 @@ METRICS = (
         "refusals_total",
         "counter",
         "by backend",
-        "code and starts that were refused, by policy or limits",
+        "cells and starts refused, by policy or limits",
     ),
     _metric("host_calls_total", "counter", "function result", "calls of the host's functions"),
     _metric("output_bytes_total", "counter", "backend", "written to stdout and stderr"),
