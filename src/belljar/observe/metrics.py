@@ -72,10 +72,7 @@ METRICS = (
     _metric("start_failures_total", "counter", "reason backend", "guests that did not start"),
     _metric("ends_total", "counter", "reason backend", "sandboxes that ended"),
     _metric(
-        "refusals_total",
-        "counter",
-        "by backend",
-        "cells and starts refused, by policy or limits",
+        "refusals_total", "counter", "by backend", "cells and starts refused, by policy or limits"
     ),
     _metric("host_calls_total", "counter", "function result", "calls of the host's functions"),
     _metric("output_bytes_total", "counter", "backend", "written to stdout and stderr"),

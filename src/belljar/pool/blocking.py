@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 
 from belljar.pool.manager import AsyncSandboxManager
 from belljar.pool.manager_table import Reason
-from belljar.pool.map import Map, MapRun, OnProgress
+from belljar.pool.map import Map, OnProgress
 from belljar.pool.pool import AsyncPool
 from belljar.pool.settings import Factory, ManagerSettings, check_map_arguments
 from belljar.pool.stats import ManagerStats, PoolStats
@@ -156,16 +156,9 @@ class Pool:
         dropping the iterator stop what runs.
         """
         total = check_map_arguments(codes, on_progress, total, blocking=True)
-        run = _wait(
-            self._make_map_run,
-            concurrency=concurrency,
-            window=window,
-            timeout=timeout,
-            owner=owner,
-            ordered=ordered,
-            on_error=on_error,
-            **options,
-        )
+        make = self._pool._make_map_run
+        how = (concurrency, window, timeout, owner, ordered, on_error, options)
+        run = _wait(_call, lambda: make(*how))
         return Map(run, codes, on_progress, total, read_in_thread)
 
     def warm_up(self, *, wait: float | None = None) -> None:
@@ -183,9 +176,6 @@ class Pool:
 
     async def _acquire(self, **options: Any) -> AsyncSandbox:
         return await self._pool.acquire(**options)
-
-    async def _make_map_run(self, **options: Any) -> MapRun:
-        return self._pool._make_map_run(**options)
 
 
 class SandboxManager:

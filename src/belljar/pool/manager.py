@@ -16,22 +16,10 @@ from typing import Any, Self
 
 import anyio
 
-from belljar.errors import (
-    ManagerClosed,
-    ManagerFull,
-    NameTaken,
-    SandboxClosed,
-    SandboxError,
-    SandboxMissing,
-)
+from belljar.errors import ManagerClosed, ManagerFull, NameTaken, SandboxError, SandboxMissing
 from belljar.pool.loop_binding import LoopBinding, close_or_kill, repeat, spawn
 from belljar.pool.manager_table import Entry, Reason, Table, decide, missing_error
-from belljar.pool.settings import (
-    Factory,
-    ManagerSettings,
-    check_seconds,
-    merge_options,
-)
+from belljar.pool.settings import Factory, ManagerSettings, check_seconds, merge_options
 from belljar.pool.stats import ManagerStats
 from belljar.results.execution import Execution
 from belljar.sandbox.run import OnResult, OnText
@@ -73,7 +61,7 @@ class AsyncSandboxManager:
             factory=factory,
             defaults=defaults,
         )
-        self._binding = LoopBinding("manager", "SandboxManager", SandboxClosed, os.getpid())
+        self._binding = LoopBinding("manager", "SandboxManager", ManagerClosed, os.getpid())
         self._table = Table(self._settings)
         self._sweeper: anyio.CancelScope | None = None
         self._closing: anyio.Event | None = None  # set when close() is done

@@ -22,11 +22,7 @@ from belljar.pool import settings, snippet
 from belljar.pool.guests import Guests, pool_closed
 from belljar.pool.loop_binding import LoopBinding, repeat, spawn
 from belljar.pool.map import AsyncMap, Codes, MapRun, OnProgress
-from belljar.pool.pooled_sandbox import (
-    Acquisition,
-    PooledSandbox,
-    check_warmup_code,
-)
+from belljar.pool.pooled_sandbox import Acquisition, PooledSandbox, check_warmup_code
 from belljar.pool.snippet import Snippet
 from belljar.pool.stats import PoolStats
 from belljar.results.execution import Execution
@@ -166,27 +162,18 @@ class AsyncPool:
         what runs; `async with` waits for that.
         """
         total = settings.check_map_arguments(codes, on_progress, total)
-        run = self._make_map_run(
-            concurrency=concurrency,
-            window=window,
-            timeout=timeout,
-            owner=owner,
-            ordered=ordered,
-            on_error=on_error,
-            **options,
-        )
+        run = self._make_map_run(concurrency, window, timeout, owner, ordered, on_error, options)
         return AsyncMap(run, codes, on_progress, total, read_in_thread)
 
     def _make_map_run(
         self,
-        *,
         concurrency: int | None,
         window: int | None,
         timeout: float | None,
         owner: str | None,
         ordered: bool,
         on_error: str,
-        **options: Any,
+        options: Mapping[str, Any],
     ) -> MapRun:
         """What runs the items of a map. Without `owner`, each map is an owner."""
         self._open()
@@ -329,7 +316,12 @@ class AsyncPool:
             raise request.error
         if request.ready is None:
             guests.withdraw(request, refused=True)
-            raise self._full(wait)
+            state = guests.state
+            raise PoolFull(
+                f"no guest was free within {wait:g} s: {state.leased} are in use, "
+                f"{state.starting} being started, of at most {guests.rules.max_total}",
+                hint="wait longer, close sandboxes that are not needed, or raise max_total",
+            )
         if guests.state.closing:  # close() has listed the sandboxes: it would miss this one
             guests.withdraw(request)
             raise pool_closed()
@@ -343,14 +335,6 @@ class AsyncPool:
                 self._check_open()
             raise
         return sandbox
-
-    def _full(self, wait: float | None) -> PoolFull:
-        state = self._guests.state
-        return PoolFull(
-            f"no guest was free within {wait:g} s: {state.leased} are in use, "
-            f"{state.starting} being started, of at most {self._guests.rules.max_total}",
-            hint="wait longer, close sandboxes that are not needed, or raise max_total",
-        )
 
 
 def _at_exit() -> None:

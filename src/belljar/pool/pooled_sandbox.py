@@ -153,21 +153,15 @@ class Lease:
 
     def release(self) -> None:
         """Called once for each hold(), from any thread."""
-        self._call(self._remove_holder)
+        self._call(lambda: self._update(released=1))
 
     def note_guest_ended(self) -> None:
         """Called from any thread, also twice."""
-        self._call(self._set_guest_ended)
+        self._call(lambda: self._update(ended=True))
 
-    def _remove_holder(self) -> None:
-        self._holders -= 1
-        self._check_over()
-
-    def _set_guest_ended(self) -> None:
-        self._guest_ended = True
-        self._check_over()
-
-    def _check_over(self) -> None:
+    def _update(self, *, released: int = 0, ended: bool = False) -> None:
+        self._holders -= released
+        self._guest_ended = self._guest_ended or ended
         if self._holders > 0 or self._over:
             return
         if not self._guest_ended:  # the close of its sandbox was cancelled

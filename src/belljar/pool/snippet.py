@@ -31,6 +31,12 @@ if TYPE_CHECKING:
     from belljar.pool.pool import AsyncPool
 
 
+ATTEMPTS = 3  # to run a snippet, while it has not begun
+PAUSE = 0.2  # seconds before the second, twice that before the third
+
+RunCode = Callable[[AsyncSandbox], Awaitable[Execution]]
+
+
 @dataclass(frozen=True)
 class Snippet:
     """Code for `Pool.map`, with its own inputs and options.
@@ -129,12 +135,6 @@ def _make_execution(outcome: Outcome, name: str, why: str, note: str, *, count: 
         truncated=False,
         notes=(note,),
     )
-
-
-ATTEMPTS = 3  # to run a snippet, while it has not begun
-PAUSE = 0.2  # seconds before the second, twice that before the third
-
-RunCode = Callable[[AsyncSandbox], Awaitable[Execution]]
 
 
 @dataclass(frozen=True, kw_only=True)
