@@ -102,8 +102,8 @@ TABLES = {
     "exit codes": exit_code_list,
     "errors": error_tree,
     "command line": command_line,
-    "settings": config_schema.reference,
-    "metrics": metrics.reference,
+    "settings": config_schema.make_reference,
+    "metrics": metrics.make_reference,
     "threats": threats,
 }
 

@@ -166,13 +166,13 @@ def test_files_of_dead_processes_are_told_and_swept(directory):
     file = left_by_a_dead_process(directory)
     (note,) = presence.read_stale_notes()
     assert note.path == str(file)
-    found = [each for each in orphans.find("native").leftovers if each.kind == "presence"]
+    found = [each for each in orphans.find_orphans("native").leftovers if each.kind == "presence"]
     assert [(each.name, each.owner, each.removed) for each in found] == [
         (str(file), note.owner.pid, False)
     ]
     assert file.exists()
     assert found[0].kind not in orphans.RUNNING  # a note alone is no sandbox that runs
-    orphans.collect("native")
+    orphans.collect_orphans("native")
     assert not file.exists()
 
 

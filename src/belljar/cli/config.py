@@ -53,12 +53,12 @@ def show(args: argparse.Namespace) -> int:
 
 
 def _shown(loaded: Config, key: str) -> str:
-    from belljar.config.schema import schema, show
+    from belljar.config.schema import format_value, schema
 
     value = loaded.values[key]
     if schema()[key].secret and isinstance(value, Mapping) and value:
         return ", ".join(f"{name}=(hidden)" for name in value)
-    return show(key, value)
+    return format_value(key, value)
 
 
 def _described(loaded: Config, key: str) -> dict[str, object]:

@@ -7,7 +7,7 @@ import dataclasses
 import json
 
 from belljar.cli import exit_codes
-from belljar.observe.orphans import BACKENDS, Collected, Leftover, collect
+from belljar.observe.orphans import BACKENDS, Collected, Leftover, collect_orphans
 
 SUMMARY = "remove what killed processes left behind"
 
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    collected = collect(args.backend, dry_run=args.dry_run)
+    collected = collect_orphans(args.backend, dry_run=args.dry_run)
     if args.json:
         print(json.dumps(dataclasses.asdict(collected) | {"dry_run": args.dry_run}, indent=2))
     else:

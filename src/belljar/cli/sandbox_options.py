@@ -248,7 +248,7 @@ def _remark_project_file() -> None:
     from belljar.cli import terminal
     from belljar.config import files
 
-    found = files.in_directory(Path.cwd())
+    found = files.find_project_file(Path.cwd())
     if found is not None and not os.environ.get("BELLJAR_CONFIG"):
         terminal.say(f"{found.name} is not read, it may be a stranger's: --config {found.name}")
 

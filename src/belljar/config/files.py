@@ -39,7 +39,7 @@ class Document:
 # -- finding ------------------------------------------------------------------------------------
 
 
-def find(
+def find_files(
     named: str | os.PathLike[str] | None,
     environ: Mapping[str, str],
     *,
@@ -50,7 +50,7 @@ def find(
     each, whether it was found in the current directory, and not named."""
     if user and (found := _user(environ)):
         yield found, False
-    if project and (found := in_directory(Path.cwd())):
+    if project and (found := find_project_file(Path.cwd())):
         yield found, True
     chosen = named if named is not None else environ.get("BELLJAR_CONFIG") or None
     if chosen is not None:
@@ -61,7 +61,7 @@ def find(
         yield path, False
 
 
-def in_directory(directory: Path) -> Path | None:
+def find_project_file(directory: Path) -> Path | None:
     """The file of the project, or None."""
     return _only(directory / PROJECT)
 
@@ -97,7 +97,7 @@ def _check_trusted(path: Path, descriptor: int) -> None:
 # -- reading ------------------------------------------------------------------------------------
 
 
-def read(path: Path, *, found: bool = False) -> Document:
+def read_document(path: Path, *, found: bool = False) -> Document:
     """`found`: in the current directory, and not named: no other user may write it."""
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"{path} does not end in {', '.join(SUFFIXES)}")

@@ -60,7 +60,9 @@ def load(
     values = {key: setting.default for key, setting in schema().items()}
     sources = dict.fromkeys(values, DEFAULT)
     problems = []
-    for found in _find_all(files.find(path, variables, project=project, user=user), variables):
+    for found in _find_all(
+        files.find_files(path, variables, project=project, user=user), variables
+    ):
         if found.problem is not None:
             problems.append(_describe_problem(found))
         else:
@@ -85,7 +87,7 @@ def _describe_problem(found: Found) -> str:
 
 def _find_all(paths: Iterable[tuple[Path, bool]], environ: Mapping[str, str]) -> Iterator[Found]:
     for path, found in paths:
-        document = files.read(path, found=found)
+        document = files.read_document(path, found=found)
         yield from _read_table(document, document.data, "", environ)
     yield from _read_variables(environ)
 

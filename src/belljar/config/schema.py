@@ -36,10 +36,10 @@ class Setting:
 
     @property
     def shown_default(self) -> str:
-        return show(self.key, self.default)
+        return format_value(self.key, self.default)
 
 
-def show(key: str, value: object) -> str:
+def format_value(key: str, value: object) -> str:
     """A value, nearly as a configuration file writes it."""
     section, _, name = key.rpartition(".")
     if section == "limits" and isinstance(value, int) and RULES[name].kind == "size":
@@ -120,13 +120,13 @@ def _settings() -> Iterator[Setting]:
         words = {"size": "size", "count": "count", "number": "number"}[rule.kind]
         kind = Kind(
             words=words + " or none" * rule.optional,
-            check=kinds.limit(name),
-            parse=kinds.text_or_none if rule.kind == "size" else kinds.number,
+            check=kinds.check_limit(name),
+            parse=kinds.parse_text_or_none if rule.kind == "size" else kinds.parse_number,
         )
         yield _make(f"limits.{name}", rule.default, f"{rule.meaning} ({rule.unit})", kind)
     yield from _docker()
     for name, (meaning, words) in _MANAGER.items():
-        kind = Kind(words=words, check=kinds.managed(name), parse=kinds.number)
+        kind = Kind(words=words, check=kinds.check_manager(name), parse=kinds.parse_number)
         yield _make(f"manager.{name}", getattr(ManagerSettings, name), meaning, kind)
     yield from _observe()
     for name, meaning in (
@@ -134,7 +134,7 @@ def _settings() -> Iterator[Setting]:
         ("state", "where sessions are kept"),
         ("runtime_dir", "where processes list their sandboxes, for `belljar ps`"),
     ):
-        kind = Kind(words="path", check=kinds.anything)
+        kind = Kind(words="path", check=kinds.check_anything)
         variable = f"BELLJAR_{name.upper()}"
         yield Setting(
             key=name, default=None, meaning=meaning, kind=kind, variable=variable, in_files=False
@@ -142,56 +142,68 @@ def _settings() -> Iterator[Setting]:
 
 
 def _sandbox() -> Iterator[Setting]:
-    backend = Kind(words="auto, native, docker", check=kinds.choice(_backends))
+    backend = Kind(words="auto, native, docker", check=kinds.check_choice(_backends))
     yield _make("backend", "auto", "where guests live", backend)
-    environment = Kind(words="name or table", check=kinds.environment)
+    environment = Kind(words="name or table", check=kinds.check_environment)
     yield _make("environment", "data", "the Python and the packages of the code", environment)
-    packages = Kind(words="list", check=kinds.packages, parse=split_packages)
+    packages = Kind(words="list", check=kinds.check_packages, parse=split_packages)
     yield _make("packages", (), "packages added to those of the environment", packages)
-    network = Kind(words="none, open", check=kinds.choice(_networks))
+    network = Kind(words="none, open", check=kinds.check_choice(_networks))
     yield _make("network", "none", "what the code can reach", network)
-    policy = Kind(words="preset, path or table", check=kinds.policy, parse=kinds.text_or_none)
+    policy = Kind(
+        words="preset, path or table", check=kinds.check_policy, parse=kinds.parse_text_or_none
+    )
     yield _make("policy", None, "rules that code must keep to run at all", policy)
-    strict = Kind(words="true, false or none", check=kinds.boolean(True), parse=kinds.flag)
+    strict = Kind(
+        words="true, false or none", check=kinds.check_boolean(True), parse=kinds.parse_flag
+    )
     yield _make(
         "strict",
         None,
         "refuse to start if a limit cannot be enforced; none: warn of those given",
         strict,
     )
-    noexec = Kind(words="true or false", check=kinds.boolean(False), parse=kinds.flag)
+    noexec = Kind(words="true or false", check=kinds.check_boolean(False), parse=kinds.parse_flag)
     yield _make("noexec", False, "nothing in the workspace and /tmp can be executed", noexec)
-    workdir = Kind(words="path in the sandbox", check=kinds.workdir)
+    workdir = Kind(words="path in the sandbox", check=kinds.check_workdir)
     yield _make("workdir", "/workspace", "where the workspace is, in the sandbox", workdir)
-    record = Kind(words="path", check=kinds.path, parse=kinds.text_or_none)
+    record = Kind(words="path", check=kinds.check_path, parse=kinds.parse_text_or_none)
     yield _make("record", None, "a file that what is run is appended to", record)
-    mounts = Kind(words="list of tables", check=kinds.mounts, in_variable=False)
+    mounts = Kind(words="list of tables", check=kinds.check_mounts, in_variable=False)
     yield _make("mounts", (), "files of the host that the code sees", mounts)
-    env = Kind(words="table of texts", check=kinds.texts("env"), in_variable=False)
+    env = Kind(words="table of texts", check=kinds.check_texts("env"), in_variable=False)
     yield _make("env", MappingProxyType({}), "environment variables of the code", env, secret=True)
-    metadata = Kind(words="table of texts", check=kinds.texts("metadata"), in_variable=False)
+    metadata = Kind(words="table of texts", check=kinds.check_texts("metadata"), in_variable=False)
     yield _make("metadata", MappingProxyType({}), "what to remember of a sandbox", metadata)
 
 
 def _docker() -> Iterator[Setting]:
     for name, (meaning, words) in _DOCKER.items():
-        parsers = {"devices": kinds.items, "gpus": kinds.number, "named_user": kinds.flag}
-        parse = parsers.get(name, kinds.text_or_none)
-        check = kinds.docker(name, is_path=words == "path")
+        parsers = {
+            "devices": kinds.parse_items,
+            "gpus": kinds.parse_number,
+            "named_user": kinds.parse_flag,
+        }
+        parse = parsers.get(name, kinds.parse_text_or_none)
+        check = kinds.check_docker(name, is_path=words == "path")
         kind = Kind(words=words, check=check, parse=parse)
         yield _make(f"docker.{name}", getattr(Docker, name), meaning, kind)
 
 
 def _observe() -> Iterator[Setting]:
-    optional_path = Kind(words="path", check=kinds.path, parse=kinds.text_or_none)
-    switch = Kind(words="true or false", check=kinds.boolean(False), parse=kinds.flag)
-    seconds = Kind(words="seconds", check=kinds.interval(False), parse=kinds.number)
-    code = Kind(words="hash, full", check=kinds.choice(lambda: ("hash", "full")))
-    size = Kind(words="size or none", check=kinds.size, parse=kinds.text_or_none)
-    port = Kind(words="port or none", check=kinds.port, parse=kinds.number)
-    maybe_seconds = Kind(words="seconds or none", check=kinds.interval(True), parse=kinds.number)
-    maybe = Kind(words="true, false or none", check=kinds.boolean(True), parse=kinds.flag)
-    text = Kind(words="text", check=kinds.text)
+    optional_path = Kind(words="path", check=kinds.check_path, parse=kinds.parse_text_or_none)
+    switch = Kind(words="true or false", check=kinds.check_boolean(False), parse=kinds.parse_flag)
+    seconds = Kind(words="seconds", check=kinds.check_interval(False), parse=kinds.parse_number)
+    code = Kind(words="hash, full", check=kinds.check_choice(lambda: ("hash", "full")))
+    size = Kind(words="size or none", check=kinds.check_size, parse=kinds.parse_text_or_none)
+    port = Kind(words="port or none", check=kinds.check_port, parse=kinds.parse_number)
+    maybe_seconds = Kind(
+        words="seconds or none", check=kinds.check_interval(True), parse=kinds.parse_number
+    )
+    maybe = Kind(
+        words="true, false or none", check=kinds.check_boolean(True), parse=kinds.parse_flag
+    )
+    text = Kind(words="text", check=kinds.check_text)
     table: list[tuple[str, object, str, Kind]] = [
         ("audit", None, "a file that the audit log is appended to", optional_path),
         ("audit_code", "hash", "keep of the code in it: its hash, or all of it", code),
@@ -209,7 +221,7 @@ def _observe() -> Iterator[Setting]:
         yield _make(f"observe.{name}", initial, meaning, kind)
     for name, meaning in _ALERTS.items():
         words = "number or none" if name in ("memory", "cpu", "orphans") else "number"
-        kind = Kind(words=words, check=kinds.alert(name), parse=kinds.number)
+        kind = Kind(words=words, check=kinds.check_alert(name), parse=kinds.parse_number)
         yield _make(f"observe.alerts.{name}", getattr(Rules, name), meaning, kind)
 
 
@@ -247,7 +259,7 @@ _TITLES = {
 }
 
 
-def reference() -> str:
+def make_reference() -> str:
     """The reference of the documentation: a heading and a table for each section, in Markdown."""
     parts = []
     for section, title in _TITLES.items():

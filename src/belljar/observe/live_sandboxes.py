@@ -25,7 +25,7 @@ from belljar.backends.native.watchdog import Watchdog
 from belljar.errors import SandboxError
 from belljar.observe import presence, presence_file
 from belljar.observe.presence_file import Note
-from belljar.observe.sampling import percent
+from belljar.observe.sampling import compute_percent
 
 State = Literal["busy", "idle", "ended", "orphan", "unknown"]
 TIMEOUT = 5.0  # seconds, for an engine
@@ -119,7 +119,7 @@ class LiveSandboxes:
             hidden = note.pid is None or note.stale is None
             return LiveSandbox(note=note, state="unknown" if hidden else "ended", age=age)
         now = time.monotonic(), reading.cpu
-        share = percent(self._moments.get(note.id), now)
+        share = compute_percent(self._moments.get(note.id), now)
         self._moments[note.id] = now
         return LiveSandbox(
             note=note,

@@ -97,13 +97,13 @@ METRICS = (
 BY_NAME = {metric.name: metric for metric in METRICS}
 
 
-def known_errors() -> frozenset[str]:
+def find_error_names() -> frozenset[str]:
     """The names of Belljar's exceptions; other errors are counted as "other"."""
     found = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type)}
     return frozenset(name for name, kind in found.items() if issubclass(kind, SandboxError))
 
 
-def reference() -> str:
+def make_reference() -> str:
     """The table of the reference page, in Markdown."""
     rows = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
     for metric in METRICS:
@@ -136,7 +136,7 @@ class Metrics:
                 self._made[metric.name] = make(
                     metric.name, metric.meaning, metric.labels, registry=self.registry
                 )
-        self._errors = known_errors()
+        self._errors = find_error_names()
         self._values: dict[tuple[str, str], set[str]] = {}
         self._lock = threading.Lock()
         self._sources: dict[str, Source] = {}

@@ -44,17 +44,17 @@ class Collected:
     skipped: dict[str, str]  # backends that were not searched, and why
 
 
-def find(backend: str = "all") -> Collected:
+def find_orphans(backend: str = "all") -> Collected:
     """The orphans now; nothing is removed. Blocks; asks the container engine, if there is one."""
-    return collect(backend, dry_run=True)
+    return collect_orphans(backend, dry_run=True)
 
 
-def count(backend: str = "all") -> int:
+def count_orphans(backend: str = "all") -> int:
     """How many sandboxes and builds have lost their owner."""
-    return sum(each.kind in RUNNING for each in find(backend).leftovers)
+    return sum(each.kind in RUNNING for each in find_orphans(backend).leftovers)
 
 
-def collect(backend: str = "all", *, dry_run: bool = False) -> Collected:
+def collect_orphans(backend: str = "all", *, dry_run: bool = False) -> Collected:
     """Remove the orphans, or only find them. With `all`, a missing backend is in `skipped`."""
     if backend not in BACKENDS:
         raise unknown_option("backend", backend, BACKENDS)

@@ -62,12 +62,12 @@ class Sample:
         return None if self.cpu_percent is None else self.cpu_percent / 100 / self.cpus
 
 
-def percent(
+def compute_percent(
     before: tuple[float, float | None] | None, now: tuple[float, float | None]
 ) -> float | None:
     """CPU in percent of one processor, from two pairs of time and seconds used.
 
-    >>> percent((10.0, 1.0), (12.0, 2.0))
+    >>> compute_percent((10.0, 1.0), (12.0, 2.0))
     50.0
     """
     if before is None or before[1] is None or now[1] is None:
@@ -170,7 +170,7 @@ class Monitor:
             for id, sample in found.items():
                 # The wall clock may be set back; the monotonic clock measures the difference.
                 now = time.monotonic(), sample.cpu
-                share = percent(self._moments.get(id), now)
+                share = compute_percent(self._moments.get(id), now)
                 found[id] = replace(sample, cpu_percent=share)
                 self._moments[id] = now
                 self._rings.setdefault(id, deque(maxlen=self._keep)).append(found[id])

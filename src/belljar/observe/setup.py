@@ -202,7 +202,9 @@ class _OrphanWatch:
                 return
 
     def _look(self) -> None:
-        counted = [each for each in orphans.find().leftovers if each.kind in orphans.RUNNING]
+        counted = [
+            each for each in orphans.find_orphans().leftovers if each.kind in orphans.RUNNING
+        ]
         self._found = {
             (backend,): float(sum(each.backend == backend for each in counted))
             for backend in ("native", "docker")

@@ -93,7 +93,7 @@ class OwnSandboxes:
             if any(known_as(sandbox) == container_id for sandbox in events.live()):
                 return False  # it is in use
             raise Missing(container_id)
-        swept = orphans.collect(known[container_id]["backend"])
+        swept = orphans.collect_orphans(known[container_id]["backend"])
         problems = [
             each.problem for each in swept.leftovers if container_id in (each.id, each.name)
         ]

@@ -9,7 +9,9 @@ from belljar.observe import orphans
 
 def find() -> list[dict[str, Any]]:
     """What still holds processes or a container, and whose owner is known to be dead."""
-    return [_entry(each) for each in orphans.find().leftovers if each.kind in orphans.RUNNING]
+    return [
+        _entry(each) for each in orphans.find_orphans().leftovers if each.kind in orphans.RUNNING
+    ]
 
 
 def _entry(each: orphans.Leftover) -> dict[str, Any]:
