@@ -40,7 +40,7 @@ def add_commands(parser: argparse.ArgumentParser) -> dict[str, argparse.Argument
 def show(args: argparse.Namespace) -> int:
     from belljar import config
     from belljar.cli import terminal
-    from belljar.config.config import DEFAULT
+    from belljar.config.loading import DEFAULT
 
     loaded = config.load(args.config)
     keys = [key for key in loaded.values if not args.changed or loaded.sources[key] != DEFAULT]
@@ -93,7 +93,7 @@ def _plain(value: object) -> object:
 def check(args: argparse.Namespace) -> int:
     from belljar import config
     from belljar.cli import terminal
-    from belljar.config.config import DEFAULT
+    from belljar.config.loading import DEFAULT
 
     others = args.file is None
     loaded = config.load(args.file, project=others, user=others)

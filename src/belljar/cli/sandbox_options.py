@@ -246,9 +246,9 @@ def watching(args: argparse.Namespace) -> Iterator[None]:
 def _remark_project_file() -> None:
     """It is what `belljar config show` shows, and a program reads; so its absence is said."""
     from belljar.cli import terminal
-    from belljar.config import files
+    from belljar.config import config_files
 
-    found = files.find_project_file(Path.cwd())
+    found = config_files.find_project_file(Path.cwd())
     if found is not None and not os.environ.get("BELLJAR_CONFIG"):
         terminal.say(f"{found.name} is not read, it may be a stranger's: --config {found.name}")
 

@@ -1,7 +1,7 @@
 """Kinds of values: how a value is read from text, and how it is checked.
 
-The checks are those of Sandbox, Limits, Docker, the manager and the observers. These are imported
-when a check runs: most configurations use few of them.
+The checks are those of Sandbox, Limits, Docker, the manager and the observers. Modules that load
+the engine are imported when a check runs.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from belljar.backends.docker.settings import Docker
 from belljar.errors import InvalidOption, unknown_option
 from belljar.limits import RULES, parse_size
+from belljar.observe.alerts import Rules
+from belljar.pool.settings import check_count, check_seconds
 
 # Checks take the value and the directory that relative paths in it start from.
 Check = Callable[[object, Path], object]
@@ -105,8 +108,6 @@ def check_limit(name: str) -> Check:
 
 def check_docker(name: str, *, is_path: bool) -> Check:
     def check(value: object, base: Path) -> object:
-        from belljar.backends.docker.settings import Docker
-
         given = check_path(value, base) if is_path else value
         return getattr(Docker(**{name: given}), name)  # type: ignore[arg-type]
 
@@ -179,13 +180,11 @@ def check_workdir(value: object, base: Path) -> object:
 
 def check_manager(name: str) -> Check:
     def check(value: object, base: Path) -> object:
-        from belljar.pool import settings
-
         if name in ("max_sandboxes", "max_per_owner"):
             if not (name == "max_per_owner" and value is None):
-                settings.check_count(name, value)
+                check_count(name, value)
         elif name == "cleanup_interval" or value is not None:
-            settings.check_seconds(name, value)
+            check_seconds(name, value)
         return value
 
     return check
@@ -193,8 +192,6 @@ def check_manager(name: str) -> Check:
 
 def check_alert(name: str) -> Check:
     def check(value: object, base: Path) -> object:
-        from belljar.observe.alerts import Rules
-
         return getattr(Rules(**{name: value}), name)  # type: ignore[arg-type]
 
     return check
@@ -208,10 +205,8 @@ def check_port(value: object, base: Path) -> object:
 
 def check_interval(optional: bool) -> Check:
     def check(value: object, base: Path) -> object:
-        from belljar.pool import settings
-
         if not (optional and value is None):
-            settings.check_seconds("it", value)
+            check_seconds("it", value)
         return value
 
     return check

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from belljar.compat.executor import docker_config
-from belljar.config import files
-from belljar.config.files import ConfigError
+from belljar.config import config_files
+from belljar.config.config_files import ConfigError
 from belljar.errors import InvalidOption, SandboxError, unknown_option
 
 log = logging.getLogger(__name__)
@@ -44,12 +44,12 @@ def read(
         )
     try:
         with file.open("rb") as opened:
-            raw = opened.read(files.MAX_SIZE + 1)
+            raw = opened.read(config_files.MAX_SIZE + 1)
         text = raw.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"Failed to read config file {file}: {error}") from None
-    if len(raw) > files.MAX_SIZE:
-        raise ValueError(f"Config file {file} has more than {files.MAX_SIZE} bytes")
+    if len(raw) > config_files.MAX_SIZE:
+        raise ValueError(f"Config file {file} has more than {config_files.MAX_SIZE} bytes")
     return parse(text, file, environ)
 
 
@@ -73,7 +73,7 @@ def parse(text: str, source: Path, environ: Mapping[str, str]) -> dict[str, Any]
     if importlib.util.find_spec("yaml") is None:
         raise RuntimeError("YAML files need PyYAML. Install with: pip install pyyaml")
     try:
-        data, _ = files.parse_yaml(source, text)
+        data, _ = config_files.parse_yaml(source, text)
     except ConfigError as error:
         raise ValueError(f"Failed to parse YAML from {error}") from None
     try:
@@ -126,7 +126,7 @@ def _substituted(key: str, value: Any, environ: Mapping[str, str]) -> Any:
     """A text with its variables replaced; for an option that is no text, what that text means."""
     if not isinstance(value, str) or "${" not in value:
         return value
-    text = files.substitute(value, environ)
+    text = config_files.substitute(value, environ)
     if key in _NUMBERS:
         return _number(text)
     flags = {"true": True, "false": False}
