@@ -8,6 +8,7 @@ consistent state.
 from __future__ import annotations
 
 import time
+import uuid
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from types import MappingProxyType
 import anyio
 
 from belljar.errors import ManagerFull, NameTaken, QuotaExceeded, SandboxError, SandboxMissing
-from belljar.pool.settings import ManagerSettings, check_name, new_name
+from belljar.pool.settings import ManagerSettings, check_name
 from belljar.pool.stats import ManagerStats
 from belljar.sandbox.sandbox import AsyncSandbox
 
@@ -175,7 +176,7 @@ class Table:
 
     def reserve(self, name: str | None, owner: str | None, *, may_wait: bool) -> Entry:
         """Take the name (None: a new one), and admit the entry or queue it. Raises the refusal."""
-        name = new_name() if name is None else check_name("name", name)
+        name = f"sandbox-{uuid.uuid4().hex[:16]}" if name is None else check_name("name", name)
         if owner is not None:
             check_name("owner", owner)
         if name in self.named:

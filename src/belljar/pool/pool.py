@@ -22,7 +22,7 @@ from belljar.pool import settings, snippet
 from belljar.pool.guests import Guests, pool_closed
 from belljar.pool.loop_binding import LoopBinding, repeat, spawn
 from belljar.pool.map import AsyncMap, Codes, MapRun, OnProgress
-from belljar.pool.pooled_sandbox import Acquisition, PooledSandbox, check_warmup_code
+from belljar.pool.pooled_sandbox import Acquisition, PooledSandbox
 from belljar.pool.snippet import Snippet
 from belljar.pool.stats import PoolStats
 from belljar.results.execution import Execution
@@ -61,12 +61,14 @@ class AsyncPool:
         after `max_age` seconds (None: never). `rehearsal` is code that a guest runs ahead, so that
         the first cell is quick (None: what suits its packages; "": no code). `options` are those of
         every sandbox."""
+        if rehearsal is not None and not isinstance(rehearsal, str):
+            raise InvalidOption(f"rehearsal is code as a str, not {type(rehearsal).__name__}")
         rules = settings.make_rules(min_ready, max_total, max_age)
         self._kinds = settings.Kinds(options, settings.keyword_names(AsyncPool.__init__))
         self._binding = LoopBinding()
         self._checker: anyio.CancelScope | None = None
         self._closing: anyio.Event | None = None
-        self._guests = Guests(rules, self._binding, check_warmup_code(rehearsal))
+        self._guests = Guests(rules, self._binding, rehearsal)
 
     async def __aenter__(self) -> Self:
         self._open()

@@ -15,7 +15,7 @@ import anyio
 
 from belljar.backends.base import Backend, Guest, GuestSpec
 from belljar.environment.environment import Environment
-from belljar.errors import GuestLost, InvalidOption, SandboxError, StartError
+from belljar.errors import GuestLost, SandboxError, StartError
 from belljar.protocol import wire
 from belljar.sandbox.channel import Channel
 from belljar.sandbox.run import Run, parse_error
@@ -112,12 +112,6 @@ else:
     frame = pandas.DataFrame({"a": [1, 2], "b": ["x", "y"]})
     repr(frame), frame["a"].sum()
 """
-
-
-def check_warmup_code(given: object) -> str | None:
-    if given is not None and not isinstance(given, str):
-        raise InvalidOption(f"rehearsal is code as a str, not {type(given).__name__}")
-    return given
 
 
 def choose_warmup_code(environment: Environment, given: str | None) -> str:

@@ -10,7 +10,6 @@ import functools
 import inspect
 import math
 import os
-import uuid
 from collections.abc import AsyncIterable, Awaitable, Callable, Hashable, Iterable, Mapping, Sized
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -184,10 +183,6 @@ def merge_options(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict
             **{name: getattr(wanted, name) for name in wanted.explicit}
         )
     return merged
-
-
-def new_name() -> str:
-    return f"sandbox-{uuid.uuid4().hex[:16]}"
 
 
 def check_name(what: str, given: str) -> str:
