@@ -52,7 +52,7 @@ class AsyncSandboxManager:
     ) -> None:
         """Times are in seconds, None: no limit. `factory` is an async function that makes a sandbox
         from options; `defaults` are the options of every sandbox."""
-        self._settings = ManagerSettings(
+        settings = ManagerSettings(
             max_sandboxes=max_sandboxes,
             idle_timeout=idle_timeout,
             cleanup_interval=cleanup_interval,
@@ -62,7 +62,7 @@ class AsyncSandboxManager:
             defaults=defaults,
         )
         self._binding = LoopBinding("manager", "SandboxManager", ManagerClosed, os.getpid())
-        self._table = Table(self._settings)
+        self._table = Table(settings)
         self._sweeper: anyio.CancelScope | None = None
         self._closing: anyio.Event | None = None  # set when close() is done
         self._troubles: list[str] = []  # of sandboxes that close() closed
@@ -186,8 +186,8 @@ class AsyncSandboxManager:
         self._check_usable()
         found = decide(
             [entry.observe() for entry in self._table.there],
-            idle_timeout=self._settings.idle_timeout,
-            lifetime=self._settings.lifetime,
+            idle_timeout=self._table.settings.idle_timeout,
+            lifetime=self._table.settings.lifetime,
         )
         swept = [self._table.named[name] for name in found]
         for entry, reason in zip(swept, found.values(), strict=True):
@@ -264,7 +264,7 @@ class AsyncSandboxManager:
         if self._sweeper is None:
             self._sweeper = anyio.CancelScope()
             # A weak reference: the sweeper must not keep a dropped manager alive.
-            sweep, every = weakref.WeakMethod(self.sweep), self._settings.cleanup_interval
+            sweep, every = weakref.WeakMethod(self.sweep), self._table.settings.cleanup_interval
             repeat(sweep, "sweeping sandboxes", every=every, scope=self._sweeper)
         return entry
 
@@ -305,7 +305,7 @@ class AsyncSandboxManager:
             raise refusal
 
     async def _build(self, entry: Entry, given: Mapping[str, Any]) -> AsyncSandbox:
-        settings = self._settings
+        settings = self._table.settings
         if settings.factory is not None:
             return await settings.factory(**{**settings.defaults, **given})
         options = merge_options(settings.defaults, given)

@@ -136,8 +136,8 @@ class Entry:
 
 
 class Table:
-    def __init__(self, limits: ManagerSettings) -> None:
-        self.limits = limits
+    def __init__(self, settings: ManagerSettings) -> None:
+        self.settings = settings
         self.named: dict[str, Entry] = {}
         self.queue: list[Entry] = []
         self.ending: set[Entry] = set()
@@ -161,15 +161,15 @@ class Table:
 
     def refusal(self, owner: str | None) -> ManagerFull | None:
         """Why no sandbox of this owner can be admitted now; None: it can."""
-        most = self.limits.max_per_owner
+        most = self.settings.max_per_owner
         if most is not None and owner is not None and self.by_owner()[owner] >= most:
             return QuotaExceeded(
                 f"maximum number of sandboxes ({most}) of {owner!r} reached",
                 hint="delete one, wait with wait=, or raise max_per_owner",
             )
-        if self.taken >= self.limits.max_sandboxes:
+        if self.taken >= self.settings.max_sandboxes:
             return ManagerFull(
-                f"maximum number of sandboxes ({self.limits.max_sandboxes}) reached",
+                f"maximum number of sandboxes ({self.settings.max_sandboxes}) reached",
                 hint="delete one, wait with wait=, or raise max_sandboxes",
             )
         return None
@@ -236,7 +236,7 @@ class Table:
                 entry.operations for entry in (*self.named.values(), *self.ending)
             ),
             by_owner=MappingProxyType(dict(self.by_owner())),
-            **{name: getattr(self.limits, name) for name in LIMITS},
+            **{name: getattr(self.settings, name) for name in LIMITS},
             is_shutting_down=is_shutting_down,
             **{name: self.counts[name] for name in COUNTED},
         )
