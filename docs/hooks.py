@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from belljar import cli, errors
 from belljar.cli import exit_codes
-from belljar.config import schema as config_schema
+from belljar.config.schema import make_reference as make_settings_reference
 from belljar.conformance import mechanisms, rows
 from belljar.limits import RULES, format_size
 from belljar.observe import metrics
@@ -102,7 +102,7 @@ TABLES = {
     "exit codes": exit_code_list,
     "errors": error_tree,
     "command line": command_line,
-    "settings": config_schema.make_reference,
+    "settings": make_settings_reference,
     "metrics": metrics.make_reference,
     "threats": threats,
 }
