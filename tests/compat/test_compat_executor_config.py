@@ -260,9 +260,9 @@ def test_a_file_of_another_user_that_nobody_named_is_refused(tmp_path, monkeypat
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "docker_config.yaml").write_text("docker: {enabled: false}")
     os.chown(tmp_path / whose, 12345, 12345)
-    with pytest.raises(ValueError, match="somebody else\n  hint: if it is meant, name it"):
+    with pytest.raises(ValueError, match="or may write to it\n  hint: if you trust it, name it"):
         DockerConfig.from_yaml()
-    with pytest.raises(ValueError, match="somebody else"):
+    with pytest.raises(ValueError, match="another user owns"):
         DockerExecutor()
     assert DockerConfig.from_yaml("config/docker_config.yaml").enabled is False
 
@@ -273,7 +273,7 @@ def test_a_file_that_others_can_write_and_nobody_named_is_refused(tmp_path, monk
     file = tmp_path / "config" / "docker_config.yaml"
     file.write_text("docker: {cpu_limit: 1}")
     file.chmod(0o666)
-    with pytest.raises(ValueError, match="somebody else"):
+    with pytest.raises(ValueError, match="another user owns"):
         DockerConfig.from_yaml()
     file.chmod(0o644)
     assert DockerConfig.from_yaml().cpu_limit == 1
