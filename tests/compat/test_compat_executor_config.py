@@ -232,7 +232,7 @@ def test_a_mistake_in_the_file_is_named_with_the_nearest_key(load, text, said):
 
 def test_a_bomb_of_aliases_is_refused_unread(load):
     layers = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
-    with pytest.raises(ValueError, match=r"docker_config\.yaml:2: aliases \(\*a0\) are not taken"):
+    with pytest.raises(ValueError, match=r"config\.yaml:2: aliases \(\*a0\) are not allowed"):
         load("\n".join(["a0: &a0 [x, x, x]", *layers]))
 
 

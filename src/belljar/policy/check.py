@@ -1,4 +1,4 @@
-"""One check from text to Report. Whatever goes wrong on the way denies, and says so."""
+"""One check from text to Report. A check that fails denies the code, with a finding."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from belljar.policy.analyser import Analyser
 from belljar.policy.catalogue import catalogue
 from belljar.policy.report import Finding, Report, Verdict, verdict_of
 from belljar.policy.rules import RULES, SEVERITIES
-from belljar.policy.scopes import Exceeded, survey
+from belljar.policy.scopes import survey
 from belljar.policy.source import Problem
+from belljar.policy.values import Exceeded
 
 if TYPE_CHECKING:
     from belljar.policy.policy import Policy
 
-_MOST = 200  # findings of each severity; more say nothing new
+_MOST = 200  # findings of each severity
 _WIDEST = 240  # characters of a snippet
-_DEEPEST = 3  # code in a text in a text
+_DEEPEST = 3  # levels of code in a string
 
 
 def check(policy: Policy, code: str) -> Report:
@@ -30,10 +31,10 @@ def check(policy: Policy, code: str) -> Report:
     except Exceeded as error:
         collected.add(error.rule, error.told, *_range(error.node))
     except RecursionError:
-        collected.add("BJ003", "more than the check can follow")
+        collected.add("BJ003", "more levels than the check can follow")
     except MemoryError:
-        collected.add("BJ002", "more than there is memory for")
-    except Exception as error:  # a check that fails must not let anything through
+        collected.add("BJ002", "not enough memory")
+    except Exception as error:  # a failed check must not allow anything
         collected.add("BJ006", f"{type(error).__name__}: {error}"[:200])
     return collected.report(time.perf_counter() - began)
 
@@ -60,7 +61,7 @@ def _read(
     place: ast.AST | None,
     level: int,
 ) -> None:
-    """The code, or code in a text of it: then `place` is where its findings are shown."""
+    """Check the code, or code in a string of it: then `place` is where its findings are shown."""
     tree = source.parse(code)
     if isinstance(tree, Problem):
         if place is None:
@@ -133,7 +134,7 @@ class _Findings:
 
     def _line(self, number: int) -> str:
         if self._lines is None:
-            # Of a text that is too large only the beginning is looked at.
+            # Only the beginning of a text that is too large.
             self._lines = source.lines(self._code[: 2 * self._policy.document.limits.bytes])
         text = self._lines[number - 1] if number <= len(self._lines) else ""
         return text if len(text) <= _WIDEST else f"{text[:_WIDEST]}…"

@@ -1,7 +1,6 @@
-"""Constants that code puts together: worked out here, by operations that cannot do anything else.
+"""Computes constants that code builds from others, without running any of its code.
 
-Nothing of the code is run. Each operation is one of a short list, on texts, bytes and small
-numbers, and what comes out is capped.
+Each operation is one of a short list, on texts, bytes and small numbers, and its result is capped.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ import urllib.parse
 from collections.abc import Callable, Sequence
 from typing import Any
 
-LONGEST = 100_000  # characters, bytes or digits' worth of a constant; an element counts as ten
-ALL = 5_000_000  # of all constants of a check
+LONGEST = 100_000  # characters or bytes of a constant; an element counts as ten
+ALL = 5_000_000  # of all constants of a check together
 _PLAIN = (str, bytes, int, float, bool, type(None))
 
 Plain = str | bytes | int | float | bool | None
 
 
 class CannotFold(Exception):
-    """It is not a constant, or not one that is worth it."""
+    """It is not a constant, or too large."""
 
 
 class _Room(threading.local):
-    """What one check may still put together: each single constant is capped, and all of them."""
+    """The budget of one check for all its constants."""
 
     left = ALL
 
@@ -37,7 +36,7 @@ _room = _Room()
 
 
 def begin() -> None:
-    """Called when a check begins."""
+    """Reset the budget. Called when a check begins."""
     _room.left = ALL
 
 
@@ -48,8 +47,8 @@ def _spend(size: int) -> None:
 
 
 def _checked(value: object) -> Any:
-    """The value, if it is one that is worth it. What a list holds in all counts, not only its own
-    length: a few characters of code make lists of lists of any size."""
+    """The value, if it is small enough. All elements of nested lists count: a few characters of
+    code make lists of lists of any size."""
     size, todo = 0, [value]
     while todo:
         each = todo.pop()
@@ -70,7 +69,7 @@ def _checked(value: object) -> Any:
 
 
 def _lists(value: Any) -> Any:
-    """Tuples as lists; the size is known to be small. No deeper than code is."""
+    """Tuples as lists; the size has been checked. No deeper than code is."""
     return [_lists(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 

@@ -1,9 +1,8 @@
 """What an expression may stand for: a dotted name, a constant, a literal container, or unknown.
 
-One function for each kind of expression, each calling the others, so they stay together. Names are
-followed through imports, assignments, defaults, loops over literals and containers. If a name has
-several bindings it may stand for each of them. `None` among the values says that it may also be
-something that cannot be told by reading.
+One method for each kind of expression. Names are followed through imports, assignments, defaults,
+loops over literals and containers. A name with several bindings may stand for each of them. `None`
+among the values means that it may also be something that the text does not show.
 """
 
 from __future__ import annotations
@@ -14,11 +13,24 @@ import posixpath
 import time
 from typing import Any
 
-from belljar.policy import fold, items
+from belljar.policy import fold
 from belljar.policy.catalogue import Catalogue
 from belljar.policy.fold import CannotFold
-from belljar.policy.scopes import Binding, Exceeded, Scope
-from belljar.policy.values import UNKNOWN, Const, Literal, Ref, Value, Values, first_argument
+from belljar.policy.values import (
+    CALLS,
+    UNKNOWN,
+    Binding,
+    Const,
+    Exceeded,
+    Literal,
+    Ref,
+    Scope,
+    Value,
+    Values,
+    get_any_item,
+    get_item,
+    namespace_variable,
+)
 
 _BUILTINS = frozenset(dir(builtins)) - {"__doc__", "__name__", "__package__"} | {"__builtins__"}
 _NAMESPACES = ("builtins.globals", "builtins.locals", "builtins.vars")
@@ -42,7 +54,7 @@ class Resolver:
             return UNKNOWN
         self.steps += 1
         if not self.steps & 0x3FF and time.thread_time() > self.deadline:
-            raise Exceeded("BJ005", "what its names stand for takes too long to follow", node)
+            raise Exceeded("BJ005", "its names take too long to follow", node)
         self.depth += 1
         try:
             found: Values = handler(self, node, scope, order)
@@ -51,7 +63,7 @@ class Resolver:
         return found if len(found) <= _MOST else _fewer(found)
 
     def constant(self, node: ast.expr, scope: Scope, order: int) -> Any:
-        """The constant it is; CannotFold if it is none, or one of several."""
+        """The constant value; raises CannotFold unless there is exactly one."""
         found = self.values(node, scope, order)
         if len(found) == 1:
             if isinstance(found[0], Const):
@@ -73,7 +85,7 @@ class Resolver:
 
     def lookup(self, name: str, scope: Scope, order: int) -> Values:
         bindings, free = self.bindings_of(name, scope, order)
-        key = (name, scope, free)  # not its id(): those of comprehensions come and go
+        key = (name, scope, free)  # not id(scope): ids of comprehensions are reused
         if key in self.looked_up:
             return self.looked_up[key]
         distinct: dict[object, Value] = {}
@@ -88,15 +100,15 @@ class Resolver:
             elif self.module.stars and not bindings:
                 found += [Ref(f"{module}.{name}") for module in self.module.stars]
             elif not bindings:
-                # Nobody here binds it: an earlier cell may have imported what the name says.
+                # The code does not bind it: an earlier cell may have imported that module.
                 module = self.catalogue.usual.get(name)
                 found.append(None if module is None else Ref(module))
-        if not self.following:  # what a cycle cut short is not the whole answer
+        if not self.following:  # inside of a cycle the answer may be incomplete
             self.looked_up[key] = tuple(found)
         return tuple(found)
 
     def bindings_of(self, name: str, scope: Scope, order: int) -> tuple[list[Binding], bool]:
-        """Those that may be meant, and whether it may also be a builtin."""
+        """The bindings that the name may refer to, and whether it may also be a builtin."""
         found: list[Binding] = []
         current: Scope | None = scope
         while current is not None:
@@ -115,8 +127,7 @@ class Resolver:
                 found += here
                 if current.kind in ("function", "comprehension"):
                     return found, False
-                # At the top and in classes a name is the builtin until it is bound, and again
-                # after `del`.
+                # In modules and classes a name is the builtin until it is bound, and after `del`.
                 if name not in current.deleted and any(
                     each.sure and each.order < order for each in here
                 ):
@@ -132,7 +143,7 @@ class Resolver:
             return binding.values
         if binding.expression is None:
             return UNKNOWN
-        # For the time being, in case it leads back to itself: `open = open`.
+        # A preliminary value, in case it refers to itself: `open = open`.
         binding.values = (Ref(f"builtins.{name}"),) if name in _BUILTINS else UNKNOWN
         self.following += 1
         try:
@@ -143,7 +154,7 @@ class Resolver:
         return binding.values
 
     def imported(self, dotted: str) -> str:
-        """`from random import _os` is os."""
+        """The module behind a dotted name: `from random import _os` is os."""
         module, _, last = dotted.rpartition(".")
         power = self.catalogue.power(module, last) if module and module[0] != "." else None
         return power or self.catalogue.canonical(dotted)
@@ -174,7 +185,7 @@ class Resolver:
             if "(" not in base.path and (power := known.power(base.path, name)):
                 return Ref(power)
             if name == "__self__" and base.path.startswith("builtins."):
-                return Ref("builtins")  # what print and the like are bound to
+                return Ref("builtins")  # print.__self__ is the module
             if base.path in ("builtins", "builtins.__dict__"):
                 return Ref(known.canonical(f"builtins.{name}"))
             if "(" in base.path and name.strip("_") in known.guessed:
@@ -187,8 +198,8 @@ class Resolver:
         return None
 
     def variable(self, node: ast.expr, scope: Scope, order: int) -> Values | None:
-        """The values of `locals()["x"]`, `globals().get("x", default)`; None if it is no such."""
-        found = items.variable(node)
+        """The values of `locals()["x"]`, `globals().get("x", default)`; None for others."""
+        found = namespace_variable(node)
         if found is None:
             return None
         call, name = found
@@ -208,8 +219,8 @@ class Resolver:
         try:
             index = self._index(node.slice, scope, order)
         except CannotFold:
-            return tuple(each for base in bases for each in items.any_item(self, base))
-        return tuple(each for base in bases for each in items.item(self, base, index))
+            return tuple(each for base in bases for each in get_any_item(self, base))
+        return tuple(each for base in bases for each in get_item(self, base, index))
 
     def _index(self, node: ast.expr, scope: Scope, order: int) -> Any:
         if isinstance(node, ast.Slice):
@@ -242,11 +253,11 @@ class Resolver:
             return None
         try:
             value = self.constant(function.value, scope, order)
-            return Const(fold.method(value, function.attr, self._arguments(node, scope, order)))
+            return Const(fold.method(value, function.attr, self.arguments(node, scope, order)))
         except CannotFold:
             return None
 
-    def _arguments(self, node: ast.Call, scope: Scope, order: int) -> list[Any]:
+    def arguments(self, node: ast.Call, scope: Scope, order: int) -> list[Any]:
         return [self.series(each, scope, order) for each in node.args]
 
     def series(self, node: ast.expr, scope: Scope, order: int) -> Any:
@@ -290,60 +301,14 @@ class Resolver:
         path = function.path
         if path in fold.FOLDING and node.args and not node.keywords:
             try:
-                return (Const(fold.call(path, self._arguments(node, scope, order))),)
+                return (Const(fold.call(path, self.arguments(node, scope, order))),)
             except CannotFold:
                 return (Ref(f"{path}()"),)
-        special = _CALLS.get(path)
+        special = CALLS.get(path)
         if special is not None:
             made: Values = special(self, path, node, scope, order)
             return made
         return (Ref(self.catalogue.canonical(f"{path}()"), function.text),)
-
-    def got(self, path: str, node: ast.Call, scope: Scope, order: int) -> Values:
-        """getattr(object, "name")"""
-        if len(node.args) < 2:
-            return UNKNOWN
-        bases = self.values(node.args[0], scope, order)
-        names = self.values(node.args[1], scope, order)
-        return tuple(
-            self.attribute_of(base, name.value)
-            if isinstance(name, Const) and isinstance(name.value, str)
-            else None
-            for base in bases
-            for name in names
-        )
-
-    def module_by_call(self, path: str, node: ast.Call, scope: Scope, order: int) -> Values:
-        """__import__("os"), importlib.import_module("os")"""
-        argument = first_argument(node, "name")
-        if argument is None:
-            return UNKNOWN
-        found: list[Value] = []
-        for value in self.values(argument, scope, order):
-            if isinstance(value, Const) and isinstance(value.value, str):
-                name = value.value
-                whole = path != "builtins.__import__" or len(node.args) > 3 or node.keywords
-                found.append(Ref(self.imported(name if whole else name.partition(".")[0])))
-            else:
-                found.append(None)
-        return tuple(found)
-
-    def variables(self, path: str, node: ast.Call, scope: Scope, order: int) -> Values:
-        """vars(os) is os.__dict__"""
-        if not node.args:
-            return (Ref("builtins.vars()"),)
-        return tuple(
-            Ref(f"{base.path}.__dict__") if isinstance(base, Ref) else Ref("?.__dict__")
-            for base in self.values(node.args[0], scope, order)
-        )
-
-    def path_object(self, path: str, node: ast.Call, scope: Scope, order: int) -> Values:
-        try:
-            parts = self._arguments(node, scope, order)
-            text = posixpath.join(*parts) if parts else "."
-        except (CannotFold, TypeError):
-            return (Ref("pathlib.Path()"),)
-        return (Ref("pathlib.Path()", text),)
 
     # -- operators --------------------------------------------------------------------------
 
@@ -416,7 +381,7 @@ class Resolver:
 
 
 def _fewer(found: Values) -> Values:
-    """What has a name is kept before anything else; and there was more."""
+    """The first values, named ones before others, and unknown for the rest."""
     named = [value for value in found if isinstance(value, Ref)]
     others = [value for value in found if value is not None and not isinstance(value, Ref)]
     return (*named[: 4 * _MOST], *others[:_MOST], None)
@@ -439,17 +404,4 @@ _BY_KIND: dict[type[ast.expr], Any] = {
     ast.Set: Resolver.literal,
     ast.Dict: Resolver.literal,
     ast.Constant: Resolver.plain,
-}
-
-_CALLS: dict[str, Any] = {
-    "builtins.getattr": Resolver.got,
-    "inspect.getattr_static": Resolver.got,
-    "builtins.object.__getattribute__": Resolver.got,
-    "builtins.type.__getattribute__": Resolver.got,
-    "builtins.__import__": Resolver.module_by_call,
-    "importlib.import_module": Resolver.module_by_call,
-    "importlib._gcd_import": Resolver.module_by_call,
-    "builtins.vars": Resolver.variables,
-    "pathlib.Path": Resolver.path_object,
-    "pathlib.PurePath": Resolver.path_object,
 }

@@ -1,8 +1,7 @@
-"""First pass: who binds which name, where; and a list of the places that are worth a look.
+"""First pass: where each name is bound, and a list of the places that the second pass checks.
 
-One walk with a handler for each kind of node, which is why it is all in one file. The tree is
-walked in the order of the source and without recursion, so that nesting costs memory of ours and
-not the interpreter's stack.
+One walk in the order of the source, with a handler for each kind of node. It does not recurse:
+nesting costs heap memory, not the interpreter's stack.
 """
 
 from __future__ import annotations
@@ -14,50 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from belljar.policy.document import Caps
-
-
-class Exceeded(Exception):
-    """A cap was reached: which rule says so, where, and how much it was."""
-
-    def __init__(self, rule: str, told: str, node: ast.AST | None = None) -> None:
-        super().__init__(told)
-        self.rule, self.told, self.node = rule, told, node
-
-
-class Binding:
-    """One place that gives a name a value: an expression, a dotted name, or one cannot tell."""
-
-    __slots__ = ("dotted", "elements", "expression", "order", "scope", "sure", "values")
-
-    def __init__(
-        self,
-        scope: Scope,
-        order: int,
-        sure: bool,
-        *,
-        expression: ast.expr | None = None,
-        dotted: str | None = None,
-        elements: bool = False,
-    ) -> None:
-        self.scope = scope  # where the expression is evaluated
-        self.order = order  # of the binding in the source
-        self.sure = sure  # it happens whenever its block is run
-        self.expression = expression
-        self.dotted = dotted
-        self.elements = elements  # it is one of the elements of the expression
-        self.values: tuple[Any, ...] | None = None  # the resolver's memory
-
-
-class Scope:
-    __slots__ = ("bindings", "deleted", "kind", "outer", "parent", "stars")
-
-    def __init__(self, kind: str, parent: Scope | None) -> None:
-        self.kind = kind  # module, class, function, comprehension
-        self.parent = parent
-        self.bindings: dict[str, list[Binding]] = {}
-        self.outer: dict[str, str] = {}  # names declared global or nonlocal
-        self.deleted: set[str] = set()
-        self.stars: list[str] = []  # modules whose names were all imported
+from belljar.policy.values import Binding, Exceeded, Scope
 
 
 @dataclass(slots=True)
@@ -75,8 +31,8 @@ class Survey:
     subscripts: list[tuple[ast.Subscript, Scope, int]] = field(default_factory=list)
     patterns: list[ast.MatchClass] = field(default_factory=list)  # `case C(attribute=name)`
     called: dict[int, ast.Call] = field(default_factory=dict)  # by id() of what is called
-    bound: set[str] = field(default_factory=set)  # names that may be another's alias
-    searched: set[int] = field(default_factory=set)  # id() of what `in` looks into, and no more
+    bound: set[str] = field(default_factory=set)  # names that may be aliases
+    searched: set[int] = field(default_factory=set)  # id() of the right operands of `in`
 
 
 def survey(tree: ast.Module, caps: Caps, deadline: float) -> Survey:
@@ -87,7 +43,7 @@ _Entry = tuple[Any, Scope, int, bool]  # a node, its scope, its depth, whether i
 
 
 def _node_fields(kind: type[ast.AST]) -> tuple[str, ...]:
-    """Fields that may hold what we look at, last first: they go onto a stack."""
+    """Fields that may hold nodes to check, last first: they go onto a stack."""
     idle = {"ctx", "op", "ops", "kind", "kwd_attrs", "type_comment", "type_ignores", "conversion"}
     return tuple(reversed([name for name in kind._fields if name not in idle]))
 
@@ -139,7 +95,7 @@ class _Walk:
     # -- bindings ---------------------------------------------------------------------------
 
     def bind(self, name: str, scope: Scope, sure: bool, **what: Any) -> None:
-        """What is bound in a comprehension by `:=` belongs to the block around it."""
+        """Record a binding in the scope that owns the name, as `global` and `nonlocal` say."""
         home = scope
         declared = scope.outer.get(name)
         if declared == "global":
@@ -225,7 +181,7 @@ class _Walk:
         scope.outer.update(dict.fromkeys(node.names, word))
 
     def on_block(self, node: ast.stmt, scope: Scope, depth: int, sure: bool) -> None:
-        """What is in it may not happen."""
+        """Statements of a block may not run."""
         self.children(node, scope, depth, False)
 
     def on_handler(self, node: ast.ExceptHandler, scope: Scope, depth: int, sure: bool) -> None:
@@ -347,7 +303,7 @@ class _Walk:
         self.count += len(chain) - 1
         chain.reverse()
         self.found.chains.append((node, base, chain, scope, self.count))
-        if not isinstance(base, ast.Name):  # a name alone is looked at with its chain
+        if not isinstance(base, ast.Name):  # a plain name is checked with its chain
             self.stack.append((base, scope, depth + len(chain), sure))
 
     def on_call(self, node: ast.Call, scope: Scope, depth: int, sure: bool) -> None:
@@ -364,7 +320,7 @@ class _Walk:
         self.push([node.value, node.slice], scope, depth + 1, sure)
 
     def on_compare(self, node: ast.Compare, *rest: Any) -> None:
-        # Only the last one: in `a in b in c`, b is handed on to c.
+        # Only the last one: in `a in b in c`, b is also searched for in c.
         if isinstance(node.ops[-1], (ast.In, ast.NotIn)):
             self.found.searched.add(id(node.comparators[-1]))
         self.children(node, *rest)
@@ -415,7 +371,7 @@ _HANDLERS: dict[type[ast.AST], Callable[..., None]] = {
 }
 
 
-# What is bound to one of these is not another name of anything.
+# A name that is bound to one of these is not an alias.
 _NEVER_ALIASES = {
     *(ast.Constant, ast.JoinedStr, ast.Compare, ast.UnaryOp, ast.Lambda),
     *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
@@ -423,7 +379,7 @@ _NEVER_ALIASES = {
 
 
 class _Fields(dict[type[ast.AST], tuple[str, ...]]):
-    """Worked out once for each kind of node, those of newer Pythons included."""
+    """Computed once for each kind of node, also for those of newer Pythons."""
 
     def __missing__(self, kind: type[ast.AST]) -> tuple[str, ...]:
         self[kind] = found = _node_fields(kind)

@@ -153,7 +153,7 @@ def test_lists_that_are_nested_deeply_are_cells():
 
 
 def test_a_path_is_short_and_a_picture_small():
-    with pytest.raises(BadResult, match="no path"):
+    with pytest.raises(BadResult, match="too many for a path"):
         checked("plot", "x" * 10_000_000)
     with pytest.raises(BadResult, match="more than"):
         checked("plot", answers.DATA_URL + "A" * (2 * answers.MAX_PNG_BYTES))

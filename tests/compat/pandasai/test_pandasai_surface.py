@@ -182,7 +182,7 @@ def test_threads_take_turns(jar):
 
 
 def test_a_skill_cannot_run_code_in_the_sandbox_that_waits_for_it(jar):
-    with pytest.raises(CodeFailed, match="cannot run code in the sandbox that has called it"):
+    with pytest.raises(CodeFailed, match="cannot run code in the sandbox that called it"):
         jar.execute("again()", {"again": lambda: jar.execute(ONE, {})})
 
 
