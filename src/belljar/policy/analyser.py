@@ -15,7 +15,7 @@ from belljar.policy.catalogue import Catalogue
 from belljar.policy.resolve import Resolver
 from belljar.policy.scopes import Survey
 from belljar.policy.uses import FILE_RULES, check_file
-from belljar.policy.values import Const, Ref, Scope, Value
+from belljar.policy.values import Const, Place, Ref, Value
 
 if TYPE_CHECKING:
     from belljar.policy.policy import Policy
@@ -47,25 +47,25 @@ class Analyser:
         self.resolver = Resolver(survey.module, known, deadline)
 
     def run(self) -> None:
-        for statement, _ in self.survey.imports:
+        for statement in self.survey.imports:
             uses.check_import(self, statement)
         relevant = self._relevant()
         # Most names are used more than once, and match no rule each time. (For builtins it depends
         # on the place: a binding may hide them from there on.)
         idle: set[tuple[str, int]] = set()
         always = self.known.builtins | _BY_NAME | {"__builtins__"}
-        for name, scope, order in self.survey.names:
-            key = (name.id, id(scope))
+        for name, at in self.survey.names:
+            key = (name.id, id(at[0]))
             if name.id not in relevant or key in idle:
                 continue
-            if not self._name(name, scope, order) and name.id not in always:
+            if not self._name(name, at) and name.id not in always:
                 idle.add(key)
-        for outer, base, chain, scope, order in self.survey.chains:
-            self._chain(outer, base, chain, scope, order, relevant)
-        for call, scope, order in self.survey.calls:
-            calls.check_call(self, call, scope, order, relevant)
-        for subscript, scope, order in self.survey.subscripts:
-            self._subscript(subscript, scope, order)
+        for base, chain, at in self.survey.chains:
+            self._chain(base, chain, at, relevant)
+        for call, at in self.survey.calls:
+            calls.check_call(self, call, at, relevant)
+        for subscript, at in self.survey.subscripts:
+            self._subscript(subscript, at)
         for pattern in self.survey.patterns:
             for attribute in pattern.kwd_attrs:
                 if attribute in self.known.watched:
@@ -77,22 +77,22 @@ class Analyser:
         names |= self.known.usual.keys() - self.survey.module.bindings.keys()
         names |= set(self.policy.document.names.deny)  # lists builtins without "builtins."
         if self.survey.module.stars:
-            names |= {name.id for name, _, _ in self.survey.names}
+            names |= {name.id for name, _ in self.survey.names}
         return names
 
     # -- names and attributes ---------------------------------------------------------------
 
-    def _name(self, node: ast.Name, scope: Scope, order: int) -> bool:
+    def _name(self, node: ast.Name, at: Place) -> bool:
         """True if a rule applies to it."""
         call = self.survey.called.get(id(node))
         if node.id in _BY_NAME and call is None and id(node) in self._arguments():
             self.report("BJ305", node, node.id)
         told, used = set(), False
-        for value in self.resolver.lookup(node.id, scope, order):
+        for value in self.resolver.lookup(node.id, at):
             if isinstance(value, Ref) and value.path not in told:
                 told.add(value.path)
                 if (rule := self.rule_of(value.path)) and not self._is_module(value.path):
-                    self.use(rule, node, value, call, scope, order)
+                    self.use(rule, node, value, call, at)
                     used = True
         return used
 
@@ -101,7 +101,7 @@ class Analyser:
         if self._passed is None:
             self._passed = {
                 id(each)
-                for call, _, _ in self.survey.calls
+                for call, _ in self.survey.calls
                 for each in call.args
                 if isinstance(each, ast.Name)
             }
@@ -112,18 +112,13 @@ class Analyser:
         return "." not in path and path in self.known.roots
 
     def _chain(
-        self,
-        outer: ast.Attribute,
-        base: ast.expr,
-        chain: list[ast.Attribute],
-        scope: Scope,
-        order: int,
-        relevant: set[str],
+        self, base: ast.expr, chain: list[ast.Attribute], at: Place, relevant: set[str]
     ) -> None:
         known = self.known
+        outer = chain[-1]
         call = self.survey.called.get(id(outer))
         if call is None and isinstance(outer.ctx, ast.Load):
-            calls.check_mention(self, outer, scope, order)
+            calls.check_mention(self, outer, at)
         if isinstance(base, ast.Name) and base.id not in relevant:
             # The usual case, which must be cheap: an object, and attributes without a rule.
             for each in chain:
@@ -132,13 +127,13 @@ class Analyser:
                     break
             else:
                 return
-        values = self.resolver.values(base, scope, order)
+        values = self.resolver.values(base, at)
         told: set[tuple[str, int]] = set()
         for value in values:
             if isinstance(value, Ref) and isinstance(base, ast.Name):
                 rule = self.rule_of(value.path)
                 if rule and not self._is_module(value.path):
-                    self.use(rule, base, value, None, scope, order)
+                    self.use(rule, base, value, None, at)
             elif (
                 isinstance(value, Const)
                 and isinstance(value.value, str)
@@ -146,15 +141,14 @@ class Analyser:
                 and call is None
             ):
                 check_format_text(self, outer, value.value)
-            self._steps(value, chain, call, scope, order, told)
+            self._steps(value, chain, call, at, told)
 
     def _steps(
         self,
         value: Value,
         chain: list[ast.Attribute],
         call: ast.Call | None,
-        scope: Scope,
-        order: int,
+        at: Place,
         told: set[tuple[str, int]],
     ) -> None:
         """Follow the attributes, and report those with a rule."""
@@ -187,7 +181,7 @@ class Analyser:
                 last = each is chain[-1]
                 if (rule, id(each)) not in told:
                     told.add((rule, id(each)))
-                    self.use(rule, each, value, call if last else None, scope, order)
+                    self.use(rule, each, value, call if last else None, at)
 
     def inner_attribute(
         self, node: ast.AST, attribute: str, value: Value, told: set[tuple[str, int]]
@@ -215,11 +209,11 @@ class Analyser:
             told.add((rule, id(node)))
             self.report(rule, node, name)
 
-    def _subscript(self, node: ast.Subscript, scope: Scope, order: int) -> None:
+    def _subscript(self, node: ast.Subscript, at: Place) -> None:
         """`globals()["__builtins__"]`, `sys.modules["os"]`: access by name in a table."""
         if not self._may_be_table(node.value):
             return
-        tables = self.resolver.values(node.value, scope, order)
+        tables = self.resolver.values(node.value, at)
         paths = [each.path for each in tables if isinstance(each, Ref)]
         table = next((each for each in paths if each in _TABLES or each.endswith(_ENDS)), None)
         if table is not None and ("(" in table or _is_own_name(node.slice)):
@@ -227,7 +221,7 @@ class Analyser:
         if table is not None and not isinstance(node.ctx, ast.Load):
             self.report("BJ310", node, table)
             return
-        for value in self.resolver.values(node, scope, order):
+        for value in self.resolver.values(node, at):
             if not isinstance(value, Ref):
                 continue
             if "[?]" in value.path:
@@ -237,7 +231,7 @@ class Analyser:
                 rule = self.rule_of(value.path)
                 if rule:
                     call = self.survey.called.get(id(node))
-                    self.use(rule, node, value, call, scope, order)
+                    self.use(rule, node, value, call, at)
 
     def _may_be_table(self, node: ast.expr) -> bool:
         """A cheap filter, as most subscripts are of frames, lists and dicts."""
@@ -258,47 +252,37 @@ class Analyser:
 
     # -- uses of names in the catalogue -------------------------------------------------------
 
-    def use(
-        self,
-        rule: str,
-        node: ast.expr,
-        value: Ref,
-        call: ast.Call | None,
-        scope: Scope,
-        order: int,
-    ) -> None:
+    def use(self, rule: str, node: ast.expr, value: Ref, call: ast.Call | None, at: Place) -> None:
         path = value.path.removeprefix("builtins.")
         if rule in FILE_RULES:
-            check_file(self, rule, node, path, value.text, call, scope, order)
+            check_file(self, rule, node, path, value.text, call, at)
         elif rule == "BJ105":
-            uses.check_import_call(self, node, path, call, scope, order)
+            uses.check_import_call(self, node, path, call, at)
         elif rule == "BJ201":
-            uses.check_evaluation(self, node, path, call, scope, order)
-        elif not self._is_harmless(rule, path, call, scope, order):
+            uses.check_evaluation(self, node, path, call, at)
+        elif not self._is_harmless(rule, path, call, at):
             self.report(rule, node, path)
         if uses.unpickles(self, path, call):
             self.report("BJ701", node, path)
 
-    def _is_harmless(
-        self, rule: str, path: str, call: ast.Call | None, scope: Scope, order: int
-    ) -> bool:
+    def _is_harmless(self, rule: str, path: str, call: ast.Call | None, at: Place) -> bool:
         if rule == "BJ205":
-            return not uses.takes_code(self, call, scope, order)
+            return not uses.takes_code(self, call, at)
         if rule == "BJ308":
             return self.asks_by_name(call)
-        return rule == "BJ702" and uses.loads_plain_yaml(self, path, call, scope, order)
+        return rule == "BJ702" and uses.loads_plain_yaml(self, path, call, at)
 
     def asks_by_name(self, call: ast.Call | None) -> bool:
         """True for `"x" in locals()`, `locals()["x"]`, `globals().get("x")`."""
         if self._one_name is None:
-            places = [each for each, _, _ in (*self.survey.subscripts, *self.survey.calls)]
+            places = [each for each, _ in (*self.survey.subscripts, *self.survey.calls)]
             found = [values.namespace_variable(place) for place in places]
             self._one_name = {id(each[0]) for each in found if each} | self.survey.searched
         return id(call) in self._one_name
 
-    def texts(self, node: ast.expr, scope: Scope, order: int) -> Iterator[str | None]:
+    def texts(self, node: ast.expr, at: Place) -> Iterator[str | None]:
         """The texts that the expression may be; None for unknown ones."""
-        for value in self.resolver.values(node, scope, order):
+        for value in self.resolver.values(node, at):
             yield value.value if isinstance(value, Const) and isinstance(value.value, str) else None
 
 

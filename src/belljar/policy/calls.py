@@ -9,66 +9,57 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from belljar.policy.uses import FILE_RULES, check_file, show_text
-from belljar.policy.values import Const, Literal, Ref, Scope, Values, first_argument
+from belljar.policy.values import Const, Literal, Place, Ref, Values, first_argument
 
 if TYPE_CHECKING:
     from belljar.policy.analyser import Analyser
 
 
-def check_call(
-    analyser: Analyser, call: ast.Call, scope: Scope, order: int, relevant: set[str]
-) -> None:
+def check_call(analyser: Analyser, call: ast.Call, at: Place, relevant: set[str]) -> None:
     function = call.func
     if isinstance(function, ast.Name):
         handler = _BY_NAME.get(function.id)
-        if handler is not None and _is_builtin(analyser, function.id, scope, order):
-            handler(analyser, call, scope, order)
+        if handler is not None and _is_builtin(analyser, function.id, at):
+            handler(analyser, call, at)
         elif function.id in relevant and function.id not in _BY_NAME:
-            _check_alias(analyser, call, function, scope, order)
+            _check_alias(analyser, call, function, at)
         return
     if isinstance(function, ast.Attribute):
         handler = _BY_METHOD.get(function.attr)
         if handler is not None:
-            handler(analyser, call, scope, order)
+            handler(analyser, call, at)
         elif rule := analyser.known.methods.get(function.attr):
-            _check_method(analyser, rule, call, function, scope, order)
+            _check_method(analyser, rule, call, function, at)
     elif isinstance(function, (ast.Call, ast.Subscript, ast.IfExp, ast.BoolOp, ast.NamedExpr)):
-        _check_alias(analyser, call, function, scope, order)
+        _check_alias(analyser, call, function, at)
 
 
-def _is_builtin(analyser: Analyser, name: str, scope: Scope, order: int) -> bool:
-    values = analyser.resolver.lookup(name, scope, order)
+def _is_builtin(analyser: Analyser, name: str, at: Place) -> bool:
+    values = analyser.resolver.lookup(name, at)
     return any(isinstance(value, Ref) and value.path == f"builtins.{name}" for value in values)
 
 
-def _check_alias(
-    analyser: Analyser, call: ast.Call, function: ast.expr, scope: Scope, order: int
-) -> None:
+def _check_alias(analyser: Analyser, call: ast.Call, function: ast.expr, at: Place) -> None:
     """`g = getattr; g(o, name)`, `getattr(os, "system")("id")`, `[eval][0]("1")`."""
-    for value in analyser.resolver.values(function, scope, order):
+    for value in analyser.resolver.values(function, at):
         if not isinstance(value, Ref):
             continue
         short = value.path.removeprefix("builtins.")
         handler = _BY_NAME.get(short) if value.path.startswith("builtins.") else None
         handler = handler or _BY_PATH.get(value.path)
         if handler is not None:
-            handler(analyser, call, scope, order)
+            handler(analyser, call, at)
         elif isinstance(function, (ast.Call, ast.IfExp, ast.BoolOp, ast.NamedExpr)):
             rule = analyser.rule_of(value.path)
             if rule and "." in value.path and not value.path.endswith(")"):
-                analyser.use(rule, function, value, call, scope, order)
+                analyser.use(rule, function, value, call, at)
 
 
 def _check_method(
-    analyser: Analyser,
-    rule: str,
-    call: ast.Call,
-    function: ast.Attribute,
-    scope: Scope,
-    order: int,
+    analyser: Analyser, rule: str, call: ast.Call, function: ast.Attribute, at: Place
 ) -> None:
     """A method that is recognised by its name, unless its object is known to be another thing."""
-    receivers = analyser.resolver.values(function.value, scope, order)
+    receivers = analyser.resolver.values(function.value, at)
     for value in receivers:
         if isinstance(value, Ref) and analyser.rule_of(f"{value.path}.{function.attr}"):
             return  # checked by its full name
@@ -77,37 +68,37 @@ def _check_method(
     if rule in FILE_RULES:
         if rule == "BJ402" and any(isinstance(value, Ref) for value in receivers):
             return
-        check_file(analyser, rule, function, f".{function.attr}", None, call, scope, order)
+        check_file(analyser, rule, function, f".{function.attr}", None, call, at)
     else:
         analyser.report(rule, function, f".{function.attr}")
 
 
-def check_mention(analyser: Analyser, node: ast.Attribute, scope: Scope, order: int) -> None:
+def check_mention(analyser: Analyser, node: ast.Attribute, at: Place) -> None:
     """A method that is not called: `write = frame.to_csv`, `column.map(pandas.eval)`."""
     rule = analyser.known.methods.get(node.attr)
     if rule in ("BJ404", "BJ405"):
-        check_file(analyser, rule, node, f".{node.attr}", None, None, scope, order)
+        check_file(analyser, rule, node, f".{node.attr}", None, None, at)
     elif node.attr == "eval":
-        for value in analyser.resolver.values(node, scope, order):
+        for value in analyser.resolver.values(node, at):
             if isinstance(value, Ref) and value.path == "pandas.eval":
                 analyser.report("BJ206", node, "pandas.eval")
 
 
-def _check_vars(analyser: Analyser, call: ast.Call, scope: Scope, order: int) -> None:
+def _check_vars(analyser: Analyser, call: ast.Call, at: Place) -> None:
     """vars() without an object is locals()."""
     if not call.args and not analyser.asks_by_name(call):
         analyser.report("BJ308", call, "vars")
 
 
-def check_attribute_call(analyser: Analyser, call: ast.Call, scope: Scope, order: int) -> None:
+def check_attribute_call(analyser: Analyser, call: ast.Call, at: Place) -> None:
     """getattr, setattr, delattr."""
     if len(call.args) < 2:
         if any(isinstance(each, ast.Starred) for each in call.args):
             analyser.report("BJ305", call, "getattr")
         return
     called = call.func.id if isinstance(call.func, ast.Name) else "getattr"
-    objects = analyser.resolver.values(call.args[0], scope, order)
-    for text in dict.fromkeys(analyser.texts(call.args[1], scope, order)):
+    objects = analyser.resolver.values(call.args[0], at)
+    for text in dict.fromkeys(analyser.texts(call.args[1], at)):
         if text is None:
             modules = [each for each in map(_module_name(analyser), objects) if each]
             if modules:
@@ -147,12 +138,12 @@ def _constant_attribute(
                 analyser.report(rule, call, value.path.removeprefix("builtins."))
 
 
-def check_getter_call(analyser: Analyser, call: ast.Call, scope: Scope, order: int) -> None:
+def check_getter_call(analyser: Analyser, call: ast.Call, at: Place) -> None:
     """operator.attrgetter("a.b"), operator.methodcaller("name")"""
     if not call.args:
         return
     for argument in call.args[: 1 if _called_name(call) == "methodcaller" else None]:
-        for text in analyser.texts(argument, scope, order):
+        for text in analyser.texts(argument, at):
             if text is None:
                 analyser.report("BJ305", call, _called_name(call))
                 continue
@@ -180,19 +171,19 @@ _WALK = re.compile(
 _FRAME_MAKERS = ("pandas.", "polars.", "geopandas.", "dask.")
 
 
-def check_format_call(analyser: Analyser, call: ast.Call, scope: Scope, order: int) -> None:
+def check_format_call(analyser: Analyser, call: ast.Call, at: Place) -> None:
     """`"{0.__class__}".format(x)`"""
     function = call.func
     if not isinstance(function, ast.Attribute):
         return
     if isinstance(function.value, ast.Attribute) and function.value.attr == "style":
         return  # `frame.style.format` does not take a format string
-    receivers = analyser.resolver.values(function.value, scope, order)
+    receivers = analyser.resolver.values(function.value, at)
     for value in receivers:
         if isinstance(value, Const) and isinstance(value.value, str):
             check_format_text(analyser, call, value.value)
         elif isinstance(value, Ref) and value.path in ("builtins.str", "string.Formatter()"):
-            for text in analyser.texts(call.args[0], scope, order) if call.args else ():
+            for text in analyser.texts(call.args[0], at) if call.args else ():
                 if text is None:
                     analyser.report("BJ304", call, function.attr)
                 else:
@@ -207,7 +198,7 @@ def check_format_text(analyser: Analyser, call: ast.AST, text: str) -> None:
         analyser.report("BJ303", call, show_text(found[0]))
 
 
-def check_frame_expression(analyser: Analyser, call: ast.Call, scope: Scope, order: int) -> None:
+def check_frame_expression(analyser: Analyser, call: ast.Call, at: Place) -> None:
     """`frame.query("…")`, `frame.eval("…")`, `pandas.eval("…")`: a small language, but `@` and
     attributes lead out of it. `.eval()` of a model has no text, and is not checked."""
     argument = first_argument(call, "expr")
@@ -217,10 +208,10 @@ def check_frame_expression(analyser: Analyser, call: ast.Call, scope: Scope, ord
     called = "eval"  # of pandas, under any name
     if isinstance(function, ast.Attribute):
         called = function.attr
-        receivers = analyser.resolver.values(function.value, scope, order)
+        receivers = analyser.resolver.values(function.value, at)
         if not _may_be_frame(called, receivers):
             return
-    for text in analyser.texts(argument, scope, order):
+    for text in analyser.texts(argument, at):
         if text is not None:
             if _leads_out(text):
                 analyser.report("BJ204", call, f".{called}()")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from belljar.policy.document import Caps
-from belljar.policy.values import Binding, Exceeded, Scope
+from belljar.policy.values import Binding, Exceeded, Place, Scope
 
 
 @dataclass(slots=True)
@@ -21,14 +21,12 @@ class Survey:
     """What the first pass found."""
 
     module: Scope
-    names: list[tuple[ast.Name, Scope, int]] = field(default_factory=list)
-    # the outermost attribute, what the chain starts from, the attributes from there outwards
-    chains: list[tuple[ast.Attribute, ast.expr, list[ast.Attribute], Scope, int]] = field(
-        default_factory=list
-    )
-    calls: list[tuple[ast.Call, Scope, int]] = field(default_factory=list)
-    imports: list[tuple[ast.Import | ast.ImportFrom, Scope]] = field(default_factory=list)
-    subscripts: list[tuple[ast.Subscript, Scope, int]] = field(default_factory=list)
+    names: list[tuple[ast.Name, Place]] = field(default_factory=list)
+    # what a chain of attributes starts from, and the attributes from there outwards
+    chains: list[tuple[ast.expr, list[ast.Attribute], Place]] = field(default_factory=list)
+    calls: list[tuple[ast.Call, Place]] = field(default_factory=list)
+    imports: list[ast.Import | ast.ImportFrom] = field(default_factory=list)
+    subscripts: list[tuple[ast.Subscript, Place]] = field(default_factory=list)
     patterns: list[ast.MatchClass] = field(default_factory=list)  # `case C(attribute=name)`
     called: dict[int, ast.Call] = field(default_factory=dict)  # by id() of what is called
     bound: set[str] = field(default_factory=set)  # names that may be aliases
@@ -102,7 +100,7 @@ class _Walk:
             home, sure = self.found.module, False
         elif declared == "nonlocal" and scope.parent is not None:
             home, sure = scope.parent, False
-        home.bindings.setdefault(name, []).append(Binding(scope, self.count, sure, **what))
+        home.bindings.setdefault(name, []).append(Binding((scope, self.count), sure, **what))
         if what and what.get("expression").__class__ not in _NEVER_ALIASES:
             self.found.bound.add(name)
 
@@ -190,7 +188,7 @@ class _Walk:
         self.children(node, scope, depth, False)
 
     def on_import(self, node: ast.Import, scope: Scope, depth: int, sure: bool) -> None:
-        self.found.imports.append((node, scope))
+        self.found.imports.append(node)
         for alias in node.names:
             if alias.asname:
                 self.bind(alias.asname, scope, sure, dotted=alias.name)
@@ -199,7 +197,7 @@ class _Walk:
                 self.bind(top, scope, sure, dotted=top)
 
     def on_import_from(self, node: ast.ImportFrom, scope: Scope, depth: int, sure: bool) -> None:
-        self.found.imports.append((node, scope))
+        self.found.imports.append(node)
         module = "." * node.level + (node.module or "")
         for alias in node.names:
             if alias.name == "*":
@@ -209,11 +207,7 @@ class _Walk:
                 self.bind(alias.asname or alias.name, scope, sure, dotted=dotted)
 
     def on_function(
-        self,
-        node: ast.FunctionDef | ast.AsyncFunctionDef,
-        scope: Scope,
-        depth: int,
-        sure: bool,
+        self, node: ast.FunctionDef | ast.AsyncFunctionDef, scope: Scope, depth: int, sure: bool
     ) -> None:
         self.bind(node.name, scope, sure)
         inner = Scope("function", scope)
@@ -237,9 +231,9 @@ class _Walk:
         pairs += zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
         pairs += [(one, None) for one in (arguments.vararg, arguments.kwarg) if one is not None]
         for parameter, default in pairs:
-            known = [Binding(scope, self.count, True)]
+            known = [Binding((scope, self.count), True)]
             if default is not None:
-                known.append(Binding(scope, self.count, True, expression=default))
+                known.append(Binding((scope, self.count), True, expression=default))
                 self.found.bound.add(parameter.arg)
             inner.bindings[parameter.arg] = known
 
@@ -288,7 +282,7 @@ class _Walk:
 
     def on_name(self, node: ast.Name, scope: Scope, depth: int, sure: bool) -> None:
         if isinstance(node.ctx, ast.Load):
-            self.found.names.append((node, scope, self.count))
+            self.found.names.append((node, (scope, self.count)))
         else:
             self.bind(node.id, scope, sure)
 
@@ -302,12 +296,12 @@ class _Walk:
             raise Exceeded("BJ003", f"more than {self.caps.depth} levels", node)
         self.count += len(chain) - 1
         chain.reverse()
-        self.found.chains.append((node, base, chain, scope, self.count))
+        self.found.chains.append((base, chain, (scope, self.count)))
         if not isinstance(base, ast.Name):  # a plain name is checked with its chain
             self.stack.append((base, scope, depth + len(chain), sure))
 
     def on_call(self, node: ast.Call, scope: Scope, depth: int, sure: bool) -> None:
-        self.found.calls.append((node, scope, self.count))
+        self.found.calls.append((node, (scope, self.count)))
         self.found.called[id(node.func)] = node
         if node.keywords:
             self.push([keyword.value for keyword in node.keywords], scope, depth + 1, sure)
@@ -316,7 +310,7 @@ class _Walk:
         self.stack.append((node.func, scope, depth + 1, sure))
 
     def on_subscript(self, node: ast.Subscript, scope: Scope, depth: int, sure: bool) -> None:
-        self.found.subscripts.append((node, scope, self.count))
+        self.found.subscripts.append((node, (scope, self.count)))
         self.push([node.value, node.slice], scope, depth + 1, sure)
 
     def on_compare(self, node: ast.Compare, *rest: Any) -> None:

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from belljar.policy.document import ImportLists
-from belljar.policy.values import Const, Ref, Scope, first_argument
+from belljar.policy.values import Const, Place, Ref, first_argument
 
 if TYPE_CHECKING:
     from belljar.policy.analyser import Analyser
@@ -27,12 +27,7 @@ _TAKES_A_NAME = (
 
 
 def check_import_call(
-    analyser: Analyser,
-    node: ast.AST,
-    path: str,
-    call: ast.Call | None,
-    scope: Scope,
-    order: int,
+    analyser: Analyser, node: ast.AST, path: str, call: ast.Call | None, at: Place
 ) -> None:
     """`__import__(name)`: a constant name is checked like that of a statement."""
     analyser.report("BJ105", node, path)
@@ -41,7 +36,7 @@ def check_import_call(
     argument = first_argument(call, "name", "mod_name", "path_name")
     if argument is None or path.rpartition(".")[2] not in _TAKES_A_NAME:
         return
-    for text in dict.fromkeys(analyser.texts(argument, scope, order)):
+    for text in dict.fromkeys(analyser.texts(argument, at)):
         if text is None:
             analyser.report("BJ106", call, path)
         elif path in ("__import__", "importlib.import_module", "runpy.run_module"):
@@ -49,35 +44,30 @@ def check_import_call(
 
 
 def check_evaluation(
-    analyser: Analyser,
-    node: ast.AST,
-    path: str,
-    call: ast.Call | None,
-    scope: Scope,
-    order: int,
+    analyser: Analyser, node: ast.AST, path: str, call: ast.Call | None, at: Place
 ) -> None:
     """`eval` and `exec`: where does the code come from?"""
     argument = first_argument(call, "source") if call is not None else None
-    if argument is not None and is_disguised(analyser, argument, scope, order):
+    if argument is not None and is_disguised(analyser, argument, at):
         analyser.report("BJ203", node, path)
     else:
         analyser.report("BJ201", node, path)
     if call is not None and argument is not None:
-        for value in analyser.resolver.values(argument, scope, order):
+        for value in analyser.resolver.values(argument, at):
             if isinstance(value, Const) and isinstance(value.value, (str, bytes)):
                 code = value.value
                 text = code.decode("utf-8", "replace") if isinstance(code, bytes) else code
                 analyser.nested(text, call)
 
 
-def is_disguised(analyser: Analyser, argument: ast.expr, scope: Scope, order: int) -> bool:
+def is_disguised(analyser: Analyser, argument: ast.expr, at: Place) -> bool:
     """True if the code was decoded or received, or is built of pieces that hide it."""
-    for value in analyser.resolver.values(argument, scope, order):
+    for value in analyser.resolver.values(argument, at):
         if isinstance(value, Ref) and _DECODING.search(value.path):
             return True
     for inner in ast.walk(argument):
         if isinstance(inner, ast.Call):
-            for value in analyser.resolver.values(inner.func, scope, order):
+            for value in analyser.resolver.values(inner.func, at):
                 if isinstance(value, Ref) and (
                     _DECODING.search(value.path) or value.path == "builtins.chr"
                 ):
@@ -87,44 +77,44 @@ def is_disguised(analyser: Analyser, argument: ast.expr, scope: Scope, order: in
                 "decompress",
             ):
                 return True
-    return _was_decoded(analyser, argument, scope, order)
+    return _was_decoded(analyser, argument, at)
 
 
-def _was_decoded(analyser: Analyser, argument: ast.expr, scope: Scope, order: int) -> bool:
+def _was_decoded(analyser: Analyser, argument: ast.expr, at: Place) -> bool:
     """`code = base64.b64decode(...)` some lines before, folded or not."""
     if not isinstance(argument, ast.Name):
         return False
-    bindings, _ = analyser.resolver.bindings_of(argument.id, scope, order)
+    bindings, _ = analyser.resolver.bindings_of(argument.id, at)
     expressions = [each for each in bindings if each.expression is not None][:4]
     for binding in expressions:
         expression = binding.expression
         if expression is None or isinstance(expression, ast.Name):
             continue
-        if is_disguised(analyser, expression, binding.scope, binding.order):
+        if is_disguised(analyser, expression, binding.at):
             return True
     return False
 
 
-def takes_code(analyser: Analyser, call: ast.Call | None, scope: Scope, order: int) -> bool:
+def takes_code(analyser: Analyser, call: ast.Call | None, at: Place) -> bool:
     """False for timeit.timeit(function); True for timeit.timeit("..."), which runs the text."""
     if call is None:
         return True
     argument = first_argument(call, "stmt", "statement", "expression")
     if argument is None:
         return any(each.arg is None for each in call.keywords)  # `**options` may have it
-    if isinstance(argument, ast.Lambda) or _is_local_function(analyser, argument, scope, order):
+    if isinstance(argument, ast.Lambda) or _is_local_function(analyser, argument, at):
         return False
-    values = analyser.resolver.values(argument, scope, order)
+    values = analyser.resolver.values(argument, at)
     return any(
         value is None or (isinstance(value, Const) and isinstance(value.value, str))
         for value in values
     )
 
 
-def _is_local_function(analyser: Analyser, argument: ast.expr, scope: Scope, order: int) -> bool:
+def _is_local_function(analyser: Analyser, argument: ast.expr, at: Place) -> bool:
     if not isinstance(argument, ast.Name):
         return False
-    bindings, free = analyser.resolver.bindings_of(argument.id, scope, order)
+    bindings, free = analyser.resolver.bindings_of(argument.id, at)
     return (
         bool(bindings)
         and not free
@@ -140,15 +130,13 @@ def unpickles(analyser: Analyser, path: str, call: ast.Call | None) -> bool:
     return any(not (isinstance(each, ast.Constant) and not each.value) for each in given)
 
 
-def loads_plain_yaml(
-    analyser: Analyser, path: str, call: ast.Call | None, scope: Scope, order: int
-) -> bool:
+def loads_plain_yaml(analyser: Analyser, path: str, call: ast.Call | None, at: Place) -> bool:
     """yaml.load(text, Loader=yaml.SafeLoader)"""
     if call is None or not path.endswith(("yaml.load", "yaml.load_all")):
         return False
     given = [each.value for each in call.keywords if each.arg == "Loader"] + call.args[1:2]
     for loader in given:
-        for value in analyser.resolver.values(loader, scope, order):
+        for value in analyser.resolver.values(loader, at):
             if isinstance(value, Ref) and value.path.endswith(("SafeLoader", "BaseLoader")):
                 return True
     return False
@@ -242,8 +230,7 @@ def check_file(
     path: str,
     known_path: str | None,
     call: ast.Call | None,
-    scope: Scope,
-    order: int,
+    at: Place,
 ) -> None:
     """Check the path of a file that is opened, read or written."""
     allowed = analyser.policy.document.paths
@@ -256,7 +243,7 @@ def check_file(
             if rule == "BJ404" or path == "logging.basicConfig":
                 return  # `frame.to_csv()` returns the text
         else:
-            values = analyser.resolver.values(argument, scope, order)
+            values = analyser.resolver.values(argument, at)
             if all(_is_memory(value, rule) for value in values):
                 return
             texts = [_as_path(value) for value in values if not _is_memory(value, rule)]

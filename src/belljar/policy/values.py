@@ -26,20 +26,18 @@ class Exceeded(Exception):
 class Binding:
     """One place that binds a name: to an expression, a dotted name, or something unknown."""
 
-    __slots__ = ("dotted", "elements", "expression", "order", "scope", "sure", "values")
+    __slots__ = ("at", "dotted", "elements", "expression", "sure", "values")
 
     def __init__(
         self,
-        scope: Scope,
-        order: int,
+        at: Place,
         sure: bool,
         *,
         expression: ast.expr | None = None,
         dotted: str | None = None,
         elements: bool = False,
     ) -> None:
-        self.scope = scope  # where the expression is evaluated
-        self.order = order  # of the binding in the source
+        self.at = at  # where the expression is evaluated
         self.sure = sure  # it happens whenever its block runs
         self.expression = expression
         self.dotted = dotted
@@ -57,6 +55,9 @@ class Scope:
         self.outer: dict[str, str] = {}  # names declared global or nonlocal
         self.deleted: set[str] = set()
         self.stars: list[str] = []  # modules whose names were all imported
+
+
+Place = tuple[Scope, int]  # a place in the code: its scope, and its number in the source
 
 
 class Ref:
@@ -82,10 +83,10 @@ class Const:
 class Literal:
     """A list, tuple, set or dict display."""
 
-    __slots__ = ("node", "order", "scope")
+    __slots__ = ("at", "node")
 
-    def __init__(self, node: ast.expr, scope: Scope, order: int) -> None:
-        self.node, self.scope, self.order = node, scope, order
+    def __init__(self, node: ast.expr, at: Place) -> None:
+        self.node, self.at = node, at
 
 
 Value = Ref | Const | Literal | None
@@ -155,7 +156,7 @@ def _named_item(resolver: Resolver, base: Ref, index: str) -> Values:
     if base.path == "sys.modules":
         return (Ref(resolver.catalogue.canonical(index)),)
     if base.path in ("builtins.globals()", "builtins.locals()", "builtins.vars()"):
-        return resolver.lookup(index, resolver.module, 1 << 60)
+        return resolver.lookup(index, (resolver.module, 1 << 60))
     if base.path == "builtins" or base.path.endswith(".__builtins__"):
         return (Ref(f"builtins.{index}"),)
     if base.path.endswith(".__dict__"):
@@ -172,7 +173,7 @@ def _literal_item(resolver: Resolver, base: Literal, index: Any) -> Values:
     node = base.node
     if isinstance(node, (ast.List, ast.Tuple)) and isinstance(index, int):
         if -len(node.elts) <= index < len(node.elts):
-            return resolver.values(node.elts[index], base.scope, base.order)
+            return resolver.values(node.elts[index], base.at)
     elif isinstance(node, (ast.List, ast.Tuple)):
         try:
             return (Const(fold.item(resolver.plain_list(base), index)),)
@@ -181,7 +182,7 @@ def _literal_item(resolver: Resolver, base: Literal, index: Any) -> Values:
     elif isinstance(node, ast.Dict):
         for key, value in zip(node.keys, node.values, strict=True):
             if isinstance(key, ast.Constant) and key.value == index:
-                return resolver.values(value, base.scope, base.order)
+                return resolver.values(value, base.at)
     return UNKNOWN
 
 
@@ -191,19 +192,17 @@ def get_any_item(resolver: Resolver, base: Value) -> Values:
         node = base.node
         if isinstance(node, ast.Dict):
             parts = node.values[:_MOST_ITEMS]
-            return sum((resolver.values(each, base.scope, base.order) for each in parts), ())
+            return sum((resolver.values(each, base.at) for each in parts), ())
         return resolver.elements((base,))
     return (Ref(f"{base.path}[?]"),) if isinstance(base, Ref) else UNKNOWN
 
 
-def _get_attribute(
-    resolver: Resolver, path: str, node: ast.Call, scope: Scope, order: int
-) -> Values:
+def _get_attribute(resolver: Resolver, path: str, node: ast.Call, at: Place) -> Values:
     """getattr(object, "name")"""
     if len(node.args) < 2:
         return UNKNOWN
-    bases = resolver.values(node.args[0], scope, order)
-    names = resolver.values(node.args[1], scope, order)
+    bases = resolver.values(node.args[0], at)
+    names = resolver.values(node.args[1], at)
     return tuple(
         resolver.attribute_of(base, name.value)
         if isinstance(name, Const) and isinstance(name.value, str)
@@ -213,15 +212,13 @@ def _get_attribute(
     )
 
 
-def _import_module(
-    resolver: Resolver, path: str, node: ast.Call, scope: Scope, order: int
-) -> Values:
+def _import_module(resolver: Resolver, path: str, node: ast.Call, at: Place) -> Values:
     """__import__("os"), importlib.import_module("os")"""
     argument = first_argument(node, "name")
     if argument is None:
         return UNKNOWN
     found: list[Value] = []
-    for value in resolver.values(argument, scope, order):
+    for value in resolver.values(argument, at):
         if isinstance(value, Const) and isinstance(value.value, str):
             name = value.value
             whole = path != "builtins.__import__" or len(node.args) > 3 or node.keywords
@@ -231,21 +228,19 @@ def _import_module(
     return tuple(found)
 
 
-def _get_namespace(
-    resolver: Resolver, path: str, node: ast.Call, scope: Scope, order: int
-) -> Values:
+def _get_namespace(resolver: Resolver, path: str, node: ast.Call, at: Place) -> Values:
     """vars(os) is os.__dict__"""
     if not node.args:
         return (Ref("builtins.vars()"),)
     return tuple(
         Ref(f"{base.path}.__dict__") if isinstance(base, Ref) else Ref("?.__dict__")
-        for base in resolver.values(node.args[0], scope, order)
+        for base in resolver.values(node.args[0], at)
     )
 
 
-def _make_path(resolver: Resolver, path: str, node: ast.Call, scope: Scope, order: int) -> Values:
+def _make_path(resolver: Resolver, path: str, node: ast.Call, at: Place) -> Values:
     try:
-        parts = resolver.arguments(node, scope, order)
+        parts = resolver.arguments(node, at)
         text = posixpath.join(*parts) if parts else "."
     except (CannotFold, TypeError):
         return (Ref("pathlib.Path()"),)
