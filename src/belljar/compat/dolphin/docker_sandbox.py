@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from belljar.backends import workdir
+from belljar.backends import mounts
 from belljar.backends.docker.settings import Docker
 from belljar.compat import placement
 from belljar.compat.dolphin import directory, sessions
@@ -26,12 +26,11 @@ from belljar.sandbox.blocking import wait
 DEFAULT_IMAGE = "dolphin-python-sandbox"
 MOUNT = "/sandbox"
 MEMORY = "512m"
-TMP = "100m"
-OUTPUT = "4m"  # of one call that is kept
+# "output" is kept of one call; after "idle" seconds an unused session gives its memory back.
+FIXED_LIMITS = {"tmp": "100m", "output": "4m", "idle": 3600.0}
 CPU_PERIOD = 100_000  # microseconds; the quota is counted against it
 ENVIRONMENT = "data"
 VARIABLE = "DOLPHIN_USE_DOCKER_SANDBOX"
-IDLE = 3600.0  # seconds after which an unused session gives its memory back
 
 
 def wants_docker() -> bool:
@@ -95,9 +94,7 @@ class DockerSandboxExecutor:
             "memory": self.memory_limit,
             "cpus": self.cpu_quota / CPU_PERIOD,
             "timeout": self.timeout,
-            "tmp": TMP,
-            "output": OUTPUT,
-            "idle": IDLE,
+            **FIXED_LIMITS,
         }
         chosen_limits = (self.memory_limit, self.cpu_quota) != (MEMORY, CPU_PERIOD)
         Limits.coerce(limits)  # a bad limit is an error now, not at the first code
@@ -241,7 +238,7 @@ def _mount_path(base: str | None, session_id: str) -> str:
     if base is None:
         return MOUNT
     try:
-        return workdir.check(f"{os.fspath(base).rstrip('/')}/{session_id}")
+        return mounts.check_workdir(f"{os.fspath(base).rstrip('/')}/{session_id}")
     except (InvalidOption, TypeError):
         raise InvalidOption(
             f"container_mount_base_dir={base!r} cannot hold the files of a session",
@@ -293,14 +290,15 @@ def _keep_executor(
     image_tag: str,
     backend: str | Docker | None,
     base: str,
-    environment: str | Environment | None,
+    environment: Environment | None,
 ) -> DockerSandboxExecutor:
+    """The executor of these arguments, kept from an earlier call or new; closes the oldest ones."""
     key = (session_id, image_name, image_tag, backend, base, environment, wants_docker())
     with _keeping:
         executor = _kept.pop(key, None)
     if executor is None:
-        made = functools.partial(DockerSandboxExecutor, session_id, base, image_name)
-        executor = made(image_tag=image_tag, backend=backend, environment=environment)
+        more: dict[str, Any] = {"backend": backend, "environment": environment}
+        executor = DockerSandboxExecutor(session_id, base, image_name, image_tag=image_tag, **more)
     with _keeping:
         _kept[key] = executor
         old = [_kept.popitem(last=False)[1] for _ in range(len(_kept) - MOST_KEPT)]
@@ -312,8 +310,7 @@ def _keep_executor(
 def close_sessions() -> None:
     """Close the sessions that sandboxed_python_interpreter keeps. Called at exit."""
     with _keeping:
-        kept = list(_kept.values())
-        _kept.clear()
+        kept = [_kept.popitem()[1] for _ in range(len(_kept))]
     for executor in kept:
         executor.close()
 

@@ -6,8 +6,8 @@
     sandbox = DockerSandbox()
     pai.chat("Which city sold most?", frame, sandbox=sandbox)
 
-The extra is `pandasai`; PandasAI 3 is for Python 3.11 and earlier. docs/coming-from-pandasai.md
-says what stays and what differs.
+The extra is `pandasai`; PandasAI 3 is for Python 3.11 and earlier. docs/compat/pandasai.md says
+what stays and what differs.
 """
 
 from belljar.compat.pandasai.available import VERSION
