@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _MOST = 200  # findings of each severity
 _WIDEST = 240  # characters of a snippet
+Range = tuple[int, int, int, int]  # line, column, end line, end column
+_START: Range = (1, 0, 1, 0)
 _DEEPEST = 3  # levels of code in a string
 
 
@@ -29,7 +31,7 @@ def check(policy: Policy, code: str) -> Report:
     try:
         _judge(policy, code, collected, time.thread_time() + policy.document.limits.seconds)
     except Exceeded as error:
-        collected.add(error.rule, error.told, *_range(error.node))
+        collected.add(error.rule, error.told, _range(error.node))
     except RecursionError:
         collected.add("BJ003", "more levels than the check can follow")
     except MemoryError:
@@ -71,7 +73,7 @@ def _read(
 
     def report(rule: str, node: ast.AST, name: str) -> None:
         if policy.actions[rule] != "off":
-            found.add(rule, name, *_range(node if place is None else place))
+            found.add(rule, name, _range(node if place is None else place))
 
     def nested(text: str, where: ast.AST) -> None:
         if level < _DEEPEST:
@@ -80,9 +82,9 @@ def _read(
     Analyser(policy, surveyed, catalogue(), report, nested, deadline).run()
 
 
-def _range(node: ast.AST | None) -> tuple[int, int, int, int]:
+def _range(node: ast.AST | None) -> Range:
     if node is None or not hasattr(node, "lineno"):
-        return 1, 0, 1, 0
+        return _START
     line, column = node.lineno, getattr(node, "col_offset", 0)
     end_line = getattr(node, "end_lineno", None) or line
     end_column = getattr(node, "end_col_offset", None)
@@ -100,22 +102,14 @@ class _Findings:
     def problem(self, problem: Problem) -> None:
         if self._policy.actions[problem.rule] != "off":
             where = (problem.line, problem.column, problem.end_line, problem.end_column)
-            self.add(problem.rule, problem.told, *where, remedy=problem.remedy)
+            self.add(problem.rule, problem.told, where, problem.remedy)
 
     def add(
-        self,
-        identity: str,
-        name: str,
-        line: int = 1,
-        column: int = 0,
-        end_line: int = 1,
-        end_column: int = 0,
-        *,
-        remedy: str | None = None,
+        self, identity: str, name: str, where: Range = _START, remedy: str | None = None
     ) -> None:
         rule = RULES[identity]
         severity = SEVERITIES[self._policy.actions[identity]]
-        key = (identity, name, line, column, end_line, end_column)
+        key = (identity, name, where)
         if key in self._found or self._count[severity] >= _MOST:
             return
         self._count[severity] += 1
@@ -125,11 +119,11 @@ class _Findings:
             severity=severity,
             message=template.replace("{name}", name),
             remedy=remedy or rule.remedy,
-            line=line,
-            column=column,
-            end_line=end_line,
-            end_column=end_column,
-            snippet=self._line(line),
+            line=where[0],
+            column=where[1],
+            end_line=where[2],
+            end_column=where[3],
+            snippet=self._line(where[0]),
         )
 
     def _line(self, number: int) -> str:

@@ -196,25 +196,17 @@ def _is_text(name: str, value: object) -> None:
 
 
 _CHECKS: Mapping[str, Callable[[str, object], object]] = {
-    "enabled": _is_flag,
-    "image": _is_text,
-    "memory_limit": _is_size,
-    "memory_swap_limit": _is_size,
+    # By the type of the default, unless the option has a range.
+    **{
+        name: _is_flag if isinstance(field.default, bool) else _is_text
+        for name, field in DockerConfig.__dataclass_fields__.items()
+    },
+    **dict.fromkeys(("memory_limit", "memory_swap_limit", "tmpfs_size"), _is_size),
     "cpu_limit": _is_cpus,
     "timeout_seconds": _is_seconds,
     "network_mode": _is_network,
-    "read_only": _is_flag,
-    "tmpfs_path": _is_text,
-    "tmpfs_size": _is_size,
-    "tmpfs_options": _is_text,
-    "seccomp_profile": _is_text,
-    "output_dir": _is_text,
-    "cleanup_on_exit": _is_flag,
-    "fallback_to_direct": _is_flag,
-    "export_container_stats": _is_flag,
     "alert_on_orphaned_containers": _is_count,
     "prometheus_port": _is_port,
-    "runtime_monitor_enabled": _is_flag,
 }
 
 

@@ -97,14 +97,9 @@ class SandboxManager:
     def get_stats(self) -> dict[str, Any]:
         """The manager in numbers."""
         found = wait(self._stats)
-        return {
-            "total_sandboxes": found.total,
-            "active_operations": found.active_operations,
-            "max_sandboxes": found.max_sandboxes,
-            "idle_timeout": found.idle_timeout,
-            "cleanup_interval": found.cleanup_interval,
-            "is_shutting_down": found.is_shutting_down,
-        }
+        names = ("active_operations", "max_sandboxes", "idle_timeout", "cleanup_interval")
+        numbers = {name: getattr(found, name) for name in (*names, "is_shutting_down")}
+        return {"total_sandboxes": found.total, **numbers}
 
     async def _stats(self) -> Any:
         return self._manager.stats()
