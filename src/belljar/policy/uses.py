@@ -46,7 +46,7 @@ def check_import_call(
 def check_evaluation(
     analyser: Analyser, node: ast.AST, path: str, call: ast.Call | None, at: Place
 ) -> None:
-    """`eval` and `exec`: where does the code come from?"""
+    """`eval` and `exec`: check where the code comes from, and the code itself if it is constant."""
     argument = first_argument(call, "source") if call is not None else None
     if argument is not None and is_disguised(analyser, argument, at):
         analyser.report("BJ203", node, path)
@@ -149,7 +149,7 @@ if TYPE_CHECKING:
 
 
 def look_up(lists: ImportLists, name: str) -> str:
-    """ "allow", "deny" or "unlisted": the longest matching entry decides, and deny wins a tie."""
+    """Return "allow", "deny" or "unlisted": the longest matching entry decides, deny wins a tie."""
     entries = _entries(lists)
     while name:
         if answer := entries.get(name):
@@ -301,7 +301,7 @@ def is_url(text: str) -> bool:
 def path_allowed(patterns: tuple[str, ...], text: str) -> bool:
     """True if the path stays inside of the allowed ones.
 
-    >>> allows(("./**",), "data/sales.csv"), allows(("./**",), "../secret")
+    >>> path_allowed(("./**",), "data/sales.csv"), path_allowed(("./**",), "../secret")
     (True, False)
     """
     if "\0" in text or text.startswith(("~", "|")) or _URL.match(text) or "$" in text:

@@ -58,7 +58,7 @@ def python_interpreter(
 
 
 def _without_docker() -> str | None:
-    """ "native" if this host supports it, unless BELLJAR_BACKEND names another backend."""
+    """The backend of BELLJAR_BACKEND, else "native" if this host supports it, else None."""
     if wanted := os.environ.get(runtime.WANTED):
         return wanted
     try:

@@ -54,11 +54,11 @@ class DockerConfig:
     seccomp_profile: str = DEFAULT_SECCOMP
     output_dir: str = "sandbox_output"  # files that the code wrote are saved below it
     cleanup_on_exit: bool = True
-    fallback_to_direct: bool = False  # run code WITHOUT a sandbox where none can be had
+    fallback_to_direct: bool = False  # run code WITHOUT a sandbox if no sandbox can start
     export_container_stats: bool = True
-    alert_on_orphaned_containers: int = 3  # more than these are worth a warning
+    alert_on_orphaned_containers: int = 3  # more are logged as a warning
     prometheus_port: int = 8000
-    runtime_monitor_enabled: bool = True  # end what stays close to its limits
+    runtime_monitor_enabled: bool = True  # kill code that stays close to its limits
 
     def __new__(cls, *args: object, **given: object) -> Self:
         """Here for the error: that of a dataclass does not suggest the nearest name."""
