@@ -73,10 +73,7 @@ class Document:
     def to_dict(self) -> dict[str, object]:
         return {
             "schema": SCHEMA,
-            "name": self.name,
-            "version": self.version,
-            "description": self.description,
-            "unknown": self.unknown,
+            **{key: getattr(self, key) for key in ("name", "version", "description", "unknown")},
             "imports": {"allow": list(self.imports.allow), "deny": list(self.imports.deny)},
             "names": {"allow": list(self.names.allow), "deny": list(self.names.deny)},
             "paths": {"allow": list(self.paths)},

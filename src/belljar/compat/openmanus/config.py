@@ -26,20 +26,13 @@ FIELDS: Mapping[str, tuple[type, Any, str]] = {
 class SettingsLike(Protocol):
     """An object with the seven settings as attributes, such as OpenManus' own `SandboxSettings`."""
 
-    @property
-    def use_sandbox(self) -> bool: ...
-    @property
-    def image(self) -> str: ...
-    @property
-    def work_dir(self) -> str: ...
-    @property
-    def memory_limit(self) -> str: ...
-    @property
-    def cpu_limit(self) -> float: ...
-    @property
-    def timeout(self) -> int: ...
-    @property
-    def network_enabled(self) -> bool: ...
+    use_sandbox: bool
+    image: str
+    work_dir: str
+    memory_limit: str
+    cpu_limit: float
+    timeout: int
+    network_enabled: bool
 
 
 class SandboxSettings:
