@@ -1,4 +1,5 @@
-"""Foreign text, made fit to be shown: in a terminal, a log, one line of a repr."""
+"""Foreign text: made fit to be shown in a terminal, a log, one line of a repr; and YAML, checked
+before a parser builds it."""
 
 from __future__ import annotations
 
@@ -26,3 +27,31 @@ def _escape(match: re.Match[str]) -> str:
 def one_line(text: str, width: int = 60) -> str:
     line = printable(text[:width]).replace("\n", "\\n").replace("\t", "\\t")
     return line if len(text) <= width else f"{line}…"
+
+
+MAX_YAML_DEPTH = 50
+
+
+class UnsafeYAML(ValueError):
+    def __init__(self, problem: str, line: int) -> None:
+        super().__init__(problem)
+        self.line = line
+
+
+def check_yaml(text: str) -> None:
+    """Raise UnsafeYAML for aliases and deep nesting, and yaml.YAMLError for what is not YAML.
+
+    A few lines of aliases stand for more than any memory holds, or for themselves; and the time of
+    the parser grows with the square of the depth. Needs PyYAML.
+    """
+    import yaml
+
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        line = event.start_mark.line + 1 if event.start_mark else 1
+        if isinstance(event, yaml.AliasEvent):
+            raise UnsafeYAML(f"aliases (*{event.anchor}) are not allowed", line)
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_YAML_DEPTH:
+            raise UnsafeYAML("is nested too deeply", line)

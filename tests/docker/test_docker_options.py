@@ -27,7 +27,7 @@ from belljar.backends.auto import AutoBackend
 from belljar.backends.base import GuestSpec
 from belljar.backends.docker import settings
 from belljar.cli import sandbox_options
-from belljar.compat import where
+from belljar.compat import placement
 from belljar.environment.environment import builtin
 from belljar.limits import Limits
 
@@ -515,4 +515,4 @@ def test_nothing_is_imported_in_advance_in_an_image_unless_asked_for(own, tmp_pa
 
 def adapted(backend, **given):
     """What an adapter of another system's gives to Sandbox."""
-    return asyncio.run(where.place(backend, prefer_local=False, **given)).options
+    return asyncio.run(placement.place(backend, prefer_local=False, **given)).options

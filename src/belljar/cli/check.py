@@ -140,11 +140,11 @@ def _show(reports: dict[str, Report], policy: Policy, args: argparse.Namespace) 
         }
         print(json.dumps(told, indent=2))
     elif args.format == "sarif":
-        from belljar.policy.sarif import sarif
+        from belljar.policy.report import make_sarif
 
-        print(json.dumps(sarif(reports, policy), indent=2))
+        print(json.dumps(make_sarif(reports, policy), indent=2))
     else:
-        from belljar.policy.render import render
+        from belljar.policy.report import render
 
         shown = [
             render(name, report)

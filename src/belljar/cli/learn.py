@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from belljar.policy import Policy, files
+    from belljar.policy import Policy, document
     from belljar.policy.learning import Learned, learn
 
     base = Policy.coerce(args.policy)
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(printed, end="")
     # What counts is the text that somebody will save and load.
-    policy = Policy.from_dict(files.parse_toml(printed, "learned"))
+    policy = Policy.from_dict(document.parse_toml(printed, "learned"))
     allowed = all(policy.check(code).allowed for _, code in codes)
     return exit_codes.OK if allowed else exit_codes.ERROR
 
