@@ -10,7 +10,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from belljar.functions.registry import HostFunction, Registry, coerce
+from belljar.functions.registry import HostFunction, Registry, coerce_functions
 
 VARIABLE = contextvars.ContextVar("VARIABLE", default="unset")
 
@@ -24,7 +24,7 @@ def run(request):
 
 
 def registry(*functions, **named):
-    return Registry([*coerce(functions).values(), *coerce(named).values()])
+    return Registry([*coerce_functions(functions).values(), *coerce_functions(named).values()])
 
 
 def call(run, function, *args, **kwargs):

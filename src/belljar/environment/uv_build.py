@@ -27,7 +27,7 @@ from belljar.environment.interpreter import Interpreter, guest_python
 from belljar.environment.requirement import UNSOLVABLE, canonical_name, few, why_unsolvable
 from belljar.environment.uv import find_uv, read_pip_files, uv_settings
 from belljar.errors import EnvironmentBuildError
-from belljar.results.execution import printable
+from belljar.text import printable
 
 GUEST_ROOT = "/opt/env"
 _SHOWN_LINES = 12  # of uv's complaint, from its start and again from its end

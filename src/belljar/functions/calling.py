@@ -40,8 +40,8 @@ class Callee:
         self._max_calls = max_calls
         self._calls = 0
         self._turns = Turns(concurrency)
-        self._signature = signature.read(function)
-        self._bound = signature.bound(function)
+        self._signature = signature.read_signature(function)
+        self._bound = signature.bound_keywords(function)
         self._awaited = _is_async(function)
 
     async def call(self, args: Sequence[object], kwargs: Mapping[str, object]) -> object:

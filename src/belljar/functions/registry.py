@@ -24,11 +24,9 @@ from dataclasses import KW_ONLY, dataclass
 from belljar.errors import InvalidOption
 from belljar.functions import signature
 from belljar.functions.calling import Callee
-from belljar.functions.disclosure import cut, describe
+from belljar.functions.signature import cut
 from belljar.guest import functions as guest
 from belljar.protocol import wire
-
-__all__ = ["Functions", "HostFunction", "Registry", "coerce", "describe", "spec", "stubs"]
 
 MAX_FUNCTIONS = 200
 MAX_NAME = 64
@@ -106,7 +104,7 @@ def _checked_name(name: object) -> str:
     return name
 
 
-def _named(function: HostFunction, name: str | None = None) -> tuple[str, HostFunction]:
+def _with_name(function: HostFunction, name: str | None = None) -> tuple[str, HostFunction]:
     """Its name in the guest: that of the mapping, its own, or that of the callable."""
     own = name if name is not None else function.name
     if own is None:
@@ -121,11 +119,13 @@ def _named(function: HostFunction, name: str | None = None) -> tuple[str, HostFu
     return checked, dataclasses.replace(function, name=checked)
 
 
-def coerce(functions: Functions | None) -> dict[str, HostFunction]:
+def coerce_functions(functions: Functions | None) -> dict[str, HostFunction]:
     """What `Sandbox(functions=...)` takes, by the names under which the guest will know them.
 
-    >>> list(coerce([len, HostFunction(max, name="largest")])), list(coerce({"size": len}))
-    (['len', 'largest'], ['size'])
+    >>> list(coerce_functions([len, HostFunction(max, name="largest")]))
+    ['len', 'largest']
+    >>> list(coerce_functions({"size": len}))
+    ['size']
     """
     if functions is None:
         return {}
@@ -144,7 +144,7 @@ def coerce(functions: Functions | None) -> dict[str, HostFunction]:
         if key is None and isinstance(functions, Mapping):
             raise InvalidOption("the name of a host function is a str, not None")
         function = value if isinstance(value, HostFunction) else HostFunction(value)
-        name, function = _named(function, key)
+        name, function = _with_name(function, key)
         if name in found:
             raise InvalidOption(f"two host functions are called {name!r}")
         found[name] = function
@@ -163,34 +163,34 @@ def _check_number(number: int) -> None:
 # -- what is told of them ---------------------------------------------------------------------
 
 
-def spec(function: HostFunction, limit: int = MAX_SPEC) -> dict[str, object]:
+def describe_function(function: HostFunction, limit: int = MAX_SPEC) -> dict[str, object]:
     """What the guest is told of a function: its name, signature and docstring, as texts.
 
     Too much for `limit` is cut: first the docstring, then types and defaults, then the signature.
     """
-    name, function = _named(function)
+    name, function = _with_name(function)
     # Lone surrogates are no text, and compilers refuse them in a docstring.
     doc = (inspect.getdoc(function.function) or "").encode("utf-8", "replace").decode() or None
-    shape = signature.read(function.function)
-    told = signature.parameters(shape)
-    returns = None if shape is None else signature.annotation(shape.return_annotation)
+    shape = signature.read_signature(function.function)
+    told = signature.describe_parameters(shape)
+    returns = None if shape is None else signature.format_annotation(shape.return_annotation)
     bare = [
         {**one, "annotation": None, "default": one["default"] and signature.UNKNOWN} for one in told
     ]
-    unknown = signature.parameters(None)
+    unknown = signature.describe_parameters(None)
     attempts: list[tuple[int, Sequence[Mapping[str, str | None]], str | None]] = [
         *((MAX_DOC // part, told, returns) for part in (1, 4, 16, 64)),
         *((MAX_DOC // part, bare, None) for part in (64, MAX_DOC)),
         (MAX_DOC // 64, unknown, None),
     ]
     for room, parameters, result in attempts:
-        found = _spec(name, doc and cut(doc, room), parameters, result)
+        found = _description(name, doc and cut(doc, room), parameters, result)
         if len(json.dumps(found)) <= limit:
             return found
-    return _spec(name, None, unknown, None)
+    return _description(name, None, unknown, None)
 
 
-def _spec(
+def _description(
     name: str,
     doc: str | None,
     parameters: Sequence[Mapping[str, str | None]],
@@ -211,18 +211,21 @@ def stubs(functions: Functions | Registry) -> str:
     <BLANKLINE>
     """
     if isinstance(functions, Registry):
-        return "\n\n".join(map(_stub, functions.specs()))
-    return "\n\n".join(_stub(spec(function)) for function in coerce(functions).values())
+        return "\n\n".join(map(_render_stub, functions.specs()))
+    return "\n\n".join(
+        _render_stub(describe_function(function))
+        for function in coerce_functions(functions).values()
+    )
 
 
-def _stub(told: dict[str, object]) -> str:
+def _render_stub(told: dict[str, object]) -> str:
     lines = [f"def {told['name']}{guest.signature(told)}:"]
     if isinstance(told["doc"], str):
-        lines.append(textwrap.indent(_docstring(told["doc"]), "    "))
+        lines.append(textwrap.indent(_render_docstring(told["doc"]), "    "))
     return "\n".join([*lines, "    ...", ""])
 
 
-def _docstring(doc: str) -> str:
+def _render_docstring(doc: str) -> str:
     """The text as a literal that people can read: only what must be is escaped."""
     escaped = doc.replace("\\", "\\\\")
     # Quotes side by side, or before the closing ones, would end the literal.
@@ -255,7 +258,7 @@ class Registry:
 
     def add(self, function: HostFunction) -> None:
         """Let the guest call it from now on, in place of one that had its name before."""
-        name, function = _named(function)
+        name, function = _with_name(function)
         _check_number(len({*self._functions, name}))
         callee = Callee(
             function.function,
@@ -278,7 +281,7 @@ class Registry:
 
     def specs(self) -> list[dict[str, object]]:
         limit = min(MAX_SPEC, MAX_SPECS // max(len(self._functions), 1))
-        return [spec(function, limit) for function, _ in self._functions.values()]
+        return [describe_function(function, limit) for function, _ in self._functions.values()]
 
     async def call(self, name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
         """Call a function for the guest, whose word `name` and the arguments are.

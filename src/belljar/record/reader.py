@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO
 
 from belljar.backends.workdir import WORKSPACE
 from belljar.errors import InvalidOption
@@ -17,6 +16,7 @@ from belljar.limits import RULES, Limits
 from belljar.record.format import FORMAT, MAX_LINE, MAX_RECORD, VERSION
 from belljar.record.parse import Malformed, Reader, load_execution
 from belljar.results.execution import Execution
+from belljar.text import parse_json
 
 _HEADER = re.compile(rb'\s*\{[^{}]{0,400}"format":\s*"%s"' % FORMAT.encode())
 
@@ -154,7 +154,7 @@ class _Reading:
 
     def take(self, number: int, line: bytes) -> None:
         try:
-            parsed = json.loads(line, parse_constant=_refuse)
+            parsed = parse_json(line)
             if not isinstance(parsed, dict):
                 raise ValueError("it is not an object")
         except (ValueError, RecursionError) as error:
@@ -262,10 +262,6 @@ class _Reading:
     def _refuse_torn(self) -> None:
         if self._torn is not None:
             raise _wrong(self._path, self._torn[0], f"it is not JSON: {self._torn[1]}")
-
-
-def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _environment(told: Reader) -> RecordedEnvironment:

@@ -1,7 +1,7 @@
 """Charts as data: what a figure shows, so that a program or a model can read or redraw it.
 
-The guest describes its own figures, in JSON. Everything here is parsed strictly out of that, with
-caps; what does not fit is no chart.
+The guest describes its figures in JSON. It is parsed strictly and with caps; a description that is
+not valid gives no chart.
 """
 
 from __future__ import annotations
@@ -11,25 +11,26 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import NoReturn
+
+from belljar.text import parse_json
 
 MAX_JSON = 4 * 1024 * 1024  # characters
 MAX_PARTS = 100_000  # elements, points and ticks of a chart, together with those of its parts
-MAX_WORDS = 1000  # characters of one text
+MAX_TEXT = 1000  # characters of one text
 
-Coordinate = float | str | None  # a number, an ISO date or a category; None where there is nothing
+Coordinate = float | str | None  # a number, an ISO date or a category; None: missing
 
 
 class ChartType(StrEnum):
-    """What is drawn; it tells which class the elements have."""
+    """What is drawn; it decides the class of the elements."""
 
     line = "line"  # Series
     scatter = "scatter"  # Series
-    bar = "bar"  # Bar, also of a histogram
+    bar = "bar"  # Bar, also for histograms
     pie = "pie"  # Slice
     box_and_whisker = "box_and_whisker"  # Box
     superchart = "superchart"  # Chart: several in one figure
-    unknown = "unknown"  # none: a picture, a map, ...
+    unknown = "unknown"  # no elements: a picture, a map, ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +43,8 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    label: str  # where it stands, such as "2024" or the bin "[0, 10)"
-    group: str  # the label of the set it belongs to
+    label: str  # its position, such as "2024" or the bin "[0, 10)"
+    group: str  # the label of its set of bars
     value: float | None
 
 
@@ -74,7 +75,7 @@ class Chart:
     elements: tuple[Series | Bar | Slice | Box | Chart, ...]
     x_label: str = ""
     y_label: str = ""
-    x_unit: str | None = None  # out of the label: "Speed (km/h)"
+    x_unit: str | None = None  # from a label such as "Speed (km/h)"
     y_unit: str | None = None
     x_ticks: tuple[Coordinate, ...] = ()
     y_ticks: tuple[Coordinate, ...] = ()
@@ -82,7 +83,7 @@ class Chart:
     y_tick_labels: tuple[str, ...] = ()
     x_scale: str | None = None  # linear, log, datetime, categorical, ...
     y_scale: str | None = None
-    truncated: bool = False  # points were left out, evenly; of bars, slices and boxes the last
+    truncated: bool = False  # some points (evenly) or the last bars, slices or boxes are left out
 
     def to_dict(self) -> dict[str, object]:
         """Give plain data that JSON can carry."""
@@ -90,25 +91,25 @@ class Chart:
         return plain
 
 
-def parse(text: str) -> Chart | None:
-    """Read what the guest says that it drew; None for anything but a well-formed chart."""
+def parse_chart(text: str) -> Chart | None:
+    """Parse the guest's description; None for anything but a well-formed chart."""
     if len(text) > MAX_JSON:
         return None
     try:
-        return _Parser().chart(json.loads(text, parse_constant=_refuse))
+        return _Parser().chart(parse_json(text))
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
         return None
 
 
 class _Parser:
-    """Takes a chart out of foreign JSON. Whatever is wrong is a ValueError, TypeError, KeyError."""
+    """Reads a chart from the guest's JSON; raises ValueError, TypeError or KeyError."""
 
     def __init__(self) -> None:
         self._room = MAX_PARTS
 
     def chart(self, data: object, *, inside: bool = False) -> Chart:
         fields = _mapping(data)
-        kind = ChartType(_words(fields["type"]))
+        kind = ChartType(_text(fields["type"]))
         if kind is ChartType.superchart and inside:
             raise ValueError("a superchart in a superchart")
         read: dict[ChartType, Callable[[object], Series | Bar | Slice | Box | Chart]] = {
@@ -124,18 +125,18 @@ class _Parser:
             raise ValueError("elements of an unknown kind")
         return Chart(
             type=kind,
-            title=_words(fields["title"]),
+            title=_text(fields["title"]),
             elements=tuple(read[kind](part) for part in parts),
-            x_label=_words(fields.get("x_label", "")),
-            y_label=_words(fields.get("y_label", "")),
-            x_unit=_words_or_none(fields.get("x_unit")),
-            y_unit=_words_or_none(fields.get("y_unit")),
+            x_label=_text(fields.get("x_label", "")),
+            y_label=_text(fields.get("y_label", "")),
+            x_unit=_text_or_none(fields.get("x_unit")),
+            y_unit=_text_or_none(fields.get("y_unit")),
             x_ticks=self._coordinates(fields.get("x_ticks", [])),
             y_ticks=self._coordinates(fields.get("y_ticks", [])),
-            x_tick_labels=tuple(map(_words, self._list(fields.get("x_tick_labels", [])))),
-            y_tick_labels=tuple(map(_words, self._list(fields.get("y_tick_labels", [])))),
-            x_scale=_words_or_none(fields.get("x_scale")),
-            y_scale=_words_or_none(fields.get("y_scale")),
+            x_tick_labels=tuple(map(_text, self._list(fields.get("x_tick_labels", [])))),
+            y_tick_labels=tuple(map(_text, self._list(fields.get("y_tick_labels", [])))),
+            x_scale=_text_or_none(fields.get("x_scale")),
+            y_scale=_text_or_none(fields.get("y_scale")),
             truncated=fields.get("truncated", False) is True,
         )
 
@@ -146,12 +147,12 @@ class _Parser:
             if not isinstance(point, list) or len(point) != 2:
                 raise TypeError("a point is two coordinates")
             points.append((_coordinate(point[0]), _coordinate(point[1])))
-        return Series(label=_words(fields["label"]), points=tuple(points))
+        return Series(label=_text(fields["label"]), points=tuple(points))
 
     def _box(self, data: object) -> Box:
         fields = _mapping(data)
         return Box(
-            label=_words(fields["label"]),
+            label=_text(fields["label"]),
             min=_number(fields["min"]),
             first_quartile=_number(fields["first_quartile"]),
             median=_number(fields["median"]),
@@ -175,8 +176,8 @@ class _Parser:
 def _bar(data: object) -> Bar:
     fields = _mapping(data)
     return Bar(
-        label=_words(fields["label"]),
-        group=_words(fields["group"]),
+        label=_text(fields["label"]),
+        group=_text(fields["group"]),
         value=_number(fields["value"]),
     )
 
@@ -184,7 +185,7 @@ def _bar(data: object) -> Bar:
 def _slice(data: object) -> Slice:
     fields = _mapping(data)
     return Slice(
-        label=_words(fields["label"]),
+        label=_text(fields["label"]),
         angle=_number(fields["angle"]),
         radius=_number(fields["radius"]),
     )
@@ -196,14 +197,14 @@ def _mapping(data: object) -> Mapping[str, object]:
     return data
 
 
-def _words(data: object) -> str:
-    if not isinstance(data, str) or len(data) > MAX_WORDS:
+def _text(data: object) -> str:
+    if not isinstance(data, str) or len(data) > MAX_TEXT:
         raise TypeError("not a text, or too long")
     return data
 
 
-def _words_or_none(data: object) -> str | None:
-    return None if data is None else _words(data)
+def _text_or_none(data: object) -> str | None:
+    return None if data is None else _text(data)
 
 
 def _number(data: object) -> float | None:
@@ -212,14 +213,10 @@ def _number(data: object) -> float | None:
     if isinstance(data, bool) or not isinstance(data, int | float):
         raise TypeError("not a number")
     number = float(data)
-    if not math.isfinite(number):  # 1e999 is infinite without being called so
+    if not math.isfinite(number):  # JSON may say 1e999
         raise ValueError("not a finite number")
     return number
 
 
 def _coordinate(data: object) -> Coordinate:
-    return _words(data) if isinstance(data, str) else _number(data)
-
-
-def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
+    return _text(data) if isinstance(data, str) else _number(data)

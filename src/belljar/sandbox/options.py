@@ -22,7 +22,7 @@ from belljar.backends.mounts import Mount, Scratch, check_mounts
 from belljar.environment.environment import Environment, builtin, extended, resolve
 from belljar.errors import InvalidOption, unknown_option
 from belljar.files import sessions
-from belljar.functions.registry import Functions, HostFunction, coerce
+from belljar.functions.registry import Functions, HostFunction, coerce_functions
 from belljar.limits import RULES, Limits
 from belljar.protocol import wire
 
@@ -132,7 +132,7 @@ def make(
         policy=None if policy is None else _policy(policy),
         strict=strict,
         metadata=MappingProxyType(texts("metadata", metadata)),
-        functions=MappingProxyType(coerce(functions or {})),
+        functions=MappingProxyType(coerce_functions(functions or {})),
         workspace=kept,
         session=None if session is None else sessions.check_name(session),
         workdir=workdirs.check(workdir, mounted),

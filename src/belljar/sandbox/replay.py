@@ -22,10 +22,11 @@ from belljar.files.script import Script, make_input
 from belljar.limits import Limits
 from belljar.record.comparison import Difference, compare_cells
 from belljar.record.reader import Cell, Record, RecordedEnvironment, Session, read
-from belljar.results.execution import Execution, printable
+from belljar.results.execution import Execution
 from belljar.sandbox import options
 from belljar.sandbox.blocking import Sandbox
 from belljar.sandbox.replay_events import Events, ReplayedCommand
+from belljar.text import printable
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,7 @@ from belljar.compat import where
 from belljar.compat.dolphin import variables_left
 from belljar.compat.dolphin.variables_left import Known
 from belljar.errors import CannotTravel, InvalidOption, SandboxClosed, SandboxError
-from belljar.results import ending
-from belljar.results.execution import Execution, Outcome
+from belljar.results.execution import Execution, Outcome, describe_end
 from belljar.sandbox.blocking import Sandbox
 from belljar.sandbox.options import check_name
 
@@ -154,7 +153,7 @@ def _failure(execution: Execution, memory: str) -> str:
         case Outcome.out_of_memory:
             return f"Out of memory: the code wanted more than memory_limit={memory}.{lost}\n"
         case _:
-            return f"{ending.sentence(execution, 'the code')}.{lost}\n"
+            return f"{describe_end(execution, 'the code')}.{lost}\n"
 
 
 # -- who shares which -----------------------------------------------------------------------

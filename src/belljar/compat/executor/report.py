@@ -6,8 +6,7 @@ import json
 from typing import Any
 
 from belljar.errors import CannotTravel, NameMissing, SandboxError
-from belljar.results import ending
-from belljar.results.execution import Execution, Outcome
+from belljar.results.execution import Execution, Outcome, describe_end
 from belljar.sandbox.blocking import Sandbox
 
 KILLED = 137  # 128 + SIGKILL, as the engine and the shell say it
@@ -52,7 +51,7 @@ def failure(execution: Execution, logs: str, *, timeout: float, memory: str) -> 
         case Outcome.output_limit:
             return exited(f"{_why(execution)}{logs}")
         case _:
-            return f"Container error: {ending.sentence(execution, 'the code')}\n{logs}"
+            return f"Container error: {describe_end(execution, 'the code')}\n{logs}"
 
 
 def exited(why: str) -> str:
@@ -67,7 +66,7 @@ def _code(execution: Execution) -> int:
 
 
 def _why(execution: Execution) -> str:
-    said = "" if execution.outcome is Outcome.exit else ending.sentence(execution, "the code")
+    said = "" if execution.outcome is Outcome.exit else describe_end(execution, "the code")
     return f"{said}\n" if said else ""
 
 

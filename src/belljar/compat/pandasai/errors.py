@@ -16,8 +16,7 @@ from __future__ import annotations
 
 from pandasai.exceptions import CodeExecutionError, InvalidOutputValueMismatch, NoResultFoundError
 
-from belljar.results import ending
-from belljar.results.execution import Execution, Outcome
+from belljar.results.execution import Execution, Outcome, describe_end
 from belljar.text import printable
 
 MAX_SHOWN = 4000  # characters of what the code wrote; a model reads it, and pays for it
@@ -58,7 +57,7 @@ def failure(execution: Execution, remark: str = "") -> CodeFailed:
     """The exception for code that did not end well, with the traceback that the model needs."""
     told = execution.error.traceback if execution.error else ""
     if not told or execution.outcome is not Outcome.error:
-        told = f"{ending.sentence(execution, 'the code')}\n{told}".strip()
+        told = f"{describe_end(execution, 'the code')}\n{told}".strip()
     error = _CLASSES.get(execution.outcome, CodeFailed)(
         f"Error executing code: {printable(told[-MAX_SHOWN:])}{remark}"
     )

@@ -11,7 +11,15 @@ import base64
 import json
 import re
 
-from belljar.record.export import words
+from belljar.record.export.export_text import (
+    describe_command,
+    describe_end,
+    describe_event,
+    encodable,
+    plain_text,
+    session_heading,
+    without_ansi,
+)
 from belljar.record.parse import Malformed, Reader, load_command
 from belljar.record.reader import Cell, Event, Record
 from belljar.results import sanitize
@@ -25,7 +33,7 @@ Json = dict[str, object]
 def render(record: Record) -> str:
     cells: list[Json] = []
     for session in record.sessions:
-        cells.append(_markdown(record.path.name, words.heading(session)))
+        cells.append(_markdown(record.path.name, session_heading(session)))
         cells += [_cell(s) if isinstance(s, Cell) else _event(s) for s in session.steps]
     numbered = [{"id": f"cell-{index}", **cell} for index, cell in enumerate(cells, 1)]
     notebook = {
@@ -37,7 +45,7 @@ def render(record: Record) -> str:
         },
         "cells": numbered,
     }
-    return words.encodable(json.dumps(notebook, indent=1, ensure_ascii=False, allow_nan=False))
+    return encodable(json.dumps(notebook, indent=1, ensure_ascii=False, allow_nan=False))
 
 
 def _cell(cell: Cell) -> Json:
@@ -65,7 +73,7 @@ def _outputs(execution: Execution) -> list[Json]:
             output |= {"output_type": "display_data"}
         outputs.append(output)
     if execution.error is not None:
-        trace = words.without_ansi(execution.error.traceback)
+        trace = without_ansi(execution.error.traceback)
         outputs.append(
             {
                 "output_type": "error",
@@ -74,7 +82,7 @@ def _outputs(execution: Execution) -> list[Json]:
                 "traceback": trace.removesuffix("\n").split("\n"),
             }
         )
-    if ended := words.end_of(execution):
+    if ended := describe_end(execution):
         outputs.append(_stream("stderr", f"[{ended}]\n"))
     return outputs
 
@@ -141,15 +149,15 @@ def _event(event: Event) -> Json:
             done = load_command(Reader(event.fields))
         except Malformed as error:
             return _markdown("command", str(error))
-        ended = words.end_of(done)
+        ended = describe_end(done)
         return {
             "cell_type": "code",
             "execution_count": None,
             "metadata": {"belljar": {"outcome": done.outcome.value}},
-            "source": "%%sh\n" + words.command_of(event),
+            "source": "%%sh\n" + describe_command(event),
             "outputs": _streams(done) + ([_stream("stderr", f"[{ended}]\n")] if ended else []),
         }
-    return _markdown(words.event_of(event))
+    return _markdown(describe_event(event))
 
 
 _PLAIN = re.compile(r"[^A-Za-z0-9 ,/-]")
@@ -157,6 +165,6 @@ _PLAIN = re.compile(r"[^A-Za-z0-9 ,/-]")
 
 def _markdown(*parts: str) -> Json:
     """Words, as code. Each sign by its number: so no dialect of Markdown takes one for markup."""
-    spans = (_PLAIN.sub(lambda sign: f"&#{ord(sign[0])};", words.plain(part)) for part in parts)
+    spans = (_PLAIN.sub(lambda sign: f"&#{ord(sign[0])};", plain_text(part)) for part in parts)
     source = " ".join(f"<code>{span}</code>" for span in spans)
     return {"cell_type": "markdown", "metadata": {}, "source": source}
