@@ -124,7 +124,7 @@ def test_functions_are_named_by_the_mapping_or_by_themselves():
 
 def test_one_name_has_one_spelling():
     assert list(coerce_functions({"ﬁnd": nothing})) == ["find"]
-    with pytest.raises(InvalidOption, match="two host functions are called 'find'"):
+    with pytest.raises(InvalidOption, match="two host functions are named 'find'"):
         coerce_functions({"ﬁnd": nothing, "find": plain})
 
 
@@ -138,16 +138,16 @@ def test_one_name_has_one_spelling():
         ([Thing(1)], "a Thing has no name"),
         ([functools.partial(plain)], "a partial has no name"),
         ([plain, plain], "two host functions"),
-        ({"f": 3}, "a callable, not int"),
-        ({"f": None}, "a callable, not NoneType"),
+        ({"f": 3}, "callable, not int"),
+        ({"f": None}, "callable, not NoneType"),
         ({"class": plain}, "cannot be the name"),
         ({"a b": plain}, "cannot be the name"),
         ({"a.b": plain}, "cannot be the name"),
         ({"": plain}, "cannot be the name"),
         ({"x" * 65: plain}, "cannot be the name"),
-        ({"__import__": plain}, "keeps for itself"),
-        ({3: plain}, "is a str, not 3"),
-        ({None: plain}, "is a str, not None"),
+        ({"__import__": plain}, "Python reserves"),
+        ({3: plain}, "must be a str, not 3"),
+        ({None: plain}, "must be a str, not None"),
         ({f"f{i}": plain for i in range(201)}, "201 host functions are more than 200"),
     ],
 )

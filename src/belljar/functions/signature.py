@@ -1,7 +1,13 @@
-"""Signatures of host functions as texts: what a guest may know of the types and defaults in them.
+"""What a guest may know of a host function: its signature, and the errors it raises.
 
-Objects become names (`pandas.DataFrame`) or literals; whatever would print an address, a path of
-the host, or pages of text becomes `...`, or is left out.
+Objects in a signature become names (`pandas.DataFrame`) or literals; what would print an address, a
+path of the host or pages of text becomes `...` or is left out.
+
+Of an error the guest gets its class name and its message, no more. Messages are written for people
+on the host: they name files, users, memory addresses, and databases with their passwords. The guest
+must not learn these from them. So text that looks like an absolute path is reduced to its last
+part, and `//user:password@host` to the host. This goes by the look of the text: a function that
+must keep a secret should not put it into an error.
 """
 
 from __future__ import annotations
@@ -22,15 +28,14 @@ MAX_TEXT = 500  # characters of an annotation
 MAX_DEFAULT = 200
 MAX_DEPTH = 8
 UNKNOWN = "..."
-# Their names are known to every reader; `typing.` before each would only be noise.
+# Names from these modules are written without the module: `Any`, not `typing.Any`.
 _PLAIN_MODULES = ("builtins", "typing", "typing_extensions", "collections.abc", "__main__")
 _EXPRESSIONS = (ast.Name, ast.Attribute, ast.Subscript, ast.BinOp, ast.Constant)
 _LITERALS = (type(None), bool, int, float, str, bytes)
 
 
 def bound_keywords(function: object) -> frozenset[str]:
-    """The keywords that a partial has bound: a key, a permission. They are neither told to a guest
-    nor its to choose."""
+    """The keywords that a partial has bound, such as a key: the guest cannot see or set them."""
     names = frozenset[str]()
     while isinstance(function, functools.partial):
         names |= function.keywords.keys()
@@ -39,7 +44,7 @@ def bound_keywords(function: object) -> frozenset[str]:
 
 
 def read_signature(function: Callable[..., object]) -> inspect.Signature | None:
-    """What a caller may give; None if the callable does not tell, as some builtins do not."""
+    """The signature without bound keywords; None if the callable has none, as some builtins."""
     whole, taken = _inspect(function), bound_keywords(function)
     if whole is None or not taken:
         return whole
@@ -50,7 +55,7 @@ def read_signature(function: Callable[..., object]) -> inspect.Signature | None:
 def _inspect(function: Callable[..., object]) -> inspect.Signature | None:
     try:
         if sys.version_info >= (3, 14):
-            # Names that exist for type checkers only would be errors otherwise.
+            # Otherwise names that exist only for type checkers would be errors.
             from annotationlib import Format
 
             return inspect.signature(function, annotation_format=Format.FORWARDREF)
@@ -82,7 +87,7 @@ def describe_parameters(signature: inspect.Signature | None) -> list[dict[str, s
 
 
 def format_default(value: object) -> str:
-    """The text of a plain literal; of anything else, `...`.
+    """The text of a plain literal, or `...` for anything else.
 
     >>> format_default({"a": [1, None]}), format_default(object())
     ("{'a': [1, None]}", '...')
@@ -113,7 +118,7 @@ def _is_literal(value: object, depth: int) -> bool:
 
 
 def format_annotation(given: object) -> str | None:
-    """An annotation as one would write it; None if there is none, or no text stands for it.
+    """An annotation as source code; None without one, or if it has no text.
 
     >>> format_annotation(dict[str, "Row | None"])
     'dict[str, Row | None]'
@@ -145,12 +150,12 @@ def _format_type(given: object, depth: int) -> str | None:
 
 
 def _format_expression(text: str) -> str | None:
-    """A text that was given as annotation: as written, if it is a type; quoted, if it is not."""
+    """An annotation that is a text: as written if it looks like a type, else quoted."""
     text = " ".join(text.split())
     if len(text) > MAX_TEXT:
         return None
     try:
-        # In brackets and on a line of its own: nothing in it can end the expression early.
+        # In brackets that close on the next line, so that nothing in it ends the expression early.
         expression = ast.parse(f"({text}\n)", mode="eval").body
         if isinstance(expression, _EXPRESSIONS):
             return ast.unparse(expression)
@@ -178,7 +183,7 @@ def _format_generic(origin: object, inner: tuple[object, ...], depth: int) -> st
 
 
 def _format_name(given: object) -> str | None:
-    """`module.Name`, by the shortest module that knows it; None for what has no name."""
+    """`module.Name`, with the shortest module that exports it; None for what has no name."""
     name = getattr(given, "__qualname__", None) or getattr(given, "__name__", None)
     name = name or getattr(given, "_name", None)  # special forms of typing before 3.14
     if not isinstance(name, str):
@@ -191,7 +196,7 @@ def _format_name(given: object) -> str | None:
 
 
 def _public_module(given: object, name: str) -> str | None:
-    """pandas, where the class itself says pandas.core.frame."""
+    """For example pandas, where the class itself says pandas.core.frame."""
     module = getattr(given, "__module__", None)
     if not isinstance(module, str) or module in _PLAIN_MODULES:
         return None
@@ -232,8 +237,8 @@ _BARE = re.compile(
     """,
     re.VERBOSE,
 )
-# What stands before the "@" of an address. It may hold any character, also those that a proper
-# address would escape: so all up to the last "@" of the word, unless a host follows the slashes.
+# The part of an address before its "@". It may contain characters that a valid address would
+# escape, so it extends to the last "@" of the word, unless a host follows the slashes.
 _CREDENTIALS = re.compile(
     r"""//
     (?! (?: [\w.-]* | \[[0-9A-Fa-f:.]+\] ) (?: :\d+ )? (?: [/?#,;)\]}>'"`\s] | $ ) )
@@ -245,7 +250,7 @@ _ADDRESS = re.compile(r"\sat 0x[0-9a-fA-F]+|(?<=\b0x)[0-9a-fA-F]{9,}\b")
 
 
 def describe_error(error: BaseException) -> tuple[str, str]:
-    """Name and message for the guest: no traceback, cause, path, password of a URL or address.
+    """Class name and message for the guest, without traceback, cause, paths, passwords, addresses.
 
     >>> describe_error(FileNotFoundError(2, "No such file or directory", "/home/me/a.db"))
     ('FileNotFoundError', 'No such file or directory')
@@ -264,10 +269,10 @@ def describe_error(error: BaseException) -> tuple[str, str]:
 
 def _error_message(error: BaseException) -> str:
     text = str(error)
-    # The names of files come after it; a class with words of its own is taken by them.
+    # Only strerror, because str() adds file names; but a class with its own __str__ is used as is.
     if isinstance(error, OSError) and type(error).__str__ is OSError.__str__ and error.strerror:
         text = str(error.strerror)
-    # Cut twice: searching takes time, and what is found may get longer by a character.
+    # Cut before, because the search takes time, and after, because replacing may add characters.
     return cut(remove_host_details(text[: 4 * MAX_MESSAGE]), MAX_MESSAGE)
 
 
@@ -276,8 +281,7 @@ def cut(text: str, limit: int) -> str:
 
 
 def remove_host_details(text: str) -> str:
-    """Reduce what looks like a path of the host to its last part; take out addresses in memory,
-    and users and passwords of URLs.
+    """Reduce paths of the host to their last part; remove memory addresses and credentials in URLs.
 
     >>> remove_host_details("<Job at 0x7f3a2b1c4d50> read '/srv/my data/x.csv' of https://a.org/b/c")
     "<Job> read '…/x.csv' of https://a.org/b/c"
@@ -287,7 +291,7 @@ def remove_host_details(text: str) -> str:
     text = _CREDENTIALS.sub(f"//{CUT}@", text)
     text = _QUOTED.sub(lambda m: f"{m['quote']}{_last_part(m['path'])}{m['quote']}", text)
     text = _BARE.sub(lambda m: _last_part(m[0]), text)
-    for root in _host_directories():  # glued to something else, as in -I/usr/local/include
+    for root in _host_directories():  # paths after other text, as in -I/usr/local/include
         text = re.sub(rf"{re.escape(root)}(?![\w-])", CUT, text)
     return _ADDRESS.sub(lambda m: "" if "at" in m[0] else CUT, text)
 
@@ -298,7 +302,7 @@ def _last_part(path: str) -> str:
 
 
 def _host_directories() -> list[str]:
-    """Directories that a message may well name, longest first; one part alone is too common."""
+    """Directories that messages often name, longest first; "/x" alone is too common."""
     found = {sys.prefix, sys.base_prefix}
     for directory in (Path.cwd, Path.home):
         try:

@@ -1,7 +1,7 @@
-"""What differs between a recorded run and the same code run again.
+"""The differences between a recorded run and a replay of the same code.
 
-Times, memory and addresses of objects differ from run to run, so that they are no difference;
-everything else that the code showed is.
+Times, memory and addresses of objects differ from run to run, so they do not count; everything else
+that the code showed does.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from dataclasses import dataclass
 from belljar.record.reader import Cell
 from belljar.results.execution import CommandResult, Execution, Outcome, Result
 
-# "<object at 0x7f…>", and by itself a number as long as an address of a 64-bit process.
+# "<object at 0x7f…>", and a bare number as long as an address of a 64-bit process.
 _ADDRESS = re.compile(r"(?<=\bat )0x[0-9a-fA-F]{4,16}\b|\b0x[0-9a-f]{12}\b")
 _STOPPED = (
     *(Outcome.timeout, Outcome.output_limit, Outcome.out_of_memory),
     *(Outcome.cancelled, Outcome.lost),
 )
-# difflib needs time that grows with the square of what it compares, and the guest chose that.
+# difflib takes quadratic time, and the guest chose the texts.
 _DIFF_LINES = 400
 _DIFF_WIDTH = 500
-# Where a hunk begins. A line of the texts cannot look like it: it has " ", "-" or "+" before it.
+# The head of a hunk. A line of the texts cannot look like it: it starts with " ", "-" or "+".
 _HUNK = re.compile(r"@@ -(\d+)(\S*) \+(\d+)(\S* @@)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """One thing that is not as it was."""
+    """One thing that differs."""
 
     what: str  # "outcome", "stdout", "result 1, png"
     recorded: str
     replayed: str
 
     def diff(self) -> str:
-        """The lines that differ, as a unified diff; empty if one line says it all."""
+        """The lines that differ, as a unified diff; empty for short texts of one line."""
         if max(len(self.recorded), len(self.replayed)) < 60 and "\n" not in (
             self.recorded + self.replayed
         ):
@@ -53,7 +53,7 @@ class Difference:
 
 
 def compare_cells(cell: Cell, replayed: Execution, *, exact: bool) -> tuple[Difference, ...]:
-    """Everything the code showed; `exact` counts addresses and tracebacks as well."""
+    """Compare what the code showed; `exact` counts addresses and tracebacks as well."""
     return tuple(_Comparison(cell.left_out, exact=exact).cells(cell.execution, replayed))
 
 
@@ -75,8 +75,8 @@ class _Comparison:
 
     def cells(self, recorded: Execution, replayed: Execution) -> Iterator[Difference]:
         yield from self._ends(recorded, replayed)
-        if self._stopped(recorded, replayed):
-            yield from self._streams("execution", recorded, replayed, begun=True)
+        if self._both_stopped(recorded, replayed):
+            yield from self._streams("execution", recorded, replayed, partial=True)
             return
         for part in ("name", "value", *(["traceback"] if self._exact else [])):
             before, after = _error_part(recorded, part), _error_part(replayed, part)
@@ -87,13 +87,13 @@ class _Comparison:
 
     def commands(self, recorded: CommandResult, replayed: CommandResult) -> Iterator[Difference]:
         yield from self._ends(recorded, replayed)
-        begun = self._stopped(recorded, replayed)
-        yield from self._streams("result", recorded, replayed, begun=begun)
+        partial = self._both_stopped(recorded, replayed)
+        yield from self._streams("result", recorded, replayed, partial=partial)
 
-    def _stopped(
+    def _both_stopped(
         self, recorded: Execution | CommandResult, replayed: Execution | CommandResult
     ) -> bool:
-        """Both were stopped for the same reason: how far they came is a matter of time."""
+        """True if both were stopped for the same reason, so how far each ran is chance."""
         same = recorded.outcome is replayed.outcome
         return same and recorded.outcome in _STOPPED and not self._exact
 
@@ -103,12 +103,12 @@ class _Comparison:
         recorded: Execution | CommandResult,
         replayed: Execution | CommandResult,
         *,
-        begun: bool = False,
+        partial: bool = False,
     ) -> Iterator[Difference]:
-        """The output; `begun`: one of them may have come further than the other."""
+        """Compare the output; `partial`: only as far as both have it."""
         for name in ("stdout", "stderr"):
             before, after = getattr(recorded, name), getattr(replayed, name)
-            if begun:
+            if partial:
                 if f"{place}.{name}" in self._left_out:
                     continue
                 length = min(len(before), len(after))
@@ -133,7 +133,7 @@ class _Comparison:
             yield Difference(what=what, recorded=_shown(before), replayed=_shown(after))
 
     def _digests(self, what: str, place: str, after: str | bytes | None) -> Iterator[Difference]:
-        """The record has only the hash; addresses cannot be overlooked in that."""
+        """Compare hashes, because the record has no more; this cannot ignore addresses."""
         digest = "none" if after is None else sha256(after)
         if digest != self._left_out[place]:
             yield Difference(
@@ -159,7 +159,7 @@ class _Comparison:
             names = dict(zip(old.raw, old.formats(), strict=True))
             for mime in old.raw:
                 if mime == "text/plain" and old.is_main_result:
-                    continue  # it is the text of the cell
+                    continue  # `cells` has compared it as the text of the cell
                 place = f"execution.results[{index}].raw.{mime}"
                 yield from self._contents(
                     f"{what}, {names[mime]}", place, old.raw[mime], new.raw[mime]
@@ -202,7 +202,7 @@ def _unified(before: list[str], after: list[str]) -> list[str]:
         _HUNK.sub(lambda hunk: _moved(hunk, start), line) if line[:2] == "@@" else line
         for line in lines
     ]
-    if not lines:  # they differ past the width, or in how a line ends
+    if not lines:  # they differ beyond _DIFF_WIDTH, or in line ends
         lines = ["the texts differ in line ends, or far to the right"]
     more = max(len(left), len(right)) - _DIFF_LINES
     return lines + [f"… ({more} more lines)"] * (more > 0)

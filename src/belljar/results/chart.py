@@ -6,11 +6,13 @@ not valid gives no chart.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from typing import TypeVar
 
 from belljar.text import parse_json
 
@@ -18,6 +20,7 @@ MAX_JSON = 4 * 1024 * 1024  # characters
 MAX_PARTS = 100_000  # elements, points and ticks of a chart, together with those of its parts
 MAX_TEXT = 1000  # characters of one text
 
+T = TypeVar("T")
 Coordinate = float | str | None  # a number, an ISO date or a category; None: missing
 
 
@@ -96,7 +99,7 @@ def parse_chart(text: str) -> Chart | None:
     if len(text) > MAX_JSON:
         return None
     try:
-        return _Parser().chart(parse_json(text))
+        return _Parser().read_chart(parse_json(text))
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
         return None
 
@@ -106,63 +109,40 @@ class _Parser:
 
     def __init__(self) -> None:
         self._room = MAX_PARTS
+        # By the annotation of a field.
+        self._readers: dict[str, Callable[[object], object]] = {
+            "str": _text,
+            "str | None": lambda data: None if data is None else _text(data),
+            "float | None": _number,
+            "bool": lambda data: data is True,
+            "ChartType": lambda data: ChartType(_text(data)),
+            "tuple[str, ...]": lambda data: tuple(map(_text, self._list(data))),
+            "tuple[float | None, ...]": lambda data: tuple(map(_number, self._list(data))),
+            "tuple[Coordinate, ...]": lambda data: tuple(map(_coordinate, self._list(data))),
+            _POINTS: lambda data: tuple(map(_point, self._list(data))),
+        }
 
-    def chart(self, data: object, *, inside: bool = False) -> Chart:
+    def read_chart(self, data: object, *, inside: bool = False) -> Chart:
         fields = _mapping(data)
         kind = ChartType(_text(fields["type"]))
         if kind is ChartType.superchart and inside:
             raise ValueError("a superchart in a superchart")
-        read: dict[ChartType, Callable[[object], Series | Bar | Slice | Box | Chart]] = {
-            ChartType.line: self._series,
-            ChartType.scatter: self._series,
-            ChartType.bar: _bar,
-            ChartType.pie: _slice,
-            ChartType.box_and_whisker: self._box,
-            ChartType.superchart: lambda part: self.chart(part, inside=True),
-        }
         parts = self._list(fields["elements"])
-        if parts and kind not in read:
-            raise ValueError("elements of an unknown kind")
-        return Chart(
-            type=kind,
-            title=_text(fields["title"]),
-            elements=tuple(read[kind](part) for part in parts),
-            x_label=_text(fields.get("x_label", "")),
-            y_label=_text(fields.get("y_label", "")),
-            x_unit=_text_or_none(fields.get("x_unit")),
-            y_unit=_text_or_none(fields.get("y_unit")),
-            x_ticks=self._coordinates(fields.get("x_ticks", [])),
-            y_ticks=self._coordinates(fields.get("y_ticks", [])),
-            x_tick_labels=tuple(map(_text, self._list(fields.get("x_tick_labels", [])))),
-            y_tick_labels=tuple(map(_text, self._list(fields.get("y_tick_labels", [])))),
-            x_scale=_text_or_none(fields.get("x_scale")),
-            y_scale=_text_or_none(fields.get("y_scale")),
-            truncated=fields.get("truncated", False) is True,
-        )
+        elements: tuple[Series | Bar | Slice | Box | Chart, ...]
+        if kind is ChartType.superchart:
+            elements = tuple(self.read_chart(part, inside=True) for part in parts)
+        else:  # KeyError for elements of an unknown kind
+            elements = tuple(self._read(_ELEMENTS[kind], _mapping(part)) for part in parts)
+        return self._read(Chart, fields, elements=elements)
 
-    def _series(self, data: object) -> Series:
-        fields = _mapping(data)
-        points = []
-        for point in self._list(fields["points"]):
-            if not isinstance(point, list) or len(point) != 2:
-                raise TypeError("a point is two coordinates")
-            points.append((_coordinate(point[0]), _coordinate(point[1])))
-        return Series(label=_text(fields["label"]), points=tuple(points))
-
-    def _box(self, data: object) -> Box:
-        fields = _mapping(data)
-        return Box(
-            label=_text(fields["label"]),
-            min=_number(fields["min"]),
-            first_quartile=_number(fields["first_quartile"]),
-            median=_number(fields["median"]),
-            third_quartile=_number(fields["third_quartile"]),
-            max=_number(fields["max"]),
-            outliers=tuple(map(_number, self._list(fields["outliers"]))),
-        )
-
-    def _coordinates(self, data: object) -> tuple[Coordinate, ...]:
-        return tuple(map(_coordinate, self._list(data)))
+    def _read(self, cls: type[T], data: Mapping[str, object], **known: object) -> T:
+        """An instance of a dataclass; fields without a default must be there."""
+        values = dict(known)
+        for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+            required = field.default is dataclasses.MISSING
+            if field.name not in known and (required or field.name in data):
+                values[field.name] = self._readers[str(field.type)](data[field.name])
+        return cls(**values)
 
     def _list(self, data: object) -> list[object]:
         if not isinstance(data, list):
@@ -173,22 +153,14 @@ class _Parser:
         return data
 
 
-def _bar(data: object) -> Bar:
-    fields = _mapping(data)
-    return Bar(
-        label=_text(fields["label"]),
-        group=_text(fields["group"]),
-        value=_number(fields["value"]),
-    )
-
-
-def _slice(data: object) -> Slice:
-    fields = _mapping(data)
-    return Slice(
-        label=_text(fields["label"]),
-        angle=_number(fields["angle"]),
-        radius=_number(fields["radius"]),
-    )
+_POINTS = "tuple[tuple[Coordinate, Coordinate], ...]"
+_ELEMENTS: dict[ChartType, type[Series | Bar | Slice | Box]] = {
+    ChartType.line: Series,
+    ChartType.scatter: Series,
+    ChartType.bar: Bar,
+    ChartType.pie: Slice,
+    ChartType.box_and_whisker: Box,
+}
 
 
 def _mapping(data: object) -> Mapping[str, object]:
@@ -203,8 +175,10 @@ def _text(data: object) -> str:
     return data
 
 
-def _text_or_none(data: object) -> str | None:
-    return None if data is None else _text(data)
+def _point(data: object) -> tuple[Coordinate, Coordinate]:
+    if not isinstance(data, list) or len(data) != 2:
+        raise TypeError("a point is two coordinates")
+    return _coordinate(data[0]), _coordinate(data[1])
 
 
 def _number(data: object) -> float | None:

@@ -16,9 +16,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from belljar.errors import SandboxError
 from belljar.results import sanitize
-from belljar.results.result import frame_errors
 from belljar.text import one_line, printable
 
 if TYPE_CHECKING:
@@ -215,12 +213,14 @@ def render_result(result: Result) -> RenderableType:
 
 
 def render_table(result: Result) -> Table | None:
-    """The first rows and columns of a table; None if there is none that can be read here."""
+    """The first rows and columns of a table; None without a table that this Python can read."""
     try:
-        with frame_errors("shown"):
-            grid = _read_grid(result.data)
-            return None if grid is None else _draw_table(grid)
-    except SandboxError:
+        grid = _read_grid(result.data)
+        return None if grid is None else _draw_table(grid)
+    except BaseException as error:
+        # A library may raise anything for a guest's table. Panics of polars are not Exceptions.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         return None  # callers show the text instead
 
 

@@ -101,7 +101,7 @@ class Execution:
     """What one run of code did."""
 
     outcome: Outcome
-    text: str | None  # repr() of the last expression, made in the guest; None if there is none
+    text: str | None  # repr() of the last expression, made in the guest; None without one
     value: object  # the last expression itself if it is plain data, else None
     results: tuple[Result, ...]  # everything displayed, in order
     stdout: str

@@ -6,8 +6,7 @@ The guest wrote all of it, so a format is decoded only when the caller reads it.
 from __future__ import annotations
 
 import base64
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -35,20 +34,6 @@ _MIME_TYPES = {
     "chart": CHART,
 }
 _SHORT_NAMES = {mime: name for name, mime in _MIME_TYPES.items()}
-
-
-@contextlib.contextmanager
-def frame_errors(doing: str) -> Iterator[None]:
-    """Turn any error that a library raises for a guest's table into a SandboxError."""
-    try:
-        yield
-    except SandboxError:
-        raise
-    except BaseException as error:
-        # Panics of polars are not Exceptions.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise SandboxError(f"the guest's table cannot be {doing}: {type(error).__name__}") from None
 
 
 @suggests

@@ -13,7 +13,7 @@ import anyio.abc
 from belljar.errors import ProtocolError
 from belljar.files.script import Input
 from belljar.functions.calling import Callee
-from belljar.functions.registry import Registry
+from belljar.functions.registry import HostFunction, Registry
 from belljar.functions.signature import describe_error
 from belljar.protocol import messages, wire
 from belljar.protocol.values import Encoded
@@ -177,7 +177,7 @@ class Calls:
 
 
 def _reader(stdin: Input) -> Callee:
-    return Callee(stdin.read, name="stdin", timeout=None, max_calls=None, concurrency=1)
+    return Callee(HostFunction(stdin.read, timeout=None, concurrency=1), "stdin")
 
 
 async def _nobody(call: int, header: dict[str, object], value: Encoded | None) -> None:

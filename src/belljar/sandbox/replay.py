@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from belljar.environment.environment import BUILTIN, Environment, resolve
-from belljar.environment.requirement import shown
+from belljar.environment.requirement import hide_secrets
 from belljar.errors import InvalidOption
 from belljar.files.script import Script, make_input
 from belljar.limits import Limits
@@ -325,7 +325,7 @@ class _Replaying:
         recorded = session.environment
         known = self._wanted.known.get(recorded.name)
         if known is not None:
-            if sorted(map(shown, known.packages)) != sorted(recorded.packages):
+            if sorted(map(hide_secrets, known.packages)) != sorted(recorded.packages):
                 self._notes.append(
                     f"the environment {recorded.name!r} had other packages when this was recorded"
                 )

@@ -17,7 +17,7 @@ from belljar.backends.docker.settings import Docker
 from belljar.compat.executor import config_file
 from belljar.compat.executor.docker_config import DEFAULT_SECCOMP, DockerConfig, size
 from belljar.compat.where import Placed
-from belljar.environment.environment import builtin
+from belljar.environment.environment import BUILTIN
 from belljar.errors import InvalidOption
 from belljar.limits import RULES, Limits
 
@@ -29,7 +29,7 @@ LOGS = "16m"  # of one execution that are kept; there was no limit once
 
 # In a container, which is used once, code imports for itself: what it does not need is not waited
 # for. Natively the imports are done once, for all sandboxes of the process.
-ONE_USE = replace(builtin("data"), preload=(), warmup="")
+ONE_USE = replace(BUILTIN["data"], preload=(), warmup="")
 
 OPTIONS: Mapping[str, str] = {
     "enabled": "False: execute() refuses, unless fallback_to_direct is True",

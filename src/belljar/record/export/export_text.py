@@ -1,4 +1,4 @@
-"""Recorded text, made fit to be read: what a terminal would obey is carried out or shown."""
+"""Recorded text for readers: without terminal codes, in words, and code as highlighted HTML."""
 
 from __future__ import annotations
 
@@ -17,9 +17,18 @@ from belljar.record.reader import Event, Session
 from belljar.results.execution import CommandResult, Execution, Outcome
 from belljar.text import printable
 
-# Colours and cursor movements (CSI), titles and links (OSC), and the short ones.
+# Escape codes: colours and cursor movements (CSI), titles and links (OSC), and short ones.
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]?[0-Z\\-~])")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
+
+
+MAX_HIGHLIGHTED = 200_000  # characters; the tokenizer is slow, and few people read more
+_STRINGS = {
+    number
+    for name, number in vars(token).items()
+    if name == "STRING" or name.startswith(("FSTRING_", "TSTRING_"))
+}
+_BUILTINS = frozenset(dir(builtins))
 
 
 def without_ansi(text: str) -> str:
@@ -27,14 +36,14 @@ def without_ansi(text: str) -> str:
 
 
 def encodable(text: str) -> str:
-    """Without lone surrogates, which no file can hold."""
+    """Replace lone surrogates, which a file cannot contain."""
     return _SURROGATE.sub("\ufffd", text)
 
 
 def plain_text(text: str) -> str:
-    """As a terminal would leave it, without colours; what is left of control characters is shown.
+    """As a terminal would show it, without colours; other control characters are escaped.
 
-    A progress bar writes over its line: the last thing written there is kept.
+    A progress bar overwrites its line: only its last state is kept.
     """
     lines = (line.removesuffix("\r").rpartition("\r")[2] for line in text.split("\n"))
     return printable(without_ansi("\n".join(lines)))
@@ -48,7 +57,7 @@ def describe_command(event: Event) -> str:
 
 
 def describe_event(event: Event) -> str:
-    """One line that says what was done."""
+    """One line about the operation."""
     names = event.fields.get("values")
     if isinstance(names, dict):
         said = ", ".join(map(str, names))
@@ -60,7 +69,7 @@ def describe_event(event: Event) -> str:
 
 
 def describe_end(run: Execution | CommandResult) -> str:
-    """How it ended, where that is not plain from its output; else nothing."""
+    """How it ended; empty if its output shows that."""
     if run.outcome in (Outcome.ok, Outcome.error):
         return ""
     how = run.outcome.value.replace("_", " ")
@@ -78,7 +87,7 @@ def session_heading(session: Session) -> str:
 def format_time(seconds: float) -> str:
     try:
         return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    except (ValueError, OverflowError, OSError):  # a number that is no time
+    except (ValueError, OverflowError, OSError):  # not a valid time
         return "at an unknown time"
 
 
@@ -91,17 +100,12 @@ def format_bytes(count: int) -> str:
     return f"{number:.0f} {unit}" if unit == "B" or number >= 100 else f"{number:.1f} {unit}"
 
 
-MAX_HIGHLIGHTED = 200_000  # characters; more than that nobody reads, and the tokenizer is slow
-_STRINGS = {
-    number
-    for name, number in vars(token).items()
-    if name == "STRING" or name.startswith(("FSTRING_", "TSTRING_"))
-}
-_BUILTINS = frozenset(dir(builtins))
-
-
 def highlight_code(code: str) -> str:
-    """HTML for the inside of a <pre>; `code` is printable already."""
+    """HTML for a <pre>, with tokens in spans. `code` is printable already.
+
+    The code may be anything: each character is written once, in order and escaped, whatever the
+    tokenizer finds. Code that it cannot read gets no spans.
+    """
     if len(code) > MAX_HIGHLIGHTED:
         return html.escape(code)
     try:
@@ -111,7 +115,7 @@ def highlight_code(code: str) -> str:
 
 
 def _token_spans(code: str) -> Iterator[str]:
-    # As the tokenizer counts lines, so that its positions become offsets.
+    # The offset of each line, as the tokenizer counts lines.
     starts = [0]
     for line in io.StringIO(code):
         starts.append(starts[-1] + len(line))

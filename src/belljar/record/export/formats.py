@@ -1,4 +1,7 @@
-"""Which formats a record can be exported to."""
+"""The formats to which a record can be exported, and the simplest: a Python script.
+
+The script has the `# %%` marks that editors know as cells; outputs become comments.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,13 @@ FORMATS = {
 }
 
 
+# The first lines, so that Python takes no comment of a cell for a declaration of the encoding.
+_HEAD = "#!/usr/bin/env python3\n# -*- coding: utf-8 -*-\n"
+_NO_CODE = ("SyntaxError", "IndentationError", "TabError")
+
+
 def render(record: Record, to: str, *, outputs: bool = False) -> str:
-    """The text of the file. `outputs`: a script has them too, as comments."""
+    """The text of the exported file. `outputs`: a script has them as comments."""
     if to == "ipynb":
         return notebook.render(record)
     if to == "py":
@@ -33,11 +41,6 @@ def render(record: Record, to: str, *, outputs: bool = False) -> str:
     if to == "html":
         return page.render(record)
     raise unknown_option("format", to, FORMATS)
-
-
-# First, so that no comment of a cell can be taken for a declaration of the encoding.
-_HEAD = "#!/usr/bin/env python3\n# -*- coding: utf-8 -*-\n"
-_NO_CODE = ("SyntaxError", "IndentationError", "TabError")
 
 
 def _render_script(record: Record, *, outputs: bool) -> str:
@@ -54,7 +57,7 @@ def _render_script(record: Record, *, outputs: bool) -> str:
 
 def _script_cell(cell: Cell, *, outputs: bool) -> str:
     code, execution = cell.code, cell.execution
-    # One cell that does not compile would keep all the others from running.
+    # One cell that does not compile would prevent the whole script from running.
     broken = execution.error is not None and execution.error.name in _NO_CODE
     if "code" in cell.left_out:
         text = "# %%\n" + _comment("The code of this cell is not in the record.")
@@ -88,12 +91,12 @@ def _script_event(event: Event, *, outputs: bool) -> str:
         try:
             done = load_command(Reader(event.fields))
         except Malformed as error:
-            return text + _comment(f"what came of it cannot be read: {error}")
+            return text + _comment(f"the result cannot be read: {error}")
         text += _comment(plain_text(done.stdout + done.stderr)) + _comment(describe_end(done))
     return text
 
 
 def _comment(text: str) -> str:
-    """Every line of it; `printable` leaves no other line end that Python knows."""
+    """Every line as a comment; `printable` escapes all other line ends that Python knows."""
     lines = printable(text).removesuffix("\n").split("\n") if text else []
     return "".join(f"# {line}".rstrip() + "\n" for line in lines)

@@ -1,8 +1,8 @@
 """A record as a notebook, nbformat 4.5.
 
-What is in it came from a guest, and what a viewer does with a result goes by its MIME type: to
-nbconvert, Markdown and SVG are markup with scripts; other types are run by extensions. So known
-types are let in, and become text, pictures, data, or HTML that was cleaned.
+The content came from a guest, and viewers treat a result by its MIME type: nbconvert lets scripts
+run in Markdown and SVG, and extensions run other types. So only known types are written, as text,
+pictures, data or cleaned HTML.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from belljar.results import sanitize
 from belljar.results.execution import CommandResult, Execution, Result
 from belljar.results.result import CHART
 
-_DEPTH = 100  # of nested JSON: whoever reads the notebook need not survive more
+_DEPTH = 100  # of nested JSON: more could crash a reader of the notebook
 Json = dict[str, object]
 
 
@@ -96,7 +96,7 @@ def _stream(name: str, text: str) -> Json:
     return {"output_type": "stream", "name": name, "text": text}
 
 
-# Not even the mathematics of the guest is typeset: TeX has commands for links and styles.
+# The classes prevent typesetting of TeX, which has commands for links and styles.
 _HTML = '<div class="tex2jax_ignore mathjax_ignore">{}</div>'
 
 
@@ -111,7 +111,7 @@ def _bundle(result: Result) -> Json:
         data["text/html"] = _HTML.format(shown)
     for mime in ("application/json", CHART):
         if isinstance(said := result.raw.get(mime), str):
-            # nbformat wants JSON as JSON; what is none is shown as the text it is.
+            # nbformat wants parsed JSON; invalid JSON is shown as text.
             try:
                 data[mime] = _parsed(said)
             except (ValueError, RecursionError):
@@ -122,7 +122,7 @@ def _bundle(result: Result) -> Json:
 
 
 def _text(result: Result, *, shown: bool) -> str | None:
-    """Its own text, else the source of what is not shown as what it is."""
+    """Its text, else the source of a format that is not shown otherwise."""
     if result.text or shown:
         return result.text
     return result.markdown or result.latex or result.html
@@ -164,7 +164,7 @@ _PLAIN = re.compile(r"[^A-Za-z0-9 ,/-]")
 
 
 def _markdown(*parts: str) -> Json:
-    """Words, as code. Each sign by its number: so no dialect of Markdown takes one for markup."""
+    """The texts as code, with each sign as an entity, so that no Markdown dialect sees markup."""
     spans = (_PLAIN.sub(lambda sign: f"&#{ord(sign[0])};", plain_text(part)) for part in parts)
     source = " ".join(f"<code>{span}</code>" for span in spans)
     return {"cell_type": "markdown", "metadata": {}, "source": source}

@@ -1,9 +1,9 @@
 """A record as a page for a browser: complete in one file, and harmless whatever the guest wrote.
 
-Nothing of the record is markup here: it is escaped, with two exceptions. HTML that the guest showed
-stands in a frame with an empty `sandbox`: no scripts, no forms, an origin of its own. Pictures,
-SVG too, are data of an <img>, where scripts do not run. The policy in the head forbids the page,
-and with it the frames, to load anything or to run any script.
+Everything from the record is escaped, with two exceptions. Cleaned HTML that the guest showed is in
+a frame with an empty `sandbox`: no scripts, no forms, an opaque origin. Pictures, SVG too, are data
+of an <img>, where scripts do not run. The policy in the head forbids the page and its frames to
+load anything or to run a script.
 """
 
 from __future__ import annotations
@@ -34,9 +34,61 @@ _POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; "
     "form-action 'none'"
 )
-MOST = 100_000  # characters of one output: a browser shall open the page; the record has the rest
-
+MOST = 100_000  # characters of one output, so that a browser can open the page
 _MOST_FILES = 20
+_ROW = 26  # pixels of a row of a table, about
+_LOWEST, _HIGHEST = 60, 480  # pixels of a frame
+# A frame is a document of its own and does not see the style of the page.
+_FRAME_STYLE = """
+:root{color-scheme:light dark}
+body{font:14px/1.45 system-ui,sans-serif;margin:4px}
+table{border-collapse:collapse;border:0;font-variant-numeric:tabular-nums}
+th,td{padding:3px 10px;border:0;border-bottom:1px solid #8884;text-align:right}
+"""
+# Light and dark. It loads nothing, not even fonts.
+_STYLE = """
+:root{color-scheme:light dark;--bg:#fbfbfa;--card:#fff;--ink:#1f2328;--dim:#66707b;--line:#e3e5e8;
+--code:#f5f6f7;--accent:#3b6ea8;--good:#1a7f4b;--bad:#b3261e;--k:#8250df;--s:#116329;--c:#6e7781;
+--n:#0550ae;--b:#953800}
+@media (prefers-color-scheme:dark){:root{--bg:#14171a;--card:#1b1f24;--ink:#e2e6ea;--dim:#8f99a3;
+--line:#2d333b;--code:#22272e;--accent:#7fb0e6;--good:#57c98a;--bad:#ff8a80;--k:#c8a5ff;--s:#8fd19e;
+--c:#8b949e;--n:#79b8ff;--b:#f2b077}}
+*{box-sizing:border-box}
+body{margin:0;background:var(--bg);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
+main{max-width:60rem;margin:0 auto;padding:2rem 1rem 4rem}
+h1{font-size:1.5rem;margin:0 0 1rem;overflow-wrap:anywhere}
+h2{font-size:1rem;margin:0 0 .5rem}
+header{margin:1.5rem 0;padding:1rem;border:1px solid var(--line);border-radius:10px}
+dl{display:grid;grid-template-columns:max-content 1fr;gap:.15rem 1rem;margin:0;font-size:.87rem}
+dt{color:var(--dim)}
+dd{margin:0;overflow-wrap:anywhere}
+section{margin:1rem 0;background:var(--card);border:1px solid var(--line);border-radius:10px;
+overflow:hidden}
+.bar{display:flex;gap:.75rem;align-items:center;padding:.4rem .9rem;font-size:.8rem;
+border-bottom:1px solid var(--line)}
+.count{font-family:ui-monospace,monospace;color:var(--accent)}
+.badge{padding:.05rem .5rem;border-radius:99px;border:1px solid;font-weight:600}
+.ok{color:var(--good)}
+.bad{color:var(--bad)}
+.cost{margin-left:auto;color:var(--dim);font-variant-numeric:tabular-nums}
+pre{margin:0;font:13px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;
+white-space:pre-wrap;overflow-wrap:anywhere;max-height:32rem;overflow:auto;tab-size:4}
+.code{padding:.8rem .9rem;background:var(--code)}
+.out{padding:.7rem .9rem;display:grid;gap:.6rem;border-top:1px solid var(--line);min-width:0}
+.out>*{min-width:0}
+.stderr,.error{color:var(--bad)}
+.background,.more{color:var(--dim)}
+.error{border-left:3px solid var(--bad);padding-left:.7rem}
+.main{border-left:3px solid var(--accent);padding-left:.7rem}
+img{max-width:100%;height:auto;background:#fff;border-radius:6px}
+iframe{width:100%;border:0;resize:vertical;background:var(--card);display:block}
+.note,.event{margin:0;color:var(--dim);font-size:.85rem}
+.event{margin:1rem 0;text-align:center;overflow-wrap:anywhere}
+.note{border-left:3px solid var(--line);padding-left:.7rem}
+a{color:var(--accent)}
+.k{color:var(--k)}.s{color:var(--s)}.c{color:var(--c);font-style:italic}.n{color:var(--n)}
+.b{color:var(--b)}
+"""
 
 
 def render(record: Record) -> str:
@@ -134,28 +186,23 @@ def _outputs(execution: Execution) -> Iterator[str]:
     yield _stream("stdout", execution.stdout)
     yield _stream("stderr", execution.stderr)
     for result in execution.results:
-        yield _result(result, MOST)
+        yield _result(result)
     if execution.error is not None:
         yield f'<pre class="error">{_long(execution.error.traceback)}</pre>'
     background = "".join(execution.logs.background)
     yield _stream("background", background)
-    # That a value could not travel concerns who called; its text is here.
+    # Leave out notes that a value could not be sent to the caller: its text is here.
     notes = [note for note in execution.notes if not note.startswith("value ")]
     for note in (*_deeds(execution), *notes):
         yield f'<p class="note">{_escaped(note)}</p>'
 
 
 def _deeds(execution: Execution) -> Iterator[str]:
-    """What it did besides showing something."""
+    """Calls of host functions and changes of files."""
     if execution.calls:
         counts = Counter(call.name for call in execution.calls)
         yield "called " + ", ".join(f"{name} ({number})" for name, number in counts.items())
-    files = execution.files
-    for kind, paths in (
-        ("created", files.created if files else ()),
-        ("changed", files.changed if files else ()),
-        ("removed", files.removed if files else ()),
-    ):
+    for kind, paths in vars(execution.files).items() if execution.files else ():
         if paths:
             more = f" and {len(paths) - _MOST_FILES} more" if len(paths) > _MOST_FILES else ""
             yield f"{kind} {', '.join(paths[:_MOST_FILES])}{more}"
@@ -194,65 +241,9 @@ def _escaped(text: str) -> str:
     return html.escape(plain_text(text))
 
 
-_STYLE = """
-:root{color-scheme:light dark;--bg:#fbfbfa;--card:#fff;--ink:#1f2328;--dim:#66707b;--line:#e3e5e8;
---code:#f5f6f7;--accent:#3b6ea8;--good:#1a7f4b;--bad:#b3261e;--k:#8250df;--s:#116329;--c:#6e7781;
---n:#0550ae;--b:#953800}
-@media (prefers-color-scheme:dark){:root{--bg:#14171a;--card:#1b1f24;--ink:#e2e6ea;--dim:#8f99a3;
---line:#2d333b;--code:#22272e;--accent:#7fb0e6;--good:#57c98a;--bad:#ff8a80;--k:#c8a5ff;--s:#8fd19e;
---c:#8b949e;--n:#79b8ff;--b:#f2b077}}
-*{box-sizing:border-box}
-body{margin:0;background:var(--bg);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
-main{max-width:60rem;margin:0 auto;padding:2rem 1rem 4rem}
-h1{font-size:1.5rem;margin:0 0 1rem;overflow-wrap:anywhere}
-h2{font-size:1rem;margin:0 0 .5rem}
-header{margin:1.5rem 0;padding:1rem;border:1px solid var(--line);border-radius:10px}
-dl{display:grid;grid-template-columns:max-content 1fr;gap:.15rem 1rem;margin:0;font-size:.87rem}
-dt{color:var(--dim)}
-dd{margin:0;overflow-wrap:anywhere}
-section{margin:1rem 0;background:var(--card);border:1px solid var(--line);border-radius:10px;
-overflow:hidden}
-.bar{display:flex;gap:.75rem;align-items:center;padding:.4rem .9rem;font-size:.8rem;
-border-bottom:1px solid var(--line)}
-.count{font-family:ui-monospace,monospace;color:var(--accent)}
-.badge{padding:.05rem .5rem;border-radius:99px;border:1px solid;font-weight:600}
-.ok{color:var(--good)}
-.bad{color:var(--bad)}
-.cost{margin-left:auto;color:var(--dim);font-variant-numeric:tabular-nums}
-pre{margin:0;font:13px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;
-white-space:pre-wrap;overflow-wrap:anywhere;max-height:32rem;overflow:auto;tab-size:4}
-.code{padding:.8rem .9rem;background:var(--code)}
-.out{padding:.7rem .9rem;display:grid;gap:.6rem;border-top:1px solid var(--line);min-width:0}
-.out>*{min-width:0}
-.stderr,.error{color:var(--bad)}
-.background,.more{color:var(--dim)}
-.error{border-left:3px solid var(--bad);padding-left:.7rem}
-.main{border-left:3px solid var(--accent);padding-left:.7rem}
-img{max-width:100%;height:auto;background:#fff;border-radius:6px}
-iframe{width:100%;border:0;resize:vertical;background:var(--card);display:block}
-.note,.event{margin:0;color:var(--dim);font-size:.85rem}
-.event{margin:1rem 0;text-align:center;overflow-wrap:anywhere}
-.note{border-left:3px solid var(--line);padding-left:.7rem}
-a{color:var(--accent)}
-.k{color:var(--k)}.s{color:var(--s)}.c{color:var(--c);font-style:italic}.n{color:var(--n)}
-.b{color:var(--b)}
-"""
-
-
-_ROW = 26  # pixels of a row of a table, about
-_LOWEST, _HIGHEST = 60, 480  # pixels of a frame
-# The frame has its own document, so that it needs its own style; it cannot see ours.
-_FRAME_STYLE = """
-:root{color-scheme:light dark}
-body{font:14px/1.45 system-ui,sans-serif;margin:4px}
-table{border-collapse:collapse;border:0;font-variant-numeric:tabular-nums}
-th,td{padding:3px 10px;border:0;border-bottom:1px solid #8884;text-align:right}
-"""
-
-
-def _result(result: Result, most: int) -> str:
-    """HTML for it; at most `most` characters of a text."""
-    inner = _picture(result) or _document(result) or _frame(result) or _result_text(result, most)
+def _result(result: Result) -> str:
+    """One result, in the format that tells a person most."""
+    inner = _picture(result) or _document(result) or _frame(result) or _result_text(result)
     kind = "result main" if result.is_main_result else "result"
     return f'<div class="{kind}">{inner}</div>'
 
@@ -293,14 +284,12 @@ def _frame(result: Result) -> str:
     )
 
 
-def _result_text(result: Result, most: int) -> str:
+def _result_text(result: Result) -> str:
     text = result.text or result.markdown or result.latex
     if text is None:
         texts = (content for content in result.raw.values() if isinstance(content, str))
         text = next(texts, f"[{', '.join(result.formats())}]")
-    clean = plain_text(text).removesuffix("\n")
-    more = f"\n… {len(clean) - most:,} more characters" if len(clean) > most else ""
-    return f"<pre>{html.escape(clean[:most])}{more}</pre>"
+    return f"<pre>{_long(text)}</pre>"
 
 
 def _data(mime: str, raw: bytes) -> str:

@@ -22,7 +22,7 @@ from belljar.compat.openmanus.core.terminal import AsyncDockerizedTerminal
 from belljar.compat.openmanus.crossing import across
 from belljar.compat.openmanus.output import CommandOutput
 from belljar.compat.openmanus.volumes import Volumes
-from belljar.environment.environment import Environment, builtin
+from belljar.environment.environment import BUILTIN, Environment
 from belljar.errors import InvalidOption, SandboxError
 from belljar.files.transfer import Transfer
 from belljar.limits import Limits
@@ -226,7 +226,7 @@ class DockerSandbox:
 def _environment() -> Environment:
     """With all the packages, but none imported in advance: commands start programs of their own,
     to which that would be of no use."""
-    return replace(builtin("data"), preload=(), warmup="")
+    return replace(BUILTIN["data"], preload=(), warmup="")
 
 
 def _tell(moved: Transfer) -> None:
