@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from html import escape
 from typing import Literal
 
+from belljar.backends.mounts import Mount
 from belljar.text import printable
 
 State = Literal["enforced", "best-effort", "absent"]
@@ -94,3 +96,18 @@ def _html_cells(layer: Layer, has_remedy: bool) -> list[str]:
         f'<td style="{style}">{escape(printable(text))}</td>'
         for text, style in zip(texts, styles, strict=False)
     ]
+
+
+def describe_mounts(mounts: Iterable[Mount]) -> tuple[Layer, ...]:
+    """What the caller has let in. Nothing bounds what is written to a writable one."""
+    return tuple(
+        Layer(
+            name=f"mount {mount.guest}",
+            state="enforced" if mount.read_only else "best-effort",
+            detail=f"{mount.host}, read-only"
+            if mount.read_only
+            else f"{mount.host}, writable; how much is written there is not limited",
+            remedy=None if mount.read_only else "mount it read-only, or use `workspace`",
+        )
+        for mount in mounts
+    )
