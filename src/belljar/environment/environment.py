@@ -305,10 +305,9 @@ def _build(
                 return path
             store.sweep()
             started = time.monotonic()
-            say(
-                "resolving", f"building environment {name!r} ({_count(environment.packages)}), once"
-            )
-            with store.scratch(key) as directory, _closest(environment, python, store) as base:
+            count = _count_packages(environment.packages)
+            say("resolving", f"building environment {name!r} ({count}), once")
+            with store.scratch(key) as directory, _base(environment, python, store) as base:
                 recipe = Recipe(
                     interpreter=python,
                     packages=environment.packages,
@@ -328,7 +327,7 @@ def _build(
                 size = write_description(directory, description)
                 path = store.publish(directory, name, key)
             took = time.monotonic() - started
-            what = f"{_count(distributions)}, {size / 2**20:.1f} MiB"
+            what = f"{_count_packages(distributions)}, {size / 2**20:.1f} MiB"
             say(
                 "finished",
                 f"environment {name!r} built in {took:.1f} s ({what})",
@@ -338,7 +337,7 @@ def _build(
 
 
 @contextmanager
-def _closest(environment: Environment, python: Interpreter, store: Store) -> Iterator[Path | None]:
+def _base(environment: Environment, python: Interpreter, store: Store) -> Iterator[Path | None]:
     """The built environment that has most of these packages and no others, held meanwhile; or None.
 
     The new environment takes over its versions, so that adding a package changes no other version
@@ -363,7 +362,7 @@ def _closest(environment: Environment, python: Interpreter, store: Store) -> Ite
         os.close(hold)
 
 
-def _count(packages: Sequence[str] | dict[str, str]) -> str:
+def _count_packages(packages: Sequence[str] | dict[str, str]) -> str:
     return f"{len(packages)} package{'' if len(packages) == 1 else 's'}"
 
 

@@ -67,13 +67,13 @@ class Store:
         if exact.is_dir():
             self._refuse_foreign()
             return exact
-        for path in self.complete():
+        for path in self.list_complete():
             if path.name.endswith(f"-{key}"):
                 self._refuse_foreign()
                 return path
         return None
 
-    def complete(self) -> list[Path]:
+    def list_complete(self) -> list[Path]:
         if not self.envs.is_dir():
             return []
         return sorted(path for path in self.envs.iterdir() if not path.name.startswith("."))
@@ -298,7 +298,7 @@ def list_built() -> list[Listing]:
     """The environments in the cache, the last used first."""
     store = Store.default()
     found = []
-    for path in store.complete():
+    for path in store.list_complete():
         try:
             described = json.loads((path / DESCRIPTION).read_text())
         except FileNotFoundError:

@@ -98,20 +98,20 @@ def uv_settings(
             pip[name[4:].lower().replace("_", "-")] = value
 
     if not any(environ.get(name) for name in _INDEX_VARIABLES):
-        _put(env, "UV_INDEX_URL", pip.get("index-url"))
-        _put(env, "UV_EXTRA_INDEX_URL", pip.get("extra-index-url"))
+        _set_if(env, "UV_INDEX_URL", pip.get("index-url"))
+        _set_if(env, "UV_EXTRA_INDEX_URL", pip.get("extra-index-url"))
         if pip.get("extra-index-url"):
             env.setdefault("UV_INDEX_STRATEGY", "unsafe-first-match")
     if not environ.get("UV_FIND_LINKS"):
         # uv separates by commas, pip by white space.
-        _put(env, "UV_FIND_LINKS", ",".join(pip.get("find-links", "").split()))
+        _set_if(env, "UV_FIND_LINKS", ",".join(pip.get("find-links", "").split()))
     if not environ.get("SSL_CERT_FILE"):
         bundle = pip.get("cert") or environ.get("REQUESTS_CA_BUNDLE")
-        _put(env, "SSL_CERT_FILE", bundle or environ.get("CURL_CA_BUNDLE"))
+        _set_if(env, "SSL_CERT_FILE", bundle or environ.get("CURL_CA_BUNDLE"))
     if not environ.get("UV_INSECURE_HOST"):
-        _put(env, "UV_INSECURE_HOST", pip.get("trusted-host"))
+        _set_if(env, "UV_INSECURE_HOST", pip.get("trusted-host"))
     if not any(environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY")):
-        _put(env, "ALL_PROXY", pip.get("proxy"))
+        _set_if(env, "ALL_PROXY", pip.get("proxy"))
     no_index = environ.get("UV_NO_INDEX", pip.get("no-index", ""))
     return env, ["--no-index"] if _is_true(no_index) else []
 
@@ -131,7 +131,7 @@ def read_pip_files(environ: Mapping[str, str]) -> dict[str, str]:
         except (OSError, UnicodeDecodeError, configparser.Error) as error:
             # Without the text of the error: it quotes lines of the file, which may have passwords.
             raise EnvironmentBuildError(
-                f"cannot read pip's configuration {path}: {_why(error)}",
+                f"cannot read pip's configuration {path}: {_describe_error(error)}",
                 hint="repair it, or set PIP_CONFIG_FILE=/dev/null to ignore it",
             ) from None
         for section in ("global", "install"):
@@ -144,7 +144,7 @@ def read_pip_files(environ: Mapping[str, str]) -> dict[str, str]:
     return settings
 
 
-def _why(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     if isinstance(error, OSError):
         return error.strerror or "it cannot be opened"
     if isinstance(error, UnicodeDecodeError):
@@ -180,7 +180,7 @@ def uv_files(environ: Mapping[str, str]) -> Iterable[Path]:
     yield Path("/etc/uv/uv.toml")
 
 
-def _put(env: dict[str, str], name: str, value: str | None) -> None:
+def _set_if(env: dict[str, str], name: str, value: str | None) -> None:
     if value:
         env[name] = value
 

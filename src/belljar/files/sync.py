@@ -79,7 +79,7 @@ class Ledger:
         self._used += self.growth(path, signature)
         self._held[path] = tmpfs_size(signature)
 
-    def drop(self, path: str) -> None:
+    def remove(self, path: str) -> None:
         self._used -= self._held.pop(path, 0)
 
 
@@ -93,7 +93,7 @@ def plan_save(known: dict[str, Known], census: Census, ledger: Ledger) -> Plan:
     carried = _with_parents(dict(select_carried(census.entries, census.left_out)))
     plan.remove = [path for path in known if path not in carried and census.covers(path)]
     for path in plan.remove:
-        ledger.drop(path)
+        ledger.remove(path)
 
     def turn(item: tuple[str, Found]) -> tuple[bool, int]:
         path, entry = item
@@ -167,7 +167,7 @@ class Save:
         return self._wanted(plan.fetch)
 
     def _remove(self, path: str) -> None:
-        """Only if it is unchanged since the copy: the caller keeps what he has changed."""
+        """Remove it only if it is unchanged since the copy: the caller's changes stay."""
         if self._touched(path, self._known[path]):
             self._known.pop(path)
             return
@@ -177,7 +177,7 @@ class Save:
             if error.errno != errno.ENOTEMPTY:  # the caller put a new file into the directory
                 self._failed(path, error)
         else:
-            self._ledger.drop(path)
+            self._ledger.remove(path)
         self._known.pop(path)
 
     def _admit(self, path: str, entry: Found) -> bool:

@@ -88,7 +88,7 @@ class Census:
 async def scan_tree(files: AsyncFiles, root: str, *, most: int, unlock: bool = False) -> Census:
     """List everything below `root`, at most `most` entries: those nearest to the root.
 
-    `unlock`: also directories whose owner has removed his own permissions.
+    `unlock`: also directories whose mode forbids their owner to list them.
     """
     census = Census()
     pending, after, rows = [""], "", 0

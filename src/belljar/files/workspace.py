@@ -30,7 +30,7 @@ from belljar.guest.trees import FRESH
 from belljar.limits import format_size
 
 MAX_FILES = 20_000  # copied out of a guest and kept here
-MAX_HOST_FILES = 40_000  # listed here: the caller may have more of his own
+MAX_HOST_FILES = 40_000  # listed here: the caller may add more
 SAVE_TIMEOUT = 120.0  # seconds, so that a guest that answers slowly cannot delay close() for ever
 MAX_TOLD = 1000  # sentences that are remembered, so that they are said once
 

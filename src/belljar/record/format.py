@@ -44,20 +44,20 @@ class Room:
 
     def text(self, text: str) -> object:
         needed = len(json.dumps(text))
-        if self._takes(needed):
+        if self._reserve(needed):
             return text
-        begins = text[:BEGINNING] if self._takes(6 * BEGINNING) else ""
+        begins = text[:BEGINNING] if self._reserve(6 * BEGINNING) else ""
         return _absent(text.encode("utf-8", "surrogatepass")) | {"begins": begins}
 
     def line(self, text: str) -> str:
         """A short text, or "" if there is no more room."""
-        return text if self._takes(len(json.dumps(text))) else ""
+        return text if self._reserve(len(json.dumps(text))) else ""
 
     def binary(self, raw: bytes | memoryview) -> object:
         needed = len(raw) * 4 // 3 + 4
-        return {"base64": _base64(raw)} if self._takes(needed) else _absent(raw)
+        return {"base64": _base64(raw)} if self._reserve(needed) else _absent(raw)
 
-    def _takes(self, needed: int) -> bool:
+    def _reserve(self, needed: int) -> bool:
         if needed > min(MAX_PART, self._left):
             return False
         self._left -= needed

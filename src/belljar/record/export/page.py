@@ -120,12 +120,12 @@ def _body(record: Record) -> Iterator[str]:
     for note in record.notes:
         yield f'<p class="note">{_escaped(note)}</p>'
     for session in record.sessions:
-        yield _head(session)
+        yield _session_head(session)
         for step in session.steps:
             yield _cell(step) if isinstance(step, Cell) else _event(step)
 
 
-def _head(session: Session) -> str:
+def _session_head(session: Session) -> str:
     counts = Counter(cell.execution.outcome.value for cell in session.cells)
     facts = {
         "environment": session.environment.name,
@@ -188,16 +188,16 @@ def _outputs(execution: Execution) -> Iterator[str]:
     for result in execution.results:
         yield _result(result)
     if execution.error is not None:
-        yield f'<pre class="error">{_long(execution.error.traceback)}</pre>'
+        yield f'<pre class="error">{_cut_text(execution.error.traceback)}</pre>'
     background = "".join(execution.logs.background)
     yield _stream("background", background)
     # Leave out notes that a value could not be sent to the caller: its text is here.
     notes = [note for note in execution.notes if not note.startswith("value ")]
-    for note in (*_deeds(execution), *notes):
+    for note in (*_side_effects(execution), *notes):
         yield f'<p class="note">{_escaped(note)}</p>'
 
 
-def _deeds(execution: Execution) -> Iterator[str]:
+def _side_effects(execution: Execution) -> Iterator[str]:
     """Calls of host functions and changes of files."""
     if execution.calls:
         counts = Counter(call.name for call in execution.calls)
@@ -209,7 +209,7 @@ def _deeds(execution: Execution) -> Iterator[str]:
 
 
 def _stream(name: str, text: str) -> str:
-    return f'<pre class="{name}">{_long(text)}</pre>' if text else ""
+    return f'<pre class="{name}">{_cut_text(text)}</pre>' if text else ""
 
 
 def _event(event: Event) -> str:
@@ -218,7 +218,7 @@ def _event(event: Event) -> str:
             done = load_command(Reader(event.fields))
         except Malformed as error:
             return f'<p class="event">command: {_escaped(str(error))}</p>'
-        code = f'<pre class="code">{_long(describe_command(event))}</pre>'
+        code = f'<pre class="code">{_cut_text(describe_command(event))}</pre>'
         return _section(
             "$", done, code, _stream("stdout", done.stdout) + _stream("stderr", done.stderr)
         )
@@ -230,7 +230,7 @@ def _cost(usage: Usage) -> str:
     return f"{format_seconds(usage.wall)}{memory}"
 
 
-def _long(text: str) -> str:
+def _cut_text(text: str) -> str:
     clean = plain_text(text).removesuffix("\n")
     more = len(clean) - MOST
     escaped = html.escape(clean[:MOST])
@@ -256,7 +256,7 @@ def _picture(result: Result) -> str:
         ("image/svg+xml", result.svg and result.svg.encode("utf-8", "replace")),
     ):
         if raw:
-            return f'<img alt="{text}" src="{_data(mime, raw)}">'
+            return f'<img alt="{text}" src="{_data_url(mime, raw)}">'
     if {"image/png", "image/jpeg"} & set(result.raw):
         return '<p class="note">The picture was too large for the record.</p>'
     return ""
@@ -265,7 +265,7 @@ def _picture(result: Result) -> str:
 def _document(result: Result) -> str:
     if not result.pdf:
         return ""
-    link = f'<a download="result.pdf" href="{_data("application/pdf", result.pdf)}">PDF</a>'
+    link = f'<a download="result.pdf" href="{_data_url("application/pdf", result.pdf)}">PDF</a>'
     return f"<p>{link}, {format_bytes(len(result.pdf))}</p>"
 
 
@@ -289,8 +289,8 @@ def _result_text(result: Result) -> str:
     if text is None:
         texts = (content for content in result.raw.values() if isinstance(content, str))
         text = next(texts, f"[{', '.join(result.formats())}]")
-    return f"<pre>{_long(text)}</pre>"
+    return f"<pre>{_cut_text(text)}</pre>"
 
 
-def _data(mime: str, raw: bytes) -> str:
+def _data_url(mime: str, raw: bytes) -> str:
     return f"data:{mime};base64,{base64.b64encode(raw).decode('ascii')}"
