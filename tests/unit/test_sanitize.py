@@ -374,7 +374,7 @@ def test_without_nh3_text_is_shown_everywhere_and_it_is_said(no_nh3):
     assert table._repr_mimebundle_() == {"text/plain": "one"}
     assert notebook._bundle(table) == {"text/plain": "one"}
     assert notebook._bundle(only) == {"text/plain": "<b onclick=x>1"}
-    assert page._result(only, 100) == (
+    assert page._result(only) == (
         '<div class="result main"><pre>&lt;b onclick=x&gt;1</pre></div>'
     )
     assert sanitize.MISSING in execution(table)._repr_html_()
@@ -448,7 +448,7 @@ def test_html_of_a_notebook_file_is_clean_and_its_mathematics_stays_text():
 
 def test_markdown_is_html_in_a_notebook_file_and_on_the_page():
     result = shown(text_markdown="**b** <script>alert(1)</script>")
-    for text in (notebook._bundle(result)["text/html"], page._result(result, 1000)):
+    for text in (notebook._bundle(result)["text/html"], page._result(result)):
         assert "<script" not in text
         assert "<strong>b</strong>" in text or "&lt;strong&gt;b" in text
 
