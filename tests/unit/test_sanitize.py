@@ -374,9 +374,7 @@ def test_without_nh3_text_is_shown_everywhere_and_it_is_said(no_nh3):
     assert table._repr_mimebundle_() == {"text/plain": "one"}
     assert notebook._bundle(table) == {"text/plain": "one"}
     assert notebook._bundle(only) == {"text/plain": "<b onclick=x>1"}
-    assert page._result(only) == (
-        '<div class="result main"><pre>&lt;b onclick=x&gt;1</pre></div>'
-    )
+    assert page._result(only) == ('<div class="result main"><pre>&lt;b onclick=x&gt;1</pre></div>')
     assert sanitize.MISSING in execution(table)._repr_html_()
     assert sanitize.MISSING not in execution(shown(text_plain="one"))._repr_html_()
 
