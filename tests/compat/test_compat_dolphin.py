@@ -860,7 +860,7 @@ def test_what_is_not_installed_is_not_promised():
     assert "- pdfplumber\n" in maybe
     data = {
         package.partition(">")[0]
-        for package in belljar.environment.environment.builtin("data").packages
+        for package in belljar.environment.environment.BUILTIN["data"].packages
     }
     named = {
         line[2:].partition(" ")[0] for line in installed.partition("libraries:\n")[2].split("\n")

@@ -70,11 +70,11 @@ def add_commands(parser: argparse.ArgumentParser) -> dict[str, argparse.Argument
 
 def show(args: argparse.Namespace) -> int:
     from belljar.cli import terminal
-    from belljar.environment import saved_names
-    from belljar.environment.environment import list_built
+    from belljar.environment import environment
+    from belljar.environment.store import list_built
 
     built = list_built()
-    named = saved_names.names()
+    named = environment.known_names()
     missing = [name for name in named if name not in {each.name for each in built}]
     if args.json:
         described: list[dict[str, object]] = [
@@ -114,12 +114,12 @@ def show(args: argparse.Namespace) -> int:
 
 def build(args: argparse.Namespace) -> int:
     from belljar.cli import terminal
-    from belljar.environment import environment, saved_names
+    from belljar.environment import environment
 
     new = described(args)
     built = environment.build(new or args.name)
     if new is not None:
-        saved_names.save(new)  # only now: what cannot be built is not worth a name
+        environment.save(new)  # only now: what cannot be built is not worth a name
     python = ".".join(map(str, built.interpreter.version))
     if args.json:
         facts = {"name": args.name, "key": built.key, "path": str(built.path), "python": python}
@@ -158,13 +158,13 @@ def _few(packages: Sequence[str]) -> str:
 
 def remove(args: argparse.Namespace) -> int:
     from belljar.cli import terminal
-    from belljar.environment import environment, saved_names
+    from belljar.environment import environment, store
 
     for name in args.names:
         removed = environment.remove(name)
-        forgotten = saved_names.forget(name)
+        forgotten = store.remove_saved(name)
         if not removed and not forgotten:
-            known = {each.name for each in environment.list_built()}
-            raise unknown_option("environment", name, sorted(known | {*saved_names.names()}))
+            known = {each.name for each in store.list_built()}
+            raise unknown_option("environment", name, sorted(known | {*environment.known_names()}))
         terminal.say(f"removed {name}")
     return 0

@@ -163,11 +163,11 @@ def _cgroups() -> list[Fact]:
 
 def _interpreter(environment: Environment) -> Fact:
     from belljar.backends.linux import identity
-    from belljar.environment.environment import interpreter
+    from belljar.environment.interpreter import find_interpreter
     from belljar.errors import SandboxError
 
     try:
-        found = interpreter(environment.python)
+        found = find_interpreter(environment.python)
     except SandboxError as error:
         return Fact(name="interpreter", state="no", detail=error.message, remedy=error.hint)
     detail = f"Python {'.'.join(map(str, found.version))}, {found.executable}"

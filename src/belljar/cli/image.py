@@ -128,18 +128,17 @@ def _ask(args: argparse.Namespace, question: Callable[[Engine], Awaitable[Answer
 
 def build(args: argparse.Namespace) -> int:
     from belljar.cli import env, terminal
-    from belljar.environment import saved_names
-    from belljar.environment.environment import builtin, resolve
+    from belljar.environment.environment import BUILTIN, resolve, save
 
     docker, described = _docker(args), env.described(args)
     environment = described
     if environment is None:
         # The packages of a Dockerfile's image are its own.
-        named = builtin("python") if args.dockerfile else resolve(args.name)
+        named = BUILTIN["python"] if args.dockerfile else resolve(args.name)
         environment = named
     made = _ask(args, lambda engine: _ensure(engine, environment, docker))
     if described is not None:
-        saved_names.save(described)  # only now: what cannot be built is not worth a name
+        save(described)  # only now: what cannot be built is not worth a name
     if args.json:
         facts = {"name": args.name, "image": made.reference, "id": made.id, "python": made.python}
         print(json.dumps(facts, indent=2))
@@ -243,10 +242,10 @@ def prune(args: argparse.Namespace) -> int:
     from belljar.backends.docker.images import image_store
     from belljar.backends.docker.settings import Docker, complete
     from belljar.cli import exit_codes, terminal
-    from belljar.environment import saved_names
+    from belljar.environment import environment
     from belljar.environment.environment import resolve
 
-    known = [resolve(name) for name in saved_names.names()]
+    known = [resolve(name) for name in environment.known_names()]
 
     async def act(engine: Engine) -> list[tuple[Listed, str | None]]:
         images = await image_store.list_images(engine)

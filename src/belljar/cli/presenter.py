@@ -107,9 +107,9 @@ class Presenter:
         """A table is drawn for a person; a program gets the text as it is."""
         if TABLE not in result.raw or not sys.stdout.isatty():
             return text
-        from belljar.results import rich_view
+        from belljar.results import display
 
-        table = rich_view.table(result)
+        table = display.render_table(result)
         return text if table is None else _drawn(table)
 
     def remark(self, text: str) -> None:

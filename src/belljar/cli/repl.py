@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from belljar.cli import exit_codes, sandbox_options
 from belljar.cli.statements import Splitter
-from belljar.environment import directories
+from belljar.environment import store
 from belljar.errors import InvalidOption, SandboxClosed, SandboxError, unknown_option
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _history() -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            directories.make(path.parent, directories.STATE)
+            store.make_directory(path.parent, store.STATE_MODE)
             path.touch(mode=0o600)  # what one types is nobody else's business
             readline.write_history_file(path)
 

@@ -160,11 +160,11 @@ def _functions(path: str | None) -> dict[str, Callable[..., object]]:
 
 def _known(record: Record) -> dict[str, Environment]:
     """The environments of this host that the record names."""
-    from belljar.environment import saved_names
+    from belljar.environment import environment
     from belljar.environment.environment import resolve
 
     wanted = {session.environment.name for session in record.sessions}
-    return {name: resolve(name) for name in saved_names.names() if name in wanted}
+    return {name: resolve(name) for name in environment.known_names() if name in wanted}
 
 
 def _introduce(record: Record) -> None:

@@ -146,8 +146,8 @@ def read_code(name: str) -> str:
     from belljar.files import script
 
     if name == "-":
-        return script.decode(sys.stdin.buffer.read(), name)
-    return script.read(Path(name))
+        return script.decode_source(sys.stdin.buffer.read(), name)
+    return script.read_source(Path(name))
 
 
 @contextlib.contextmanager

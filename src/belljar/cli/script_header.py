@@ -37,7 +37,8 @@ class Header:
         """The options of the sandbox, with the packages added to its environment."""
         from belljar.backends.docker.settings import Docker
         from belljar.cli import terminal
-        from belljar.environment.environment import extended, interpreter, resolve
+        from belljar.environment.environment import add_packages, resolve
+        from belljar.environment.interpreter import find_interpreter
 
         backend = options.get("backend", "auto")
         docker = isinstance(backend, Docker)
@@ -46,10 +47,10 @@ class Header:
                 terminal.say(f"the image has its own packages; not added: {self._listing()}")
             return dict(options)
         environment = resolve(options.get("environment") or "data")
-        environment = extended(environment, options.get("packages", ()))
+        environment = add_packages(environment, options.get("packages", ()))
         if not docker and backend != "docker":  # whose Python the guest alone can tell
-            self._check_python(interpreter(environment.python).version)
-        more = extended(environment, self.packages)
+            self._check_python(find_interpreter(environment.python).version)
+        more = add_packages(environment, self.packages)
         if more is not environment:
             more = replace(more, preload=(), warmup="", allow_builds=False)
             if not quiet:

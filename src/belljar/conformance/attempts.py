@@ -21,8 +21,9 @@ from belljar.conformance.processes import (
 from belljar.conformance.programs import ANSWERED_INSIDE, Program
 from belljar.conformance.results import Look
 from belljar.conformance.stage import Stage, is_visible
-from belljar.results.execution import Execution, printable
+from belljar.results.execution import Execution
 from belljar.sandbox.blocking import Sandbox
+from belljar.text import printable
 
 _ENDING = 30.0  # seconds for the processes of a closed sandbox to be gone
 ELSEWHERE = "the guest's processes are not this user's to see, or on another machine"

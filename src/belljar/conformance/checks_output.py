@@ -11,7 +11,7 @@ from belljar.conformance.programs import named
 from belljar.conformance.results import Look
 from belljar.conformance.stage import Stage
 from belljar.errors import ExecutionError, FileError
-from belljar.results.execution import printable
+from belljar.text import printable
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from belljar.conformance import wording
 from belljar.conformance.results import BAD, Attempt, Report, RowResult, State
 from belljar.conformance.rows import FAMILIES
-from belljar.results.execution import printable
+from belljar.text import printable
 
 _CLASSES = {
     State.HELD: "held",

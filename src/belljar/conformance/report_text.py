@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from belljar.conformance import wording
 from belljar.conformance.results import Attempt, Report, RowResult
 from belljar.conformance.rows import FAMILIES
-from belljar.results.execution import printable
+from belljar.text import printable
 
 _WIDTH = 100
 

@@ -20,8 +20,7 @@ from belljar.errors import (
     SandboxClosed,
     SandboxError,
 )
-from belljar.results import ending
-from belljar.results.execution import Execution, Outcome
+from belljar.results.execution import Execution, Outcome, describe_end
 from belljar.sandbox.blocking import Sandbox
 from belljar.sandbox.options import check_name
 
@@ -173,7 +172,7 @@ def _describe_failure(execution: Execution, memory: str) -> str:
         case Outcome.out_of_memory:
             return f"Out of memory: the code wanted more than memory_limit={memory}.{lost}\n"
         case _:
-            return f"{ending.sentence(execution, 'the code')}.{lost}\n"
+            return f"{describe_end(execution, 'the code')}.{lost}\n"
 
 
 # -- sessions that share a directory --------------------------------------------------------

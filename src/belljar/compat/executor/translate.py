@@ -24,11 +24,10 @@ from belljar.backends.docker.settings import Docker
 from belljar.compat.executor import docker_config
 from belljar.compat.executor.docker_config import DEFAULT_SECCOMP, DockerConfig, size
 from belljar.compat.placement import Placed
-from belljar.environment.environment import builtin
+from belljar.environment.environment import BUILTIN
 from belljar.errors import CannotTravel, InvalidOption, NameMissing, SandboxError
 from belljar.limits import RULES, Limits
-from belljar.results import ending
-from belljar.results.execution import Execution, Outcome
+from belljar.results.execution import Execution, Outcome, describe_end
 from belljar.sandbox.blocking import Sandbox
 
 # Where the code may write besides /tmp. Not /workspace: code of this system expects that to be
@@ -37,7 +36,7 @@ OUTPUT = "/output"
 LOGS = "16m"  # kept of one execution; the original has no limit
 # A container runs code once, so preloaded modules would only delay it. A native sandbox gets them
 # from a process that has imported them once.
-ONE_USE = replace(builtin("data"), preload=(), warmup="")
+ONE_USE = replace(BUILTIN["data"], preload=(), warmup="")
 
 OPTIONS: Mapping[str, str] = {
     "enabled": "False: execute() refuses, unless fallback_to_direct is True",
@@ -253,7 +252,7 @@ def describe_failure(execution: Execution, logs: str, *, timeout: float, memory:
         case Outcome.output_limit:
             return exited(f"{_why(execution)}{logs}")
         case _:
-            return f"Container error: {ending.sentence(execution, 'the code')}\n{logs}"
+            return f"Container error: {describe_end(execution, 'the code')}\n{logs}"
 
 
 def exited(why: str) -> str:
@@ -268,7 +267,7 @@ def _code(execution: Execution) -> int:
 
 
 def _why(execution: Execution) -> str:
-    said = "" if execution.outcome is Outcome.exit else ending.sentence(execution, "the code")
+    said = "" if execution.outcome is Outcome.exit else describe_end(execution, "the code")
     return f"{said}\n" if said else ""
 
 

@@ -32,8 +32,7 @@ import pandas as pd
 from pandasai.exceptions import CodeExecutionError, InvalidOutputValueMismatch, NoResultFoundError
 
 from belljar.errors import InvalidOption
-from belljar.results import ending
-from belljar.results.execution import Execution, Outcome
+from belljar.results.execution import Execution, Outcome, describe_end
 from belljar.text import printable
 
 DATA_URL = "data:image/png;base64,"
@@ -163,7 +162,7 @@ def make_failure(execution: Execution, remark: str = "") -> CodeFailed:
     """The exception for failed code, with the traceback that the model needs."""
     told = execution.error.traceback if execution.error else ""
     if not told or execution.outcome is not Outcome.error:
-        told = f"{ending.sentence(execution, 'the code')}\n{told}".strip()
+        told = f"{describe_end(execution, 'the code')}\n{told}".strip()
     error = _CLASSES.get(execution.outcome, CodeFailed)(
         f"Error executing code: {printable(told[-MAX_SHOWN:])}{remark}"
     )

@@ -19,7 +19,7 @@ from belljar.compat.openmanus.container import Container, Volumes
 from belljar.compat.openmanus.core.exceptions import SandboxTimeoutError as SandboxTimeoutError
 from belljar.compat.openmanus.core.terminal import AsyncDockerizedTerminal, CommandOutput
 from belljar.compat.placement import across
-from belljar.environment.environment import Environment, builtin
+from belljar.environment.environment import BUILTIN, Environment
 from belljar.errors import InvalidOption, SandboxError
 from belljar.files.transfer import Transfer
 from belljar.limits import Limits
@@ -218,7 +218,7 @@ class DockerSandbox:
 def _environment() -> Environment:
     """With all packages, but none preloaded: commands start new programs, which would not have
     the preloaded modules."""
-    return replace(builtin("data"), preload=(), warmup="")
+    return replace(BUILTIN["data"], preload=(), warmup="")
 
 
 def _warn_left_out(moved: Transfer) -> None:
