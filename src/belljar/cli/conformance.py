@@ -12,7 +12,7 @@ from belljar.cli import exit_codes
 from belljar.errors import InvalidOption
 
 if TYPE_CHECKING:
-    from belljar.conformance.results import Report
+    from belljar.conformance.report_data import Report
     from belljar.conformance.setting import Setting
 
 SUMMARY = "try every known attack here, and report what held"
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from belljar.conformance import runner
-    from belljar.conformance.progress import Line
+    from belljar.conformance.runner import ProgressLine
 
     rows = chosen(args.rows)
     if args.list:
@@ -75,8 +75,8 @@ def run(args: argparse.Namespace) -> int:
     if args.out:
         _check_out(Path(args.out).absolute())
     setting = _setting(args.backend, args.runtime)
-    wanted = runner.Wanted(setting=setting, rows=rows, controls=not args.no_controls)
-    report = runner.run(wanted, Line())
+    wanted = runner.Selection(setting=setting, rows=rows, controls=not args.no_controls)
+    report = runner.run(wanted, ProgressLine())
     _write(report, args.format, args.out)
     return exit_codes.OK if report.held else exit_codes.ERROR
 
@@ -114,10 +114,10 @@ def chosen(words: list[str] | None) -> frozenset[int]:
 def _list(rows: frozenset[int]) -> None:
     from belljar.cli import terminal
     from belljar.conformance.rows import ROWS
-    from belljar.conformance.runner import parts_of
+    from belljar.conformance.runner import list_attempts
 
     table = [
-        [str(row.number), row.family, row.title, str(len(parts_of(row)))]
+        [str(row.number), row.family, row.title, str(len(list_attempts(row)))]
         for row in ROWS
         if row.number in rows
     ]
@@ -146,9 +146,9 @@ def _default_runtime() -> str:
 
 
 def _write(report: Report, format_: str, out: str | None) -> None:
-    from belljar.conformance import report_html, report_json, report_text
+    from belljar.conformance import report_data, report_html, report_text
 
-    render = {"text": report_text, "json": report_json, "html": report_html}[format_].render
+    render = {"text": report_text, "json": report_data, "html": report_html}[format_].render
     if out is None:
         print(render(report), end="")
         return

@@ -109,7 +109,7 @@ def _show_warning(
 
 
 def _explain(error: SandboxError) -> int:
-    from belljar.results.execution import printable
+    from belljar.text import printable
 
     text = str(error)
     if isinstance(error, LimitNotEnforceable):  # its own hint is for those who write Python

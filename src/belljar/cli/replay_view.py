@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Self
 
 from belljar.cli import terminal
-from belljar.results.execution import printable
+from belljar.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

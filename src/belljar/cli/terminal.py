@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from belljar.results.execution import printable
+from belljar.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
