@@ -40,7 +40,6 @@ ALLOWED: set[tuple[str, str]] = {
     ("belljar.backends.isolation", "belljar.results.display"),
     ("belljar.backends.setup", "belljar.guest.worker_process"),
     ("belljar.compat.dolphin.directory", "belljar.guest.removal"),
-    ("belljar.conformance.runner", "belljar.cli.engine_facts"),
     ("belljar.environment.requirement", "belljar.backends.docker.images.build_script"),
     ("belljar.environment.uv_build", "belljar.backends.docker.images.build_script"),
     ("belljar.environment.uv_build", "belljar.results.execution"),

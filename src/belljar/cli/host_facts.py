@@ -1,19 +1,25 @@
-"""What this host offers a sandbox, found out before any guest starts."""
+"""What this host and its container engine offer a sandbox, found out before any guest starts."""
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from belljar.errors import SandboxError
 
 if TYPE_CHECKING:
+    from belljar.backends.docker.client.engine import Engine
     from belljar.environment.environment import Environment
 
-# Run in a process of its own, because a namespace once entered cannot be left.
+
+# Runs in a separate process, because a process cannot leave a namespace.
 _TRY_USER_NAMESPACE = """
 import ctypes, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -42,7 +48,7 @@ class Fact:
     remedy: str | None = None
 
 
-def gather(environment: Environment) -> list[Fact]:
+def list_host_facts(environment: Environment) -> list[Fact]:
     return [
         _kernel(),
         _user(),
@@ -68,13 +74,13 @@ def _kernel() -> Fact:
 def _user() -> Fact:
     from belljar.backends.linux import identity
 
-    detail = "an ordinary user, whose uid all guests have"
+    detail = "an ordinary user; all guests run with this uid"
     if os.geteuid() == 0:
         detail = (
-            "root; each guest gets a host uid of its own"
+            "root; each guest gets its own host uid"
             if identity.has_uid_for_each()
-            else "root of a user namespace that has no uids for guests: they have its own, "
-            f"{identity.uid_above()} in the namespace above"
+            else "root of a user namespace without uids for guests; all guests run with its uid, "
+            f"{identity.uid_above()} in the parent namespace"
         )
     return Fact(name="user", state="ok", detail=f"uid {os.geteuid()}, {detail}")
 
@@ -85,7 +91,7 @@ def _user_namespaces() -> Fact:
     )
     remedies = [remedy for path, bad, remedy in _USER_NAMESPACE_SETTINGS if _reads(path, bad)]
     if tried.returncode == 0:
-        # AppArmor lets the call succeed and takes the rights away afterwards.
+        # AppArmor lets the call succeed and removes the capabilities afterwards.
         restricted = bool(remedies) and os.geteuid() != 0
         return Fact(
             name="user namespaces",
@@ -98,7 +104,7 @@ def _user_namespaces() -> Fact:
         state="no",
         detail=f"refused: {os.strerror(tried.returncode)}",
         remedy="; ".join(remedies)
-        or "in a container, its seccomp profile or security options have to allow unshare(2)",
+        or "in a container: its seccomp profile or security options must allow unshare(2)",
     )
 
 
@@ -117,7 +123,7 @@ def _seccomp() -> Fact:
             name="seccomp",
             state="no",
             detail="not in this kernel",
-            remedy="a kernel with CONFIG_SECCOMP_FILTER",
+            remedy="use a kernel with CONFIG_SECCOMP_FILTER",
         )
     return Fact(name="seccomp", state="ok", detail=f"actions: {' '.join(actions)}")
 
@@ -132,7 +138,7 @@ def _landlock() -> Fact:
         name="landlock",
         state="no",
         detail="not in this kernel, or not enabled",
-        remedy="Linux 5.13 or later with landlock among the lsm= of the kernel's command line",
+        remedy="use Linux 5.13 or later with landlock in lsm= on the kernel's command line",
     )
 
 
@@ -143,9 +149,9 @@ def _cgroups() -> list[Fact]:
     found = cgroup.detect()
     try:
         if "memory" not in found.controllers and scope.is_available():
-            detail = "a sandbox gets one from the user's systemd when it starts: see its limits"
+            detail = "the user's systemd gives each sandbox one when it starts: see its limits"
             return [Fact(name="cgroups", state="ok", detail=detail)]
-        what = f"version {found.version}" if found.version else "none to be had"
+        what = f"version {found.version}" if found.version else "not available"
         usable = ", ".join(sorted(found.controllers)) or "no controllers"
         facts = [
             Fact(name="cgroups", state="ok" if found.version else "no", detail=f"{what}: {usable}")
@@ -164,14 +170,13 @@ def _cgroups() -> list[Fact]:
 def _interpreter(environment: Environment) -> Fact:
     from belljar.backends.linux import identity
     from belljar.environment.environment import interpreter
-    from belljar.errors import SandboxError
 
     try:
         found = interpreter(environment.python)
     except SandboxError as error:
         return Fact(name="interpreter", state="no", detail=error.message, remedy=error.hint)
     detail = f"Python {'.'.join(map(str, found.version))}, {found.executable}"
-    # As root the guest runs under another uid, so it is the others' rights that count.
+    # As root the guest runs under another uid, so the permissions for others count.
     mode = os.stat(found.executable).st_mode
     if identity.has_uid_for_each() and mode & 0o005 != 0o005:
         return Fact(
@@ -181,3 +186,145 @@ def _interpreter(environment: Environment) -> Fact:
             remedy=f"chmod o+rx {found.executable}",
         )
     return Fact(name="interpreter", state="ok", detail=detail)
+
+
+INFO_TIMEOUT = 10.0
+# -- the container engine -------------------------------------------------------------------------
+
+# Docker lists the shim of runc as another runtime.
+_SAME_AS_RUNC = ("io.containerd.runc.v2", "io.containerd.runtime.v1.linux")
+
+# The first release of each series that follows no link of an image when it masks and mounts.
+_RUNC_FIXED: dict[tuple[int, ...], tuple[int, ...]] = {(1, 2): (1, 2, 8), (1, 3): (1, 3, 3)}
+
+# A field of /info that says whether the engine can enforce a limit, its name, and the remedy.
+_LIMITS = (
+    ("MemoryLimit", "memory limit", "boot the engine's host with cgroup_enable=memory"),
+    ("SwapLimit", "swap accounting", "boot the engine's host with swapaccount=1, or turn swap off"),
+    ("PidsLimit", "process limit", "the engine's host needs the pids control group"),
+    ("CpuCfsQuota", "cpu limit", "the engine's host needs the cpu control group with its quota"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineFound:
+    facts: list[Fact]
+    runtimes: tuple[str, ...]  # the default one first
+
+
+def find_engine() -> EngineFound:
+    """Ask the engine that the docker backend would use. Raises SandboxError without an engine."""
+    from belljar.backends.docker.client import endpoint
+    from belljar.backends.docker.client.engine import Engine, proper
+
+    engine = Engine(endpoint.find())
+    with proper(engine, "about itself"):
+        info, version = _ask_engine(engine)
+        return EngineFound(
+            facts=list(list_engine_facts(engine, info, version)), runtimes=list_runtimes(info)
+        )
+
+
+def _ask_engine(engine: Engine) -> tuple[dict[str, Any], dict[str, Any]]:
+    import anyio
+
+    async def ask() -> tuple[dict[str, Any], dict[str, Any]]:
+        return (
+            await engine.request("GET", "/info", timeout=INFO_TIMEOUT),
+            await engine.request("GET", "/version", timeout=INFO_TIMEOUT),
+        )
+
+    return anyio.run(ask)
+
+
+def list_runtimes(info: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names, the default one first. For Podman only the default: its API accepts no other, and its
+    list names runtimes that are not installed.
+
+    >>> runtimes({"Runtimes": {"runsc": {}, "runc": {}}, "DefaultRuntime": "runc"})
+    ('runc', 'runsc')
+    """
+    default = str(info.get("DefaultRuntime") or "")
+    names = sorted(info.get("Runtimes") or ())
+    others = [name for name in names if name != default and name not in _SAME_AS_RUNC]
+    if "BuildahVersion" in info:
+        others = []
+    return (default, *others) if default else tuple(others)
+
+
+def list_engine_facts(
+    engine: Engine, info: Mapping[str, Any], version: Mapping[str, Any]
+) -> Iterator[Fact]:
+    where = engine.endpoint
+    yield Fact(name="address", state="ok", detail=f"{where} ({where.source})")
+    yield Fact(name="version", state="ok", detail=_engine_version(info, version))
+    yield from _runc_facts(version)
+    options = [str(option) for option in info.get("SecurityOptions") or ()]
+    yield Fact(name="user", state="ok", detail=_engine_user(options))
+    yield from _engine_cgroups(info)
+    yield _engine_seccomp(options)
+
+
+def _engine_version(info: Mapping[str, Any], version: Mapping[str, Any]) -> str:
+    components = version.get("Components") or [{}]
+    name = str(components[0].get("Name") or "Engine")
+    name = "Docker Engine" if name == "Engine" else name
+    place = f"{info.get('OperatingSystem')}, {info.get('Architecture')}"
+    return f"{name} {version.get('Version')}, API {version.get('ApiVersion')}, on {place}"
+
+
+def _runc_facts(version: Mapping[str, Any]) -> Iterator[Fact]:
+    """runc mounts inside the image's file tree; old releases follow links there."""
+    for each in version.get("Components") or ():
+        found = re.search(r"(\d+)\.(\d+)\.(\d+)", str(each.get("Version")))
+        if "runc" not in str(each.get("Name")) or found is None:
+            continue
+        numbers = tuple(map(int, found.groups()))
+        fixed = _RUNC_FIXED.get(numbers[:2], _RUNC_FIXED[1, 2])
+        if numbers >= fixed:
+            yield Fact(name="runc", state="ok", detail=found[0])
+            continue
+        first = ".".join(map(str, fixed))
+        yield Fact(
+            name="runc",
+            state="no",
+            detail=f"{found[0]}: older than {first}, the first with the fixes of November 2025, "
+            "unless your distribution has added them",
+            remedy="upgrade runc, or use runtime='runsc' for images you do not trust",
+        )
+
+
+def _engine_user(options: list[str]) -> str:
+    if any("rootless" in option for option in options):
+        return "rootless: the engine runs as an ordinary user"
+    if any("userns" in option for option in options):
+        return "root, with user namespaces: root in a container has no rights outside"
+    return "root, without user namespaces"
+
+
+def _engine_cgroups(info: Mapping[str, Any]) -> Iterator[Fact]:
+    version, driver = info.get("CgroupVersion") or "1", info.get("CgroupDriver") or "none"
+    yield Fact(
+        name="cgroups",
+        state="no" if driver == "none" else "ok",
+        detail=f"version {version}, driver {driver}",
+        remedy="rootless engines need cgroup v2 with delegation" if driver == "none" else None,
+    )
+    for field, name, remedy in _LIMITS:
+        # Some engines (Podman) leave out a field although they enforce the limit.
+        if info.get(field) is False:
+            yield Fact(name=name, state="no", detail="the engine cannot enforce it", remedy=remedy)
+        else:
+            yield Fact(name=name, state="ok", detail="enforced by the engine")
+
+
+def _engine_seccomp(options: list[str]) -> Fact:
+    found = next((option for option in options if "seccomp" in option), None)
+    if found is None:
+        return Fact(
+            name="seccomp",
+            state="no",
+            detail="the engine has no seccomp support",
+            remedy="use a kernel with CONFIG_SECCOMP_FILTER, and an engine built with seccomp",
+        )
+    return Fact(name="seccomp", state="ok", detail="filters can be set")
