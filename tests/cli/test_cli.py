@@ -330,7 +330,7 @@ def test_help_speaks_of_set_env_only_where_there_is_such_an_option(alone: Cli) -
         (["run", "missing.py"], "cannot read 'missing.py'"),
         (
             ["run", "a", "b"],
-            "too many arguments: b\n  hint: put arguments for the code itself after",
+            "too many arguments: b\n  hint: put arguments for the code itself",
         ),
         (["run", "-", "--memory", "1k"], "16m to 1t"),
         (["run", "-", "--memory", "lots"], "is not a size"),
@@ -826,7 +826,7 @@ def test_code_can_be_given_in_the_command(belljar: Cli) -> None:
 def test_exactly_one_piece_of_code_is_needed(alone: Cli, args: list[str]) -> None:
     done = alone(*args)
     assert done.returncode == 2
-    assert "belljar run FILE, belljar run -c CODE" in done.stderr
+    assert "`belljar run FILE`, `belljar run -c CODE`" in done.stderr
 
 
 def test_name_of_a_file_alone_runs_it(belljar: Cli) -> None:
@@ -1083,7 +1083,7 @@ def test_second_ctrl_c_ends_a_cell_that_will_not_stop(belljar: Cli) -> None:
         terminal.type("stubborn()\n")
         terminal.read_until("ready\r\n")
         terminal.type("\x03")
-        terminal.read_until("Ctrl-C once more")
+        terminal.read_until("Ctrl-C again")
         terminal.type("\x03")
         terminal.read_until(PROMPT)
         terminal.type("6 * 7\n")

@@ -108,7 +108,7 @@ def test_what_cannot_be_judged_is_a_failure_and_ends_no_other_row(backend, monke
     def broken(*args, **options):
         raise OSError("no such luck")
 
-    monkeypatch.setattr(runner.attempts, "release", broken)
+    monkeypatch.setattr(runner.attempts, "try_program", broken)
     report = run(4, 62)
     assert [row.state for row in report.rows] == ["failed", "held"]
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from belljar.cli.terminal import Presenter
     from belljar.sandbox.blocking import Sandbox
 
-SUMMARY = "a Python prompt in a sandbox"
+SUMMARY = "open a Python prompt in a sandbox"
 HISTORY_LENGTH = 2000
 PATIENCE = 1.0  # seconds after Ctrl-C before a message says what a second one does
 
