@@ -860,7 +860,7 @@ def test_file_of_this_host_that_was_not_put_in_is_named_with_the_option(belljar:
         ("import helpers", "--put helpers.py\n"),
     ):
         done = belljar.run(code)
-        assert done.stderr.endswith(f" is on this host: {option}"), done.stderr
+        assert done.stderr.endswith(f" is on this host; add {option}"), done.stderr
         assert "--with" not in done.stderr
         assert done.returncode == 1
 
@@ -870,7 +870,7 @@ def test_file_beside_the_script_is_named_with_where_it_lies(belljar: Cli) -> Non
     (belljar.directory / "sub" / "code.py").write_text("open('in.csv')")
     (belljar.directory / "sub" / "in.csv").touch()
     done = belljar("run", "-e", "python", "sub/code.py")
-    assert done.stderr.endswith("sub/in.csv is on this host: --put sub/in.csv\n")
+    assert done.stderr.endswith("sub/in.csv is on this host; add --put sub/in.csv\n")
 
 
 def test_code_cannot_ask_which_files_this_host_has(belljar: Cli) -> None:

@@ -84,7 +84,7 @@ def _format(given: str | None, out: str | None) -> str:
         suffix = Path(out or "").suffix.removeprefix(".")
         if suffix in FORMATS:
             return suffix
-        raise InvalidOption("no format was given", hint=f"use --to {', --to '.join(FORMATS)}")
+        raise InvalidOption("no format was given", hint=f"use --to {' or --to '.join(FORMATS)}")
     if given not in FORMATS:
         raise unknown_option("format", given, FORMATS)
     return given

@@ -184,7 +184,7 @@ class Presenter:
 
     def finish(self, execution: Execution, *, without: str | None = None) -> None:
         """`without`: skip notes with this text, because the caller prints a better one."""
-        if execution.error is not None:
+        if execution.error is not None and execution.error.traceback:
             self._stderr.write_lines(execution.error.traceback)
         elif execution.text is not None and not self._quiet:
             main = [result for result in execution.results if result.is_main_result]
@@ -194,12 +194,14 @@ class Presenter:
             execution.outcome != "error" or execution.error is None
         ):
             say(_outcome_message(execution))
-        if execution.outcome == "rejected" and execution.policy is not None:
-            for finding in execution.policy.findings:
-                say(f"line {finding.line}: {finding.message} [{finding.rule}]")
         if execution.logs.background and not self._quiet:
             self._stderr.write_lines("".join(execution.logs.background))
-        self.say_notes(execution, without=without)
+        if execution.policy is not None and execution.outcome == "rejected":
+            # Its notes are the first of these findings.
+            for finding in execution.policy.findings:
+                say(f"line {finding.line}: {finding.message} [{finding.rule}]: {finding.remedy}")
+        else:
+            self.say_notes(execution, without=without)
         if self._cost:
             self.remark(describe_cost(execution))
 

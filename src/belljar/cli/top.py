@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
             return _once(sightings, args)
         if not (sys.stdin.isatty() and sys.stdout.isatty()):
             raise InvalidOption(
-                "belljar top needs a terminal", hint="--once prints one table; see also belljar ps"
+                "`belljar top` needs a terminal", hint="use `belljar top --once` or `belljar ps`"
             )
         return _watch(sightings, args)
 

@@ -173,7 +173,7 @@ def find_missing_file(execution: Execution, script: str | None) -> tuple[str, st
         if _is_below_here(here):
             target = "" if os.path.basename(here) == name else f":{name}"
             option = "--with" if module is not None else "--put"
-            return option, f"{here} is on this host: --put {shlex.quote(here + target)}"
+            return option, f"{here} is on this host; add --put {shlex.quote(here + target)}"
     return None
 
 

@@ -156,11 +156,12 @@ class Look:
             self.wrong(f"{what} was accepted")
 
     def in_time(self, seconds: float, most: float) -> None:
+        text = f"it took {seconds:.1f} s; {most:g} s are allowed"
         if seconds < most:
-            self.saw(f"it took {seconds:.1f} s, of {most:g} allowed")
+            self.saw(text)
         else:
-            self.late.append(f"it took {seconds:.1f} s, of {most:g} allowed")
-            self.wrong(self.late[-1])
+            self.late.append(text)
+            self.wrong(text)
 
     @property
     def only_late(self) -> bool:

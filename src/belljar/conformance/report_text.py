@@ -56,7 +56,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield ""
     yield "How to read it:"
     for each, meaning in MEANINGS.items():
-        yield from _wrapped(meaning, f"  {LABELS[each]:<9}")
+        yield from _wrapped(meaning, f"  {LABELS[each]:<12}")
     for family in FAMILIES:
         rows = [row for row in report.rows if row.family == family]
         if rows:
