@@ -48,6 +48,14 @@ class Fact:
     remedy: str | None = None
 
 
+def _ok(name: str, detail: str) -> Fact:
+    return Fact(name=name, state="ok", detail=detail)
+
+
+def _no(name: str, detail: str, remedy: str | None = None) -> Fact:
+    return Fact(name=name, state="no", detail=detail, remedy=remedy)
+
+
 def list_host_facts(environment: Environment) -> list[Fact]:
     return [
         _kernel(),
@@ -82,7 +90,7 @@ def _user() -> Fact:
             else "root of a user namespace without uids for guests; all guests run with its uid, "
             f"{identity.uid_above()} in the parent namespace"
         )
-    return Fact(name="user", state="ok", detail=f"uid {os.geteuid()}, {detail}")
+    return _ok("user", f"uid {os.geteuid()}, {detail}")
 
 
 def _user_namespaces() -> Fact:
@@ -99,11 +107,10 @@ def _user_namespaces() -> Fact:
             detail="allowed, but restricted by a setting" if restricted else "allowed (tried)",
             remedy="; ".join(remedies) if restricted else None,
         )
-    return Fact(
-        name="user namespaces",
-        state="no",
-        detail=f"refused: {os.strerror(tried.returncode)}",
-        remedy="; ".join(remedies)
+    return _no(
+        "user namespaces",
+        f"refused: {os.strerror(tried.returncode)}",
+        "; ".join(remedies)
         or "in a container: its seccomp profile or security options must allow unshare(2)",
     )
 
@@ -119,13 +126,8 @@ def _seccomp() -> Fact:
     try:
         actions = Path("/proc/sys/kernel/seccomp/actions_avail").read_text().split()
     except OSError:
-        return Fact(
-            name="seccomp",
-            state="no",
-            detail="not in this kernel",
-            remedy="use a kernel with CONFIG_SECCOMP_FILTER",
-        )
-    return Fact(name="seccomp", state="ok", detail=f"actions: {' '.join(actions)}")
+        return _no("seccomp", "not in this kernel", "use a kernel with CONFIG_SECCOMP_FILTER")
+    return _ok("seccomp", f"actions: {' '.join(actions)}")
 
 
 def _landlock() -> Fact:
@@ -133,12 +135,11 @@ def _landlock() -> Fact:
 
     version = syscalls.landlock_abi()
     if version:
-        return Fact(name="landlock", state="ok", detail=f"version {version}")
-    return Fact(
-        name="landlock",
-        state="no",
-        detail="not in this kernel, or not enabled",
-        remedy="use Linux 5.13 or later with landlock in lsm= on the kernel's command line",
+        return _ok("landlock", f"version {version}")
+    return _no(
+        "landlock",
+        "not in this kernel, or not enabled",
+        "use Linux 5.13 or later with landlock in lsm= on the kernel's command line",
     )
 
 
@@ -150,7 +151,7 @@ def _cgroups() -> list[Fact]:
     try:
         if "memory" not in found.controllers and scope.is_available():
             detail = "the user's systemd gives each sandbox one when it starts: see its limits"
-            return [Fact(name="cgroups", state="ok", detail=detail)]
+            return [_ok("cgroups", detail)]
         what = f"version {found.version}" if found.version else "not available"
         usable = ", ".join(sorted(found.controllers)) or "no controllers"
         facts = [
@@ -159,10 +160,7 @@ def _cgroups() -> list[Fact]:
         names: dict[str, list[str]] = {}
         for name, why in sorted(found.why.items()):
             names.setdefault(why, []).append(name)
-        return facts + [
-            Fact(name=f"cgroup {', '.join(those)}", state="no", detail=why)
-            for why, those in names.items()
-        ]
+        return facts + [_no(f"cgroup {', '.join(those)}", why) for why, those in names.items()]
     finally:
         found.close()
 
@@ -174,23 +172,20 @@ def _interpreter(environment: Environment) -> Fact:
     try:
         found = interpreter(environment.python)
     except SandboxError as error:
-        return Fact(name="interpreter", state="no", detail=error.message, remedy=error.hint)
+        return _no("interpreter", error.message, error.hint)
     detail = f"Python {'.'.join(map(str, found.version))}, {found.executable}"
     # As root the guest runs under another uid, so the permissions for others count.
     mode = os.stat(found.executable).st_mode
     if identity.has_uid_for_each() and mode & 0o005 != 0o005:
-        return Fact(
-            name="interpreter",
-            state="no",
-            detail=f"{detail}: other users may not run it",
-            remedy=f"chmod o+rx {found.executable}",
+        return _no(
+            "interpreter", f"{detail}: other users may not run it", f"chmod o+rx {found.executable}"
         )
-    return Fact(name="interpreter", state="ok", detail=detail)
+    return _ok("interpreter", detail)
 
 
-INFO_TIMEOUT = 10.0
 # -- the container engine -------------------------------------------------------------------------
 
+INFO_TIMEOUT = 10.0  # seconds
 # Docker lists the shim of runc as another runtime.
 _SAME_AS_RUNC = ("io.containerd.runc.v2", "io.containerd.runtime.v1.linux")
 
@@ -256,11 +251,11 @@ def list_engine_facts(
     engine: Engine, info: Mapping[str, Any], version: Mapping[str, Any]
 ) -> Iterator[Fact]:
     where = engine.endpoint
-    yield Fact(name="address", state="ok", detail=f"{where} ({where.source})")
-    yield Fact(name="version", state="ok", detail=_engine_version(info, version))
+    yield _ok("address", f"{where} ({where.source})")
+    yield _ok("version", _engine_version(info, version))
     yield from _runc_facts(version)
     options = [str(option) for option in info.get("SecurityOptions") or ()]
-    yield Fact(name="user", state="ok", detail=_engine_user(options))
+    yield _ok("user", _engine_user(options))
     yield from _engine_cgroups(info)
     yield _engine_seccomp(options)
 
@@ -282,15 +277,14 @@ def _runc_facts(version: Mapping[str, Any]) -> Iterator[Fact]:
         numbers = tuple(map(int, found.groups()))
         fixed = _RUNC_FIXED.get(numbers[:2], _RUNC_FIXED[1, 2])
         if numbers >= fixed:
-            yield Fact(name="runc", state="ok", detail=found[0])
+            yield _ok("runc", found[0])
             continue
         first = ".".join(map(str, fixed))
-        yield Fact(
-            name="runc",
-            state="no",
-            detail=f"{found[0]}: older than {first}, the first with the fixes of November 2025, "
+        yield _no(
+            "runc",
+            f"{found[0]}: older than {first}, the first with the fixes of November 2025, "
             "unless your distribution has added them",
-            remedy="upgrade runc, or use runtime='runsc' for images you do not trust",
+            "upgrade runc, or use runtime='runsc' for images you do not trust",
         )
 
 
@@ -313,18 +307,17 @@ def _engine_cgroups(info: Mapping[str, Any]) -> Iterator[Fact]:
     for field, name, remedy in _LIMITS:
         # Some engines (Podman) leave out a field although they enforce the limit.
         if info.get(field) is False:
-            yield Fact(name=name, state="no", detail="the engine cannot enforce it", remedy=remedy)
+            yield _no(name, "the engine cannot enforce it", remedy)
         else:
-            yield Fact(name=name, state="ok", detail="enforced by the engine")
+            yield _ok(name, "enforced by the engine")
 
 
 def _engine_seccomp(options: list[str]) -> Fact:
     found = next((option for option in options if "seccomp" in option), None)
     if found is None:
-        return Fact(
-            name="seccomp",
-            state="no",
-            detail="the engine has no seccomp support",
-            remedy="use a kernel with CONFIG_SECCOMP_FILTER, and an engine built with seccomp",
+        return _no(
+            "seccomp",
+            "the engine has no seccomp support",
+            "use a kernel with CONFIG_SECCOMP_FILTER, and an engine built with seccomp",
         )
-    return Fact(name="seccomp", state="ok", detail="filters can be set")
+    return _ok("seccomp", "filters can be set")

@@ -111,8 +111,7 @@ def _run(args: argparse.Namespace) -> int:
 
     options = sandbox_options.options(args)
     common = Common(
-        then=None if args.then is None else read_code(args.then),
-        files=transfer.load_all(args.put),
+        then=None if args.then is None else read_code(args.then), files=transfer.load_all(args.put)
     )
     done = read_done(Path(args.out)) if args.resume else Done()
 
@@ -297,8 +296,7 @@ def check_output(args: argparse.Namespace) -> None:
         )
     if out.is_file() and out.stat().st_size and not (args.resume or args.overwrite):
         raise InvalidOption(
-            f"{args.out!r} exists already",
-            hint="--resume continues it, --overwrite replaces it",
+            f"{args.out!r} exists already", hint="--resume continues it, --overwrite replaces it"
         )
 
 

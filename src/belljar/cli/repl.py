@@ -290,8 +290,7 @@ def _unknown(name: str, commands: Iterable[str]) -> InvalidOption:
         return unknown_option("command", name, commands)
     meant = " or ".join(map(repr, begun))
     return InvalidOption(
-        f"unknown command {name!r}",
-        hint=f"did you mean {meant}? options: {', '.join(commands)}",
+        f"unknown command {name!r}", hint=f"did you mean {meant}? options: {', '.join(commands)}"
     )
 
 

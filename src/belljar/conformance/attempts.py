@@ -67,11 +67,7 @@ def try_program(program: Program, stage: Stage, look: Look) -> str:
         look.saw(f"posture not read: {ELSEWHERE}")
     if inside and (visible or program.oracle in FROM_THE_API):
         scene = Scene(
-            program=program,
-            sandbox=sandbox,
-            init=init,
-            execution=execution,
-            memory_before=memory,
+            program=program, sandbox=sandbox, init=init, execution=execution, memory_before=memory
         )
         LOOKS[program.oracle](scene, look)
     if inside and program.head.get("keeps") == "files":

@@ -92,11 +92,7 @@ def newborn(stage: Stage, look: Look) -> None:
         look.wrong("the guest did not describe itself")
 
 
-@check(
-    84,
-    what="damage the worker from within, then kill init",
-    expected="the next sandboxes work",
-)
+@check(84, what="damage the worker from within, then kill init", expected="the next sandboxes work")
 def poisoned_runner(stage: Stage, look: Look) -> None:
     for _ in range(2):
         bad = stage.open(strict=False)

@@ -85,11 +85,7 @@ else:
 """
 
 
-@check(
-    64,
-    what="type into the terminal of the caller",
-    expected="its input stays empty",
-)
+@check(64, what="type into the terminal of the caller", expected="its input stays empty")
 def terminal(stage: Stage, look: Look) -> None:
     typed, output, code = _on_a_terminal(stage, control=False)
     look.expect(code == 0, "a sandbox was used on a terminal", output)

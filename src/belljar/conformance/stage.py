@@ -58,9 +58,7 @@ class Stage:
         """Run the program there; returns the result and the seconds it took."""
         began = time.monotonic()
         execution = sandbox.run_code(
-            program.source,
-            timeout=program.timeout,
-            env=self.canaries.environment(confined=True),
+            program.source, timeout=program.timeout, env=self.canaries.environment(confined=True)
         )
         return execution, time.monotonic() - began
 
