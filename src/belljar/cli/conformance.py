@@ -22,7 +22,7 @@ _DESCRIPTION = """\
 Run hostile programs in sandboxes on this machine, for each row of the threat list, and judge each
 from outside by canaries, /proc, control groups, listeners and leftovers. For most rows a control
 runs the same program where nothing stops it, to prove that the checks notice it. This takes
-minutes; docs/conformance.md explains the report.
+minutes; docs/reports/conformance.md explains the report.
 """
 _EPILOG = """\
 exit codes:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from belljar.backends.native import plan
+from belljar.backends.linux import identity
 from belljar.conformance.processes import descendants, process
 from belljar.conformance.setting import NOBODY, Setting, temp_prefix
 
@@ -197,7 +197,7 @@ def _first_words(path: str) -> list[str]:
 
 def is_guest_uid(uid: int) -> bool:
     """True for the uids of guests, and of controls if root runs the suite."""
-    return uid == NOBODY or plan.UID_FIRST <= uid < plan.UID_FIRST + plan.UID_COUNT
+    return uid == NOBODY or identity.UID_FIRST <= uid < identity.UID_FIRST + identity.UID_COUNT
 
 
 def list_sysv() -> frozenset[tuple[str, int]]:
