@@ -170,10 +170,6 @@ class Counters:
         return int(self._read("pids", "pids.current", "pids.current"))
 
     @property
-    def refused_forks(self) -> int:
-        return int(self._read("pids", "pids.events", "pids.events").split()[1])
-
-    @property
     def cpu_seconds(self) -> float:
         text = self._read("cpuacct", "cpuacct.usage", "cpu.stat")
         return int(text) / 1e9 if text.strip().isdigit() else int(text.split()[1]) / 1e6

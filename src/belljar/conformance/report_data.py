@@ -196,13 +196,10 @@ def to_dict(report: Report) -> dict[str, object]:
         "seconds": round(head.seconds, 1),
         "setting": {
             "name": head.setting,
-            "backend": head.backend,
-            "runtime": head.runtime,
-            "user": head.user,
-            "machine": head.machine,
-            "kernel": head.kernel,
-            "system": head.system,
-            "python": head.python,
+            **{
+                name: getattr(head, name)
+                for name in ("backend", "runtime", "user", "machine", "kernel", "system", "python")
+            },
             "engine": head.engine,
         },
         "controls": head.controls,

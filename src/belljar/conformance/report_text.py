@@ -110,13 +110,7 @@ LABELS = {
     State.NOT_APPLICABLE: "N/A",
     State.NOT_RUN: "NOT RUN",
 }
-_COUNTED = {
-    State.FAILED: "failed",
-    State.VACUOUS: "vacuous",
-    State.BEST_EFFORT: "best effort",
-    State.NOT_APPLICABLE: "not applicable",
-    State.NOT_RUN: "not run",
-}
+_COUNTED = {State.NOT_APPLICABLE: "not applicable"}  # the others by their values
 MEANINGS = {
     State.HELD: "tried here; the attempt did not reach what it was after",
     State.FAILED: "the attempt did something that it must not be able to do",
@@ -130,7 +124,7 @@ MEANINGS = {
 def write_verdict(report: Report) -> str:
     totals = dict(report.totals)
     held = f"{totals.pop(State.HELD)} of {len(report.rows)} rows held"
-    others = [f", {count} {_COUNTED[state]}" for state, count in totals.items() if count]
+    others = [f", {count} {_COUNTED.get(state, state)}" for state, count in totals.items() if count]
     counted = held + "".join(others)
     if unasked := len(ROWS) - len(report.rows):
         counted += f"; {unasked} of {len(ROWS)} rows were not asked for"
@@ -150,13 +144,9 @@ def list_facts(head: Head) -> list[tuple[str, str]]:
         ("belljar", head.version),
         ("date", head.date),
         ("duration", f"{head.seconds:.0f} s"),
-        ("setting", head.setting),
-        ("user", head.user),
-        ("machine", head.machine),
-        ("kernel", head.kernel),
-        ("system", head.system),
-        ("python", head.python),
     ]
+    names = ("setting", "user", "machine", "kernel", "system", "python")
+    found += [(name, getattr(head, name)) for name in names]
     if head.engine:
         found.append(("engine", head.engine))
     found.append(("controls", "run" if head.controls else "not run (--no-controls)"))
