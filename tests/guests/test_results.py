@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 from belljar import Environment, Limits, Outcome, SandboxError
-from belljar.cli.results import ResultFiles
+from belljar.cli.terminal import ResultFiles
 from belljar.errors import FileError
 from belljar.protocol import values
 from belljar.results import display

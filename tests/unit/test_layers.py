@@ -39,7 +39,6 @@ ALLOWED: set[tuple[str, str]] = {
     ("belljar.backends.docker.spec", "belljar.guest.worker_process"),
     ("belljar.backends.base", "belljar.guest.worker_process"),
     ("belljar.compat.dolphin.directory", "belljar.guest.removal"),
-    ("belljar.conformance.machine", "belljar.cli.engine_facts"),
     ("belljar.environment.requirement", "belljar.backends.docker.images.build_script"),
     ("belljar.environment.uv_build", "belljar.backends.docker.images.build_script"),
     ("belljar.events", "belljar.backends.base"),
