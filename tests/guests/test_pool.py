@@ -17,7 +17,7 @@ import pytest
 import census
 import setting
 from belljar import AsyncPool, AsyncSandbox, InvalidOption, Outcome, Pool, Sandbox, Snippet
-from belljar.environment.environment import builtin
+from belljar.environment.environment import BUILTIN
 from belljar.errors import (
     GuestLost,
     PoolClosed,
@@ -115,12 +115,12 @@ def test_a_rehearsal_of_ours_needs_no_package(run_async):
 
     async def test():
         async with a_pool(
-            rehearsal=pooled_sandbox.choose_warmup_code(builtin("data"), None)
+            rehearsal=pooled_sandbox.choose_warmup_code(BUILTIN["data"], None)
         ) as pool:
             await pool.warm_up()
             assert pool.stats().start_failures == 0
 
-    assert "pandas" in pooled_sandbox.choose_warmup_code(builtin("data"), None)
+    assert "pandas" in pooled_sandbox.choose_warmup_code(BUILTIN["data"], None)
     run_async(test)
 
 

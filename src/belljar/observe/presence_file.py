@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from belljar.backends.docker import owner
 from belljar.backends.docker.owner import Owner
-from belljar.environment import directories
+from belljar.environment import store
 from belljar.environment.store import cache_root
 from belljar.errors import SandboxError
 
@@ -269,7 +269,7 @@ def _make_directory(path: str) -> bool:
     # Only the last part is made, except in the cache: the system makes those in /run.
     try:
         if path == str(cache_root() / "live"):
-            directories.make(cache_root(), directories.CACHE)
+            store.make_directory(cache_root(), store.CACHE_MODE)
         os.mkdir(path, 0o700)
     except FileExistsError:
         return _is_usable(path)
