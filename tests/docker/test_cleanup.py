@@ -72,7 +72,7 @@ class LateEngine:
         if self.lists > 1 and len(self._steps) > 1:
             del self._steps[0]
         labels = owner.labels(SANDBOX)
-        listed = {"Id": ID, "Names": [f"/{owner.name_of(labels)}"], "Labels": labels}
+        listed = {"Id": ID, "Names": [f"/{owner.container_name(labels)}"], "Labels": labels}
         return [listed | {"State": "created"}] if self._step in ("listed", "there") else []
 
 

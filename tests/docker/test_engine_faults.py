@@ -20,7 +20,7 @@ from belljar.backends.docker.client import http
 from belljar.backends.docker.client.connect import Connection
 from belljar.backends.docker.client.endpoint import Endpoint
 from belljar.backends.docker.client.engine import Engine, EngineError, EngineUnavailable
-from belljar.backends.docker.client.engine_errors import unreachable
+from belljar.backends.docker.client.engine_errors import unreachable_error
 from fake_engine import FakeEngine, answer, chunked, until_end
 
 EMPTY = answer(b"{}")
@@ -299,7 +299,7 @@ def test_a_socket_without_a_listener_is_told_with_what_to_do(run, directory):
     ],
 )
 def test_each_failure_to_connect_has_its_remedy(error, hint):
-    made = unreachable(Endpoint(kind="tcp", address="a:1"), error)
+    made = unreachable_error(Endpoint(kind="tcp", address="a:1"), error)
     assert hint in made.hint
     assert (error.strerror or str(error)) in made.message
 

@@ -6,7 +6,7 @@ import traceback
 import anyio
 import pytest
 
-from belljar.backends.docker.images import auth, pull
+from belljar.backends.docker.images import pull
 from belljar.errors import EnvironmentBuildError
 
 
@@ -14,7 +14,7 @@ def header(reference, directory):
     import base64
 
     async def ask():
-        return await auth.header(reference, {"DOCKER_CONFIG": str(directory)})
+        return await pull.pull_auth_header(reference, {"DOCKER_CONFIG": str(directory)})
 
     found = anyio.run(ask)
     if not found:
@@ -50,7 +50,7 @@ def test_broken_configuration_is_named(tmp_path):
 
 def credentials(directory):
     async def ask():
-        return await auth.all_known({"DOCKER_CONFIG": str(directory)})
+        return await pull.build_auth_header({"DOCKER_CONFIG": str(directory)})
 
     return anyio.run(ask)
 
@@ -94,7 +94,7 @@ def test_helper_that_answers_something_else_is_named(tmp_path, monkeypatch, said
 
 
 def test_progress_of_a_pull_counts_layers_and_bytes():
-    layers = pull.Layers()
+    layers = pull.PullProgress()
     for line in (
         {"status": "Pulling fs layer", "id": "a"},
         {"status": "Already exists", "id": "b"},
@@ -115,6 +115,6 @@ def test_progress_of_a_pull_counts_layers_and_bytes():
     ],
 )
 def test_error_of_a_pull_says_what_to_do(said, hint):
-    error = pull.cannot_pull("x:9", said)
+    error = pull.pull_error("x:9", said)
     assert said in error.message
     assert hint in error.hint

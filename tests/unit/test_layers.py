@@ -41,8 +41,6 @@ ALLOWED: set[tuple[str, str]] = {
     ("belljar.backends.setup", "belljar.guest.worker_process"),
     ("belljar.compat.dolphin.directory", "belljar.guest.removal"),
     ("belljar.conformance.machine", "belljar.cli.engine_facts"),
-    ("belljar.environment.requirement", "belljar.backends.docker.images.build_script"),
-    ("belljar.environment.uv_build", "belljar.backends.docker.images.build_script"),
     ("belljar.environment.uv_build", "belljar.results.execution"),
     ("belljar.events", "belljar.backends.base"),
     ("belljar.files.api", "belljar.guest.files"),

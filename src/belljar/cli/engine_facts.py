@@ -62,10 +62,10 @@ class EngineFound:
 def find() -> EngineFound:
     """Ask the engine that the docker backend would use. Raises SandboxError if there is none."""
     from belljar.backends.docker.client import endpoint
-    from belljar.backends.docker.client.engine import Engine, proper
+    from belljar.backends.docker.client.engine import Engine, parsing_answer
 
-    engine = Engine(endpoint.find())
-    with proper(engine, "about itself"):
+    engine = Engine(endpoint.find_endpoint())
+    with parsing_answer(engine, "about itself"):
         info, version = _ask(engine)
         return EngineFound(facts=list(facts(engine, info, version)), runtimes=runtimes(info))
 
@@ -217,12 +217,12 @@ def _make_image(environment: Environment, docker: Docker) -> None:
     import anyio
 
     from belljar.backends.docker.client import endpoint
-    from belljar.backends.docker.client.engine import Engine, proper
+    from belljar.backends.docker.client.engine import Engine, parsing_answer
     from belljar.backends.docker.images import resolve
-    from belljar.backends.docker.spec import Facts
+    from belljar.backends.docker.isolation import EngineFacts
 
-    engine = Engine(endpoint.find())
-    with proper(engine, "about itself"):
-        facts = Facts.of(*_ask(engine))
-    with proper(engine, "about an image"):
-        anyio.run(functools.partial(resolve.ensure, engine, environment, docker, facts))
+    engine = Engine(endpoint.find_endpoint())
+    with parsing_answer(engine, "about itself"):
+        facts = EngineFacts.parse(*_ask(engine))
+    with parsing_answer(engine, "about an image"):
+        anyio.run(functools.partial(resolve.ensure_image, engine, environment, docker, facts))

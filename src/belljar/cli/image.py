@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from belljar.backends.docker.client.engine import Engine
-    from belljar.backends.docker.images.image_store import Listed
+    from belljar.backends.docker.images.image_store import ListedImage
     from belljar.backends.docker.images.resolve import Image
     from belljar.backends.docker.settings import Docker
     from belljar.environment.environment import Environment
@@ -116,10 +116,10 @@ def _ask(args: argparse.Namespace, question: Callable[[Engine], Awaitable[Answer
     import anyio
 
     from belljar.backends.docker.client import endpoint
-    from belljar.backends.docker.client.engine import Engine, proper
+    from belljar.backends.docker.client.engine import Engine, parsing_answer
 
-    engine = Engine(endpoint.find(args.host))
-    with proper(engine, "about its images"):
+    engine = Engine(endpoint.find_endpoint(args.host))
+    with parsing_answer(engine, "about its images"):
         return anyio.run(question, engine)
 
 
@@ -149,12 +149,12 @@ def build(args: argparse.Namespace) -> int:
 
 
 async def _ensure(engine: Engine, environment: Environment, docker: Docker) -> Image:
-    from belljar.backends.docker.images.resolve import ensure
-    from belljar.backends.docker.spec import Facts
+    from belljar.backends.docker.images.resolve import ensure_image
+    from belljar.backends.docker.isolation import EngineFacts
 
     info = await engine.request("GET", "/info")
     version = await engine.request("GET", "/version")
-    return await ensure(engine, environment, docker, Facts.of(info, version))
+    return await ensure_image(engine, environment, docker, EngineFacts.parse(info, version))
 
 
 def _docker(args: argparse.Namespace) -> Docker:
@@ -211,7 +211,7 @@ def show(args: argparse.Namespace) -> int:
     return 0
 
 
-def _content(image: Listed) -> str:
+def _content(image: ListedImage) -> str:
     if image.dockerfile:
         return f"({image.dockerfile})"
     return " ".join(image.packages) or "-"
@@ -224,12 +224,12 @@ def remove(args: argparse.Namespace) -> int:
     async def act(engine: Engine) -> None:
         images = await image_store.list_images(engine)
         for name in args.names:  # all of them are looked up before any is removed
-            if not image_store.named(images, name):
+            if not image_store.find_by_name(images, name):
                 known = {each.name for each in images} | {each.key for each in images}
                 raise unknown_option("image", name, sorted(known))
         for name in args.names:
-            for each in image_store.named(images, name):
-                await image_store.remove(engine, each)
+            for each in image_store.find_by_name(images, name):
+                await image_store.remove_image(engine, each)
             terminal.say(f"removed {name}")
 
     _ask(args, act)
@@ -248,18 +248,18 @@ def prune(args: argparse.Namespace) -> int:
 
     known = [resolve(name) for name in saved_names.names()]
 
-    async def act(engine: Engine) -> list[tuple[Listed, str | None]]:
+    async def act(engine: Engine) -> list[tuple[ListedImage, str | None]]:
         images = await image_store.list_images(engine)
         if args.names:
             images = [each for each in images if each.name in args.names]
         current = await image_store.current_keys(engine, known, complete(Docker()))
-        found = image_store.superfluous(images, current, everything=args.all)
-        done: list[tuple[Listed, str | None]] = []
+        found = image_store.find_unneeded(images, current, everything=args.all)
+        done: list[tuple[ListedImage, str | None]] = []
         for each in found:
             problem = None
             if not args.dry_run:
                 try:
-                    await image_store.remove(engine, each)
+                    await image_store.remove_image(engine, each)
                 except SandboxError as error:
                     problem = error.message
             done.append((each, problem))
@@ -286,11 +286,12 @@ def prune(args: argparse.Namespace) -> int:
 
 
 def dockerfile(args: argparse.Namespace) -> int:
-    from belljar.backends.docker.images import key, print_dockerfile
+    from belljar.backends.docker.images import image_store
+    from belljar.backends.docker.images.dockerfile import render_dockerfile
     from belljar.backends.docker.settings import Docker, complete
     from belljar.environment.environment import resolve
 
     environment = resolve(args.name)
     settings = complete(Docker(base=args.base))
-    print(print_dockerfile.written(key.want(environment, settings.base, None)), end="")
+    print(render_dockerfile(image_store.plan_image(environment, settings.base, None)), end="")
     return 0

@@ -27,7 +27,7 @@ PING_TIMEOUT = 5.0
 
 _AT_START = (
     "importlib.readers",
-    "belljar.backends.docker.client.contexts",
+    "belljar.backends.docker.client.endpoint",
     "belljar.backends.native.backend",
     "belljar.observe.presence",
 )
@@ -125,8 +125,8 @@ async def _is_ready(options: Options) -> bool:
     from belljar.backends.docker.client.engine import Engine
     from belljar.backends.docker.images import resolve
 
-    engine = Engine(endpoint.find(options.docker.host))
-    return await resolve.is_there(engine, options.environment, options.docker)
+    engine = Engine(endpoint.find_endpoint(options.docker.host))
+    return await resolve.image_exists(engine, options.environment, options.docker)
 
 
 def asks_for_docker(backend: str | Docker | None) -> bool:
@@ -163,7 +163,7 @@ async def ask_engine(path: str, *, timeout: float = 30.0) -> object:
     from belljar.backends.docker.client.engine import Engine, EngineError
 
     try:
-        found: object = await Engine(endpoint.find()).request("GET", path, timeout=timeout)
+        found: object = await Engine(endpoint.find_endpoint()).request("GET", path, timeout=timeout)
     except EngineError as error:
         if error.status == 0:
             raise BackendUnavailable(error.message, hint=error.hint) from error

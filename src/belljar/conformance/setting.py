@@ -9,7 +9,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from belljar.backends.docker.facts import own_kernel
+from belljar.backends.docker.isolation import guest_kernel
 from belljar.conformance.processes import alive
 
 ROOT = os.geteuid() == 0
@@ -43,7 +43,7 @@ class Setting:
     @property
     def gvisor(self) -> bool:
         """Its kernel answers the guest; the host sees that kernel, not the guest's processes."""
-        return self.docker and own_kernel(self.runtime or "") == "gVisor"
+        return self.docker and guest_kernel(self.runtime or "") == "gVisor"
 
     @property
     def name(self) -> str:

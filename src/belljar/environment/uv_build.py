@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from belljar.environment.addresses import strip_credentials
 from belljar.environment.build_progress import Step
 from belljar.environment.interpreter import Interpreter, guest_python
 from belljar.environment.requirement import UNSOLVABLE, canonical_name, few, why_unsolvable
@@ -154,7 +155,7 @@ def _uv(
         try:
             assert uv.stderr is not None
             for line in uv.stderr:
-                line = _without_passwords(printable(line.rstrip()))
+                line = strip_credentials(printable(line.rstrip()), "***@")
                 lines.append(line)
                 _tell(line.strip(), say)
         except BaseException:
@@ -172,13 +173,6 @@ def _tell(line: str, say: Say) -> None:
         say("downloading", line[0].lower() + line[1:])
     elif line.startswith("Prepared "):
         say("installing", "installing")
-
-
-def _without_passwords(line: str) -> str:
-    # Imported here, and of a backend: it is also sent into containers, by itself.
-    from belljar.backends.docker.images.build_script import bare_addresses
-
-    return bare_addresses(line, "***@")
 
 
 # What uv says -> what to do about it. The first that matches is given as the hint.

@@ -20,25 +20,15 @@ import anyio
 
 from belljar.backends import bundle, setup
 from belljar.backends.base import Guest, GuestSpec, Host
-from belljar.backends.docker import (
-    detached,
-    health,
-    layers,
-    owner,
-    profile,
-    removal,
-    spec,
-    usage,
-    user_name,
-)
+from belljar.backends.docker import cleanup, health, isolation, owner, profile, spec
 from belljar.backends.docker.cleanup import Cleanup
 from belljar.backends.docker.client import endpoint
-from belljar.backends.docker.client.engine import Engine, EngineError, proper
-from belljar.backends.docker.facts import Facts, own_kernel
-from belljar.backends.docker.guest import DockerGuest
-from belljar.backends.docker.health import Vigil
+from belljar.backends.docker.client.engine import Engine, EngineError, parsing_answer
+from belljar.backends.docker.guest import DockerGuest, wait_for_end, was_out_of_memory
+from belljar.backends.docker.health import EngineWatch
 from belljar.backends.docker.images import resolve
 from belljar.backends.docker.images.resolve import Image
+from belljar.backends.docker.isolation import EngineFacts, guest_kernel
 from belljar.backends.docker.settings import Docker
 from belljar.backends.docker.stream import AttachedStream
 from belljar.backends.isolation import Isolation, Layer
@@ -65,8 +55,8 @@ class DockerBackend:
         self._host = host
         self._lock = threading.Lock()
         self._engines: dict[str, Engine] = {}
-        self._facts: dict[Engine, Facts] = {}
-        self._vigils: dict[Engine, Vigil] = {}
+        self._facts: dict[Engine, EngineFacts] = {}
+        self._vigils: dict[Engine, EngineWatch] = {}
         self._guests: weakref.WeakSet[DockerGuest] = weakref.WeakSet()
         self._sandboxes: set[str] = set()  # that have, or may yet get, a container
         self._cleanup = Cleanup(host, self._sandboxes)
@@ -75,12 +65,12 @@ class DockerBackend:
     async def start(self, spec: GuestSpec) -> Guest:
         engine = self._engine(spec.docker)
         work = functools.partial(self._watched, spec, engine)
-        return await detached.run(self._host, work, undo=DockerGuest.discard)
+        return await health.run_detached(self._host, work, undo=DockerGuest.discard)
 
     async def _watched(self, spec: GuestSpec, engine: Engine) -> DockerGuest:
         try:
             work = functools.partial(self._make, spec, engine)
-            return await health.unless_it_hangs(engine, work)
+            return await health.run_while_answering(engine, work)
         except EngineError:
             with self._lock:
                 self._facts.pop(engine, None)  # it may be another one by now
@@ -88,27 +78,27 @@ class DockerBackend:
 
     async def _make(self, spec: GuestSpec, engine: Engine) -> DockerGuest:
         facts = await self._facts_of(engine)
-        with proper(engine, "about an image"):
-            made = await resolve.ensure(engine, spec.environment, spec.docker, facts)
+        with parsing_answer(engine, "about an image"):
+            made = await resolve.ensure_image(engine, spec.environment, spec.docker, facts)
         return await self._start(spec, engine, facts, made)
 
     # -- the engine -------------------------------------------------------------------------
 
     def _engine(self, docker: Docker) -> Engine:
-        where = endpoint.find(docker.host)
+        where = endpoint.find_endpoint(docker.host)
         with self._lock:
             engine = self._engines.setdefault(str(where), Engine(where))
             if engine not in self._vigils:
-                self._vigils[engine] = Vigil(self._host, engine)
+                self._vigils[engine] = EngineWatch(self._host, engine)
             return engine
 
-    async def _facts_of(self, engine: Engine) -> Facts:
+    async def _facts_of(self, engine: Engine) -> EngineFacts:
         facts = self._facts.get(engine)
         if facts is None:
             info = await engine.request("GET", "/info", timeout=FACTS_TIMEOUT)
             version = await engine.request("GET", "/version", timeout=FACTS_TIMEOUT)
-            with proper(engine, "about itself"):
-                facts = Facts.of(info, version)
+            with parsing_answer(engine, "about itself"):
+                facts = EngineFacts.parse(info, version)
             with self._lock:
                 first = engine not in self._facts
                 self._facts[engine] = facts
@@ -119,7 +109,7 @@ class DockerBackend:
     # -- one guest --------------------------------------------------------------------------
 
     async def _start(
-        self, spec: GuestSpec, engine: Engine, facts: Facts, made: Image
+        self, spec: GuestSpec, engine: Engine, facts: EngineFacts, made: Image
     ) -> DockerGuest:
         self._sandboxes.add(spec.id)
         container = ""
@@ -139,7 +129,7 @@ class DockerBackend:
         self,
         asked: GuestSpec,
         engine: Engine,
-        facts: Facts,
+        facts: EngineFacts,
         made: Image,
         until_it_runs: contextlib.ExitStack,
     ) -> tuple[str, list[str]]:
@@ -151,7 +141,7 @@ class DockerBackend:
                 hint="files.upload() copies a tree into the sandbox",
             )
         runtime = asked.docker.runtime or facts.default_runtime
-        if own_kernel(runtime) and not all(mount.read_only for mount in asked.mounts):
+        if guest_kernel(runtime) and not all(mount.read_only for mount in asked.mounts):
             raise InvalidOption(
                 f"writable mounts are not for the runtime {runtime!r}: our filter, which keeps "
                 "set-user-id files from being made there, is not applied in it",
@@ -178,12 +168,12 @@ class DockerBackend:
             labels=labels,
             volumes=made.volumes,
             # Podman wants a path.
-            filter_=str(profile.as_file(filter_)) if facts.engine == "podman" else filter_,
+            filter_=str(profile.write_profile(filter_)) if facts.engine == "podman" else filter_,
         )
         passwd = None
         if asked.docker.named_user and engine.endpoint.kind == "unix":
-            passwd = until_it_runs.enter_context(user_name.passwd_file(uid))
-        query = {"name": owner.name_of(labels), **spec.query(asked.docker)}
+            passwd = until_it_runs.enter_context(profile.passwd_file(uid))
+        query = {"name": owner.container_name(labels), **spec.query(asked.docker)}
         try:
             answer = await self._ask_for(engine, query, body(passwd=passwd))
         except EngineError as error:
@@ -191,7 +181,7 @@ class DockerBackend:
                 raise
             log.info("the user of the container has no name: %s", error.message)
             answer = await self._ask_for(engine, query, body())
-        with proper(engine, "about a new container"):
+        with parsing_answer(engine, "about a new container"):
             if not _ID.fullmatch(answer["Id"]):
                 raise ValueError(answer["Id"])
             return answer["Id"], [str(each) for each in answer.get("Warnings") or []]
@@ -212,7 +202,7 @@ class DockerBackend:
         self,
         asked: GuestSpec,
         engine: Engine,
-        facts: Facts,
+        facts: EngineFacts,
         made: Image,
         container: str,
         limits: tuple[Layer, ...],
@@ -224,11 +214,13 @@ class DockerBackend:
         try:
             said = await self._converse(asked, engine, container, made, stream)
             inspected = await engine.request("GET", f"/containers/{container}/json")
-            with proper(engine, "about the container"):
-                local = guest.meet(int(inspected["State"].get("Pid") or 0))
+            with parsing_answer(engine, "about the container"):
+                local = guest.find_process(int(inspected["State"].get("Pid") or 0))
                 pid = guest.pid if local else 0
-                measured = layers.measured(pid, inspected, facts, asked=asked)
-                limits = setup.with_files(asked, limits, layers.most_files(pid, inspected, facts))
+                measured = isolation.measure_layers(pid, inspected, facts, asked=asked)
+                limits = setup.with_files(
+                    asked, limits, isolation.read_file_limit(pid, inspected, facts)
+                )
             guest.isolation = Isolation(
                 backend=self.name, layers=(*measured, *mounted(asked.mounts)), limits=limits
             )
@@ -239,7 +231,7 @@ class DockerBackend:
             raise
         self._guests.add(guest)
         self._vigils[engine].watch(guest)
-        guest.left = functools.partial(self._sandboxes.discard, asked.id)
+        guest.on_removed = functools.partial(self._sandboxes.discard, asked.id)
         return guest
 
     async def _converse(
@@ -313,8 +305,8 @@ class DockerBackend:
         state: Mapping[str, Any] = {}
         try:
             with anyio.move_on_after(END_TIMEOUT):
-                state = await usage.ending(engine, container)
-            ran_out = await usage.for_want_of_memory(engine, container, state)
+                state = await wait_for_end(engine, container)
+            ran_out = await was_out_of_memory(engine, container, state)
         except EngineError as error:
             return StartError(f"the container is gone: {error.message}")
         if ran_out:
@@ -334,7 +326,7 @@ class DockerBackend:
     async def _remove(self, engine: Engine, container: str) -> None:
         """Gone when this returns; or, with an engine that does not answer, as soon as it does."""
         try:
-            await removal.remove(engine, container)
+            await cleanup.remove_container(engine, container)
         except EngineError as error:
             log.warning("container %s cannot be removed now: %s", container[:40], error.message)
             self._cleanup.request(engine)
@@ -384,8 +376,8 @@ def _variables(made: Image) -> dict[str, str]:
     return VARIABLES if made.own else {"PATH": PATH, **VARIABLES}
 
 
-def _insist(asked: GuestSpec, facts: Facts, warnings: list[str]) -> tuple[Layer, ...]:
-    kept = spec.kept(asked.limits, facts, warnings, runtime=asked.docker.runtime)
+def _insist(asked: GuestSpec, facts: EngineFacts, warnings: list[str]) -> tuple[Layer, ...]:
+    kept = isolation.describe_limits(asked.limits, facts, warnings, runtime=asked.docker.runtime)
     setup.check_limits(asked, kept, "this engine")
     return kept
 

@@ -62,7 +62,7 @@ def labels(sandbox: str, project: str | None = None) -> dict[str, str]:
     }
 
 
-def name_of(labels: Mapping[str, str]) -> str:
+def container_name(labels: Mapping[str, str]) -> str:
     """The name of the container that was given these labels."""
     return f"belljar-{labels.get(SANDBOX, '')}"
 
@@ -78,7 +78,7 @@ def is_orphan(labels: Mapping[str, str], *, running: bool = True) -> bool | None
         return None
     us = Owner.current()
     if (owner.machine, owner.boot) != (us.machine, us.boot):
-        return True if not running and _from_before_the_boot(owner, us, labels) else None
+        return True if not running and _was_made_before_boot(owner, us, labels) else None
     if owner.pid_namespace != us.pid_namespace:
         return None
     return _is_dead(owner)
@@ -99,13 +99,13 @@ class Owner:
 
     @classmethod
     def current(cls) -> Self:
-        fields = _stat("self")
+        fields = _read_stat("self")
         if fields is None:
             raise BackendUnavailable(
                 "containers cannot be labelled with their owner: /proc does not show this process",
                 hint="mount /proc",
             )
-        machine, boot = _host()
+        machine, boot = _read_host()
         return cls(
             pid=os.getpid(),
             started=int(fields[_STARTED]),
@@ -134,7 +134,7 @@ def _is_dead(owner: Owner) -> bool | None:
     if os.readlink("/proc/self") != str(os.getpid()):
         return None  # a /proc of another pid namespace: its numbers are not ours
     try:
-        fields = _stat(owner.pid)
+        fields = _read_stat(owner.pid)
     except PermissionError:
         return None  # hidden by /proc's mount options, but there
     if fields is not None:
@@ -154,7 +154,7 @@ def _is_dead(owner: Owner) -> bool | None:
 _STATE, _THREADS, _STARTED = 0, 17, 19
 
 
-def _stat(pid: int | str) -> list[str] | None:
+def _read_stat(pid: int | str) -> list[str] | None:
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -171,16 +171,16 @@ def _has_ended(fields: list[str]) -> bool:
 
 
 @functools.cache
-def _host() -> tuple[str, str]:
+def _read_host() -> tuple[str, str]:
     """This machine, and this boot of it, as hashes: the machine's id is not for everybody."""
-    machine = _read("/etc/machine-id") or _read("/var/lib/dbus/machine-id")
+    machine = _read_text("/etc/machine-id") or _read_text("/var/lib/dbus/machine-id")
     # Start times of processes are counted differently in another time namespace.
     clock = os.readlink("/proc/self/ns/time") if os.path.lexists("/proc/self/ns/time") else ""
-    boot = _read("/proc/sys/kernel/random/boot_id") + clock
+    boot = _read_text("/proc/sys/kernel/random/boot_id") + clock
     return _hash(machine) if machine else "unknown", _hash(machine + boot)
 
 
-def _read(path: str) -> str:
+def _read_text(path: str) -> str:
     try:
         return Path(path).read_text().strip()
     except OSError:
@@ -191,7 +191,7 @@ def _hash(text: str) -> str:
     return hmac.new(b"belljar.owner.host", text.encode(), hashlib.sha256).hexdigest()[:16]
 
 
-def _from_before_the_boot(owner: Owner, us: Owner, labels: Mapping[str, str]) -> bool:
+def _was_made_before_boot(owner: Owner, us: Owner, labels: Mapping[str, str]) -> bool:
     if owner.machine != us.machine or us.machine == "unknown":
         return False
     try:

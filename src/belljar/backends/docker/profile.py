@@ -13,16 +13,18 @@ and has no rule is named as absent. What is left to the default are unknown form
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from belljar.backends.linux import seccomp
+from belljar.backends.linux import etc, seccomp
 from belljar.backends.linux.seccomp import Condition, Rule
 from belljar.environment.store import cache_root
 from belljar.errors import BackendUnavailable
@@ -34,7 +36,7 @@ _MAX_BITS = 8  # of all arguments that the rules of one call look at
 
 
 @lru_cache(maxsize=16)
-def text(machine: str, *, deny: tuple[str | Rule, ...] = ()) -> str:
+def render_profile(machine: str, *, deny: tuple[str | Rule, ...] = ()) -> str:
     """The profile for `machine`; `deny` as for native's compile_profile."""
     if machine not in _ARCHITECTURES:
         raise BackendUnavailable(
@@ -42,18 +44,18 @@ def text(machine: str, *, deny: tuple[str | Rule, ...] = ()) -> str:
             hint=f"an engine on one of {', '.join(_ARCHITECTURES)}",
         )
     profile = seccomp.load_profile()
-    rules = [_refused(each) for each in deny]
+    rules = [_deny_rule(each) for each in deny]
     document = {
         "defaultAction": "SCMP_ACT_ERRNO",
         "defaultErrnoRet": profile.default & 0xFFFF,
         # Of one machine only: what enters the kernel by another door is killed.
         "architectures": [_ARCHITECTURES[machine]],
-        "syscalls": [_entry(rule) for rule in _rules(profile, machine, rules)],
+        "syscalls": [_render_rule(rule) for rule in _rules(profile, machine, rules)],
     }
     return json.dumps(document, separators=(",", ":"))
 
 
-def as_file(profile: str) -> Path:
+def write_profile(profile: str) -> Path:
     """A file with this text in the cache, for engines that want a path (Podman).
 
     Named by its content and never changed; other processes may make the same one at once.
@@ -85,18 +87,18 @@ def _rules(profile: seccomp.Profile, machine: str, first: Sequence[Rule]) -> Ite
             yield Rule(names=names, action=rule.action, conditions=rule.conditions)
     for name in sorted(replaced & numbers.keys()):
         ordered = [rule for rule in (*first, *profile.rules) if name in rule.names]
-        yield from _apart(name, ordered, profile.default)
+        yield from _separate_rules(name, ordered, profile.default)
     known = replaced.union(*(rule.names for rule in profile.rules))
     yield Rule(names=tuple(sorted(numbers.keys() - known)), action=_ABSENT)
 
 
-def _refused(each: str | Rule) -> Rule:
+def _deny_rule(each: str | Rule) -> Rule:
     if isinstance(each, Rule):
         return each
     return Rule(names=(each,), action=seccomp.ERRNO | seccomp.EPERM)
 
 
-def _apart(name: str, ordered: Sequence[Rule], default: int) -> Iterator[Rule]:
+def _separate_rules(name: str, ordered: Sequence[Rule], default: int) -> Iterator[Rule]:
     """Rules of one call of which the first that fits counts, as rules that exclude each other."""
     if not ordered[0].conditions:
         yield Rule(names=(name,), action=ordered[0].action)
@@ -133,7 +135,7 @@ def _fits(rule: Rule, arguments: dict[int, int]) -> bool:
     return all(arguments[each.index] & each.mask == each.value for each in rule.conditions)
 
 
-def _entry(rule: Rule) -> dict[str, object]:
+def _render_rule(rule: Rule) -> dict[str, object]:
     entry: dict[str, object] = {"names": list(rule.names)}
     if rule.action == seccomp.ALLOW:
         entry["action"] = "SCMP_ACT_ALLOW"
@@ -142,14 +144,61 @@ def _entry(rule: Rule) -> dict[str, object]:
     else:
         raise ValueError(f"{rule.names[0]}: an action that engines may read in another way")
     if rule.conditions:
-        entry["args"] = list(_args(rule.conditions))
+        entry["args"] = list(_render_conditions(rule.conditions))
     return entry
 
 
-def _args(conditions: Iterable[Condition]) -> Iterator[dict[str, object]]:
+def _render_conditions(conditions: Iterable[Condition]) -> Iterator[dict[str, object]]:
     for each in conditions:
         arg: dict[str, object] = {"index": each.index, "op": f"SCMP_CMP_{each.op}"}
         if each.op == "MASKED_EQ":
             yield arg | {"value": each.mask, "valueTwo": each.value}
         else:
             yield arg | {"value": each.value}
+
+
+PASSWD = "/etc/passwd"
+_PASSWD_NAME = re.compile(r"belljar-passwd-([1-9][0-9]{0,9})-\w+")
+
+
+@contextlib.contextmanager
+def passwd_file(uid: int) -> Iterator[str]:
+    """The path of a file for a container that starts meanwhile."""
+    remove_stale_passwd_files()
+    descriptor, path = tempfile.mkstemp(prefix=f"belljar-passwd-{os.getpid()}-")
+    try:
+        with open(descriptor, "w") as file:
+            os.fchmod(file.fileno(), 0o644)
+            file.write(etc.passwd(uid))
+        yield path
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+def passwd_mount(path: str) -> dict[str, object]:
+    """As the engine takes it."""
+    options = {"Propagation": "rprivate"}
+    return {
+        **{"Type": "bind", "Source": path, "Target": PASSWD},
+        **{"ReadOnly": True, "BindOptions": options},
+    }
+
+
+def remove_stale_passwd_files() -> None:
+    """Remove passwd files whose process is dead."""
+    for path in Path(tempfile.gettempdir()).glob("belljar-passwd-*"):
+        found = _PASSWD_NAME.fullmatch(path.name)
+        with contextlib.suppress(OSError):  # removed meanwhile, or another user's
+            if found and path.lstat().st_uid == os.geteuid() and _is_dead(int(found[1])):
+                path.unlink()
+
+
+def _is_dead(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False

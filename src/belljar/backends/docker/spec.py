@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import cast
 
 from belljar.backends.base import GuestSpec
-from belljar.backends.docker import profile, user_name
-from belljar.backends.docker.enforcement import kept
-from belljar.backends.docker.facts import Facts, own_kernel
+from belljar.backends.docker import profile
+from belljar.backends.docker.isolation import EngineFacts, guest_kernel
 from belljar.backends.docker.settings import Docker, parse_device
 from belljar.backends.linux.seccomp import Rule
 from belljar.backends.mounts import Mount
@@ -27,8 +26,6 @@ from belljar.backends.native.zygote_client import HIDDEN_MEMORY, SET_ID
 from belljar.errors import BackendUnavailable, InvalidOption, nearest
 from belljar.guest.worker_process import MAX_FILES
 from belljar.limits import Limits
-
-__all__ = ["Facts", "body", "check_mounts", "kept", "pick_uid", "query", "seccomp"]
 
 Refusals = tuple[str | Rule, ...]
 
@@ -61,7 +58,7 @@ _SECRETS = ("/sys/firmware", "/sys/devices/virtual/powercap", "/sys/kernel")
 def body(
     spec: GuestSpec,
     docker: Docker,
-    facts: Facts,
+    facts: EngineFacts,
     *,
     image: str,
     command: Sequence[str],
@@ -115,7 +112,7 @@ def query(docker: Docker) -> dict[str, str]:
     return {"platform": docker.platform} if docker.platform else {}
 
 
-def pick_uid(facts: Facts, mounts: Iterable[Mount] = ()) -> int:
+def pick_uid(facts: EngineFacts, mounts: Iterable[Mount] = ()) -> int:
     """As native: where uids are the host's, each guest has one of its own that is nobody's.
 
     Unless it shall see files of an ordinary user who has started it: then it is that user, as it
@@ -135,7 +132,7 @@ def _group(uid: int) -> int:
 def check_mounts(mounts: Iterable[Mount], uid: int, *, same_uids: bool = True) -> None:
     """Raise if a mount is not what it was when it was made, or the guest could not use it.
 
-    `same_uids`: whether a uid in the container is the same outside (Facts.unique_uids).
+    `same_uids`: whether a uid in the container is the same outside (EngineFacts.unique_uids).
 
     Just before the container is made. Unlike native, which binds what it has opened, an engine
     takes a path and resolves it anew: who may rename directories on the way can still exchange
@@ -159,7 +156,7 @@ def check_mounts(mounts: Iterable[Mount], uid: int, *, same_uids: bool = True) -
             )
 
 
-def seccomp(spec: GuestSpec, facts: Facts) -> str:
+def seccomp(spec: GuestSpec, facts: EngineFacts) -> str:
     """The filter that belongs to this guest, as text."""
     deny: Refusals = ()
     if not all(mount.read_only for mount in spec.mounts):
@@ -174,10 +171,10 @@ def seccomp(spec: GuestSpec, facts: Facts) -> str:
                 hint="leave out seccomp=",
             )
         return json.dumps(json.loads(Path(spec.docker.seccomp).read_bytes()), separators=(",", ":"))
-    return profile.text(facts.machine, deny=deny)
+    return profile.render_profile(facts.machine, deny=deny)
 
 
-def _check_runtime(docker: Docker, facts: Facts) -> None:
+def _check_runtime(docker: Docker, facts: EngineFacts) -> None:
     """Early, and with the names there are. containerd's shims need no registration."""
     name = docker.runtime
     if name is None or not facts.runtimes or name in facts.runtimes or name.startswith("io."):
@@ -190,7 +187,7 @@ def _check_runtime(docker: Docker, facts: Facts) -> None:
     )
 
 
-def _isolation(docker: Docker, facts: Facts, filter_: str, network: str) -> dict[str, object]:
+def _isolation(docker: Docker, facts: EngineFacts, filter_: str, network: str) -> dict[str, object]:
     masked = [f"/proc/{name}" for name in _PROC] + ["/sys", *_ELSEWHERE]
     if network == "open":
         masked.remove(_NAME_SERVERS)
@@ -216,7 +213,7 @@ def _network(asked: str) -> dict[str, object]:
     return settings | {"NetworkMode": "none", "Dns": ["127.0.0.1"], "DnsSearch": ["."]}
 
 
-def _resources(limits: Limits, docker: Docker, facts: Facts) -> dict[str, object]:
+def _resources(limits: Limits, docker: Docker, facts: EngineFacts) -> dict[str, object]:
     resources: dict[str, object] = {
         "Memory": limits.memory,
         "MemorySwap": limits.memory,  # of both together: no swap
@@ -237,10 +234,10 @@ def _resources(limits: Limits, docker: Docker, facts: Facts) -> dict[str, object
 def _tasks(processes: int, runtime: str) -> int:
     """What the host counts for so many processes, init among them. gVisor has some forty tasks of
     its own, and half a dozen for each process, and ends when it can have no more."""
-    return 128 + 8 * processes if own_kernel(runtime) == "gVisor" else processes
+    return 128 + 8 * processes if guest_kernel(runtime) == "gVisor" else processes
 
 
-def _ulimits(limits: Limits, facts: Facts) -> dict[str, int]:
+def _ulimits(limits: Limits, facts: EngineFacts) -> dict[str, int]:
     """Those of native, and how many files init may have open: the worker lowers its own.
 
     Not the number of processes, which the kernel counts over all containers of a uid, unless
@@ -265,7 +262,7 @@ def _ulimits(limits: Limits, facts: Facts) -> dict[str, int]:
 def _files(
     spec: GuestSpec,
     docker: Docker,
-    facts: Facts,
+    facts: EngineFacts,
     uid: int,
     volumes: Sequence[str],
     passwd: str | None,
@@ -283,7 +280,7 @@ def _files(
     # read-only, with what the image has there. Where nobody does that, it is covered.
     sealed = sorted({as_mounted(path) for path in volumes} - tmpfs.keys())
     read_only = ["/proc/bus", "/proc/driver"]  # they may be seen if there are devices
-    if facts.engine == "docker" and own_kernel(docker.runtime or facts.default_runtime) is None:
+    if facts.engine == "docker" and guest_kernel(docker.runtime or facts.default_runtime) is None:
         read_only += sealed
     else:
         tmpfs |= dict.fromkeys(sealed, _cover(facts))
@@ -296,7 +293,7 @@ def _files(
         "ShmSize": limits.tmp,
         "Mounts": [
             *(_bind(mount, facts) for mount in spec.mounts),
-            *([user_name.mount(passwd)] if passwd is not None else []),
+            *([profile.passwd_mount(passwd)] if passwd is not None else []),
         ],
     }
 
@@ -306,7 +303,7 @@ def as_mounted(path: str) -> str:
     return posixpath.normpath(f"/{path.lstrip('/')}")
 
 
-def _tmpfs(size: int, inodes: int, uid: int, facts: Facts, *, noexec: bool) -> str:
+def _tmpfs(size: int, inodes: int, uid: int, facts: EngineFacts, *, noexec: bool) -> str:
     # Without "exec" an engine means "noexec".
     common = f"size={size},nosuid,nodev,{'noexec' if noexec else 'exec'}"
     if facts.engine == "podman":  # it knows no more options than these
@@ -314,13 +311,13 @@ def _tmpfs(size: int, inodes: int, uid: int, facts: Facts, *, noexec: bool) -> s
     return f"{common},mode=0700,nr_inodes={inodes},uid={uid},gid={_group(uid)}"
 
 
-def _cover(facts: Facts) -> str:
+def _cover(facts: EngineFacts) -> str:
     """An empty directory over something."""
     copied = ",notmpcopyup" if facts.engine == "podman" else ""
     return f"size=4k,mode=0755,nosuid,nodev,noexec,ro{copied}"
 
 
-def _bind(mount: Mount, facts: Facts) -> dict[str, object]:
+def _bind(mount: Mount, facts: EngineFacts) -> dict[str, object]:
     """A mount of the caller's. What is mounted below comes along, as in native; but where the
     engine cannot make that read-only too, it is left out.
 

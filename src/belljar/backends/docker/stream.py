@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import anyio.lowlevel
 
-from belljar.backends.docker.client.dial import Connection
+from belljar.backends.docker.client.connect import Connection
 from belljar.backends.event_loop import Lock
 from belljar.protocol import seal, wire
 from belljar.protocol.buffers import Outbox
@@ -126,7 +126,7 @@ class AttachedStream:
     def ended(self) -> bool:
         return self._connection.ended()
 
-    def hang_up(self) -> None:
+    def shutdown(self) -> None:
         """From any thread: whoever reads meets the end, and so does the guest."""
         self._connection.shutdown()
 

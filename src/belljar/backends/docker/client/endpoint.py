@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from belljar.errors import BackendUnavailable, InvalidOption
 
@@ -50,7 +52,7 @@ class Endpoint:
         return self.address if self.kind == "tcp" else "docker"
 
 
-def find(host: str | None = None, environ: Mapping[str, str] | None = None) -> Endpoint:
+def find_endpoint(host: str | None = None, environ: Mapping[str, str] | None = None) -> Endpoint:
     """The engine to use, in the order in which Docker's own command decides.
 
     Raises BackendUnavailable if there is none, InvalidOption for an address that is none.
@@ -60,17 +62,17 @@ def find(host: str | None = None, environ: Mapping[str, str] | None = None) -> E
     """
     environ = os.environ if environ is None else environ
     if host:
-        return parse(host, "the option host", environ)
+        return parse_endpoint(host, "the option host", environ)
     if named := environ.get("DOCKER_HOST"):
-        return parse(named, "DOCKER_HOST", environ)
+        return parse_endpoint(named, "DOCKER_HOST", environ)
     if of_context := _from_context(environ):
         return of_context
     if named := environ.get("CONTAINER_HOST"):
-        return parse(named, "CONTAINER_HOST", environ)
+        return parse_endpoint(named, "CONTAINER_HOST", environ)
     return _from_sockets(environ)
 
 
-def parse(
+def parse_endpoint(
     text: str, source: str, environ: Mapping[str, str] | None = None, *, tls: Tls | None = None
 ) -> Endpoint:
     """An address as Docker writes it; for TCP, `environ` may ask for TLS."""
@@ -149,17 +151,16 @@ def _home(environ: Mapping[str, str]) -> str:
 
 
 def _from_context(environ: Mapping[str, str]) -> Endpoint | None:
-    from belljar.backends.docker.client import contexts
 
     directory = config_directory(environ)
     name, source = environ.get("DOCKER_CONTEXT"), "DOCKER_CONTEXT"
     if not name:
-        name, source = contexts.current(directory), f"currentContext of {directory}/config.json"
+        name, source = current_context(directory), f"currentContext of {directory}/config.json"
     if not name or name == "default":  # that one means: as if there were no contexts
         return None
-    context = contexts.read(directory, name, source)
+    context = read_context(directory, name, source)
     tls = tls_files(context.tls, verify=context.verify) if os.path.isdir(context.tls) else None
-    return parse(context.host, f"context {name!r}", {}, tls=tls)
+    return parse_endpoint(context.host, f"context {name!r}", {}, tls=tls)
 
 
 def _from_sockets(environ: Mapping[str, str]) -> Endpoint:
@@ -181,3 +182,60 @@ def _from_sockets(environ: Mapping[str, str]) -> Endpoint:
         hint="install and start Docker or Podman (`systemctl --user start podman.socket`), "
         f"or say where it is: DOCKER_HOST, one of {_FORMS}",
     )
+
+
+MAX_FILE = 1024 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class DockerContext:
+    host: str
+    verify: bool
+    tls: str  # the directory of its ca.pem, cert.pem, key.pem; often there is none
+
+
+def current_context(directory: str) -> str | None:
+    """The context chosen by `docker context use`, if any."""
+    path = os.path.join(directory, "config.json")
+    try:
+        name = _read_json(path).get("currentContext")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except PermissionError:
+        # Somebody else's home, as after `sudo`: his contexts are not ours.
+        return None
+    return name if isinstance(name, str) else None
+
+
+def read_context(directory: str, name: str, source: str) -> DockerContext:
+    """The context `name`. Raises BackendUnavailable if it is not there; `source` chose it."""
+    identity = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()
+    path = os.path.join(directory, "contexts", "meta", identity, "meta.json")
+    hint = f"`docker context ls` lists what there is; {source} chose this one"
+    try:
+        endpoints = _read_json(path).get("Endpoints")
+    except OSError as error:
+        raise BackendUnavailable(
+            f"there is no Docker context {name!r}: {error.strerror}", hint=hint
+        ) from error
+    docker = endpoints.get("docker") if isinstance(endpoints, dict) else None
+    host = docker.get("Host") if isinstance(docker, dict) else None
+    if not isinstance(docker, dict) or not isinstance(host, str) or not host:
+        raise BackendUnavailable(f"the Docker context {name!r} names no engine", hint=hint)
+    return DockerContext(
+        host=host,
+        verify=docker.get("SkipTLSVerify") is not True,
+        tls=os.path.join(directory, "contexts", "tls", identity, "docker"),
+    )
+
+
+def _read_json(path: str) -> dict[str, Any]:
+    with open(path, "rb") as file:
+        text = file.read(MAX_FILE)
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BackendUnavailable(
+            f"{path} is no JSON: {error}", hint="repair it, or set DOCKER_HOST"
+        ) from error
+    return found if isinstance(found, dict) else {}

@@ -17,21 +17,20 @@ from typing import Any
 
 import anyio
 
-from belljar.backends.docker.client.connect import Connection
-from belljar.backends.docker.client.dial import dial
+from belljar.backends.docker.client.connect import Connection, dial
 from belljar.backends.docker.client.endpoint import Endpoint
 from belljar.backends.docker.client.engine_errors import (
     BrokenAnswer,
     EngineError,
     EngineUnavailable,
-    broken,
-    refused,
-    unreachable,
+    broken_error,
+    refusal_error,
+    unreachable_error,
 )
 from belljar.backends.docker.client.http import Data, Exchange, Head, require_h11
 from belljar.errors import SandboxError
 
-__all__ = ["Connection", "Engine", "EngineError", "EngineUnavailable", "proper"]
+__all__ = ["Connection", "Engine", "EngineError", "EngineUnavailable", "parsing_answer"]
 
 # Engine 20.10 speaks 1.41, Podman 4 too; 25 to 29 speak 1.44. An engine that has more is asked
 # for what these have: what a newer version of the API changes then changes nothing here.
@@ -145,7 +144,7 @@ class Engine:
             connection = await dial(self.endpoint)
         except OSError as error:
             self._version = ""  # another engine may be there next time
-            raise unreachable(self.endpoint, error) from error
+            raise unreachable_error(self.endpoint, error) from error
         exchange = Exchange(connection)
         try:
             await exchange.send(method, target, defaults | dict(headers), data, moved)
@@ -157,7 +156,7 @@ class Engine:
 
     def _broken(self, what: str, error: BrokenAnswer, said: str = "") -> EngineError:
         self._version = ""
-        return broken(self.endpoint, what, error, said)
+        return broken_error(self.endpoint, what, error, said)
 
     async def _negotiate(self) -> str:
         """The version of the API that both sides speak."""
@@ -182,7 +181,7 @@ class Engine:
             return head
         if head.status == 400:
             self._version = ""  # it may be about the version: another engine than before
-        raise refused(head.status, await exchange.beginning(MAX_REFUSAL))
+        raise refusal_error(head.status, await exchange.beginning(MAX_REFUSAL))
 
     def _silent(self, method: str, path: str, timeout: float) -> EngineError:
         return EngineError(
@@ -287,7 +286,7 @@ def _dotted(version: tuple[int, int]) -> str:
 
 
 @contextmanager
-def proper(engine: Engine, what: str) -> Iterator[None]:
+def parsing_answer(engine: Engine, what: str) -> Iterator[None]:
     """While an answer is taken apart: it may be a proxy's, or anybody's."""
     try:
         yield

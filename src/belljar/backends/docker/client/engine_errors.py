@@ -48,28 +48,28 @@ class EngineUnavailable(EngineError, BackendUnavailable):
     """There is no connection to the engine; nothing was asked of it."""
 
 
-def refused(status: int, body: bytes) -> EngineError:
+def refusal_error(status: int, body: bytes) -> EngineError:
     """The error for an answer that says no."""
     try:
         said = json.loads(body)
     except (ValueError, RecursionError):
         said = None
     words = said.get("message") if isinstance(said, dict) else body.decode("utf-8", "replace")
-    text = cleaned(words) if isinstance(words, str) else ""
+    text = clean_text(words) if isinstance(words, str) else ""
     hint = next((remedy for phrase, remedy in _HINTS.items() if phrase in text), None)
     return EngineError(
         text or f"the engine answered with status {status}", status=status, hint=hint
     )
 
 
-def cleaned(words: str) -> str:
+def clean_text(words: str) -> str:
     text = printable(words[:MAX_WORDS]).strip()
     return text if len(words) <= MAX_WORDS else f"{text} …"
 
 
-def unreachable(endpoint: Endpoint, error: OSError) -> EngineUnavailable:
+def unreachable_error(endpoint: Endpoint, error: OSError) -> EngineUnavailable:
     """The error for a connection that did not come about."""
-    why = cleaned(error.strerror or str(error))
+    why = clean_text(error.strerror or str(error))
     source = f", from {endpoint.source}" if endpoint.source else ""
     return EngineUnavailable(
         f"no connection to the engine at {endpoint}{source}: {why}", hint=_remedy(endpoint, error)
@@ -108,11 +108,11 @@ def _by_hand(address: str) -> str:
     return f"ssh {f'-p {port} ' if port else ''}{f'{user}@' if user else ''}{host} docker version"
 
 
-def broken(endpoint: Endpoint, what: str, error: BrokenAnswer, said: str) -> EngineError:
+def broken_error(endpoint: Endpoint, what: str, error: BrokenAnswer, said: str) -> EngineError:
     """The error for an answer that is none. `said`: by a program in between, about its end."""
     if said and error.nothing:
         return EngineUnavailable(
-            f"no connection to the engine at {endpoint}: {cleaned(said)}",
+            f"no connection to the engine at {endpoint}: {clean_text(said)}",
             hint=f"does `{_by_hand(endpoint.address)}` work, without asking for anything?",
         )
     # With TLS 1.3 a certificate of ours is refused only after the handshake: with words, by an end,
@@ -124,8 +124,8 @@ def broken(endpoint: Endpoint, what: str, error: BrokenAnswer, said: str) -> Eng
             f"the engine at {endpoint} ended the TLS connection without a word", hint=_CERTIFICATE
         )
     if isinstance(cause, OSError):
-        return unreachable(endpoint, cause)
+        return unreachable_error(endpoint, cause)
     return EngineError(
-        f"the engine at {endpoint} gave no proper answer to {what}: {cleaned(str(error))}",
+        f"the engine at {endpoint} gave no proper answer to {what}: {clean_text(str(error))}",
         hint="did it end meanwhile? is it a container engine? its log tells more",
     )

@@ -30,13 +30,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from belljar.environment.addresses import strip_credentials  # sent along
+
 ROOT = "/opt/env"
 SECRETS = "/tmp/belljar"  # a tmpfs
 WORK = "/opt/.belljar"  # in the container's own file system, deleted at the end
 OLDEST = (3, 9)
 LAST_LINES = 400
 HEARTBEAT = 10.0  # seconds
-PLAIN_HOST = re.compile(r"([\w.-]*|\[[\da-fA-F:.]+\])(:\d*)?(/|$)")
 
 
 class Failed(Exception):
@@ -260,46 +261,7 @@ def clean_lock(path: str) -> None:
         text = file.read()
     text = re.sub(r"(file://)?" + re.escape(WORK) + r"/wheels/\d+/", "", text)
     with open(path, "w", encoding="utf-8") as file:
-        file.write(bare_addresses(text))
-
-
-def bare_addresses(text: str, user: str = "", query: str = "") -> str:
-    """The text with `user` and `query` in place of those of the addresses in it.
-
-    Names of users, passwords and signatures are whatever stands before an "@" or behind a "?",
-    also where it is no proper address: a wrong one is what complaints are about.
-
-    >>> bare_addresses("a @ https://me:p@ss/word@example.org/a.whl?token=secret#sha256=00")
-    'a @ https://example.org/a.whl#sha256=00'
-    >>> bare_addresses("(git+ssh://me@example.org/a@v1) `https://example.org/?key=1`", "***@")
-    '(git+ssh://***@example.org/a@v1) `https://example.org/`'
-    """
-    return re.sub(r"\S+", lambda word: bare_address(word[0], user, query), text)
-
-
-def bare_address(word: str, user: str, query: str) -> str:
-    scheme = re.search(r":/+", word)
-    if scheme is None:
-        return word
-    head, rest = word[: scheme.end()], word[scheme.end() :]
-    fragment = re.search(r"#[^@?:#]*$", rest)
-    if fragment:
-        rest = rest[: fragment.start()]
-    rest, asked, after = rest.partition("?")
-    if "@" in after and ("@" in rest or not PLAIN_HOST.match(rest)):
-        return head + user + query  # where the password ends cannot be told
-    end = rest.rfind("@") + 1
-    if "+" in head:  # git+https://...@revision
-        end_of_host = rest.rfind("@", 0, (rest + "/").index("/")) + 1
-        if PLAIN_HOST.match(rest, end_of_host):
-            end = end_of_host
-    if end:
-        head, rest = head + user, rest[end:]
-    if fragment:
-        return head + rest + (query if asked else "") + fragment[0]
-    # What closes a sentence or a bracket around it is no part of the query.
-    closing = after[len(after.rstrip("'\"`)]}>,.;:\\")) :]
-    return head + rest + (query + closing if asked else "")
+        file.write(strip_credentials(text))
 
 
 def compile_bytecode() -> None:

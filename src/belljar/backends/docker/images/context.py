@@ -70,11 +70,11 @@ class Context:
         return sum(each.size for each in self.entries)
 
 
-def read(path: Path) -> Context:
+def read_context(path: Path) -> Context:
     """`path`: a Dockerfile, or the directory with it. Blocks; reads what has changed since."""
     directory, dockerfile = (path, "Dockerfile") if path.is_dir() else (path.parent, path.name)
     try:
-        ignored = _ignored(directory, dockerfile)
+        ignored = _read_ignore_file(directory, dockerfile)
         with Beneath(directory) as beneath:
             entries = tuple(_walk(beneath, ignored, {dockerfile, IGNORE}))
         size = sum(each.size for each in entries)
@@ -100,10 +100,10 @@ def read(path: Path) -> Context:
 # -- which files --------------------------------------------------------------------------------
 
 
-class Patterns:
+class IgnorePatterns:
     """The rules of a .dockerignore file.
 
-    >>> rules = Patterns(["*.log", "data/**/raw", "!data/keep/raw", "build/"])
+    >>> rules = IgnorePatterns(["*.log", "data/**/raw", "!data/keep/raw", "build/"])
     >>> rules.ignores("a.log"), rules.ignores("b/a.log"), rules.ignores("build/x/y")
     (True, False, True)
     >>> rules.ignores("data/a/b/raw/file"), rules.ignores("data/keep/raw/file")
@@ -111,7 +111,7 @@ class Patterns:
     """
 
     def __init__(self, lines: Iterable[str]) -> None:
-        self._rules: list[tuple[Rule, bool]] = []
+        self._rules: list[tuple[IgnoreRule, bool]] = []
         for line in lines:
             if line.startswith("#"):
                 continue
@@ -122,7 +122,7 @@ class Patterns:
                 continue
             pattern = os.path.normpath("/" + pattern).lstrip("/")
             if pattern:
-                self._rules.append((Rule(pattern), takes_back))
+                self._rules.append((IgnoreRule(pattern), takes_back))
         self.takes_back = any(takes_back for _, takes_back in self._rules)
 
     def ignores(self, name: str) -> bool:
@@ -141,7 +141,7 @@ _WILD = (_DIRECTORIES, _ANYTHING, _WITHIN)
 _FEW = 2  # wild ones in a pattern: so many, and a regular expression is quick, whatever the name
 
 
-class Rule:
+class IgnoreRule:
     """One pattern. Its parts are regular expressions, each of one character or a wild one."""
 
     def __init__(self, pattern: str) -> None:
@@ -211,18 +211,18 @@ def _parts(pattern: str) -> Iterable[str]:
         last = part
 
 
-def _ignored(directory: Path, dockerfile: str) -> Patterns:
+def _read_ignore_file(directory: Path, dockerfile: str) -> IgnorePatterns:
     for name in (f"{dockerfile}.dockerignore", IGNORE):
         path = directory / name
         if path.is_file():
             try:
-                return Patterns(path.read_text(encoding="utf-8-sig").splitlines())
+                return IgnorePatterns(path.read_text(encoding="utf-8-sig").splitlines())
             except (UnicodeDecodeError, re.error) as error:
                 raise EnvironmentBuildError(f"cannot understand {path}: {error}") from error
-    return Patterns(())
+    return IgnorePatterns(())
 
 
-def _walk(beneath: Beneath, ignored: Patterns, always: set[str]) -> Iterable[Entry]:
+def _walk(beneath: Beneath, ignored: IgnorePatterns, always: set[str]) -> Iterable[Entry]:
     waiting = [""]
     while waiting:
         parent = waiting.pop()
@@ -260,11 +260,11 @@ def _digest(directory: Path, dockerfile: str, entries: Iterable[Entry]) -> str:
 
 @functools.lru_cache(maxsize=50_000)
 def _file_digest(directory: str, name: str, stamp: Stamp) -> str:
-    with Beneath(directory) as beneath, _opened(beneath, name, stamp) as file:
+    with Beneath(directory) as beneath, _open_unchanged(beneath, name, stamp) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _opened(beneath: Beneath, name: str, stamp: Stamp) -> BufferedReader:
+def _open_unchanged(beneath: Beneath, name: str, stamp: Stamp) -> BufferedReader:
     """The very file that was looked at. Does not block, whatever is there now."""
     file = os.fdopen(beneath.open(name), "rb")
     try:
@@ -293,7 +293,7 @@ async def archive(context: Context) -> AsyncGenerator[bytes]:
                 yield header.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
                 if not header.isreg():
                     continue
-                with _opened(beneath, name, each.stamp) as file:
+                with _open_unchanged(beneath, name, each.stamp) as file:
                     left = header.size
                     while left:
                         piece = await anyio.to_thread.run_sync(file.read, min(CHUNK, left))

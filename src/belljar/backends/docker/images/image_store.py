@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
+import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,17 +15,20 @@ from typing import Any
 import anyio
 
 from belljar.backends.docker.client.engine import Engine, EngineError
-from belljar.backends.docker.images import key, pull
 from belljar.backends.docker.settings import Docker
+from belljar.environment.addresses import hide_credentials
 from belljar.environment.environment import Environment
+from belljar.environment.interpreter import interpreter
+from belljar.environment.requirement import fingerprint, shown
 from belljar.errors import EnvironmentBuildError
 
 REMOVE_TIMEOUT = 120.0
+INSPECT_TIMEOUT = 30.0
 _NOT_FOUND, _CONFLICT = 404, 409
 
 
 @dataclass(frozen=True, kw_only=True)
-class Listed:
+class ListedImage:
     """One image under one of its names."""
 
     name: str  # of the Environment, or of the Dockerfile's directory
@@ -37,9 +44,31 @@ class Listed:
     containers: int  # that were made from it and still exist
 
 
-async def list_images(engine: Engine) -> list[Listed]:
+async def inspect_image(
+    engine: Engine, reference: str, platform: str | None = None
+) -> dict[str, Any] | None:
+    """What the engine says about an image; None if it has none such for the platform."""
+    try:
+        found = await engine.request("GET", f"/images/{reference}/json", timeout=INSPECT_TIMEOUT)
+    except EngineError as error:
+        if error.status == _NOT_FOUND:
+            return None
+        raise
+    return found if found is not None and _is_for(found, platform) else None
+
+
+def _is_for(found: dict[str, Any], platform: str | None) -> bool:
+    if platform is None:
+        return True
+    system, machine, *variant = platform.split("/")
+    if (found.get("Os"), found.get("Architecture")) != (system, machine):
+        return False
+    return not variant or found.get("Variant") in (*variant, "", None)
+
+
+async def list_images(engine: Engine) -> list[ListedImage]:
     """Ours only, the newest first."""
-    filters = {"label": [f"{key.IMAGE}=1"]}
+    filters = {"label": [f"{IMAGE}=1"]}
     listed = await engine.request("GET", "/images/json", query={"filters": filters})
     containers = await engine.request("GET", "/containers/json", query={"all": True})
     # One that is gone may stay in an engine's list for ever, but without a name.
@@ -48,23 +77,23 @@ async def list_images(engine: Engine) -> list[Listed]:
     return sorted(found, key=lambda each: each.created, reverse=True)
 
 
-def _listed(image: Mapping[str, Any], used: Sequence[str]) -> Iterable[Listed]:
+def _listed(image: Mapping[str, Any], used: Sequence[str]) -> Iterable[ListedImage]:
     labels: Mapping[str, str] = image.get("Labels") or {}
-    for tag in key.own_tags(image):
-        dockerfile = labels.get(key.DOCKERFILE, "")
+    for tag in own_tags(image):
+        dockerfile = labels.get(DOCKERFILE, "")
         repository = tag.rpartition(":")[0].rpartition("/")[2]
-        name = labels.get(key.ENVIRONMENT, "")
+        name = labels.get(ENVIRONMENT, "")
         # The labels of a Dockerfile's image may come from the one it starts from; and an image
         # that two Environments share has the name of the first.
-        ours = not dockerfile and key.repository(name or "-").endswith(f"/{repository}")
-        yield Listed(
+        ours = not dockerfile and repository_name(name or "-").endswith(f"/{repository}")
+        yield ListedImage(
             name=name if ours else repository,
-            key=labels[key.KEY],
+            key=labels[KEY],
             tag=tag,
             id=str(image["Id"]),
-            python="" if dockerfile else labels.get(key.PYTHON, ""),
-            packages=() if dockerfile else _packages(labels.get(key.PACKAGES, "")),
-            base="" if dockerfile else labels.get(key.BASE, ""),
+            python="" if dockerfile else labels.get(PYTHON_LABEL, ""),
+            packages=() if dockerfile else _packages(labels.get(PACKAGES, "")),
+            base="" if dockerfile else labels.get(BASE, ""),
             dockerfile=dockerfile,
             created=_created(labels, image, from_label=not dockerfile),
             size=int(image.get("Size", 0)),
@@ -82,19 +111,19 @@ def _packages(label: str) -> tuple[str, ...]:
 def _created(labels: Mapping[str, str], image: Mapping[str, Any], *, from_label: bool) -> float:
     if from_label:
         try:
-            moment = datetime.strptime(labels[key.CREATED], key.MOMENT)
+            moment = datetime.strptime(labels[CREATED], MOMENT)
             return moment.replace(tzinfo=UTC).timestamp()
         except (KeyError, ValueError):
             pass  # another's hand was at the label; the engine's own time will do
     return float(image.get("Created", 0))
 
 
-def named(images: Iterable[Listed], name: str) -> list[Listed]:
+def find_by_name(images: Iterable[ListedImage], name: str) -> list[ListedImage]:
     """Those that a person means by a name, a key or a tag."""
     return [each for each in images if name in (each.name, each.key, each.tag, each.id)]
 
 
-async def remove(engine: Engine, image: Listed) -> None:
+async def remove_image(engine: Engine, image: ListedImage) -> None:
     """Take the name away; with its last name, the image goes. Gone already is fine."""
     try:
         await engine.request("DELETE", f"/images/{image.tag}", timeout=REMOVE_TIMEOUT)
@@ -117,26 +146,26 @@ async def current_keys(
     for environment in environments:
         try:
             wanted = await anyio.to_thread.run_sync(
-                key.want, environment, docker.base, docker.platform
+                plan_image, environment, docker.base, docker.platform
             )
         except EnvironmentBuildError:  # a wheel of it is gone, or its Python
             keys[environment.name] = None
             continue
-        base = await pull.inspect(engine, wanted.base, docker.platform)
+        base = await inspect_image(engine, wanted.base, docker.platform)
         keys[environment.name] = None if base is None else wanted.key(str(base["Id"]))
     return keys
 
 
-def superfluous(
-    images: Iterable[Listed], current: Mapping[str, str | None], *, everything: bool = False
-) -> list[Listed]:
+def find_unneeded(
+    images: Iterable[ListedImage], current: Mapping[str, str | None], *, everything: bool = False
+) -> list[ListedImage]:
     """What prune removes: no container was made from it, and there is a newer one of its name.
 
     `current`: Environments whose description is known, and their keys (None: not known now).
     Where a key is known, that image stays, whichever is newer. `everything`: also the newest.
     """
-    found: list[Listed] = []
-    by_name: dict[tuple[str, bool], list[Listed]] = {}
+    found: list[ListedImage] = []
+    by_name: dict[tuple[str, bool], list[ListedImage]] = {}
     for each in sorted(images, key=lambda each: each.created, reverse=True):
         by_name.setdefault((each.name, bool(each.dockerfile)), []).append(each)
     for (name, is_dockerfile), versions in by_name.items():
@@ -144,3 +173,122 @@ def superfluous(
         kept = key if any(each.key == key for each in versions) else versions[0].key
         found += [each for each in versions if everything or each.key != kept]
     return [each for each in found if not each.containers]
+
+
+LAYOUT = 1  # of what is built; a new number makes every image be built anew
+
+IMAGE = "belljar.image"
+ENVIRONMENT = "belljar.environment"
+KEY = "belljar.key"
+RECIPE = "belljar.recipe"
+PACKAGES = "belljar.packages"
+LOCK = "belljar.lock"
+BASE = "belljar.base"
+CREATED = "belljar.created"
+PYTHON_LABEL = "belljar.python"
+DOCKERFILE = "belljar.dockerfile"  # instead of most of the above
+
+MOMENT = "%Y-%m-%dT%H:%M:%SZ"
+_VERSION = re.compile(r"3\.\d+(\.\d+)?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagePlan:
+    """An Environment as an image: what is known before an engine is asked."""
+
+    environment: Environment
+    python: str | None  # the version asked for
+    base: str  # the reference of the base image
+    platform: str | None
+    fingerprints: tuple[str, ...]
+
+    @property
+    def recipe(self) -> str:
+        return hash_parts([*self._parts(), self.base])
+
+    def key(self, base_id: str) -> str:
+        return hash_parts([*self._parts(), base_id])
+
+    def _parts(self) -> list[object]:
+        return [
+            LAYOUT,
+            list(self.fingerprints),
+            self.python,
+            self.platform,
+            self.environment.allow_builds,
+        ]
+
+
+def plan_image(environment: Environment, base: str | None, platform: str | None) -> ImagePlan:
+    """Blocks, when there are local wheels to be read or an interpreter to be asked."""
+    python = python_version(environment)
+    return ImagePlan(
+        environment=environment,
+        python=python,
+        base=base or f"python:{_minor(python)}-slim",
+        platform=platform,
+        fingerprints=tuple(sorted(map(fingerprint, environment.packages))),
+    )
+
+
+def python_version(environment: Environment) -> str | None:
+    """The version asked for. A path is one of this host: its version is what counts."""
+    python = environment.python
+    if python is None or _VERSION.fullmatch(python):
+        return python
+    return interpreter(python).short_version
+
+
+def _minor(python: str | None) -> str:
+    if python is None:
+        return f"{sys.version_info.major}.{sys.version_info.minor}"
+    return ".".join(python.split(".")[:2])
+
+
+def hash_parts(parts: list[object]) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def repository_name(name: str) -> str:
+    """The part of the tag for people.
+
+    >>> repository_name("My.Env_--x_")
+    'belljar/my.env-x'
+    """
+    name = re.sub(r"[._-]{2,}", "-", name.lower()).strip("._-")
+    return f"belljar/{name}"
+
+
+def own_tags(image: Mapping[str, Any]) -> list[str]:
+    """The names by which an image, inspected or listed, is one of ours.
+
+    Not its labels alone: whoever builds FROM one of our images inherits them.
+    """
+    labels = image.get("Labels") or (image.get("Config") or {}).get("Labels") or {}
+    key = labels.get(KEY)
+    if labels.get(IMAGE) != "1" or not key:
+        return []
+    ours = re.compile(rf"(localhost/)?belljar/[^:/]+:{re.escape(key)}")
+    # Podman adds the name of a registry to names that have none.
+    tags = [str(tag).removeprefix("docker.io/") for tag in image.get("RepoTags") or []]
+    return [tag for tag in tags if ours.fullmatch(tag)]
+
+
+def image_labels(wanted: ImagePlan, key: str, facts: Mapping[str, object]) -> dict[str, str]:
+    """`facts`: what the steps in the container told at their end."""
+    packages = [hide_credentials(shown(package)) for package in wanted.environment.packages]
+    return {
+        IMAGE: "1",
+        ENVIRONMENT: wanted.environment.name,
+        KEY: key,
+        RECIPE: wanted.recipe,
+        PACKAGES: json.dumps(packages, separators=(",", ":")).replace(" ", "\\u0020"),
+        LOCK: str(facts["lock"]),
+        BASE: wanted.base,
+        CREATED: current_moment(),
+        PYTHON_LABEL: str(facts["python"]),
+    }
+
+
+def current_moment() -> str:
+    return time.strftime(MOMENT, time.gmtime())

@@ -49,7 +49,7 @@ _KEYS = (
 
 
 @dataclass
-class Handed:
+class BuildSettings:
     """What the build container is given."""
 
     env: dict[str, str] = field(default_factory=dict)
@@ -64,30 +64,32 @@ class Handed:
         self.paths[variable] = name
 
 
-def collect(environ: Mapping[str, str], ca_bundle: str | os.PathLike[str] | None) -> Handed:
+def collect_settings(
+    environ: Mapping[str, str], ca_bundle: str | os.PathLike[str] | None
+) -> BuildSettings:
     """Read this host's settings. Blocks, for a moment."""
     env, arguments = uv_settings(environ, read_pip_files(environ))
-    handed = hand_over(env, arguments, read_uv_files(environ))
+    handed = select_settings(env, arguments, read_uv_files(environ))
     bundle = ca_bundle or environ.get("BELLJAR_CA_BUNDLE") or env.get("SSL_CERT_FILE")
     if bundle:
-        handed.put("SSL_CERT_FILE", "ca.pem", _read_bundle(bundle))
+        handed.put("SSL_CERT_FILE", "ca.pem", _read_ca_bundle(bundle))
     known = netrc_entries(environ, _hosts(handed))
     if known:
         lines = [f"machine {host} login {user} password {word}\n" for host, user, word in known]
         handed.put("NETRC", "netrc", "".join(lines).encode())
-        handed.secrets |= _long_enough(word for _, _, word in known)
+        handed.secrets |= _drop_short(word for _, _, word in known)
     return handed
 
 
-def hand_over(
+def select_settings(
     env: Mapping[str, str], arguments: Iterable[str], uv_file: Mapping[str, Any]
-) -> Handed:
+) -> BuildSettings:
     """What of the settings can be used in a container. Pure."""
-    handed = Handed(arguments=list(arguments))
+    handed = BuildSettings(arguments=list(arguments))
     handed.env = {
         name: value for name, value in env.items() if name in _PLAIN or _CREDENTIALS.match(name)
     }
-    handed.secrets = _secrets_of_variables(env) | secrets_of(_texts(uv_file))
+    handed.secrets = _secrets_of_variables(env) | find_secrets(_walk_texts(uv_file))
     dropped: list[str] = []
     for name, separator in _ADDRESSES.items():
         given = env.get(name, "").split(separator) if env.get(name) else []
@@ -95,7 +97,7 @@ def hand_over(
         dropped += [each.strip() for each in given if _is_local(each)]
         if kept:
             handed.env[name] = (separator or " ").join(kept)
-    _keep_from_public_index(handed, env)
+    _replace_default_index(handed, env)
     if uv_file:
         handed.put("UV_CONFIG_FILE", "uv.toml", _configuration(uv_file, dropped).encode())
     else:
@@ -107,7 +109,7 @@ def hand_over(
     return handed
 
 
-def _keep_from_public_index(handed: Handed, env: Mapping[str, str]) -> None:
+def _replace_default_index(handed: BuildSettings, env: Mapping[str, str]) -> None:
     """A default index that had to be left out: the last of the others takes its place."""
     if not any(env.get(name) for name in _DEFAULTS) or any(map(handed.env.get, _DEFAULTS)):
         return
@@ -131,7 +133,7 @@ def _is_local(address: str) -> bool:
     return bool(address) and not re.match(r"https?://", address, re.IGNORECASE)
 
 
-def _hosts(handed: Handed) -> set[str]:
+def _hosts(handed: BuildSettings) -> set[str]:
     text = " ".join(handed.env.get(name, "") for name in _ADDRESSES)
     text += " " + handed.files.get("uv.toml", b"").decode()
     found = re.findall(r"https?://[^\s\"',]+", text)
@@ -175,10 +177,10 @@ def netrc_entries(environ: Mapping[str, str], hosts: Iterable[str]) -> list[tupl
 _SHORTEST = 4  # characters; to hide less would riddle every text with holes
 
 
-def secrets_of(texts: Iterable[str]) -> frozenset[str]:
+def find_secrets(texts: Iterable[str]) -> frozenset[str]:
     """What is secret in addresses: who asks, with the password, and what is asked with.
 
-    >>> sorted(secrets_of(["https://me:p%40ssword@example.org/?token=abcdefgh"]))
+    >>> sorted(find_secrets(["https://me:p%40ssword@example.org/?token=abcdefgh"]))
     ['abcdefgh', 'me:p%40ssword', 'me:p@ssword', 'p%40ssword', 'p@ssword', 'token=abcdefgh']
     """
     found: set[str] = set()
@@ -191,15 +193,15 @@ def secrets_of(texts: Iterable[str]) -> frozenset[str]:
         asked = address.partition("?")[2].partition("#")[0]
         found |= {who, who.partition(":")[2], who.rpartition(":")[2], asked}
         found |= {each for _, each in urllib.parse.parse_qsl(asked) if len(each) >= 2 * _SHORTEST}
-    return _long_enough(found | {urllib.parse.unquote(each) for each in found})
+    return _drop_short(found | {urllib.parse.unquote(each) for each in found})
 
 
-def _long_enough(found: Iterable[str]) -> frozenset[str]:
+def _drop_short(found: Iterable[str]) -> frozenset[str]:
     return frozenset(each for each in found if len(each) >= _SHORTEST)
 
 
 def _secrets_of_variables(env: Mapping[str, str]) -> frozenset[str]:
-    found = secrets_of(
+    found = find_secrets(
         each
         for name, value in env.items()
         if name in _ADDRESSES or name in _PLAIN
@@ -213,22 +215,22 @@ def _secrets_of_variables(env: Mapping[str, str]) -> frozenset[str]:
         # A name without a password is a token.
         and (match[1] == "PASSWORD" or not env.get(name.removesuffix("USERNAME") + "PASSWORD"))
     ]
-    return found | _long_enough(words)
+    return found | _drop_short(words)
 
 
-def _texts(value: object) -> Iterable[str]:
+def _walk_texts(value: object) -> Iterable[str]:
     """All texts in a setting."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for each in value.values():
-            yield from _texts(each)
+            yield from _walk_texts(each)
     elif isinstance(value, list):
         for each in value:
-            yield from _texts(each)
+            yield from _walk_texts(each)
 
 
-def _read_bundle(path: str | os.PathLike[str]) -> bytes:
+def _read_ca_bundle(path: str | os.PathLike[str]) -> bytes:
     try:
         text = Path(path).expanduser().read_bytes()
     except OSError as error:
@@ -259,10 +261,10 @@ def read_uv_files(environ: Mapping[str, str]) -> dict[str, Any]:
             ) from error
         for where in (said, said.get("pip", {})):
             if not isinstance(where, dict):
-                raise _not_uvs(path, "pip")
+                raise _config_error(path, "pip")
             for key in where.keys() & set(_KEYS):
                 if not _FORMS.get(key, _any)(where[key]):
-                    raise _not_uvs(path, key)
+                    raise _config_error(path, key)
             settings |= {key: where[key] for key in _KEYS if key in where}
     return settings
 
@@ -293,7 +295,7 @@ _FORMS: dict[str, Callable[[object], bool]] = {
 }
 
 
-def _not_uvs(path: Path, key: str) -> EnvironmentBuildError:
+def _config_error(path: Path, key: str) -> EnvironmentBuildError:
     # Not left out: it may name the mirror that is to be used in place of the public index.
     return EnvironmentBuildError(
         f"uv's configuration {path} has a {key!r} that uv does not understand",
