@@ -76,7 +76,7 @@ def made(facts=FACTS, docker=None, mounts=(), limits=None, uid=1879048200, netwo
         environment=builtin("python"),
         limits=limits or Limits(),
         mounts=tuple(mounts),
-        docker=docker,
+        settings=docker,
         network=network,
     )
     body = spec.body(

@@ -10,7 +10,6 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from belljar.backends.docker.settings import Docker
 from belljar.backends.isolation import Isolation
 from belljar.backends.mounts import Mount
 from belljar.backends.workdir import WORKSPACE
@@ -32,7 +31,7 @@ class GuestSpec:
     noexec: bool = False  # nothing that lies in these, the workspace or /tmp can be executed
     workdir: str = WORKSPACE  # where its workspace is
     network: str = "none"
-    docker: Docker = field(default_factory=Docker)  # for the docker backend alone
+    settings: object = None  # of the one backend that takes some
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -152,7 +152,7 @@ def _backend(
             f"backend is a str or Docker(...), not {backend!r}",
             hint=f"one of {', '.join(runtime.BACKENDS)}",
         )
-    docker = settings.merge(backend if isinstance(backend, Docker) else Docker(), flat)
+    docker = settings.merge(backend if isinstance(backend, Docker) else settings.DEFAULT, flat)
     name = "docker" if isinstance(backend, Docker) else backend
     if name == "auto" and (docker.given or network != "none"):
         name = "docker"

@@ -29,7 +29,7 @@ from belljar.backends.docker.health import EngineWatch
 from belljar.backends.docker.images import resolve
 from belljar.backends.docker.images.resolve import Image
 from belljar.backends.docker.isolation import EngineFacts, guest_kernel
-from belljar.backends.docker.settings import Docker
+from belljar.backends.docker.settings import Docker, docker_settings
 from belljar.backends.docker.stream import AttachedStream
 from belljar.backends.isolation import Isolation, Layer
 from belljar.backends.native.layers import mounted
@@ -63,7 +63,7 @@ class DockerBackend:
         self._magics: dict[str, str] = {}  # image -> the bytecode its Python reads
 
     async def start(self, spec: GuestSpec) -> Guest:
-        engine = self._engine(spec.docker)
+        engine = self._engine(docker_settings(spec.settings))
         work = functools.partial(self._watched, spec, engine)
         return await health.run_detached(self._host, work, undo=DockerGuest.discard)
 
@@ -79,7 +79,9 @@ class DockerBackend:
     async def _make(self, spec: GuestSpec, engine: Engine) -> DockerGuest:
         facts = await self._facts_of(engine)
         with parsing_answer(engine, "about an image"):
-            made = await resolve.ensure_image(engine, spec.environment, spec.docker, facts)
+            made = await resolve.ensure_image(
+                engine, spec.environment, docker_settings(spec.settings), facts
+            )
         return await self._start(spec, engine, facts, made)
 
     # -- the engine -------------------------------------------------------------------------
@@ -140,7 +142,7 @@ class DockerBackend:
                 "another",
                 hint="files.upload() copies a tree into the sandbox",
             )
-        runtime = asked.docker.runtime or facts.default_runtime
+        runtime = docker_settings(asked.settings).runtime or facts.default_runtime
         if guest_kernel(runtime) and not all(mount.read_only for mount in asked.mounts):
             raise InvalidOption(
                 f"writable mounts are not for the runtime {runtime!r}: our filter, which keeps "
@@ -149,11 +151,11 @@ class DockerBackend:
             )
         spec.check_mounts(asked.mounts, uid, same_uids=facts.unique_uids)
         filter_ = spec.seccomp(asked, facts)
-        labels = owner.labels(asked.id, asked.docker.project)
+        labels = owner.labels(asked.id, docker_settings(asked.settings).project)
         body = functools.partial(
             spec.body,
             asked,
-            asked.docker,
+            docker_settings(asked.settings),
             facts,
             image=made.id,
             command=[
@@ -171,9 +173,12 @@ class DockerBackend:
             filter_=str(profile.write_profile(filter_)) if facts.engine == "podman" else filter_,
         )
         passwd = None
-        if asked.docker.named_user and engine.endpoint.kind == "unix":
+        if docker_settings(asked.settings).named_user and engine.endpoint.kind == "unix":
             passwd = until_it_runs.enter_context(profile.passwd_file(uid))
-        query = {"name": owner.container_name(labels), **spec.query(asked.docker)}
+        query = {
+            "name": owner.container_name(labels),
+            **spec.query(docker_settings(asked.settings)),
+        }
         try:
             answer = await self._ask_for(engine, query, body(passwd=passwd))
         except EngineError as error:
@@ -377,7 +382,9 @@ def _variables(made: Image) -> dict[str, str]:
 
 
 def _insist(asked: GuestSpec, facts: EngineFacts, warnings: list[str]) -> tuple[Layer, ...]:
-    kept = isolation.describe_limits(asked.limits, facts, warnings, runtime=asked.docker.runtime)
+    kept = isolation.describe_limits(
+        asked.limits, facts, warnings, runtime=docker_settings(asked.settings).runtime
+    )
     setup.check_limits(asked, kept, "this engine")
     return kept
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from belljar.backends.base import GuestSpec
-from belljar.backends.docker.settings import Docker
+from belljar.backends.docker.settings import Docker, docker_settings
 from belljar.backends.isolation import Layer, State
 from belljar.backends.linux import posture
 from belljar.errors import StartError
@@ -210,7 +210,7 @@ def measure_layers(
     runtime = str(inspected["HostConfig"].get("Runtime") or facts.default_runtime)
     kernel = guest_kernel(runtime)
     wrong = list(_wrong_settings(inspected, asked.network))
-    wanted = asked.docker.runtime
+    wanted = docker_settings(asked.settings).runtime
     if wanted is not None and runtime != wanted:  # Podman ignores the setting
         wrong.append(f"has the runtime {runtime!r} not {wanted!r}")
     seen = posture.read(pid) if pid and kernel is None else None
@@ -242,7 +242,12 @@ def measure_layers(
             rows.append(_row(name, detail, "absent", remedy))
     rows += [
         # gVisor ignores the profile unless it is started with --oci-seccomp.
-        _row("seccomp", f"{kernel} answers" if kernel else f"{_filter(asked.docker)}, {said}"),
+        _row(
+            "seccomp",
+            f"{kernel} answers"
+            if kernel
+            else f"{_filter(docker_settings(asked.settings))}, {said}",
+        ),
         _row("capabilities", f"none, {said}"),
         _row("no_new_privs", f"set, {said}"),
         _row("uid", f"{inspected['Config']['User'].partition(':')[0]}, {said}"),

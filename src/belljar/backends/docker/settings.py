@@ -130,6 +130,14 @@ class Docker:
         )
 
 
+DEFAULT = Docker()
+
+
+def docker_settings(given: object) -> Docker:
+    """The settings in a GuestSpec, which may have none."""
+    return given if isinstance(given, Docker) else DEFAULT
+
+
 def merge(docker: Docker, flat: Mapping[str, object]) -> Docker:
     """The settings, with those of `flat` that were given in place of the same ones."""
     given = {name: value for name, value in flat.items() if not _absent(value)}

@@ -18,7 +18,7 @@ from typing import cast
 from belljar.backends.base import GuestSpec
 from belljar.backends.docker import profile
 from belljar.backends.docker.isolation import EngineFacts, guest_kernel
-from belljar.backends.docker.settings import Docker, parse_device
+from belljar.backends.docker.settings import Docker, docker_settings, parse_device
 from belljar.backends.linux.seccomp import Rule
 from belljar.backends.mounts import Mount
 from belljar.backends.native import plan
@@ -163,14 +163,17 @@ def seccomp(spec: GuestSpec, facts: EngineFacts) -> str:
         deny += cast(Refusals, SET_ID)
     if not facts.memory_limit:
         deny += cast(Refusals, HIDDEN_MEMORY)  # nothing else would count such pages
-    if spec.docker.seccomp is not None:
+    if docker_settings(spec.settings).seccomp is not None:
         if deny:
             raise InvalidOption(
                 "a seccomp profile of your own cannot be had with writable mounts, or where the "
                 "engine does not limit memory: these need rules that only ours has",
                 hint="leave out seccomp=",
             )
-        return json.dumps(json.loads(Path(spec.docker.seccomp).read_bytes()), separators=(",", ":"))
+        return json.dumps(
+            json.loads(Path(docker_settings(spec.settings).seccomp).read_bytes()),
+            separators=(",", ":"),
+        )
     return profile.render_profile(facts.machine, deny=deny)
 
 
