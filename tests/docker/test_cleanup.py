@@ -82,7 +82,7 @@ def test_a_container_made_after_its_request_was_given_up_is_removed(run, monkeyp
     async def give_up(host):
         engine = LateEngine()
         with pytest.raises(EngineError):
-            await DockerBackend(host)._ask_for(engine, {"name": "x"}, {})
+            await DockerBackend(host)._request_container(engine, {"name": "x"}, {})
         await engine.removed.wait()
         assert engine.lists == 3
 

@@ -277,7 +277,7 @@ def test_tls_variables_do_not_concern_a_unix_socket(environ):
 
 
 def test_ssh_is_called_so_that_the_address_can_be_nothing_but_an_address():
-    called = connect.command("me@host:2222")
+    called = connect.ssh_command("me@host:2222")
     assert called[0] == "ssh"
     assert called[called.index("-l") + 1] == "me"
     assert called[called.index("-p") + 1] == "2222"
@@ -286,11 +286,11 @@ def test_ssh_is_called_so_that_the_address_can_be_nothing_but_an_address():
 
 
 def test_a_path_in_an_ssh_address_is_quoted_for_the_shell_there():
-    called = connect.command("host/run/a $(id).sock")
+    called = connect.ssh_command("host/run/a $(id).sock")
     assert called[-1] == "docker --host 'unix:///run/a $(id).sock' system dial-stdio"
 
 
 @pytest.mark.parametrize("address", ["-oProxyCommand=id", "-x@host", "", "ho st"])
 def test_an_ssh_address_that_was_made_by_hand_is_checked_too(address):
     with pytest.raises(InvalidOption):
-        connect.command(address)
+        connect.ssh_command(address)

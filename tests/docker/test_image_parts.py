@@ -13,8 +13,7 @@ from test_image_key import want
 
 from belljar import Docker, Environment
 from belljar.backends import single_flight
-from belljar.backends.docker import backend as backend_module
-from belljar.backends.docker import owner
+from belljar.backends.docker import guest, owner
 from belljar.backends.docker.client.engine import EngineError, parsing_answer
 from belljar.backends.docker.images import build, build_stream, dockerfile, image_store, resolve
 from belljar.backends.docker.images.build import explain_failure
@@ -84,10 +83,10 @@ def test_only_an_image_without_python_is_said_to_have_none():
         id="sha256:1", reference="team/app:1", python="python3", preload=(), warmup="", own=True
     )
     for words in MISSING:
-        error = backend_module._explained(EngineError(words), made)
+        error = guest.explain_start_error(EngineError(words), made)
         assert "has no 'python3'" in str(error)
         assert "has no python3" in str(explain_failure(Failure(words, "start"), want()))
-    error = backend_module._explained(EngineError(OTHER), made)
+    error = guest.explain_start_error(EngineError(OTHER), made)
     assert "the container did not start: error mounting" in str(error)
     assert "does not start: error mounting" in str(explain_failure(Failure(OTHER, "start"), want()))
 

@@ -14,19 +14,25 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from belljar.backends.base import Host, Reading, Whereabouts
+from belljar.backends.base import Host, Location, UsageSample
 from belljar.backends.docker import health
 from belljar.backends.docker.client.engine import Engine, EngineError, parsing_answer
 from belljar.backends.docker.stream import AttachedStream
 from belljar.backends.isolation import Isolation
 from belljar.backends.linux.cgroup import plan
-from belljar.backends.linux.cgroup.meters import Meters
+from belljar.backends.linux.cgroup.group import Meters
+from belljar.errors import StartError
+from belljar.text import printable
+
+if TYPE_CHECKING:
+    from belljar.backends.docker.images.resolve import Image
 
 KILL_TIMEOUT = 5.0
+END_TIMEOUT = 20.0
 
 
 class DockerGuest:
@@ -75,15 +81,15 @@ class DockerGuest:
         return True
 
     @property
-    def whereabouts(self) -> Whereabouts:
-        return Whereabouts(
+    def whereabouts(self) -> Location:
+        return Location(
             pid=self.pid or None,
             cgroups=self._local.paths if self._local is not None else (),
             container=self.container,
             engine=str(self._engine.endpoint),
         )
 
-    async def reading(self, *, from_now: bool = False, now: bool = False) -> Reading:
+    async def reading(self, *, from_now: bool = False, now: bool = False) -> UsageSample:
         if self._local is not None:
             seen = self._local.read(from_now=from_now, now=now)
             gone = self._local.gone
@@ -196,7 +202,7 @@ class LocalUsage:
 
     def __init__(self, meters: Meters) -> None:
         self._meters = meters
-        self._last = Reading(cpu=None, peak_memory=None, memory_kills=0)
+        self._last = UsageSample(cpu=None, peak_memory=None, memory_kills=0)
         self._counts_kills = False  # some kernels do not
         self.gone = False  # the control group was removed
 
@@ -204,19 +210,18 @@ class LocalUsage:
     def paths(self) -> tuple[str, ...]:
         return self._meters.paths
 
-    def read(self, *, from_now: bool, now: bool = False) -> Reading:
+    def read(self, *, from_now: bool, now: bool = False) -> UsageSample:
         if from_now:
             self._meters.reset_peak()
-        cpu, peak = self._meters.cpu_seconds(), self._meters.memory_peak()
-        kills = self._meters.oom_kills()
+        cpu, peak, kills = self._meters.read("cpu", "peak", "oom_kills")
         # The engine removes one hierarchy after the other: once one is missing, all is over.
         self.gone = cpu is None or (kills is None and self._counts_kills)
         self._counts_kills = self._counts_kills or kills is not None
-        if not self.gone:
-            self._last = Reading(cpu=cpu, peak_memory=peak, memory_kills=kills or 0)
+        if cpu is not None and not self.gone:
+            self._last = UsageSample(cpu=cpu / 1e9, peak_memory=peak, memory_kills=kills or 0)
         if not now or self.gone:
             return self._last
-        memory, tasks = self._meters.memory_current(), self._meters.tasks()
+        memory, tasks = self._meters.read("current", "tasks")
         return replace(self._last, memory=memory, processes=tasks)
 
     def close(self) -> None:
@@ -233,7 +238,7 @@ class RemoteUsage:
         self._seen: set[str] = set()
         self.gone = False
 
-    async def read(self) -> Reading:
+    async def read(self) -> UsageSample:
         cpu, peak, current, tasks = None, None, None, None
         path = f"/containers/{self._container}/stats"
         try:
@@ -249,7 +254,7 @@ class RemoteUsage:
             peak = _read_count(stats, "memory_stats", "max_usage") or current
             tasks = _read_count(stats, "pids_stats", "current")
         await self._count_kills()
-        return Reading(
+        return UsageSample(
             cpu=cpu,
             peak_memory=peak,
             memory_kills=len(self._seen),
@@ -325,3 +330,55 @@ async def _read_state(engine: Engine, container: str) -> Mapping[str, Any]:
     seen = await engine.request("GET", f"/containers/{container}/json", timeout=4 * USAGE_TIMEOUT)
     with parsing_answer(engine, "about the container"):
         return dict(seen["State"])
+
+
+# -- a start that failed ------------------------------------------------------------------------
+
+
+def explain_start_error(error: EngineError, made: Image) -> StartError:
+    """The error for a container that the engine did not start, with a hint for known messages."""
+    words = error.message
+    if "gathering device information" in words:
+        return StartError(
+            f"the container did not start: {words}", hint="devices= are of the engine's machine"
+        )
+    # Each runtime has its own message; one about a missing file may be about a mount.
+    missing = "no such file or directory" in words.lower() and made.python in words
+    if "executable file not found" in words or missing:
+        return StartError(
+            f"image {made.reference!r} has no {made.python!r}: {words}",
+            hint="any image with a python3 of 3.9 or later works, such as python:3.12-slim",
+        )
+    hint = error.hint
+    if "unknown runtime" in words.lower():
+        hint = "`belljar doctor` lists the runtimes that the engine has"
+    if "could not select device driver" in words:
+        hint = "the engine's machine needs the driver's container toolkit (NVIDIA's, for gpus=)"
+    if "root network namespace" in words:  # versions of gVisor that do not know newer kernels
+        hint = "register gVisor with the engine with runtimeArgs --network=none"
+    return StartError(f"the container did not start: {words}", hint=hint)
+
+
+async def explain_early_end(
+    engine: Engine, container: str, made: Image, stream: AttachedStream
+) -> StartError:
+    """Why the container ended without a greeting; waits until the engine knows of the end."""
+    words = printable(stream.last_words).strip()[-1000:]
+    state: Mapping[str, Any] = {}
+    try:
+        with anyio.move_on_after(END_TIMEOUT):
+            state = await wait_for_end(engine, container)
+        out_of_memory = await was_out_of_memory(engine, container, state)
+    except EngineError as error:
+        return StartError(f"the container is gone: {error.message}")
+    if out_of_memory:
+        return StartError(
+            f"the guest of image {made.reference!r} needs more memory to start than its limit",
+            hint="Limits(memory=...)",
+        )
+    ended = f"ended with status {state.get('ExitCode')}" if state else "closed its stream"
+    detail = words or str(state.get("Error") or "") or "it printed nothing"
+    return StartError(
+        f"the guest of image {made.reference!r} {ended} before it was ready: {detail}",
+        hint=f"the image needs a `{made.python}` of 3.9 or later with its standard library",
+    )

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from belljar.backends.linux import etc, seccomp
+from belljar.backends.linux import guest_view, seccomp
 from belljar.backends.linux.seccomp import Condition, Rule
 from belljar.environment.store import cache_root
 from belljar.errors import BackendUnavailable
@@ -169,7 +169,7 @@ def passwd_file(uid: int) -> Iterator[str]:
     try:
         with open(descriptor, "w") as file:
             os.fchmod(file.fileno(), 0o644)
-            file.write(etc.passwd(uid))
+            file.write(guest_view.passwd(uid))
         yield path
     finally:
         with contextlib.suppress(FileNotFoundError):

@@ -130,9 +130,6 @@ class Docker:
         )
 
 
-DEFAULT = Docker()
-
-
 def docker_settings(given: object) -> Docker:
     """The settings in a GuestSpec, which may have none."""
     return given if isinstance(given, Docker) else DEFAULT
@@ -361,3 +358,6 @@ def _text(option: str, given: str | None, most: int = 4096) -> str | None:
     if len(given) > most:
         raise InvalidOption(f"{option} has {len(given)} characters, more than {most}")
     return given
+
+
+DEFAULT = Docker()

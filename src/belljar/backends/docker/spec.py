@@ -19,10 +19,9 @@ from belljar.backends.base import GuestSpec
 from belljar.backends.docker import profile
 from belljar.backends.docker.isolation import EngineFacts, guest_kernel
 from belljar.backends.docker.settings import Docker, docker_settings, parse_device
-from belljar.backends.linux.seccomp import Rule
+from belljar.backends.linux import guest_view, identity
+from belljar.backends.linux.seccomp import HIDDEN_MEMORY, SET_ID, Rule
 from belljar.backends.mounts import Mount
-from belljar.backends.native import plan
-from belljar.backends.native.zygote_client import HIDDEN_MEMORY, SET_ID
 from belljar.errors import BackendUnavailable, InvalidOption, nearest
 from belljar.guest.worker_process import MAX_FILES
 from belljar.limits import Limits
@@ -122,7 +121,7 @@ def pick_uid(facts: EngineFacts, mounts: Iterable[Mount] = ()) -> int:
         return USER_ID
     if any(mounts) and os.geteuid() != 0:
         return os.geteuid()
-    return plan.UID_FIRST + random.SystemRandom().randrange(1, plan.UID_COUNT)
+    return identity.UID_FIRST + random.SystemRandom().randrange(1, identity.UID_COUNT)
 
 
 def _group(uid: int) -> int:
@@ -163,17 +162,15 @@ def seccomp(spec: GuestSpec, facts: EngineFacts) -> str:
         deny += cast(Refusals, SET_ID)
     if not facts.memory_limit:
         deny += cast(Refusals, HIDDEN_MEMORY)  # nothing else would count such pages
-    if docker_settings(spec.settings).seccomp is not None:
+    own = docker_settings(spec.settings).seccomp
+    if own is not None:
         if deny:
             raise InvalidOption(
                 "a seccomp profile of your own cannot be had with writable mounts, or where the "
                 "engine does not limit memory: these need rules that only ours has",
                 hint="leave out seccomp=",
             )
-        return json.dumps(
-            json.loads(Path(docker_settings(spec.settings).seccomp).read_bytes()),
-            separators=(",", ":"),
-        )
+        return json.dumps(json.loads(Path(own).read_bytes()), separators=(",", ":"))
     return profile.render_profile(facts.machine, deny=deny)
 
 
@@ -248,7 +245,8 @@ def _ulimits(limits: Limits, facts: EngineFacts) -> dict[str, int]:
     sets a million where it is told nothing, and may not be allowed to.
     """
     wanted = {
-        name.removeprefix("RLIMIT_").lower(): value for name, value in plan.rlimits(limits).items()
+        name.removeprefix("RLIMIT_").lower(): value
+        for name, value in guest_view.rlimits(limits).items()
     }
     wanted["nofile"] = MAX_FILES
     wanted["msgqueue"] = 0  # message queues: in native they are out of reach too

@@ -6,6 +6,8 @@ them. These files have what programs ask the C library for: users, names, ports,
 
 from __future__ import annotations
 
+from belljar.limits import Limits
+
 _PROTOCOLS = {
     **{"ip": 0, "icmp": 1, "igmp": 2, "ipencap": 4, "tcp": 6, "egp": 8, "igp": 9, "udp": 17},
     **{"dccp": 33, "ipv6": 41, "ipv6-route": 43, "ipv6-frag": 44, "rsvp": 46, "gre": 47},
@@ -59,3 +61,44 @@ FILES = {
     "protocols": "".join(f"{name} {no} {name.upper()}\n" for name, no in _PROTOCOLS.items()),
     "services": _services(),
 }
+
+
+GUEST_ENV = "/opt/env"
+GUEST_PYTHON_PREFIX = "/opt/python"
+# What a guest's environment holds, beside PATH and what the caller adds.
+VARIABLES = {
+    "HOME": "/tmp",
+    "USER": "sandbox",
+    "LOGNAME": "sandbox",
+    "SHELL": "/bin/sh",
+    "TMPDIR": "/tmp",
+    "LANG": "C.UTF-8",
+    "TZ": "UTC",
+    "TERM": "dumb",
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "MPLBACKEND": "Agg",
+    "MPLCONFIGDIR": "/tmp/.matplotlib",
+    # One thread each: more cannot survive the fork that makes a guest.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "NUMEXPR_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
+PATH = f"{GUEST_ENV}/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+
+
+def rlimits(limits: Limits) -> dict[str, int]:
+    """Of all processes of a guest. Open files and memory are for the code only, not for init."""
+    return {
+        # Not 0, which does not stop a core_pattern that pipes to a program; 1 stops both.
+        "RLIMIT_CORE": 1,
+        "RLIMIT_NPROC": limits.processes + 1,  # and init
+        "RLIMIT_MSGQUEUE": 819200,
+        "RLIMIT_MEMLOCK": 65536,
+        "RLIMIT_SIGPENDING": 1024,
+        "RLIMIT_RTPRIO": 0,
+        "RLIMIT_NICE": 0,
+        "RLIMIT_FSIZE": max(limits.workspace, limits.tmp),
+    }
