@@ -122,7 +122,7 @@ def test_an_image_and_a_dockerfile_exclude_each_other(tmp_path):
 def test_a_tag_is_for_what_a_dockerfile_becomes(tmp_path):
     (tmp_path / "Dockerfile").write_text("FROM python\n")
     assert Docker(dockerfile=tmp_path, tag="team/app:1.0").tag == "team/app:1.0"
-    with pytest.raises(InvalidOption, match="without a Dockerfile"):
+    with pytest.raises(InvalidOption, match="without dockerfile="):
         Docker(tag="team/app")
     with pytest.raises(InvalidOption, match="has a digest"):
         Docker(dockerfile=tmp_path, tag=f"app@sha256:{'0' * 64}")

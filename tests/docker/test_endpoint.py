@@ -103,7 +103,7 @@ def test_an_address_is_understood_as_docker_writes_it(text, kind, address, envir
     ],
 )
 def test_what_is_no_address_is_refused_with_a_hint(text, environ):
-    with pytest.raises(InvalidOption, match="no address of an engine") as caught:
+    with pytest.raises(InvalidOption, match="not the address of an engine") as caught:
         find_endpoint(text, environ)
     assert "ssh://" in caught.value.hint
     assert len(str(caught.value)) < 500
@@ -224,7 +224,7 @@ def test_a_context_without_an_address_is_an_error(docker, home, environ):
 def test_a_broken_configuration_is_named(text, home, environ):
     (home / ".docker").mkdir()
     (home / ".docker/config.json").write_text(text, encoding="latin-1")
-    with pytest.raises(BackendUnavailable, match=r"config\.json is no JSON"):
+    with pytest.raises(BackendUnavailable, match=r"config\.json is not valid JSON"):
         find_endpoint(None, environ)
 
 

@@ -86,7 +86,7 @@ def test_helper_that_answers_something_else_is_named(tmp_path, monkeypatch, said
     helper.write_text(f"#!/bin/sh\ncat >/dev/null\necho '{said}'\n")
     helper.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    with pytest.raises(EnvironmentBuildError, match="does not answer as it should") as caught:
+    with pytest.raises(EnvironmentBuildError, match="did not print a JSON object") as caught:
         header("quay.example/team/app", tmp_path)
     assert "S3CRET" not in "".join(traceback.format_exception(caught.value))
     helper.write_text('#!/bin/sh\ncat >/dev/null\necho \'{"Username": "<token>"}\'\n')
@@ -109,7 +109,7 @@ def test_progress_of_a_pull_counts_layers_and_bytes():
     [
         ("dial tcp: lookup registry on 10.0.0.1: no such host", "docker save"),
         ("pull access denied for x, repository does not exist", "docker login"),
-        ("manifest for x:9 not found: manifest unknown", "tag, right?"),
+        ("manifest for x:9 not found: manifest unknown", "and the tag"),
         ("no matching manifest for linux/arm64 in the manifest list", "platform"),
         ("x509: certificate signed by unknown authority", "certs.d"),
     ],

@@ -230,7 +230,7 @@ def test_a_file_that_is_changed_while_it_is_sent_is_an_error(tmp_path, monkeypat
                 with open(tmp_path / "a.txt", "a") as file:
                     file.write("and more")
 
-    with pytest.raises(EnvironmentBuildError, match=r"a\.txt: it was changed meanwhile"):
+    with pytest.raises(EnvironmentBuildError, match=r"a\.txt: it was changed in the meantime"):
         anyio.run(send)
 
 

@@ -301,9 +301,7 @@ def test_a_build_of_somebody_else_that_never_ends_is_not_waited_for_without_end(
                 Engine(), BuildOrder(plan=want(), key="k", base={"Id": "x"}), teller
             )
 
-    with pytest.raises(
-        EnvironmentBuildError, match=r"belljar-build-k.* not come to an end"
-    ) as caught:
+    with pytest.raises(EnvironmentBuildError, match="belljar-build-k has not ended") as caught:
         anyio.run(wait)
     assert "docker rm" in caught.value.hint
 
@@ -350,7 +348,7 @@ def test_a_wrong_option_is_not_taken_for_a_wrong_answer():
     with pytest.raises(InvalidOption, match="mine"), parsing_answer(Somewhere(), "about an image"):
         raise InvalidOption("mine")
     with (
-        pytest.raises(EngineError, match="no proper answer"),
+        pytest.raises(EngineError, match="an unexpected answer"),
         parsing_answer(Somewhere(), "about it"),
     ):
         raise ValueError("its")
@@ -402,7 +400,7 @@ def test_dockerfile_for_others_has_the_packages_and_no_password(tmp_path):
 
 
 def test_environment_without_packages_has_no_dockerfile():
-    with pytest.raises(InvalidOption, match="base:1 is its image"):
+    with pytest.raises(InvalidOption, match="its image is base:1"):
         dockerfile.render_dockerfile(want(BUILTIN["python"]))
 
 

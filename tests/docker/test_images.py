@@ -378,7 +378,7 @@ def test_uv_of_the_image_is_used_when_that_of_this_host_cannot_be(
 def test_base_in_which_there_is_no_uv_to_be_had_is_refused(describe, ensure, foreign_uv):
     with pytest.raises(EnvironmentBuildError) as caught:
         ensure(describe())
-    assert "uv could not be had" in str(caught.value)
+    assert "uv could not be installed" in str(caught.value)
     assert "pip" in caught.value.hint
 
 
@@ -521,11 +521,11 @@ PROGRAM = textwrap.dedent(
                 time.sleep(0.01)
 
     async def main():
-        engine = Engine(endpoint.find())
+        engine = Engine(endpoint.find_endpoint())
         info = await engine.request("GET", "/info")
         facts = EngineFacts.parse(info, await engine.request("GET", "/version"))
         environment = Environment(name, packages=[wheel])
-        made = await image.ensure(engine, environment, Docker(), facts, progress=news)
+        made = await image.ensure_image(engine, environment, Docker(), facts, progress=news)
         print("made", made.id, flush=True)
 
     anyio.run(main)
@@ -716,7 +716,7 @@ def test_image_that_cannot_be_pulled_says_what_to_do(ensure):
 
 
 def test_engine_that_may_not_pull_does_not(ensure):
-    with pytest.raises(EnvironmentBuildError, match="was told not to pull"):
+    with pytest.raises(EnvironmentBuildError, match="forbids to pull it"):
         ensure(BUILTIN["python"], image="belljar-test/nothing:1", pull="never")
 
 

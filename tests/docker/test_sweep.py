@@ -242,7 +242,7 @@ def test_a_sweep_that_runs_out_of_time_says_what_it_did_not_do(call, make, dead,
     monkeypatch.setattr(cleanup, "remove_container", endless)
     (swept,) = [each for each in call(sweep_leftovers, timeout=0.2) if each.id == container]
     assert not swept.removed
-    assert "no time" in swept.problem
+    assert "the time for removals was over" in swept.problem
 
 
 def test_an_engine_that_is_not_there_is_an_error_of_the_sweep(call):

@@ -1,7 +1,7 @@
-"""What a caller asks of the docker backend beyond what every backend has: `belljar.Docker`.
+"""`belljar.Docker`: the settings of the docker backend.
 
-Everything is checked when it is made, without an engine: a name that no engine could know, a path
-that is not there, options that exclude each other.
+They are checked when they are made, without an engine: malformed names, missing paths, options that
+exclude each other.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from belljar.errors import InvalidOption, unknown_option
 Pull = Literal["missing", "always", "never"]
 PULLS: tuple[str, ...] = get_args(Pull)
 
-# Those of Sandbox itself, beside backend=Docker(...).
+# Settings that are also options of Sandbox, beside backend=Docker(...).
 FLAT = ("image", "dockerfile", "runtime", "platform", "gpus", "devices")
-# What stands for a setting that nobody gave.
+# Environment variables for settings that the caller did not give.
 VARIABLES = {
     "runtime": "BELLJAR_DOCKER_RUNTIME",
     "base": "BELLJAR_DOCKER_BASE",
@@ -53,44 +53,43 @@ _MAX_PROJECT = 128
 class Docker:
     """Settings of the docker backend: `Sandbox(backend=Docker(image="python:3.12-slim"))`.
 
-    Those that Sandbox has too (image, dockerfile, runtime, platform, gpus, devices) may be given
-    to either.
+    Sandbox also takes image, dockerfile, runtime, platform, gpus and devices; use either place.
     """
 
-    image: str | None = None  # used as it is; any with a python3 of 3.9 or later
+    image: str | None = None  # any with a python3 of 3.9 or later; it is not changed
     dockerfile: str | os.PathLike[str] | None = None  # or the directory with it; built once
-    tag: str | None = None  # a name that the Dockerfile's image gets besides ours, which it keeps
+    tag: str | None = None  # a second name for the Dockerfile's image
     runtime: str | None = None  # "runc", "runsc", ...; None: the engine's default
     platform: str | None = None  # "linux/arm64"; None: that of the engine
     gpus: str | int | None = None  # "all", how many, or "device=0,1"
     devices: Sequence[str] = ()  # "/dev/x[:/dev/y[:rwm]]": of the host, in the sandbox, rights
     host: str | None = None  # the engine's address; None: as the docker command finds it
     base: str | None = None  # the image that Environments are built on; None: python:X.Y-slim
-    ca_bundle: str | os.PathLike[str] | None = None  # certificates that a build shall trust
+    ca_bundle: str | os.PathLike[str] | None = None  # certificates that a build trusts
     build_network: str | None = None  # of builds: "host", "none", ...; None: the engine's default
     pull: Pull = "missing"  # when an image is fetched
-    seccomp: str | os.PathLike[str] | None = None  # a profile in place of ours; None: ours
+    seccomp: str | os.PathLike[str] | None = None  # a profile that replaces Belljar's
     noexec: bool = False  # nothing that lies in /workspace or /tmp can be executed
     project: str | None = None  # a label of the containers, to tell them apart
-    # The sandbox's user has a name, `sandbox`, in a passwd file in place of the image's; only with
-    # an engine that sees the files of this machine, elsewhere it has a number alone.
+    # The sandbox's user has a name, `sandbox`, by a passwd file that replaces the image's. Needs an
+    # engine that sees the files of this machine; elsewhere the user has only a number.
     named_user: bool = False
 
     def __post_init__(self) -> None:
         if self.image is not None and self.dockerfile is not None:
             raise InvalidOption(
                 "image and dockerfile exclude each other",
-                hint="an image that was built from the Dockerfile, or the Dockerfile itself",
+                hint="give the Dockerfile, or an image that was built from it",
             )
         if self.tag is not None and self.dockerfile is None:
             raise InvalidOption(
-                "tag is given without a Dockerfile: it names the image that a Dockerfile becomes",
-                hint="give dockerfile= too, or image= for one that exists",
+                "tag is given without dockerfile=: it names the image that is built from it",
+                hint="give dockerfile= too, or image= for an image that exists",
             )
         if self.own and self.base is not None:
             raise InvalidOption(
-                "base has no meaning beside an image or Dockerfile of your own",
-                hint="base is what the packages of an Environment are installed on",
+                "base has no meaning together with image or dockerfile",
+                hint="base is the image that the packages of an Environment are installed on",
             )
         checked = {
             "image": check_image("image", self.image),
@@ -119,12 +118,12 @@ class Docker:
 
     @property
     def own(self) -> bool:
-        """Whether the caller brings the image, and with it Python and the packages."""
+        """True if the caller brings the image, and with it Python and the packages."""
         return self.image is not None or self.dockerfile is not None
 
     @property
     def given(self) -> tuple[str, ...]:
-        """The names of the settings that are not as by default."""
+        """The names of the settings that differ from their defaults."""
         return tuple(
             field.name for field in fields(self) if getattr(self, field.name) != field.default
         )
@@ -136,7 +135,7 @@ def docker_settings(given: object) -> Docker:
 
 
 def merge(docker: Docker, flat: Mapping[str, object]) -> Docker:
-    """The settings, with those of `flat` that were given in place of the same ones."""
+    """The settings, replaced by those of `flat` that were given."""
     given = {name: value for name, value in flat.items() if not _absent(value)}
     return replace(docker, **given) if given else docker  # type: ignore[arg-type]
 
@@ -146,7 +145,7 @@ def _absent(value: object) -> bool:
 
 
 def complete(docker: Docker, environ: Mapping[str, str] | None = None) -> Docker:
-    """The settings, with what environment variables say in place of what nobody gave."""
+    """The settings, with missing ones taken from environment variables."""
     found = os.environ if environ is None else environ
     for name, variable in VARIABLES.items():
         value = found.get(variable)
@@ -160,15 +159,16 @@ def complete(docker: Docker, environ: Mapping[str, str] | None = None) -> Docker
 
 
 def check_environment(docker: Docker, environment: Environment) -> None:
-    """An image of the caller's has the packages that it has; none can be added to it."""
+    """Raise InvalidOption if an Environment's packages would have to be added to the caller's
+    image."""
     if not docker.own or environment in BUILTIN.values():
         return
     for what, value in (("packages", environment.packages), ("python", environment.python)):
         if value:
             own = "image" if docker.image is not None else "dockerfile"
             raise InvalidOption(
-                f"environment {environment.name!r} has {what} of its own, and {own}= brings its "
-                "Python and its packages",
+                f"environment {environment.name!r} names {what}, but {own}= brings its own Python "
+                "and packages",
                 hint="backend=Docker(base=...) installs an Environment on top of an image",
             )
 
@@ -188,7 +188,7 @@ def check_image(option: str, given: str | None) -> str | None:
             f"{option}={given[:300]!r} is not the name of an image", hint=_image_hint(given)
         )
     if match["digest"] and (hint := _digest_hint(match["digest"])):
-        raise InvalidOption(f"{option}={given[:300]!r} has a digest that cannot be", hint=hint)
+        raise InvalidOption(f"{option}={given[:300]!r} has a malformed digest", hint=hint)
     return given
 
 
@@ -215,7 +215,7 @@ def _image_hint(given: str) -> str:
 def _tag(given: str | None) -> str | None:
     if given is not None and "@" in str(given):
         raise InvalidOption(
-            f"tag={given[:300]!r} has a digest, which is known after a build",
+            f"tag={given[:300]!r} has a digest, which is known only after a build",
             hint="write it as for `docker build -t`: name, or name:tag",
         )
     return check_image("tag", given)
@@ -335,7 +335,7 @@ def _devices(given: Sequence[str]) -> tuple[str, ...]:
 
 
 def parse_device(given: str) -> tuple[str, str, str]:
-    """Where it is on the host, where in the sandbox, and what may be done: of read, write, mknod.
+    """Its path on the host, its path in the sandbox, and the rights (read, write, mknod).
 
     >>> parse_device("/dev/snd/seq:/dev/seq:r")
     ('/dev/snd/seq', '/dev/seq', 'r')
@@ -346,7 +346,7 @@ def parse_device(given: str) -> tuple[str, str, str]:
             f"{given!r} is not a device",
             hint='"/dev/x", "/dev/x:/dev/y" for another name inside, "/dev/x:/dev/y:r" for rights',
         )
-    # Not `m`, which lets the code make device files of its own.
+    # Without `m`, which lets the code make device files.
     return match["host"], match["guest"] or match["host"], match["rights"] or "rw"
 
 

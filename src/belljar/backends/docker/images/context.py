@@ -1,11 +1,10 @@
-"""The directory of a Dockerfile: what of it goes to the engine, its hash, and its archive.
+"""The directory of a Dockerfile: which files go to the engine, their hash, and their archive.
 
-.dockerignore is honoured as the docker command does: the last pattern that matches a path, or a
-directory above it, decides; `!` takes back; `**` is any number of directories.
+.dockerignore works as with the docker command: the last pattern that matches a path, or a directory
+above it, decides; `!` includes it again; `**` is any number of directories.
 
-Somebody else may write to the directory (a sandbox, if it is mounted in one): what was a file when
-it was looked at may be a link or a pipe when it is sent. So nothing is reached through a link, and
-what is not the same any more is an error.
+Another process may write to the directory (a sandbox, if it is mounted in one): a file may become a
+link or a pipe before it is sent. So no link is followed, and a file that has changed is an error.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ Stamp = tuple[int, ...]  # equal as long as it is the same file with the same co
 
 
 def _stamp(status: os.stat_result) -> Stamp:
-    # Not the time of its content, which can be set back.
+    # Not st_mtime, which can be set back.
     return status.st_dev, status.st_ino, status.st_ctime_ns, status.st_size
 
 
@@ -71,7 +70,7 @@ class Context:
 
 
 def read_context(path: Path) -> Context:
-    """`path`: a Dockerfile, or the directory with it. Blocks; reads what has changed since."""
+    """`path`: a Dockerfile, or the directory with it. Blocks; reads files that have changed."""
     directory, dockerfile = (path, "Dockerfile") if path.is_dir() else (path.parent, path.name)
     try:
         ignored = _read_ignore_file(directory, dockerfile)
@@ -81,11 +80,11 @@ def read_context(path: Path) -> Context:
         if size > MAX_SIZE:
             largest = max(entries, key=lambda each: each.size)
             raise EnvironmentBuildError(
-                f"the directory of the Dockerfile, {directory}, has {size / 2**30:.1f} GiB, more "
-                f"than the {MAX_SIZE / 2**30:.0f} GiB that are sent to an engine (the largest file "
-                f"is {largest.name})",
-                hint="give the Dockerfile a directory of its own, or name what it does not need in "
-                ".dockerignore",
+                f"the directory of the Dockerfile, {directory}, has {size / 2**30:.1f} GiB; at "
+                f"most {MAX_SIZE / 2**30:.0f} GiB are sent to an engine (the largest file is "
+                f"{largest.name})",
+                hint="move the Dockerfile to a separate directory, or name what it does not need "
+                "in .dockerignore",
             )
         digest = _digest(directory, dockerfile, entries)
     except OSError as error:
@@ -135,14 +134,14 @@ class IgnorePatterns:
         return ignored
 
 
-# What stands in a pattern for more than one character.
+# Wild cards: what stands in a pattern for any number of characters.
 _DIRECTORIES, _ANYTHING, _WITHIN = "(?:.*/)?", ".*", "[^/]*"
 _WILD = (_DIRECTORIES, _ANYTHING, _WITHIN)
-_FEW = 2  # wild ones in a pattern: so many, and a regular expression is quick, whatever the name
+_FEW = 2  # wild cards with which a regular expression is fast for any name
 
 
 class IgnoreRule:
-    """One pattern. Its parts are regular expressions, each of one character or a wild one."""
+    """One pattern. Its parts are regular expressions, each for one character or a wild card."""
 
     def __init__(self, pattern: str) -> None:
         self.parts = list(_parts(pattern))
@@ -156,8 +155,8 @@ class IgnoreRule:
         return self.matches_slowly(name)
 
     def matches_slowly(self, name: str) -> bool:
-        """The same by all the places in the pattern that may be reached, letter by letter: with
-        many wild ones, an expression would try each way to divide the name among them."""
+        """The same, by keeping the set of places in the pattern that each letter can reach. With
+        many wild cards, an expression would try every way to divide the name among them."""
         places = self._entered({0})
         for letter in name:
             entered, stayed = set(), set()
@@ -171,12 +170,12 @@ class IgnoreRule:
                     entered.add(place)
                 elif part and part != _WITHIN and self._single[place].fullmatch(letter):
                     entered.add(place + 1)
-            # In the midst of directories there is no way on, but by a slash.
+            # Within `**/`, only a slash leads on.
             places = self._entered(entered) | stayed
         return len(self.parts) in places
 
     def _entered(self, places: set[int]) -> set[int]:
-        """With those behind wild ones, which may stand for nothing."""
+        """Add the places behind wild cards, which may match nothing."""
         for place in list(places):
             while place < len(self.parts) and self.parts[place] in _WILD:
                 place += 1
@@ -206,7 +205,7 @@ def _parts(pattern: str) -> Iterable[str]:
             assert match is not None
             part = re.escape(match[0])
         position += match.end()
-        if part != last or part not in _WILD:  # twice is no more than once
+        if part != last or part not in _WILD:  # a repeated wild card has no effect
             yield part
         last = part
 
@@ -218,7 +217,7 @@ def _read_ignore_file(directory: Path, dockerfile: str) -> IgnorePatterns:
             try:
                 return IgnorePatterns(path.read_text(encoding="utf-8-sig").splitlines())
             except (UnicodeDecodeError, re.error) as error:
-                raise EnvironmentBuildError(f"cannot understand {path}: {error}") from error
+                raise EnvironmentBuildError(f"{path} is malformed: {error}") from error
     return IgnorePatterns(())
 
 
@@ -241,14 +240,15 @@ def _walk(beneath: Beneath, ignored: IgnorePatterns, always: set[str]) -> Iterab
                     yield Entry(name=name, status=status, target=target)
                 elif is_directory or stat.S_ISREG(status.st_mode):
                     yield Entry(name=name, status=status)
-                # Sockets, pipes and devices are no content.
+                # Sockets, pipes and devices are left out.
 
 
 # -- the hash -----------------------------------------------------------------------------------
 
 
 def _digest(directory: Path, dockerfile: str, entries: Iterable[Entry]) -> str:
-    """Of all that a build can see but owners and times, which the docker command drops too."""
+    """The hash of everything that a build sees, except owners and times, which the docker command
+    drops too."""
     whole = hashlib.sha256(dockerfile.encode())
     for each in sorted(entries, key=lambda each: each.name):
         mode, content = each.status.st_mode, each.target
@@ -265,7 +265,7 @@ def _file_digest(directory: str, name: str, stamp: Stamp) -> str:
 
 
 def _open_unchanged(beneath: Beneath, name: str, stamp: Stamp) -> BufferedReader:
-    """The very file that was looked at. Does not block, whatever is there now."""
+    """Open the file if it is still the same. Does not block, even if it is now a pipe."""
     file = os.fdopen(beneath.open(name), "rb")
     try:
         _check_unchanged(file, name, stamp)
@@ -277,14 +277,14 @@ def _open_unchanged(beneath: Beneath, name: str, stamp: Stamp) -> BufferedReader
 
 def _check_unchanged(file: BufferedReader, name: str, stamp: Stamp) -> None:
     if _stamp(os.fstat(file.fileno())) != stamp:
-        raise OSError(errno.ESTALE, "it was changed meanwhile", name)
+        raise OSError(errno.ESTALE, "it was changed in the meantime", name)
 
 
 # -- the archive --------------------------------------------------------------------------------
 
 
 async def archive(context: Context) -> AsyncGenerator[bytes]:
-    """A tar of the context, as a stream: it is never whole in memory nor on disk."""
+    """A tar archive of the context, as a stream: never complete in memory or on disk."""
     name = ""
     try:
         with Beneath(context.directory) as beneath:
@@ -301,7 +301,7 @@ async def archive(context: Context) -> AsyncGenerator[bytes]:
                             break
                         left -= len(piece)
                         yield piece
-                    # Its digest names the image, which is taken for this content from then on.
+                    # Its digest names the image, so the content must be the one that was hashed.
                     _check_unchanged(file, name, each.stamp)
                 yield bytes(-header.size % BLOCK)
     except OSError as error:

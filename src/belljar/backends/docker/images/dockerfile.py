@@ -1,7 +1,8 @@
-"""The caller's Dockerfile becomes an image, once for each content of its directory.
+"""Builds the caller's Dockerfile, once for each content of its directory; and renders one for an
+Environment.
 
-The engine's classic builder does it: it needs nothing but one request, and every engine has it.
-What only BuildKit understands has to be built with the docker command; the error says so.
+The engine's classic builder is used: it needs only one request, and every engine has it. A file for
+BuildKit must be built with the docker command; the error says so.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ from belljar.errors import EnvironmentBuildError, InvalidOption
 from belljar.text import printable
 
 SHOWN_LINES = 20  # of what a failed step said
-IDLE = 3600.0  # a step may be silent for long
-MAX_NAME = 60  # characters of a directory's name in that of its image
+IDLE = 3600.0  # seconds; a step may be silent for long
+MAX_NAME = 60  # characters of a directory's name in the image's name
 
 
 async def plan_dockerfile(docker: Docker) -> tuple[str, Context]:
@@ -52,7 +53,7 @@ async def plan_dockerfile(docker: Docker) -> tuple[str, Context]:
 
 
 def directory_as_name(name: str) -> str:
-    """A directory's name as a part of the name of an image.
+    """A directory's name as part of an image's name.
 
     >>> directory_as_name("My Dir (2)"), directory_as_name("日本"), directory_as_name("")
     ('my-dir-2', 'dockerfile', 'dockerfile')
@@ -92,7 +93,7 @@ async def build_dockerfile(
 
 
 def _query(docker: Docker, tag: str, context: Context) -> dict[str, object]:
-    # Few, because the classic builder makes a step of each.
+    # Few: the classic builder makes a step of each.
     labels = {
         IMAGE: "1",
         KEY: tag.rpartition(":")[2],
@@ -111,11 +112,11 @@ def _query(docker: Docker, tag: str, context: Context) -> dict[str, object]:
     }
 
 
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # the builder paints standard error red
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # the builder prints standard error in red
 
 
 class BuildLog:
-    """What the builder says: steps for the display, the last lines for an error."""
+    """The builder's output: steps for the display, the last lines for an error."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._teller = reporter
@@ -137,7 +138,7 @@ class BuildLog:
             self._teller.say("downloading", f"pulling{self._layers}")
 
     def _take_text(self, text: str) -> None:
-        # Without how many there are: the labels that are added count as steps too.
+        # Without the number of steps: Belljar's labels count as steps too.
         if match := re.match(r"(?:Step|STEP) (\d+)/\d+ ?: ?(.*)", text):
             self.step = f"step {match[1]}: {match[2]}"
             self.lines.clear()
@@ -158,13 +159,13 @@ def _build_error(context: Context, said: str, log: BuildLog) -> EnvironmentBuild
     if re.search(_BUILDKIT, said):
         hint = (
             "the engine's classic builder does not understand this; if BuildKit does, build it "
-            "with the docker command and name the image: `docker build -t NAME "
+            "with the docker command and use the image: `docker build -t NAME "
             f"{shlex.quote(str(context.directory))}` and image='NAME'"
         )
     elif re.search(r"no such host|dial tcp|i/o timeout|pull access denied|manifest", said):
         hint = f"the image in FROM could not be pulled; {pull.OFFLINE}"
     elif re.search(r"COPY failed|ADD failed|no such file or directory", said):
-        hint = "what it copies must lie in its directory, and not be named in .dockerignore"
+        hint = "files that it copies must be in its directory and not in .dockerignore"
     what = f"building {path} failed: {said}"
     steps = [log.step, *log.lines] if log.step else []
     return EnvironmentBuildError("\n".join([what, *steps]), hint=hint)
@@ -211,11 +212,12 @@ CMD ["{root}/bin/python"]
 
 
 def render_dockerfile(wanted: ImagePlan) -> str:
-    """The text. Passwords in addresses of packages are left out."""
+    """A Dockerfile that builds the same image, for use in the caller's CI. Passwords in addresses
+    of packages are left out."""
     environment = wanted.environment
     if not environment.packages:
         raise InvalidOption(
-            f"environment {environment.name!r} has no packages: {wanted.base} is its image"
+            f"environment {environment.name!r} has no packages: its image is {wanted.base}"
         )
     wheels = [shown(each) for each in environment.packages if each.startswith("/")]
     packages = [

@@ -1,4 +1,8 @@
-"""Images that the engine has, or fetches from a registry."""
+"""Pulls images from a registry, with the credentials of the docker command.
+
+~/.docker/config.json (or $DOCKER_CONFIG) has them under `auths`, or names a program that knows
+them: `credHelpers` for one registry, `credsStore` for all.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ from belljar.text import printable
 async def pull_image(
     engine: Engine, reference: str, platform: str | None, reporter: Reporter
 ) -> None:
-    """Fetch it. Raises EnvironmentBuildError with what to do when that fails."""
+    """Pull the image. Raises EnvironmentBuildError, with a hint, if that fails."""
     reporter.say("downloading", f"pulling image {reference}")
     name, tag = split_reference(reference)
     query = {"fromImage": name, "tag": tag, "platform": platform}
@@ -43,7 +47,7 @@ async def pull_image(
 
 
 def split_reference(reference: str) -> tuple[str, str]:
-    """Name, and tag or digest. Without either the engine would fetch every tag there is.
+    """Name, and tag or digest. Without a tag the engine would pull every tag of the name.
 
     >>> split_reference("localhost:5000/a"), split_reference("python:3.12")
     (('localhost:5000/a', 'latest'), ('python', '3.12'))
@@ -60,7 +64,7 @@ def split_reference(reference: str) -> tuple[str, str]:
 
 
 class PullProgress:
-    """How far the parts of an image are."""
+    """How much of each layer of an image has come."""
 
     def __init__(self) -> None:
         self._parts: dict[str, tuple[int, int]] = {}
@@ -90,7 +94,7 @@ class PullProgress:
         )
 
 
-# What the engine says -> what to do about it.
+# A pattern of the engine's message -> the hint.
 _REMEDIES = (
     (
         r"denied|unauthorized|authentication required|no basic auth",
@@ -98,19 +102,19 @@ _REMEDIES = (
     ),
     (
         r"no matching manifest|platform",
-        "the image is not made for this platform; docker manifest inspect tells for which it is",
+        "the image is not made for this platform; docker manifest inspect lists its platforms",
     ),
-    (r"manifest unknown|not found|manifest for", "is the name, and the tag, right?"),
+    (r"manifest unknown|not found|manifest for", "check the name and the tag"),
     (
         r"x509|certificate",
-        "the engine does not trust the registry: its certificate belongs into "
+        "the engine does not trust the registry: put its certificate into "
         "/etc/docker/certs.d/<registry>/ca.crt on the engine's machine",
     ),
     (r"toomanyrequests|rate limit", "docker login raises the registry's limit"),
     (r"no space left", "the engine's disk is full; docker system df, belljar image prune"),
 )
 OFFLINE = (
-    "without a way to the registry, bring the image there yourself: `docker save IMAGE | docker "
+    "if the engine cannot reach the registry, load the image yourself: `docker save IMAGE | docker "
     "load` from another machine, or `docker import` of a root directory with python3; then name it "
     "with image=, or with base= (BELLJAR_DOCKER_BASE) for Environments"
 )
@@ -127,17 +131,19 @@ def pull_error(reference: str, said: str, platform: str | None = None) -> Enviro
 def missing_error(reference: str, platform: str | None = None) -> EnvironmentBuildError:
     where = f" for {platform}" if platform else ""
     return EnvironmentBuildError(
-        f"the engine has no image {reference!r}{where}, and was told not to pull",
+        f"the engine has no image {reference!r}{where}, and pull='never' forbids to pull it",
         hint=f"docker pull {reference}, or pull='missing'; {OFFLINE}",
     )
 
+
+# -- credentials --------------------------------------------------------------------------------
 
 DOCKER_HUB = "https://index.docker.io/v1/"
 HELPER_TIMEOUT = 30.0
 
 
 def registry_of(reference: str) -> str:
-    """The registry that an image comes from, as the configuration names it.
+    """The registry of an image, as Docker's configuration names it.
 
     >>> registry_of("python:3.12"), registry_of("quay.io/team/app"), registry_of("localhost:5000/a")
     ('https://index.docker.io/v1/', 'quay.io', 'localhost:5000')
@@ -186,7 +192,7 @@ def _read_config(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _table(value: object) -> dict[str, Any]:
-    """Others write this file too, and null where there is nothing."""
+    """A table of the file; other programs write it too, with null for an empty one."""
     return value if isinstance(value, dict) else {}
 
 
@@ -207,7 +213,7 @@ async def _find_credentials(config: Mapping[str, Any], registry: str) -> dict[st
 
 
 def _strip_scheme(registry: str) -> str:
-    """`auths` has registries with and without scheme and path."""
+    """The host of a registry: `auths` has registries with and without scheme and path."""
     return registry.partition("://")[2].partition("/")[0] if "://" in registry else registry
 
 
@@ -238,19 +244,19 @@ def _parse_entry(entry: Mapping[str, object], registry: str) -> dict[str, str] |
 async def _ask_helper(helper: str, registry: str) -> dict[str, str] | None:
     program = shutil.which(f"docker-credential-{os.path.basename(helper)}")
     if program is None:
-        # The docker command goes on without credentials too; most images need none.
+        # As the docker command does: most images need no credentials.
         return None
     with anyio.move_on_after(HELPER_TIMEOUT):
         done = await anyio.run_process([program, "get"], input=registry.encode(), check=False)
-        if done.returncode != 0:  # it says so when it has none
+        if done.returncode != 0:  # it has no credentials
             return None
         try:
             said = json.loads(done.stdout)
         except ValueError:
             said = None
         if not isinstance(said, dict):
-            # Without what it said, which may be a password.
-            raise EnvironmentBuildError(f"{program} does not answer as it should") from None
+            # Without its output, which may be a password.
+            raise EnvironmentBuildError(f"{program} did not print a JSON object") from None
         username, secret = _text(said.get("Username")), _text(said.get("Secret"))
         if username == "<token>":
             return {"identitytoken": secret, "serveraddress": registry}

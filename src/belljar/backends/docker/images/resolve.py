@@ -1,7 +1,7 @@
 """The image a guest starts from: the caller's own, or the one that an Environment becomes.
 
-Nothing is kept about images from one call to the next: the engine is asked each time, which takes
-some milliseconds, and is right also when somebody has removed an image or pulled a newer one.
+Nothing about images is cached between calls. To ask the engine takes some milliseconds, and the
+answer is right also when an image was removed or a newer one pulled.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from belljar.backends.single_flight import SingleFlight
 from belljar.environment.environment import Environment
 from belljar.errors import EnvironmentBuildError
 
-WAIT_INTERVAL = 0.3  # seconds between two looks at somebody else's build
-MOST_WAITING = 3600.0  # seconds until it is taken for one that never ends
-# An owner that cannot be seen from here has this long to start the container it has created, or
-# to remove the one that has ended.
+WAIT_INTERVAL = 0.3  # seconds between two looks at another process's build
+MOST_WAITING = 3600.0  # seconds until a build counts as one that never ends
+# Seconds that an owner on another machine has to start the container it created, or to remove one
+# that has ended.
 GRACE = 120.0
 _NOT_FOUND = 404
 
@@ -39,20 +39,20 @@ _NOT_FOUND = 404
 @dataclass(frozen=True, kw_only=True)
 class Image:
     id: str
-    reference: str  # the name it was asked for by, or its tag
-    python: str  # how the guest's interpreter is called in it
+    reference: str  # the name that the caller gave, or its tag
+    python: str  # name or path of the guest's interpreter
     preload: tuple[str, ...]
     warmup: str
-    own: bool  # the caller's own, which may lack what is to be preloaded
-    site: bool = True  # False: packages are for the worker alone, not for init
-    volumes: tuple[str, ...] = ()  # that it declares
+    own: bool  # the caller's, which may lack modules to preload
+    site: bool = True  # False: packages are for the worker only, not for init
+    volumes: tuple[str, ...] = ()  # that the image declares
 
 
 _building: SingleFlight[str] = SingleFlight()  # tag -> id of the image
 
 
 def after_fork() -> None:
-    """Called in a fork of the process: builds of the parent are not ours to wait for."""
+    """Called in a fork of the process: the parent's builds do not run here."""
     _building.clear()
 
 
@@ -66,8 +66,8 @@ async def ensure_image(
 ) -> Image:
     """The image for a guest, built or pulled if the engine does not have it.
 
-    Called at each start of a guest; any number at once, in any loop and thread. Leaves nothing
-    behind when it fails or is cancelled, but layers that were already pulled.
+    Called at each start of a guest, by any number of tasks in any loop and thread. When it fails or
+    is cancelled, it leaves at most layers that were already pulled.
     """
     docker = complete(docker)
     if docker.image is not None:
@@ -86,7 +86,7 @@ async def ensure_image(
 
 
 async def image_exists(engine: Engine, environment: Environment, docker: Docker) -> bool:
-    """Whether `ensure` would find it, and neither build nor fetch anything."""
+    """True if `ensure_image` would neither build nor pull anything."""
     docker = complete(docker)
     if docker.pull == "always":
         return False
@@ -113,7 +113,7 @@ def _image(
     return Image(
         id=str(found["Id"]),
         reference=reference,
-        # The caller's own image may be one that was built here, or on one.
+        # The caller's image may be one of Belljar's, or built on one.
         python=GUEST_PYTHON if f"VIRTUAL_ENV={ROOT}" in variables else "python3",
         preload=tuple(environment.preload),
         warmup=environment.warmup,
@@ -126,7 +126,7 @@ def _image(
 async def ensure_present(
     engine: Engine, reference: str, docker: Docker, progress: Progress
 ) -> dict[str, Any]:
-    """What the engine says about an image that it has, or has now."""
+    """Pull the image if that is needed; return what the engine says about it."""
     found = None
     if docker.pull != "always":
         found = await inspect_image(engine, reference, docker.platform)
@@ -143,7 +143,7 @@ async def ensure_present(
     await _building.once((str(engine.endpoint), "pull", reference, docker.platform), fetch)
     found = await inspect_image(engine, reference, docker.platform)
     if found is None:
-        raise pull.pull_error(reference, "it is not there after all", docker.platform)
+        raise pull.pull_error(reference, "it is not there after the pull", docker.platform)
     return found
 
 
@@ -169,10 +169,8 @@ async def _from_dockerfile(
 
 
 async def _tag_image(engine: Engine, id: str, reference: str) -> None:
-    """Give an image a name besides those it has; whatever had the name before loses it."""
-    repository, _, tag = reference.rpartition(":")
-    if not repository or "/" in tag:  # the colon, if there is one, is that of a registry's port
-        repository, tag = reference, "latest"
+    """Give an image another name. An image that had this name before loses it."""
+    repository, tag = pull.split_reference(reference)
     await engine.request("POST", f"/images/{id}/tag", query={"repo": repository, "tag": tag})
 
 
@@ -207,7 +205,7 @@ async def _ensure_built(
 
 
 async def find_built(engine: Engine, order: BuildOrder) -> dict[str, Any] | None:
-    """The image, if it was built before; under another name, it gets this one too."""
+    """The image, if it was built before. One with another name gets this name too."""
     found = await inspect_image(engine, order.tag)
     if found is not None:
         labels = (found.get("Config") or {}).get("Labels") or {}
@@ -220,8 +218,8 @@ async def find_built(engine: Engine, order: BuildOrder) -> dict[str, Any] | None
 
 
 async def _by_label(engine: Engine, label: str, value: str) -> dict[str, Any] | None:
-    """The newest of our images that has this label."""
-    filters = {"label": [f"{label}={value}"]}  # one: with two of them, Podman 4 finds nothing
+    """The newest of Belljar's images that has this label."""
+    filters = {"label": [f"{label}={value}"]}  # only one: with two labels, Podman 4 finds nothing
     listed = await engine.request("GET", "/images/json", query={"filters": filters})
     ours = [each for each in listed or [] if image_store.own_tags(each) and not _is_derived(each)]
     if not ours:
@@ -231,14 +229,14 @@ async def _by_label(engine: Engine, label: str, value: str) -> dict[str, Any] | 
 
 
 def _is_derived(listed: Mapping[str, Any]) -> bool:
-    """An image of a Dockerfile may start FROM one of ours, and then has its labels too."""
+    """True for an image of a Dockerfile: it may inherit the labels of the image it starts from."""
     return bool((listed.get("Labels") or {}).get(image_store.DOCKERFILE))
 
 
 async def _build_or_wait(
     engine: Engine, order: BuildOrder, facts: EngineFacts, progress: Progress
 ) -> str:
-    """Build it, or wait for whoever does."""
+    """Build the image, or wait while another process does."""
     name = order.plan.environment.name
     with reporting(name, progress) as reporter:
         waited = False
@@ -264,31 +262,31 @@ async def _build_or_wait(
 
 
 async def _wait_for_build(engine: Engine, order: BuildOrder, reporter: Reporter) -> None:
-    """Until the build container of somebody else is gone; removed, if its owner is."""
+    """Wait until another process's build container is gone; remove it if its owner is dead."""
     told = False
     began = time.monotonic()
     while True:
         try:
             found = await engine.request("GET", f"/containers/{order.container}/json")
         except EngineError as error:
-            # Podman 4 says the latter of one that it is just removing.
+            # Podman 4 says the latter while it removes a container.
             if error.status == _NOT_FOUND or "no such container" in error.message:
-                await anyio.sleep(WAIT_INTERVAL)  # until its name is free, too
+                await anyio.sleep(WAIT_INTERVAL)  # until its name is free too
                 return
             raise
         if not (found["Config"].get("Labels") or {}).get(owner.BUILD):
             raise EnvironmentBuildError(
                 f"a container that is not Belljar's has the name {order.container}",
-                hint="rename or remove it: by this name builds keep out of each other's way",
+                hint="rename or remove it: builds use this name as a lock",
             )
         if is_abandoned(found):
             await cleanup.remove_container(engine, str(found["Id"]))
             return
         if time.monotonic() - began > MOST_WAITING:
             raise EnvironmentBuildError(
-                f"the container {order.container}, in which image {order.tag} is being built, has "
-                "not come to an end",
-                hint=f"if nobody needs it: docker rm --force {order.container}",
+                f"the build of image {order.tag} in the container {order.container} has not ended "
+                f"in {MOST_WAITING:g} s",
+                hint=f"if it hangs: docker rm --force {order.container}",
             )
         if not told:
             reporter.say("waiting", f"waiting for another process that is building {order.tag}")
@@ -297,14 +295,14 @@ async def _wait_for_build(engine: Engine, order: BuildOrder, reporter: Reporter)
 
 
 def is_abandoned(container: Mapping[str, Any], now: float | None = None) -> bool:
-    """Whether nobody will come back to a build container. Pure, but for a look at processes."""
+    """True if no process will use a build container again. Looks only at processes."""
     labels = container["Config"].get("Labels") or {}
     state = container["State"]
     running = bool(state.get("Running"))
-    if owner.is_ours(labels):  # one that could not be removed, or was made after it was given up
+    if owner.is_ours(labels):  # not removed, or created after this process gave up
         return str(container["Id"]) not in in_use
     if not labels.get(owner.BUILD):
-        return False  # not ours at all, whatever its name
+        return False  # not one of Belljar's, in spite of its name
     orphan = owner.is_orphan(labels, running=running)
     if orphan is not None:
         return orphan
