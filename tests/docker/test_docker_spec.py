@@ -78,7 +78,7 @@ def made(facts=FACTS, docker=None, mounts=(), limits=None, uid=1879048200, netwo
         settings=docker,
         network=network,
     )
-    body = spec.body(
+    body = spec.container_body(
         asked,
         docker,
         facts,
@@ -461,8 +461,8 @@ def test_the_runtime_is_passed_on_if_the_engine_has_it():
 
 
 def test_the_platform_goes_into_the_query():
-    assert spec.query(Docker(platform="linux/arm64")) == {"platform": "linux/arm64"}
-    assert spec.query(Docker()) == {}
+    assert spec.create_query(Docker(platform="linux/arm64")) == {"platform": "linux/arm64"}
+    assert spec.create_query(Docker()) == {}
 
 
 # --- the seccomp profile ---------------------------------------------------------------------

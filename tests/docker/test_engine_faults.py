@@ -722,7 +722,7 @@ def test_a_connection_may_be_shut_and_closed_twice_and_reads_its_end_then(run, p
 def test_what_was_given_back_comes_first(run, pair):
     connection, theirs = pair
     theirs.send(b"cd")
-    connection.give_back(b"ab")
+    connection.unread(b"ab")
     run(connection.wait_readable)
     assert connection.recv(1) + connection.recv(9) + connection.recv(9) == b"abcd"
 

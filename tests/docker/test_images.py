@@ -709,7 +709,7 @@ def test_image_that_cannot_be_pulled_says_what_to_do(ensure):
         with pytest.raises(EnvironmentBuildError) as caught:
             ensure(BUILTIN["python"], image=nowhere)
     assert nowhere in str(caught.value)
-    assert "right?" in caught.value.hint
+    assert "check the name" in caught.value.hint
     with pytest.raises(EnvironmentBuildError) as caught:  # the registry is gone
         ensure(BUILTIN["python"], image=nowhere)
     assert "docker save" in caught.value.hint

@@ -142,7 +142,9 @@ def _default_runtime() -> str:
     from belljar.backends.docker import settings
     from belljar.cli import engine_facts
 
-    return settings.complete(settings.Docker()).runtime or engine_facts.find().runtimes[0]
+    return (
+        settings.fill_from_environment(settings.Docker()).runtime or engine_facts.find().runtimes[0]
+    )
 
 
 def _write(report: Report, format_: str, out: str | None) -> None:

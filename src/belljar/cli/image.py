@@ -241,7 +241,7 @@ def remove(args: argparse.Namespace) -> int:
 
 def prune(args: argparse.Namespace) -> int:
     from belljar.backends.docker.images import image_store
-    from belljar.backends.docker.settings import Docker, complete
+    from belljar.backends.docker.settings import Docker, fill_from_environment
     from belljar.cli import exit_codes, terminal
     from belljar.environment import saved_names
     from belljar.environment.environment import resolve
@@ -252,7 +252,7 @@ def prune(args: argparse.Namespace) -> int:
         images = await image_store.list_images(engine)
         if args.names:
             images = [each for each in images if each.name in args.names]
-        current = await image_store.current_keys(engine, known, complete(Docker()))
+        current = await image_store.current_keys(engine, known, fill_from_environment(Docker()))
         found = image_store.find_unneeded(images, current, everything=args.all)
         done: list[tuple[ListedImage, str | None]] = []
         for each in found:
@@ -288,10 +288,10 @@ def prune(args: argparse.Namespace) -> int:
 def dockerfile(args: argparse.Namespace) -> int:
     from belljar.backends.docker.images import image_store
     from belljar.backends.docker.images.dockerfile import render_dockerfile
-    from belljar.backends.docker.settings import Docker, complete
+    from belljar.backends.docker.settings import Docker, fill_from_environment
     from belljar.environment.environment import resolve
 
     environment = resolve(args.name)
-    settings = complete(Docker(base=args.base))
+    settings = fill_from_environment(Docker(base=args.base))
     print(render_dockerfile(image_store.plan_image(environment, settings.base, None)), end="")
     return 0

@@ -146,11 +146,11 @@ class DockerBackend:
         uid = spec.pick_uid(facts, asked.mounts)
         _check_mounts(launch)
         spec.check_mounts(asked.mounts, uid, same_uids=facts.unique_uids)
-        filter_ = spec.seccomp(asked, facts)
+        filter_ = spec.seccomp_filter(asked, facts)
         labels = owner.labels(asked.id, docker.project)
         made = launch.image
         body = functools.partial(
-            spec.body,
+            spec.container_body,
             asked,
             docker,
             facts,
@@ -173,7 +173,7 @@ class DockerBackend:
         passwd = None
         if docker.named_user and engine.endpoint.kind == "unix":
             passwd = until_it_runs.enter_context(profile.passwd_file(uid))
-        query = {"name": owner.container_name(labels), **spec.query(docker)}
+        query = {"name": owner.container_name(labels), **spec.create_query(docker)}
         try:
             answer = await self._request_container(engine, query, body(passwd=passwd))
         except EngineError as error:

@@ -56,11 +56,15 @@ async def remove_container(engine: Engine, container: str) -> None:
     it. Raises the last EngineError if it is still there. May be called twice.
     """
     failure: EngineError | None = None
-    for attempt in (_remove, _force, _kill_and_force, _kill_and_force):
+    means = [(False, REMOVE_TIMEOUT), (False, FORCE_TIMEOUT)] + 2 * [(True, FORCE_TIMEOUT)]
+    for number, (kill, timeout) in enumerate(means):
         if failure is not None and failure.status >= _BROKEN:
             await anyio.sleep(RETRY_PAUSE)
         try:
-            await attempt(engine, container)
+            if kill:
+                await _kill(engine, container)
+            query = {"v": True, "force": number > 0}
+            await engine.request("DELETE", _path(container), query=query, timeout=timeout)
             return
         except EngineError as error:
             if error.status == _NOT_FOUND:
@@ -76,28 +80,13 @@ async def remove_container(engine: Engine, container: str) -> None:
         raise failure
 
 
-async def _remove(engine: Engine, container: str) -> None:
-    await _delete(engine, container, force=False, timeout=REMOVE_TIMEOUT)
-
-
-async def _force(engine: Engine, container: str) -> None:
-    await _delete(engine, container, force=True, timeout=FORCE_TIMEOUT)
-
-
-async def _kill_and_force(engine: Engine, container: str) -> None:
+async def _kill(engine: Engine, container: str) -> None:
     try:
         await engine.request("POST", f"{_path(container)}/kill", timeout=KILL_TIMEOUT)
     except EngineError as error:
         if error.status == _NOT_FOUND:
             raise
         # 409: it has ended. Other errors: the removal gives the better message.
-    await _delete(engine, container, force=True, timeout=FORCE_TIMEOUT)
-
-
-async def _delete(engine: Engine, container: str, *, force: bool, timeout: float) -> None:
-    await engine.request(
-        "DELETE", _path(container), query={"v": True, "force": force}, timeout=timeout
-    )
 
 
 def _path(container: str) -> str:

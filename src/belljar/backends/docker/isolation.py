@@ -50,12 +50,13 @@ class EngineFacts:
         podman = "BuildahVersion" in info or "podman" in _components(version)
         security = _security(info)
         swap = info.get("SwapTotal")  # only Podman has it
+        machine = _text(info.get("Architecture") or version.get("Arch"))
         rootless = "rootless" in security or info.get("Rootless") is True
         return cls(
             engine="podman" if podman else "docker",
             version=_text(info.get("ServerVersion") or version.get("Version")),
             api_version=_pair(_text(version.get("ApiVersion"))),
-            machine=_machine(_text(info.get("Architecture") or version.get("Arch"))),
+            machine=_MACHINES.get(machine, machine),
             cpus=_count(info.get("NCPU")),
             memory_limit=info.get("MemoryLimit") is True,
             swap_limit=info.get("SwapLimit") is True,
@@ -86,10 +87,6 @@ def _security(info: Mapping[str, Any]) -> set[str]:
     """`["name=seccomp,profile=default", "name=rootless"]` → the names."""
     named = (_text(option).partition(",")[0] for option in info.get("SecurityOptions") or ())
     return {name.removeprefix("name=") for name in named}
-
-
-def _machine(name: str) -> str:
-    return _MACHINES.get(name, name)
 
 
 def _pair(text: str) -> tuple[int, int]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from belljar.environment.environment import BUILTIN, Environment
 from belljar.errors import InvalidOption, unknown_option
@@ -46,7 +46,6 @@ _IMAGE = re.compile(
     re.ASCII,
 )
 _MAX_NAME = 255
-_MAX_PROJECT = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,21 +90,6 @@ class Docker:
                 "base has no meaning together with image or dockerfile",
                 hint="base is the image that the packages of an Environment are installed on",
             )
-        checked = {
-            "image": check_image("image", self.image),
-            "dockerfile": _dockerfile(self.dockerfile),
-            "tag": _tag(self.tag),
-            "runtime": _runtime(self.runtime),
-            "platform": _platform(self.platform),
-            "gpus": _gpus(self.gpus),
-            "devices": _devices(self.devices),
-            "host": _text("host", self.host),
-            "base": check_image("base", self.base),
-            "ca_bundle": _ca_bundle(self.ca_bundle),
-            "build_network": _build_network(self.build_network),
-            "seccomp": _profile(self.seccomp),
-            "project": _text("project", self.project, _MAX_PROJECT),
-        }
         if not isinstance(self.pull, str):
             raise InvalidOption(f"pull is one of {', '.join(PULLS)}, not {self.pull!r}")
         if self.pull not in PULLS:
@@ -113,8 +97,10 @@ class Docker:
         for name in ("noexec", "named_user"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidOption(f"{name} is True or False, not {getattr(self, name)!r}")
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
+        for name, check in _CHECKS.items():
+            given = getattr(self, name)
+            if given is not None or name == "devices":
+                object.__setattr__(self, name, check(name, given))
 
     @property
     def own(self) -> bool:
@@ -134,7 +120,7 @@ def docker_settings(given: object) -> Docker:
     return given if isinstance(given, Docker) else DEFAULT
 
 
-def merge(docker: Docker, flat: Mapping[str, object]) -> Docker:
+def merge_settings(docker: Docker, flat: Mapping[str, object]) -> Docker:
     """The settings, replaced by those of `flat` that were given."""
     given = {name: value for name, value in flat.items() if not _absent(value)}
     return replace(docker, **given) if given else docker  # type: ignore[arg-type]
@@ -144,7 +130,7 @@ def _absent(value: object) -> bool:
     return value is None or (isinstance(value, (tuple, list)) and not value)
 
 
-def complete(docker: Docker, environ: Mapping[str, str] | None = None) -> Docker:
+def fill_from_environment(docker: Docker, environ: Mapping[str, str] | None = None) -> Docker:
     """The settings, with missing ones taken from environment variables."""
     found = os.environ if environ is None else environ
     for name, variable in VARIABLES.items():
@@ -176,10 +162,8 @@ def check_environment(docker: Docker, environment: Environment) -> None:
 # -- one setting each -----------------------------------------------------------------------
 
 
-def check_image(option: str, given: str | None) -> str | None:
+def check_image(option: str, given: str) -> str:
     """A reference as the docker command takes it: name, name:tag, name@digest, or an id."""
-    if given is None:
-        return None
     if not isinstance(given, str):
         raise InvalidOption(f"{option} is the name of an image, not {given!r}")
     match = _IMAGE.fullmatch(given)
@@ -212,19 +196,17 @@ def _image_hint(given: str) -> str:
     return 'write it as for `docker run`: "python:3.12-slim", "team/app:1.0", "app@sha256:..."'
 
 
-def _tag(given: str | None) -> str | None:
-    if given is not None and "@" in str(given):
+def _tag(option: str, given: str) -> str:
+    if "@" in str(given):
         raise InvalidOption(
             f"tag={given[:300]!r} has a digest, which is known only after a build",
             hint="write it as for `docker build -t`: name, or name:tag",
         )
-    return check_image("tag", given)
+    return check_image(option, given)
 
 
-def _dockerfile(given: str | os.PathLike[str] | None) -> Path | None:
-    if given is None:
-        return None
-    path = _path("dockerfile", given)
+def _dockerfile(option: str, given: str | os.PathLike[str]) -> Path:
+    path = _path(option, given)
     if path.is_dir() and not (path / "Dockerfile").is_file():
         raise InvalidOption(
             f"there is no Dockerfile in {str(path)!r}",
@@ -238,10 +220,8 @@ def _dockerfile(given: str | os.PathLike[str] | None) -> Path | None:
     return path
 
 
-def _ca_bundle(given: str | os.PathLike[str] | None) -> Path | None:
-    if given is None:
-        return None
-    path = _path("ca_bundle", given)
+def _ca_bundle(option: str, given: str | os.PathLike[str]) -> Path:
+    path = _path(option, given)
     if not path.is_file():
         raise InvalidOption(
             f"ca_bundle: {str(path)!r} is not a file",
@@ -250,10 +230,8 @@ def _ca_bundle(given: str | os.PathLike[str] | None) -> Path | None:
     return path
 
 
-def _profile(given: str | os.PathLike[str] | None) -> Path | None:
-    if given is None:
-        return None
-    path = _path("seccomp", given)
+def _profile(option: str, given: str | os.PathLike[str]) -> Path:
+    path = _path(option, given)
     try:
         profile = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
@@ -266,18 +244,6 @@ def _profile(given: str | os.PathLike[str] | None) -> Path | None:
     return path
 
 
-def _build_network(given: str | None) -> str | None:
-    if given is None:
-        return None
-    if not isinstance(given, str) or not _NETWORK.fullmatch(given):
-        raise InvalidOption(
-            f"build_network={given!r} is not the name of a network",
-            hint='as the engine knows it: "host" (that of its machine), "none", "bridge"; '
-            "`docker network ls` lists them",
-        )
-    return given
-
-
 def _path(option: str, given: str | os.PathLike[str]) -> Path:
     if not isinstance(given, (str, os.PathLike)):
         raise InvalidOption(f"{option} is a path, not {given!r}")
@@ -287,9 +253,17 @@ def _path(option: str, given: str | os.PathLike[str]) -> Path:
     return Path(text).expanduser().absolute()
 
 
-def _runtime(given: str | None) -> str | None:
-    if given is None:
-        return None
+def _network(option: str, given: str) -> str:
+    if not isinstance(given, str) or not _NETWORK.fullmatch(given):
+        raise InvalidOption(
+            f"build_network={given!r} is not the name of a network",
+            hint='as the engine knows it: "host" (that of its machine), "none", "bridge"; '
+            "`docker network ls` lists them",
+        )
+    return given
+
+
+def _runtime(option: str, given: str) -> str:
     if not isinstance(given, str) or not _RUNTIME.fullmatch(given):
         raise InvalidOption(
             f"runtime={given!r} is not the name of a runtime",
@@ -299,9 +273,7 @@ def _runtime(given: str | None) -> str | None:
     return given
 
 
-def _platform(given: str | None) -> str | None:
-    if given is None:
-        return None
+def _platform(option: str, given: str) -> str:
     if not isinstance(given, str) or not _PLATFORM.fullmatch(given):
         hint = '"linux/amd64", "linux/arm64", "linux/arm/v7"'
         if isinstance(given, str) and _PLATFORM.fullmatch(f"linux/{given}"):
@@ -310,8 +282,8 @@ def _platform(given: str | None) -> str | None:
     return given
 
 
-def _gpus(given: str | int | None) -> str | int | None:
-    if given is None or given == "all":
+def _gpus(option: str, given: str | int) -> str | int:
+    if given == "all":
         return given
     number = int(given) if isinstance(given, str) and re.fullmatch(r"[0-9]{1,3}", given) else given
     if isinstance(number, int) and not isinstance(number, bool) and number >= 1:
@@ -324,7 +296,7 @@ def _gpus(given: str | int | None) -> str | int | None:
     )
 
 
-def _devices(given: Sequence[str]) -> tuple[str, ...]:
+def _devices(option: str, given: Sequence[str]) -> tuple[str, ...]:
     if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
         raise InvalidOption(
             f"devices is a list of texts, not {given!r}", hint='devices=["/dev/fuse"]'
@@ -350,9 +322,8 @@ def parse_device(given: str) -> tuple[str, str, str]:
     return match["host"], match["guest"] or match["host"], match["rights"] or "rw"
 
 
-def _text(option: str, given: str | None, most: int = 4096) -> str | None:
-    if given is None:
-        return None
+def _text(option: str, given: str) -> str:
+    most = 128 if option == "project" else 4096
     if not isinstance(given, str) or not given.strip() or not given.isprintable():
         raise InvalidOption(f"{option} is a text, not {given!r}")
     if len(given) > most:
@@ -360,4 +331,19 @@ def _text(option: str, given: str | None, most: int = 4096) -> str | None:
     return given
 
 
+_CHECKS: dict[str, Callable[[str, Any], object]] = {
+    "image": check_image,
+    "dockerfile": _dockerfile,
+    "tag": _tag,
+    "runtime": _runtime,
+    "platform": _platform,
+    "gpus": _gpus,
+    "devices": _devices,
+    "host": _text,
+    "base": check_image,
+    "ca_bundle": _ca_bundle,
+    "build_network": _network,
+    "seccomp": _profile,
+    "project": _text,
+}
 DEFAULT = Docker()

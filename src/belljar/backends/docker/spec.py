@@ -54,7 +54,7 @@ _FOR_DEVICES = ("/sys", "/proc/bus", "/proc/devices", "/proc/driver")
 _SECRETS = ("/sys/firmware", "/sys/devices/virtual/powercap", "/sys/kernel")
 
 
-def body(
+def container_body(
     spec: GuestSpec,
     docker: Docker,
     facts: EngineFacts,
@@ -95,7 +95,7 @@ def body(
         "StopSignal": "SIGKILL",
         "StopTimeout": 0,
         "HostConfig": {
-            **_isolation(docker, facts, filter_ or seccomp(spec, facts), spec.network),
+            **_isolation(docker, facts, filter_ or seccomp_filter(spec, facts), spec.network),
             **_network(spec.network),
             **_resources(spec.limits, docker, facts),
             **_files(spec, docker, facts, uid, volumes, passwd),
@@ -105,7 +105,7 @@ def body(
     }
 
 
-def query(docker: Docker) -> dict[str, str]:
+def create_query(docker: Docker) -> dict[str, str]:
     """The query of the request."""
     return {"platform": docker.platform} if docker.platform else {}
 
@@ -155,7 +155,7 @@ def check_mounts(mounts: Iterable[Mount], uid: int, *, same_uids: bool = True) -
             )
 
 
-def seccomp(spec: GuestSpec, facts: EngineFacts) -> str:
+def seccomp_filter(spec: GuestSpec, facts: EngineFacts) -> str:
     """The seccomp filter of this guest, as text."""
     deny: Refusals = ()
     if not all(mount.read_only for mount in spec.mounts):
@@ -280,7 +280,7 @@ def _files(
         tmpfs[path] = _tmpfs(limits.workspace, 65536, uid, facts, noexec=noexec)
     # A volume that the image declares is a directory on the engine's disk, without any limit. It is
     # made read-only, with the image's files; where the engine cannot do that, it is covered.
-    sealed = sorted({as_mounted(path) for path in volumes} - tmpfs.keys())
+    sealed = sorted({normalize_path(path) for path in volumes} - tmpfs.keys())
     read_only = ["/proc/bus", "/proc/driver"]  # visible if there are devices
     if facts.engine == "docker" and guest_kernel(docker.runtime or facts.default_runtime) is None:
         read_only += sealed
@@ -300,7 +300,7 @@ def _files(
     }
 
 
-def as_mounted(path: str) -> str:
+def normalize_path(path: str) -> str:
     """A path in the form that engines use; an image may declare it in another form."""
     return posixpath.normpath(f"/{path.lstrip('/')}")
 

@@ -73,7 +73,7 @@ class Connection:
     def _receive(self, size: int) -> bytes:
         return self._socket.recv(size)
 
-    def give_back(self, data: bytes) -> None:
+    def unread(self, data: bytes) -> None:
         """Return bytes that were read too far: the next recv() gives them first."""
         self._ahead = data + self._ahead
 
@@ -237,7 +237,7 @@ class TlsConnection(Connection):
             return False
         except OSError:
             return True
-        self.give_back(data)
+        self.unread(data)
         return not data
 
 

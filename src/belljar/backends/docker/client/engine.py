@@ -181,7 +181,7 @@ class Engine:
             return head
         if head.status == 400:
             self._version = ""  # perhaps about the version: the engine may be another than before
-        raise refusal_error(head.status, await exchange.beginning(MAX_REFUSAL))
+        raise refusal_error(head.status, await exchange.body_start(MAX_REFUSAL))
 
     def _silent(self, method: str, path: str, timeout: float) -> EngineError:
         return EngineError(

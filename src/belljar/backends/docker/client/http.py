@@ -216,7 +216,7 @@ class Exchange:
                 raise BrokenAnswer(f"its answer is larger than {limit} bytes")
         return bytes(parts)
 
-    async def beginning(self, size: int) -> bytes:
+    async def body_start(self, size: int) -> bytes:
         """The first bytes of it, about `size`, even if it breaks off."""
         parts = bytearray()
         try:
@@ -229,7 +229,7 @@ class Exchange:
     def detach(self) -> Connection:
         """After the head of an upgrade: the connection, with bytes that were read too far."""
         self._detached = True
-        self._connection.give_back(self._http.trailing_data[0])
+        self._connection.unread(self._http.trailing_data[0])
         return self._connection
 
     def close(self) -> None:

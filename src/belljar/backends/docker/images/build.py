@@ -40,7 +40,7 @@ from belljar.backends.docker.images.build_stream import (
 )
 from belljar.backends.docker.images.image_store import ImagePlan
 from belljar.backends.docker.isolation import EngineFacts
-from belljar.backends.docker.spec import as_mounted
+from belljar.backends.docker.spec import normalize_path
 from belljar.environment.addresses import hide_credentials
 from belljar.environment.requirement import UNSOLVABLE, few, shown, why_unsolvable
 from belljar.errors import EnvironmentBuildError
@@ -84,7 +84,7 @@ async def build_image(
 
 def _refuse_volumes(order: BuildOrder) -> None:
     for volume in (order.base.get("Config") or {}).get("Volumes") or ():
-        if f"{ROOT}/".startswith(f"{as_mounted(str(volume)).rstrip('/')}/"):
+        if f"{ROOT}/".startswith(f"{normalize_path(str(volume)).rstrip('/')}/"):
             raise EnvironmentBuildError(
                 f"image {order.plan.base!r} declares {volume} as a volume, and files in a volume "
                 "do not become part of an image",

@@ -211,13 +211,13 @@ CMD ["{root}/bin/python"]
 """
 
 
-def render_dockerfile(wanted: ImagePlan) -> str:
+def render_dockerfile(plan: ImagePlan) -> str:
     """A Dockerfile that builds the same image, for use in the caller's CI. Passwords in addresses
     of packages are left out."""
-    environment = wanted.environment
+    environment = plan.environment
     if not environment.packages:
         raise InvalidOption(
-            f"environment {environment.name!r} has no packages: its image is {wanted.base}"
+            f"environment {environment.name!r} has no packages: its image is {plan.base}"
         )
     wheels = [shown(each) for each in environment.packages if each.startswith("/")]
     packages = [
@@ -236,7 +236,7 @@ def render_dockerfile(wanted: ImagePlan) -> str:
     return _TEMPLATE.format(
         name=printable(environment.name),
         wheels=f", with {', '.join(wheels)} in it" if wheels else "",
-        base=wanted.base,
+        base=plan.base,
         preload=preload,
         mounts=mounts,
         packages=" ".join(map(shlex.quote, packages)),

@@ -87,6 +87,10 @@ def plan_image(environment: Environment, base: str | None, platform: str | None)
     )
 
 
+async def plan_in_thread(environment: Environment, docker: Docker) -> ImagePlan:
+    return await anyio.to_thread.run_sync(plan_image, environment, docker.base, docker.platform)
+
+
 def python_version(environment: Environment) -> str | None:
     """The version asked for. Of a path on this host, the version of the interpreter there."""
     python = environment.python
@@ -271,14 +275,12 @@ async def current_keys(
     keys: dict[str, str | None] = {}
     for environment in environments:
         try:
-            wanted = await anyio.to_thread.run_sync(
-                plan_image, environment, docker.base, docker.platform
-            )
+            plan = await plan_in_thread(environment, docker)
         except EnvironmentBuildError:  # a wheel or its Python is gone
             keys[environment.name] = None
             continue
-        base = await inspect_image(engine, wanted.base, docker.platform)
-        keys[environment.name] = None if base is None else wanted.key(str(base["Id"]))
+        base = await inspect_image(engine, plan.base, docker.platform)
+        keys[environment.name] = None if base is None else plan.key(str(base["Id"]))
     return keys
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import anyio
 
+from belljar.backends.docker.client.endpoint import config_directory
 from belljar.backends.docker.client.engine import Engine, EngineError
 from belljar.backends.docker.images.build_stream import Reporter
 from belljar.errors import EnvironmentBuildError
@@ -178,8 +179,7 @@ def _encode_auth(found: object) -> str:
 
 
 def _read_config(environ: Mapping[str, str]) -> dict[str, Any]:
-    directory = environ.get("DOCKER_CONFIG") or Path(environ.get("HOME") or Path.home(), ".docker")
-    path = Path(directory, "config.json")
+    path = Path(config_directory(environ), "config.json")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError, PermissionError):

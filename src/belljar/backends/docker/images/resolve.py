@@ -23,7 +23,7 @@ from belljar.backends.docker.images.build_script import ROOT
 from belljar.backends.docker.images.build_stream import BuildOrder, Progress, Reporter, reporting
 from belljar.backends.docker.images.image_store import ImagePlan, inspect_image
 from belljar.backends.docker.isolation import EngineFacts
-from belljar.backends.docker.settings import Docker, complete
+from belljar.backends.docker.settings import Docker, fill_from_environment
 from belljar.backends.single_flight import SingleFlight
 from belljar.environment.environment import Environment
 from belljar.errors import EnvironmentBuildError
@@ -69,40 +69,33 @@ async def ensure_image(
     Called at each start of a guest, by any number of tasks in any loop and thread. When it fails or
     is cancelled, it leaves at most layers that were already pulled.
     """
-    docker = complete(docker)
+    docker = fill_from_environment(docker)
     if docker.image is not None:
         found = await ensure_present(engine, docker.image, docker, progress)
         return _image(found, docker.image, environment, own=True)
     if docker.dockerfile is not None:
         return await _from_dockerfile(engine, environment, docker, progress)
-    platform = docker.platform
-    wanted = await anyio.to_thread.run_sync(
-        image_store.plan_image, environment, docker.base, platform
-    )
+    plan = await image_store.plan_in_thread(environment, docker)
     if not environment.packages:
-        found = await ensure_present(engine, wanted.base, docker, progress)
-        return _image(found, wanted.base, environment)
-    return await _ensure_built(engine, wanted, docker, facts, progress)
+        found = await ensure_present(engine, plan.base, docker, progress)
+        return _image(found, plan.base, environment)
+    return await _ensure_built(engine, plan, docker, facts, progress)
 
 
 async def image_exists(engine: Engine, environment: Environment, docker: Docker) -> bool:
     """True if `ensure_image` would neither build nor pull anything."""
-    docker = complete(docker)
+    docker = fill_from_environment(docker)
     if docker.pull == "always":
         return False
     if docker.dockerfile is not None:
-        return (
-            await inspect_image(engine, (await dockerfile.plan_dockerfile(docker))[0]) is not None
-        )
+        tag, _ = await dockerfile.plan_dockerfile(docker)
+        return await inspect_image(engine, tag) is not None
     if docker.image is not None:
         return await inspect_image(engine, docker.image, docker.platform) is not None
-    platform = docker.platform
-    wanted = await anyio.to_thread.run_sync(
-        image_store.plan_image, environment, docker.base, platform
-    )
+    plan = await image_store.plan_in_thread(environment, docker)
     if environment.packages:
-        return await _by_label(engine, image_store.RECIPE, wanted.recipe) is not None
-    return await inspect_image(engine, wanted.base, platform) is not None
+        return await _by_label(engine, image_store.RECIPE, plan.recipe) is not None
+    return await inspect_image(engine, plan.base, docker.platform) is not None
 
 
 def _image(
@@ -178,17 +171,17 @@ async def _tag_image(engine: Engine, id: str, reference: str) -> None:
 
 
 async def _ensure_built(
-    engine: Engine, wanted: ImagePlan, docker: Docker, facts: EngineFacts, progress: Progress
+    engine: Engine, plan: ImagePlan, docker: Docker, facts: EngineFacts, progress: Progress
 ) -> Image:
-    base = await inspect_image(engine, wanted.base, docker.platform)
+    base = await inspect_image(engine, plan.base, docker.platform)
     if base is None or docker.pull == "always":
-        found = await _by_label(engine, image_store.RECIPE, wanted.recipe)
+        found = await _by_label(engine, image_store.RECIPE, plan.recipe)
         if found is not None and docker.pull != "always":
-            return _image(found, image_store.own_tags(found)[0], wanted.environment)
-        base = await ensure_present(engine, wanted.base, docker, progress)
+            return _image(found, image_store.own_tags(found)[0], plan.environment)
+        base = await ensure_present(engine, plan.base, docker, progress)
     order = BuildOrder(
-        plan=wanted,
-        key=wanted.key(str(base["Id"])),
+        plan=plan,
+        key=plan.key(str(base["Id"])),
         base=base,
         ca_bundle=docker.ca_bundle,
         network=docker.build_network,
@@ -201,7 +194,7 @@ async def _ensure_built(
         found = await inspect_image(engine, made)
         if found is None:
             raise EnvironmentBuildError(f"image {order.tag} was removed while it was being built")
-    return _image(found, order.tag, wanted.environment)
+    return _image(found, order.tag, plan.environment)
 
 
 async def find_built(engine: Engine, order: BuildOrder) -> dict[str, Any] | None:
