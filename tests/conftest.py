@@ -247,7 +247,7 @@ def make_sandbox(backend, recycler, request):
             options = {"environment": "python", **options}
             if not fresh and options in ({"environment": "python"}, {"environment": "data"}):
                 sandbox = recycler.take(options["environment"])
-                stack.callback(recycler.unread, sandbox)
+                stack.callback(recycler.give_back, sandbox)
                 return sandbox
             sandbox = Sandbox.create(**options)
             stack.callback(sandbox.close)

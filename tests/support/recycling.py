@@ -54,7 +54,7 @@ class Recycler:
         inner(sandbox)._guests = 1
         return sandbox
 
-    def unread(self, sandbox):
+    def give_back(self, sandbox):
         """Whatever a test has done to it."""
         used = inner(sandbox)
         place = used._place

@@ -181,7 +181,7 @@ class SandboxManager:
             yield self._made[sandbox_id]
         finally:
             with anyio.CancelScope(shield=True):
-                await across(held.unread)
+                await across(held.give_back)
 
     async def delete_sandbox(self, sandbox_id: str) -> None:
         """End a sandbox. An operation on it has some seconds to come to its end before. Nothing
@@ -265,7 +265,7 @@ class _Held:
         except (KeyError, SandboxError):
             raise KeyError(f"Sandbox {self._name} not found") from None
 
-    async def unread(self) -> None:
+    async def give_back(self) -> None:
         try:
             if self._entered:
                 await self._operation.__aexit__(None, None, None)
