@@ -168,8 +168,8 @@ async def play(work, cut, answers):
     quick = mock.patch.multiple
     with (
         quick(client, dial=there.dial),
-        quick(guest, TIMEOUT=QUICK, REASON=0.0),
-        quick(cleanup, GONE_TIMEOUT=QUICK, PAUSE=0.0),
+        quick(guest, USAGE_TIMEOUT=QUICK, REASON_TIMEOUT=0.0),
+        quick(cleanup, GONE_TIMEOUT=QUICK, RETRY_PAUSE=0.0),
     ):
         await _play(work, there)
 
