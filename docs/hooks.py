@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from belljar import cli, errors
 from belljar.cli import exit_codes
 from belljar.config.schema import make_reference as make_settings_reference
-from belljar.conformance import mechanisms, rows
+from belljar.conformance import rows
 from belljar.limits import RULES, format_size
 from belljar.observe import metrics
 
@@ -64,7 +64,7 @@ def threats() -> str:
     for family in rows.FAMILIES:
         table = ["| | what is tried | what stops it |", "|---|---|---|"]
         for row in (row for row in rows.ROWS if row.family == family):
-            stopped = "; ".join(mechanisms.explain(row.stopped_by, "native", counted=True))
+            stopped = "; ".join(rows.explain(row.stopped_by, "native", counted=True))
             table.append(f"| {row.number} | {row.title} | {stopped} |")
         parts.append(f"## {family}\n\n" + "\n".join(table))
     return "\n\n".join(parts)

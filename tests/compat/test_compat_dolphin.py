@@ -793,7 +793,7 @@ def test_only_a_few_are_started_ahead_and_all_can_be_used(make):
 
 def test_nothing_is_built_ahead(make, monkeypatch):
     monkeypatch.setattr("belljar.compat.placement.is_built", lambda environment: False)
-    monkeypatch.setattr("belljar.backends.docker.images.resolve.is_there", is_not_there)
+    monkeypatch.setattr("belljar.backends.docker.images.resolve.image_exists", is_not_there)
     asked = []
     monkeypatch.setattr(AsyncSandbox, "start", lambda self: asked.append(self))
     make()

@@ -299,7 +299,7 @@ LIAR = """
     take(int(sizes[8:], 16))
     key, number = take(32), 0
     wire = types.ModuleType("wire")
-    (source,) = [v for k, v in program["sources"].items() if k.endswith(".guest.wire")]
+    (source,) = [v for k, v in program["sources"].items() if k.endswith(".protocol.wire")]
     exec(source, wire.__dict__)
 
     def say(data, length):
@@ -351,7 +351,7 @@ def test_a_guest_that_says_nothing_is_given_up(monkeypatch):
 
 
 def test_a_key_that_is_none_is_no_greeting():
-    assert "no greeting: a key that is none" in start_error("say(b'K' * 100, 100 | 1 << 31)")
+    assert "did not send a greeting: " in start_error("say(b'K' * 100, 100 | 1 << 31)")
 
 
 def test_a_greeting_is_shown_without_what_commands_a_terminal():

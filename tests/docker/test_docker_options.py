@@ -122,7 +122,7 @@ def test_an_image_and_a_dockerfile_exclude_each_other(tmp_path):
 def test_a_tag_is_for_what_a_dockerfile_becomes(tmp_path):
     (tmp_path / "Dockerfile").write_text("FROM python\n")
     assert Docker(dockerfile=tmp_path, tag="team/app:1.0").tag == "team/app:1.0"
-    with pytest.raises(InvalidOption, match="without a Dockerfile"):
+    with pytest.raises(InvalidOption, match="without dockerfile="):
         Docker(tag="team/app")
     with pytest.raises(InvalidOption, match="has a digest"):
         Docker(dockerfile=tmp_path, tag=f"app@sha256:{'0' * 64}")
@@ -345,7 +345,7 @@ def test_a_sandbox_asks_its_backend_with_them(monkeypatch):
     monkeypatch.setattr(runtime.Runtime, "backend", lambda self, name: Backend())
     with pytest.raises(StartError):
         Sandbox.create(image="python", environment="python", gpus=2)
-    assert asked[0].docker == Docker(image="python", gpus=2)
+    assert asked[0].settings == Docker(image="python", gpus=2)
 
 
 def test_a_package_that_is_missing_is_said_with_the_remedy():
@@ -451,8 +451,8 @@ def test_auto_reads_the_variables_when_it_comes_to_docker(monkeypatch):
     monkeypatch.setenv("BELLJAR_DOCKER_RUNTIME", "runsc")
     backend, native, docker = auto(native=NO_NATIVE)
     start(backend)
-    assert native.asked[0].docker.runtime is None
-    assert docker.asked[0].docker.runtime == "runsc"
+    assert native.asked[0].settings is None
+    assert docker.asked[0].settings.runtime == "runsc"
 
 
 # --- the command -----------------------------------------------------------------------------

@@ -191,9 +191,9 @@ def test_a_jump_of_the_clock_ends_nothing(make_sandbox, monkeypatch, jump):
 
 # Where the time of day is written down or compared with that of a file, and ends nothing.
 TIME_OF_DAY = {
+    "backends/docker/guest.py",
     "backends/docker/images/resolve.py",
     "backends/docker/owner.py",
-    "backends/docker/usage.py",
     "environment/environment.py",
     "observe/audit.py",
     "observe/presence.py",

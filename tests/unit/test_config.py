@@ -203,7 +203,7 @@ def test_settings_that_exclude_each_other_are_said_with_their_places(place):
     said = place.problems("[docker]\nimage = 'a'\nbase = 'b'\n")
     assert "belljar.toml:2" in said
     assert "belljar.toml:3" in said
-    assert "base has no meaning beside an image" in said
+    assert "base has no meaning together with image" in said
 
 
 # --- wrong ones ------------------------------------------------------------------------------

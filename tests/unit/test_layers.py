@@ -39,8 +39,6 @@ ALLOWED: set[tuple[str, str]] = {
     ("belljar.backends.docker.spec", "belljar.guest.worker_process"),
     ("belljar.backends.base", "belljar.guest.worker_process"),
     ("belljar.compat.dolphin.directory", "belljar.guest.removal"),
-    ("belljar.environment.requirement", "belljar.backends.docker.images.build_script"),
-    ("belljar.environment.uv_build", "belljar.backends.docker.images.build_script"),
     ("belljar.events", "belljar.backends.base"),
     ("belljar.files.api", "belljar.guest.files"),
     ("belljar.files.sessions", "belljar.guest.removal"),

@@ -136,7 +136,9 @@ def _setting(backend: str | None, runtime: str | None) -> Setting:
         return Setting(backend=isolation.backend, counted=counted)
     found = host_facts.find_engine()
     version = {fact.name: fact.detail for fact in found.facts}.get("version", "unknown")
-    runtime = runtime or settings.complete(settings.Docker()).runtime or found.runtimes[0]
+    runtime = (
+        runtime or settings.fill_from_environment(settings.Docker()).runtime or found.runtimes[0]
+    )
     return Setting(backend="docker", runtime=runtime, counted=counted, engine=version)
 
 

@@ -210,10 +210,10 @@ class EngineFound:
 def find_engine() -> EngineFound:
     """Ask the engine that the docker backend would use. Raises SandboxError without an engine."""
     from belljar.backends.docker.client import endpoint
-    from belljar.backends.docker.client.engine import Engine, proper
+    from belljar.backends.docker.client.engine import Engine, parsing_answer
 
-    engine = Engine(endpoint.find())
-    with proper(engine, "about itself"):
+    engine = Engine(endpoint.find_endpoint())
+    with parsing_answer(engine, "about itself"):
         info, version = _ask_engine(engine)
         return EngineFound(
             facts=list(list_engine_facts(engine, info, version)), runtimes=list_runtimes(info)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from belljar.backends.docker.client.engine import Engine
-    from belljar.backends.docker.images.image_store import Listed
+    from belljar.backends.docker.images.image_store import ListedImage
     from belljar.backends.docker.images.resolve import Image
     from belljar.backends.docker.settings import Docker
     from belljar.environment.environment import Environment
@@ -105,10 +105,10 @@ def ask_engine(host: str | None, question: Callable[[Engine], Awaitable[Answer]]
     import anyio
 
     from belljar.backends.docker.client import endpoint
-    from belljar.backends.docker.client.engine import Engine, proper
+    from belljar.backends.docker.client.engine import Engine, parsing_answer
 
-    engine = Engine(endpoint.find(host))
-    with proper(engine, "about its images"):
+    engine = Engine(endpoint.find_endpoint(host))
+    with parsing_answer(engine, "about its images"):
         return anyio.run(question, engine)
 
 
@@ -137,12 +137,12 @@ def build(args: argparse.Namespace) -> int:
 
 async def ensure(engine: Engine, environment: Environment, docker: Docker) -> Image:
     """Build the image of the environment, unless the engine has it."""
-    from belljar.backends.docker.images.resolve import ensure
-    from belljar.backends.docker.spec import Facts
+    from belljar.backends.docker.images.resolve import ensure_image
+    from belljar.backends.docker.isolation import EngineFacts
 
     info = await engine.request("GET", "/info")
     version = await engine.request("GET", "/version")
-    return await ensure(engine, environment, docker, Facts.of(info, version))
+    return await ensure_image(engine, environment, docker, EngineFacts.parse(info, version))
 
 
 def _docker(args: argparse.Namespace) -> Docker:
@@ -198,7 +198,7 @@ def show(args: argparse.Namespace) -> int:
     return 0
 
 
-def _content(image: Listed) -> str:
+def _content(image: ListedImage) -> str:
     if image.dockerfile:
         return f"({image.dockerfile})"
     return " ".join(image.packages) or "-"
@@ -210,12 +210,12 @@ def remove(args: argparse.Namespace) -> int:
     async def act(engine: Engine) -> None:
         images = await image_store.list_images(engine)
         for name in args.names:  # check every name before removing any image
-            if not image_store.named(images, name):
+            if not image_store.find_by_name(images, name):
                 known = {each.name for each in images} | {each.key for each in images}
                 raise unknown_option("image", name, sorted(known))
         for name in args.names:
-            for each in image_store.named(images, name):
-                await image_store.remove(engine, each)
+            for each in image_store.find_by_name(images, name):
+                await image_store.remove_image(engine, each)
             terminal.say(f"removed {name}")
 
     ask_engine(args.host, act)
@@ -227,24 +227,24 @@ def remove(args: argparse.Namespace) -> int:
 
 def prune(args: argparse.Namespace) -> int:
     from belljar.backends.docker.images import image_store
-    from belljar.backends.docker.settings import Docker, complete
+    from belljar.backends.docker.settings import Docker, fill_from_environment
     from belljar.environment import environment
     from belljar.environment.environment import resolve
 
     known = [resolve(name) for name in environment.known_names()]
 
-    async def act(engine: Engine) -> list[tuple[Listed, str | None]]:
+    async def act(engine: Engine) -> list[tuple[ListedImage, str | None]]:
         images = await image_store.list_images(engine)
         if args.names:
             images = [each for each in images if each.name in args.names]
-        current = await image_store.current_keys(engine, known, complete(Docker()))
-        found = image_store.superfluous(images, current, everything=args.all)
-        done: list[tuple[Listed, str | None]] = []
+        current = await image_store.current_keys(engine, known, fill_from_environment(Docker()))
+        found = image_store.find_unneeded(images, current, everything=args.all)
+        done: list[tuple[ListedImage, str | None]] = []
         for each in found:
             problem = None
             if not args.dry_run:
                 try:
-                    await image_store.remove(engine, each)
+                    await image_store.remove_image(engine, each)
                 except SandboxError as error:
                     problem = error.message
             done.append((each, problem))
@@ -271,11 +271,12 @@ def prune(args: argparse.Namespace) -> int:
 
 
 def dockerfile(args: argparse.Namespace) -> int:
-    from belljar.backends.docker.images import key, print_dockerfile
-    from belljar.backends.docker.settings import Docker, complete
+    from belljar.backends.docker.images import image_store
+    from belljar.backends.docker.images.dockerfile import render_dockerfile
+    from belljar.backends.docker.settings import Docker, fill_from_environment
     from belljar.environment.environment import resolve
 
     environment = resolve(args.name)
-    settings = complete(Docker(base=args.base))
-    print(print_dockerfile.written(key.want(environment, settings.base, None)), end="")
+    settings = fill_from_environment(Docker(base=args.base))
+    print(render_dockerfile(image_store.plan_image(environment, settings.base, None)), end="")
     return 0

@@ -33,7 +33,7 @@ PING_TIMEOUT = 5.0
 
 _IMPORTED_BY_START = (
     "importlib.readers",
-    "belljar.backends.docker.client.contexts",
+    "belljar.backends.docker.client.endpoint",
     "belljar.backends.native.backend",
     "belljar.observe.presence",
 )
@@ -122,7 +122,7 @@ async def ask_engine(path: str, *, timeout: float = 30.0) -> object:
     from belljar.backends.docker.client.engine import Engine, EngineError
 
     try:
-        found: object = await Engine(endpoint.find()).request("GET", path, timeout=timeout)
+        found: object = await Engine(endpoint.find_endpoint()).request("GET", path, timeout=timeout)
     except EngineError as error:
         if error.status == 0:
             raise BackendUnavailable(error.message, hint=error.hint) from error
@@ -138,8 +138,8 @@ async def _is_ready(options: Options) -> bool:
     from belljar.backends.docker.client.engine import Engine
     from belljar.backends.docker.images import resolve
 
-    engine = Engine(endpoint.find(options.docker.host))
-    return await resolve.is_there(engine, options.environment, options.docker)
+    engine = Engine(endpoint.find_endpoint(options.docker.host))
+    return await resolve.image_exists(engine, options.environment, options.docker)
 
 
 # -- a start in the background --------------------------------------------------------------

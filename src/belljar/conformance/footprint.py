@@ -143,7 +143,7 @@ def _containers() -> list[str]:
     from belljar.backends.docker.client import endpoint
     from belljar.backends.docker.client.engine import Engine, EngineError
 
-    engine = Engine(endpoint.find())
+    engine = Engine(endpoint.find_endpoint())
 
     async def ask() -> Any:
         label = f"{owner.PID}={os.getpid()}"

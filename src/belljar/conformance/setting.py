@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from belljar.backends.docker.facts import own_kernel
+from belljar.backends.docker.isolation import guest_kernel
 from belljar.conformance.processes import alive
 
 ROOT = os.geteuid() == 0
@@ -47,7 +47,7 @@ class Setting:
     @property
     def gvisor(self) -> bool:
         """True if the host sees gVisor's kernel instead of the guest's processes."""
-        return self.docker and own_kernel(self.runtime or "") == "gVisor"
+        return self.docker and guest_kernel(self.runtime or "") == "gVisor"
 
     @property
     def name(self) -> str:

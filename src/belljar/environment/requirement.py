@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from belljar.environment.addresses import hide_credentials
 from belljar.errors import EnvironmentBuildError, InvalidOption
 
 _SHAPE = re.compile(
@@ -184,12 +185,9 @@ def fingerprint_package(package: str) -> str:
 def hide_secrets(package: str) -> str:
     """The package as guests may see it: a wheel without its directory, an address without its
     password."""
-    # Imported here, and of a backend: it is also sent into containers, by itself.
-    from belljar.backends.docker.images.build_script import bare_addresses
-
     if package.startswith("/"):
         return Path(package).name
-    return bare_addresses(package, "***@", "?***")
+    return hide_credentials(package)
 
 
 @functools.lru_cache(maxsize=256)

@@ -25,6 +25,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
+from belljar.environment.addresses import strip_credentials
 from belljar.environment.interpreter import Interpreter, guest_python
 from belljar.environment.requirement import (
     UNSOLVABLE,
@@ -176,7 +177,7 @@ def _run_uv(
         try:
             assert uv.stderr is not None
             for line in uv.stderr:
-                line = _without_passwords(printable(line.rstrip()))
+                line = strip_credentials(printable(line.rstrip()), "***@")
                 lines.append(line)
                 _report_line(line.strip(), say)
         except BaseException:
@@ -193,13 +194,6 @@ def _report_line(line: str, say: Say) -> None:
         say("downloading", line[0].lower() + line[1:])
     elif line.startswith("Prepared "):
         say("installing", "installing")
-
-
-def _without_passwords(line: str) -> str:
-    # Imported here, and of a backend: it is also sent into containers, by itself.
-    from belljar.backends.docker.images.build_script import bare_addresses
-
-    return bare_addresses(line, "***@")
 
 
 # Pattern in uv's messages -> the hint. The first that matches is used.

@@ -17,8 +17,8 @@ from typing import Literal, Self
 import anyio
 
 from belljar.backends.base import UsageSample
+from belljar.backends.docker import guest
 from belljar.backends.docker import owner as labels
-from belljar.backends.docker import usage
 from belljar.backends.docker.client import endpoint
 from belljar.backends.docker.client.engine import Engine, EngineError
 from belljar.backends.native.watchdog import Watchdog
@@ -79,7 +79,7 @@ class LiveSandboxes:
     """
 
     def __init__(self) -> None:
-        self._local: dict[str, tuple[Note, usage.Local]] = {}
+        self._local: dict[str, tuple[Note, guest.LocalUsage]] = {}
         self._moments: dict[str, tuple[float, float | None]] = {}
 
     def look(self) -> list[LiveSandbox]:
@@ -140,13 +140,13 @@ class LiveSandboxes:
         if kept is not None and kept[0].pid == note.pid:
             return kept[1].read(from_now=False, now=True)
         self._close_meters(note.id)
-        meters = usage.meters_of(note.pid)
+        meters = guest.open_meters(note.pid)
         if meters is None or not any(_is_own(note, path) for path in meters.paths):
             if meters is not None:
                 meters.close()
             # It has no control group: add up what its processes use.
             return Watchdog(note.pid, 0).reading(now=True)
-        self._local[note.id] = note, usage.Local(meters)
+        self._local[note.id] = note, guest.LocalUsage(meters)
         return self._local[note.id][1].read(from_now=False, now=True)
 
     def _close_meters(self, id: str) -> None:
@@ -180,7 +180,7 @@ def is_there(note: Note) -> bool:
     if presence_file.process_uid(note.owner.pid) != note.uid:
         return False
     if note.container is not None:
-        return usage.process_of(note.container, note.pid)
+        return guest.is_container_process(note.container, note.pid)
     return presence_file.is_namespace_init(note.pid) and presence_file.is_descendant(
         note.pid, note.owner.pid
     )
@@ -202,11 +202,11 @@ def _engine(note: Note) -> Engine | None:
     if note.engine is None or note.container is None:
         return None
     try:
-        ours = endpoint.find()
+        ours = endpoint.find_endpoint()
         if str(ours) == note.engine:
             return Engine(ours)
         if note.uid == os.geteuid():
-            return Engine(endpoint.parse(note.engine, "a presence file", os.environ))
+            return Engine(endpoint.parse_endpoint(note.engine, "a presence file", os.environ))
     except SandboxError:
         return None
     return None
@@ -216,7 +216,7 @@ async def _read_by_engine(note: Note) -> UsageSample | None:
     engine = _engine(note)
     if engine is None or note.container is None:
         return None
-    asked = usage.Remote(engine, note.container)
+    asked = guest.RemoteUsage(engine, note.container)
     with anyio.move_on_after(TIMEOUT):
         reading = await asked.read()
         return None if asked.gone else reading

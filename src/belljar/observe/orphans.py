@@ -113,12 +113,12 @@ def _collect_environments(dry_run: bool) -> Iterator[Leftover]:
 def _collect_docker(dry_run: bool) -> list[Leftover]:
     import anyio
 
+    from belljar.backends.docker.cleanup import sweep_leftovers
     from belljar.backends.docker.client import endpoint
     from belljar.backends.docker.client.engine import Engine
-    from belljar.backends.docker.sweep import sweep
 
-    engine = Engine(endpoint.find())
-    ask = functools.partial(sweep, engine, dry_run=dry_run, timeout=DOCKER_TIMEOUT)
+    engine = Engine(endpoint.find_endpoint())
+    ask = functools.partial(sweep_leftovers, engine, dry_run=dry_run, timeout=DOCKER_TIMEOUT)
     return [
         Leftover(
             backend="docker",

@@ -152,7 +152,9 @@ def _backend(
             f"backend is a str or Docker(...), not {backend!r}",
             hint=f"one of {', '.join(runtime.BACKENDS)}",
         )
-    docker = settings.merge(backend if isinstance(backend, Docker) else Docker(), flat)
+    docker = settings.merge_settings(
+        backend if isinstance(backend, Docker) else settings.DEFAULT, flat
+    )
     name = "docker" if isinstance(backend, Docker) else backend
     if name == "auto" and (docker.given or network != "none"):
         name = "docker"
@@ -176,7 +178,7 @@ def _backend(
     runtime.docker_backend()
     if environment is not None:
         settings.check_environment(docker, environment)
-    return name, settings.complete(docker)
+    return name, settings.fill_from_environment(docker)
 
 
 def _policy(given: PolicyLike) -> Policy:

@@ -158,7 +158,7 @@ class _Execs:
         from belljar.backends.docker.client import endpoint
         from belljar.backends.docker.client.engine import Engine, EngineError
 
-        engine = Engine(endpoint.find())
+        engine = Engine(endpoint.find_endpoint())
         try:
             await engine.request("GET", f"/containers/{self._id}/json")
         except EngineError as error:

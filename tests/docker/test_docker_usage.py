@@ -6,7 +6,7 @@ import time
 import anyio
 import pytest
 
-from belljar.backends.docker import usage
+from belljar.backends.docker import guest
 
 
 class Group:
@@ -17,14 +17,10 @@ class Group:
     def __init__(self, cpu=1.0, kills=0):
         self.cpu, self.kills = cpu, kills
 
-    def cpu_seconds(self):
-        return self.cpu
-
-    def memory_peak(self):
-        return None
-
-    def oom_kills(self):
-        return self.kills
+    def read(self, *names):
+        nanoseconds = None if self.cpu is None else int(self.cpu * 1e9)
+        values = {"cpu": nanoseconds, "peak": None, "oom_kills": self.kills}
+        return [values[name] for name in names]
 
 
 class Engine:
@@ -60,7 +56,7 @@ EXITED = {"Running": False, "OOMKilled": False, "ExitCode": 1}
 @pytest.mark.parametrize("missing", ["cpu", "kills"])
 def test_a_group_of_which_a_part_is_removed_is_gone(missing):
     group = Group(cpu=2.0, kills=0)
-    local = usage.Local(group)
+    local = guest.LocalUsage(group)
     local.read(from_now=False)
     assert not local.gone
     setattr(group, missing, None)
@@ -69,7 +65,7 @@ def test_a_group_of_which_a_part_is_removed_is_gone(missing):
 
 
 def test_where_the_kernel_does_not_count_kills_the_group_is_there():
-    local = usage.Local(Group(kills=None))
+    local = guest.LocalUsage(Group(kills=None))
     assert local.read(from_now=False).memory_kills == 0
     assert not local.gone
 
@@ -86,16 +82,16 @@ def test_where_the_kernel_does_not_count_kills_the_group_is_there():
     ],
 )
 def test_why_a_container_ended(states, ran_out, monkeypatch):
-    monkeypatch.setattr(usage, "REASON", 0.2)
-    assert anyio.run(usage.ran_out_of_memory, Engine(*states), "c") is ran_out
+    monkeypatch.setattr(guest, "REASON_TIMEOUT", 0.2)
+    assert anyio.run(guest.ran_out_of_memory, Engine(*states), "c") is ran_out
 
 
 @pytest.mark.parametrize(("last", "ran_out"), [(KILLED, True), (EXITED, False)])
 def test_a_reason_that_an_engine_only_tells_is_one(last, ran_out):
     engine = Engine(RUNNING, last, tells=True)
-    assert anyio.run(usage.ran_out_of_memory, engine, "c") is ran_out
+    assert anyio.run(guest.ran_out_of_memory, engine, "c") is ran_out
 
 
 def test_a_container_that_somebody_started_again_has_ended():
     engine = Engine({**RUNNING, "Pid": 7}, {**RUNNING, "Pid": 8})
-    assert anyio.run(usage.ran_out_of_memory, engine, "c", 7) is False
+    assert anyio.run(guest.ran_out_of_memory, engine, "c", 7) is False
