@@ -64,7 +64,7 @@ def threats() -> str:
     for family in rows.FAMILIES:
         table = ["| | what is tried | what stops it |", "|---|---|---|"]
         for row in (row for row in rows.ROWS if row.family == family):
-            stopped = "; ".join(rows.explain(row.stopped_by, "native", counted=True))
+            stopped = "; ".join(rows.explain_mechanisms(row.stopped_by, "native", counted=True))
             table.append(f"| {row.number} | {row.title} | {stopped} |")
         parts.append(f"## {family}\n\n" + "\n".join(table))
     return "\n\n".join(parts)

@@ -1461,4 +1461,4 @@ def test_description_that_somebody_else_could_have_written_is_refused(
     description.chmod(0o666)
     done = alone("run", "-e", "mine", "-", code="1")
     assert done.returncode == 120
-    assert "somebody else" in done.stderr
+    assert "another user" in done.stderr
