@@ -4,7 +4,7 @@
     python benchmarks/density.py --sandboxes 100 --environment python --json density.json
 
 All are alive at once; each has run a cell before, and answers another one at the end. The memory of
-one is what nobody else has, of all its processes (smaps_rollup). As a check: what the whole machine
+one is the private memory of all its processes (smaps_rollup). As a check: what the whole machine
 has less than before, with what the kernel keeps for it and what the host process has grown by. It
 is compared with an interpreter of the same Environment that has made the same imports by itself.
 """
@@ -30,7 +30,7 @@ from belljar.environment.environment import resolve
 AT_ONCE = 8  # that are started or asked
 SPARE_FILES = 64  # descriptors for all that is not a sandbox
 
-# Run by an interpreter that nobody has prepared, as a child of one in a sandbox.
+# Run by a plain interpreter, without preloaded modules, as a child of the one in a sandbox.
 _IMPORTS = """
 import importlib
 for name in {preload!r}:

@@ -62,7 +62,7 @@ def timed(function: Callable[[], object]) -> float:
 
 def peak(function: Callable[[], object]) -> int:
     """How much more memory the process held at most, while this ran."""
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # reset the high-water mark
     before = _status("VmRSS")
     function()
     return _status("VmHWM") - before

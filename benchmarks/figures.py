@@ -95,7 +95,7 @@ class Figures:
         return None
 
     def ratio(self, figure: Figure) -> float | None:
-        """This one divided by the peer's; None where there is none, or it is the peer's own."""
+        """This one divided by the peer's; None without a peer's value, or for the peer itself."""
         other = self.reference(figure.work, figure.what)
         if other is None or other is figure or not other.median:
             return None

@@ -67,7 +67,7 @@ class Echo:
 
 
 def pipe() -> None:
-    """As much as the stream, to a function of ours."""
+    """Print as many lines as the stream does, to a callback in this process."""
     command = [sys.executable, "-I", "-S", "-c", PIPE]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0)
     assert process.stdout is not None

@@ -1,8 +1,8 @@
 """A manager under random load, kills and idle sweeps, against a ledger of what was done.
 
 `scripts/bench manager --seconds 300 --sandboxes 50` runs it. Workers make, use, delete and kill
-sandboxes at random, while idle and old ones are swept beside them. Whatever ends otherwise than
-somebody here wanted is counted; at the end the manager's numbers must be those of the ledger, and
+sandboxes at random, while idle and old ones are swept beside them. An end
+that no worker asked for is counted; at the end the manager's numbers must be those of the ledger, and
 nothing may be left: processes, control groups, mounts, descriptors, as seen from outside.
 """
 
@@ -45,7 +45,7 @@ DYING = 1.0  # seconds that a process may take to die, on a busy machine
 
 
 def owner_of(name: str) -> str:
-    """Always the same: a name belongs to whoever made it."""
+    """Always the same owner for a name."""
     return OWNERS[zlib.crc32(name.encode()) % len(OWNERS)]
 
 
@@ -198,7 +198,7 @@ class Load:
     async def judge(
         self, sandbox: AsyncSandbox, code: str, expected: Outcome, timeout: float | None = None
     ) -> Execution | None:
-        """One execution. Ended otherwise, somebody here must have wanted that."""
+        """One execution; an outcome other than ok must have been asked for here."""
         ledger, began = self.ledger, time.monotonic()
         ledger.under_way[sandbox.id] += 1
         try:
@@ -236,7 +236,7 @@ class Load:
             self.ledger.counts["gone_before_delete"] += 1
 
     async def kill(self, name: str) -> None:
-        """The guest dies, and nobody tells the manager."""
+        """Kill the guest without telling the manager."""
         sandbox = self.there(name)
         place = None if sandbox is None else sandbox._place
         if sandbox is not None and place is not None:

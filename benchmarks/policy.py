@@ -5,8 +5,8 @@ docs/guide/policy.md from it; `--show` only prints. Three corpora:
 
 - risky: snippets written for it, with the rules that are right for each (policy_corpus)
 - benign: small programs written for it, labelled likewise (some do open a file)
-- real code: the standard library and the packages of this environment, read in place; nobody has
-  labelled it, so it tells how often a rule fires and what is denied, not who is right
+- real code: the standard library and the packages of this environment, read in place; it is not
+  labelled, so it tells how often a rule fires and what is denied, not who is right
 """
 
 from __future__ import annotations

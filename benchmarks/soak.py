@@ -1,7 +1,7 @@
 """Mixed good and hostile load for a while: wrong outcomes, leaks, drift, and a neighbour.
 
 `scripts/soak` runs it. The course is run by a child (soak_course.py), so that what is left after
-the end of a process that uses Belljar can be seen by somebody who is still there.
+the end of a process that uses Belljar can be seen by a process that is still there.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def left(owner: int) -> list[str]:
 
 
 def descendants() -> list[Process]:
-    """Everything below this process; zombies that wait for a parent of ours are leaks, too."""
+    """Everything below this process; zombies whose parent is below us are leaks, too."""
     children: dict[int, list[Process]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit() and (process := _process(name)) is not None:
@@ -137,7 +137,7 @@ def _process(pid: str) -> Process | None:
 
 
 def _namespaces(family: list[Process]) -> Iterator[str]:
-    """Of descendants, and those that a descriptor of ours keeps alive."""
+    """Of descendants, and those that one of our descriptors keeps alive."""
     own = {os.readlink(f"/proc/self/ns/{kind}") for kind in NAMESPACES}
     for process in family:
         for kind in NAMESPACES:

@@ -282,7 +282,7 @@ class Endless:
         try:
             self.execution = await self._sandbox.run_code(code, on_stdout=lambda _: self.note())
         finally:
-            self.begun.set()  # nobody waits for what failed
+            self.begun.set()  # no other call waits for one that failed
 
     def note(self) -> None:
         self.begun.set()

@@ -139,7 +139,7 @@ class Neighbourhood:
             felt.lag.add(time.perf_counter() - began - LOOK)
 
     async def _abuse(self, name: str, ready: anyio.Event) -> None:
-        """Again and again, in one sandbox that starts anew what has died."""
+        """Again and again, in one sandbox, which restarts an interpreter that died."""
         async with AsyncSandbox(limits=ABUSER, **self._options) as sandbox:
             await sandbox.run_code("1")
             ready.set()

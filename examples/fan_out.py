@@ -6,7 +6,7 @@ import time
 from belljar import AsyncSandbox
 
 PARTS = 20
-AT_ONCE = 8  # what this machine shall run at the same time
+AT_ONCE = 8  # how many run at the same time
 
 CODE = """\
 import random

@@ -41,7 +41,7 @@ def main() -> None:
             query: str, parameters: list[object] | None = None
         ) -> list[dict[str, object]]:
             """Run one SELECT against the table orders(city, amount)."""
-            # The query is a stranger's: what it may do is for the database to decide.
+            # The query comes from untrusted code: let the database decide what it may do.
             # Calls come from several threads, so each opens a connection of its own.
             connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True)
             connection.row_factory = sqlite3.Row

@@ -18,7 +18,7 @@ def main() -> None:
         sandbox.files.write("sales.csv", "region,sales\nnorth,12\nsouth,30\n")
         sandbox.run_code("import pandas as pd\nframe = pd.read_csv('sales.csv')\nframe")
         sandbox.run_code("frame.plot.bar(x='region', title='Sales')")
-        sandbox.run_code("import random\nround(random.random(), 9)")  # nobody set a seed
+        sandbox.run_code("import random\nround(random.random(), 9)")  # without a seed
         sandbox.run_code("frame['profit']")  # there is no such column
     print(f"{len(read(path).cells)} cells recorded")
 

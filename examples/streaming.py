@@ -18,7 +18,7 @@ def main() -> None:
         seen: list[str] = []
 
         def show(text: str) -> None:
-            # The guest may write escape sequences; a terminal shall show them, not obey.
+            # The guest may write escape sequences: a terminal must not obey them.
             sys.stdout.write(printable(text))
             seen.append(text)
             if "step 5\n" in "".join(seen):

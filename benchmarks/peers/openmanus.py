@@ -1,4 +1,4 @@
-"""OpenManus-style exec: PythonExecute as its document describes it, written anew.
+"""OpenManus-style exec: PythonExecute as its document describes it, written for this benchmark.
 
 A process of the host for each call, whose result comes back through a manager process; `exec` in
 a namespace of its own, stdout caught, a time-out in seconds.

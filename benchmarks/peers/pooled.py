@@ -1,4 +1,4 @@
-"""Belljar from a pool: guests that were started before anybody asked."""
+"""Belljar from a pool: guests that were started before the request."""
 
 from __future__ import annotations
 

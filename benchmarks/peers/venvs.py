@@ -2,7 +2,7 @@
 
 Ours run on the project's. The others have a virtual environment of their own (.venv/peers), with
 the Environment's versions of numpy, pandas and matplotlib; PandasAI has one more, because it needs
-others. Nothing of theirs is installed into the project's.
+others. Nothing of a peer is installed into the project's environment.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Interpreters:
 
 
 def image_of(environment: Environment | str) -> str:
-    """The image that our docker backend has for an Environment; built when there is none."""
+    """The image of an Environment that our docker backend uses; built if it is missing."""
     with Sandbox(backend="docker", environment=environment) as sandbox:
         sandbox.run_code("1")
         where = sandbox.whereabouts

@@ -1,4 +1,4 @@
-"""Memory of one more idle place: pages that nobody else has, of all its processes.
+"""Memory of one more idle place: private pages of all its processes.
 
 Several are alive at once, so that what they share is seen as shared. What this process itself has
 grown by is counted in.

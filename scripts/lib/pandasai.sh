@@ -35,7 +35,7 @@ install_pandasai() { # PYTHON
 prepare_pandasai() {
     local python
     python=$(find_python_for_pandasai) || {
-        why="PandasAI needs Python 3.11, and there is none here"
+        why="PandasAI needs Python 3.11, which is not on this machine"
         return 1
     }
     # One at a time: two settings may be started at once.

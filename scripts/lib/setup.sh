@@ -59,7 +59,7 @@ install_project() {
     uv_install "$1" --editable "$2" --group "$2/pyproject.toml:dev"
 }
 
-# What the installation depends on: it is made anew when one of these changes.
+# What the installation depends on: it is repeated when one of these changes.
 stamp() {
     echo "$ROOT" && "$VENV/bin/python" -V && cat "$ROOT/pyproject.toml"
 }
@@ -74,7 +74,7 @@ setup() {
     # One at a time: two scripts may be started at once.
     exec 9<"$ROOT"
     flock 9
-    # Made anew also when the directory has moved: the scripts in it hold its full path.
+    # Made again also when the directory has moved: the scripts in it hold its full path.
     if [ "$(head -n 1 "$VENV/.belljar-setup" 2>/dev/null)" != "$ROOT" ] ||
         ! "$VENV/bin/python" -c 'import pip' 2>/dev/null; then
         make_venv

@@ -3,7 +3,7 @@
 #
 #   prepare_user     makes it, unless that was done; sets home, and why if it fails
 #   as_user ...      runs a command as it
-#   remove_user      with all its processes; nothing happens if there is none
+#   remove_user      with all its processes; does nothing without such a user
 
 user=belljar-test-$$ home="" uid="" gid=""
 
@@ -87,7 +87,7 @@ prepare_user() {
 remove_user() {
     local uid process
     uid=$(id -u "$user" 2>/dev/null) || return 0
-    for process in /proc/[0-9]*; do # by uid: nobody else has it
+    for process in /proc/[0-9]*; do # by uid: only this user has it
         if [ "$(stat -c %u "$process" 2>/dev/null)" = "$uid" ]; then
             kill -KILL "${process#/proc/}" 2>/dev/null || true
         fi
