@@ -238,7 +238,7 @@ class Load:
     async def kill(self, name: str) -> None:
         """The guest dies, and nobody tells the manager."""
         sandbox = self.there(name)
-        place = None if sandbox is None else sandbox._place
+        place = None if sandbox is None else sandbox._session
         if sandbox is not None and place is not None:
             self.ledger.killed[sandbox.id] = time.monotonic()
             self.ledger.counts["killed"] += 1

@@ -1,8 +1,8 @@
-"""What happens to the sandboxes of this process, for whoever wants to know: `subscribe`.
+"""What happens to the sandboxes of this process, for subscribers: see `subscribe`.
 
 Metrics, the audit log and traces are made of these. They are values, told as they happen, in the
-thread and the event loop of the sandbox: a subscriber must be quick and must not block. While
-nobody has subscribed, none is made.
+thread and the event loop of the sandbox: a subscriber must be quick and must not block. Events of
+cells, commands and files are made only while `cell_subscriptions` has an item.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from belljar.limits import Limits
 
 if TYPE_CHECKING:
     from belljar.results.execution import CommandResult, Execution
-    from belljar.sandbox.lifecycle import Life
+    from belljar.sandbox.lifecycle import Lifecycle
 
 log = logging.getLogger("belljar")
 
@@ -30,7 +30,7 @@ class Subject:
     """The sandbox that an event is about."""
 
     id: str
-    backend: str  # that it runs on; before its start: that was asked for
+    backend: str  # that it runs on; before its start, the one that was asked for
     environment: str  # the name
     metadata: Mapping[str, str]
     limits: Limits
@@ -79,7 +79,7 @@ class CellEnded(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class CellFailed(Event):
-    """run_code raised: what failed was ours, or the caller cancelled it."""
+    """run_code raised: Belljar failed, or the caller cancelled it."""
 
     code: str
     error: BaseException
@@ -127,7 +127,7 @@ class Subscription:
                 raise
             if not self._complained:
                 self._complained = True
-                log.exception("a subscriber of events failed; what it fails at next is not told")
+                log.exception("a subscriber of events failed; its next failures are not logged")
 
     def cancel(self) -> None:
         with _changing:
@@ -142,21 +142,22 @@ class Subscription:
 
 _changing = threading.Lock()
 _subscriptions: tuple[Subscription, ...] = ()
-_of_cells: tuple[Subscription, ...] = ()  # those who want to know of everything
-_live: weakref.WeakSet[Life] = weakref.WeakSet()
+# Those that are told of everything. Looked at before an event of a cell is made.
+cell_subscriptions: tuple[Subscription, ...] = ()
+_live: weakref.WeakSet[Lifecycle] = weakref.WeakSet()
 
 
 def _set(subscriptions: tuple[Subscription, ...]) -> None:
-    global _subscriptions, _of_cells
+    global _subscriptions, cell_subscriptions
     _subscriptions = subscriptions
-    _of_cells = tuple(each for each in subscriptions if each.cells)
+    cell_subscriptions = tuple(each for each in subscriptions if each.cells)
 
 
 def subscribe(callback: Callback, *, required: bool = False, cells: bool = True) -> Subscription:
     """Have each event of this process told to `callback`; without `cells`, only how sandboxes start
     and end, which costs nothing while they run.
 
-    An exception of its own is logged, once, and changes nothing. With `required` it reaches the
+    An exception of `callback` is logged, once, and changes nothing. With `required` it reaches the
     caller of the sandbox instead: raised for Starting or CellStarting, it keeps the code from
     running.
     """
@@ -166,35 +167,30 @@ def subscribe(callback: Callback, *, required: bool = False, cells: bool = True)
     return made
 
 
-def wanted(*, cells: bool = True) -> bool:
-    """Whether anybody has subscribed. Asked before an event is made."""
-    return bool(_of_cells if cells else _subscriptions)
-
-
 def tell(event: Event) -> None:
     lives = isinstance(event, (Starting, Started, StartFailed, Ended))
-    for subscription in _subscriptions if lives else _of_cells:
+    for subscription in _subscriptions if lives else cell_subscriptions:
         subscription.tell(event)
 
 
-def live() -> list[Life]:
+def live() -> list[Lifecycle]:
     """The sandboxes of this process that have a guest now."""
     with _changing:
         return list(_live)
 
 
-def begins(sandbox: Life) -> None:
+def begins(sandbox: Lifecycle) -> None:
     with _changing:
         _live.add(sandbox)
 
 
-def ends(sandbox: Life) -> None:
+def ends(sandbox: Lifecycle) -> None:
     with _changing:
         _live.discard(sandbox)
 
 
 def _after_fork() -> None:
-    """The sandboxes are the parent's, and so are those who watch them."""
+    """The sandboxes belong to the parent, and so do its subscriptions."""
     global _changing, _live
     _changing, _live = threading.Lock(), weakref.WeakSet()
     _set(())

@@ -9,7 +9,7 @@ from belljar import AsyncSandbox, Limits, SandboxError, runtime
 from belljar.backends.base import GuestSpec
 from belljar.environment.environment import builtin
 from belljar.pool.idle_guest import Warm
-from belljar.sandbox.guest_session import Place
+from belljar.sandbox.guest_session import GuestSession
 
 pytestmark = pytest.mark.contract("native", "docker")
 
@@ -43,7 +43,7 @@ def test_it_is_ready_until_it_is_leased_and_then_somebody_elses(run_async):
             waiting.lease()
         await waiting.retire()  # the tenant's now
         sandbox = AsyncSandbox(environment="python")
-        sandbox._place = Place(guest, Limits().memory)
+        sandbox._lifecycle.session = GuestSession(guest, Limits().memory)
         try:
             assert (await sandbox.run_code("6 * 7")).text == "42"
         finally:

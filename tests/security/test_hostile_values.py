@@ -88,7 +88,7 @@ async def attack(code, *, timeout=10, cells=1, **options):
         await other.run_code("1")
         await hostile.files.write("hostile.py", HOSTILE.read_text())
         await hostile.run_code("1")
-        init, before = hostile._place.guest.pid, descriptors()
+        init, before = hostile._session.guest.pid, descriptors()
         inside = descriptors(init)
         slowest, outcome = 0.0, None
         for _ in range(cells):
@@ -108,7 +108,7 @@ async def attack(code, *, timeout=10, cells=1, **options):
             await asyncio.sleep(0.01)
             seen.append(descriptors())
         assert seen[-1] <= before
-        if hostile._place.guest.pid == init:
+        if hostile._session.guest.pid == init:
             # What nobody asked for is kept until there is too much of it.
             assert descriptors(init) <= inside + buffers.MAX_FDS
         return outcome, slowest

@@ -54,7 +54,6 @@ ALLOWED: set[tuple[str, str]] = {
     ("belljar.files.workspace", "belljar.sandbox.options"),
     ("belljar.functions.registry", "belljar.guest.functions"),
     ("belljar.policy.source", "belljar.guest.notebook_habits"),
-    ("belljar.runtime", "belljar.observe.presence"),
 }
 MODULES = {
     ".".join(("belljar", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(

@@ -13,21 +13,10 @@ from belljar.sandbox.commands import AsyncCommands
 PAIRS = [(Sandbox, AsyncSandbox), (Files, AsyncFiles), (Commands, AsyncCommands)]
 # What the parts of AsyncSandbox use among each other; nobody else is meant to.
 INTERNAL = {
-    "adopt",
-    "busy",
-    "engaged",
     "perform",
     "last_used",
     "call",
-    "changed",
-    "end",
-    "put_all",
-    "refreshed",
     "root",
-    "spec",
-    "subject",
-    "using",
-    "working",
 }
 
 # Written here and not derived, so that a name that vanishes from both is missed.

@@ -53,7 +53,7 @@ async def place(
     native. `prefer_local`: an image of the default's name that the engine has is used."""
     own = dockerfile is not None or image not in (None, default_image)
     brought = isinstance(backend, Docker) and backend.own  # in it the environment has no meaning
-    name = "docker" if isinstance(backend, Docker) else runtime.meant(backend or "auto")
+    name = "docker" if isinstance(backend, Docker) else runtime.resolve_backend(backend or "auto")
     if name == "auto":
         name = "docker" if own or await engine_answers() else "native"
     if name == "native":
@@ -131,7 +131,7 @@ async def _is_ready(options: Options) -> bool:
 
 def asks_for_docker(backend: str | Docker | None) -> bool:
     """Whether the caller or BELLJAR_BACKEND asks for containers, and for nothing else."""
-    return isinstance(backend, Docker) or runtime.meant(backend or "auto") == "docker"
+    return isinstance(backend, Docker) or runtime.resolve_backend(backend or "auto") == "docker"
 
 
 async def engine_answers() -> bool:

@@ -94,7 +94,7 @@ def texts(option: str) -> Check:
 
         if not isinstance(value, Mapping):
             raise InvalidOption(f"is a table of texts, not {value!r}")
-        return options.texts(option, value)
+        return options.check_texts(option, value)
 
     return check
 

@@ -10,8 +10,8 @@ from belljar.sandbox.sandbox import AsyncSandbox
 def init_of(sandbox: Sandbox | AsyncSandbox) -> int:
     """The first process of the guest; with gVisor, its kernel. 0: it is not on this machine."""
     inner = sandbox._sandbox if isinstance(sandbox, Sandbox) else sandbox
-    place = inner._place
-    return int(getattr(place.guest, "pid", 0)) if place is not None else 0
+    session = inner._session
+    return int(getattr(session.guest, "pid", 0)) if session is not None else 0
 
 
 def worker_of(sandbox: Sandbox | AsyncSandbox, *, gvisor: bool = False) -> int:

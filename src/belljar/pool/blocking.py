@@ -90,8 +90,7 @@ class Pool:
         then raises PoolFull. Owners take turns. `options` are those of this sandbox; if they need
         another kind of guest, that is made, and kept ready if it is asked for again.
         """
-        twin = object.__new__(Sandbox)
-        twin._prepare(_wait(self._acquire, owner=owner, most=wait, **options))
+        twin = Sandbox._from_async(_wait(self._acquire, owner=owner, most=wait, **options))
         return twin
 
     def run_code(

@@ -185,7 +185,7 @@ class Flight:
         """Nothing more is wanted: what runs is ended, with its guests."""
         self._stopped = self._exhausted = True
         for tenant in self._at_work:
-            tenant.end("was stopped")  # else its code would be asked politely first
+            tenant._lifecycle.end("was stopped")  # else its code would be asked politely first
         for scope in list(self._scopes):
             scope.cancel()
         self._slots.clear()

@@ -124,8 +124,7 @@ class Stock:
         warm = self._warm.pop(idle.number)
         self._checked.pop(idle.number, None)
         self._owned.discard(warm)
-        tenant = object.__new__(Tenant)
-        tenant._prepare(options)
+        tenant = Tenant._from_options(options)
         lease = Lease(warm.lease(), self.home.call, self._returned)
         self._leased.add(lease)
         tenant.move_in(lease)
@@ -221,10 +220,9 @@ class Stock:
         error: Exception | None = None
         try:
             with scope:
-                made = object.__new__(Tenant)
-                made._prepare(settings.blank(self._kinds[shelf.key]))
+                made = Tenant._from_options(settings.blank(self._kinds[shelf.key]))
                 backend = runtime.current().backend(made._options.backend)
-                warm = await Warm.start(backend, made.spec())
+                warm = await Warm.start(backend, made._lifecycle.make_spec())
                 # Who waits has it as it is.
                 code = warmup.code_for(made.environment, self._rehearsal)
                 if code and self.state.next_of(shelf.key) is None:

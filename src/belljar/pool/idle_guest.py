@@ -12,9 +12,12 @@ import anyio
 
 from belljar.backends.base import Backend, Guest, GuestSpec
 from belljar.errors import SandboxError, StartError
+from belljar.limits import Limits
 from belljar.protocol import wire
 from belljar.sandbox.channel import Channel
-from belljar.sandbox.run import Run, parse_error
+from belljar.sandbox.guest_session import GuestSession
+from belljar.sandbox.outcome import parse_error
+from belljar.sandbox.run import Cell, Run
 
 READY_TIMEOUT = 2.0
 REHEARSAL_TIMEOUT = 30.0
@@ -63,11 +66,14 @@ class Warm:
         writes to is no longer shared, and need not be copied then. Raises if it does not end well.
         """
         assert self._guest is not None
-        channel = Channel(self._guest.stream)
-        output = REHEARSAL_OUTPUT
-        run = Run(channel, self._guest, timeout=REHEARSAL_TIMEOUT, output=output)
-        header = {"count": 0, "output": output, "env": {}, "watch": True}
-        await run.drive(wire.RUN, header, f"exec({code!r}, {{}})".encode())
+        cell = Cell(
+            limits=Limits(output=REHEARSAL_OUTPUT),
+            timeout=REHEARSAL_TIMEOUT,
+            header={"count": 0, "output": REHEARSAL_OUTPUT, "env": {}, "watch": True},
+            payload=f"exec({code!r}, {{}})".encode(),
+        )
+        # Its own channel: the request before the first one of the sandbox that will have the guest.
+        run = await Run(GuestSession(self._guest, 0, after=0), cell).execute()
         if run.done is None:
             raise StartError("the guest was lost in its rehearsal")
         if (status := run.done.header.get("status")) != "ok":

@@ -24,7 +24,6 @@ from belljar.pool.pooled_sandbox import NotBegun, Tenant
 from belljar.pool.snippet import NoSnippet, Snippet
 from belljar.results.execution import Execution
 from belljar.sandbox import options as sandbox_options
-from belljar.sandbox import policy_gate
 from belljar.sandbox.options import Options
 from belljar.sandbox.sandbox import AsyncSandbox
 
@@ -103,7 +102,7 @@ async def prepare(tenant: Tenant, part: Snippet) -> None:
     for path, data in part.files.items():
         await tenant.files.write(path, data)
     if part.variables:
-        await tenant.put_all(part.variables)
+        await tenant._put_all(part.variables)
 
 
 async def _begun(pool: AsyncPool, tenant: Tenant, part: Snippet, first: Run) -> Execution:
@@ -126,13 +125,14 @@ async def _begun(pool: AsyncPool, tenant: Tenant, part: Snippet, first: Run) -> 
 
 
 async def is_rejected(options: Options, code: str) -> bool:
-    return options.policy is not None and not (await policy_gate.ask(options.policy, code)).allowed
+    if options.policy is None:
+        return False
+    return not (await anyio.to_thread.run_sync(options.policy.check, code)).allowed
 
 
 async def without_guest(options: Options, run: Run) -> Execution:
     """It says so itself, to whoever watches or records."""
-    sandbox = object.__new__(AsyncSandbox)
-    sandbox._prepare(replace(options, id=sandbox_options._new_id()))
+    sandbox = AsyncSandbox._from_options(replace(options, id=sandbox_options.new_id()))
     try:
         return await run(sandbox)
     finally:

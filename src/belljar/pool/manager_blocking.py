@@ -189,6 +189,5 @@ class SandboxManager:
 
     def _twin(self, sandbox: AsyncSandbox) -> Sandbox:
         """The same one for the same sandbox, as long as somebody has it."""
-        twin = object.__new__(Sandbox)
-        twin._prepare(sandbox)
+        twin = Sandbox._from_async(sandbox)
         return self._twins.setdefault(sandbox.id, twin)

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Self
 
-from belljar.backends.base import Guest, GuestSpec, Reading, Stream, Whereabouts
+from belljar.backends.base import Guest, Reading, Stream, Whereabouts
 from belljar.backends.isolation import Isolation
 from belljar.errors import GuestLost
 from belljar.sandbox.sandbox import AsyncSandbox
@@ -123,15 +123,17 @@ class Tenant(AsyncSandbox):
         """Called once, before it is started."""
         lease.hold(self)
         self.lease = lease
-        self.adopt(lease.guest)
+        self._lifecycle.adopt(lease.guest)
 
     @property
     def keeps_files(self) -> bool:
         """Whether there is a directory of the host that another may wait for."""
-        return self._keeping.mirrors
+        return self._lifecycle.persistence.mirrors
 
-    def spec(self) -> GuestSpec:
-        """What a backend must know of its next guest."""
+    def _start_check(self) -> Callable[[], None]:
+        return self._check_start
+
+    def _check_start(self) -> None:
         self._guests_wanted += 1
         if self.once and self._guests_wanted > 1:
             raise NotBegun("the guest was lost before the code began")
@@ -141,7 +143,6 @@ class Tenant(AsyncSandbox):
                 "the guest was lost, which this sandbox shared with its forks",
                 hint="close them; one that is alone starts anew",
             )
-        return super().spec()
 
     async def kill(self) -> None:
         """End it at once, whatever runs in it. Afterwards it is gone."""

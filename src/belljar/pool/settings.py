@@ -101,7 +101,7 @@ def blank(options: Options) -> Options:
     """Of a guest that has no tenant yet: a new one of the same kind."""
     return replace(
         options,
-        id=sandbox_options._new_id(),
+        id=sandbox_options.new_id(),
         policy=None,
         metadata={},
         functions={},

@@ -9,6 +9,7 @@ from typing import Self
 from belljar.errors import InvalidOption, SandboxError, unknown_option
 from belljar.results.execution import ErrorInfo, Execution, Logs, Outcome, Usage
 from belljar.sandbox import options
+from belljar.sandbox.run import encode_code
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,9 @@ class Snippet:
 
     def __post_init__(self) -> None:
         for code in (self.code, *([] if self.then is None else [self.then])):
-            options.encode_code(code)
+            encode_code(code)
         options.check_timeout(self.timeout, None)
-        options.texts("env", self.env)
+        options.check_texts("env", self.env)
         for name in ("variables", "files", "options"):
             if not isinstance(getattr(self, name), Mapping):
                 raise InvalidOption(f"{name} is a mapping, not {getattr(self, name)!r}")

@@ -1,4 +1,4 @@
-"""Calls of host functions out of one cell: each a task of its own, all ended with the cell."""
+"""Calls of host functions by one cell: each call is a task, and all end with the cell."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Calls:
 
     def __init__(
         self,
-        registry: Registry | None,
+        registry: Registry,
         answer: Answer,
         limit: int,
         pause: Callable[[bool], None],
@@ -39,7 +39,7 @@ class Calls:
     ) -> None:
         self._registry = registry
         self._stdin = stdin
-        # The code reads it by calls that are in no list: nobody gave it such a function.
+        # The code reads standard input by calls, which `made` does not list.
         self._read = None if stdin is None else _reader(stdin)
         self._answer = answer
         self._limit = limit  # bytes of one value, and of all arguments and results that wait
@@ -49,13 +49,6 @@ class Calls:
         self._under_way: set[int] = set()
         self.made: list[Call] = []
         self.unrecorded = 0
-
-    @property
-    def possible(self) -> bool:
-        """Without functions there is nothing to call, and no cost: no task, no context."""
-        if self._read is not None:
-            return True
-        return self._registry is not None and bool(self._registry.names)
 
     async def __aenter__(self) -> Self:
         self._tasks = await anyio.create_task_group().__aenter__()
@@ -72,35 +65,32 @@ class Calls:
             self._tasks.cancel_scope.cancel()
             return await self._tasks.__aexit__(kind, error, traceback)
         finally:
-            self.end()
+            # Do not refer to the run any more: its values must not wait for the garbage collector.
+            self._answer, self._pause = _ignore_answer, _ignore_pause
 
-    def end(self) -> None:
-        """Let go of the run, whose values shall not wait for the garbage collector."""
-        self._answer, self._pause = _nobody, _nothing
-
-    def look_after(self, watch: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def start_task(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run it as long as calls may come."""
         assert self._tasks is not None
-        self._tasks.start_soon(watch)
+        self._tasks.start_soon(function)
 
     def start(self, frame: wire.Frame, blob: value_transfer.Blob) -> None:
         """Answer a call. Called by the run for each CALL frame, which a hostile guest may make."""
         call, name = frame.header.get("call"), frame.header.get("function")
         if type(call) is not int or not 0 <= call < 2**32:
-            raise ProtocolError("a malformed call")
+            raise ProtocolError("a call of a host function has no valid number")
         if not isinstance(name, str) or len(name) > messages.MAX_NAME:
-            raise ProtocolError("a call of what is no name")
+            raise ProtocolError("a call of a host function has no valid name")
         if self._tasks is None or len(self._under_way) >= wire.MAX_CALLS:
-            raise ProtocolError("a call that cannot be")
+            raise ProtocolError("more calls of host functions at once than are allowed")
         if call in self._under_way:
-            raise ProtocolError("two calls of one number")
+            raise ProtocolError("two calls of host functions have the same number")
         self._under_way.add(call)
         self._held += len(blob)
         self._tasks.start_soon(self._serve, call, name, blob)
 
     async def _serve(self, call: int, name: str, blob: value_transfer.Blob) -> None:
         making = self._make(name, blob)
-        del blob  # an answer may take its time, and needs no arguments
+        del blob  # the answer may take long, and does not need the arguments
         header, value = await making
         size = value.size if value is not None else 0
         self._held += size
@@ -113,9 +103,8 @@ class Calls:
     async def _make(
         self, name: str, blob: value_transfer.Blob
     ) -> tuple[dict[str, object], Encoded | None]:
-        """The answer: that it went well and what came of it, or what the guest may know."""
+        """The answer: the result, or what the guest may know of the error."""
         size, began = len(blob), time.perf_counter()
-        assert self._registry is not None
         stdin = self._stdin if name == wire.STDIN else None
         counts = self._registry.counts_time(name) if stdin is None else stdin.counts_time
         excused = not counts
@@ -159,7 +148,6 @@ class Calls:
             raise TypeError("malformed arguments")
         if len(args) + len(kwargs) > MAX_ARGUMENTS:
             raise TypeError(f"more than {MAX_ARGUMENTS} arguments")
-        assert self._registry is not None
         if name == wire.STDIN and self._read is not None:
             made = await self._read.call(args, kwargs)
         else:
@@ -180,9 +168,9 @@ def _reader(stdin: Input) -> Callee:
     return Callee(stdin.read, name="stdin", timeout=None, max_calls=None, concurrency=1)
 
 
-async def _nobody(call: int, header: dict[str, object], value: Encoded | None) -> None:
-    """Takes an answer when the run has ended."""
+async def _ignore_answer(call: int, header: dict[str, object], value: Encoded | None) -> None:
+    """In place of the run that has ended."""
 
 
-def _nothing(paused: bool) -> None:
-    """There is no clock any more."""
+def _ignore_pause(paused: bool) -> None:
+    """In place of the run that has ended."""

@@ -170,7 +170,7 @@ def replay(
         known=known,
         trust_environment=trust_environment,
         limits=limits or {},
-        env=options.texts("env", env),
+        env=options.check_texts("env", env),
         functions=functions or {},
         backend=backend,
         strict=strict,

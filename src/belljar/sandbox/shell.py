@@ -52,13 +52,13 @@ class Report:
     """What the shell says about itself when a command has ended."""
 
     kept: bool  # its state was saved
-    fresh: bool  # there was none to begin with
+    fresh: bool  # there was no state to begin with
     held: bool  # something goes on in the background, and writes
     cwd: str
 
 
 class Host(Protocol):
-    """Where a shell runs: a sandbox, or what can do as much."""
+    """Where a shell runs: a sandbox, or anything that can do as much."""
 
     workdir: str
 
@@ -66,16 +66,16 @@ class Host(Protocol):
         self,
         argv: Sequence[str],
         *,
-        told: str,
+        shown: str,
         timeout: float | None,
         env: Mapping[str, str],
         on_stdout: OnText,
         on_stderr: OnText,
     ) -> CommandResult:
-        """Run a program with these variables, started in `/`; `told` is what records say."""
+        """Run a program with these variables, started in `/`; records name it `shown`."""
 
     async def read(self, path: str, size: int) -> bytes | None:
-        """The beginning of a file; None if there is none."""
+        """The beginning of a file; None if there is no such file."""
 
     async def write(self, path: str, text: str) -> object: ...
 
@@ -136,7 +136,7 @@ class AsyncShell:
         self, host: Host, cwd: str | None, env: Mapping[str, str] | None, timeout: float | None
     ) -> None:
         self._host = host
-        self._env = options.texts("env", env)
+        self._env = options.check_texts("env", env)
         self._timeout = options.check_timeout(timeout, None)
         self._start = cwd if cwd is not None else ""
         self._directory = f"/tmp/.belljar-shell-{secrets.token_hex(8)}"
@@ -201,7 +201,7 @@ class AsyncShell:
         heard: list[str] = []
         result = await self._host.perform(
             ["bash", "-c", shell_driver.LINE],
-            told=command,
+            shown=command,
             timeout=timeout,
             env={**self._env, **given},
             on_stdout=_both(heard, on_stdout),
@@ -241,7 +241,7 @@ class AsyncShell:
     async def _check_bash(self) -> None:
         found = await self._host.perform(
             ["/bin/sh", "-c", "command -v bash"],
-            told="command -v bash",
+            shown="command -v bash",
             timeout=None,
             env=self._env,
             on_stdout=str,

@@ -213,7 +213,7 @@ def _end(sandbox: Sandbox) -> None:
         except SandboxError as error:
             log.debug("sandbox %s: %s", inner.id, error)  # it ends with the runtime at the latest
 
-    if inner._pid == os.getpid():  # else it is the parent's
+    if inner._lifecycle.pid == os.getpid():  # else it is the parent's
         runtime.current().submit(kill)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from belljar.sandbox.blocking import Sandbox
-from belljar.sandbox.lifecycle import Life
+from belljar.sandbox.lifecycle import Lifecycle
 
 
-def container_id(sandbox: Sandbox | Life) -> str:
+def container_id(sandbox: Sandbox | Lifecycle) -> str:
     """Of a sandbox that has been started."""
     seen = sandbox.whereabouts
     return (seen.container if seen is not None else None) or sandbox.id

@@ -139,4 +139,4 @@ class _Elsewhere:
         return self._sandbox.limits
 
     def using(self) -> AbstractAsyncContextManager[tuple[Channel, Guest]]:
-        return self._sandbox.using()
+        return self._sandbox._lifecycle.using()
