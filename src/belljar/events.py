@@ -20,7 +20,7 @@ from belljar.limits import Limits
 
 if TYPE_CHECKING:
     from belljar.results.execution import CommandResult, Execution
-    from belljar.sandbox.lifecycle import Lifecycle
+    from belljar.sandbox.sandbox import AsyncSandbox
 
 log = logging.getLogger("belljar")
 
@@ -144,7 +144,7 @@ _changing = threading.Lock()
 _subscriptions: tuple[Subscription, ...] = ()
 # Those that are told of everything. Looked at before an event of a cell is made.
 cell_subscriptions: tuple[Subscription, ...] = ()
-_live: weakref.WeakSet[Lifecycle] = weakref.WeakSet()
+_live: weakref.WeakSet[AsyncSandbox] = weakref.WeakSet()
 
 
 def _set(subscriptions: tuple[Subscription, ...]) -> None:
@@ -173,18 +173,18 @@ def tell(event: Event) -> None:
         subscription.tell(event)
 
 
-def live() -> list[Lifecycle]:
+def live() -> list[AsyncSandbox]:
     """The sandboxes of this process that have a guest now."""
     with _changing:
         return list(_live)
 
 
-def begins(sandbox: Lifecycle) -> None:
+def begins(sandbox: AsyncSandbox) -> None:
     with _changing:
         _live.add(sandbox)
 
 
-def ends(sandbox: Lifecycle) -> None:
+def ends(sandbox: AsyncSandbox) -> None:
     with _changing:
         _live.discard(sandbox)
 

@@ -6,6 +6,7 @@ import os
 import time
 from textwrap import dedent
 
+import anyio
 import pytest
 
 import control_groups
@@ -288,7 +289,8 @@ async def refuse_the_last(*headers):
         await asyncio.sleep(60)
 
     parcel = values.encode({"args": [], "kwargs": {}}).join()
-    async with calls.Calls(fuzz_frames.REGISTRY, answer, MB, lambda paused: None) as made:
+    deadline = calls.Deadline(anyio.CancelScope(), None)
+    async with calls.Calls(fuzz_frames.REGISTRY, answer, MB, deadline) as made:
         for header in headers[:-1]:
             made.start(wire.Frame(wire.CALL, 1, header, parcel), parcel)
         with pytest.raises(ProtocolError):

@@ -303,7 +303,7 @@ def _checked(metric: Metric, values: Values) -> Iterator[tuple[tuple[str, ...], 
 def _live_by_backend() -> Values:
     found: dict[tuple[str, ...], float] = {("native",): 0.0, ("docker",): 0.0}
     for sandbox in events.live():
-        key = (_where(sandbox.subject.backend),)
+        key = (_where(sandbox._lifecycle.subject.backend),)
         found[key] = found.get(key, 0.0) + 1
     return found
 

@@ -128,10 +128,8 @@ class Tenant(AsyncSandbox):
     @property
     def keeps_files(self) -> bool:
         """Whether there is a directory of the host that another may wait for."""
-        return self._lifecycle.persistence.mirrors
-
-    def _start_check(self) -> Callable[[], None]:
-        return self._check_start
+        persistence = self._lifecycle.persistence
+        return persistence is not None and persistence.mirrors
 
     def _check_start(self) -> None:
         self._guests_wanted += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
@@ -10,6 +11,7 @@ from typing import Any, Self
 import anyio
 import anyio.abc
 
+from belljar.backends.base import Guest
 from belljar.errors import ProtocolError
 from belljar.files.script import Input
 from belljar.functions import registry
@@ -21,9 +23,48 @@ from belljar.results.execution import Call
 from belljar.sandbox import value_transfer
 
 MAX_RECORDED = 10_000
+CPU_INTERVAL = 0.25  # seconds between readings of the guest's CPU time
 MAX_ARGUMENTS = 1000  # of one call: each takes the event loop's time
 
 Answer = Callable[[int, dict[str, object], Encoded | None], Awaitable[None]]
+
+
+class Deadline:
+    """The time-out of a cell. It stands still while the host works for the cell: in all no longer
+    than `host_time`, so that code which calls again and again comes to its end."""
+
+    def __init__(self, scope: anyio.CancelScope, host_time: float | None) -> None:
+        self._scope = scope
+        self._pauses = 0  # calls under way whose time does not count
+        self._paused_at = 0.0
+        self._left = math.inf  # seconds of the code's own time when it was paused
+        self.excuse = math.inf if host_time is None else host_time
+
+    def pause(self) -> None:
+        self._pauses += 1
+        if self._pauses == 1:
+            self._paused_at = now = anyio.current_time()
+            self._left = self._scope.deadline - now
+            self._scope.deadline += self.excuse
+
+    def resume(self) -> None:
+        self._pauses -= 1
+        if self._pauses == 0:
+            excused = min(anyio.current_time() - self._paused_at, self.excuse)
+            self.excuse -= excused
+            self._scope.deadline = self._paused_at + self._left + excused
+
+    async def watch_cpu(self, guest: Guest, seconds: float) -> None:
+        """End code that computes while the host works for it: with calls it may use as much CPU
+        time as it could have used without them."""
+        before = (await guest.reading()).cpu or 0.0
+        while True:
+            await anyio.sleep(min(CPU_INTERVAL, seconds))
+            cpu = (await guest.reading()).cpu
+            if cpu is not None and cpu - before > seconds:
+                self._pauses += 1  # for good: no call may move the deadline any more
+                self._scope.deadline = -math.inf
+                return
 
 
 class Calls:
@@ -34,7 +75,7 @@ class Calls:
         registry: Registry,
         answer: Answer,
         limit: int,
-        pause: Callable[[bool], None],
+        deadline: Deadline,
         stdin: Input | None = None,
     ) -> None:
         self._registry = registry
@@ -43,7 +84,7 @@ class Calls:
         self._read = None if stdin is None else _reader(stdin)
         self._answer = answer
         self._limit = limit  # bytes of one value, and of all arguments and results that wait
-        self._pause = pause
+        self.deadline = deadline
         self._tasks: anyio.abc.TaskGroup | None = None
         self._held = 0
         self._under_way: set[int] = set()
@@ -66,12 +107,12 @@ class Calls:
             return await self._tasks.__aexit__(kind, error, traceback)
         finally:
             # Do not refer to the run any more: its values must not wait for the garbage collector.
-            self._answer, self._pause = _ignore_answer, _ignore_pause
+            self._answer = _ignore_answer
 
-    def start_task(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def start_task(self, function: Callable[..., Coroutine[Any, Any, None]], *args: object) -> None:
         """Run it as long as calls may come."""
         assert self._tasks is not None
-        self._tasks.start_soon(function)
+        self._tasks.start_soon(function, *args)
 
     def start(self, frame: wire.Frame, blob: value_transfer.Blob) -> None:
         """Answer a call. Called by the run for each CALL frame, which a hostile guest may make."""
@@ -110,7 +151,7 @@ class Calls:
         excused = not counts
         failure = "it was still running when the cell ended"
         if excused:
-            self._pause(True)
+            self.deadline.pause()
         try:
             value = await self._run(name, blob)
             failure = ""
@@ -132,7 +173,7 @@ class Calls:
                     )
                 )
             if excused:
-                self._pause(False)
+                self.deadline.resume()
 
     async def _run(self, name: str, blob: value_transfer.Blob) -> Encoded:
         if self._held > self._limit:
@@ -169,8 +210,4 @@ def _reader(stdin: Input) -> Callee:
 
 
 async def _ignore_answer(call: int, header: dict[str, object], value: Encoded | None) -> None:
-    """In place of the run that has ended."""
-
-
-def _ignore_pause(paused: bool) -> None:
     """In place of the run that has ended."""

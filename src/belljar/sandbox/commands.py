@@ -84,7 +84,7 @@ class AsyncCommands:
         )
         persistence = self._lifecycle.persistence
         async with self._lifecycle.turn() as session:
-            if persistence.mirrors:
+            if persistence is not None:
                 await persistence.refresh(session)
             with self._lifecycle.working():
                 finished = await Run(session, command).execute()

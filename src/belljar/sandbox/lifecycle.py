@@ -8,7 +8,9 @@ import contextlib
 import os
 import time
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterator
+import weakref
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -24,22 +26,26 @@ from belljar.sandbox.guest_session import GuestSession
 from belljar.sandbox.options import Options
 from belljar.sandbox.persistence import Persistence
 
+if TYPE_CHECKING:
+    from belljar.sandbox.sandbox import AsyncSandbox
+
 
 class Lifecycle:
-    """One sandbox from its options to its end. `check_start` may refuse the start of a guest."""
+    """One sandbox from its options to its end."""
 
     def __init__(
-        self,
-        options: Options,
-        functions: Registry | None = None,
-        check_start: Callable[[], None] | None = None,
+        self, sandbox: AsyncSandbox, options: Options, functions: Registry | None = None
     ) -> None:
+        self._sandbox = weakref.ref(sandbox)  # weak: it ends its guest when it is collected
         self.options = options
         self.id = options.id
         self.limits: Limits = options.limits
         self.workdir = options.workdir
-        self.functions = Registry(options.functions.values()) if functions is None else functions
-        self.persistence = Persistence(options)
+        self.functions = functions  # of the host, that the code may call
+        if options.functions and functions is None:
+            self.functions = Registry(options.functions.values())
+        kept = (options.workspace, options.session, options.record)
+        self.persistence = Persistence(options) if any(each is not None for each in kept) else None
         self.session: GuestSession | None = None
         self.branch = 0  # of those that share the session
         self.ended: str | None = None  # why it can no longer be used
@@ -49,7 +55,6 @@ class Lifecycle:
         self.state_lost = False  # variables were lost, and no Execution has said so yet
         self.starting = Lock()
         self.stopped = True  # `look` is not called
-        self._check_start = check_start
         self._adopted: Guest | None = None
         self.pid = os.getpid()
 
@@ -144,19 +149,19 @@ class Lifecycle:
         subject, began = self.subject, time.perf_counter()
         events.tell(events.Starting(subject=subject))
         try:
-            if self._check_start is not None:
-                self._check_start()
+            if (sandbox := self._sandbox()) is not None:
+                sandbox._check_start()
             spec = self.make_spec()
             self.guests += 1
-            self.persistence.begin_record(self.functions.names)
+            self.begin_record()
             guest, self._adopted = self._adopted, None
             if guest is None:
                 guest = await process.backend(self.options.backend).start(spec)
             self.keep_time()
             self.session = session = GuestSession(guest, self.limits.memory)
-            if self.persistence.mirrors:
+            if self.persistence is not None:
                 await self.persistence.load(session)
-            events.begins(self)
+            self._appear()
             now = time.perf_counter()
             started = events.Started(
                 subject=self.subject,
@@ -203,11 +208,15 @@ class Lifecycle:
     def join(self, session: GuestSession, branch: int) -> None:
         """Share the guest of another sandbox, as a fork of that sandbox."""
         self.session, self.branch, self.guests = session, branch, 1
-        events.begins(self)
+        self._appear()
         self.keep_time()
         events.tell(events.Starting(subject=self.subject))
         seen = session.guest.whereabouts
         events.tell(events.Started(subject=self.subject, seconds=0.0, stages={}, whereabouts=seen))
+
+    def _appear(self) -> None:
+        if (sandbox := self._sandbox()) is not None:
+            events.begins(sandbox)
 
     # -- end --------------------------------------------------------------------------------
 
@@ -224,7 +233,9 @@ class Lifecycle:
 
     async def save(self) -> None:
         """Bring the workspace out, before the sandbox is closed."""
-        if os.getpid() == self.pid and self.ended is None and not self.busy:
+        if self.persistence is None or os.getpid() != self.pid:
+            return
+        if self.ended is None and not self.busy:
             await self.persistence.save(self.session)
 
     async def kill(self) -> None:
@@ -242,7 +253,8 @@ class Lifecycle:
             async with self.starting:
                 subject, had = self.subject, self.session is not None
                 await self.leave()
-        self.persistence.close()
+        if self.persistence is not None:
+            self.persistence.close()
         if had:
             seconds = time.monotonic() - self._made
             events.tell(events.Ended(subject=subject, reason=self.ended or "", seconds=seconds))
@@ -250,7 +262,8 @@ class Lifecycle:
     async def leave(self) -> None:
         session, self.session = self.session, None
         adopted, self._adopted = self._adopted, None
-        events.ends(self)
+        if (sandbox := self._sandbox()) is not None:
+            events.ends(sandbox)
         with anyio.CancelScope(shield=True):
             if adopted is not None:
                 await adopted.close()
@@ -263,9 +276,20 @@ class Lifecycle:
         session, self.stopped = self.session, True
         if session is not None and os.getpid() == self.pid:
             warnings.warn(f"{name} was not closed", ResourceWarning, stacklevel=3)
-            self.persistence.close()
+            if self.persistence is not None:
+                self.persistence.close()
             if session.drop(self.branch):
                 session.guest.discard()
+
+    # -- the record -------------------------------------------------------------------------
+
+    def begin_record(self) -> None:
+        if self.persistence is not None:
+            self.persistence.begin_record(self.functions.names if self.functions else ())
+
+    def record(self, event: str, **fields: object) -> None:
+        if self.persistence is not None:
+            self.persistence.record_event(event, **fields)
 
     # -- lifetime and idle ------------------------------------------------------------------
 

@@ -35,10 +35,12 @@ if TYPE_CHECKING:
 
 NETWORKS = ("none", "open")
 
-DEFAULT = "data"  # the Environment of a sandbox for which none is named
+# What a sandbox has for which nothing is given.
+ENVIRONMENT = builtin("data")
+LIMITS = Limits()
+NO_DOCKER = Docker()
 # The Environment of a caller's own image: its packages are not known, so none is imported early.
-AS_IT_IS = replace(builtin(DEFAULT), preload=(), warmup="")
-NO_DOCKER = Docker()  # the settings of a sandbox for which none is given
+AS_IT_IS = replace(ENVIRONMENT, preload=(), warmup="")
 
 
 class SandboxOptions(TypedDict, total=False):
@@ -126,7 +128,7 @@ def make_options(given: SandboxOptions, unnamed: Sequence[object] = ()) -> Optio
     asked = {**DEFAULTS, **given}
     chosen = None
     if asked["environment"] is not None or asked["packages"]:
-        chosen = extended(resolve(asked["environment"] or DEFAULT), asked["packages"])
+        chosen = extended(resolve(asked["environment"] or ENVIRONMENT), asked["packages"])
     network, strict, noexec = asked["network"], asked["strict"], asked["noexec"]
     if not isinstance(network, str):
         raise InvalidOption(f"network is a str, not {network!r}", hint=", ".join(NETWORKS))
@@ -145,7 +147,11 @@ def make_options(given: SandboxOptions, unnamed: Sequence[object] = ()) -> Optio
             hint="a session is a workspace that Belljar keeps by its name",
         )
     recorded, kept = host_path("record", asked["record"]), host_path("workspace", workspace)
-    mounted = check_mounts(asked["mounts"])
+    mounted: tuple[Mount, ...] = ()
+    workdir = asked["workdir"]
+    if asked["mounts"] != () or workdir != workdirs.WORKSPACE:
+        mounted = check_mounts(asked["mounts"])
+        workdir = workdirs.check(workdir, mounted)
     shared = [mount for mount in mounted if not isinstance(mount, Scratch)]
     for directory in (kept, *(Path(mount.host) for mount in shared)):
         if recorded and directory and recorded.resolve().is_relative_to(directory.resolve()):
@@ -157,18 +163,17 @@ def make_options(given: SandboxOptions, unnamed: Sequence[object] = ()) -> Optio
         id=new_id(),
         backend=backend,
         docker=docker,
-        environment=chosen
-        or (AS_IT_IS if docker is not NO_DOCKER and docker.own else builtin(DEFAULT)),
-        limits=Limits.coerce(asked["limits"]),
+        environment=chosen or (AS_IT_IS if docker is not NO_DOCKER and docker.own else ENVIRONMENT),
+        limits=LIMITS if asked["limits"] is None else Limits.coerce(asked["limits"]),
         env=MappingProxyType(check_texts("env", asked["env"])),
         network=network,
         policy=None if asked["policy"] is None else _make_policy(asked["policy"]),
         strict=strict,
         metadata=MappingProxyType(check_texts("metadata", asked["metadata"])),
-        functions=MappingProxyType(coerce(asked["functions"] or {})),
+        functions=MappingProxyType(coerce(asked["functions"]) if asked["functions"] else {}),
         workspace=kept,
         session=None if session is None else sessions.check_name(session),
-        workdir=workdirs.check(asked["workdir"], mounted),
+        workdir=workdir,
         mounts=mounted,
         noexec=noexec or docker.noexec,
         record=recorded,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 
 import anyio.to_thread
 
@@ -30,7 +31,6 @@ class Persistence:
         self._mirror: HostWorkspace | None = None
         self._begun = False
         self.mirrors = options.workspace is not None or options.session is not None
-        self.records = self._recorder is not None
 
     @property
     def saved(self) -> bool:
@@ -42,6 +42,16 @@ class Persistence:
             self._mirror.close()
         if self._recorder is not None:
             self._recorder.close()
+
+    async def keep(
+        self, code: Code, execution: Execution, session: GuestSession | None, *, began: float
+    ) -> Execution:
+        """Bring the workspace out and record a cell, before the next one may begin."""
+        notes = [*execution.notes, *await self.save(session)]
+        saved = self.saved if self.mirrors else None
+        execution = replace(execution, notes=tuple(notes), saved=saved)
+        notes += await self._record_cell(code, execution, began)
+        return replace(execution, notes=tuple(notes))
 
     # -- files ------------------------------------------------------------------------------
 
@@ -96,8 +106,8 @@ class Persistence:
                 ],
             )
 
-    async def record_cell(self, code: Code, execution: Execution, *, began: float) -> list[str]:
-        """Give notes, if it could not be recorded. Called before the next cell may begin."""
+    async def _record_cell(self, code: Code, execution: Execution, began: float) -> list[str]:
+        """Give notes, if it could not be recorded."""
         if self._recorder is None:
             return []
         write = functools.partial(

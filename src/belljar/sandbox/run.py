@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import codecs
 import inspect
-import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from belljar.protocol import wire
 from belljar.protocol.values import Encoded
 from belljar.results.execution import FileChanges, Logs, Outcome, Result, Usage
 from belljar.sandbox import outcome, value_transfer
-from belljar.sandbox.calls import Calls
+from belljar.sandbox.calls import Calls, Deadline
 from belljar.sandbox.channel import Channel, Lost, drop
 from belljar.sandbox.outcome import Finished
 
@@ -35,7 +34,6 @@ DEATH = 5.0  # seconds a killed worker may take to be reported, before the whole
 MAX_CODE = wire.MAX_PAYLOAD
 MAX_BACKGROUND = 64 * 1024
 MAX_RESULTS = 1000
-CPU_INTERVAL = 0.25  # seconds between readings of the guest's CPU time while a host function runs
 ALL_RESULTS = 64  # times the output limit that all results of a cell may take in memory
 MAX_RESULT_BYTES = 128 * 1024 * 1024
 STREAMS = ("stdout", "stderr", "background")
@@ -139,14 +137,11 @@ class Run:
         self._taken: dict[int, anyio.Event] = {}
         self._worker: object = None  # the process that has taken parts of a value
         self._clock = anyio.CancelScope()
-        self._pauses = 0  # calls of host functions under way whose time does not count
-        self._paused_at = 0.0
-        self._left = math.inf  # seconds of the code's own time when it was paused
-        self._excuse = math.inf if limits.host_time is None else limits.host_time
         self._calls: Calls | None = None
         if functions is not None or cell.stdin is not None:
+            deadline = Deadline(self._clock, limits.host_time)
             known = functions or Registry()
-            self._calls = Calls(known, self._answer, limits.memory, self._pause, cell.stdin)
+            self._calls = Calls(known, self._answer, limits.memory, deadline, cell.stdin)
 
     async def execute(self) -> Finished:
         """Run it to its end. Cancelled, it interrupts the guest, then kills the worker, and lets
@@ -157,7 +152,9 @@ class Run:
         else:
             failure: BaseException | None = None
             async with calls:
-                calls.start_task(self._watch_cpu)
+                if self._cell.timeout is not None:
+                    seconds = self._cell.timeout * max(self._cell.limits.cpus, 1.0)
+                    calls.start_task(calls.deadline.watch_cpu, self._guest, seconds)
                 try:
                     await self._perform()
                 except anyio.get_cancelled_exc_class():
@@ -193,7 +190,7 @@ class Run:
             memory_kills_in_all=after.memory_kills,
             calls=tuple(calls.made) if calls is not None else (),
             calls_left_out=calls.unrecorded if calls is not None else 0,
-            host_time_is_up=timed_out and calls is not None and self._excuse <= 0,
+            host_time_is_up=timed_out and calls is not None and calls.deadline.excuse <= 0,
             value=self._value,
             no_room=self._no_room,
         )
@@ -406,31 +403,6 @@ class Run:
             return  # the run itself will notice
         finally:
             self._taken.pop(call, None)
-
-    async def _watch_cpu(self) -> None:
-        """End code that computes while the host works for it. The host's time is excused, but the
-        guest must not use more CPU time than it could have used without any call."""
-        timeout, cpus = self._cell.timeout, max(self._cell.limits.cpus, 1.0)
-        while timeout is not None:
-            await anyio.sleep(min(CPU_INTERVAL, timeout))
-            cpu = (await self._guest.reading()).cpu
-            if cpu is not None and cpu - (self._before.cpu or 0.0) > timeout * cpus:
-                self._pauses += 1  # for good
-                self._clock.deadline = -math.inf
-                return
-
-    def _pause(self, paused: bool) -> None:
-        """Stop the code's clock while the host works for it. In all no longer than is excused, so
-        that code which calls again and again comes to its end."""
-        self._pauses += 1 if paused else -1
-        now = anyio.current_time()
-        if paused and self._pauses == 1:
-            self._paused_at, self._left = now, self._clock.deadline - now
-            self._clock.deadline += self._excuse
-        elif not paused and self._pauses == 0:
-            excused = min(now - self._paused_at, self._excuse)
-            self._excuse -= excused
-            self._clock.deadline = self._paused_at + self._left + excused
 
 
 def encode_code(code: str) -> bytes:

@@ -72,7 +72,7 @@ class AsyncSandbox:
 
     def _set_up(self, given: Options, functions: Registry | None = None) -> None:
         self._options = given
-        self._lifecycle = Lifecycle(given, functions, self._start_check())
+        self._lifecycle = Lifecycle(self, given, functions)
         self._turn = Lock()
         self._run: Run | None = None
         self._count = 0
@@ -80,9 +80,8 @@ class AsyncSandbox:
         self.commands = AsyncCommands(self._lifecycle, on_change=self._note_change)
         self.files = AsyncFiles(self._lifecycle, on_change=self._note_change)
 
-    def _start_check(self) -> Callable[[], None] | None:
-        """What is called before each start of a guest, and may refuse it."""
-        return None
+    def _check_start(self) -> None:
+        """Called before each start of a guest, which a subclass may refuse."""
 
     @classmethod
     async def create(cls, *unnamed: Never, **given: Unpack[SandboxOptions]) -> Self:
@@ -176,7 +175,7 @@ class AsyncSandbox:
         async with self._lifecycle.turn() as session:
             await session.channel.call(wire.RESTART)
         self._lifecycle.state_lost = False
-        self._lifecycle.persistence.record_event("restart")
+        self._lifecycle.record("restart")
 
     async def usage(self) -> Reading:
         """What it has used so far, and uses at this moment, as seen from outside.
@@ -297,9 +296,8 @@ class AsyncSandbox:
         # Not on the event loop: the code decides how long it takes.
         report = await anyio.to_thread.run_sync(policy.check, code)
         if not report.allowed:
-            persistence = self._lifecycle.persistence
-            persistence.begin_record(self._lifecycle.functions.names)
-            persistence.record_event("rejected", code=code, why=report.summary())
+            self._lifecycle.begin_record()
+            self._lifecycle.record("rejected", code=code, why=report.summary())
         return report
 
     @contextlib.asynccontextmanager
@@ -326,29 +324,25 @@ class AsyncSandbox:
                 if before is not None:
                     await self._take_back(before)
                 raise
-            if persistence.mirrors:
-                said = tuple(await persistence.save(self._session))
-                notes = (*execution.notes, *said)
-                execution = replace(execution, notes=notes, saved=persistence.saved)
-            if persistence.records:
-                said = tuple(await persistence.record_cell(code, execution, began=began))
-                execution = replace(execution, notes=(*execution.notes, *said))
+            if persistence is not None:
+                execution = await persistence.keep(code, execution, self._session, began=began)
         return execution if report is None else replace(execution, policy=report)
 
     async def _execute(self, cell: Cell, *, with_value: bool = True) -> tuple[Execution, Finished]:
         """Run one cell, or one operation on variables, to its end."""
         lifecycle = self._lifecycle
-        session, functions = await lifecycle.connect(), lifecycle.functions
-        branch = lifecycle.branch
+        session = await lifecycle.connect()
+        branch, functions = lifecycle.branch, lifecycle.functions
         await session.begin_turn(branch)
         try:
-            if lifecycle.persistence.mirrors:
+            if lifecycle.persistence is not None:
                 await lifecycle.persistence.refresh(session)
             cell.header.update(count=self._count, output=cell.limits.output)
-            if session.functions.get(branch, 0) != functions.version:
-                cell.header["functions"] = functions.specs()
-                session.functions[branch] = functions.version
-            self._run = Run(session, cell, functions if functions.version else None)
+            version = 0 if functions is None else functions.version
+            if session.functions.get(branch, 0) != version:
+                cell.header["functions"] = [] if functions is None else functions.specs()
+                session.functions[branch] = version
+            self._run = Run(session, cell, functions)
             try:
                 with lifecycle.working(), session.serving():
                     finished = await self._run.execute()
@@ -393,7 +387,8 @@ class AsyncSandbox:
             options.check_name(name)
         value = await value_transfer.encode_named(values, self.limits.memory)
         await self._operate({"op": "put"}, value, self.limits.timeout)
-        await self._lifecycle.persistence.record_put(values)
+        if self._lifecycle.persistence is not None:
+            await self._lifecycle.persistence.record_put(values)
 
     async def set(self, name: str, value: object) -> None:
         """Set one variable of the sandbox."""
@@ -453,6 +448,8 @@ class AsyncSandbox:
             raise InvalidOption(
                 "expose() makes a HostFunction itself", hint="give it the function, and its options"
             )
+        if self._lifecycle.functions is None:
+            self._lifecycle.functions = Registry()
         self._lifecycle.functions.add(
             HostFunction(
                 function,
@@ -477,16 +474,16 @@ class AsyncSandbox:
         """
         async with self._alone():
             made = await self._keep(self.limits.timeout)
-        self._lifecycle.persistence.record_event("checkpoint", id=str(made.id))
+        self._lifecycle.record("checkpoint", id=str(made.id))
         return made
 
     async def rollback(self, checkpoint: Checkpoint) -> None:
         """Go back to a checkpoint, which stays valid: one can go back to it again."""
-        persistence = self._lifecycle.persistence
         async with self._alone():
             await self._go_back(checkpoint, self.limits.timeout)
-            await persistence.save(self._session)
-        persistence.record_event("rollback", id=str(checkpoint.id))
+            if self._lifecycle.persistence is not None:
+                await self._lifecycle.persistence.save(self._session)
+        self._lifecycle.record("rollback", id=str(checkpoint.id))
 
     async def release(self, checkpoint: Checkpoint) -> None:
         """Remove a checkpoint, and free the memory and room it takes."""
@@ -501,19 +498,18 @@ class AsyncSandbox:
         one: the two take turns. Each must be closed.
         """
         lifecycle = self._lifecycle
-        if lifecycle.persistence.mirrors:
+        if lifecycle.persistence is not None and lifecycle.persistence.mirrors:
             raise InvalidOption(
                 "a sandbox whose workspace is kept on the host cannot be forked",
                 hint="two cannot write to one directory; checkpoint() and rollback() work",
             )
         async with self._alone(), lifecycle.turn() as session:
             branch, lacks = await session.keep(branch=True, timeout=self.limits.timeout)
-        forked = self._from_options(
-            options.make_fork_options(self._options), lifecycle.functions.copy()
-        )
+        functions = None if lifecycle.functions is None else lifecycle.functions.copy()
+        forked = self._from_options(options.make_fork_options(self._options), functions)
         forked._count, forked._remarks = self._count, _describe_lacks(lacks, "the fork")
         forked._lifecycle.state_lost = lifecycle.state_lost
-        lifecycle.persistence.record_event("fork", id=forked.id)
+        lifecycle.record("fork", id=forked.id)
         forked._lifecycle.join(session, branch)
         return forked
 
@@ -565,9 +561,9 @@ class AsyncSandbox:
     async def _note_change(self, event: str, **fields: object) -> None:
         """Called after each operation, other than a cell, that may have changed files."""
         lifecycle = self._lifecycle
-        if lifecycle.persistence.mirrors:
+        if lifecycle.persistence is not None:
             self._remarks += tuple(await lifecycle.persistence.save(self._session))
-        lifecycle.persistence.record_event(event, **fields)
+            lifecycle.persistence.record_event(event, **fields)
         if not events.cell_subscriptions:
             return
         subject = lifecycle.subject

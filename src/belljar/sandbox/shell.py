@@ -1,7 +1,7 @@
 """AsyncShell and Shell: a bash in a sandbox whose state lasts from one command to the next.
 
 Variables, functions, aliases, options, traps, the directory and the umask stay; `$?` is that of the
-command before. Each command is a bash of its own (see shell_driver.py), so output, error output
+command before. Each command is a bash of its own (see shell_driver.sh), so output, error output
 and exit status are exact, `exit` and a time-out end the command and not the shell, and a command
 that was killed has changed nothing.
 
@@ -16,17 +16,28 @@ import posixpath
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from belljar.backends.event_loop import Lock
 from belljar.errors import FileError, InvalidOption, SandboxError
 from belljar.results.execution import CommandResult, Outcome
-from belljar.sandbox import options, shell_driver
+from belljar.sandbox import options
 from belljar.sandbox.blocking import Sandbox, wait
 from belljar.sandbox.run import OnText
 from belljar.sandbox.sandbox import AsyncSandbox
 
+DRIVER = Path(__file__).with_name("shell_driver.sh").read_text()
+# The only line of the shell, so that bash counts the lines of the command from 1. What it needs is
+# in its environment, and not an argument: `pkill -f` and `ps` must find what the command names, and
+# not the shell that was given the name.
+LINE = (
+    'builtin eval "$__bj_functions"; __bj_begin;'
+    ' [[ -z $__bj_load ]] || builtin . "$__bj_load" 2>/dev/null; __bj_ready 2>/dev/null && :;'
+    ' builtin eval "$__bj_trace$__bj_command";'
+    ' { __bj_end "$?" "$@"; } 2>/dev/null; __bj_leave'
+)
 ROOM = 96 * 1024  # bytes of a command that fit into a variable; a longer one goes by a file
 REPORT = 8192  # bytes that are read of what the shell says about itself
 
@@ -190,17 +201,18 @@ class AsyncShell:
         on_stderr: OnText | None,
     ) -> ShellResult:
         save = "state1" if self._saved == "state0" else "state0"  # never the one that counts
-        given = shell_driver.environment(
-            command=await self._text(command),
-            directory=self._directory,
-            run=self._count,
-            save=save,
-            load=self._saved,
-            start=posixpath.join(self._host.workdir, self._start),
-        )
+        given = {
+            "__bj_functions": DRIVER,
+            "__bj_command": await self._text(command),
+            "__bj_dir": self._directory,
+            "__bj_run": str(self._count),  # the report repeats it
+            "__bj_save": f"{self._directory}/{save}",
+            "__bj_load": f"{self._directory}/{self._saved}" if self._saved else "",
+            "__bj_start": posixpath.join(self._host.workdir, self._start),
+        }
         heard: list[str] = []
         result = await self._host.perform(
-            ["bash", "-c", shell_driver.LINE],
+            ["bash", "-c", LINE],
             shown=command,
             timeout=timeout,
             env={**self._env, **given},
