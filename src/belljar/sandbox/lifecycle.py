@@ -87,7 +87,7 @@ class Lifecycle:
     # -- use --------------------------------------------------------------------------------
 
     async def connect(self) -> GuestSession:
-        """The live guest: started if there is none yet, replaced if it was lost."""
+        """The live guest: started at the first use, replaced if it was lost."""
         session = self.session
         if session is not None and not self.starting.locked() and session.channel.alive:
             self.check_usable()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import anyio.to_thread
 
 from belljar.backends.base import Guest
 from belljar.files import workspace
 from belljar.files.api import AsyncFiles
+from belljar.files.script import Script
 from belljar.files.workspace import HostWorkspace
 from belljar.record import Recorder
 from belljar.results.execution import Execution
@@ -19,9 +20,18 @@ from belljar.sandbox import value_transfer
 from belljar.sandbox.channel import Channel
 from belljar.sandbox.guest_session import GuestSession
 from belljar.sandbox.options import Options
-from belljar.sandbox.run import Code
 
 MANY = 2**20  # bytes of a cell that are written down off the event loop
+
+
+@dataclass(frozen=True, kw_only=True)
+class Code:
+    """What a caller gave to run_code, as a record keeps it."""
+
+    script: Script
+    env: Mapping[str, str]
+    timeout: float | None  # None: that of the limits
+    undo_on_error: bool
 
 
 class Persistence:

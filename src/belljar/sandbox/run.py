@@ -10,15 +10,13 @@ from __future__ import annotations
 import codecs
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import anyio
 
-from belljar.backends.base import Guest
 from belljar.errors import InvalidOption, ProtocolError
-from belljar.files.script import Input, Script
+from belljar.files.script import Input
 from belljar.functions.registry import Registry
 from belljar.limits import Limits
 from belljar.protocol import wire
@@ -26,7 +24,8 @@ from belljar.protocol.values import Encoded
 from belljar.results.execution import FileChanges, Logs, Outcome, Result, Usage
 from belljar.sandbox import outcome, value_transfer
 from belljar.sandbox.calls import Calls, Deadline
-from belljar.sandbox.channel import Channel, Lost, drop
+from belljar.sandbox.channel import Lost, drop
+from belljar.sandbox.guest_session import GuestSession
 from belljar.sandbox.outcome import Finished
 
 GRACE = 1.0  # seconds between KeyboardInterrupt and SIGKILL
@@ -46,7 +45,7 @@ OnResult = Callable[[Result], object]
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """What is to run, checked: code, a command, or an operation on variables."""
+    """Code, a command or an operation on variables that is to run. Its options are checked."""
 
     limits: Limits
     timeout: float | None  # seconds
@@ -59,23 +58,6 @@ class Cell:
     on_stdout: OnText | None = None
     on_stderr: OnText | None = None
     on_result: OnResult | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Code:
-    """What a caller gave to run_code, as policies, events and records see it."""
-
-    script: Script
-    env: Mapping[str, str]
-    timeout: float | None  # None: that of the limits
-    undo_on_error: bool
-
-
-class Session(Protocol):
-    """The live guest that a cell runs in."""
-
-    guest: Guest
-    channel: Channel
 
 
 class Stream:
@@ -100,8 +82,7 @@ class Stream:
 
 async def _await_if_needed(made: object) -> None:
     if inspect.isawaitable(made):
-        awaitable: Awaitable[object] = made
-        await awaitable
+        await made
 
 
 class WorkerDied(Exception):
@@ -111,8 +92,9 @@ class WorkerDied(Exception):
 class Run:
     """A cell or a command under way."""
 
-    def __init__(self, session: Session, cell: Cell, functions: Registry | None = None) -> None:
-        """`functions`: what the code may call on the host; None: nothing."""
+    def __init__(
+        self, session: GuestSession, cell: Cell, functions: Registry | None = None
+    ) -> None:
         self._channel, self._guest, self._cell = session.channel, session.guest, cell
         limits = cell.limits
         self._exchange = session.channel.open()
@@ -128,8 +110,8 @@ class Run:
         self._truncated = self._dropped = self._cut = False
         self._stopped_for: Outcome | None = None  # the limit that ended it
         self._interrupted = False  # by the caller
-        self._done: wire.Frame | None = None
-        self._lost: Exception | None = None
+        self._done: wire.Frame | None = None  # the last frame,
+        self._lost: Exception | None = None  # or why it did not come
         self._files: FileChanges | None = FileChanges()
         self._receiver: value_transfer.Receiver | None = None  # for values not in one frame
         self._value: list[value_transfer.Blob] = []
@@ -146,11 +128,10 @@ class Run:
     async def execute(self) -> Finished:
         """Run it to its end. Cancelled, it interrupts the guest, then kills the worker, and lets
         the cancellation go on."""
-        calls = self._calls
+        calls, failure = self._calls, None
         if calls is None:
             await self._perform()
         else:
-            failure: BaseException | None = None
             async with calls:
                 if self._cell.timeout is not None:
                     seconds = self._cell.timeout * max(self._cell.limits.cpus, 1.0)

@@ -45,7 +45,8 @@ from belljar.sandbox.guest_session import KEEP_TIMEOUT, Checkpoint, GuestSession
 from belljar.sandbox.lifecycle import Lifecycle
 from belljar.sandbox.options import Options, SandboxOptions
 from belljar.sandbox.outcome import Finished
-from belljar.sandbox.run import Cell, Code, OnResult, OnText, Run, encode_code
+from belljar.sandbox.persistence import Code
+from belljar.sandbox.run import Cell, OnResult, OnText, Run, encode_code
 
 if TYPE_CHECKING:
     from belljar.policy import Policy, Report
@@ -65,7 +66,7 @@ class AsyncSandbox:
 
     @classmethod
     def _from_options(cls, given: Options, functions: Registry | None = None) -> Self:
-        """A sandbox with options that were checked before; `functions` in place of theirs."""
+        """Make a sandbox of checked options; `functions` replace those of the options."""
         sandbox = cls.__new__(cls)
         sandbox._set_up(given, functions)
         return sandbox
