@@ -38,7 +38,7 @@ ZYGOTE = "belljar.backends.native.zygote"  # becomes init by a fork
 ALLOWED: set[tuple[str, str]] = {
     ("belljar.backends.docker.spec", "belljar.guest.worker_process"),
     ("belljar.backends.isolation", "belljar.results.display"),
-    ("belljar.backends.setup", "belljar.guest.worker_process"),
+    ("belljar.backends.base", "belljar.guest.worker_process"),
     ("belljar.compat.dolphin.directory", "belljar.guest.removal"),
     ("belljar.conformance.machine", "belljar.cli.engine_facts"),
     ("belljar.environment.requirement", "belljar.backends.docker.images.build_script"),

@@ -27,7 +27,7 @@ from typing import (
 import anyio
 
 from belljar import runtime
-from belljar.backends.base import Reading, Whereabouts
+from belljar.backends.base import Location, UsageSample
 from belljar.backends.isolation import Isolation
 from belljar.environment.environment import Environment
 from belljar.errors import InvalidOption, suggests, unknown_option
@@ -318,7 +318,7 @@ class Sandbox:
         return self._sandbox.alive
 
     @property
-    def whereabouts(self) -> Whereabouts | None:
+    def whereabouts(self) -> Location | None:
         """Where its guest can be seen from outside; None while it has no guest."""
         return self._sandbox.whereabouts
 
@@ -444,7 +444,7 @@ class Sandbox:
         """Raise KeyboardInterrupt in the running cell; nothing happens if none is running."""
         return wait(self._sandbox.interrupt)
 
-    def usage(self) -> Reading:
+    def usage(self) -> UsageSample:
         """What it has used so far, and uses at this moment, as seen from outside.
 
         None stands for what this host cannot tell, and for a sandbox that was not started.

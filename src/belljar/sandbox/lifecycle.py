@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from belljar import events, runtime
-from belljar.backends.base import Guest, GuestSpec, Reading, Whereabouts
+from belljar.backends.base import Guest, GuestSpec, Location, UsageSample
 from belljar.backends.event_loop import Lock
 from belljar.backends.mounts import Scratch
 from belljar.errors import ProtocolError, SandboxClosed
@@ -75,13 +75,13 @@ class Lifecycle:
         return self.ended is None and self.session is not None and self.session.channel.alive
 
     @property
-    def whereabouts(self) -> Whereabouts | None:
+    def whereabouts(self) -> Location | None:
         return None if self.session is None else self.session.guest.whereabouts
 
-    async def usage(self) -> Reading:
+    async def usage(self) -> UsageSample:
         self.check_usable()
         if self.session is None:
-            return Reading(cpu=None, peak_memory=None, memory_kills=0)
+            return UsageSample(cpu=None, peak_memory=None, memory_kills=0)
         return await self.session.guest.reading(now=True)
 
     # -- use --------------------------------------------------------------------------------

@@ -18,10 +18,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from belljar import runtime
-from belljar.backends import workdir as workdirs
 from belljar.backends.docker import settings
 from belljar.backends.docker.settings import FLAT, Docker
-from belljar.backends.mounts import Mount, Scratch, check_mounts
+from belljar.backends.mounts import WORKSPACE, Mount, Scratch, check_mounts, check_workdir
 from belljar.environment.environment import Environment, builtin, extended, resolve
 from belljar.errors import InvalidOption, unknown_option
 from belljar.files import sessions
@@ -72,7 +71,7 @@ _NOT_NONE: dict[str, object] = {
     "backend": "auto",
     "packages": (),
     "network": "none",
-    "workdir": workdirs.WORKSPACE,
+    "workdir": WORKSPACE,
     "mounts": (),
     "noexec": False,
     "devices": (),
@@ -149,9 +148,9 @@ def make_options(given: SandboxOptions, unnamed: Sequence[object] = ()) -> Optio
     recorded, kept = host_path("record", asked["record"]), host_path("workspace", workspace)
     mounted: tuple[Mount, ...] = ()
     workdir = asked["workdir"]
-    if asked["mounts"] != () or workdir != workdirs.WORKSPACE:
+    if asked["mounts"] != () or workdir != WORKSPACE:
         mounted = check_mounts(asked["mounts"])
-        workdir = workdirs.check(workdir, mounted)
+        workdir = check_workdir(workdir, mounted)
     shared = [mount for mount in mounted if not isinstance(mount, Scratch)]
     for directory in (kept, *(Path(mount.host) for mount in shared)):
         if recorded and directory and recorded.resolve().is_relative_to(directory.resolve()):

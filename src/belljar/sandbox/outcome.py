@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from belljar.backends import setup
+from belljar.backends.base import init_settings
 from belljar.errors import CannotTravel, ExecutionError, ProtocolError
 from belljar.limits import Limits, format_size
 from belljar.protocol import messages, wire
@@ -240,7 +240,7 @@ async def _decode_value(
 
 
 def _max_value(limits: Limits) -> int:
-    most = setup.of(limits, share=False)["result"]
+    most = init_settings(limits, share=False)["result"]
     assert isinstance(most, int)
     return most
 

@@ -18,7 +18,7 @@ import anyio
 import anyio.to_thread
 
 from belljar import events
-from belljar.backends.base import Reading, Whereabouts
+from belljar.backends.base import Location, UsageSample
 from belljar.backends.event_loop import Lock
 from belljar.backends.isolation import Isolation
 from belljar.environment.environment import Environment
@@ -138,7 +138,7 @@ class AsyncSandbox:
         return self._lifecycle.alive
 
     @property
-    def whereabouts(self) -> Whereabouts | None:
+    def whereabouts(self) -> Location | None:
         """Where its guest can be seen from outside; None while it has no guest."""
         return self._lifecycle.whereabouts
 
@@ -178,7 +178,7 @@ class AsyncSandbox:
         self._lifecycle.state_lost = False
         self._lifecycle.record("restart")
 
-    async def usage(self) -> Reading:
+    async def usage(self) -> UsageSample:
         """What it has used so far, and uses at this moment, as seen from outside.
 
         None stands for what this host cannot tell, and for a sandbox that was not started.
