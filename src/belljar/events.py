@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from belljar.backends.base import Location as Whereabouts
 from belljar.limits import Limits
 
 if TYPE_CHECKING:
+    from belljar.backends.base import Location
     from belljar.results.execution import CommandResult, Execution
     from belljar.sandbox.sandbox import AsyncSandbox
 
@@ -50,7 +50,7 @@ class Starting(Event):
 class Started(Event):
     seconds: float
     stages: Mapping[str, float]  # seconds for "start" (the guest) and "workspace" (its files)
-    whereabouts: Whereabouts
+    whereabouts: Location
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,7 +44,6 @@ ALLOWED: set[tuple[str, str]] = {
     ("belljar.environment.requirement", "belljar.backends.docker.images.build_script"),
     ("belljar.environment.uv_build", "belljar.backends.docker.images.build_script"),
     ("belljar.environment.uv_build", "belljar.results.execution"),
-    ("belljar.events", "belljar.backends.base"),
     ("belljar.files.api", "belljar.guest.files"),
     ("belljar.files.api", "belljar.sandbox.channel"),
     ("belljar.files.api", "belljar.sandbox.options"),

@@ -233,9 +233,7 @@ class Lifecycle:
 
     async def save(self) -> None:
         """Bring the workspace out, before the sandbox is closed."""
-        if self.persistence is None or os.getpid() != self.pid:
-            return
-        if self.ended is None and not self.busy:
+        if self.persistence is not None and self.ended is None and not self.busy:
             await self.persistence.save(self.session)
 
     async def kill(self) -> None:

@@ -187,6 +187,8 @@ class AsyncSandbox:
 
     async def close(self) -> None:
         """End it and leave nothing behind. May be called twice, and while code runs."""
+        if os.getpid() != self._lifecycle.pid:
+            return  # after a fork: the guest belongs to the parent
         try:
             await self._lifecycle.save()
         finally:
