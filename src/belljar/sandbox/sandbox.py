@@ -158,6 +158,12 @@ class AsyncSandbox:
         return self._lifecycle.last_used
 
     @property
+    def _engaged(self) -> bool:
+        """Whether anything runs, or waits for its turn or for the start."""
+        lifecycle = self._lifecycle
+        return lifecycle.busy > 0 or self._turn.locked() or lifecycle.starting.locked()
+
+    @property
     def _session(self) -> GuestSession | None:
         return self._lifecycle.session
 
