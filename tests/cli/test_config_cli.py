@@ -53,7 +53,7 @@ def test_show_as_json_and_only_what_was_changed(project, capsys, tmp_path):
 def test_check_says_yes_or_everything_that_is_wrong(project, capsys, tmp_path):
     project.write_text("[limits]\nmemory = '64m'\n")
     assert main(["config", "check"]) == 0
-    assert "the configuration is fine" in capsys.readouterr().err
+    assert "the configuration is valid" in capsys.readouterr().err
     project.write_text("[limits]\nmemmory = '64m'\ncpus = 'many'\n")
     assert main(["config", "check"]) == 2
     said = capsys.readouterr().err

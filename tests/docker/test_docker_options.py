@@ -27,8 +27,8 @@ from belljar.backends.auto import AutoBackend
 from belljar.backends.base import GuestSpec
 from belljar.backends.docker import settings
 from belljar.cli import sandbox_options
-from belljar.compat import where
-from belljar.environment.environment import builtin
+from belljar.compat import placement
+from belljar.environment.environment import BUILTIN
 from belljar.limits import Limits
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
@@ -389,7 +389,7 @@ def auto(native=None, docker=None):
 
 
 def start(backend):
-    spec = GuestSpec(id="bj-1", environment=builtin("python"), limits=Limits())
+    spec = GuestSpec(id="bj-1", environment=BUILTIN["python"], limits=Limits())
     return asyncio.run(backend.start(spec))
 
 
@@ -508,11 +508,11 @@ def test_nothing_is_imported_in_advance_in_an_image_unless_asked_for(own, tmp_pa
         assert made.docker.own
         assert (made.environment.preload, made.environment.warmup) == ((), "")
     asked = Environment("own", preload=["json"])
-    for environment, wanted in (("data", builtin("data")), (asked, asked)):
+    for environment, wanted in (("data", BUILTIN["data"]), (asked, asked)):
         assert options(**given, environment=environment).environment == wanted
-    assert options().environment == builtin("data")
+    assert options().environment == BUILTIN["data"]
 
 
 def adapted(backend, **given):
     """What an adapter of another system's gives to Sandbox."""
-    return asyncio.run(where.place(backend, prefer_local=False, **given)).options
+    return asyncio.run(placement.place(backend, prefer_local=False, **given)).options

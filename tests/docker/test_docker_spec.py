@@ -13,7 +13,7 @@ from belljar.backends.base import GuestSpec
 from belljar.backends.docker import profile, spec
 from belljar.backends.docker.facts import Facts
 from belljar.backends.linux import guest_view, identity, seccomp
-from belljar.environment.environment import builtin
+from belljar.environment.environment import BUILTIN
 from belljar.guest.worker_process import MAX_FILES
 from bpf import run as simulate
 from bpf_profile import AUDIT, EPERM, U64
@@ -72,7 +72,7 @@ def made(facts=FACTS, docker=None, mounts=(), limits=None, uid=1879048200, netwo
     docker = docker or Docker()
     asked = GuestSpec(
         id="bj-1",
-        environment=builtin("python"),
+        environment=BUILTIN["python"],
         limits=limits or Limits(),
         mounts=tuple(mounts),
         docker=docker,

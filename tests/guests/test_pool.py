@@ -17,7 +17,7 @@ import pytest
 import census
 import setting
 from belljar import AsyncPool, AsyncSandbox, InvalidOption, Outcome, Pool, Sandbox, Snippet
-from belljar.environment.environment import builtin
+from belljar.environment.environment import BUILTIN
 from belljar.errors import (
     GuestLost,
     PoolClosed,
@@ -109,11 +109,11 @@ def test_a_rehearsal_of_ours_needs_no_package(run_async):
     """An image of the caller's need not have those that the environment is said to preload."""
 
     async def test():
-        async with a_pool(rehearsal=warmup.code_for(builtin("data"), None)) as pool:
+        async with a_pool(rehearsal=warmup.code_for(BUILTIN["data"], None)) as pool:
             await pool.warm_up()
             assert pool.stats().start_failures == 0
 
-    assert "pandas" in warmup.code_for(builtin("data"), None)
+    assert "pandas" in warmup.code_for(BUILTIN["data"], None)
     run_async(test)
 
 

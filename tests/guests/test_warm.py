@@ -7,7 +7,7 @@ import pytest
 
 from belljar import AsyncSandbox, Limits, SandboxError, runtime
 from belljar.backends.base import GuestSpec
-from belljar.environment.environment import builtin
+from belljar.environment.environment import BUILTIN
 from belljar.pool.idle_guest import Warm
 from belljar.sandbox.guest_session import GuestSession
 
@@ -22,7 +22,7 @@ def patience(monkeypatch):
 
 def spec():
     name = f"bj-warm-{uuid.uuid4().hex[:8]}"
-    return GuestSpec(id=name, environment=builtin("python"), limits=Limits())
+    return GuestSpec(id=name, environment=BUILTIN["python"], limits=Limits())
 
 
 async def warm():

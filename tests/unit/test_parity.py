@@ -14,6 +14,7 @@ from belljar.sandbox.options import DEFAULTS, SandboxOptions
 PAIRS = [(Sandbox, AsyncSandbox), (Files, AsyncFiles), (Commands, AsyncCommands)]
 # What the parts of AsyncSandbox use among each other; nobody else is meant to.
 INTERNAL = {
+    "engaged",
     "perform",
     "last_used",
     "call",

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from belljar.config.errors import ConfigError
+from belljar.text import UnsafeYAML, check_yaml
 
 SUFFIXES = (".toml", ".yaml", ".yml")
 PROJECT = "belljar"  # .toml, .yaml, .yml in the current directory
 USER = "belljar/config"
 MAX_SIZE = 1024 * 1024
-MAX_DEPTH = 50  # of YAML
-
 _HEADER = re.compile(r"\s*\[\[?\s*([^\[\]]+?)\s*\]\]?\s*(#.*)?")
 _KEY = re.compile(r"""\s*([A-Za-z0-9_."'-][A-Za-z0-9_."'\s-]*)=""")
 
@@ -160,7 +159,7 @@ def parse_yaml(path: Path, text: str) -> tuple[dict[str, Any], dict[str, int]]:
             f"{path} is YAML, which needs a library", hint="pip install pyyaml, or write TOML"
         ) from None
     try:
-        _check_plain(path, text)
+        check_yaml(text)
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -169,10 +168,10 @@ def parse_yaml(path: Path, text: str) -> tuple[dict[str, Any], dict[str, int]]:
         raise ConfigError(
             f"{where}: is not YAML: {getattr(error, 'problem', None) or error}"
         ) from None
+    except UnsafeYAML as error:
+        raise ConfigError(f"{path}:{error.line}: {error}") from None
     except RecursionError:
         raise ConfigError(f"{path}: is nested too deeply") from None
-    except ConfigError:
-        raise
     except (ValueError, AttributeError, LookupError, TypeError) as error:  # tags that do not fit
         raise ConfigError(f"{path}: is not YAML: {error}") from None
     if data is None:
@@ -182,22 +181,6 @@ def parse_yaml(path: Path, text: str) -> tuple[dict[str, Any], dict[str, int]]:
     lines: dict[str, int] = {}
     _yaml_lines(path, node, "", lines)
     return data, lines
-
-
-def _check_plain(path: Path, text: str) -> None:
-    """A few lines of aliases stand for more than any memory holds, or for themselves; and what is
-    nested deeply takes the parser its square in time."""
-    import yaml
-
-    depth = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        line = event.start_mark.line + 1 if event.start_mark else 1
-        if isinstance(event, yaml.AliasEvent):
-            raise ConfigError(f"{path}:{line}: aliases (*{event.anchor}) are not taken")
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_DEPTH:
-            raise ConfigError(f"{path}:{line}: is nested too deeply")
 
 
 def _yaml_lines(path: Path, node: Any, above: str, lines: dict[str, int]) -> None:

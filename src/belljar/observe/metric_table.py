@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from belljar.errors import SandboxError
-from belljar.results.ending import Outcome
+from belljar.results.execution import Outcome
 
 OTHER = "other"
 MOST_VALUES = 64  # of one label whose values the host's program chooses

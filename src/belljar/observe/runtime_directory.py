@@ -18,7 +18,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from belljar.environment import directories
+from belljar.environment import store
 from belljar.environment.store import cache_root
 from belljar.errors import SandboxError
 
@@ -86,7 +86,7 @@ def _make(path: str) -> bool:
     # Only the last part, but in the cache: what /run has is the system's to make.
     try:
         if path == str(cache_root() / "live"):
-            directories.make(cache_root(), directories.CACHE)
+            store.make_directory(cache_root(), store.CACHE_MODE)
         os.mkdir(path, 0o700)
     except FileExistsError:
         return _usable(path)

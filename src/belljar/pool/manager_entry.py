@@ -55,7 +55,7 @@ class Entry:
     def busy(self) -> bool:
         """An operation is under way, or the sandbox itself knows of something that runs in it or
         waits for its turn."""
-        engaged = getattr(self.sandbox, "_engaged", getattr(self.sandbox, "busy", 0) > 0)
+        engaged = getattr(self.sandbox, "engaged", getattr(self.sandbox, "busy", 0) > 0)
         return self.operations > 0 or engaged
 
     @property

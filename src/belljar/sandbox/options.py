@@ -21,10 +21,10 @@ from belljar import runtime
 from belljar.backends.docker import settings
 from belljar.backends.docker.settings import FLAT, Docker
 from belljar.backends.mounts import WORKSPACE, Mount, Scratch, check_mounts, check_workdir
-from belljar.environment.environment import Environment, builtin, extended, resolve
-from belljar.errors import InvalidOption, unknown_option
+from belljar.environment.environment import BUILTIN, Environment, add_packages, resolve
+from belljar.errors import InvalidOption, check_encodable, unknown_option
 from belljar.files import sessions
-from belljar.functions.registry import Functions, HostFunction, coerce
+from belljar.functions.registry import Functions, HostFunction, coerce_functions
 from belljar.limits import RULES, Limits
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 NETWORKS = ("none", "open")
 
 # What a sandbox has for which nothing is given.
-ENVIRONMENT = builtin("data")
+ENVIRONMENT = BUILTIN["data"]
 LIMITS = Limits()
 NO_DOCKER = Docker()
 # The Environment of a caller's own image: its packages are not known, so none is imported early.
@@ -127,7 +127,7 @@ def make_options(given: SandboxOptions, unnamed: Sequence[object] = ()) -> Optio
     asked = {**DEFAULTS, **given}
     chosen = None
     if asked["environment"] is not None or asked["packages"]:
-        chosen = extended(resolve(asked["environment"] or ENVIRONMENT), asked["packages"])
+        chosen = add_packages(resolve(asked["environment"] or ENVIRONMENT), asked["packages"])
     network, strict, noexec = asked["network"], asked["strict"], asked["noexec"]
     if not isinstance(network, str):
         raise InvalidOption(f"network is a str, not {network!r}", hint=", ".join(NETWORKS))
@@ -139,6 +139,7 @@ def make_options(given: SandboxOptions, unnamed: Sequence[object] = ()) -> Optio
         raise InvalidOption(f"strict is True, False or None, not {strict!r}")
     if not isinstance(noexec, bool):
         raise InvalidOption(f"noexec is True or False, not {noexec!r}")
+    functions = coerce_functions(asked["functions"]) if asked["functions"] else {}
     workspace, session = asked["workspace"], asked["session"]
     if workspace is not None and session is not None:
         raise InvalidOption(
@@ -169,9 +170,9 @@ def make_options(given: SandboxOptions, unnamed: Sequence[object] = ()) -> Optio
         policy=None if asked["policy"] is None else _make_policy(asked["policy"]),
         strict=strict,
         metadata=MappingProxyType(check_texts("metadata", asked["metadata"])),
-        functions=MappingProxyType(coerce(asked["functions"]) if asked["functions"] else {}),
+        functions=MappingProxyType(functions),
         workspace=kept,
-        session=None if session is None else sessions.check_name(session),
+        session=None if session is None else sessions.check_session_name(session),
         workdir=workdir,
         mounts=mounted,
         noexec=noexec or docker.noexec,
@@ -284,21 +285,6 @@ def check_texts(option: str, given: Mapping[str, str] | None) -> dict[str, str]:
             raise InvalidOption(f"{name!r} cannot be an environment variable")
         check_encodable(option, name + value)
     return dict(given)
-
-
-def check_callbacks(**callbacks: object) -> None:
-    """Before the code has run, not when its first output comes."""
-    for name, callback in callbacks.items():
-        if callback is not None and not callable(callback):
-            raise InvalidOption(f"{name} must be callable, not {callback!r}")
-
-
-def check_encodable(what: str, text: str) -> None:
-    """The kernel takes bytes; lone surrogates that stand for no byte cannot become any."""
-    try:
-        os.fsencode(text)
-    except UnicodeEncodeError as error:
-        raise InvalidOption(f"{what} cannot be encoded: {error.reason}: {text!r}") from None
 
 
 def check_timeout(given: float | None, default: float | None) -> float | None:

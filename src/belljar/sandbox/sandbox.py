@@ -29,6 +29,7 @@ from belljar.errors import (
     NameMissing,
     SandboxClosed,
     SandboxError,
+    check_callbacks,
     suggests,
 )
 from belljar.files import script as scripts
@@ -158,7 +159,7 @@ class AsyncSandbox:
         return self._lifecycle.last_used
 
     @property
-    def _engaged(self) -> bool:
+    def engaged(self) -> bool:
         """Whether anything runs, or waits for its turn or for the start."""
         lifecycle = self._lifecycle
         return lifecycle.busy > 0 or self._turn.locked() or lifecycle.starting.locked()
@@ -232,12 +233,12 @@ class AsyncSandbox:
         that does not end with the outcome ok leaves variables and files as they were before it.
         """
         if any(each is not None for each in (on_stdout, on_stderr, on_result)):
-            options.check_callbacks(on_stdout=on_stdout, on_stderr=on_stderr, on_result=on_result)
+            check_callbacks(on_stdout=on_stdout, on_stderr=on_stderr, on_result=on_result)
         header: dict[str, object] = {"watch": True}
         if type(code) is str and stdin is None:
             script = Script(code=code)
         else:
-            script = await scripts.make(code, stdin)
+            script = await scripts.make_script(code, stdin)
             header |= script.header()
         variables = {} if env is None else options.check_texts("env", env)
         if variables:

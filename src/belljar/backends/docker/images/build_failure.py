@@ -7,7 +7,12 @@ from collections.abc import Iterable
 
 from belljar.backends.docker.images.build_stream import Failure
 from belljar.backends.docker.images.key import Wanted, without_password
-from belljar.environment.requirement import UNSOLVABLE, few, shown, why_unsolvable
+from belljar.environment.requirement import (
+    UNSOLVABLE,
+    explain_conflict,
+    hide_secrets,
+    join_packages,
+)
 from belljar.errors import EnvironmentBuildError
 from belljar.text import printable
 
@@ -69,13 +74,15 @@ def explained(
             hint="this host's uv does not run there, the image has neither uv nor a pip that gets "
             "it; choose a base image with uv or pip",
         )
-    packages = without_password(few(list(map(shown, wanted.environment.packages))), secrets)
+    packages = without_password(
+        join_packages(list(map(hide_secrets, wanted.environment.packages))), secrets
+    )
     said = "\n".join(failure.lines)
     hint = next((hint for pattern, hint in _REMEDIES if re.search(pattern, said)), None)
     if failure.kind == "ended":
         hint = "was it removed, did the engine stop, or is its machine out of memory or disk space?"
     message = f"installing {packages} on image {base!r} failed ({failure.message})"
-    if (why := why_unsolvable(said)) is not None:
+    if (why := explain_conflict(said)) is not None:
         message = f"{why}; {message}"
     return EnvironmentBuildError("\n".join([message, *_shown(failure)]), hint=hint)
 

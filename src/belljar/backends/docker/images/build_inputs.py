@@ -16,7 +16,7 @@ import anyio
 
 from belljar.backends.docker.images import build_script, index
 from belljar.backends.docker.images.key import Wanted, repository, without_password
-from belljar.environment.requirement import shown
+from belljar.environment.requirement import hide_secrets
 from belljar.environment.uv import find_uv
 from belljar.errors import EnvironmentBuildError
 
@@ -77,7 +77,7 @@ def pack(order: Order) -> Luggage:
         "description": {
             "name": environment.name,
             "key": order.key,
-            "packages": [without_password(shown(each)) for each in environment.packages],
+            "packages": [without_password(hide_secrets(each)) for each in environment.packages],
         },
     }
     secrets = index.secrets_of(environment.packages)

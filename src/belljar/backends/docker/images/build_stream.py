@@ -15,7 +15,7 @@ import anyio.lowlevel
 from belljar.backends.docker.client.dial import Connection
 from belljar.backends.docker.images.progress import Teller
 from belljar.backends.docker.stream import Demultiplexer
-from belljar.environment.build_progress import Step
+from belljar.environment.uv_build import Step
 from belljar.errors import SandboxError
 from belljar.protocol.wire import WireError
 

@@ -18,8 +18,8 @@ from typing import Any
 
 from belljar.backends.docker.images.build_script import bare_addresses
 from belljar.environment.environment import Environment
-from belljar.environment.interpreter import interpreter
-from belljar.environment.requirement import fingerprint, shown
+from belljar.environment.interpreter import find_interpreter
+from belljar.environment.requirement import fingerprint_package, hide_secrets
 
 LAYOUT = 1  # of what is built; a new number makes every image be built anew
 
@@ -73,7 +73,7 @@ def want(environment: Environment, base: str | None, platform: str | None) -> Wa
         python=python,
         base=base or f"python:{_minor(python)}-slim",
         platform=platform,
-        fingerprints=tuple(sorted(map(fingerprint, environment.packages))),
+        fingerprints=tuple(sorted(map(fingerprint_package, environment.packages))),
     )
 
 
@@ -82,7 +82,7 @@ def python_version(environment: Environment) -> str | None:
     python = environment.python
     if python is None or _VERSION.fullmatch(python):
         return python
-    return interpreter(python).short_version
+    return find_interpreter(python).short_version
 
 
 def _minor(python: str | None) -> str:
@@ -122,7 +122,7 @@ def own_tags(image: Mapping[str, Any]) -> list[str]:
 
 def labels(wanted: Wanted, key: str, facts: Mapping[str, object]) -> dict[str, str]:
     """`facts`: what the steps in the container told at their end."""
-    packages = [without_password(shown(package)) for package in wanted.environment.packages]
+    packages = [without_password(hide_secrets(package)) for package in wanted.environment.packages]
     return {
         IMAGE: "1",
         ENVIRONMENT: wanted.environment.name,

@@ -8,7 +8,7 @@ from belljar.backends.docker.images.build_inputs import USER_ID
 from belljar.backends.docker.images.build_script import ROOT
 from belljar.backends.docker.images.key import Wanted, without_password
 from belljar.environment.environment import BUILTIN
-from belljar.environment.requirement import shown
+from belljar.environment.requirement import hide_secrets
 from belljar.errors import InvalidOption
 from belljar.text import printable
 
@@ -59,9 +59,9 @@ def written(wanted: Wanted) -> str:
         raise InvalidOption(
             f"environment {environment.name!r} has no packages: {wanted.base} is its image"
         )
-    wheels = [shown(each) for each in environment.packages if each.startswith("/")]
+    wheels = [hide_secrets(each) for each in environment.packages if each.startswith("/")]
     packages = [
-        f"/run/wheels/{shown(each)}" if each.startswith("/") else without_password(each)
+        f"/run/wheels/{hide_secrets(each)}" if each.startswith("/") else without_password(each)
         for each in environment.packages
     ]
     preload = ""

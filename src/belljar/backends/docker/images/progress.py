@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 from belljar.backends.docker.images.key import without_password
-from belljar.environment.build_progress import BuildProgress, Listener, Step, listening
+from belljar.environment.uv_build import BuildProgress, Listener, Step, open_listener
 from belljar.text import printable
 
 Progress = Listener | Literal["auto"] | None
@@ -46,5 +46,5 @@ class Teller:
 
 @contextmanager
 def telling(name: str, progress: Progress) -> Iterator[Teller]:
-    with listening(progress) as listener:
+    with open_listener(progress) as listener:
         yield Teller(name, listener, prints=progress == "auto")

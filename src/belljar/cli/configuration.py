@@ -1,4 +1,4 @@
-"""`belljar config show|check`: what is configured, where it came from, what is wrong with it."""
+"""`belljar config show|check`: show the settings and their sources, and find mistakes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from belljar.cli import terminal
+
 if TYPE_CHECKING:
     from belljar.config import Config
 
@@ -16,22 +18,22 @@ SUMMARY = "show and check the configuration"
 
 def add_commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     parser.description = (
-        "The configuration: environment variables (BELLJAR_...), before the file that "
-        "BELLJAR_CONFIG names, before ./belljar.toml (or .yaml), before the user's "
-        "belljar/config.toml, before defaults."
+        "The configuration. The first source that has a value wins: environment variables "
+        "(BELLJAR_...), the file that BELLJAR_CONFIG names, ./belljar.toml (or .yaml), the user's "
+        "belljar/config.toml, the defaults."
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     showing = commands.add_parser(
-        "show", help="every value, and where it came from", allow_abbrev=False
+        "show", help="print every value and its source", allow_abbrev=False
     )
-    showing.add_argument("--json", action="store_true", help="as JSON")
-    showing.add_argument("--changed", action="store_true", help="only what is not the default")
-    showing.add_argument("--config", metavar="FILE", help="in place of that of BELLJAR_CONFIG")
+    showing.add_argument("--json", action="store_true", help="print JSON")
+    showing.add_argument("--changed", action="store_true", help="only values that are not defaults")
+    showing.add_argument("--config", metavar="FILE", help="use FILE instead of BELLJAR_CONFIG")
     showing.set_defaults(command=show)
 
-    checking = commands.add_parser("check", help="say all that is wrong", allow_abbrev=False)
+    checking = commands.add_parser("check", help="report every mistake", allow_abbrev=False)
     checking.add_argument(
-        "file", metavar="FILE", nargs="?", help="this one alone (default: all that count here)"
+        "file", metavar="FILE", nargs="?", help="check only FILE (default: every file in use)"
     )
     checking.set_defaults(command=check)
     return {"show": showing, "check": checking}
@@ -39,7 +41,6 @@ def add_commands(parser: argparse.ArgumentParser) -> dict[str, argparse.Argument
 
 def show(args: argparse.Namespace) -> int:
     from belljar import config
-    from belljar.cli import terminal
     from belljar.config.config import DEFAULT
 
     loaded = config.load(args.config)
@@ -92,11 +93,10 @@ def _plain(value: object) -> object:
 
 def check(args: argparse.Namespace) -> int:
     from belljar import config
-    from belljar.cli import terminal
     from belljar.config.config import DEFAULT
 
     others = args.file is None
     loaded = config.load(args.file, project=others, user=others)
     count = sum(source != DEFAULT for source in loaded.sources.values())
-    terminal.say(f"the configuration is fine: {count} of {len(loaded.values)} values are set")
+    terminal.say(f"the configuration is valid: {count} of {len(loaded.values)} values are set")
     return 0

@@ -1,7 +1,8 @@
 """BelljarSandbox: where PandasAI runs generated code; `Agent(frames, sandbox=BelljarSandbox())`.
+DockerSandbox: the same with the signature of pandasai_docker's class.
 
 One sandbox serves many executions, and none sees another: between two of them the interpreter is
-replaced, processes are ended and files removed, which takes milliseconds. Where that fails, the
+replaced, processes are killed and files removed, which takes milliseconds. If that fails, the
 sandbox is replaced.
 """
 
@@ -10,13 +11,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import logging
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from pandasai.constants import DEFAULT_CHART_DIRECTORY
@@ -24,20 +26,21 @@ from pandasai.sandbox import Sandbox
 
 from belljar import runtime
 from belljar.backends.docker.settings import Docker
-from belljar.compat.duck import Bounds
-from belljar.compat.head_start import HeadStart
-from belljar.compat.pandasai import answers, charts
-from belljar.compat.pandasai.errors import (
-    NO_SQL,
-    NOT_RUNNING,
-    BadResult,
-    BadSyntax,
-    failure,
+from belljar.compat import placement
+from belljar.compat.pandasai import answers
+from belljar.compat.pandasai.answers import NO_SQL, NOT_RUNNING, BadResult, BadSyntax, make_failure
+from belljar.compat.pandasai.exchange import (
+    SCRUB,
+    explain_missing_name,
+    fetch_picture,
+    fetch_result,
+    guard_queries,
+    is_function,
+    preparation_code,
+    put_data,
 )
-from belljar.compat.pandasai.exchange import about_missing, is_function, picture, put, result_of
-from belljar.compat.pandasai.preparation import SCRUB, preparation
-from belljar.compat.pandasai.queries import guarded
-from belljar.compat.query_process import QueryProcess
+from belljar.compat.placement import HeadStart
+from belljar.compat.query_process import Bounds, QueryProcess
 from belljar.environment.environment import Environment
 from belljar.errors import FileError, InvalidOption, SandboxClosed, StartError
 from belljar.limits import Limits
@@ -45,20 +48,23 @@ from belljar.policy import source
 from belljar.policy.document import Caps
 from belljar.results.execution import Execution
 from belljar.sandbox.blocking import Sandbox as Jar
+from belljar.sandbox.blocking import wait
+
+logger = logging.getLogger("belljar")
 
 SQL = "execute_sql_query"
 SKILL_TIMEOUT = 60.0  # seconds that a skill may take
 
-# The sandboxes whose code is waiting for a function of the host in this thread.
+# The sandboxes whose code waits for a host function in this thread.
 _calling: ContextVar[tuple[object, ...]] = ContextVar("belljar-pandasai-calling", default=())
 
 
 class BelljarSandbox(Sandbox):
-    """Runs generated code in a sandbox of Belljar's, natively or on an engine.
+    """Runs generated code in Belljar's sandbox, natively or on an engine.
 
     `timeout` (seconds) and `memory` are short for `limits`. Charts are written to `charts` (None:
-    PandasAI's own exports/charts), queries may take `sql_timeout` seconds. `last_execution` tells
-    all about the code that ran last, such as what it printed.
+    PandasAI's own exports/charts), queries may take `sql_timeout` seconds. `last_execution` has the
+    details of the last run, such as what the code printed.
     """
 
     def __init__(
@@ -76,9 +82,9 @@ class BelljarSandbox(Sandbox):
         self._started: bool = False
         self._jar: Jar | None = None
         self._turn = threading.Lock()
-        self._mark = object()  # stands for this sandbox, without holding it
-        self._fresh = False  # nothing has run in it yet
-        self._files: dict[str, str] = {}  # what was transferred, by name
+        self._mark = object()  # identifies this sandbox without a reference to it
+        self._fresh = False  # True until code has run in it
+        self._files: dict[str, str] = {}  # transferred files, by name
         self.last_execution: Execution | None = None
         self._backend = backend
         self._environment = environment
@@ -86,29 +92,29 @@ class BelljarSandbox(Sandbox):
         self._charts = _charts(charts)
         self._queries = QueryProcess(Bounds(seconds=sql_timeout, result=self._limits.memory))
         self._places = [{"limits": self._limits, **place} for place in self._choose()]
-        # Not with a clock that would run before anybody has started it.
+        # Not with a limit whose clock would run before the caller starts the sandbox.
         early = self._limits.lifetime is None and self._limits.idle is None
         self._early = self._begin() if early else None
 
     def _choose(self) -> list[dict[str, Any]]:
-        """Where it may live, the first choice first: the options of Sandbox that say so."""
+        """The options of Sandbox that say where it may run, the first choice first."""
         return [{"backend": self._backend or "auto", "environment": self._environment}]
 
-    # -- life -------------------------------------------------------------------------------
+    # -- start and stop ---------------------------------------------------------------------
 
     def _begin(self) -> HeadStart:
-        """Let the sandbox start in the background, and the process for queries beside it."""
+        """Start the sandbox in the background, and the query process."""
         early = HeadStart(self._places)
         self._queries.start()
         return early
 
     def start(self) -> None:
-        """Start the sandbox, if it does not run. `execute` does so too."""
+        """Start the sandbox, if it does not run. `execute` calls this too."""
         if self._started:
             return
         early, self._early = self._early, None
         try:
-            # What went wrong some time ago may have passed: then it is tried again.
+            # After a failed start in the background, try again: the cause may have gone.
             jar = early.take() if early is not None and not early.failed else None
             self._jar = jar or self._new_jar()
         except BaseException:
@@ -124,7 +130,7 @@ class BelljarSandbox(Sandbox):
         return jar
 
     def stop(self) -> None:
-        """End the sandbox, whatever runs in it. It can be started again."""
+        """Kill the sandbox and what runs in it. It can be started again."""
         jar, self._jar = self._jar, None
         early, self._early = self._early, None
         self._started = False
@@ -135,7 +141,7 @@ class BelljarSandbox(Sandbox):
             if early is not None:
                 early.close()
         finally:
-            self._queries.stop()  # after the code that could ask for more
+            self._queries.stop()  # after the code, which could start it again
 
     @property
     def _container(self) -> Jar | None:
@@ -146,17 +152,12 @@ class BelljarSandbox(Sandbox):
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.stop()
 
     def __del__(self) -> None:
-        # PandasAI never calls stop(). Nothing is waited for here: this may be any thread. At the
-        # end of the process the runtime ends everything, and there is nobody to be told of errors.
+        # PandasAI never calls stop(). Do not wait here: this may be any thread. At the end of the
+        # process the runtime kills all sandboxes.
         jar, early = getattr(self, "_jar", None), getattr(self, "_early", None)
         if sys.is_finalizing():
             return
@@ -169,13 +170,14 @@ class BelljarSandbox(Sandbox):
     # -- code -------------------------------------------------------------------------------
 
     def _exec_code(self, code: str, environment: dict[str, Any]) -> dict[str, Any]:
-        """Run generated code, and give its `result`.
+        """Run generated code, and return its `result`.
 
-        Functions of `environment` run here when the code calls them; modules are imported there,
-        data is copied there. Raises CodeFailed or another error that PandasAI's loop knows.
+        Functions of `environment` run on the host when the code calls them; modules are imported in
+        the sandbox, data is copied into it. Raises CodeFailed or another error that PandasAI's loop
+        knows.
         """
         if self._mark in _calling.get():
-            raise RuntimeError("a skill cannot run code in the sandbox that has called it")
+            raise RuntimeError("a skill cannot run code in the sandbox that called it")
         with self._turn:
             if self._jar is None:
                 raise RuntimeError(NOT_RUNNING)
@@ -185,51 +187,53 @@ class BelljarSandbox(Sandbox):
                 raise BadSyntax(str(error)) from error
             try:
                 return self._run(self._clean_jar(self._jar), code, environment)
-            except SandboxClosed as error:  # its lifetime is over; the next execute() starts anew
+            except SandboxClosed as error:  # its lifetime is over; the next execute() restarts it
                 self.stop()
                 raise RuntimeError(NOT_RUNNING) from error
 
     def _compile_code(self, code: str) -> None:
-        """Read it. The original compiles, and a few hundred characters of nested `finally` are then
-        gigabytes of bytecode, here on the host."""
+        """Parse the code. The original compiles it, and a few hundred characters of nested
+        `finally` then make gigabytes of bytecode on the host."""
         found = source.refuse(code, Caps()) or source.parse(code)
         if isinstance(found, source.Problem):
             told = found.told.removeprefix("(").removesuffix(")")
             raise SyntaxError(f"Syntax error in code: {told} (line {found.line})")
 
     def _clean_jar(self, jar: Jar) -> Jar:
-        """The sandbox, with nothing in it of what ran before."""
+        """The sandbox, without any trace of earlier code."""
         if not self._fresh:
             if jar.commands.run(["sh", "-c", SCRUB], timeout=30).ok:
                 jar.restart()
             else:
                 jar.kill()
                 self._jar = jar = self._new_jar()
-            for name, text in self._files.items():  # as they were given, whatever became of them
+            for name, text in self._files.items():  # as they were given, without changes by code
                 jar.files.write(f"/tmp/{name}", text)
         self._fresh = False
         return jar
 
     def _run(self, jar: Jar, code: str, environment: Mapping[str, Any]) -> dict[str, Any]:
         no_sql = threading.Event()
-        left_out = put(jar, environment)
-        jar.run_code(preparation(code, environment)).raise_for_outcome()
+        left_out = put_data(jar, environment)
+        jar.run_code(preparation_code(code, environment)).raise_for_outcome()
         with self._exposed(jar, environment, no_sql):
             self.last_execution = execution = jar.run_code(code)
         if not execution.ok:
             if no_sql.is_set():
-                raise RuntimeError(NO_SQL) from failure(execution)
-            raise failure(execution, about_missing(execution, left_out))
-        return answers.checked(result_of(jar, execution), functools.partial(self._chart, jar))
+                raise RuntimeError(NO_SQL) from make_failure(execution)
+            raise make_failure(execution, explain_missing_name(execution, left_out))
+        return answers.check_answer(
+            fetch_result(jar, execution), functools.partial(self._chart, jar)
+        )
 
     @contextlib.contextmanager
     def _exposed(
         self, jar: Jar, environment: Mapping[str, Any], no_sql: threading.Event
     ) -> Iterator[None]:
-        """Let the code call the functions of `environment`, as long as this lasts.
+        """Expose the functions of `environment` to the code, inside the `with` only.
 
-        No longer, also because they lead to the agent, and the agent to this sandbox: it could not
-        be told by its last reference that nobody wants it any more.
+        They refer to the agent, and the agent to this sandbox. If they stayed exposed, the cycle
+        would keep an unused sandbox alive.
         """
 
         def missing(sql_query: str) -> None:
@@ -238,7 +242,7 @@ class BelljarSandbox(Sandbox):
 
         functions = {name: each for name, each in environment.items() if is_function(name, each)}
         sql = functions.get(SQL)
-        functions[SQL] = missing if sql is None else guarded(sql, self._queries)
+        functions[SQL] = missing if sql is None else guard_queries(sql, self._queries)
         for name, function in functions.items():
             timeout = self._queries.bounds.seconds + 5 if name == SQL else SKILL_TIMEOUT
             marked = function if inspect.iscoroutinefunction(function) else self._marked(function)
@@ -250,7 +254,7 @@ class BelljarSandbox(Sandbox):
                 jar.expose(_gone(name), name)
 
     def _marked(self, function: Callable[..., object]) -> Callable[..., object]:
-        """The same function; while it runs, this sandbox is known to wait for it."""
+        """Wrap the function so that `_calling` has this sandbox's mark while it runs."""
         mark = self._mark
 
         @functools.wraps(function)
@@ -264,18 +268,18 @@ class BelljarSandbox(Sandbox):
         return call
 
     def _chart(self, jar: Jar, path: str) -> str:
-        """Bring a chart to the host; the path is the guest's, and means nothing here."""
+        """Copy a chart to the host; the path is one of the guest."""
         try:
-            data = picture(jar, path)
+            data = fetch_picture(jar, path)
             if data is None and self.last_execution is not None:
                 shown = [each.png for each in self.last_execution.results if each.png]
                 data = shown[-1] if shown else None
             if data is None:
                 raise ValueError("no such file was saved, and no figure shown")
-            charts.check_png(data)
+            answers.check_png(data)
         except (FileError, ValueError) as error:
             raise BadResult(f"result['value'] is {path[:200]!r}, and there: {error}") from error
-        return str(charts.save(data, path, self._charts))
+        return str(answers.save_chart(data, path, self._charts))
 
     # -- files ------------------------------------------------------------------------------
 
@@ -308,7 +312,7 @@ def _limits(
 
 
 def _charts(path: str | os.PathLike[str] | None) -> Path:
-    return charts.directory(DEFAULT_CHART_DIRECTORY if path is None else path)
+    return answers.chart_directory(DEFAULT_CHART_DIRECTORY if path is None else path)
 
 
 def _gone(name: str) -> Callable[..., object]:
@@ -316,3 +320,63 @@ def _gone(name: str) -> Callable[..., object]:
         raise NameError(f"name {name!r} is not defined")
 
     return gone
+
+
+DEFAULT_IMAGE = "pandasai-sandbox"
+
+
+class DockerSandbox(BelljarSandbox):
+    """In a container if an engine answers, else native. If the engine lacks the image `image_name`,
+    it is built from `dockerfile_path`; without that, Belljar's environment with numpy, pandas and
+    matplotlib is used.
+    """
+
+    def __init__(
+        self,
+        image_name: str = DEFAULT_IMAGE,
+        dockerfile_path: str | os.PathLike[str] | None = None,
+        *,
+        backend: str | Docker | None = None,
+        environment: str | Environment = "data",
+        limits: Limits | Mapping[str, object] | None = None,
+        timeout: float | None = None,
+        memory: int | str | None = None,
+        charts: str | os.PathLike[str] | None = None,
+        sql_timeout: float = 60.0,
+    ) -> None:
+        self._image_name = image_name
+        self._dockerfile_path = dockerfile_path
+        super().__init__(
+            backend=backend,
+            environment=environment,
+            limits=limits,
+            timeout=timeout,
+            memory=memory,
+            charts=charts,
+            sql_timeout=sql_timeout,
+        )
+
+    def _choose(self) -> list[dict[str, Any]]:
+        # As in the original, a missing Dockerfile or an image without an engine is an error now.
+        placed = wait(
+            placement.place,
+            self._backend,
+            image=self._image_name,
+            default_image=DEFAULT_IMAGE,
+            environment=self._environment,
+            dockerfile=self._dockerfile_path,
+        )
+        if placed.backend == "native":
+            return [dict(placed.options)]
+        options = {"backend": placed.options["backend"]}
+        if wait(placement.has_image, self._image_name):
+            return [{**options, "image": self._image_name}]
+        if self._dockerfile_path is not None:
+            engine = self._backend if isinstance(self._backend, Docker) else Docker()
+            named = replace(engine, dockerfile=self._dockerfile_path, tag=self._image_name)
+            return [{**options, "backend": named}]
+        logger.info("no image %r; using environment %s", self._image_name, self._environment)
+        places = [{**options, "environment": self._environment}]
+        if self._image_name == DEFAULT_IMAGE and not placement.asks_for_docker(self._backend):
+            places.append({"backend": "native", "environment": self._environment})
+        return places
