@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from belljar import cli, errors
 from belljar.cli import exit_codes
-from belljar.config import reference as config_reference
+from belljar.config.schema import make_reference as make_settings_reference
 from belljar.conformance import mechanisms, rows
 from belljar.limits import RULES, format_size
-from belljar.observe import metric_table
+from belljar.observe import metrics
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -102,8 +102,8 @@ TABLES = {
     "exit codes": exit_code_list,
     "errors": error_tree,
     "command line": command_line,
-    "settings": config_reference.reference,
-    "metrics": metric_table.reference,
+    "settings": make_settings_reference,
+    "metrics": metrics.make_reference,
     "threats": threats,
 }
 

@@ -400,4 +400,4 @@ def test_a_list_of_containers_that_is_none_is_an_error_of_the_engine(
     path = f"{short_directory}/e"
     monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
     with FakeEngine(path, answer(said)), pytest.raises(EngineError):
-        orphans.find("docker")
+        orphans.find_orphans("docker")

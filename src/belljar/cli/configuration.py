@@ -41,7 +41,7 @@ def add_commands(parser: argparse.ArgumentParser) -> dict[str, argparse.Argument
 
 def show(args: argparse.Namespace) -> int:
     from belljar import config
-    from belljar.config.config import DEFAULT
+    from belljar.config.loading import DEFAULT
 
     loaded = config.load(args.config)
     keys = [key for key in loaded.values if not args.changed or loaded.sources[key] != DEFAULT]
@@ -54,12 +54,12 @@ def show(args: argparse.Namespace) -> int:
 
 
 def _shown(loaded: Config, key: str) -> str:
-    from belljar.config.schema import schema, show
+    from belljar.config.schema import format_value, schema
 
     value = loaded.values[key]
     if schema()[key].secret and isinstance(value, Mapping) and value:
         return ", ".join(f"{name}=(hidden)" for name in value)
-    return show(key, value)
+    return format_value(key, value)
 
 
 def _described(loaded: Config, key: str) -> dict[str, object]:
@@ -93,7 +93,7 @@ def _plain(value: object) -> object:
 
 def check(args: argparse.Namespace) -> int:
     from belljar import config
-    from belljar.config.config import DEFAULT
+    from belljar.config.loading import DEFAULT
 
     others = args.file is None
     loaded = config.load(args.file, project=others, user=others)

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from belljar.cli import exit_codes, terminal
-from belljar.observe.orphans import BACKENDS, Collected, collect
+from belljar.observe.orphans import BACKENDS, Collected, collect_orphans
 
 if TYPE_CHECKING:
-    from belljar.observe.live_sandboxes import Sighting, Sightings
+    from belljar.observe.live_sandboxes import LiveSandbox, LiveSandboxes
 
 SUMMARY = "list live sandboxes"
 INTERVAL = 0.25  # seconds between the two samples that give the processor usage
@@ -43,7 +43,7 @@ DROPPED = ("USER", "LIMIT", "OWNER", "PID", "ENV", "BACKEND", "PROCS", "MEM %", 
 SHORTEST_OWNER = 12  # characters of the owner's command that are worth a column
 
 # How `top` may sort: largest first.
-SORT_KEYS: dict[str, Callable[[Sighting], float]] = {
+SORT_KEYS: dict[str, Callable[[LiveSandbox], float]] = {
     "cpu": lambda each: each.cpu_percent or 0.0,
     "memory": lambda each: each.memory or 0,
     "age": lambda each: each.age,
@@ -61,9 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from belljar.observe.live_sandboxes import Sightings
+    from belljar.observe.live_sandboxes import LiveSandboxes
 
-    with Sightings() as sightings:
+    with LiveSandboxes() as sightings:
         found = [each for each in look_twice(sightings) if each.live or args.all]
     if args.json:
         print(json.dumps([each.to_dict() for each in found], indent=2))
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     return exit_codes.OK
 
 
-def look_twice(sightings: Sightings) -> list[Sighting]:
+def look_twice(sightings: LiveSandboxes) -> list[LiveSandbox]:
     """Processor usage is known only after a second look."""
     if sightings.look():
         time.sleep(INTERVAL)
@@ -89,7 +89,7 @@ def look_twice(sightings: Sightings) -> list[Sighting]:
 # -- the table, also for `top` --------------------------------------------------------------------
 
 
-def format_row(each: Sighting) -> list[str]:
+def format_row(each: LiveSandbox) -> list[str]:
     note = each.note
     limit = note.limits.get("memory")
     return [
@@ -128,7 +128,7 @@ def fit_columns(rows: Sequence[Sequence[str]], width: int, *, gap: int) -> dict[
     return {number: needed[name] - gap for number, name in enumerate(HEADER) if name in kept}
 
 
-def sort_sandboxes(sightings: Iterable[Sighting], key: str) -> list[Sighting]:
+def sort_sandboxes(sightings: Iterable[LiveSandbox], key: str) -> list[LiveSandbox]:
     return sorted(sightings, key=SORT_KEYS[key], reverse=True)
 
 
@@ -155,7 +155,7 @@ def _user_name(uid: int) -> str:
         return str(uid)
 
 
-def summarize(sightings: Sequence[Sighting]) -> str:
+def summarize(sightings: Sequence[LiveSandbox]) -> str:
     live = [each for each in sightings if each.live]
     busy = sum(each.state == "busy" for each in live)
     memory = sum(each.memory or 0 for each in live)
@@ -196,7 +196,7 @@ def add_gc_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_gc(args: argparse.Namespace) -> int:
-    collected = collect(args.backend, dry_run=args.dry_run)
+    collected = collect_orphans(args.backend, dry_run=args.dry_run)
     if args.json:
         print(json.dumps(dataclasses.asdict(collected) | {"dry_run": args.dry_run}, indent=2))
     else:

@@ -247,9 +247,9 @@ def watching(args: argparse.Namespace) -> Iterator[None]:
 
 def _remark_project_file() -> None:
     """`belljar config show` and programs read that file; so say that this command does not."""
-    from belljar.config import files
+    from belljar.config import config_files
 
-    found = files.in_directory(Path.cwd())
+    found = config_files.find_project_file(Path.cwd())
     if found is not None and not os.environ.get("BELLJAR_CONFIG"):
         terminal.say(
             f"{found.name} was not read, because it may have come with the code; to use it: "

@@ -22,8 +22,8 @@ from belljar.errors import InvalidOption, SandboxError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from belljar.observe.live_sandboxes import Sighting, Sightings
-    from belljar.observe.presence_note import Note
+    from belljar.observe.live_sandboxes import LiveSandbox, LiveSandboxes
+    from belljar.observe.presence_file import Note
 
 SUMMARY = "watch live sandboxes"
 
@@ -56,11 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from belljar.observe.live_sandboxes import Sightings
+    from belljar.observe.live_sandboxes import LiveSandboxes
 
     if not 0.1 <= args.interval <= 3600:
         raise InvalidOption("--interval takes 0.1 to 3600 seconds")
-    with Sightings() as sightings:
+    with LiveSandboxes() as sightings:
         if args.once:
             return _once(sightings, args)
         if not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         return _watch(sightings, args)
 
 
-def _once(sightings: Sightings, args: argparse.Namespace) -> int:
+def _once(sightings: LiveSandboxes, args: argparse.Namespace) -> int:
     seen = ps.look_twice(sightings)
     print(ps.summarize(seen))
     live = ps.sort_sandboxes((each for each in seen if each.live), args.sort)
@@ -79,7 +79,7 @@ def _once(sightings: Sightings, args: argparse.Namespace) -> int:
     return exit_codes.OK
 
 
-def _watch(sightings: Sightings, args: argparse.Namespace) -> int:
+def _watch(sightings: LiveSandboxes, args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.live import Live
 
@@ -191,11 +191,11 @@ class Screen:
         self.wants_look = False
         self.to_kill: Note | None = None  # confirmed
         self._asked: Note | None = None  # to be confirmed
-        self._all: list[Sighting] = []
-        self._rows: list[Sighting] = []
+        self._all: list[LiveSandbox] = []
+        self._rows: list[LiveSandbox] = []
         self._chosen: str | None = None  # an id, because rows move
 
-    def seen(self, sightings: list[Sighting]) -> None:
+    def seen(self, sightings: list[LiveSandbox]) -> None:
         self._all = sightings
         self._arrange()
 

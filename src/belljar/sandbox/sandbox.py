@@ -300,11 +300,8 @@ class AsyncSandbox:
             await self._run.interrupt()
 
     async def _check_policy(self, policy: Policy, code: str) -> Report:
-        """Ask before anything starts. A policy gives advice and is not the boundary: code that it
-        allows is confined like any other."""
         self._lifecycle.check_usable()
-        # Not on the event loop: the code decides how long it takes.
-        report = await anyio.to_thread.run_sync(policy.check, code)
+        report = await check_policy(policy, code)
         if not report.allowed:
             self._lifecycle.begin_record()
             self._lifecycle.record("rejected", code=code, why=report.summary())
@@ -588,6 +585,13 @@ class AsyncSandbox:
 
 options.show_options(AsyncSandbox.__init__)
 options.show_options(AsyncSandbox.create.__func__)  # type: ignore[attr-defined]
+
+
+async def check_policy(policy: Policy, code: str) -> Report:
+    """Ask before anything starts. A policy gives advice and is not the boundary: code that it
+    allows is confined like any other."""
+    # Not on the event loop: the code decides how long it takes.
+    return await anyio.to_thread.run_sync(policy.check, code)
 
 
 def _check_owner(checkpoint: Checkpoint, session: GuestSession) -> None:

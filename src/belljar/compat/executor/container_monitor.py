@@ -262,7 +262,7 @@ class OwnSandboxes:
             if any(get_container_id(sandbox) == container_id for sandbox in events.live()):
                 return False  # it is in use
             raise Missing(container_id)
-        swept = orphans.collect(known[container_id]["backend"])
+        swept = orphans.collect_orphans(known[container_id]["backend"])
         problems = [
             each.problem for each in swept.leftovers if container_id in (each.id, each.name)
         ]
@@ -350,7 +350,11 @@ def _missing() -> Iterator[None]:
 
 def find_orphans() -> list[dict[str, Any]]:
     """Leftovers with processes or a container whose owner is dead, as DockerExecutor lists them."""
-    return [_list_orphan(each) for each in orphans.find().leftovers if each.kind in orphans.RUNNING]
+    return [
+        _list_orphan(each)
+        for each in orphans.find_orphans().leftovers
+        if each.kind in orphans.RUNNING
+    ]
 
 
 def _list_orphan(each: orphans.Leftover) -> dict[str, Any]:

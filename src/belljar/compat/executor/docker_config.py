@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from belljar.config import files, substitute
-from belljar.config.errors import ConfigError
+from belljar.config import config_files, substitute
+from belljar.config.config_files import ConfigError
 from belljar.errors import InvalidOption, SandboxError, nearest, unknown_option
 
 log = logging.getLogger(__name__)
@@ -239,12 +239,12 @@ def read_config_file(
         )
     try:
         with file.open("rb") as opened:
-            raw = opened.read(files.MAX_SIZE + 1)
+            raw = opened.read(config_files.MAX_SIZE + 1)
         text = raw.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"Failed to read config file {file}: {error}") from None
-    if len(raw) > files.MAX_SIZE:
-        raise ValueError(f"Config file {file} has more than {files.MAX_SIZE} bytes")
+    if len(raw) > config_files.MAX_SIZE:
+        raise ValueError(f"Config file {file} has more than {config_files.MAX_SIZE} bytes")
     return parse_yaml(text, file, environ)
 
 
@@ -268,7 +268,7 @@ def parse_yaml(text: str, source: Path, environ: Mapping[str, str]) -> dict[str,
     if importlib.util.find_spec("yaml") is None:
         raise RuntimeError("YAML files need PyYAML. Install with: pip install pyyaml")
     try:
-        data, _ = files.parse_yaml(source, text)
+        data, _ = config_files.parse_yaml(source, text)
     except ConfigError as error:
         raise ValueError(f"Failed to parse YAML from {error}") from None
     try:

@@ -72,7 +72,8 @@ class SandboxManager:
 
     @idle_timeout.setter
     def idle_timeout(self, seconds: float) -> None:
-        self._manager._settings = replace(self._manager._settings, idle_timeout=seconds)
+        table = self._manager._table
+        table.settings = replace(table.settings, idle_timeout=seconds)
 
     @property
     def _sandboxes(self) -> dict[str, DockerSandbox]:

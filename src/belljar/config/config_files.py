@@ -1,4 +1,4 @@
-"""Configuration files: where they are looked for, and what stands in them, with lines."""
+"""Configuration files: where they are, their content with line numbers, and `${VAR}` in it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from belljar.config.errors import ConfigError
+from belljar.errors import InvalidOption
 from belljar.text import UnsafeYAML, check_yaml
 
 SUFFIXES = (".toml", ".yaml", ".yml")
@@ -29,7 +29,7 @@ class Document:
     lines: Mapping[str, int]  # of keys with dots
 
     def where(self, key: str) -> str:
-        """As an editor or a compiler says it: file, and line if that is known."""
+        """file:line, as editors and compilers write it; the file alone if the line is unknown."""
         while key and key not in self.lines:
             key = key.rpartition(".")[0]
         return f"{self.path}:{self.lines[key]}" if key else str(self.path)
@@ -38,18 +38,18 @@ class Document:
 # -- finding ------------------------------------------------------------------------------------
 
 
-def find(
+def find_files(
     named: str | os.PathLike[str] | None,
     environ: Mapping[str, str],
     *,
     project: bool = True,
     user: bool = True,
 ) -> Iterator[tuple[Path, bool]]:
-    """The files that count, the weakest first: the user's, the project's, the one that is named.
-    With each, whether it was only met: nobody has named it."""
+    """The files that count, the weakest first: of the user, of the project, the named one. With
+    each, whether it was found in the current directory, and not named."""
     if user and (found := _user(environ)):
         yield found, False
-    if project and (found := in_directory(Path.cwd())):
+    if project and (found := find_project_file(Path.cwd())):
         yield found, True
     chosen = named if named is not None else environ.get("BELLJAR_CONFIG") or None
     if chosen is not None:
@@ -60,14 +60,14 @@ def find(
         yield path, False
 
 
-def in_directory(directory: Path) -> Path | None:
-    """The project's file, if there is one."""
+def find_project_file(directory: Path) -> Path | None:
+    """The file of the project, or None."""
     return _only(directory / PROJECT)
 
 
 def _user(environ: Mapping[str, str]) -> Path | None:
     home, chosen = environ.get("HOME", ""), environ.get("XDG_CONFIG_HOME", "")
-    if os.path.isabs(chosen):  # the specification has others ignored
+    if os.path.isabs(chosen):  # the specification says to ignore a relative one
         return _only(Path(chosen) / USER)
     return _only(Path(home) / ".config" / USER) if os.path.isabs(home) else None
 
@@ -76,35 +76,35 @@ def _only(stem: Path) -> Path | None:
     found = [path for suffix in SUFFIXES if (path := stem.with_name(stem.name + suffix)).is_file()]
     if len(found) > 1:
         raise ConfigError(
-            f"there are {' and '.join(str(path) for path in found)}", hint="keep one of them"
+            f"there are two files: {' and '.join(map(str, found))}", hint="keep one of them"
         )
     return found[0] if found else None
 
 
 def _check_trusted(path: Path, descriptor: int) -> None:
-    """Nobody named this file: it was met in the current directory. One that somebody else can
-    write could give the code our files (`mounts`) or the network."""
+    """For a file that was found in the current directory: if another user can write it, it could
+    give the code our files (`mounts`) or the network."""
     status = os.fstat(descriptor)
     others = stat.S_IWOTH | (stat.S_IWGRP if status.st_gid != os.getegid() else 0)
     if status.st_uid not in (0, os.geteuid()) or status.st_mode & others:
         raise ConfigError(
-            f"{path} belongs to, or can be written by, somebody else",
-            hint=f"if that is as it should be, name it: BELLJAR_CONFIG={path}",
+            f"{path} belongs to another user, or another user can write it",
+            hint=f"if you trust it, name it: BELLJAR_CONFIG={path}",
         )
 
 
 # -- reading ------------------------------------------------------------------------------------
 
 
-def read(path: Path, *, met: bool = False) -> Document:
-    """`met`: nobody has named it, so it must be ours."""
+def read_document(path: Path, *, found: bool = False) -> Document:
+    """`found`: in the current directory, and not named: no other user may write it."""
     if path.suffix not in SUFFIXES:
-        raise ConfigError(f"{path} is none of {', '.join(SUFFIXES)}")
+        raise ConfigError(f"{path} does not end in {', '.join(SUFFIXES)}")
     try:
-        # Opened once, and looked at when it is open: by its name it may be another the next time.
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_NOFOLLOW if met else 0)
+        # Opened once, and checked after that: by name it could be another file the next time.
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_NOFOLLOW if found else 0)
         with open(os.open(path, flags), "rb") as file:
-            if met:
+            if found:
                 _check_trusted(path, file.fileno())
             raw = file.read(MAX_SIZE + 1)
         text = raw.decode("utf-8-sig")
@@ -123,13 +123,13 @@ def _toml(path: Path, text: str) -> tuple[dict[str, Any], dict[str, int]]:
         data = tomllib.loads(text)
     except RecursionError:
         raise ConfigError(f"{path}: is nested too deeply") from None
-    except ValueError as error:  # TOMLDecodeError is one; a number of too many digits is another
+    except ValueError as error:  # TOMLDecodeError, or a number with too many digits
         raise ConfigError(f"{path} is not TOML: {error}") from None
     return data, _toml_lines(text)
 
 
 def _toml_lines(text: str) -> dict[str, int]:
-    """Where keys stand: the parser does not tell. For messages only, so that a guess will do."""
+    """The lines of keys, which the parser does not give. Only for messages: a guess is enough."""
     found: dict[str, int] = {}
     table, quoted = "", False
     for number, line in enumerate(text.splitlines(), 1):
@@ -151,7 +151,7 @@ def _bare(key: str) -> str:
 
 def parse_yaml(path: Path, text: str) -> tuple[dict[str, Any], dict[str, int]]:
     """The keys and values, and the lines of keys; `path` is for messages. Raises ConfigError for
-    what is no YAML, and for what would take a parser too long or too much."""
+    text that is not YAML, or that would take the parser too much time or memory."""
     try:
         import yaml
     except ImportError:
@@ -184,7 +184,7 @@ def parse_yaml(path: Path, text: str) -> tuple[dict[str, Any], dict[str, int]]:
 
 
 def _yaml_lines(path: Path, node: Any, above: str, lines: dict[str, int]) -> None:
-    """Where keys stand; and that none stands twice, of which the parser would keep the last."""
+    """The lines of keys. Raises if a key is there twice: the parser would keep the last one."""
     import yaml
 
     if not isinstance(node, yaml.MappingNode):
@@ -200,3 +200,49 @@ def _yaml_lines(path: Path, node: Any, above: str, lines: dict[str, int]) -> Non
         dotted = f"{above}.{key.value}".lstrip(".")
         lines.setdefault(dotted, line)
         _yaml_lines(path, value, dotted, lines)
+
+
+class ConfigError(InvalidOption):
+    """A configuration that cannot be used; the message names the file and key, or the variable."""
+
+
+# In this order: an escape, a variable, and text that only looks like a variable.
+_PATTERN = re.compile(
+    r"(?P<escape>\$\$\{)"
+    r"|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::(?P<default>[^{}]*))?\}"
+    r"|(?P<bad>\$\{[^}]{0,40}\}?)",
+    re.ASCII,
+)
+
+
+def substitute(text: str, environ: Mapping[str, str]) -> str:
+    """Replace `${VAR}` and `${VAR:default}` by environment variables. `$${` stands for `${`.
+
+    A variable that is set counts, even if it is empty. A variable that is not set, and has no
+    default, is an error. Values are not substituted again.
+
+    >>> substitute("${HOME}/jail-${N:0}", {"HOME": "/root"})
+    '/root/jail-0'
+    >>> substitute("$${HOME}", {})
+    '${HOME}'
+    """
+
+    def value(match: re.Match[str]) -> str:
+        if match["escape"]:
+            return "${"
+        if match["bad"]:
+            raise ConfigError(
+                f"{match['bad']!r} is not a variable",
+                hint="write ${NAME} or ${NAME:default}; $${ stands for ${ itself",
+            )
+        name, default = match["name"], match["default"]
+        if name in environ:
+            return environ[name]
+        if default is None:
+            raise ConfigError(
+                f"the environment variable {name} is not set",
+                hint=f"set it, or give a default: ${{{name}:...}}",
+            )
+        return default
+
+    return _PATTERN.sub(value, text)
