@@ -52,7 +52,7 @@ def first_result(runtime: str) -> tuple[float, str]:
     with Sandbox(backend="docker", environment="data", runtime=runtime) as sandbox:
         assert sandbox.run_code("1 + 1").text == "2"
         took = time.perf_counter() - began
-        inner = sandbox._sandbox._place
+        inner = sandbox._sandbox._session
         assert inner is not None
         image = docker("inspect", "--format={{.Image}}", inner.guest.container)  # type: ignore[attr-defined]
     return took, image

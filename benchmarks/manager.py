@@ -1,8 +1,8 @@
 """A manager under random load, kills and idle sweeps, against a ledger of what was done.
 
 `scripts/bench manager --seconds 300 --sandboxes 50` runs it. Workers make, use, delete and kill
-sandboxes at random, while idle and old ones are swept beside them. An end
-that no worker asked for is counted; at the end the manager's numbers must be those of the ledger, and
+sandboxes at random, while idle and old ones are swept beside them. An end that no
+worker asked for is counted; at the end the manager's numbers must be those of the ledger, and
 nothing may be left: processes, control groups, mounts, descriptors, as seen from outside.
 """
 
@@ -238,7 +238,7 @@ class Load:
     async def kill(self, name: str) -> None:
         """Kill the guest without telling the manager."""
         sandbox = self.there(name)
-        place = None if sandbox is None else sandbox._place
+        place = None if sandbox is None else sandbox._session
         if sandbox is not None and place is not None:
             self.ledger.killed[sandbox.id] = time.monotonic()
             self.ledger.counts["killed"] += 1

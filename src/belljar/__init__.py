@@ -1,4 +1,4 @@
-"""Belljar: run Python that nobody has read, and get back everything it did.
+"""Belljar: run Python that no human has read, and get back everything it did.
 
     from belljar import Sandbox
 
@@ -71,9 +71,8 @@ if TYPE_CHECKING:
         Result,
         Usage,
     )
-    from belljar.sandbox.blocking import Sandbox
-    from belljar.sandbox.checkpoints import Checkpoint
-    from belljar.sandbox.oneshot import run
+    from belljar.sandbox.blocking import Sandbox, run
+    from belljar.sandbox.guest_session import Checkpoint
     from belljar.sandbox.replay import Replay, replay
     from belljar.sandbox.sandbox import AsyncSandbox
     from belljar.sandbox.shell import AsyncShell, Shell
@@ -82,9 +81,9 @@ __version__ = "0.1.0"
 
 _HOME = {
     "belljar.backends.docker.settings": ("Docker",),
-    "belljar.sandbox.blocking": ("Sandbox",),
+    "belljar.sandbox.blocking": ("Sandbox", "run"),
     "belljar.results.chart": ("Chart", "ChartType"),
-    "belljar.sandbox.checkpoints": ("Checkpoint",),
+    "belljar.sandbox.guest_session": ("Checkpoint",),
     "belljar.environment": ("Environment",),
     "belljar.errors": (
         "BackendUnavailable",
@@ -136,7 +135,6 @@ _HOME = {
     "belljar.limits": ("Limits",),
     "belljar.pool.manager": ("AsyncSandboxManager",),
     "belljar.backends.mounts": ("Mount",),
-    "belljar.sandbox.oneshot": ("run",),
     "belljar.policy": ("Policy",),
     "belljar.pool.blocking": ("Pool", "SandboxManager"),
     "belljar.pool.pool": ("AsyncPool",),
@@ -187,6 +185,15 @@ def __getattr__(name: str) -> object:
         raise error
     value = globals()[name] = getattr(importlib.import_module(_MODULE_OF[name]), name)
     return value
+
+
+def on_runtime_start() -> None:
+    """Connect the layers: the runtime calls this when it starts, before the first sandbox does.
+
+    `observe` is above the runtime, which must not import it. Presence lets `belljar ps` see the
+    sandboxes of this process.
+    """
+    importlib.import_module("belljar.observe.presence").install()
 
 
 def __dir__() -> list[str]:

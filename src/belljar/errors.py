@@ -62,7 +62,7 @@ class SandboxError(Exception):
         return self.message if self.hint is None else f"{self.message}\n  hint: {self.hint}"
 
     def _keywords(self) -> dict[str, Any]:
-        """The keyword arguments that make this error anew."""
+        """The keyword arguments to make an equal error."""
         return {"hint": self.hint}
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -273,7 +273,7 @@ def check_encodable(what: str, text: str) -> None:
 
 
 def unknown_option(kind: str, word: str, options: Iterable[str]) -> InvalidOption:
-    """Make the error for a word that is none of `options`; `kind` says what it should have been.
+    """Make the error for a word that is not in `options`; `kind` says what it should have been.
 
     >>> print(unknown_option("option", "memmory", ["memory", "cpus"]))
     unknown option 'memmory'

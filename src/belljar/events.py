@@ -1,8 +1,8 @@
-"""What happens to the sandboxes of this process, for whoever wants to know: `subscribe`.
+"""What happens to the sandboxes of this process, for subscribers: see `subscribe`.
 
 Metrics, the audit log and traces are made of these. They are values, told as they happen, in the
-thread and the event loop of the sandbox: a subscriber must be quick and must not block. While
-nobody has subscribed, none is made.
+thread and the event loop of the sandbox: a subscriber must be quick and must not block. Events of
+cells, commands and files are made only while `cell_subscriptions` has an item.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from belljar.backends.base import Location as Whereabouts
 from belljar.limits import Limits
 
 if TYPE_CHECKING:
+    from belljar.backends.base import Location
     from belljar.results.execution import CommandResult, Execution
-    from belljar.sandbox.lifecycle import Life
+    from belljar.sandbox.sandbox import AsyncSandbox
 
 log = logging.getLogger("belljar")
 
@@ -30,7 +30,7 @@ class Subject:
     """The sandbox that an event is about."""
 
     id: str
-    backend: str  # that it runs on; before its start: that was asked for
+    backend: str  # that it runs on; before its start, the one that was asked for
     environment: str  # the name
     metadata: Mapping[str, str]
     limits: Limits
@@ -50,7 +50,7 @@ class Starting(Event):
 class Started(Event):
     seconds: float
     stages: Mapping[str, float]  # seconds for "start" (the guest) and "workspace" (its files)
-    whereabouts: Whereabouts
+    whereabouts: Location
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class CellEnded(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class CellFailed(Event):
-    """run_code raised: what failed was ours, or the caller cancelled it."""
+    """run_code raised: Belljar failed, or the caller cancelled it."""
 
     code: str
     error: BaseException
@@ -168,7 +168,7 @@ class Subscription:
                 raise
             if not self._complained:
                 self._complained = True
-                log.exception("a subscriber of events failed; what it fails at next is not told")
+                log.exception("a subscriber of events failed; its next failures are not logged")
 
     def cancel(self) -> None:
         with _changing:
@@ -184,17 +184,18 @@ class Subscription:
 _changing = threading.Lock()
 _all: tuple[Subscription, ...] = ()
 _subscriptions: tuple[Subscription, ...] = ()  # to events of sandboxes
-_of_cells: tuple[Subscription, ...] = ()  # those who want to know of everything
+# Those that are told of everything. Looked at before an event of a cell is made.
+cell_subscriptions: tuple[Subscription, ...] = ()
 _of_pools: tuple[Subscription, ...] = ()
-_live: weakref.WeakSet[Life] = weakref.WeakSet()
+_live: weakref.WeakSet[AsyncSandbox] = weakref.WeakSet()
 _pools: weakref.WeakSet[CountedPool] = weakref.WeakSet()
 
 
 def _set(subscriptions: tuple[Subscription, ...]) -> None:
-    global _all, _subscriptions, _of_cells, _of_pools
+    global _all, _subscriptions, cell_subscriptions, _of_pools
     _all = subscriptions
     _subscriptions = tuple(each for each in subscriptions if not each.pools)
-    _of_cells = tuple(each for each in subscriptions if each.cells)
+    cell_subscriptions = tuple(each for each in subscriptions if each.cells)
     _of_pools = tuple(each for each in subscriptions if each.pools)
 
 
@@ -202,7 +203,7 @@ def subscribe(callback: Callback, *, required: bool = False, cells: bool = True)
     """Have each event of this process told to `callback`; without `cells`, only how sandboxes start
     and end, which costs nothing while they run.
 
-    An exception of its own is logged, once, and changes nothing. With `required` it reaches the
+    An exception of `callback` is logged, once, and changes nothing. With `required` it reaches the
     caller of the sandbox instead: raised for Starting or CellStarting, it keeps the code from
     running.
     """
@@ -220,14 +221,9 @@ def subscribe_pools(callback: Callable[[PoolEvent], None]) -> Subscription:
     return made
 
 
-def wanted(*, cells: bool = True) -> bool:
-    """Whether anybody has subscribed. Asked before an event is made."""
-    return bool(_of_cells if cells else _subscriptions)
-
-
 def tell(event: Event) -> None:
     lives = isinstance(event, (Starting, Started, StartFailed, Ended))
-    for subscription in _subscriptions if lives else _of_cells:
+    for subscription in _subscriptions if lives else cell_subscriptions:
         subscription.tell(event)
 
 
@@ -252,24 +248,24 @@ def remove_pool(pool: CountedPool) -> None:
         _pools.discard(pool)
 
 
-def live() -> list[Life]:
+def live() -> list[AsyncSandbox]:
     """The sandboxes of this process that have a guest now."""
     with _changing:
         return list(_live)
 
 
-def begins(sandbox: Life) -> None:
+def begins(sandbox: AsyncSandbox) -> None:
     with _changing:
         _live.add(sandbox)
 
 
-def ends(sandbox: Life) -> None:
+def ends(sandbox: AsyncSandbox) -> None:
     with _changing:
         _live.discard(sandbox)
 
 
 def _after_fork() -> None:
-    """The sandboxes are the parent's, and so are those who watch them."""
+    """The sandboxes belong to the parent, and so do its subscriptions."""
     global _changing, _live, _pools
     _changing, _live, _pools = threading.Lock(), weakref.WeakSet(), weakref.WeakSet()
     _set(())

@@ -142,7 +142,7 @@ class Limits:
     """How much of the machine one sandbox may use.
 
     Sizes are given in bytes or as text, and read in bytes. What the caller passed is remembered in
-    `explicit`: one that somebody asked for and the host cannot enforce gets a warning.
+    `explicit`: a limit that was asked for and cannot be enforced on this host gets a warning.
 
     >>> limits = Limits(memory="1g", timeout=5)
     >>> limits.memory, sorted(limits.explicit)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Coroutine, Mapping
 import anyio
 import anyio._backends._asyncio
 
+import belljar
 from belljar.backends.auto import AutoBackend
 from belljar.backends.base import Backend, Host, Periodic
 from belljar.backends.native.backend import NativeBackend
@@ -29,7 +30,7 @@ BACKENDS = ("auto", "native", "docker")
 WANTED = "BELLJAR_BACKEND"  # what "auto" means, if it is set
 
 
-def meant(name: str, environ: Mapping[str, str] | None = None) -> str:
+def resolve_backend(name: str, environ: Mapping[str, str] | None = None) -> str:
     """The backend that a name stands for; BELLJAR_BACKEND says what "auto" is."""
     if name not in BACKENDS:
         raise unknown_option("backend", name, BACKENDS)
@@ -44,8 +45,8 @@ def meant(name: str, environ: Mapping[str, str] | None = None) -> str:
 
 
 def docker_backend() -> Callable[[Host], Backend]:
-    """The docker backend's class. Imported only by who wants it, with the extra that it needs;
-    raises BackendUnavailable if that is not installed."""
+    """The docker backend's class, imported when it is first used. Raises BackendUnavailable if the
+    extra that it needs is not installed."""
     from belljar.backends.docker.backend import DockerBackend
     from belljar.backends.docker.client.http import require_h11
 
@@ -78,7 +79,7 @@ class Runtime:
                 f"no event loop could be started: {error}",
                 hint="out of descriptors (ulimit -n), memory or processes?",
             ) from error
-        _be_seen()
+        belljar.on_runtime_start()
 
     # -- the thread -------------------------------------------------------------------------
 
@@ -99,13 +100,13 @@ class Runtime:
         await self._stop.wait()  # tasks that are left are cancelled by the end of anyio.run
 
     def submit(self, function: Callable[[], Coroutine[None, None, None]]) -> None:
-        """Start a task on the runtime's thread, from whichever thread. It must not raise.
+        """Start a task on the runtime's thread, from any thread. It must not raise.
 
-        Without waiting for the loop to take it, as anyio's own portal does: that would double
-        the way of every blocking call.
+        Does not wait until the loop has taken it, as anyio's portal does: that would double the
+        number of thread switches of every blocking call.
         """
-        context = contextvars.copy_context()  # what is known of the caller stays known,
-        for variable, value in self._context.items():  # but for which event loop this is
+        context = contextvars.copy_context()  # the caller's variables, except those that say
+        for variable, value in self._context.items():  # which event loop runs
             context.run(variable.set, value)
         self._loop.call_soon_threadsafe(self._start, function, context=context)
 
@@ -115,17 +116,17 @@ class Runtime:
         task.add_done_callback(self._tasks.discard)
 
     def call_soon(self, function: Callable[[], None]) -> None:
-        """Call a function on the runtime's thread, from whichever thread."""
+        """Call a function on the runtime's thread, from any thread."""
         self._loop.call_soon_threadsafe(function)
 
     # -- backends ---------------------------------------------------------------------------
 
     def backend(self, name: str) -> Backend:
-        """`auto` is native where the host allows it. Never a less safe one without a word."""
-        name = meant(name)
+        """`auto` is native where the host allows it. A less safe one is never chosen silently."""
+        name = resolve_backend(name)
         with self._making:
             if self._closed.is_set():
-                raise StartError("this process is ending, and starts no sandbox any more")
+                raise StartError("this process is ending, and starts no more sandboxes")
             if name not in self._backends:
                 try:
                     self._backends[name] = self._make(name)
@@ -174,16 +175,9 @@ class Runtime:
         self._thread.join(5.0)
 
     def abandon(self) -> None:
-        """In a fork: the threads are not here, and the rest is the parent's."""
+        """In a fork: the threads do not exist here, and the rest belongs to the parent."""
         for backend in self._backends.values():
             backend.abandon()
-
-
-def _be_seen() -> None:
-    """By `belljar ps`, whoever calls it. Imported here: it is made of what sandboxes tell."""
-    from belljar.observe import presence
-
-    presence.install()
 
 
 _runtime: Runtime | None = None
@@ -194,8 +188,8 @@ _own = threading.local()  # `runtime`, in the thread of one
 def current() -> Runtime:
     """The runtime of this process, started if need be.
 
-    In the thread of one, that one: a task that is under way while it is closed starts no other,
-    which nobody would close.
+    In a runtime's own thread it is that runtime: a task that runs while it is closed must not start
+    another one, which would never be closed.
     """
     global _runtime
     own: Runtime | None = getattr(_own, "runtime", None)

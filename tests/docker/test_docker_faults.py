@@ -126,7 +126,7 @@ def in_time(function, *args, **options):
 
 
 def container_of(sandbox):
-    return sandbox._sandbox._place.guest.container
+    return sandbox._sandbox._session.guest.container
 
 
 def first_process(engine, sandbox):

@@ -329,7 +329,7 @@ def test_a_fork_has_the_settings_of_its_original():
     from belljar.sandbox import options as module
 
     given = options(image="python", gpus=1)
-    assert module.twin(given).docker == given.docker
+    assert module.make_fork_options(given).docker == given.docker
 
 
 def test_a_sandbox_asks_its_backend_with_them(monkeypatch):

@@ -659,7 +659,7 @@ def test_a_tree_thousands_deep_is_downloaded_up_to_a_depth(sandbox, tmp_path):
 def test_a_guest_that_breaks_the_protocol_in_an_answer_is_asked_no_more(make_sandbox):
     sandbox = make_sandbox()
     sandbox.run_code("x = 1")
-    place = sandbox._sandbox._place
+    place = sandbox._sandbox._session
 
     async def lie(*args, **options):
         raise ProtocolError("a lie")

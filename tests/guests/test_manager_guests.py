@@ -64,7 +64,7 @@ def test_a_named_sandbox_keeps_its_state_and_its_death_is_noticed(run_async, mon
                 with monkeypatch.context() as patch:
                     patch.setattr(manager_table, "now", lambda: time.monotonic() + 7200)
                     assert await manager.sweep() == {}
-                sandbox._place.guest.kill()
+                sandbox._session.guest.kill()
             assert ended[0].outcome in (Outcome.lost, Outcome.killed)
             with anyio.fail_after(30):
                 while sandbox.alive:  # an engine takes a moment to tell

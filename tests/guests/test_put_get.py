@@ -598,14 +598,14 @@ def test_puts_and_gets_that_are_cancelled_at_any_moment_lose_nothing(
         source = random.Random(3)
         async with open_sandbox(limits={"memory": "1g"}, strict=False) as sandbox:
             await sandbox.put(x=5, old=noise(4 * MB))
-            place = sandbox._place
+            place = sandbox._session
             for moment in range(60):
                 with anyio.move_on_after(source.uniform(0, 0.03)):
                     await sandbox.put(new=noise(4 * MB))
                 with anyio.move_on_after(source.uniform(0, 0.03)):
                     await sandbox.get("old")
                 assert (await sandbox.run_code("x")).value == 5, moment
-            assert sandbox._place is place
+            assert sandbox._session is place
             assert await sandbox.get("old") == noise(4 * MB)
 
     run_async(main)
@@ -620,13 +620,13 @@ def test_tasks_of_asyncio_that_are_cancelled_at_any_moment_lose_nothing(way, no_
             environment="python", limits={"memory": "1g"}, strict=False
         ) as sandbox:
             await sandbox.put(x=5, old=noise(4 * MB))
-            place = sandbox._place
+            place = sandbox._session
             for moment in range(60):
                 for work in (sandbox.put(new=bytes(4 * MB)), sandbox.get("old")):
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(work, source.uniform(0, 0.03))
                 assert (await sandbox.run_code("x")).value == 5, moment
-            assert sandbox._place is place
+            assert sandbox._session is place
             assert await sandbox.get("old") == noise(4 * MB)
 
     asyncio.run(main())

@@ -169,8 +169,8 @@ def test_a_file_of_another_user_is_not_appended_to(recorded):
 def test_a_disk_that_is_full_ends_the_record_and_not_the_cell(backend, path):
     with Sandbox(environment="python", record=path) as sandbox:
         sandbox.run_code("1")
-        os.close(sandbox._sandbox._keeping._recorder._file)
-        sandbox._sandbox._keeping._recorder._file = os.open("/dev/full", os.O_WRONLY)
+        os.close(sandbox._sandbox._lifecycle.persistence._recorder._file)
+        sandbox._sandbox._lifecycle.persistence._recorder._file = os.open("/dev/full", os.O_WRONLY)
         full = sandbox.run_code("print('kept'); 2")
         later = sandbox.run_code("3")
     assert (full.stdout, full.value) == ("kept\n", 2)

@@ -47,7 +47,7 @@ def test_the_result_and_the_end_of_a_cell_come_in_one_piece(backend):
     async def main():
         async with AsyncSandbox(environment="python") as sandbox:
             await sandbox.run_code("1")
-            stream = sandbox._place.channel._stream
+            stream = sandbox._session.channel._stream
             receive, pieces = stream.receive, []
 
             async def counted():

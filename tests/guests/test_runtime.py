@@ -61,6 +61,27 @@ def strangers(before):
     return known() - before
 
 
+# --- the start of the process ----------------------------------------------------------------
+
+
+def test_the_first_async_sandbox_of_a_process_is_seen_by_others(script, nothing_left):
+    """`belljar ps` finds a sandbox by its note, also if no blocking call came before it."""
+    made = script(
+        """
+        import anyio
+
+        async def main():
+            async with belljar.AsyncSandbox(environment="python") as sandbox:
+                from belljar.observe import presence
+                print(sandbox.id in {note.id for note in presence.notes()})
+
+        anyio.run(main)
+        """
+    )
+    status, out, err = made.end()
+    assert (status, out) == (0, "True\n"), err
+
+
 # --- the end of the process ------------------------------------------------------------------
 
 
@@ -371,7 +392,7 @@ def test_the_runtime_is_shared_and_started_once(backend):
     with Sandbox(environment="python") as a, Sandbox(environment="python") as b:
         a.run_code("1")
         b.run_code("1")
-        parents = {census.process(s._sandbox._place.guest.pid).parent for s in (a, b)}
+        parents = {census.process(s._sandbox._session.guest.pid).parent for s in (a, b)}
         assert len(parents) == 1  # one zygote
     assert runtime.current() is runtime.current()
 

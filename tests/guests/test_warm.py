@@ -9,7 +9,7 @@ from belljar import AsyncSandbox, Limits, SandboxError, runtime
 from belljar.backends.base import GuestSpec
 from belljar.environment.environment import BUILTIN
 from belljar.pool.pooled_sandbox import IdleGuest
-from belljar.sandbox.guest_session import Place
+from belljar.sandbox.guest_session import GuestSession
 
 pytestmark = pytest.mark.contract("native", "docker")
 
@@ -42,7 +42,7 @@ def test_it_is_ready_until_it_is_leased_and_then_somebody_elses(run_async):
             waiting.take_guest()
         await waiting.close()  # the tenant's now
         sandbox = AsyncSandbox(environment="python")
-        sandbox._place = Place(guest, Limits().memory)
+        sandbox._lifecycle.session = GuestSession(guest, Limits().memory)
         try:
             assert (await sandbox.run_code("6 * 7")).text == "42"
         finally:

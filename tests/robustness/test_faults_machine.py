@@ -45,7 +45,7 @@ def stopped(pid):
 
 
 def guest_of(sandbox):
-    return sandbox._sandbox._place.guest.pid
+    return sandbox._sandbox._session.guest.pid
 
 
 def zygote_of(sandbox):
@@ -85,7 +85,7 @@ def test_a_host_whose_zygote_is_stopped_can_end(backend):
         import os, signal, sys
         from belljar import Sandbox
         with Sandbox(environment="python") as sandbox:
-            guest = sandbox._sandbox._place.guest.pid
+            guest = sandbox._sandbox._session.guest.pid
             zygote = int(open(f"/proc/{guest}/stat").read().rpartition(")")[2].split()[1])
             os.kill(zygote, signal.SIGSTOP)
         print(zygote)

@@ -162,7 +162,7 @@ def test_the_census_sees_half_made_environments(tmp_path):
 def test_the_census_sees_a_namespace_held_by_a_descriptor(backend):
     before = census.take()
     with Sandbox(environment="python") as sandbox:
-        held = os.open(f"/proc/{sandbox._sandbox._place.guest.pid}/ns/net", os.O_RDONLY)
+        held = os.open(f"/proc/{sandbox._sandbox._session.guest.pid}/ns/net", os.O_RDONLY)
     name = os.readlink(f"/proc/self/fd/{held}")
     try:
         assert f"namespace {name}" in seen_by_the_census(before)

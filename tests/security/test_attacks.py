@@ -17,7 +17,7 @@ pytestmark = pytest.mark.contract("native")
 
 
 def guest(sandbox):
-    return sandbox._sandbox._place.guest
+    return sandbox._sandbox._session.guest
 
 
 def test_a_time_out_ends_threads_that_the_cell_started(sandbox):
@@ -65,7 +65,7 @@ def test_the_core_limit_that_stops_pipes_cannot_be_changed(sandbox):
         "try: resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
         "except (ValueError, OSError): pass"
     )
-    pids = sandbox._sandbox._place.guest.pid
+    pids = sandbox._sandbox._session.guest.pid
     with open(f"/proc/{pids}/limits") as file:
         (line,) = [line for line in file if line.startswith("Max core file size")]
     assert line.split()[4:6] == ["1", "1"]

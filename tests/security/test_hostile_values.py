@@ -6,6 +6,7 @@ import os
 import time
 from textwrap import dedent
 
+import anyio
 import pytest
 
 import control_groups
@@ -88,7 +89,7 @@ async def attack(code, *, timeout=10, cells=1, **options):
         await other.run_code("1")
         await hostile.files.write("hostile.py", HOSTILE.read_text())
         await hostile.run_code("1")
-        init, before = hostile._place.guest.pid, descriptors()
+        init, before = hostile._session.guest.pid, descriptors()
         inside = descriptors(init)
         slowest, outcome = 0.0, None
         for _ in range(cells):
@@ -108,7 +109,7 @@ async def attack(code, *, timeout=10, cells=1, **options):
             await asyncio.sleep(0.01)
             seen.append(descriptors())
         assert seen[-1] <= before
-        if hostile._place.guest.pid == init:
+        if hostile._session.guest.pid == init:
             # What nobody asked for is kept until there is too much of it.
             assert descriptors(init) <= inside + buffers.MAX_FDS
         return outcome, slowest
@@ -288,7 +289,8 @@ async def refuse_the_last(*headers):
         await asyncio.sleep(60)
 
     parcel = values.encode({"args": [], "kwargs": {}}).join()
-    async with calls.Calls(fuzz_frames.REGISTRY, answer, MB, lambda paused: None) as made:
+    deadline = calls.Deadline(anyio.CancelScope(), None)
+    async with calls.Calls(fuzz_frames.REGISTRY, answer, MB, deadline) as made:
         for header in headers[:-1]:
             made.start(wire.Frame(wire.CALL, 1, header, parcel), parcel)
         with pytest.raises(ProtocolError):

@@ -101,7 +101,7 @@ class Story:
                 pass
 
     def _guest(self):
-        place = self.sandbox._place if self.sandbox is not None else None
+        place = self.sandbox._session if self.sandbox is not None else None
         return place.guest.pid if place is not None else 0
 
     # -- the steps --------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import json
 import os
 import socket
 import tempfile
+from types import SimpleNamespace
 from unittest import mock
 
 import anyio
@@ -30,9 +31,9 @@ from belljar.files.api import AsyncFiles
 from belljar.guest import removal
 from belljar.limits import Limits
 from belljar.protocol import wire
-from belljar.sandbox import commands, guest_session, run
+from belljar.sandbox import guest_session, outcome, run
 from belljar.sandbox.channel import Channel, Lost
-from belljar.sandbox.run import Run
+from belljar.sandbox.run import Cell, Run
 from fuzzing_guest import MOST, Answers, Field, Wrong, serve
 
 PATIENCE = 60.0  # seconds: of a busy machine
@@ -90,7 +91,7 @@ async def _workspace(files, field):
 
 async def _forks(channel, field):
     guest = Guest(channel._stream)
-    here = guest_session.Place(guest, 0)
+    here = guest_session.GuestSession(guest, 0)
     here.channel = channel
     async with here.turn(0):
         number, _ = await here.keep(branch=False)
@@ -103,10 +104,12 @@ async def _forks(channel, field):
 
 
 async def _command(channel, field):
-    run = Run(channel, Guest(channel._stream), timeout=QUICK, output=10_000, grace=0.0)
-    await run.drive(wire.EXEC, {"argv": ["x"]}, b"")
-    if run.lost is None:
-        await commands.judge(run)
+    session = SimpleNamespace(channel=channel, guest=Guest(channel._stream))
+    header = {"argv": ["x"]}
+    cell = Cell(limits=LIMITS, timeout=QUICK, kind=wire.EXEC, header=header, grace=0.0)
+    finished = await Run(session, cell).execute()
+    if finished.lost is None:
+        outcome.make_command_result(finished)
 
 
 async def _exists(files, field):

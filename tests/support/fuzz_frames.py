@@ -14,6 +14,7 @@ import functools
 import os
 import socket
 import struct
+from types import SimpleNamespace
 
 import anyio
 
@@ -26,7 +27,7 @@ from belljar.limits import Limits
 from belljar.protocol import values, wire
 from belljar.sandbox import outcome
 from belljar.sandbox.channel import Channel
-from belljar.sandbox.run import Lost, Run
+from belljar.sandbox.run import Cell, Lost, Run
 
 MEMORY = 16 * 1024 * 1024  # the limit of the guest that is played
 PATIENCE = 3.0  # seconds
@@ -133,25 +134,12 @@ KNOWN = (Lost, ProtocolError, GuestLost)
 
 
 async def run(channel, value=None):
-    run = Run(
-        channel,
-        Guest(),
-        timeout=1.0,
-        output=100_000,
-        grace=0.05,
-        functions=REGISTRY,
-        values=MEMORY,
-    )
-    await run.drive(wire.RUN, {"count": 1}, b"1", value)
-    await outcome.of(
-        run,
-        kills_before=0,
-        ended=None,
-        fresh=False,
-        count=1,
-        limits=Limits(memory=MEMORY),
-        with_value=True,
-    )
+    limits = Limits(memory=MEMORY, output=100_000)
+    session = SimpleNamespace(channel=channel, guest=Guest())
+    header = {"count": 1}
+    cell = Cell(limits=limits, timeout=1.0, header=header, payload=b"1", value=value, grace=0.05)
+    finished = await Run(session, cell, REGISTRY).execute()
+    await outcome.make_execution(finished, limits=limits, count=1)
 
 
 async def ask(channel):

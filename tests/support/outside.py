@@ -16,7 +16,7 @@ def inner(sandbox):
 
 
 def guest_of(sandbox):
-    return inner(sandbox)._place.guest
+    return inner(sandbox)._session.guest
 
 
 class Outside:

@@ -46,20 +46,20 @@ class Recycler:
         idle = self._idle.setdefault(environment, [])
         if not idle:
             sandbox = Sandbox.create(environment=environment)
-            place = inner(sandbox)._place
+            place = inner(sandbox)._session
             self._modes[place] = f"{wait(inner(sandbox).files.stat, '/workspace').mode & 0o7777:o}"
             return sandbox
         sandbox = Sandbox(environment=environment)
-        inner(sandbox)._place = idle.pop()
-        inner(sandbox)._guests = 1
+        inner(sandbox)._lifecycle.session = idle.pop()
+        inner(sandbox)._lifecycle.guests = 1
         return sandbox
 
     def give_back(self, sandbox):
         """Whatever a test has done to it."""
         used = inner(sandbox)
-        place = used._place
-        fit = used._ended is None and place in self._modes and place.alive
-        if not fit or place.shared or used.busy:
+        place = used._session
+        fit = used._lifecycle.ended is None and place in self._modes and place.alive
+        if not fit or place.shared or used._lifecycle.busy:
             sandbox.close()
             return
         try:
@@ -67,7 +67,7 @@ class Recycler:
         except SandboxError:
             sandbox.close()
             return
-        used._place = None  # so that closing it ends nothing
+        used._lifecycle.session = None  # so that closing it ends nothing
         sandbox.close()
         self._idle[used.environment.name].append(place)
 

@@ -39,14 +39,12 @@ ALLOWED: set[tuple[str, str]] = {
     ("belljar.backends.docker.spec", "belljar.guest.worker_process"),
     ("belljar.backends.base", "belljar.guest.worker_process"),
     ("belljar.compat.dolphin.directory", "belljar.guest.removal"),
-    ("belljar.events", "belljar.backends.base"),
     ("belljar.files.api", "belljar.guest.files"),
     ("belljar.files.sessions", "belljar.guest.removal"),
     ("belljar.files.tree_protocol", "belljar.guest.trees"),
     ("belljar.files.workspace", "belljar.guest.trees"),
     ("belljar.functions.registry", "belljar.guest.functions"),
     ("belljar.policy.source", "belljar.guest.notebook_habits"),
-    ("belljar.runtime", "belljar.observe.presence"),
 }
 MODULES = {
     ".".join(("belljar", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(

@@ -5,29 +5,20 @@ import typing
 
 import pytest
 
-from belljar import AsyncSandbox, Sandbox
+from belljar import AsyncSandbox, Sandbox, run
 from belljar.files.api import AsyncFiles
 from belljar.sandbox.blocking import Commands, Files
 from belljar.sandbox.commands import AsyncCommands
+from belljar.sandbox.options import DEFAULTS, SandboxOptions
 
 PAIRS = [(Sandbox, AsyncSandbox), (Files, AsyncFiles), (Commands, AsyncCommands)]
 # What the parts of AsyncSandbox use among each other; nobody else is meant to.
 INTERNAL = {
-    "adopt",
-    "busy",
     "engaged",
     "perform",
     "last_used",
     "call",
-    "changed",
-    "end",
-    "put_all",
-    "refreshed",
     "root",
-    "spec",
-    "subject",
-    "using",
-    "working",
 }
 
 # Written here and not derived, so that a name that vanishes from both is missed.
@@ -119,6 +110,26 @@ def test_signatures_and_documentation_are_the_same(blocking, awaited, name):
         given, wanted = (inspect.signature(f).parameters for f in (ours, theirs))
         if blocking is Sandbox:
             assert dict(given) == dict(wanted)
+
+
+@pytest.mark.parametrize(
+    "function", [Sandbox.__init__, Sandbox.create, AsyncSandbox.__init__, AsyncSandbox.create, run]
+)
+def test_signatures_show_each_option_with_type_and_default(function):
+    shown = inspect.signature(function).parameters
+    annotations = SandboxOptions.__annotations__
+    assert [name for name in shown if name in annotations] == list(annotations)
+    for name, annotation in annotations.items():
+        assert shown[name].kind is inspect.Parameter.KEYWORD_ONLY
+        assert shown[name].annotation == annotation.__forward_arg__
+        assert shown[name].default == DEFAULTS[name]
+    assert shown["workdir"].default == "/workspace"
+    assert not {"given", "unnamed"} & set(shown)
+
+
+def test_run_has_the_options_of_run_code_too():
+    wanted = set(inspect.signature(Sandbox.run_code).parameters) - {"self"}
+    assert wanted <= set(inspect.signature(run).parameters)
 
 
 @pytest.mark.parametrize(("blocking", "awaited", "name"), list(methods()))

@@ -4,6 +4,7 @@ import itertools
 import json
 import random
 import tracemalloc
+from types import SimpleNamespace
 
 import anyio
 import anyio.lowlevel
@@ -18,7 +19,8 @@ from belljar.limits import Limits
 from belljar.protocol import blobs, seal, values, wire
 from belljar.sandbox import channel, outcome
 from belljar.sandbox.channel import Channel
-from belljar.sandbox.run import MAX_CHANGES, Run
+from belljar.sandbox.outcome import MAX_CHANGES
+from belljar.sandbox.run import Cell, Run
 
 PATIENCE = 90.0  # seconds after which a test says "it hangs"
 
@@ -161,16 +163,16 @@ def ask(pieces):
     return anyio.run(main), stream
 
 
-def drive(pieces, *, timeout=5.0, output=10_000, **more):
+def drive(pieces, *, timeout=5.0, limits=None):
     """One cell over a hostile stream. Fails when it hangs."""
     guest = FakeGuest()
     stream = HostileStream(pieces)
 
     async def main():
-        run = Run(Channel(stream), guest, timeout=timeout, output=output, **more)
+        session = SimpleNamespace(channel=Channel(stream), guest=guest)
+        cell = Cell(limits=limits or Limits(output=10_000), timeout=timeout)
         with anyio.fail_after(PATIENCE):
-            await run.drive(wire.RUN, {}, b"")
-        return run
+            return await Run(session, cell).execute()
 
     return anyio.run(main), guest, stream
 
@@ -207,7 +209,7 @@ def test_a_cell_of_a_hostile_guest_ends_and_is_done_or_lost(pieces):
     assert (run.done is None) != (run.lost is None)
     if isinstance(run.lost, ProtocolError):
         assert guest.killed
-    assert run.output_bytes <= 10_000
+    assert run.usage.output_bytes <= 10_000
 
 
 def honest_conversation():
@@ -222,7 +224,7 @@ def honest_conversation():
 def test_the_honest_conversation_that_is_mutated_below_is_understood():
     run, guest, _ = drive(honest_conversation())
     assert run.done is not None
-    assert run.streams["stdout"].text == "hello\n"
+    assert run.stdout == "hello\n"
     assert len(run.results) == 1
     assert not guest.killed
 
@@ -283,7 +285,7 @@ def test_a_flood_during_a_cell_ends_with_the_cell(piece):
     finally:
         tracemalloc.stop()
     assert run.done is None
-    assert run.output_bytes <= 10_000
+    assert run.usage.output_bytes <= 10_000
     assert peak < MOST
 
 
@@ -346,18 +348,15 @@ def test_a_worker_that_is_no_number_is_not_repeated(worker):
     stream = HostileStream([taken + json.dumps({"worker": worker}).encode()])
 
     async def main():
-        run = Run(Channel(stream), guest, timeout=5.0, output=1000)
-        await run.drive(wire.RUN, {}, b"", value)
-        return run
+        session = SimpleNamespace(channel=Channel(stream), guest=guest)
+        return await Run(session, Cell(limits=Limits(), timeout=5.0, value=value)).execute()
 
     assert isinstance(anyio.run(main).lost, ProtocolError)
     assert guest.killed
 
 
 def judged(run, limits):
-    options = {"kills_before": 0, "ended": None, "fresh": False, "count": 1, "with_value": True}
-    execution, _ = anyio.run(lambda: outcome.of(run, limits=limits, **options))
-    return execution
+    return anyio.run(lambda: outcome.make_execution(run, limits=limits, count=1))
 
 
 def test_a_value_that_nobody_asked_for_is_not_decoded_if_no_worker_would_send_it():
@@ -369,11 +368,11 @@ def test_a_value_that_nobody_asked_for_is_not_decoded_if_no_worker_would_send_it
         for part in blobs.cut(value.pieces())
     ]
     frames.append(wire.pack(wire.DONE, 1, {"status": "ok", "parts": value.size}))
-    run, _, _ = drive(frames, values=limits.memory)
+    run, _, _ = drive(frames, limits=limits)
     execution = judged(run, limits)
     assert execution.ok
     assert execution.value is None
-    assert "value is None, because it takes more than 8k" in execution.notes[0]
+    assert "value was left None, because it takes more than 8k" in execution.notes[0]
 
 
 def test_a_value_for_which_the_host_has_no_memory_costs_the_cell_only_its_value(monkeypatch):
@@ -383,7 +382,7 @@ def test_a_value_for_which_the_host_has_no_memory_costs_the_cell_only_its_value(
     part = {"key": wire.VALUE_KEY, "size": 300_000_000}
     done = {"status": "ok", "parts": 300_000_000}
     frames = [wire.pack(wire.PART, 1, part, b"x"), wire.pack(wire.DONE, 1, done)]
-    run, guest, _ = drive(frames, values=limits.memory)
+    run, guest, _ = drive(frames, limits=limits)
     execution = judged(run, limits)
     assert execution.ok
     assert not guest.killed
@@ -411,16 +410,17 @@ def test_others_have_their_turn_among_many_small_frames(kind):
 
     async def main():
         stream = HostileStream([frame * many + wire.pack(wire.DONE, 1, {"status": "ok"})])
-        run = Run(Channel(stream), FakeGuest(), timeout=None, output=many)
+        session = SimpleNamespace(channel=Channel(stream), guest=FakeGuest())
+        run = Run(session, Cell(limits=Limits(output=many), timeout=None))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(count)
-            await run.drive(wire.RUN, {})
+            finished = await run.execute()
             tasks.cancel_scope.cancel()
-        return run
+        return finished
 
     run = anyio.run(main)
     if kind == wire.STREAM:
-        assert run.streams["stdout"].text == "x" * many
+        assert run.stdout == "x" * many
         assert turns >= 20
 
 

@@ -225,13 +225,13 @@ def run_learn(args: argparse.Namespace) -> int:
     learned: Learned = learn([observe(args, name, code, puts) for name, code in codes], base)
     printed = learned.to_toml()
     if args.format == "json":
-        document = {
+        report = {
             "policy": learned.policy.to_dict(),
             "imports": learned.imports,
             "rules": learned.rules,
             "notes": learned.notes,
         }
-        print(json.dumps(document, indent=2))
+        print(json.dumps(report, indent=2))
     else:
         print(printed, end="")
     # Check the printed text, because that is what the user will save and load.

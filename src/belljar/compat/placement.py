@@ -63,7 +63,7 @@ async def place(
     named = dockerfile is not None or image not in (None, default_image)
     # The settings name an image already, and an environment has no meaning in it.
     has_image_set = isinstance(backend, Docker) and backend.own
-    name = "docker" if isinstance(backend, Docker) else runtime.meant(backend or "auto")
+    name = "docker" if isinstance(backend, Docker) else runtime.resolve_backend(backend or "auto")
     if name == "auto":
         name = "docker" if named or await engine_answers() else "native"
     if name == "native":
@@ -87,7 +87,7 @@ async def place(
 
 def asks_for_docker(backend: str | Docker | None) -> bool:
     """True if the caller or BELLJAR_BACKEND asks for containers only."""
-    return isinstance(backend, Docker) or runtime.meant(backend or "auto") == "docker"
+    return isinstance(backend, Docker) or runtime.resolve_backend(backend or "auto") == "docker"
 
 
 # -- the engine -----------------------------------------------------------------------------

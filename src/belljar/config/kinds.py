@@ -97,7 +97,7 @@ def check_texts(option: str) -> Check:
 
         if not isinstance(value, Mapping):
             raise InvalidOption(f"is a table of texts, not {value!r}")
-        return options.texts(option, value)
+        return options.check_texts(option, value)
 
     return check
 

@@ -39,7 +39,7 @@ sys.path[:0] = {path!r}
 from belljar import Sandbox
 sandbox = Sandbox.create(environment="python", **{options!r})
 sandbox.run_code("import os, time\\nif os.fork() == 0: os.setsid(); time.sleep(600)")
-print(sandbox._sandbox._place.guest.pid, flush=True)
+print(sandbox._sandbox._session.guest.pid, flush=True)
 sandbox.run_code("import time; time.sleep(600)", timeout=600)
 """
 

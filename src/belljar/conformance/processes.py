@@ -117,7 +117,7 @@ def wait_until(condition: Callable[[], T | None], timeout: float = 30.0, what: s
 def init_of(sandbox: Sandbox | AsyncSandbox) -> int:
     """The guest's first process; with gVisor, its kernel. 0: it is not on this machine."""
     inner = sandbox._sandbox if isinstance(sandbox, Sandbox) else sandbox
-    place = inner._place
+    place = inner._session
     return int(getattr(place.guest, "pid", 0)) if place is not None else 0
 
 

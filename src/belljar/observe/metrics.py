@@ -352,7 +352,7 @@ def _checked(metric: Metric, values: Values) -> Iterator[tuple[tuple[str, ...], 
 
 
 def _live_by_backend() -> Values:
-    return _sum_by_backend((each.subject.backend, 1.0) for each in events.live())
+    return _sum_by_backend((each._lifecycle.subject.backend, 1.0) for each in events.live())
 
 
 def _guests_of_pools() -> Values:

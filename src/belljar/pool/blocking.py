@@ -88,9 +88,7 @@ class Pool:
         another kind of guest, the pool starts one, and keeps that kind ready if it is requested
         again.
         """
-        twin = object.__new__(Sandbox)
-        twin._prepare(_wait(self._acquire, owner=owner, wait=wait, **options))
-        return twin
+        return Sandbox._from_async(_wait(self._acquire, owner=owner, wait=wait, **options))
 
     def run_code(
         self,
@@ -320,6 +318,4 @@ class SandboxManager:
 
     def _twin(self, sandbox: AsyncSandbox) -> Sandbox:
         """The blocking Sandbox; the same object for the same sandbox, while callers hold it."""
-        twin = object.__new__(Sandbox)
-        twin._prepare(sandbox)
-        return self._twins.setdefault(sandbox.id, twin)
+        return self._twins.setdefault(sandbox.id, Sandbox._from_async(sandbox))

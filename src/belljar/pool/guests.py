@@ -119,9 +119,8 @@ class Guests:
         idle: IdleGuest = request.ready.guest
         request.ready = None
         self._owned.discard(idle)
-        sandbox = object.__new__(PooledSandbox)
         # The id of the sandbox that the guest was made for: the guest is named after it.
-        sandbox._prepare(replace(options, id=idle.spec.id.rpartition("-")[0]))
+        sandbox = PooledSandbox._from_options(replace(options, id=idle.spec.id.rpartition("-")[0]))
         lease = Lease(idle.take_guest(), self._binding.call, self._returned)
         self._leased.add(lease)
         sandbox.use_lease(lease)
@@ -205,10 +204,10 @@ class Guests:
         error: Exception | None = None
         try:
             with scope:
-                made = object.__new__(PooledSandbox)
-                made._prepare(settings.without_tenant(self._kinds[bucket.key]))
+                wanted = settings.without_tenant(self._kinds[bucket.key])
+                made = PooledSandbox._from_options(wanted)
                 backend = runtime.current().backend(made._options.backend)
-                idle = await IdleGuest.start(backend, made.spec())
+                idle = await IdleGuest.start(backend, made._lifecycle.make_spec())
                 # A request that waits already gets the guest without a warm-up.
                 code = choose_warmup_code(made.environment, self._warmup_code)
                 if code and self.state.first_request(bucket.key) is None:

@@ -191,7 +191,7 @@ class MapRun:
         """Kill what runs, with its guests. May be called twice."""
         self._stopped = True
         for sandbox in self._at_work:
-            sandbox.end("was stopped")  # kills it; a cancelled cell is interrupted first
+            sandbox._lifecycle.end("was stopped")  # kills it; a cancelled cell is interrupted first
         self._scope.cancel()
         self._jobs.clear()
         self.exhaust()

@@ -16,9 +16,12 @@ import anyio
 from belljar.backends.base import Backend, Guest, GuestSpec
 from belljar.environment.environment import Environment
 from belljar.errors import GuestLost, SandboxError, StartError
+from belljar.limits import Limits
 from belljar.protocol import wire
 from belljar.sandbox.channel import Channel
-from belljar.sandbox.run import Run, parse_error
+from belljar.sandbox.guest_session import GuestSession
+from belljar.sandbox.outcome import parse_error
+from belljar.sandbox.run import Cell, Run
 from belljar.sandbox.sandbox import AsyncSandbox
 
 ANSWER_TIMEOUT = 2.0  # seconds
@@ -66,11 +69,14 @@ class IdleGuest:
         memory is copied when it is first written to, which makes a first cell several times as
         long as the second. Raises StartError if the code fails."""
         assert self._guest is not None
-        channel = Channel(self._guest.stream)
-        output = WARMUP_OUTPUT
-        run = Run(channel, self._guest, timeout=WARMUP_TIMEOUT, output=output)
-        header = {"count": 0, "output": output, "env": {}, "watch": True}
-        await run.drive(wire.RUN, header, f"exec({code!r}, {{}})".encode())
+        cell = Cell(
+            limits=Limits(output=WARMUP_OUTPUT),
+            timeout=WARMUP_TIMEOUT,
+            header={"count": 0, "output": WARMUP_OUTPUT, "env": {}, "watch": True},
+            payload=f"exec({code!r}, {{}})".encode(),
+        )
+        # A session of its own, whose request comes before the first one of the sandbox.
+        run = await Run(GuestSession(self._guest, 0, after=0), cell).execute()
         if run.done is None:
             raise StartError("the guest was lost while it ran the pool's rehearsal code")
         if (status := run.done.header.get("status")) != "ok":
@@ -202,15 +208,15 @@ class PooledSandbox(AsyncSandbox):
         """Called once, before it is started."""
         lease.hold(self)
         self.lease = lease
-        self.adopt(cast(Guest, lease.guest))
+        self._lifecycle.adopt(cast(Guest, lease.guest))
 
     @property
     def keeps_files(self) -> bool:
         """True if it holds a directory of the host that another sandbox may wait for."""
-        return self._keeping.mirrors
+        persistence = self._lifecycle.persistence
+        return persistence is not None and persistence.mirrors
 
-    def spec(self) -> GuestSpec:
-        """What a backend must know to start its next guest."""
+    def _check_start(self) -> None:
         self._guests_wanted += 1
         if self.once and self._guests_wanted > 1:
             raise LostBeforeStart("the guest was lost before the code began")
@@ -220,7 +226,6 @@ class PooledSandbox(AsyncSandbox):
                 "the guest that this sandbox shared with its forks was lost",
                 hint="close all but one of them: the last one starts a new guest",
             )
-        return super().spec()
 
     async def kill(self) -> None:
         """End it at once, whatever runs in it. Afterwards it is gone."""

@@ -103,11 +103,11 @@ def guest_key(options: Options) -> Hashable:
 
 def without_tenant(options: Options) -> Options:
     """The options of a guest of the same kind that has no sandbox yet, with a new id."""
-    from belljar.sandbox.options import _new_id
+    from belljar.sandbox.options import new_id
 
     return replace(
         options,
-        id=_new_id(),
+        id=new_id(),
         policy=None,
         metadata={},
         functions={},

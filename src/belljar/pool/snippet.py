@@ -22,10 +22,11 @@ from belljar.errors import (
 )
 from belljar.pool.pooled_sandbox import LostBeforeStart, PooledSandbox
 from belljar.results.execution import ErrorInfo, Execution, Logs, Outcome, Usage
-from belljar.sandbox import options, policy_gate
+from belljar.sandbox import options
 from belljar.sandbox import options as sandbox_options
 from belljar.sandbox.options import Options
-from belljar.sandbox.sandbox import AsyncSandbox
+from belljar.sandbox.run import encode_code
+from belljar.sandbox.sandbox import AsyncSandbox, check_policy
 
 if TYPE_CHECKING:
     from belljar.pool.pool import AsyncPool
@@ -62,9 +63,9 @@ class Snippet:
 
     def __post_init__(self) -> None:
         for code in (self.code, *([] if self.then is None else [self.then])):
-            options.encode_code(code)
+            encode_code(code)
         options.check_timeout(self.timeout, None)
-        options.texts("env", self.env)
+        options.check_texts("env", self.env)
         for name in ("variables", "files", "options"):
             if not isinstance(getattr(self, name), Mapping):
                 raise InvalidOption(f"{name} is a mapping, not {getattr(self, name)!r}")
@@ -192,7 +193,7 @@ async def run_on_guest(
 ) -> Execution:
     """Run a snippet on an unused guest; after one of the `retried` errors, on another one."""
     policy = options.policy
-    if policy is not None and not (await policy_gate.ask(policy, part.code)).allowed:
+    if policy is not None and not (await check_policy(policy, part.code)).allowed:
         return await _run_without_guest(options, run)
     for attempt in itertools.count(1):
         try:
@@ -219,7 +220,7 @@ async def send_inputs(sandbox: PooledSandbox, part: Snippet) -> None:
     for path, data in part.files.items():
         await sandbox.files.write(path, data)
     if part.variables:
-        await sandbox.put_all(part.variables)
+        await sandbox._put_all(part.variables)
 
 
 async def _run_both(pool: AsyncPool, sandbox: AsyncSandbox, part: Snippet) -> Execution:
@@ -243,8 +244,7 @@ async def _run_both(pool: AsyncPool, sandbox: AsyncSandbox, part: Snippet) -> Ex
 
 async def _run_without_guest(options: Options, run: RunCode) -> Execution:
     """Let a sandbox without a guest reject the code, so that events and records show it."""
-    sandbox = object.__new__(AsyncSandbox)
-    sandbox._prepare(replace(options, id=sandbox_options._new_id()))
+    sandbox = AsyncSandbox._from_options(replace(options, id=sandbox_options.new_id()))
     try:
         return await run(sandbox)
     finally:

@@ -1,38 +1,50 @@
-"""Sandbox: the blocking twin of AsyncSandbox, one line a method, on the runtime's event loop."""
+"""Sandbox: AsyncSandbox for blocking code, one line a method, and `run` for a single piece of code.
+
+Longer than other files: three public classes, and each method's documentation.
+"""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import queue
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    Never,
+    ParamSpec,
+    Self,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 import anyio
 
 from belljar import runtime
 from belljar.backends.base import Location, UsageSample
-from belljar.backends.docker.settings import Docker
 from belljar.backends.isolation import Isolation
-from belljar.backends.mounts import WORKSPACE, Mount
 from belljar.environment.environment import Environment
-from belljar.errors import InvalidOption, suggests
+from belljar.errors import InvalidOption, suggests, unknown_option
 from belljar.files.api import AsyncFiles, FileInfo, GuestPath
 from belljar.files.script import Script
 from belljar.files.transfer import OnProgress, Transfer
-from belljar.functions.registry import Functions
 from belljar.limits import Limits
 from belljar.results.execution import CommandResult, Execution
 from belljar.sandbox import options
-from belljar.sandbox.checkpoints import Checkpoint
 from belljar.sandbox.commands import AsyncCommands
+from belljar.sandbox.guest_session import Checkpoint
+from belljar.sandbox.options import DEFAULTS, SandboxOptions
 from belljar.sandbox.run import OnResult, OnText
 from belljar.sandbox.sandbox import AsyncSandbox
 
 if TYPE_CHECKING:
     from belljar.policy import Policy
-    from belljar.sandbox.options import PolicyLike
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -53,20 +65,20 @@ def wait(function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs)
             continue
         if inspect.iscoroutinefunction(callback):
             raise InvalidOption(
-                f"{name} is a coroutine function, which nothing here can await",
+                f"{name} is a coroutine function, which a blocking Sandbox cannot await",
                 hint="use AsyncSandbox, or an ordinary function",
             )
         if callable(callback):
             kwargs[name] = _deferred(events, callback)
 
-    work: Work[T] = Work(lambda: function(*args, **kwargs), events)
+    work: Work[T] = Work(functools.partial(function, *args, **kwargs), events)
     work.begin()
     return work.finish()
 
 
 class Work(Generic[T]):
-    """One awaitable on the runtime's loop. Unlike a cancelled future, a cancelled Work says when
-    it has really come to its end."""
+    """One awaitable on the runtime's loop. Unlike a cancelled future, a cancelled Work tells when
+    it has really ended."""
 
     def __init__(self, function: Callable[[], Awaitable[T]], events: Events | None = None) -> None:
         self._function = function
@@ -240,119 +252,24 @@ class Sandbox:
             print(execution.text)
     """
 
-    def __new__(cls, *unnamed: object, **given: Any) -> Self:
-        options.check_known(cls.__init__, given, unnamed)
-        return super().__new__(cls)
+    def __init__(self, *unnamed: Never, **given: Unpack[SandboxOptions]) -> None:
+        self._set_up(AsyncSandbox(*unnamed, **given))
 
-    def __init__(
-        self,
-        *,
-        backend: str | Docker = "auto",
-        environment: str | Environment | None = None,
-        packages: Sequence[str] = (),
-        limits: Limits | Mapping[str, object] | None = None,
-        env: Mapping[str, str] | None = None,
-        network: str = "none",
-        policy: PolicyLike | None = None,
-        strict: bool | None = None,
-        metadata: Mapping[str, str] | None = None,
-        functions: Functions | None = None,
-        workspace: str | os.PathLike[str] | None = None,
-        session: str | None = None,
-        workdir: str = WORKSPACE,
-        mounts: Iterable[Mount] = (),
-        noexec: bool = False,
-        record: str | os.PathLike[str] | None = None,
-        image: str | None = None,
-        dockerfile: str | os.PathLike[str] | None = None,
-        runtime: str | None = None,
-        platform: str | None = None,
-        gpus: str | int | None = None,
-        devices: Sequence[str] = (),
-    ) -> None:
-        sandbox = AsyncSandbox(
-            backend=backend,
-            environment=environment,
-            packages=packages,
-            limits=limits,
-            env=env,
-            network=network,
-            policy=policy,
-            strict=strict,
-            metadata=metadata,
-            functions=functions,
-            workspace=workspace,
-            session=session,
-            workdir=workdir,
-            mounts=mounts,
-            noexec=noexec,
-            record=record,
-            image=image,
-            dockerfile=dockerfile,
-            runtime=runtime,
-            platform=platform,
-            gpus=gpus,
-            devices=devices,
-        )
-        self._prepare(sandbox)
+    @classmethod
+    def _from_async(cls, sandbox: AsyncSandbox) -> Self:
+        made = cls.__new__(cls)
+        made._set_up(sandbox)
+        return made
 
-    def _prepare(self, sandbox: AsyncSandbox) -> None:
+    def _set_up(self, sandbox: AsyncSandbox) -> None:
         self._sandbox = sandbox
         self.commands = Commands(sandbox.commands)
         self.files = Files(sandbox.files)
 
     @classmethod
-    def create(
-        cls,
-        *,
-        backend: str | Docker = "auto",
-        environment: str | Environment | None = None,
-        packages: Sequence[str] = (),
-        limits: Limits | Mapping[str, object] | None = None,
-        env: Mapping[str, str] | None = None,
-        network: str = "none",
-        policy: PolicyLike | None = None,
-        strict: bool | None = None,
-        metadata: Mapping[str, str] | None = None,
-        functions: Functions | None = None,
-        workspace: str | os.PathLike[str] | None = None,
-        session: str | None = None,
-        workdir: str = WORKSPACE,
-        mounts: Iterable[Mount] = (),
-        noexec: bool = False,
-        record: str | os.PathLike[str] | None = None,
-        image: str | None = None,
-        dockerfile: str | os.PathLike[str] | None = None,
-        runtime: str | None = None,
-        platform: str | None = None,
-        gpus: str | int | None = None,
-        devices: Sequence[str] = (),
-    ) -> Self:
+    def create(cls, *unnamed: Never, **given: Unpack[SandboxOptions]) -> Self:
         """Make a sandbox and start it at once."""
-        sandbox = cls(
-            backend=backend,
-            environment=environment,
-            packages=packages,
-            limits=limits,
-            env=env,
-            network=network,
-            policy=policy,
-            strict=strict,
-            metadata=metadata,
-            functions=functions,
-            workspace=workspace,
-            session=session,
-            workdir=workdir,
-            mounts=mounts,
-            noexec=noexec,
-            record=record,
-            image=image,
-            dockerfile=dockerfile,
-            runtime=runtime,
-            platform=platform,
-            gpus=gpus,
-            devices=devices,
-        )
+        sandbox = cls(*unnamed, **given)
         sandbox.start()
         return sandbox
 
@@ -396,13 +313,13 @@ class Sandbox:
 
     @property
     def alive(self) -> bool:
-        """Whether it has a guest that lives. One that was lost is started anew when it is used,
-        without the variables and files it had."""
+        """Whether it has a live guest. A guest that was lost is replaced at the next use, without
+        the variables and files it had."""
         return self._sandbox.alive
 
     @property
     def whereabouts(self) -> Location | None:
-        """Where its guest can be seen from outside; None while it has none."""
+        """Where its guest can be seen from outside; None while it has no guest."""
         return self._sandbox.whereabouts
 
     @property
@@ -455,7 +372,7 @@ class Sandbox:
         Plain data, dates, numpy arrays, pandas and polars frames, pyarrow tables. Raises
         CannotTravel with the name of the part that cannot.
         """
-        return wait(self._sandbox.put_all, values)
+        return wait(self._sandbox._put_all, values)
 
     def set(self, name: str, value: object) -> None:
         """Set one variable of the sandbox."""
@@ -464,7 +381,8 @@ class Sandbox:
     def get(self, name: str, *, timeout: float | None = None) -> object:
         """The value of a variable of the sandbox, as an object of this process.
 
-        Raises NameMissing if there is none, CannotTravel if it is nothing that can come out.
+        Raises NameMissing if the sandbox has no such variable, CannotTravel if its value cannot
+        come out.
         """
         return wait(self._sandbox.get, name, timeout=timeout)
 
@@ -480,9 +398,9 @@ class Sandbox:
     ) -> None:
         """Let the code call a function of this process, by its name or `name`.
 
-        It runs here, with arguments that the code chose: treat them as a stranger's. `timeout` is
-        in seconds for one call, `max_calls` counts over the sandbox's life, `concurrency` is how
-        many run at once (ordinary functions in threads). The time of calls counts against the
+        It runs here, with arguments that the code chose: do not trust them. `timeout` is in
+        seconds for one call, `max_calls` counts over the sandbox's life, `concurrency` is how many
+        run at once (ordinary functions in threads). The time of calls counts against the
         time-out of the cell with `counts_time`, and beyond `Limits.host_time`.
         """
         return wait(
@@ -511,7 +429,7 @@ class Sandbox:
         return wait(self._sandbox.rollback, checkpoint)
 
     def release(self, checkpoint: Checkpoint) -> None:
-        """Let go of a checkpoint, and of the memory and room it takes."""
+        """Remove a checkpoint, and free the memory and room it takes."""
         return wait(self._sandbox.release, checkpoint)
 
     def fork(self) -> Self:
@@ -520,9 +438,7 @@ class Sandbox:
         It has variables and files of its own, but shares the guest, and so the limits, with this
         one: the two take turns. Each must be closed.
         """
-        twin = object.__new__(type(self))
-        twin._prepare(wait(self._sandbox.fork))
-        return twin
+        return self._from_async(wait(self._sandbox.fork))
 
     def interrupt(self) -> None:
         """Raise KeyboardInterrupt in the running cell; nothing happens if none is running."""
@@ -546,3 +462,30 @@ class Sandbox:
     def close(self) -> None:
         """End it and leave nothing behind. May be called twice, and while code runs."""
         return wait(self._sandbox.close)
+
+
+options.show_options(Sandbox.__init__)
+options.show_options(Sandbox.create.__func__)  # type: ignore[attr-defined]
+_RUN_OPTIONS = {
+    name: each
+    for name, each in inspect.signature(Sandbox.run_code).parameters.items()
+    if each.kind is each.KEYWORD_ONLY and name not in DEFAULTS
+}
+
+
+def run(code: str | os.PathLike[str], **given: Any) -> Execution:
+    """Run code in a sandbox of its own; the options are those of Sandbox and of run_code.
+
+    `env` goes to the sandbox.
+
+        execution = belljar.run("1 + 1", timeout=5, environment="python")
+    """
+    for name in given:
+        if name not in DEFAULTS and name not in _RUN_OPTIONS:
+            raise unknown_option("option", name, sorted({*DEFAULTS, *_RUN_OPTIONS}))
+    running = {name: given.pop(name) for name in _RUN_OPTIONS if name in given}
+    with Sandbox(**given) as sandbox:
+        return sandbox.run_code(code, **running)
+
+
+options.show_options(run, *_RUN_OPTIONS.values())

@@ -1,7 +1,8 @@
-"""Calls of host functions out of one cell: each a task of its own, all ended with the cell."""
+"""Calls of host functions by one cell: each call is a task, and all end with the cell."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
@@ -10,6 +11,7 @@ from typing import Any, Self
 import anyio
 import anyio.abc
 
+from belljar.backends.base import Guest
 from belljar.errors import ProtocolError
 from belljar.files.script import Input
 from belljar.functions.calling import Callee
@@ -21,9 +23,48 @@ from belljar.results.execution import Call
 from belljar.sandbox import value_transfer
 
 MAX_RECORDED = 10_000
+CPU_INTERVAL = 0.25  # seconds between readings of the guest's CPU time
 MAX_ARGUMENTS = 1000  # of one call: each takes the event loop's time
 
 Answer = Callable[[int, dict[str, object], Encoded | None], Awaitable[None]]
+
+
+class Deadline:
+    """The time-out of a cell. It stands still while the host works for the cell: in all no longer
+    than `host_time`, so that code which calls again and again comes to its end."""
+
+    def __init__(self, scope: anyio.CancelScope, host_time: float | None) -> None:
+        self._scope = scope
+        self._pauses = 0  # calls under way whose time does not count
+        self._paused_at = 0.0
+        self._left = math.inf  # seconds of the code's own time when it was paused
+        self.excuse = math.inf if host_time is None else host_time
+
+    def pause(self) -> None:
+        self._pauses += 1
+        if self._pauses == 1:
+            self._paused_at = now = anyio.current_time()
+            self._left = self._scope.deadline - now
+            self._scope.deadline += self.excuse
+
+    def resume(self) -> None:
+        self._pauses -= 1
+        if self._pauses == 0:
+            excused = min(anyio.current_time() - self._paused_at, self.excuse)
+            self.excuse -= excused
+            self._scope.deadline = self._paused_at + self._left + excused
+
+    async def watch_cpu(self, guest: Guest, seconds: float) -> None:
+        """End code that computes while the host works for it: with calls it may use as much CPU
+        time as it could have used without them."""
+        before = (await guest.reading()).cpu or 0.0
+        while True:
+            await anyio.sleep(min(CPU_INTERVAL, seconds))
+            cpu = (await guest.reading()).cpu
+            if cpu is not None and cpu - before > seconds:
+                self._pauses += 1  # for good: no call may move the deadline any more
+                self._scope.deadline = -math.inf
+                return
 
 
 class Calls:
@@ -31,31 +72,24 @@ class Calls:
 
     def __init__(
         self,
-        registry: Registry | None,
+        registry: Registry,
         answer: Answer,
         limit: int,
-        pause: Callable[[bool], None],
+        deadline: Deadline,
         stdin: Input | None = None,
     ) -> None:
         self._registry = registry
         self._stdin = stdin
-        # The code reads it by calls that are in no list: nobody gave it such a function.
+        # The code reads standard input by calls, which `made` does not list.
         self._read = None if stdin is None else _reader(stdin)
         self._answer = answer
         self._limit = limit  # bytes of one value, and of all arguments and results that wait
-        self._pause = pause
+        self.deadline = deadline
         self._tasks: anyio.abc.TaskGroup | None = None
         self._held = 0
         self._under_way: set[int] = set()
         self.made: list[Call] = []
         self.unrecorded = 0
-
-    @property
-    def possible(self) -> bool:
-        """Without functions there is nothing to call, and no cost: no task, no context."""
-        if self._read is not None:
-            return True
-        return self._registry is not None and bool(self._registry.names)
 
     async def __aenter__(self) -> Self:
         self._tasks = await anyio.create_task_group().__aenter__()
@@ -72,35 +106,32 @@ class Calls:
             self._tasks.cancel_scope.cancel()
             return await self._tasks.__aexit__(kind, error, traceback)
         finally:
-            self.end()
+            # Do not refer to the run any more: its values must not wait for the garbage collector.
+            self._answer = _ignore_answer
 
-    def end(self) -> None:
-        """Let go of the run, whose values shall not wait for the garbage collector."""
-        self._answer, self._pause = _nobody, _nothing
-
-    def look_after(self, watch: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def start_task(self, function: Callable[..., Coroutine[Any, Any, None]], *args: object) -> None:
         """Run it as long as calls may come."""
         assert self._tasks is not None
-        self._tasks.start_soon(watch)
+        self._tasks.start_soon(function, *args)
 
     def start(self, frame: wire.Frame, blob: value_transfer.Blob) -> None:
         """Answer a call. Called by the run for each CALL frame, which a hostile guest may make."""
         call, name = frame.header.get("call"), frame.header.get("function")
         if type(call) is not int or not 0 <= call < 2**32:
-            raise ProtocolError("a malformed call")
+            raise ProtocolError("a call of a host function has no valid number")
         if not isinstance(name, str) or len(name) > messages.MAX_NAME:
-            raise ProtocolError("a call of what is no name")
+            raise ProtocolError("a call of a host function has no valid name")
         if self._tasks is None or len(self._under_way) >= wire.MAX_CALLS:
-            raise ProtocolError("a call that cannot be")
+            raise ProtocolError("more calls of host functions at once than are allowed")
         if call in self._under_way:
-            raise ProtocolError("two calls of one number")
+            raise ProtocolError("two calls of host functions have the same number")
         self._under_way.add(call)
         self._held += len(blob)
         self._tasks.start_soon(self._serve, call, name, blob)
 
     async def _serve(self, call: int, name: str, blob: value_transfer.Blob) -> None:
         making = self._make(name, blob)
-        del blob  # an answer may take its time, and needs no arguments
+        del blob  # the answer may take long, and does not need the arguments
         header, value = await making
         size = value.size if value is not None else 0
         self._held += size
@@ -113,15 +144,14 @@ class Calls:
     async def _make(
         self, name: str, blob: value_transfer.Blob
     ) -> tuple[dict[str, object], Encoded | None]:
-        """The answer: that it went well and what came of it, or what the guest may know."""
+        """The answer: the result, or what the guest may know of the error."""
         size, began = len(blob), time.perf_counter()
-        assert self._registry is not None
         stdin = self._stdin if name == wire.STDIN else None
         counts = self._registry.counts_time(name) if stdin is None else stdin.counts_time
         excused = not counts
         failure = "it was still running when the cell ended"
         if excused:
-            self._pause(True)
+            self.deadline.pause()
         try:
             value = await self._run(name, blob)
             failure = ""
@@ -143,7 +173,7 @@ class Calls:
                     )
                 )
             if excused:
-                self._pause(False)
+                self.deadline.resume()
 
     async def _run(self, name: str, blob: value_transfer.Blob) -> Encoded:
         if self._held > self._limit:
@@ -159,7 +189,6 @@ class Calls:
             raise TypeError("malformed arguments")
         if len(args) + len(kwargs) > MAX_ARGUMENTS:
             raise TypeError(f"more than {MAX_ARGUMENTS} arguments")
-        assert self._registry is not None
         if name == wire.STDIN and self._read is not None:
             made = await self._read.call(args, kwargs)
         else:
@@ -180,9 +209,5 @@ def _reader(stdin: Input) -> Callee:
     return Callee(HostFunction(stdin.read, timeout=None, concurrency=1), "stdin")
 
 
-async def _nobody(call: int, header: dict[str, object], value: Encoded | None) -> None:
-    """Takes an answer when the run has ended."""
-
-
-def _nothing(paused: bool) -> None:
-    """There is no clock any more."""
+async def _ignore_answer(call: int, header: dict[str, object], value: Encoded | None) -> None:
+    """In place of the run that has ended."""

@@ -1,8 +1,8 @@
 """The host's end of the wire: requests out, frames back, several at once.
 
-There is no background task. Whoever waits for an answer reads the stream for all: one waiter is
-the reader, and hands each frame to the request it belongs to; when it has its own answer, the
-next waiter reads on. So a channel works under any event loop, and nothing runs when nobody asks.
+There is no background task. One of the tasks that wait for an answer reads the stream and hands
+each frame to the request it belongs to; when it has its own answer, the next waiting task reads on.
+So a channel works under any event loop, and nothing runs while no request is open.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from belljar.protocol import buffers, wire
 SEND_TIMEOUT = 30.0
 CALL_TIMEOUT = 60.0  # for requests that do not run the guest's code
 MAX_QUEUED = 32 * 1024 * 1024  # bytes waiting for one request that does not read its frames
-REHEARSAL = 1  # the number of a request before the first tenant's
+REHEARSAL = 1  # the number of the request that a pool may make before the first user's
 FRAME_COST = 1024  # bytes a small frame takes as objects, beside its text
 FD_COST = 256 * 1024  # descriptors are few
 AT_ONCE = 500  # frames that are handed on before others have their turn
@@ -32,7 +32,7 @@ WITH_FD = (wire.CALL, wire.DONE)  # frames that may have one
 
 
 class Lost(Exception):
-    """The stream ended. What that means is for the sandbox to say."""
+    """The stream ended. The caller decides what that means."""
 
 
 class Exchange:
@@ -40,32 +40,25 @@ class Exchange:
 
     def __init__(self, channel: Channel, number: int) -> None:
         self.number = number
+        self.frames: deque[wire.Frame] = deque()  # that came and were not taken yet
+        self.queued = 0  # bytes they take
         self._channel = channel
-        self._frames: deque[wire.Frame] = deque()
-        self.queued = 0
-
-    def push(self, frame: wire.Frame) -> None:
-        self._frames.append(frame)
-        self.queued += _cost(frame)
-        if self.queued > MAX_QUEUED:
-            raise ProtocolError("the guest sent more than anybody asked for")
 
     async def next(self) -> wire.Frame:
         """The next frame for this request. Raises Lost when the guest is gone."""
-        while not self._frames:
+        while not self.frames:
             await self._channel.pump(self)
-        frame = self._frames.popleft()
-        self.queued -= _cost(frame)
+        frame = self.frames.popleft()
+        if not self.frames:
+            self.queued = 0
+        else:
+            self.queued -= _cost(frame)
         return frame
 
-    @property
-    def waiting(self) -> bool:
-        return not self._frames
-
     def close(self) -> None:
-        self._channel.forget(self)
-        while self._frames:
-            drop(self._frames.popleft())
+        self._channel.exchanges.pop(self.number, None)
+        while self.frames:
+            drop(self.frames.popleft())
 
 
 def _cost(frame: wire.Frame) -> int:
@@ -73,13 +66,13 @@ def _cost(frame: wire.Frame) -> int:
 
 
 def drop(frame: wire.Frame) -> None:
-    """Let go of a frame that nobody will look at."""
+    """Close the descriptor of a frame that is not used."""
     if frame.fd >= 0:
         buffers.close(frame.fd)
 
 
 class Held:
-    """Memory that guests gave away and that is still mapped here: it counts as theirs."""
+    """Memory that a guest handed over and that is still mapped here: it counts as the guest's."""
 
     def __init__(self) -> None:
         self._mapped: list[weakref.ref[mmap.mmap]] = []
@@ -98,24 +91,24 @@ class Held:
 
 class Channel:
     def __init__(self, stream: Stream, shareable: int = 0, *, after: int = 0) -> None:
-        """`shareable`: bytes that may be handed over as shared memory, all in all. They are the
-        host's, and the guest may keep them for as long as it lives. `after`: the number before
+        """`shareable`: bytes in all that may be handed over as shared memory. They are the host's
+        memory, and the guest may keep them for as long as it lives. `after`: the number before
         that of the first request."""
         self._stream = stream
-        # Of streams that can tell whether there is any need to wait, and so for a time-out.
+        # Some streams can send without waiting, and need no time-out then.
         self._send_now: Callable[[bytes], bool] | None = getattr(stream, "send_now", None)
         self._shareable = shareable
         self.held = Held()
         self._reader = wire.Reader(wire.FROM_GUEST)
         self._came: Iterator[wire.Frame] | None = None  # frames that were not handed on yet
-        self._exchanges: dict[int, Exchange] = {}
+        self.exchanges: dict[int, Exchange] = {}
         self._last = after
-        self._reading: object | None = None  # the event loop of the one who reads
-        self._news: anyio.Event | None = None  # made by the first who waits for the one who reads
+        self._reading: object | None = None  # the event loop of the task that reads
+        self._news: anyio.Event | None = None  # made by the first task that waits for the reader
         self._failed: Exception | None = None
 
     def may_share(self, size: int) -> bool:
-        """Whether this much memory may be handed over as it is; if so, it counts from now on."""
+        """True if so many bytes may go as shared memory; if so, they count from now on."""
         if not self._stream.shares or size > self._shareable:
             return False
         self._shareable -= size
@@ -125,12 +118,12 @@ class Channel:
     def alive(self) -> bool:
         return self._failed is None and not self._stream.ended()
 
-    def abandon(self) -> None:
-        """Use the stream no more: the guest is being killed."""
+    def kill(self) -> None:
+        """Refuse all further use of the stream: the guest is being killed."""
         self._fail(Lost())
 
-    async def retire(self) -> None:
-        """Use the stream no more, and wait until nobody reads it, so that it can be closed.
+    async def close(self) -> None:
+        """Refuse further use, and wait until no task reads the stream, so that it can be closed.
 
         Called after the guest was killed: a reader meets the end of the stream at once.
         """
@@ -140,11 +133,8 @@ class Channel:
 
     def open(self) -> Exchange:
         self._last += 1
-        exchange = self._exchanges[self._last] = Exchange(self, self._last)
+        exchange = self.exchanges[self._last] = Exchange(self, self._last)
         return exchange
-
-    def forget(self, exchange: Exchange) -> None:
-        self._exchanges.pop(exchange.number, None)
 
     async def send(
         self,
@@ -154,15 +144,16 @@ class Channel:
         payload: bytes = b"",
         fd: int = -1,
     ) -> None:
-        """Shielded. The guest's init always reads, so a send that takes long means that it is
-        gone or broken. A descriptor is closed here in any case."""
+        """Shielded from cancellation. The guest's init always reads, so a send that takes long
+        means that it is gone or broken. A descriptor is closed here in any case."""
         try:
             data = wire.pack(kind, request, dict(header) if header else None, payload)
-            self._check()
+            if self._failed is not None:
+                raise self._failed
             if fd < 0 and self._send_now is not None:
                 if self._send_now(data):
                     return
-                data = b""  # what is left of it is the stream's
+                data = b""  # the stream keeps the rest, and sends it first
         except OSError as error:
             self._fail(Lost())
             raise Lost from error
@@ -179,20 +170,24 @@ class Channel:
                 raise Lost from error
 
     async def pump(self, exchange: Exchange) -> None:
-        """Bring news to `exchange`: by reading, or by waiting for the one who reads."""
-        self._check()
+        """Bring frames to `exchange`: by reading, or by waiting for the task that reads."""
+        if self._failed is not None:
+            raise self._failed
         if self._reading is not None:
             await self._wait()
             return
         self._reading = here()
         try:
-            while exchange.waiting and self._failed is None:
+            while not exchange.frames and self._failed is None:
                 await self._receive()
-                self._tell()
+                if self._news is not None:
+                    self._wake()
         finally:
             self._reading = None
-            self._tell()
-        self._check_for(exchange)
+            if self._news is not None:
+                self._wake()
+        if not exchange.frames and self._failed is not None:
+            raise self._failed
 
     async def _receive(self) -> None:
         try:
@@ -204,7 +199,7 @@ class Channel:
                 self._reader.feed(data)
                 self._came = self._reader.frames()
             else:
-                # Between frames, not while one is handed on: who is cancelled here loses none.
+                # Between frames, not while one is handed on: a task cancelled here loses none.
                 await anyio.lowlevel.checkpoint()
             for number, frame in enumerate(self._came, start=1):
                 self._hand_on(frame)
@@ -219,14 +214,16 @@ class Channel:
     def _hand_on(self, frame: wire.Frame) -> None:
         if "shared" in frame.header:
             if frame.kind not in WITH_FD:
-                raise wire.WireError("a descriptor that nobody asked for")
+                raise wire.WireError("an unexpected descriptor")
             frame = frame._replace(fd=self._stream.take_fd())
-        exchange = self._exchanges.get(frame.request)
-        # A request that was given up: its late frames are nobody's.
-        if exchange is not None:
-            exchange.push(frame)
-        else:
+        exchange = self.exchanges.get(frame.request)
+        if exchange is None:  # a late frame of a request that was closed
             drop(frame)
+            return
+        exchange.frames.append(frame)
+        exchange.queued += _cost(frame)
+        if exchange.queued > MAX_QUEUED:
+            raise ProtocolError("the guest sent more than the host had asked for")
 
     async def _wait(self) -> None:
         if self._reading is not here():
@@ -234,7 +231,8 @@ class Channel:
         self._news = self._news or anyio.Event()
         await self._news.wait()
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
+        """Wake the tasks that wait for the one that reads."""
         if self._news is not None:
             self._news.set()
             self._news = None
@@ -242,15 +240,7 @@ class Channel:
     def _fail(self, error: Exception) -> None:
         if self._failed is None:
             self._failed = error
-        self._tell()
-
-    def _check(self) -> None:
-        if self._failed is not None:
-            raise self._failed
-
-    def _check_for(self, exchange: Exchange) -> None:
-        if exchange.waiting:
-            self._check()
+        self._wake()
 
     async def call(
         self,
@@ -271,7 +261,7 @@ class Channel:
         except TimeoutError:
             self._fail(Lost())
             raise GuestLost(
-                f"the guest did not answer in {timeout:.0f} s, and was given up"
+                f"the guest did not answer within {timeout:.0f} s; it is not used any more"
             ) from None
         finally:
             exchange.close()
@@ -287,6 +277,6 @@ class Channel:
                 raise ProtocolError(f"unexpected answer of kind {frame.kind}")
             data += frame.payload
             if len(data) > wire.MAX_PAYLOAD:
-                error = ProtocolError("the guest sent more than it was asked for")
+                error = ProtocolError("the guest sent a longer answer than is allowed")
                 self._fail(error)
                 raise error

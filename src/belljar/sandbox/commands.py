@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 from belljar.errors import InvalidOption, check_callbacks, check_encodable, suggests
 from belljar.files.api import absolute_path
 from belljar.protocol import wire
-from belljar.results.execution import CommandResult, Outcome
+from belljar.results.execution import CommandResult
 from belljar.sandbox import options
-from belljar.sandbox.run import OnText, Run
-
-if TYPE_CHECKING:
-    from belljar.sandbox.sandbox import AsyncSandbox
+from belljar.sandbox.lifecycle import Lifecycle
+from belljar.sandbox.outcome import make_command_result
+from belljar.sandbox.run import Cell, OnText, Run
 
 
 @suggests
 class AsyncCommands:
-    def __init__(self, sandbox: AsyncSandbox) -> None:
-        self._sandbox = sandbox
+    def __init__(
+        self, lifecycle: Lifecycle, *, on_change: Callable[..., Awaitable[object]]
+    ) -> None:
+        """`on_change` is awaited after each command, which may have changed files."""
+        self._lifecycle = lifecycle
+        self._on_change = on_change
 
     async def run(
         self,
@@ -56,36 +59,39 @@ class AsyncCommands:
         stdin: str | bytes | None = None,
         on_stdout: OnText | None = None,
         on_stderr: OnText | None = None,
-        told: str | None = None,
+        shown: str | None = None,
     ) -> CommandResult:
-        """`told`: what records and audit logs say was run, where `cmd` only carries it out."""
-        limits = self._sandbox.limits
+        """`shown`: the command that records and audit logs name in place of `cmd`."""
+        limits = self._lifecycle.limits
         header: dict[str, Any] = {
-            "argv": arguments(cmd),
-            "cwd": absolute_path(cwd if cwd is not None else ".", self._sandbox.workdir),
-            "env": options.texts("env", env),
+            "argv": make_argv(cmd),
+            "cwd": absolute_path(cwd if cwd is not None else ".", self._lifecycle.workdir),
+            "env": options.check_texts("env", env),
             "output": limits.output,
         }
         timeout = options.check_timeout(timeout, limits.timeout)
         payload = encode_input(stdin)
         check_callbacks(on_stdout=on_stdout, on_stderr=on_stderr)
-        async with self._sandbox.using() as (channel, guest):
-            await self._sandbox.refreshed()
-            run = Run(
-                channel,
-                guest,
-                timeout=timeout,
-                output=limits.output,
-                grace=0.0,  # shells do not pass an interrupt on
-                on_stdout=on_stdout,
-                on_stderr=on_stderr,
-            )
-            with self._sandbox.working():
-                await run.drive(wire.EXEC, header, payload)
-        result = await judge(run)
-        await self._sandbox.changed(
+        command = Cell(
+            limits=limits,
+            timeout=timeout,
+            kind=wire.EXEC,
+            header=header,
+            payload=payload,
+            grace=0.0,  # shells do not pass an interrupt on
+            on_stdout=on_stdout,
+            on_stderr=on_stderr,
+        )
+        persistence = self._lifecycle.persistence
+        async with self._lifecycle.turn() as session:
+            if persistence is not None:
+                await persistence.refresh(session)
+            with self._lifecycle.working():
+                finished = await Run(session, command).execute()
+        result = make_command_result(finished)
+        await self._on_change(
             "command",
-            cmd=told or (cmd if isinstance(cmd, str) else list(cmd)),
+            cmd=shown or (cmd if isinstance(cmd, str) else list(cmd)),
             cwd=cwd,
             timeout=timeout,
             env=list(header["env"]),
@@ -95,32 +101,7 @@ class AsyncCommands:
         return result
 
 
-async def judge(run: Run) -> CommandResult:
-    after = await run.after()
-    code, signal = run.number("exit_code"), run.number("signal")
-    gone = run.done is None
-    if run.memory_kills(after) > 0 and (gone or signal == 9):
-        outcome = Outcome.out_of_memory
-    elif run.stopped_for is not None:
-        outcome = run.stopped_for
-    elif gone:
-        outcome = Outcome.lost
-    elif signal is not None:
-        outcome = Outcome.killed
-    else:
-        outcome = Outcome.ok if code == 0 else Outcome.exit
-    return CommandResult(
-        stdout=run.streams["stdout"].text,
-        stderr=run.streams["stderr"].text,
-        exit_code=code,
-        signal=signal,
-        outcome=outcome,
-        usage=run.usage(after),
-        truncated=run.truncated,
-    )
-
-
-def arguments(cmd: str | Sequence[str]) -> list[str]:
+def make_argv(cmd: str | Sequence[str]) -> list[str]:
     if isinstance(cmd, str):
         argv = ["/bin/sh", "-c", cmd]
     elif isinstance(cmd, Sequence) and not isinstance(cmd, (bytes, bytearray)):

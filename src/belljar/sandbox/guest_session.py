@@ -1,8 +1,8 @@
-"""A place: one live guest, its channel, and the sandboxes that live in it.
+"""One live guest, its channel, and the sandboxes that share it.
 
-A sandbox and its forks share a guest, and with it their limits. Each has an interpreter of its own
-and files of its own at /workspace; as there is only one /workspace, they take turns: what one has
-under way (cells, commands, files) is finished before another goes on.
+A sandbox and its forks share a guest, and with it their limits. Each is a branch, with its own
+interpreter and its own files at /workspace. There is only one /workspace, so they take turns: all
+that one branch has under way (cells, commands, files) ends before another branch goes on.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 
 import anyio
 
@@ -22,18 +23,19 @@ from belljar.sandbox.channel import REHEARSAL, Channel, Exchange, Lost, drop
 
 KEEP_TIMEOUT = 20.0  # seconds to copy an interpreter and its files, at most
 GRACE = 1.0  # seconds more than the time-out of the caller: a copy takes longer than no code at all
-NOBODY = -1  # it is not known whose turn it is: whoever comes next asks for his
+UNKNOWN = -1  # the branch whose turn it is, while init changes it
 
-# The cells, of whatever places, for which this code is at work.
+# The cells, of any guest, for which the running code works: it is a host function they called.
 SERVING: ContextVar[tuple[object, ...]] = ContextVar("belljar_serving", default=())
 
 
-class Place:
-    def __init__(self, guest: Guest, shareable: int) -> None:
+class GuestSession:
+    def __init__(self, guest: Guest, shareable: int, *, after: int = REHEARSAL) -> None:
+        """`shareable`, `after`: as those of Channel."""
         self.guest = guest
         self.started = time.perf_counter()
-        self.channel = Channel(guest.stream, shareable, after=REHEARSAL)
-        self.memory_kills = 0  # up to the last cell
+        self.channel = Channel(guest.stream, shareable, after=after)
+        self.memory_kills = 0  # processes killed because memory ran out, up to the last cell
         self.functions: dict[int, int] = {}  # branch -> version of the functions it knows
         self._branches = {0}
         self._last = 0  # number of a branch or a checkpoint
@@ -41,24 +43,24 @@ class Place:
         self._under_way = 0
         self._alone = False  # nothing else may begin
         self._cells: set[object] = set()  # that run now
-        self._free: anyio.Event | None = None  # made by the first who waits for his turn
+        self._free: anyio.Event | None = None  # made by the first task that waits for its turn
         self._loop: object | None = None  # that of the last turn
 
     @property
     def alive(self) -> bool:
         return self.channel.alive
 
-    def give_up(self) -> None:
-        """The guest has broken the protocol: nobody asks it for anything any more."""
+    def kill(self) -> None:
+        """Kill the guest, which has broken the protocol, and refuse further requests to it."""
         self.guest.kill()
-        self.channel.abandon()
+        self.channel.kill()
 
     @property
     def shared(self) -> bool:
         return len(self._branches) > 1
 
     def check_free(self, branch: int | None = None) -> None:
-        """A host function, called by a cell, cannot wait for that very cell to end."""
+        """Raise if a host function would wait for the end of the cell that called it."""
         serving = SERVING.get()
         if serving and not self._cells.isdisjoint(serving) and branch != self._active:
             raise SandboxError(
@@ -81,6 +83,7 @@ class Place:
     @contextlib.asynccontextmanager
     async def turn(self, branch: int) -> AsyncIterator[None]:
         """While this lasts, /workspace is that of `branch`. Any number of one branch at once."""
+        self.check_free(branch)
         await self.begin_turn(branch)
         try:
             yield
@@ -88,10 +91,11 @@ class Place:
             self.end_turn()
 
     async def begin_turn(self, branch: int) -> None:
-        """The same for a cell, in fewer steps; `end_turn` must follow."""
-        self.check_free(branch)
-        self.check_loop()
-        self._loop = here()
+        """Wait for a turn of `branch`; `end_turn` must follow. Call `check_free` before."""
+        loop = here()
+        if self._under_way and self._loop is not loop:
+            raise in_use_elsewhere()
+        self._loop = loop
         while self._alone or (self._under_way and self._active != branch):
             await self._wait()
         self._under_way += 1
@@ -104,7 +108,8 @@ class Place:
 
     def end_turn(self) -> None:
         self._under_way -= 1
-        self._tell_free()
+        if self._free is not None:
+            self._tell_free()
 
     def check_loop(self) -> None:
         """Raise if something is under way under another event loop."""
@@ -121,9 +126,9 @@ class Place:
             self._free = None
 
     async def _switch(self, branch: int) -> None:
-        """Waited for: where the files have to be copied for it, it takes its time, which is not
-        that of what comes next."""
-        before, self._active = self._active, NOBODY
+        """Waits for the answer: if files have to be copied, that time must not count as time of
+        the next cell."""
+        before, self._active = self._active, UNKNOWN
         self._alone = True
         try:
             await self._ask(wire.SWITCH, {"branch": branch}, "could not change to this fork")
@@ -138,9 +143,9 @@ class Place:
     async def keep(
         self, *, branch: bool, timeout: float | None = None
     ) -> tuple[int, tuple[str, ...]]:
-        """Park a copy of the active interpreter and its files, as a branch or a checkpoint: its
-        number, and what it lacks. Called in a turn, between cells. `timeout` is that of a cell:
-        hooks of the code run when it is copied, and may take as long."""
+        """Park a copy of the active interpreter and its files, as a branch or a checkpoint. Gives
+        its number, and what the copy lacks. Called in a turn, between cells. `timeout` is that of a
+        cell: hooks of the code run when it is copied, and may take as long."""
         self._last += 1
         number = self._last
         header: dict[str, object] = {"number": number, "branch": branch}
@@ -149,7 +154,7 @@ class Place:
             answer = await self._ask(wire.KEEP, header, words, timeout)
         except anyio.get_cancelled_exc_class():
             with anyio.CancelScope(shield=True):
-                await self.release(number)  # nobody will ever ask for it
+                await self.release(number)  # no caller knows its number
             raise
         if branch:
             self._branches.add(number)
@@ -159,8 +164,8 @@ class Place:
         return number, tuple(str(text)[:200] for text in texts[:20])
 
     async def go_back(self, checkpoint: int, timeout: float | None = None) -> None:
-        """Let the active branch go on from a checkpoint. Called in a turn, between cells; commands
-        and files that are under way are waited for. `timeout`: as that of `keep`."""
+        """Let the active branch go on from a checkpoint. Called in a turn, between cells; waits for
+        commands and files that are under way. `timeout`: as that of `keep`."""
         while self._alone or self._under_way > 1:
             await self._wait()
         self._alone = True
@@ -176,7 +181,7 @@ class Place:
     async def _ask(
         self, kind: int, header: dict[str, object], failed: str, timeout: float | None = None
     ) -> dict[str, object]:
-        """Cancelled, it waits for the end all the same: the next cell must not come in between."""
+        """Waits for the answer even if it is cancelled: the next cell must not come in between."""
         exchange = self.channel.open()
         seconds = KEEP_TIMEOUT if timeout is None else min(timeout + GRACE, KEEP_TIMEOUT)
         try:
@@ -201,30 +206,43 @@ class Place:
     async def _answer(self, exchange: Exchange, seconds: float) -> dict[str, object]:
         with anyio.move_on_after(seconds):
             return _header(await exchange.next())
-        # The code may have hooks that hang when it is forked. Whatever is stuck is ended.
+        # The code may have hooks that hang when it is forked. Let init kill what is stuck.
         await self.channel.call(wire.RELEASE, {"stuck": True})
         with anyio.move_on_after(KEEP_TIMEOUT):
             return _header(await exchange.next())
         self.guest.kill()
-        raise GuestLost("the guest did not answer, and was given up")
+        raise GuestLost("the guest did not answer, and was killed")
 
-    def forget(self, branch: int) -> bool:
-        """The sandbox of this branch is gone without a word. Whether it was the last one."""
+    def drop(self, branch: int) -> bool:
+        """Remove a branch whose sandbox was not closed. True if it was the last one."""
         self._branches.discard(branch)
         return not self._branches
 
     async def leave(self, branch: int) -> None:
-        """The sandbox of this branch needs it no more; the last one puts out the light."""
-        if self.forget(branch):
+        """Remove the branch of a sandbox that ends; with the last one, the guest is closed."""
+        if self.drop(branch):
             self.guest.kill()
             with anyio.CancelScope(shield=True):
                 try:
-                    await self.channel.retire()
+                    await self.channel.close()
                 finally:  # a cancellation of asyncio's own goes through shields
                     await self.guest.close()
         elif self.alive:
             with contextlib.suppress(GuestLost):  # then it needs no releasing
                 await self.release(branch)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Checkpoint:
+    """A parked copy of the interpreter, and a copy of the files in /workspace.
+
+    It lives in the sandbox and counts against its limits, until `release()` or the sandbox's end.
+    """
+
+    id: int
+    lacks: tuple[str, ...] = ()  # what could not be kept: threads, sockets, processes
+    fresh: bool = field(default=False, repr=False)  # variables had been lost before it was made
+    session: GuestSession = field(repr=False)
 
 
 def _header(frame: wire.Frame) -> dict[str, object]:

@@ -1,7 +1,5 @@
-"""The life of a sandbox: its guest is started when it is needed, started anew when it was lost, and
-ended so that nothing stays behind.
-
-Longer than other files: each way to begin or to end must be read beside the others.
+"""The guest of a sandbox: started when it is needed, replaced when it was lost, and ended so that
+nothing is left behind. Also keeps the limits `lifetime` and `idle`.
 """
 
 from __future__ import annotations
@@ -10,322 +8,117 @@ import contextlib
 import os
 import time
 import warnings
-from collections.abc import AsyncIterator, Iterator, Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+import weakref
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING
 
 import anyio
 
 from belljar import events, runtime
 from belljar.backends.base import Guest, GuestSpec, Location, UsageSample
 from belljar.backends.event_loop import Lock
-from belljar.backends.isolation import Isolation
 from belljar.backends.mounts import Scratch
-from belljar.environment.environment import Environment
 from belljar.errors import ProtocolError, SandboxClosed
 from belljar.functions.registry import Registry
 from belljar.limits import Limits
-from belljar.protocol import wire
 from belljar.sandbox.channel import Channel
-from belljar.sandbox.clock import Clock
-from belljar.sandbox.guest_session import Place
+from belljar.sandbox.guest_session import GuestSession
 from belljar.sandbox.options import Options
-from belljar.sandbox.persistence import Keeping
+from belljar.sandbox.persistence import Persistence
 
 if TYPE_CHECKING:
-    from belljar.policy import Policy
+    from belljar.sandbox.sandbox import AsyncSandbox
 
 
-class Life:
-    """What a sandbox is and has, before anything runs in it."""
+class Lifecycle:
+    """One sandbox from its options to its end."""
 
-    def _prepare(self, given: Options) -> None:
-        self._options = given
-        self._functions = Registry(given.functions.values())
-        self._keeping = Keeping(given)
-        self._pid = os.getpid()
-        self._place: Place | None = None
-        self._adopted: Guest | None = None
-        self._branch = 0  # which of those who share the place
-        self._ended: str | None = None  # why it can be used no more
-        self.busy = 0  # cells and commands under way
-        self.last_used = time.monotonic()
-        self._guests = 0  # more than one, if one was lost
-        self._made = time.monotonic()
-        self._state_lost = False
-        self._starting = Lock()
-        self._turn = Lock()
-        self._clock: Clock | None = None
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+    def __init__(
+        self, sandbox: AsyncSandbox, options: Options, functions: Registry | None = None
     ) -> None:
-        await self.close()
-
-    # -- what it is -------------------------------------------------------------------------
-
-    @property
-    def id(self) -> str:
-        return self._options.id
-
-    @property
-    def metadata(self) -> Mapping[str, str]:
-        return self._options.metadata
-
-    @property
-    def limits(self) -> Limits:
-        return self._options.limits
-
-    @property
-    def environment(self) -> Environment:
-        return self._options.environment
-
-    @property
-    def policy(self) -> Policy | None:
-        """What code is checked against before it runs."""
-        return self._options.policy
-
-    @property
-    def workdir(self) -> str:
-        """Where its workspace is, in the sandbox."""
-        return self._options.workdir
+        self._sandbox = weakref.ref(sandbox)  # weak: it ends its guest when it is collected
+        self.options = options
+        self.id = options.id
+        self.limits: Limits = options.limits
+        self.workdir = options.workdir
+        self.functions = functions  # of the host, that the code may call
+        if options.functions and functions is None:
+            self.functions = Registry(options.functions.values())
+        kept = (options.workspace, options.session, options.record)
+        self.persistence = Persistence(options) if any(each is not None for each in kept) else None
+        self.session: GuestSession | None = None
+        self.branch = 0  # of those that share the session
+        self.ended: str | None = None  # why it can no longer be used
+        self.busy = 0  # cells and commands under way
+        self.last_used = self._made = self._born = time.monotonic()
+        self.guests = 0  # started so far: more than one, if one was lost
+        self.state_lost = False  # variables were lost, and no Execution has said so yet
+        self.starting = Lock()
+        self.stopped = True  # `look` is not called
+        self._adopted: Guest | None = None
+        self.pid = os.getpid()
 
     @property
     def subject(self) -> events.Subject:
         """What events say of it."""
-        place = self._place
+        options, session = self.options, self.session
         return events.Subject(
             id=self.id,
-            backend=self._options.backend if place is None else place.guest.isolation.backend,
-            environment=self.environment.name,
-            metadata=self.metadata,
+            backend=options.backend if session is None else session.guest.isolation.backend,
+            environment=options.environment.name,
+            metadata=options.metadata,
             limits=self.limits,
         )
 
     @property
     def alive(self) -> bool:
-        """Whether it has a guest that lives. One that was lost is started anew when it is used,
-        without the variables and files it had."""
-        return self._ended is None and self._place is not None and self._place.alive
-
-    @property
-    def engaged(self) -> bool:
-        """Whether anything is under way: something runs, or waits for its turn or for the start."""
-        return self.busy > 0 or self._turn.locked() or self._starting.locked()
+        return self.ended is None and self.session is not None and self.session.channel.alive
 
     @property
     def whereabouts(self) -> Location | None:
-        """Where its guest can be seen from outside; None while it has none."""
-        return None if self._place is None else self._place.guest.whereabouts
+        return None if self.session is None else self.session.guest.whereabouts
 
-    @property
-    def isolation(self) -> Isolation:
-        """What holds the guest, as measured on it. The sandbox must have been started."""
-        if self._place is None:
-            raise SandboxClosed(
-                "the sandbox has no guest to measure",
-                hint="start it: enter its `with` block, or use create()",
-            )
-        return self._place.guest.isolation
+    async def usage(self) -> UsageSample:
+        self.check_usable()
+        if self.session is None:
+            return UsageSample(cpu=None, peak_memory=None, memory_kills=0)
+        return await self.session.guest.reading(now=True)
 
-    def __repr__(self) -> str:
-        state = "closed" if self._ended else "running" if self._place else "not started"
-        return f"<{type(self).__name__} {self.id} ({self.environment.name}, {state})>"
+    # -- use --------------------------------------------------------------------------------
 
-    # -- life -------------------------------------------------------------------------------
+    async def connect(self) -> GuestSession:
+        """The live guest: started at the first use, replaced if it was lost."""
+        session = self.session
+        if session is not None and not self.starting.locked() and session.channel.alive:
+            self.check_usable()
+            self.note_use()
+            return session
+        async with self.starting:
+            self.check_usable()
+            self.note_use()
+            if self.session is not None:
+                if self.session.channel.alive:
+                    return self.session
+                await self.leave()
+                self.state_lost = True
+            return await self._start()
 
-    async def start(self) -> None:
-        """Start the guest, if it does not run yet."""
-        await self._connected()
+    @contextlib.asynccontextmanager
+    async def turn(self) -> AsyncIterator[GuestSession]:
+        """The live guest, for one operation; started if need be."""
+        session = await self.connect()
+        async with session.turn(self.branch):
+            try:
+                yield session
+            except ProtocolError:
+                session.kill()
+                raise
 
     @contextlib.asynccontextmanager
     async def using(self) -> AsyncIterator[tuple[Channel, Guest]]:
-        """The live guest and its channel, for one operation; started if need be."""
-        place = await self._connected()
-        async with place.turn(self._branch):
-            try:
-                yield place.channel, place.guest
-            except ProtocolError:
-                place.give_up()
-                raise
-
-    async def _connected(self) -> Place:
-        """Started, or started anew if it was lost."""
-        place = self._place
-        if place is not None and not self._starting.locked() and place.alive:
-            self._check_usable()
-            self._note_use()
-            return place
-        async with self._starting:
-            self._check_usable()
-            self._note_use()
-            if self._place is not None:
-                if self._place.alive:
-                    return self._place
-                await self._leave()
-                self._state_lost = True
-            return await self._start()
-
-    def _note_use(self) -> None:
-        self.last_used = time.monotonic()
-        if self._clock is not None:
-            self._clock.used()
-
-    async def _start(self) -> Place:
-        runtime.current()  # first of all: with it comes presence, which is told of the start
-        subject, began = self.subject, time.perf_counter()
-        events.tell(events.Starting(subject=subject))
-        try:
-            self._place = place = await self._start_guest()
-            await self._keeping.load(place)
-        except BaseException as error:
-            if self._place is not None:
-                await self._leave()
-            seconds = time.perf_counter() - began
-            events.tell(events.StartFailed(subject=subject, seconds=seconds, error=error))
-            raise
-        events.begins(self)
-        now = time.perf_counter()
-        told = events.Started(
-            subject=self.subject,
-            seconds=now - began,
-            stages={"start": place.started - began, "workspace": now - place.started},
-            whereabouts=place.guest.whereabouts,
-        )
-        try:
-            events.tell(told)
-        except BaseException:
-            await self._leave()
-            raise
-        return place
-
-    async def _start_guest(self) -> Place:
-        spec = self.spec()
-        self._guests += 1
-        self._keeping.begin(self._functions.names)
-        guest, self._adopted = self._adopted, None
-        if guest is None:
-            guest = await runtime.current().backend(self._options.backend).start(spec)
-        self._mind()
-        return Place(guest, self.limits.memory)
-
-    def spec(self) -> GuestSpec:
-        """What a backend must know of its next guest."""
-        mounts = self._options.mounts
-        return GuestSpec(
-            id=f"{self.id}-{self._guests + 1}",
-            environment=self.environment,
-            limits=self.limits,
-            env=self._options.env,
-            strict=self._options.strict,
-            mounts=tuple(each for each in mounts if not isinstance(each, Scratch)),
-            scratch=tuple(each.guest for each in mounts if isinstance(each, Scratch)),
-            noexec=self._options.noexec,
-            workdir=self._options.workdir,
-            network=self._options.network,
-            settings=self._options.docker,
-        )
-
-    def adopt(self, guest: Guest) -> None:
-        """Start with a guest that is there already, made by its `spec` and used by nobody."""
-        assert self._place is None
-        assert self._adopted is None
-        self._adopted = guest
-
-    def _mind(self) -> None:
-        if self._clock is None and (self.limits.lifetime or self.limits.idle):
-            self._clock = Clock(self)
-            runtime.current().mind(self._clock)
-
-    async def _leave(self) -> None:
-        place, self._place = self._place, None
-        adopted, self._adopted = self._adopted, None
-        events.ends(self)
-        if adopted is not None:
-            with anyio.CancelScope(shield=True):
-                await adopted.close()
-        if place is not None:
-            with anyio.CancelScope(shield=True):
-                await place.leave(self._branch)
-            self._branch = 0
-
-    def _check_usable(self) -> None:
-        if os.getpid() != self._pid:
-            raise SandboxClosed(
-                "this sandbox belongs to the process that made it",
-                hint="make a new one after the fork",
-            )
-        if self._ended is not None:
-            raise SandboxClosed(f"the sandbox {self._ended}", hint="make a new one")
-
-    def end(self, why: str) -> None:
-        """Let it be used no more, and end what runs in it. Called from any thread.
-
-        A guest that is shared goes on for the others, unless this one's code runs in it.
-        """
-        if self._ended is None:
-            self._ended = why
-            place = self._place
-            if place is not None and (self.busy or not place.shared):
-                place.guest.kill()
-
-    async def close(self) -> None:
-        """End it and leave nothing behind. May be called twice, and while code runs."""
-        if os.getpid() != self._pid:
-            return  # a fork: it is the parent's
-        try:
-            if self._ended is None and not self.busy:
-                await self._keeping.save(self._place)
-        finally:
-            await self.kill()
-
-    async def kill(self) -> None:
-        """End it at once, whatever runs in it. Afterwards it is gone."""
-        if os.getpid() != self._pid:
-            return
-        if self._place is not None and self._place.shared:
-            self._ended = self._ended or "is closed"  # leaving ends what is its own
-        else:
-            self.end("is closed")
-        if self._clock is not None:
-            self._clock.stopped = True
-        if self._place is not None:
-            self._place.check_loop()
-        with anyio.CancelScope(shield=True):
-            async with self._starting:
-                subject, had = self.subject, self._place is not None
-                await self._leave()
-        self._keeping.close()
-        if had and events.wanted(cells=False):
-            self._tell_end(subject)
-
-    def _tell_end(self, subject: events.Subject) -> None:
-        seconds = time.monotonic() - self._made
-        events.tell(events.Ended(subject=subject, reason=self._ended or "", seconds=seconds))
-
-    async def usage(self) -> UsageSample:
-        """What it has used so far, and uses at this moment, as seen from outside.
-
-        None stands for what this host cannot tell, and for a sandbox that was not started.
-        """
-        self._check_usable()
-        if self._place is None:
-            return UsageSample(cpu=None, peak_memory=None, memory_kills=0)
-        return await self._place.guest.reading(now=True)
-
-    async def restart(self) -> None:
-        """A fresh interpreter: variables are gone, files stay. Ends a cell that is running."""
-        async with self.using() as (channel, _):
-            await channel.call(wire.RESTART)
-        self._state_lost = False
-        self._keeping.event("restart")
+        """The same for files: the channel and the guest."""
+        async with self.turn() as session:
+            yield session.channel, session.guest
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
@@ -335,12 +128,181 @@ class Life:
             yield
         finally:
             self.busy -= 1
-            self._note_use()
+            self.note_use()
 
-    def __del__(self) -> None:
-        place = getattr(self, "_place", None)
-        if place is not None and os.getpid() == self._pid:
-            warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2)
-            self._keeping.close()
-            if place.forget(self._branch):
-                place.guest.discard()
+    def note_use(self) -> None:
+        self.last_used = time.monotonic()
+
+    def check_usable(self) -> None:
+        if os.getpid() != self.pid:
+            raise SandboxClosed(
+                "this sandbox belongs to the process that made it",
+                hint="make a new one after the fork",
+            )
+        if self.ended is not None:
+            raise SandboxClosed(f"the sandbox {self.ended}", hint="make a new one")
+
+    # -- start ------------------------------------------------------------------------------
+
+    async def _start(self) -> GuestSession:
+        process = runtime.current()  # before the first event: with it comes presence
+        subject, began = self.subject, time.perf_counter()
+        events.tell(events.Starting(subject=subject))
+        try:
+            if (sandbox := self._sandbox()) is not None:
+                sandbox._check_start()
+            spec = self.make_spec()
+            self.guests += 1
+            self.begin_record()
+            guest, self._adopted = self._adopted, None
+            if guest is None:
+                guest = await process.backend(self.options.backend).start(spec)
+            self.keep_time()
+            self.session = session = GuestSession(guest, self.limits.memory)
+            if self.persistence is not None:
+                await self.persistence.load(session)
+            self._appear()
+            now = time.perf_counter()
+            started = events.Started(
+                subject=self.subject,
+                seconds=now - began,
+                stages={"start": session.started - began, "workspace": now - session.started},
+                whereabouts=guest.whereabouts,
+            )
+        except BaseException as error:
+            if self.session is not None:
+                await self.leave()
+            seconds = time.perf_counter() - began
+            events.tell(events.StartFailed(subject=subject, seconds=seconds, error=error))
+            raise
+        try:
+            events.tell(started)
+        except BaseException:
+            await self.leave()
+            raise
+        return session
+
+    def make_spec(self) -> GuestSpec:
+        """What a backend must know of the next guest."""
+        options = self.options
+        return GuestSpec(
+            id=f"{self.id}-{self.guests + 1}",
+            environment=options.environment,
+            limits=self.limits,
+            env=options.env,
+            strict=options.strict,
+            mounts=tuple(each for each in options.mounts if not isinstance(each, Scratch)),
+            scratch=tuple(each.guest for each in options.mounts if isinstance(each, Scratch)),
+            noexec=options.noexec,
+            workdir=options.workdir,
+            network=options.network,
+            settings=options.docker,
+        )
+
+    def adopt(self, guest: Guest) -> None:
+        """Start with a guest that runs already. It was made by `make_spec` and is unused."""
+        assert self.session is None
+        assert self._adopted is None
+        self._adopted = guest
+
+    def join(self, session: GuestSession, branch: int) -> None:
+        """Share the guest of another sandbox, as a fork of that sandbox."""
+        self.session, self.branch, self.guests = session, branch, 1
+        self._appear()
+        self.keep_time()
+        events.tell(events.Starting(subject=self.subject))
+        seen = session.guest.whereabouts
+        events.tell(events.Started(subject=self.subject, seconds=0.0, stages={}, whereabouts=seen))
+
+    def _appear(self) -> None:
+        if (sandbox := self._sandbox()) is not None:
+            events.begins(sandbox)
+
+    # -- end --------------------------------------------------------------------------------
+
+    def end(self, why: str) -> None:
+        """Refuse further use, and end what runs in the guest. Called from any thread.
+
+        A shared guest goes on for the others, unless code of this sandbox runs in it.
+        """
+        if self.ended is None:
+            self.ended = why
+            session = self.session
+            if session is not None and (self.busy or not session.shared):
+                session.guest.kill()
+
+    async def save(self) -> None:
+        """Bring the workspace out, before the sandbox is closed."""
+        if self.persistence is not None and self.ended is None and not self.busy:
+            await self.persistence.save(self.session)
+
+    async def kill(self) -> None:
+        if os.getpid() != self.pid:
+            return  # after a fork: the guest belongs to the parent
+        session = self.session
+        if session is not None and session.shared:
+            self.ended = self.ended or "is closed"  # `leave` ends what belongs to this branch
+        else:
+            self.end("is closed")
+        self.stopped = True
+        if session is not None:
+            session.check_loop()
+        with anyio.CancelScope(shield=True):
+            async with self.starting:
+                subject, had = self.subject, self.session is not None
+                await self.leave()
+        if self.persistence is not None:
+            self.persistence.close()
+        if had:
+            seconds = time.monotonic() - self._made
+            events.tell(events.Ended(subject=subject, reason=self.ended or "", seconds=seconds))
+
+    async def leave(self) -> None:
+        session, self.session = self.session, None
+        adopted, self._adopted = self._adopted, None
+        if (sandbox := self._sandbox()) is not None:
+            events.ends(sandbox)
+        with anyio.CancelScope(shield=True):
+            if adopted is not None:
+                await adopted.close()
+            if session is not None:
+                await session.leave(self.branch)
+                self.branch = 0
+
+    def discard(self, name: str) -> None:
+        """End the guest of a sandbox that was not closed, without waiting. From any thread."""
+        session, self.stopped = self.session, True
+        if session is not None and os.getpid() == self.pid:
+            warnings.warn(f"{name} was not closed", ResourceWarning, stacklevel=3)
+            if self.persistence is not None:
+                self.persistence.close()
+            if session.drop(self.branch):
+                session.guest.discard()
+
+    # -- the record -------------------------------------------------------------------------
+
+    def begin_record(self) -> None:
+        if self.persistence is not None:
+            self.persistence.begin_record(self.functions.names if self.functions else ())
+
+    def record(self, event: str, **fields: object) -> None:
+        if self.persistence is not None:
+            self.persistence.record_event(event, **fields)
+
+    # -- lifetime and idle ------------------------------------------------------------------
+
+    def keep_time(self) -> None:
+        if self.stopped and (self.limits.lifetime or self.limits.idle) and not self.ended:
+            self.stopped = False
+            self.last_used = self._born = time.monotonic()
+            runtime.current().mind(self)
+
+    def look(self) -> None:
+        """Called by the runtime ten times a second, until `stopped`."""
+        limits, now = self.limits, time.monotonic()
+        if limits.lifetime is not None and now - self._born > limits.lifetime:
+            self.stopped = True
+            self.end(f"has reached its lifetime of {limits.lifetime:g} s")
+        if limits.idle is not None and not self.busy and now - self.last_used > limits.idle:
+            self.stopped = True
+            self.end(f"was idle for more than {limits.idle:g} s")

@@ -1,8 +1,11 @@
-"""The options of a sandbox, validated once: what is unknown or ill-formed is said at once."""
+"""The options of a sandbox, checked once, when it is made.
+
+`SandboxOptions` is the one list of them: Sandbox, AsyncSandbox, their `create` and `run` take it as
+keyword arguments. `make_options` turns it into `Options`.
+"""
 
 from __future__ import annotations
 
-import functools
 import inspect
 import keyword
 import math
@@ -12,19 +15,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from belljar import runtime
-from belljar.backends import mounts as workdirs
 from belljar.backends.docker import settings
-from belljar.backends.docker.settings import Docker
-from belljar.backends.mounts import Mount, Scratch, check_mounts
+from belljar.backends.docker.settings import FLAT, Docker
+from belljar.backends.mounts import WORKSPACE, Mount, Scratch, check_mounts, check_workdir
 from belljar.environment.environment import BUILTIN, Environment, add_packages, resolve
 from belljar.errors import InvalidOption, check_encodable, unknown_option
 from belljar.files import sessions
 from belljar.functions.registry import Functions, HostFunction, coerce_functions
 from belljar.limits import RULES, Limits
-from belljar.protocol import wire
 
 if TYPE_CHECKING:
     from belljar.policy import Policy
@@ -32,11 +33,71 @@ if TYPE_CHECKING:
     PolicyLike = str | os.PathLike[str] | Mapping[str, object] | Policy
 
 NETWORKS = ("none", "open")
-MAX_CODE = wire.MAX_PAYLOAD
 
-DEFAULT = "data"  # the Environment of who names none
-# And of who brings an image: nothing is known of what it has, and nothing imported in advance.
-AS_IT_IS = replace(BUILTIN[DEFAULT], preload=(), warmup="")
+# What a sandbox has for which nothing is given.
+ENVIRONMENT = BUILTIN["data"]
+LIMITS = Limits()
+
+# The Environment of a caller's own image: its packages are not known, so none is imported early.
+AS_IT_IS = replace(ENVIRONMENT, preload=(), warmup="")
+
+
+class SandboxOptions(TypedDict, total=False):
+    backend: str | Docker
+    environment: str | Environment | None
+    packages: Sequence[str]
+    limits: Limits | Mapping[str, object] | None
+    env: Mapping[str, str] | None
+    network: str
+    policy: PolicyLike | None
+    strict: bool | None
+    metadata: Mapping[str, str] | None
+    functions: Functions | None
+    workspace: str | os.PathLike[str] | None
+    session: str | None
+    workdir: str
+    mounts: Iterable[Mount]
+    noexec: bool
+    record: str | os.PathLike[str] | None
+    image: str | None
+    dockerfile: str | os.PathLike[str] | None
+    runtime: str | None
+    platform: str | None
+    gpus: str | int | None
+    devices: Sequence[str]
+
+
+_NOT_NONE: dict[str, object] = {
+    "backend": "auto",
+    "packages": (),
+    "network": "none",
+    "workdir": WORKSPACE,
+    "mounts": (),
+    "noexec": False,
+    "devices": (),
+}
+DEFAULTS: Mapping[str, Any] = {name: _NOT_NONE.get(name) for name in SandboxOptions.__annotations__}
+PARAMETERS = [
+    inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=DEFAULTS[name],
+        annotation=annotation.__forward_arg__,
+    )
+    for name, annotation in SandboxOptions.__annotations__.items()
+]
+
+
+def show_options(function: Callable[..., Any], *more: inspect.Parameter) -> None:
+    """Let help() and inspect.signature() show each option of a function in place of `**given`."""
+    shown = inspect.signature(function)
+    kept = [
+        each
+        for each in shown.parameters.values()
+        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+    ]
+    signature = shown.replace(parameters=[*kept, *PARAMETERS, *more])
+    function.__signature__ = signature  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,60 +121,37 @@ class Options:
     record: Path | None
 
 
-def make(
-    *,
-    backend: str | Docker,
-    environment: str | Environment | None,
-    packages: Sequence[str],
-    limits: Limits | Mapping[str, object] | None,
-    env: Mapping[str, str] | None,
-    network: str,
-    policy: PolicyLike | None,
-    strict: bool | None,
-    metadata: Mapping[str, str] | None,
-    functions: Functions | None,
-    workspace: str | os.PathLike[str] | None,
-    session: str | None,
-    workdir: str,
-    mounts: Iterable[Mount],
-    noexec: bool,
-    record: str | os.PathLike[str] | None,
-    image: str | None,
-    dockerfile: str | os.PathLike[str] | None,
-    runtime: str | None,
-    platform: str | None,
-    gpus: str | int | None,
-    devices: Sequence[str],
-) -> Options:
+def make_options(given: SandboxOptions, unnamed: Sequence[object] = ()) -> Options:
+    """Check what a caller gave. `unnamed`: positional arguments, which are an error."""
+    check_known(given, unnamed)
+    asked = {**DEFAULTS, **given}
     chosen = None
-    if environment is not None or packages:
-        chosen = add_packages(resolve(environment or DEFAULT), packages)
+    if asked["environment"] is not None or asked["packages"]:
+        chosen = add_packages(resolve(asked["environment"] or ENVIRONMENT), asked["packages"])
+    network, strict, noexec = asked["network"], asked["strict"], asked["noexec"]
     if not isinstance(network, str):
         raise InvalidOption(f"network is a str, not {network!r}", hint=", ".join(NETWORKS))
     if network not in NETWORKS:
         raise unknown_option("network", network, NETWORKS)
-    backend, docker = _backend(
-        backend,
-        chosen,
-        network,
-        image=image,
-        dockerfile=dockerfile,
-        runtime=runtime,
-        platform=platform,
-        gpus=gpus,
-        devices=devices,
-    )
+    flat = {name: given[name] for name in FLAT if name in given}  # type: ignore[literal-required]
+    backend, docker = _choose_backend(asked["backend"], chosen, network, flat)
     if strict is not None and not isinstance(strict, bool):
         raise InvalidOption(f"strict is True, False or None, not {strict!r}")
     if not isinstance(noexec, bool):
         raise InvalidOption(f"noexec is True or False, not {noexec!r}")
+    functions = coerce_functions(asked["functions"]) if asked["functions"] else {}
+    workspace, session = asked["workspace"], asked["session"]
     if workspace is not None and session is not None:
         raise InvalidOption(
             "workspace and session exclude each other",
             hint="a session is a workspace that Belljar keeps by its name",
         )
-    recorded, kept = host_path("record", record), host_path("workspace", workspace)
-    mounted = check_mounts(mounts)
+    recorded, kept = host_path("record", asked["record"]), host_path("workspace", workspace)
+    mounted: tuple[Mount, ...] = ()
+    workdir = asked["workdir"]
+    if asked["mounts"] != () or workdir != WORKSPACE:
+        mounted = check_mounts(asked["mounts"])
+        workdir = check_workdir(workdir, mounted)
     shared = [mount for mount in mounted if not isinstance(mount, Scratch)]
     for directory in (kept, *(Path(mount.host) for mount in shared)):
         if recorded and directory and recorded.resolve().is_relative_to(directory.resolve()):
@@ -122,47 +160,71 @@ def make(
                 hint="keep it outside of workspace= and mounts=",
             )
     return Options(
-        id=_new_id(),
+        id=new_id(),
         backend=backend,
         docker=docker,
-        environment=chosen or (AS_IT_IS if docker.own else BUILTIN[DEFAULT]),
-        limits=Limits.coerce(limits),
-        env=MappingProxyType(texts("env", env)),
+        environment=chosen or (AS_IT_IS if docker.own else ENVIRONMENT),
+        limits=LIMITS if asked["limits"] is None else Limits.coerce(asked["limits"]),
+        env=MappingProxyType(check_texts("env", asked["env"])),
         network=network,
-        policy=None if policy is None else _policy(policy),
+        policy=None if asked["policy"] is None else _make_policy(asked["policy"]),
         strict=strict,
-        metadata=MappingProxyType(texts("metadata", metadata)),
-        functions=MappingProxyType(coerce_functions(functions or {})),
+        metadata=MappingProxyType(check_texts("metadata", asked["metadata"])),
+        functions=MappingProxyType(functions),
         workspace=kept,
         session=None if session is None else sessions.check_session_name(session),
-        workdir=workdirs.check_workdir(workdir, mounted),
+        workdir=workdir,
         mounts=mounted,
         noexec=noexec or docker.noexec,
         record=recorded,
     )
 
 
-def _backend(
-    backend: str | Docker, environment: Environment | None, network: str, **flat: object
+def check_known(given: Iterable[str], unnamed: Sequence[object] = ()) -> None:
+    """Raise for an unknown option an error that names the nearest one."""
+    if unnamed:
+        first = unnamed[0] if isinstance(unnamed[0], str) else "..."
+        raise InvalidOption(
+            "options are given by their names", hint=f"Sandbox(environment={first!r})?"
+        )
+    for name in given:
+        if name in DEFAULTS:
+            continue
+        if name in RULES:
+            raise InvalidOption(
+                f"unknown option {name!r}", hint=f"it is a limit: limits=Limits({name}=...)"
+            )
+        raise unknown_option("option", name, tuple(DEFAULTS))
+
+
+def _choose_backend(
+    backend: str | Docker,
+    environment: Environment | None,
+    network: str,
+    flat: Mapping[str, object],
 ) -> tuple[str, Docker]:
-    """The backend's name, and the settings of the docker backend. Who asks for something that
-    only docker has, and names no backend, means docker."""
+    """The backend's name, and the settings of the docker backend. A caller that asks for what only
+    docker has, and names no backend, gets docker."""
     if not isinstance(backend, (str, Docker)):
         raise InvalidOption(
             f"backend is a str or Docker(...), not {backend!r}",
             hint=f"one of {', '.join(runtime.BACKENDS)}",
         )
-    docker = settings.merge_settings(
-        backend if isinstance(backend, Docker) else settings.DEFAULT, flat
-    )
+    docker = settings.DEFAULT
+    named: tuple[str, ...] = ()
+    if flat or isinstance(backend, Docker):
+        docker = settings.merge_settings(
+            backend if isinstance(backend, Docker) else settings.DEFAULT, flat
+        )
+        named = docker.given
     name = "docker" if isinstance(backend, Docker) else backend
-    if name == "auto" and (docker.given or network != "none"):
+    if name == "auto" and (named or network != "none"):
         name = "docker"
-    name = runtime.meant(name)
+    name = runtime.resolve_backend(name)
     if name == "native":
-        if docker.given:
+        if named:
             raise InvalidOption(
-                f"{docker.given[0]} is an option of the docker backend, not of native",
+                f"{named[0]} is an option of the docker backend, not of native",
                 hint='backend="docker", or leave backend out',
             )
         if network != "none":
@@ -172,7 +234,7 @@ def _backend(
             )
         return name, docker
     if name == "auto":
-        return name, docker  # whether it will be used is not known yet
+        return name, docker  # the choice is made at the start
     # Here, in the caller's thread: a fork of the process while another thread imports would
     # leave the child waiting for ever for the import to end.
     runtime.docker_backend()
@@ -181,18 +243,18 @@ def _backend(
     return name, settings.fill_from_environment(docker)
 
 
-def _policy(given: PolicyLike) -> Policy:
-    from belljar.policy import Policy  # by who has one: the analyser takes its time to import
+def _make_policy(given: PolicyLike) -> Policy:
+    from belljar.policy import Policy  # late: the analyser takes long to import
 
     return Policy.coerce(given)
 
 
-def twin(options: Options) -> Options:
-    """The options of a fork: those of the original, but for what cannot be shared."""
-    return replace(options, id=_new_id(), functions=MappingProxyType({}), record=None)
+def make_fork_options(options: Options) -> Options:
+    """The options of a fork: those of the original, except what cannot be shared."""
+    return replace(options, id=new_id(), functions=MappingProxyType({}), record=None)
 
 
-def _new_id() -> str:
+def new_id() -> str:
     return f"bj-{uuid.uuid4().hex[:16]}"
 
 
@@ -211,7 +273,7 @@ def check_name(name: str) -> str:
     return name
 
 
-def texts(option: str, given: Mapping[str, str] | None) -> dict[str, str]:
+def check_texts(option: str, given: Mapping[str, str] | None) -> dict[str, str]:
     """A mapping of texts, such as environment variables."""
     if given is None:
         return {}
@@ -225,50 +287,6 @@ def texts(option: str, given: Mapping[str, str] | None) -> dict[str, str]:
             raise InvalidOption(f"{name!r} cannot be an environment variable")
         check_encodable(option, name + value)
     return dict(given)
-
-
-def check_known(
-    function: Callable[..., object], given: Mapping[str, object], unnamed: Sequence[object] = ()
-) -> None:
-    """An option nobody knows is an error that names the nearest one."""
-    if unnamed:
-        first = unnamed[0] if isinstance(unnamed[0], str) else "..."
-        raise InvalidOption(
-            "options are given by their names", hint=f"Sandbox(environment={first!r})?"
-        )
-    known = _names_of(function)
-    for name in given:
-        if name in known:
-            continue
-        if name in RULES:
-            raise InvalidOption(
-                f"unknown option {name!r}", hint=f"it is a limit: limits=Limits({name}=...)"
-            )
-        raise unknown_option("option", name, known)
-
-
-@functools.cache
-def _names_of(function: Callable[..., object]) -> tuple[str, ...]:
-    """Its options."""
-    return tuple(
-        name
-        for name, parameter in inspect.signature(function).parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    )
-
-
-def encode_code(code: str) -> bytes:
-    if not isinstance(code, str):  # of a Snippet
-        raise InvalidOption(
-            f"code is a str, not {type(code).__name__}", hint="decode bytes before running them"
-        )
-    payload = code.removeprefix("\ufeff").encode("utf-8", "surrogatepass")
-    if len(payload) > MAX_CODE:
-        raise InvalidOption(
-            f"the code has {len(payload)} bytes, more than {MAX_CODE}",
-            hint="write large data to a file with files.write()",
-        )
-    return payload
 
 
 def check_timeout(given: float | None, default: float | None) -> float | None:

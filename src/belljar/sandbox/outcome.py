@@ -1,38 +1,129 @@
-"""From a run that has ended to its Execution: the outcome, the value, and notes for people."""
+"""From what a run left behind to its Execution: the outcome, the value, and notes for people.
+
+`Finished` is all that the host knows of a run that has ended. The functions here depend on nothing
+else. They read frames that a hostile guest may have made.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from belljar.backends import base
-from belljar.errors import CannotTravel, ExecutionError
+from belljar.backends.base import init_settings
+from belljar.errors import CannotTravel, ExecutionError, ProtocolError
 from belljar.limits import Limits, format_size
-from belljar.results.execution import Execution, Outcome, Result
+from belljar.protocol import messages, wire
+from belljar.results.execution import (
+    Call,
+    CommandResult,
+    ErrorInfo,
+    Execution,
+    FileChanges,
+    Logs,
+    Outcome,
+    Result,
+    Usage,
+)
 from belljar.results.result import TABLE
 from belljar.sandbox import value_transfer
-from belljar.sandbox.run import Run, decide, parse_error
 
-STARTED_ANEW = "variables were lost: the interpreter had to be started anew"
+if TYPE_CHECKING:
+    from belljar.policy import Report
+
+MAX_CHANGES = 1024 * 1024  # bytes that tell of changed files; init keeps to the same number
+MOST_NOTES = 10  # about the findings of a policy
+RESTARTED = "variables were lost: the interpreter had to be restarted"
 
 
-async def of(
-    run: Run,
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """A run that has ended."""
+
+    done: wire.Frame | None  # the guest's last word; None: the guest is gone
+    lost: Exception | None  # why there is no last word
+    stopped_for: Outcome | None  # the limit that ended it
+    interrupted: bool  # by the caller
+    results: tuple[Result, ...]
+    logs: Logs
+    usage: Usage
+    truncated: bool  # output was dropped
+    dropped: bool  # parts of results were too large
+    cut: bool  # the text of a result was
+    files: FileChanges | None
+    memory_kills: int  # processes killed because memory ran out, while it ran
+    memory_kills_in_all: int  # and since the guest was started
+    calls: tuple[Call, ...]
+    calls_left_out: int
+    host_time_is_up: bool  # host functions took more time than is excused
+    value: list[value_transfer.Blob]  # at most one; taken out when it is decoded
+    no_room: str | None  # why there is no value, though the guest sent one
+
+    @property
+    def stdout(self) -> str:
+        return "".join(self.logs.stdout)
+
+    @property
+    def stderr(self) -> str:
+        return "".join(self.logs.stderr)
+
+    def number(self, name: str) -> int | None:
+        """A number out of the last frame, in the range that exit codes and signals have."""
+        value = self.done.header.get(name) if self.done is not None else None
+        return value if type(value) is int and -(2**31) <= value < 2**32 else None
+
+    async def decode_value(self, limit: int) -> object:
+        """The value, once: a large one must not live as long as this record."""
+        if self.no_room is not None:
+            raise MemoryError(self.no_room)
+        return await value_transfer.decode(self.value.pop(), limit)
+
+
+def decide(
     *,
-    kills_before: int,  # for want of memory, up to the last cell
-    ended: str | None,  # why the sandbox can be used no more
-    fresh: bool,  # variables were lost before it began
-    count: int,
+    status: str | None,
+    error: str | None,
+    stopped_for: Outcome | None,
+    memory_kills: int,
+    interrupted: bool,
+) -> Outcome:
+    """The outcome of a cell. `status` is init's: ok, error, exit, died; None: init is gone."""
+    gone = status is None or status == "died"
+    if gone and memory_kills > 0:
+        return Outcome.out_of_memory
+    if stopped_for is not None:
+        return stopped_for
+    if status is None:
+        return Outcome.lost
+    if status == "died":
+        return Outcome.killed
+    if status == "exit":
+        return Outcome.exit
+    if status == "error":
+        if interrupted and error == "KeyboardInterrupt":
+            return Outcome.cancelled
+        return Outcome.out_of_memory if error == "MemoryError" else Outcome.error
+    return Outcome.ok if status == "ok" else Outcome.lost
+
+
+async def make_execution(
+    run: Finished,
+    *,
     limits: Limits,
-    with_value: bool,
-) -> tuple[Execution, int]:
-    """The Execution, and how many processes were killed for want of memory up to now."""
-    after = await run.after()
-    status = str(run.done.header.get("status")) if run.done is not None else None
-    payload = run.done.payload if run.done is not None else b""
-    error = parse_error(payload) if status == "error" else None
-    # Since the last cell, not since the start of this one: what is killed in between, for
-    # memory that the last one left behind, may die only now.
-    kills = after.memory_kills - kills_before
+    count: int,
+    kills_before: int = 0,  # of processes, because memory ran out, up to the end of the last cell
+    ended: str | None = None,  # why the sandbox can no longer be used
+    state_lost: bool = False,  # variables were lost before it began
+    remarks: tuple[str, ...] = (),
+    with_value: bool = True,
+) -> Execution:
+    header = run.done.header if run.done is not None else {}
+    status = str(header.get("status")) if run.done is not None else None
+    error = parse_error(run.done.payload) if run.done is not None and status == "error" else None
+    # Since the last cell, not since the start of this one: a process that is killed in between,
+    # because of memory that the last cell left behind, may die only now.
+    kills = run.memory_kills_in_all - kills_before
     outcome = decide(
         status=status,
         error=error.name if error else None,
@@ -42,75 +133,124 @@ async def of(
     )
     if outcome is Outcome.lost and ended is not None:
         outcome = Outcome.killed  # by close(), kill(), or the end of its lifetime
-    lost = run.done is None or run.flag("lost")
-    fresh = fresh or run.flag("fresh")
+    lost = run.done is None or header.get("lost") is True
+    fresh = state_lost or header.get("fresh") is True
     main = next((r for r in reversed(run.results) if r.is_main_result), None)
-    value, unplain = None, None
+    value, missing = None, None
     if outcome is Outcome.ok and with_value:
-        value, unplain = await _value(run, main, limits)
-    notes = tuple(_notes(run, outcome, limits, ended=ended, lost=lost, fresh=fresh, kills=kills))
-    if run.host_time_is_up:
-        notes += (
-            f"host functions took more than {limits.host_time:g} s, and what is beyond counts as "
-            "time of the code: Limits(host_time=...) allows more",
-        )
-    if unplain is not None:
-        notes += (f"value is None, because {unplain}; see text and results",)
-    execution = Execution(
+        value, missing = await _decode_value(run, header, main, limits)
+    notes = (*remarks, *_notes(run, outcome, limits, ended, lost=lost, fresh=fresh, kills=kills))
+    if missing is not None:
+        notes += (f"value was left None, because {missing}; see text and results",)
+    return Execution(
         outcome=outcome,
         text=main.text if main is not None else None,
         value=value,
-        results=tuple(run.results),
-        stdout=run.streams["stdout"].text,
-        stderr=run.streams["stderr"].text,
-        logs=run.logs(),
+        results=run.results,
+        stdout="".join(run.logs.stdout),
+        stderr="".join(run.logs.stderr),
+        logs=run.logs,
         error=error,
         exit_code=run.number("exit_code"),
         signal=run.number("signal"),
         execution_count=count,
-        usage=run.usage(after),
+        usage=run.usage,
         state_preserved=not lost and not fresh,
         truncated=run.truncated or run.dropped or run.cut,
-        calls=tuple(run.calls.made),
+        calls=run.calls,
         files=run.files if run.done is not None else None,
         notes=notes,
     )
-    return execution, after.memory_kills
 
 
-async def _value(run: Run, main: Result | None, limits: Limits) -> tuple[object, str | None]:
-    """The value, and why there is none that could come."""
-    why = run.text("unplain")
+def make_command_result(run: Finished) -> CommandResult:
+    code, signal = run.number("exit_code"), run.number("signal")
+    gone = run.done is None
+    if run.memory_kills > 0 and (gone or signal == 9):
+        outcome = Outcome.out_of_memory
+    elif run.stopped_for is not None:
+        outcome = run.stopped_for
+    elif gone:
+        outcome = Outcome.lost
+    elif signal is not None:
+        outcome = Outcome.killed
+    else:
+        outcome = Outcome.ok if code == 0 else Outcome.exit
+    return CommandResult(
+        stdout=run.stdout,
+        stderr=run.stderr,
+        exit_code=code,
+        signal=signal,
+        outcome=outcome,
+        usage=run.usage,
+        truncated=run.truncated,
+    )
+
+
+def make_rejected(report: Report, count: int) -> Execution:
+    """The Execution of code that a policy kept from running. `count`: of the cells that did run."""
+    notes = tuple(
+        f"line {each.line}: {each.message} [{each.rule}]: {each.remedy}"
+        for each in report.findings[:MOST_NOTES]
+    )
+    return Execution(
+        outcome=Outcome.rejected,
+        text=None,
+        value=None,
+        results=(),
+        stdout="",
+        stderr="",
+        logs=Logs(stdout=(), stderr=()),
+        error=ErrorInfo(name="PolicyRejected", value=report.summary(), traceback=""),
+        exit_code=None,
+        signal=None,
+        execution_count=count,
+        usage=Usage(wall=0.0, cpu=0.0, peak_memory=None, output_bytes=0),
+        state_preserved=True,
+        truncated=False,
+        notes=notes,
+        policy=report,
+    )
+
+
+async def _decode_value(
+    run: Finished, header: dict[str, object], main: Result | None, limits: Limits
+) -> tuple[object, str | None]:
+    """The value, and why there is no value."""
+    why = header.get("unplain")
     try:
         if (
-            run.flag("shown")
+            header.get("shown") is True
             and main is not None
             and isinstance(table := main.raw.get(TABLE), bytes)
         ):
             value = await value_transfer.decode(table, len(table), limits.output)
+        elif run.no_room is not None:
+            return None, run.no_room
         else:
-            blob = run.take_value()
-            if len(blob) > (most := _longest(limits)):
+            blob = run.value.pop() if run.value else b""
+            # The caller did not ask for it: it may be as long as the worker was told, never less
+            # than SHORT.
+            if len(blob) > value_transfer.SHORT and len(blob) > (most := _max_value(limits)):
                 return None, f"it takes more than {format_size(most)}"
             value = await value_transfer.decode(blob, len(blob), limits.output) if blob else None
     except (CannotTravel, MemoryError) as error:
         return None, str(error) or "there was no memory for it"
-    return (value, None) if why is None else (None, why)
+    return (None, why) if isinstance(why, str) else (value, None)
 
 
-def _longest(limits: Limits) -> int:
-    """Bytes of a value that nobody asked for: the number that the worker was given."""
-    most = base.init_settings(limits, share=False)["result"]
+def _max_value(limits: Limits) -> int:
+    most = init_settings(limits, share=False)["result"]
     assert isinstance(most, int)
     return most
 
 
 def _notes(
-    run: Run,
+    run: Finished,
     outcome: Outcome,
     limits: Limits,
-    *,
     ended: str | None,
+    *,
     lost: bool,
     fresh: bool,
     kills: int,
@@ -119,7 +259,7 @@ def _notes(
         why = f"it {ended}" if ended else "its first process died"
         yield f"the sandbox is gone ({why}); variables and files are lost"
     elif lost:
-        yield STARTED_ANEW
+        yield RESTARTED
     if fresh:
         yield "variables of earlier cells were not there: their interpreter had died"
     if kills > 0 and outcome is not Outcome.out_of_memory:
@@ -131,17 +271,83 @@ def _notes(
         yield f"the text of a result is cut after {most}, and ends in \u2026: its repr is longer"
     if run.dropped:
         yield "parts of a result were too large and left out"
-    if run.streams["background"].chunks:
+    if run.logs.background:
         yield "threads or processes of earlier cells wrote output: see logs.background"
-    if run.calls.unrecorded:
-        yield f"{run.calls.unrecorded} more calls of host functions are not in calls"
+    if run.calls_left_out:
+        yield f"{run.calls_left_out} more calls of host functions are not in calls"
+    if run.host_time_is_up:
+        yield (
+            f"host functions took more than {limits.host_time:g} s; time beyond that counts as "
+            "time of the code: Limits(host_time=...) allows more"
+        )
 
 
 def raise_for(execution: Execution) -> None:
-    """For operations that have no Execution to give: what went wrong is an exception."""
+    """Raise what went wrong, for operations that give no Execution."""
     try:
         execution.raise_for_outcome()
     except ExecutionError as error:
         if not execution.state_preserved:
             error.message = f"{error.message}; the variables of the sandbox are lost"
         raise
+
+
+# -- frames that a hostile guest may have made ------------------------------------------------
+
+
+def parse_result(frame: wire.Frame) -> Result:
+    data: dict[str, str | bytes] = {}
+    position = 0
+    parts = frame.header.get("parts")
+    if not isinstance(parts, list) or len(parts) > messages.MAX_PARTS:
+        raise ProtocolError("a result has no list of parts, or too many parts")
+    for part in parts:
+        if not isinstance(part, dict):
+            raise ProtocolError("a part of a result is malformed")
+        mime, size = part.get("mime"), part.get("size")
+        if not isinstance(mime, str) or len(mime) > messages.MAX_NAME:
+            raise ProtocolError("a part of a result has no valid MIME type")
+        if type(size) is not int or size < 0:
+            raise ProtocolError("a part of a result has no valid size")
+        raw = frame.payload[position : position + size]
+        position += size
+        data[mime] = _decode_text(raw) if part.get("text") is True else raw
+    return Result(raw=data, is_main_result=frame.header.get("main") is True)
+
+
+def parse_error(payload: bytes) -> ErrorInfo | None:
+    if len(payload) > messages.MAX_ERROR:
+        return None
+    try:
+        body = json.loads(payload)
+        fields = {name: body[name] for name in ("name", "value", "traceback")}
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return None
+    if not all(isinstance(value, str) for value in fields.values()):
+        return None
+    return ErrorInfo(**fields)
+
+
+def parse_changes(frame: wire.Frame) -> FileChanges | None:
+    """The files that a cell changed, as init reports them; None if there were too many."""
+    if frame.header.get("unknown") is True:
+        return None
+    if len(frame.payload) > MAX_CHANGES:
+        raise ProtocolError("the list of changed files is too long")
+    try:
+        body = json.loads(frame.payload)
+        lists = {name: body[name] for name in ("created", "changed", "removed")}
+    except (ValueError, RecursionError, KeyError, TypeError):
+        raise ProtocolError("the list of changed files is malformed") from None
+    if not all(isinstance(paths, list) for paths in lists.values()):
+        raise ProtocolError("the list of changed files is malformed")
+    if not all(isinstance(path, str) for paths in lists.values() for path in paths):
+        raise ProtocolError("the list of changed files is malformed")
+    return FileChanges(**{name: tuple(paths) for name, paths in lists.items()})
+
+
+def _decode_text(raw: bytes) -> str:
+    try:
+        return raw.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return raw.decode("utf-8", "replace")

@@ -1,37 +1,45 @@
-"""What a sandbox leaves on the host: its files, if they are kept there, and the record of it."""
+"""What a sandbox leaves on the host: its workspace, if that is kept there, and its record."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import anyio.to_thread
 
 from belljar.backends.base import Guest
 from belljar.files.api import AsyncFiles
+from belljar.files.script import Script
 from belljar.files.workspace import HostWorkspace, open_session
 from belljar.record import Recorder
 from belljar.results.execution import Execution
 from belljar.sandbox import value_transfer
 from belljar.sandbox.channel import Channel
-from belljar.sandbox.guest_session import Place
+from belljar.sandbox.guest_session import GuestSession
 from belljar.sandbox.options import Options
-from belljar.sandbox.run import Cell
 
 MANY = 2**20  # bytes of a cell that are written down off the event loop
 
 
-class Keeping:
+@dataclass(frozen=True, kw_only=True)
+class Code:
+    """What a caller gave to run_code, as a record keeps it."""
+
+    script: Script
+    env: Mapping[str, str]
+    timeout: float | None  # None: that of the limits
+    undo_on_error: bool
+
+
+class Persistence:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._recorder = Recorder(options.record) if options.record is not None else None
         self._mirror: HostWorkspace | None = None
         self._begun = False
-
-    @property
-    def mirrors(self) -> bool:
-        return self._options.workspace is not None or self._options.session is not None
+        self.mirrors = options.workspace is not None or options.session is not None
 
     @property
     def saved(self) -> bool:
@@ -44,15 +52,25 @@ class Keeping:
         if self._recorder is not None:
             self._recorder.close()
 
+    async def keep(
+        self, code: Code, execution: Execution, session: GuestSession | None, *, began: float
+    ) -> Execution:
+        """Bring the workspace out and record a cell, before the next one may begin."""
+        notes = [*execution.notes, *await self.save(session)]
+        saved = self.saved if self.mirrors else None
+        execution = replace(execution, notes=tuple(notes), saved=saved)
+        notes += await self._record_cell(code, execution, began)
+        return replace(execution, notes=tuple(notes))
+
     # -- files ------------------------------------------------------------------------------
 
-    async def load(self, place: Place) -> None:
+    async def load(self, session: GuestSession) -> None:
         """Bring the workspace in. Called when a guest has started."""
         if self.mirrors:
             if self._mirror is None:
                 self._mirror = self._open_mirror()
             try:
-                await self._mirror.load(self._files(place))
+                await self._mirror.load(self._files(session))
             except BaseException:
                 self._mirror.close()
                 self._mirror = None
@@ -64,27 +82,27 @@ class Keeping:
             return open_session(options.session, limit)
         return HostWorkspace(options.workspace or "", limit=limit)
 
-    async def refresh(self, place: Place) -> None:
+    async def refresh(self, session: GuestSession) -> None:
         """Bring in what changed on the host meanwhile. Called before each cell."""
         if self._mirror is not None:
-            await self._mirror.refresh(self._files(place))
+            await self._mirror.refresh(self._files(session))
 
-    async def save(self, place: Place | None) -> list[str]:
-        """Bring out what changed; what could not be is said."""
-        if self._mirror is None or place is None:
+    async def save(self, session: GuestSession | None) -> list[str]:
+        """Bring out what changed. Gives notes about what could not be brought out."""
+        if self._mirror is None or session is None:
             return []
-        if not place.alive:
+        if not session.alive:
             self._mirror.saved = False
             return [f"not everything was brought back to {self._mirror.path!r}: the guest died"]
-        return await self._mirror.save(self._files(place))
+        return await self._mirror.save(self._files(session))
 
-    def _files(self, place: Place) -> AsyncFiles:
-        return AsyncFiles(_Directly(self._options, place))
+    def _files(self, session: GuestSession) -> AsyncFiles:
+        return AsyncFiles(_Directly(self._options, session))
 
     # -- the record -------------------------------------------------------------------------
 
-    def begin(self, functions: Sequence[str]) -> None:
-        """Called before whatever is kept of a sandbox, at its start as a rule; also twice."""
+    def begin_record(self, functions: Sequence[str]) -> None:
+        """Called before anything is recorded; a second call does nothing."""
         if self._recorder is not None and not self._begun:
             self._begun = True
             given = self._options
@@ -103,19 +121,19 @@ class Keeping:
                 ],
             )
 
-    async def cell(self, cell: Cell, execution: Execution, *, began: float) -> list[str]:
-        """Notes, if it could not be recorded. Called before the next one may begin."""
+    async def _record_cell(self, code: Code, execution: Execution, began: float) -> list[str]:
+        """Give notes, if it could not be recorded."""
         if self._recorder is None:
             return []
         write = functools.partial(
             self._recorder.cell,
-            code=cell.code,
+            code=code.script.code,
             execution=execution,
-            timeout=cell.given_timeout,
+            timeout=code.timeout,
             began=began,
-            env=list(cell.env),
-            undo_on_error=cell.undo_on_error,
-            script=cell.script,
+            env=list(code.env),
+            undo_on_error=code.undo_on_error,
+            script=code.script,
         )
         if _size(execution) > MANY:
             await anyio.to_thread.run_sync(write)
@@ -124,30 +142,30 @@ class Keeping:
         failed = self._recorder.failed
         return [f"the record is incomplete: {failed}"] if failed else []
 
-    async def put(self, values: Mapping[str, object]) -> None:
+    async def record_put(self, values: Mapping[str, object]) -> None:
         if self._recorder is not None:
-            self._recorder.event("put", values=await value_transfer.for_record(values))
+            self._recorder.event("put", values=await value_transfer.encode_for_record(values))
 
-    def event(self, kind: str, **fields: object) -> None:
+    def record_event(self, kind: str, **fields: object) -> None:
         if self._recorder is not None:
             kept = {k: bytes(v) if isinstance(v, memoryview) else v for k, v in fields.items()}
             self._recorder.event(kind, **kept)
 
 
 def _size(execution: Execution) -> int:
-    """About what there is to be written down of it."""
+    """About how many bytes there are to record."""
     parts = sum(len(part) for result in execution.results for part in result.raw.values())
     errors = sum(len(call.error or "") for call in execution.calls)
     return execution.usage.output_bytes + parts + errors
 
 
 class _Directly:
-    """A guest for those who carry its files while the sandbox itself is busy with it."""
+    """Gives AsyncFiles the guest while the sandbox is busy with it."""
 
-    def __init__(self, options: Options, place: Place) -> None:
+    def __init__(self, options: Options, session: GuestSession) -> None:
         self.limits, self.workdir = options.limits, options.workdir
-        self._place = place
+        self._session = session
 
     @contextlib.asynccontextmanager
     async def using(self) -> AsyncIterator[tuple[Channel, Guest]]:
-        yield self._place.channel, self._place.guest
+        yield self._session.channel, self._session.guest

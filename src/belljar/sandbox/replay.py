@@ -1,11 +1,11 @@
-"""Run a record again, and tell what differs.
+"""Run a record again, and report what differs.
 
     replay = belljar.replay("session.jsonl")
     print(replay.same, replay)
 
-The code runs in fresh sandboxes, like any other code. What a record says about its environment is
-followed only if the caller knows that environment, because its packages are imported outside of
-any sandbox, and a record may come from anywhere.
+The code runs in fresh sandboxes, like any other code. The recorded environment is used only if the
+caller knows it, because its packages are imported outside of any sandbox, and a record may come
+from anywhere.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class ReplayedCell:
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """What came of running a record again."""
+    """The result of running a record again."""
 
     record: Record
     cells: tuple[ReplayedCell, ...]  # those that were compared
     commands: tuple[ReplayedCommand, ...]
-    notes: tuple[str, ...]  # what could not be as it was, in sentences
+    notes: tuple[str, ...]  # what is not as it was recorded, in sentences
 
     @property
     def same(self) -> bool:
@@ -105,7 +105,7 @@ def _plain(differences: tuple[Difference, ...]) -> dict[str, object]:
     return {"same": not differences, "differences": listed}
 
 
-# What a record may ask of this host without being trusted.
+# The limits that a record may have without being trusted.
 _MODERATE: dict[str, float] = {
     "memory": 2 * 2**30,
     "cpus": 2.0,
@@ -121,7 +121,7 @@ _MODERATE: dict[str, float] = {
 
 @dataclass(frozen=True, kw_only=True)
 class _Wanted:
-    """How to run it, as the caller asked."""
+    """What the caller asked for."""
 
     environment: Environment | None
     known: Mapping[str, Environment]
@@ -171,7 +171,7 @@ def replay(
         known=known,
         trust_environment=trust_environment,
         limits=limits or {},
-        env=options.texts("env", env),
+        env=options.check_texts("env", env),
         functions=functions or {},
         backend=backend,
         strict=strict,
@@ -214,7 +214,7 @@ class _Replaying:
         )
 
     def _has_work(self, session: Session) -> bool:
-        """Without a cell that was chosen it has none, unless nobody chose."""
+        """If the caller chose cells, a session without a chosen cell is not run."""
         if self._wanted.cells is None:
             return bool(session.steps)
         return any(cell.number in self._chosen for cell in session.cells)
@@ -254,7 +254,7 @@ class _Replaying:
         )
 
     def _limits(self, session: Session) -> Limits:
-        """Those of the record, which may be a stranger's: only so far as they are moderate."""
+        """The recorded limits. A record may come from anywhere, so high ones are lowered."""
         if self._wanted.trust_environment:
             return session.limits
         lower: dict[str, object] = {}
@@ -264,7 +264,7 @@ class _Replaying:
                 lower[name] = most
         if lower:
             names = ", ".join(lower)
-            self._notes.append(f"recorded with higher limits ({names}), which were not trusted")
+            self._notes.append(f"limits were lowered, because the record is not trusted: {names}")
         return session.limits.replace(**lower)
 
     @property
@@ -273,7 +273,7 @@ class _Replaying:
         return math.inf if self._wanted.trust_environment else _MODERATE["timeout"]
 
     def _cell(self, sandbox: Sandbox, cell: Cell) -> None:
-        """One that was not chosen is run all the same, for the variables it leaves."""
+        """Also runs a cell that was not chosen, for the variables it leaves."""
         replayed: Execution | None = None
         absent = next((part for part in ("code", "stdin") if part in cell.left_out), None)
         if absent is not None:

@@ -1,4 +1,4 @@
-"""Does again what was done with a recorded sandbox besides running cells."""
+"""Repeats what was done with a recorded sandbox besides running cells."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ReplayedCommand:
 
 
 class _Impossible(Exception):
-    """Why an event cannot be done again."""
+    """Why an event cannot be repeated."""
 
 
 class Events:
@@ -48,7 +48,7 @@ class Events:
         self.notes: list[str] = []  # what could not be done, in sentences
 
     def play(self, event: Event) -> None:
-        """Do it again, or note why not: the cells that need it then tell by themselves."""
+        """Repeat it, or note why it cannot be repeated: cells that need it will differ."""
         known: dict[str, Callable[[Event, Reader], None]] = {
             "rejected": lambda event, fields: None,  # nothing ran
             "restart": lambda event, fields: self._sandbox.restart(),
@@ -62,7 +62,7 @@ class Events:
             "command": self._command,
         }
         if event.kind not in known:
-            self._note(event, "it is not known how")
+            self._note(event, "this version does not know such events")
             return
         try:
             known[event.kind](event, Reader(event.fields))
@@ -74,7 +74,7 @@ class Events:
             self._note(event, str(error))
 
     def _note(self, event: Event, why: str) -> None:
-        self.notes.append(f"line {event.line}: {event.kind!r} could not be done again: {why}")
+        self.notes.append(f"line {event.line}: {event.kind!r} could not be repeated: {why}")
 
     def _checkpoint(self, event: Event, fields: Reader) -> None:
         checkpoint = self._sandbox.checkpoint()
@@ -83,7 +83,7 @@ class Events:
     def _rollback(self, event: Event, fields: Reader) -> None:
         id = fields.get("id", str)
         if id not in self._rollbacks:
-            raise _Impossible(f"there is no checkpoint {id!r} before it")
+            raise _Impossible(f"the record has no checkpoint {id!r} before it")
         self._rollbacks[id]()
 
     def _put(self, event: Event, fields: Reader) -> None:

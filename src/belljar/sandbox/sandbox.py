@@ -1,7 +1,7 @@
 """AsyncSandbox: one isolated place, an interpreter whose variables persist, a workspace, limits.
 
-The path of a cell in one sitting: options → guest (life.py) → channel → cell → Execution. Longer
-than other files: options are written out for editors, twice, and what runs is undone here, too.
+The path of a cell: options → guest (lifecycle.py) → run.py → outcome.py → Execution. Longer than
+other files: it is the whole public class, and each method's documentation.
 """
 
 from __future__ import annotations
@@ -9,47 +9,52 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from types import TracebackType
+from typing import TYPE_CHECKING, Never, Self, Unpack
 
 import anyio
+import anyio.to_thread
 
 from belljar import events
-from belljar.backends.docker.settings import Docker
-from belljar.backends.mounts import WORKSPACE, Mount
+from belljar.backends.base import Location, UsageSample
+from belljar.backends.event_loop import Lock
+from belljar.backends.isolation import Isolation
 from belljar.environment.environment import Environment
 from belljar.errors import (
     CannotTravel,
     CheckpointLost,
     InvalidOption,
     NameMissing,
+    SandboxClosed,
     SandboxError,
     check_callbacks,
     suggests,
 )
 from belljar.files import script as scripts
 from belljar.files.api import AsyncFiles
-from belljar.files.script import Input, Script
-from belljar.functions.registry import Functions, HostFunction
+from belljar.files.script import Script
+from belljar.functions.registry import HostFunction, Registry
 from belljar.limits import Limits
 from belljar.protocol import wire
 from belljar.protocol.values import Encoded
 from belljar.results.execution import CommandResult, Execution, Outcome
-from belljar.sandbox import advice, options, outcome, policy_gate, value_transfer
-from belljar.sandbox.checkpoints import Checkpoint
+from belljar.sandbox import advice, options, outcome, value_transfer
 from belljar.sandbox.commands import AsyncCommands
-from belljar.sandbox.guest_session import KEEP_TIMEOUT, Place
-from belljar.sandbox.lifecycle import Life
-from belljar.sandbox.options import Options
-from belljar.sandbox.run import Cell, OnResult, OnText, Run
+from belljar.sandbox.guest_session import KEEP_TIMEOUT, Checkpoint, GuestSession
+from belljar.sandbox.lifecycle import Lifecycle
+from belljar.sandbox.options import Options, SandboxOptions
+from belljar.sandbox.outcome import Finished
+from belljar.sandbox.persistence import Code
+from belljar.sandbox.run import Cell, OnResult, OnText, Run, encode_code
 
 if TYPE_CHECKING:
-    from belljar.sandbox.options import PolicyLike
+    from belljar.policy import Policy, Report
 
 
 @suggests
-class AsyncSandbox(Life):
+class AsyncSandbox:
     """A sandbox under asyncio or trio. Starts when entered or first used; `create` starts at once.
 
     async with AsyncSandbox() as sandbox:
@@ -57,125 +62,153 @@ class AsyncSandbox(Life):
         print(execution.text)
     """
 
-    def __new__(cls, *unnamed: object, **given: Any) -> Self:
-        options.check_known(cls.__init__, given, unnamed)
-        return super().__new__(cls)
+    def __init__(self, *unnamed: Never, **given: Unpack[SandboxOptions]) -> None:
+        self._set_up(options.make_options(given, unnamed))
 
-    def __init__(
-        self,
-        *,
-        backend: str | Docker = "auto",
-        environment: str | Environment | None = None,
-        packages: Sequence[str] = (),
-        limits: Limits | Mapping[str, object] | None = None,
-        env: Mapping[str, str] | None = None,
-        network: str = "none",
-        policy: PolicyLike | None = None,
-        strict: bool | None = None,
-        metadata: Mapping[str, str] | None = None,
-        functions: Functions | None = None,
-        workspace: str | os.PathLike[str] | None = None,
-        session: str | None = None,
-        workdir: str = WORKSPACE,
-        mounts: Iterable[Mount] = (),
-        noexec: bool = False,
-        record: str | os.PathLike[str] | None = None,
-        image: str | None = None,
-        dockerfile: str | os.PathLike[str] | None = None,
-        runtime: str | None = None,
-        platform: str | None = None,
-        gpus: str | int | None = None,
-        devices: Sequence[str] = (),
-    ) -> None:
-        self._prepare(
-            options.make(
-                backend=backend,
-                environment=environment,
-                packages=packages,
-                limits=limits,
-                env=env,
-                network=network,
-                policy=policy,
-                strict=strict,
-                metadata=metadata,
-                functions=functions,
-                workspace=workspace,
-                session=session,
-                workdir=workdir,
-                mounts=mounts,
-                noexec=noexec,
-                record=record,
-                image=image,
-                dockerfile=dockerfile,
-                runtime=runtime,
-                platform=platform,
-                gpus=gpus,
-                devices=devices,
-            )
-        )
+    @classmethod
+    def _from_options(cls, given: Options, functions: Registry | None = None) -> Self:
+        """Make a sandbox of checked options; `functions` replace those of the options."""
+        sandbox = cls.__new__(cls)
+        sandbox._set_up(given, functions)
+        return sandbox
 
-    def _prepare(self, given: Options) -> None:
-        super()._prepare(given)
+    def _set_up(self, given: Options, functions: Registry | None = None) -> None:
+        self._options = given
+        self._lifecycle = Lifecycle(self, given, functions)
+        self._turn = Lock()
         self._run: Run | None = None
         self._count = 0
         self._remarks: tuple[str, ...] = ()  # for the notes of the next Execution
-        self.commands = AsyncCommands(self)
-        self.files = AsyncFiles(self, on_change=self.changed)
+        self.commands = AsyncCommands(self._lifecycle, on_change=self._note_change)
+        self.files = AsyncFiles(self._lifecycle, on_change=self._note_change)
+
+    def _check_start(self) -> None:
+        """Called before each start of a guest, which a subclass may refuse."""
 
     @classmethod
-    async def create(
-        cls,
-        *,
-        backend: str | Docker = "auto",
-        environment: str | Environment | None = None,
-        packages: Sequence[str] = (),
-        limits: Limits | Mapping[str, object] | None = None,
-        env: Mapping[str, str] | None = None,
-        network: str = "none",
-        policy: PolicyLike | None = None,
-        strict: bool | None = None,
-        metadata: Mapping[str, str] | None = None,
-        functions: Functions | None = None,
-        workspace: str | os.PathLike[str] | None = None,
-        session: str | None = None,
-        workdir: str = WORKSPACE,
-        mounts: Iterable[Mount] = (),
-        noexec: bool = False,
-        record: str | os.PathLike[str] | None = None,
-        image: str | None = None,
-        dockerfile: str | os.PathLike[str] | None = None,
-        runtime: str | None = None,
-        platform: str | None = None,
-        gpus: str | int | None = None,
-        devices: Sequence[str] = (),
-    ) -> Self:
+    async def create(cls, *unnamed: Never, **given: Unpack[SandboxOptions]) -> Self:
         """Make a sandbox and start it at once."""
-        sandbox = cls(
-            backend=backend,
-            environment=environment,
-            packages=packages,
-            limits=limits,
-            env=env,
-            network=network,
-            policy=policy,
-            strict=strict,
-            metadata=metadata,
-            functions=functions,
-            workspace=workspace,
-            session=session,
-            workdir=workdir,
-            mounts=mounts,
-            noexec=noexec,
-            record=record,
-            image=image,
-            dockerfile=dockerfile,
-            runtime=runtime,
-            platform=platform,
-            gpus=gpus,
-            devices=devices,
-        )
+        sandbox = cls(*unnamed, **given)
         await sandbox.start()
         return sandbox
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    # -- what it is -------------------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        return self._options.id
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        return self._options.metadata
+
+    @property
+    def limits(self) -> Limits:
+        return self._options.limits
+
+    @property
+    def environment(self) -> Environment:
+        return self._options.environment
+
+    @property
+    def policy(self) -> Policy | None:
+        """What code is checked against before it runs."""
+        return self._options.policy
+
+    @property
+    def workdir(self) -> str:
+        """Where its workspace is, in the sandbox."""
+        return self._options.workdir
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has a live guest. A guest that was lost is replaced at the next use, without
+        the variables and files it had."""
+        return self._lifecycle.alive
+
+    @property
+    def whereabouts(self) -> Location | None:
+        """Where its guest can be seen from outside; None while it has no guest."""
+        return self._lifecycle.whereabouts
+
+    @property
+    def isolation(self) -> Isolation:
+        """What holds the guest, as measured on it. The sandbox must have been started."""
+        if self._session is None:
+            raise SandboxClosed(
+                "the sandbox has no guest to measure",
+                hint="start it: enter its `with` block, or use create()",
+            )
+        return self._session.guest.isolation
+
+    @property
+    def last_used(self) -> float:
+        """When it was last used, by time.monotonic()."""
+        return self._lifecycle.last_used
+
+    @property
+    def engaged(self) -> bool:
+        """Whether anything runs, or waits for its turn or for the start."""
+        lifecycle = self._lifecycle
+        return lifecycle.busy > 0 or self._turn.locked() or lifecycle.starting.locked()
+
+    @property
+    def _session(self) -> GuestSession | None:
+        return self._lifecycle.session
+
+    def __repr__(self) -> str:
+        state = "closed" if self._lifecycle.ended else "running" if self._session else "not started"
+        return f"<{type(self).__name__} {self.id} ({self.environment.name}, {state})>"
+
+    # -- start and end ----------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start the guest, if it does not run yet."""
+        await self._lifecycle.connect()
+
+    async def restart(self) -> None:
+        """A fresh interpreter: variables are gone, files stay. Ends a cell that is running."""
+        async with self._lifecycle.turn() as session:
+            await session.channel.call(wire.RESTART)
+        self._lifecycle.state_lost = False
+        self._lifecycle.record("restart")
+
+    async def usage(self) -> UsageSample:
+        """What it has used so far, and uses at this moment, as seen from outside.
+
+        None stands for what this host cannot tell, and for a sandbox that was not started.
+        """
+        return await self._lifecycle.usage()
+
+    async def close(self) -> None:
+        """End it and leave nothing behind. May be called twice, and while code runs."""
+        if os.getpid() != self._lifecycle.pid:
+            return  # after a fork: the guest belongs to the parent
+        try:
+            await self._lifecycle.save()
+        finally:
+            await self.kill()
+
+    async def kill(self) -> None:
+        """End it at once, whatever runs in it. Afterwards it is gone."""
+        await self._lifecycle.kill()
+
+    def __del__(self) -> None:
+        lifecycle: Lifecycle | None = getattr(self, "_lifecycle", None)
+        if lifecycle is not None and lifecycle.session is not None:
+            lifecycle.discard(repr(self))
 
     # -- code -------------------------------------------------------------------------------
 
@@ -199,63 +232,59 @@ class AsyncSandbox(Life):
         read. The callbacks get output and results while the code runs. With `undo_on_error`, code
         that does not end with the outcome ok leaves variables and files as they were before it.
         """
-        check_callbacks(on_stdout=on_stdout, on_stderr=on_stderr, on_result=on_result)
-        script = await scripts.make_script(code, stdin)
+        if any(each is not None for each in (on_stdout, on_stderr, on_result)):
+            check_callbacks(on_stdout=on_stdout, on_stderr=on_stderr, on_result=on_result)
+        header: dict[str, object] = {"watch": True}
+        if type(code) is str and stdin is None:
+            script = Script(code=code)
+        else:
+            script = await scripts.make_script(code, stdin)
+            header |= script.header()
+        variables = {} if env is None else options.check_texts("env", env)
+        if variables:
+            header["env"] = variables
+        limits = self._options.limits
         cell = Cell(
-            code=script.code,
-            payload=options.encode_code(script.code),
-            script=script,
-            env=options.texts("env", env),
-            given_timeout=timeout,
-            timeout=options.check_timeout(timeout, self.limits.timeout),
+            limits=limits,
+            timeout=limits.timeout if timeout is None else options.check_timeout(timeout, None),
+            header=header,
+            payload=encode_code(script.code),
+            stdin=script.stdin,
             on_stdout=on_stdout,
             on_stderr=on_stderr,
             on_result=on_result,
-            undo_on_error=undo_on_error,
         )
-        if self._options.policy is None and not events.wanted():
-            return await self._run_cell(cell)
-        return await self._run_seen(cell)
-
-    async def interrupt(self) -> None:
-        """Raise KeyboardInterrupt in the running cell; nothing happens if none is running."""
-        self._check_usable()
-        if self._run is not None:
-            self._run.interrupted = True
-            await self._run.interrupt()
-
-    async def _run_seen(self, cell: Cell) -> Execution:
-        """The same for a sandbox with a policy, and with those watching who want to know of it."""
-        began, clock = time.time(), time.perf_counter()
-        if events.wanted():
-            events.tell(events.CellStarting(subject=self.subject, code=cell.code))
-        report, asked = None, 0.0
+        given = Code(script=script, env=variables, timeout=timeout, undo_on_error=undo_on_error)
+        began, clock, asked = time.time(), time.perf_counter(), 0.0
+        report: Report | None = None
+        if events.cell_subscriptions:
+            events.tell(events.CellStarting(subject=self._lifecycle.subject, code=script.code))
         try:
-            self._check_usable()
             if self._options.policy is not None:
-                report = await policy_gate.ask(self._options.policy, cell.code)
+                report = await self._check_policy(self._options.policy, script.code)
                 asked = time.perf_counter() - clock
             if report is not None and not report.allowed:
-                execution = policy_gate.rejected(report, self._count)
-                self._keeping.begin(self._functions.names)
-                self._keeping.event("rejected", code=cell.code, why=report.summary())
+                execution = outcome.make_rejected(report, self._count)
             else:
-                execution = replace(await self._run_cell(cell), policy=report)
+                execution = await self._run_cell(given, cell, report)
         except BaseException as error:
-            if events.wanted():
-                took = time.perf_counter() - clock
+            if events.cell_subscriptions:
                 events.tell(
                     events.CellFailed(
-                        subject=self.subject, code=cell.code, error=error, began=began, seconds=took
+                        subject=self._lifecycle.subject,
+                        code=script.code,
+                        error=error,
+                        began=began,
+                        seconds=time.perf_counter() - clock,
                     )
                 )
             raise
-        if events.wanted():
+        if events.cell_subscriptions:
             took, run = time.perf_counter() - clock, execution.usage.wall
             events.tell(
                 events.CellEnded(
-                    subject=self.subject,
-                    code=cell.code,
+                    subject=self._lifecycle.subject,
+                    code=script.code,
                     execution=execution,
                     began=began,
                     seconds=took,
@@ -264,106 +293,91 @@ class AsyncSandbox(Life):
             )
         return execution
 
+    async def interrupt(self) -> None:
+        """Raise KeyboardInterrupt in the running cell; nothing happens if none is running."""
+        self._lifecycle.check_usable()
+        if self._run is not None:
+            await self._run.interrupt()
+
+    async def _check_policy(self, policy: Policy, code: str) -> Report:
+        self._lifecycle.check_usable()
+        report = await check_policy(policy, code)
+        if not report.allowed:
+            self._lifecycle.begin_record()
+            self._lifecycle.record("rejected", code=code, why=report.summary())
+        return report
+
     @contextlib.asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
-        """One cell after the other; what is about variables counts as one."""
-        if self._place is not None:
-            self._place.check_free()
+        """One cell after the other; an operation on variables counts as one."""
+        if self._lifecycle.session is not None:
+            self._lifecycle.session.check_free()
         async with self._turn:
             yield
 
-    async def _run_cell(self, cell: Cell) -> Execution:
-        began = time.time()
+    async def _run_cell(self, code: Code, cell: Cell, report: Report | None) -> Execution:
+        began, persistence = time.time(), self._lifecycle.persistence
         async with self._alone():
-            before = await self._keep(cell.timeout) if cell.undo_on_error else None
+            before = await self._keep(cell.timeout) if code.undo_on_error else None
             self._count += 1
-            header: dict[str, object] = {"watch": True, **cell.script.header()}
-            if cell.env:
-                header["env"] = cell.env
             try:
-                run, place = await self._drive(
-                    header,
-                    cell.payload,
-                    timeout=cell.timeout,
-                    on_stdout=cell.on_stdout,
-                    on_stderr=cell.on_stderr,
-                    on_result=cell.on_result,
-                    stdin=cell.script.stdin,
-                )
-                execution = await self._judge(run, place)
-                execution = _advised(execution, self._options, cell.timeout)
+                execution, _ = await self._execute(cell)
+                if execution.outcome is not Outcome.ok:
+                    said = tuple(advice.notes(execution, self._options, cell.timeout))
+                    execution = replace(execution, notes=(*execution.notes, *said))
                 if before is not None:
                     execution = await self._undo(before, execution)
             except BaseException:
                 if before is not None:
                     await self._take_back(before)
                 raise
-            if self._keeping.mirrors:
-                said = await self._keeping.save(self._place)
-                saved = self._keeping.saved
-                execution = replace(execution, notes=(*execution.notes, *said), saved=saved)
-            notes = await self._keeping.cell(cell, execution, began=began)
-        return replace(execution, notes=(*execution.notes, *notes)) if notes else execution
+            if persistence is not None:
+                execution = await persistence.keep(code, execution, self._session, began=began)
+        return execution if report is None else replace(execution, policy=report)
 
-    async def _drive(
-        self,
-        header: dict[str, object],
-        payload: bytes = b"",
-        *,
-        value: Encoded | None = None,
-        timeout: float | None,
-        on_stdout: OnText | None = None,
-        on_stderr: OnText | None = None,
-        on_result: OnResult | None = None,
-        stdin: Input | None = None,
-    ) -> tuple[Run, Place]:
-        """One cell, or one operation on its variables, to its end."""
-        place = await self._connected()
-        await place.begin_turn(self._branch)
+    async def _execute(self, cell: Cell, *, with_value: bool = True) -> tuple[Execution, Finished]:
+        """Run one cell, or one operation on variables, to its end."""
+        lifecycle = self._lifecycle
+        session = await lifecycle.connect()
+        branch, functions = lifecycle.branch, lifecycle.functions
+        await session.begin_turn(branch)
         try:
-            if self._keeping.mirrors:
-                await self._keeping.refresh(place)
-            run = Run(
-                place.channel,
-                place.guest,
-                timeout=timeout,
-                output=self.limits.output,
-                on_stdout=on_stdout,
-                on_stderr=on_stderr,
-                on_result=on_result,
-                functions=self._functions,
-                values=self.limits.memory,
-                cpus=self.limits.cpus,
-                host_time=self.limits.host_time,
-                stdin=stdin,
-            )
-            header |= {"count": self._count, "output": self.limits.output}
-            if place.functions.get(self._branch, 0) != self._functions.version:
-                header["functions"] = self._functions.specs()
-                place.functions[self._branch] = self._functions.version
-            self._run = run
+            if lifecycle.persistence is not None:
+                await lifecycle.persistence.refresh(session)
+            cell.header.update(count=self._count, output=cell.limits.output)
+            version = 0 if functions is None else functions.version
+            if session.functions.get(branch, 0) != version:
+                cell.header["functions"] = [] if functions is None else functions.specs()
+                session.functions[branch] = version
+            self._run = Run(session, cell, functions)
             try:
-                with self.working(), place.serving():
-                    await run.drive(wire.RUN, header, payload, value)
+                with lifecycle.working(), session.serving():
+                    finished = await self._run.execute()
             finally:
                 self._run = None
-            return run, place
         finally:
-            place.end_turn()
+            session.end_turn()
+        return await self._judge(finished, session, with_value=with_value), finished
 
-    async def _judge(self, run: Run, place: Place, *, with_value: bool = True) -> Execution:
-        fresh, self._state_lost = self._state_lost, run.done is None
-        remarks, self._remarks = self._remarks, ()
-        execution, place.memory_kills = await outcome.of(
-            run,
-            kills_before=place.memory_kills,
-            ended=self._ended,
-            fresh=fresh,
+    async def _judge(
+        self, finished: Finished, session: GuestSession, *, with_value: bool
+    ) -> Execution:
+        lifecycle = self._lifecycle
+        state_lost, lifecycle.state_lost = lifecycle.state_lost, finished.done is None
+        remarks: tuple[str, ...] = ()
+        if with_value:  # else there is no Execution that the caller sees
+            remarks, self._remarks = self._remarks, ()
+        kills, session.memory_kills = session.memory_kills, finished.memory_kills_in_all
+        return await outcome.make_execution(
+            finished,
+            limits=self._options.limits,
             count=self._count,
-            limits=self.limits,
+            kills_before=kills,
+            ended=lifecycle.ended,
+            state_lost=state_lost,
+            remarks=remarks,
             with_value=with_value,
         )
-        return replace(execution, notes=(*remarks, *execution.notes)) if remarks else execution
 
     # -- variables --------------------------------------------------------------------------
 
@@ -373,51 +387,50 @@ class AsyncSandbox(Life):
         Plain data, dates, numpy arrays, pandas and polars frames, pyarrow tables. Raises
         CannotTravel with the name of the part that cannot.
         """
-        await self.put_all(values)
+        await self._put_all(values)
 
-    async def put_all(self, values: Mapping[str, object]) -> None:
+    async def _put_all(self, values: Mapping[str, object]) -> None:
         for name in values:
             options.check_name(name)
         value = await value_transfer.encode_named(values, self.limits.memory)
-        async with self._alone():
-            execution, _ = await self._operate({"op": "put"}, value, self.limits.timeout)
-        outcome.raise_for(execution)
-        await self._keeping.put(values)
+        await self._operate({"op": "put"}, value, self.limits.timeout)
+        if self._lifecycle.persistence is not None:
+            await self._lifecycle.persistence.record_put(values)
 
     async def set(self, name: str, value: object) -> None:
         """Set one variable of the sandbox."""
-        await self.put_all({name: value})
+        await self._put_all({name: value})
 
     async def get(self, name: str, *, timeout: float | None = None) -> object:
         """The value of a variable of the sandbox, as an object of this process.
 
-        Raises NameMissing if there is none, CannotTravel if it is nothing that can come out.
+        Raises NameMissing if the sandbox has no such variable, CannotTravel if its value cannot
+        come out.
         """
         header: dict[str, object] = {"op": "get", "name": options.check_name(name)}
         seconds = options.check_timeout(timeout, self.limits.timeout)
-        async with self._alone():
-            execution, run = await self._operate(header, None, seconds)
-        if execution.error is not None and execution.outcome is Outcome.error:
-            if execution.error.name == "NameError":
-                raise NameMissing(f"the sandbox has no variable {name!r}")
-            if execution.error.name == "CannotTravel":
-                raise CannotTravel(execution.error.value.replace("value", name, 1)[:2000])
-        outcome.raise_for(execution)
+        finished = await self._operate(header, None, seconds)
         try:
-            return await value_transfer.decode(run.take_value(), self.limits.memory)
+            return await finished.decode_value(self.limits.memory)
         except CannotTravel as error:
             raise CannotTravel(error.message.replace("value", name, 1)) from None
 
     async def _operate(
         self, header: dict[str, object], value: Encoded | None, timeout: float | None
-    ) -> tuple[Execution, Run]:
-        run, place = await self._drive(header, value=value, timeout=timeout)
-        remarks = self._remarks
-        execution = await self._judge(run, place, with_value=False)
-        self._remarks = remarks
+    ) -> Finished:
+        cell = Cell(limits=self.limits, timeout=timeout, header=header, value=value)
+        async with self._alone():
+            execution, finished = await self._execute(cell, with_value=False)
         if not execution.state_preserved:
-            self._state_lost = True
-        return execution, run
+            self._lifecycle.state_lost = True
+        if execution.error is not None and execution.outcome is Outcome.error:
+            name = str(header.get("name"))
+            if execution.error.name == "NameError" and header["op"] == "get":
+                raise NameMissing(f"the sandbox has no variable {name!r}")
+            if execution.error.name == "CannotTravel" and header["op"] == "get":
+                raise CannotTravel(execution.error.value.replace("value", name, 1)[:2000])
+        outcome.raise_for(execution)
+        return finished
 
     # -- host functions ---------------------------------------------------------------------
 
@@ -433,16 +446,18 @@ class AsyncSandbox(Life):
     ) -> None:
         """Let the code call a function of this process, by its name or `name`.
 
-        It runs here, with arguments that the code chose: treat them as a stranger's. `timeout` is
-        in seconds for one call, `max_calls` counts over the sandbox's life, `concurrency` is how
-        many run at once (ordinary functions in threads). The time of calls counts against the
+        It runs here, with arguments that the code chose: do not trust them. `timeout` is in
+        seconds for one call, `max_calls` counts over the sandbox's life, `concurrency` is how many
+        run at once (ordinary functions in threads). The time of calls counts against the
         time-out of the cell with `counts_time`, and beyond `Limits.host_time`.
         """
         if isinstance(function, HostFunction):
             raise InvalidOption(
                 "expose() makes a HostFunction itself", hint="give it the function, and its options"
             )
-        self._functions.add(
+        if self._lifecycle.functions is None:
+            self._lifecycle.functions = Registry()
+        self._lifecycle.functions.add(
             HostFunction(
                 function,
                 name=name,
@@ -466,21 +481,22 @@ class AsyncSandbox(Life):
         """
         async with self._alone():
             made = await self._keep(self.limits.timeout)
-        self._keeping.event("checkpoint", id=str(made.id))
+        self._lifecycle.record("checkpoint", id=str(made.id))
         return made
 
     async def rollback(self, checkpoint: Checkpoint) -> None:
         """Go back to a checkpoint, which stays valid: one can go back to it again."""
         async with self._alone():
             await self._go_back(checkpoint, self.limits.timeout)
-            await self._keeping.save(self._place)
-        self._keeping.event("rollback", id=str(checkpoint.id))
+            if self._lifecycle.persistence is not None:
+                await self._lifecycle.persistence.save(self._session)
+        self._lifecycle.record("rollback", id=str(checkpoint.id))
 
     async def release(self, checkpoint: Checkpoint) -> None:
-        """Let go of a checkpoint, and of the memory and room it takes."""
-        async with self.using():
-            place = self._owner_of(checkpoint)
-            await place.release(checkpoint.id)
+        """Remove a checkpoint, and free the memory and room it takes."""
+        async with self._lifecycle.turn() as session:
+            _check_owner(checkpoint, session)
+            await session.release(checkpoint.id)
 
     async def fork(self) -> Self:
         """A second sandbox that goes on from here, independent from now on.
@@ -488,111 +504,102 @@ class AsyncSandbox(Life):
         It has variables and files of its own, but shares the guest, and so the limits, with this
         one: the two take turns. Each must be closed.
         """
-        if self._keeping.mirrors:
+        lifecycle = self._lifecycle
+        if lifecycle.persistence is not None and lifecycle.persistence.mirrors:
             raise InvalidOption(
                 "a sandbox whose workspace is kept on the host cannot be forked",
                 hint="two cannot write to one directory; checkpoint() and rollback() work",
             )
-        async with self._alone(), self.using():
-            place = self._place
-            assert place is not None
-            branch, lacks = await place.keep(branch=True, timeout=self.limits.timeout)
-        twin = object.__new__(type(self))
-        twin._prepare(options.twin(self._options))
-        twin._functions = self._functions.copy()
-        twin._place, twin._branch, twin._guests = place, branch, 1
-        twin._count, twin._remarks = self._count, _lacking(lacks, "the fork")
-        twin._state_lost = self._state_lost
-        events.begins(twin)
-        twin._mind()
-        self._keeping.event("fork", id=twin.id)
-        if events.wanted(cells=False):
-            seen = place.guest.whereabouts
-            events.tell(events.Starting(subject=twin.subject))
-            events.tell(
-                events.Started(subject=twin.subject, seconds=0.0, stages={}, whereabouts=seen)
-            )
-        return twin
+        async with self._alone(), lifecycle.turn() as session:
+            branch, lacks = await session.keep(branch=True, timeout=self.limits.timeout)
+        functions = None if lifecycle.functions is None else lifecycle.functions.copy()
+        forked = self._from_options(options.make_fork_options(self._options), functions)
+        forked._count, forked._remarks = self._count, _describe_lacks(lacks, "the fork")
+        forked._lifecycle.state_lost = lifecycle.state_lost
+        lifecycle.record("fork", id=forked.id)
+        forked._lifecycle.join(session, branch)
+        return forked
 
     async def _keep(self, timeout: float | None) -> Checkpoint:
-        async with self.using():
-            assert self._place is not None
-            number, lacks = await self._place.keep(branch=False, timeout=timeout)
-            return Checkpoint(id=number, lacks=lacks, fresh=self._state_lost, place=self._place)
+        async with self._lifecycle.turn() as session:
+            number, lacks = await session.keep(branch=False, timeout=timeout)
+        lost = self._lifecycle.state_lost
+        return Checkpoint(id=number, lacks=lacks, fresh=lost, session=session)
 
     async def _go_back(self, checkpoint: Checkpoint, timeout: float | None = None) -> None:
-        async with self.using():
-            place = self._owner_of(checkpoint)
-            await place.go_back(checkpoint.id, timeout)
-        self._state_lost = checkpoint.fresh
-        self._remarks = _lacking(checkpoint.lacks, "the checkpoint")
-
-    def _owner_of(self, checkpoint: Checkpoint) -> Place:
-        if not isinstance(checkpoint, Checkpoint):
-            raise InvalidOption(f"a Checkpoint is needed, not {checkpoint!r}")
-        if self._place is None or checkpoint.place is not self._place:
-            raise CheckpointLost(
-                "this checkpoint is not of this sandbox, or was lost with its guest"
-            )
-        return self._place
+        async with self._lifecycle.turn() as session:
+            _check_owner(checkpoint, session)
+            await session.go_back(checkpoint.id, timeout)
+        self._lifecycle.state_lost = checkpoint.fresh
+        self._remarks = _describe_lacks(checkpoint.lacks, "the checkpoint")
 
     async def _undo(self, before: Checkpoint, execution: Execution) -> Execution:
-        if self._place is not before.place or not before.place.alive:
-            return execution  # lost with the guest, which the notes say
+        session = before.session
+        if self._session is not session or not session.alive:
+            return execution  # the checkpoint was lost with the guest, which the notes say
         if execution.ok:
-            await before.place.release(before.id)
+            await session.release(before.id)
             return execution
         try:
             await self._go_back(before)
         except SandboxError as error:
             notes = (*execution.notes, f"what it did could not be undone: {error.message}")
-            # Whatever else went wrong, the interpreter had to make room for the other one.
+            # After any other error the interpreter was ended to make room for the other one.
             as_before = execution.state_preserved and isinstance(error, CheckpointLost)
             return replace(execution, notes=notes, state_preserved=as_before)
         remarks, self._remarks = self._remarks, ()
-        await before.place.release(before.id)
-        kept = [note for note in execution.notes if note != outcome.STARTED_ANEW]
+        await session.release(before.id)
+        kept = [note for note in execution.notes if note != outcome.RESTARTED]
         notes = (*kept, "what it did was undone", *remarks)
         return replace(execution, notes=notes, state_preserved=True)
 
     async def _take_back(self, before: Checkpoint) -> None:
-        """For a cell without an Execution, cancelled as a rule: undone as far as that goes."""
-        place = before.place
-        if self._place is not place or not place.alive:
+        """Undo a cell that has no Execution, as a rule because it was cancelled."""
+        session = before.session
+        if self._session is not session or not session.alive:
             return
-        # Not for ever: a command that is under way would be waited for.
+        # With a time-out: it waits for commands that are under way.
         with anyio.move_on_after(KEEP_TIMEOUT, shield=True):
             with contextlib.suppress(SandboxError):
                 await self._go_back(before)
         with anyio.CancelScope(shield=True), contextlib.suppress(SandboxError):
-            await place.release(before.id)
+            await session.release(before.id)
 
-    async def refreshed(self) -> None:
-        """Called before commands: what changed on the host meanwhile is to be there."""
-        if self._place is not None:
-            await self._keeping.refresh(self._place)
-
-    async def changed(self, event: str, **fields: object) -> None:
-        """Called after whatever may have changed files, but for cells."""
-        self._remarks += tuple(await self._keeping.save(self._place))
-        self._keeping.event(event, **fields)
-        if not events.wanted():
+    async def _note_change(self, event: str, **fields: object) -> None:
+        """Called after each operation, other than a cell, that may have changed files."""
+        lifecycle = self._lifecycle
+        if lifecycle.persistence is not None:
+            self._remarks += tuple(await lifecycle.persistence.save(self._session))
+            lifecycle.persistence.record_event(event, **fields)
+        if not events.cell_subscriptions:
             return
+        subject = lifecycle.subject
         if event == "command":
             cmd, result = fields["cmd"], fields["result"]
             assert isinstance(cmd, (str, list))
             assert isinstance(result, CommandResult)
-            events.tell(events.CommandEnded(subject=self.subject, cmd=cmd, result=result))
+            events.tell(events.CommandEnded(subject=subject, cmd=cmd, result=result))
         else:
-            events.tell(events.FilesChanged(subject=self.subject, operation=event, fields=fields))
+            events.tell(events.FilesChanged(subject=subject, operation=event, fields=fields))
 
 
-def _advised(execution: Execution, options: Options, timeout: float | None) -> Execution:
-    if execution.ok:
-        return execution
-    said = tuple(advice.notes(execution, options, timeout))
-    return replace(execution, notes=(*execution.notes, *said)) if said else execution
+options.show_options(AsyncSandbox.__init__)
+options.show_options(AsyncSandbox.create.__func__)  # type: ignore[attr-defined]
 
 
-def _lacking(lacks: Iterable[str], what: str) -> tuple[str, ...]:
+async def check_policy(policy: Policy, code: str) -> Report:
+    """Ask before anything starts. A policy gives advice and is not the boundary: code that it
+    allows is confined like any other."""
+    # Not on the event loop: the code decides how long it takes.
+    return await anyio.to_thread.run_sync(policy.check, code)
+
+
+def _check_owner(checkpoint: Checkpoint, session: GuestSession) -> None:
+    if not isinstance(checkpoint, Checkpoint):
+        raise InvalidOption(f"a Checkpoint is needed, not {checkpoint!r}")
+    if checkpoint.session is not session:
+        raise CheckpointLost("this checkpoint is not of this sandbox, or was lost with its guest")
+
+
+def _describe_lacks(lacks: Iterable[str], what: str) -> tuple[str, ...]:
     return tuple(f"{what} came without {lack}" for lack in lacks)

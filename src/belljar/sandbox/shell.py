@@ -1,13 +1,13 @@
 """AsyncShell and Shell: a bash in a sandbox whose state lasts from one command to the next.
 
 Variables, functions, aliases, options, traps, the directory and the umask stay; `$?` is that of the
-command before. Each command is a bash of its own (see shell_driver.py), so output, error output
+command before. Each command is a bash of its own (see shell_driver.sh), so output, error output
 and exit status are exact, `exit` and a time-out end the command and not the shell, and a command
 that was killed has changed nothing.
 
-What a bash of its own means, too: `exec >file` holds for one command, and `wait` or `fg` know no
-job of an earlier one. Such jobs go on as long as the sandbox does, and their process ids stay
-valid; what they write after the command that started them has ended is not seen.
+So `exec >file` holds for one command, and `wait` or `fg` do not know jobs of earlier commands. Such
+jobs go on as long as the sandbox does, and their process ids stay valid; output that they write
+after the command that started them has ended is not seen.
 """
 
 from __future__ import annotations
@@ -16,19 +16,30 @@ import posixpath
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from belljar.backends.event_loop import Lock
 from belljar.errors import FileError, InvalidOption, SandboxError, check_callbacks, check_encodable
 from belljar.results.execution import CommandResult, Outcome
-from belljar.sandbox import options, shell_driver
+from belljar.sandbox import options
 from belljar.sandbox.blocking import Sandbox, wait
 from belljar.sandbox.run import OnText
 from belljar.sandbox.sandbox import AsyncSandbox
 
+DRIVER = Path(__file__).with_name("shell_driver.sh").read_text()
+# The only line of the shell, so that bash counts the lines of the command from 1. What it needs is
+# in its environment, and not an argument: `pkill -f` and `ps` must find what the command names, and
+# not the shell that was given the name.
+LINE = (
+    'builtin eval "$__bj_functions"; __bj_begin;'
+    ' [[ -z $__bj_load ]] || builtin . "$__bj_load" 2>/dev/null; __bj_ready 2>/dev/null && :;'
+    ' builtin eval "$__bj_trace$__bj_command";'
+    ' { __bj_end "$?" "$@"; } 2>/dev/null; __bj_leave'
+)
 ROOM = 96 * 1024  # bytes of a command that fit into a variable; a longer one goes by a file
-REPORT = 8192  # bytes that are read of what the shell says about itself
+REPORT = 8192  # bytes of the report that are read
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -36,7 +47,7 @@ class ShellResult(CommandResult):
     """What one command of a shell did."""
 
     output: str  # both streams, in the order in which they came
-    kept: bool  # False: the shell is as it was before the command
+    kept: bool  # False: the command did not change the state of the shell
     fresh: bool  # True: what earlier commands had set was not there (any more)
 
     @property
@@ -49,16 +60,16 @@ class ShellResult(CommandResult):
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What the shell says about itself when a command has ended."""
+    """What the shell reports when a command has ended."""
 
     kept: bool  # its state was saved
-    fresh: bool  # there was none to begin with
-    held: bool  # something goes on in the background, and writes
+    fresh: bool  # there was no state to begin with
+    held: bool  # a background process still writes output
     cwd: str
 
 
 class Host(Protocol):
-    """Where a shell runs: a sandbox, or what can do as much."""
+    """Where a shell runs: a sandbox, or anything that can do as much."""
 
     workdir: str
 
@@ -66,23 +77,23 @@ class Host(Protocol):
         self,
         argv: Sequence[str],
         *,
-        told: str,
+        shown: str,
         timeout: float | None,
         env: Mapping[str, str],
         on_stdout: OnText,
         on_stderr: OnText,
     ) -> CommandResult:
-        """Run a program with these variables, started in `/`; `told` is what records say."""
+        """Run a program with these variables, started in `/`; records name it `shown`."""
 
     async def read(self, path: str, size: int) -> bytes | None:
-        """The beginning of a file; None if there is none."""
+        """The beginning of a file; None if there is no such file."""
 
     async def write(self, path: str, text: str) -> object: ...
 
     async def remove(self, path: str) -> None: ...
 
 
-class _OfSandbox:
+class _SandboxHost:
     def __init__(self, sandbox: AsyncSandbox) -> None:
         self._sandbox = sandbox
         self.workdir = sandbox.workdir
@@ -120,14 +131,14 @@ class AsyncShell:
         `timeout` is in seconds for one command (None: that of the sandbox's limits)."""
         if not isinstance(sandbox, AsyncSandbox):
             raise InvalidOption(
-                f"an AsyncShell is for an AsyncSandbox, not {_kind(sandbox)}",
+                f"an AsyncShell is for an AsyncSandbox, not {_describe_type(sandbox)}",
                 hint="in `async with AsyncSandbox() as sandbox`; Shell(sandbox) is for a Sandbox",
             )
-        self._open(_OfSandbox(sandbox), cwd, env, timeout)
+        self._open(_SandboxHost(sandbox), cwd, env, timeout)
 
     @classmethod
     def on(cls, host: Host, *, cwd: str, env: Mapping[str, str] | None = None) -> Self:
-        """A shell somewhere else than in a sandbox."""
+        """A shell that does not run in a sandbox."""
         shell = object.__new__(cls)
         shell._open(host, cwd, env, None)
         return shell
@@ -136,7 +147,7 @@ class AsyncShell:
         self, host: Host, cwd: str | None, env: Mapping[str, str] | None, timeout: float | None
     ) -> None:
         self._host = host
-        self._env = options.texts("env", env)
+        self._env = options.check_texts("env", env)
         self._timeout = options.check_timeout(timeout, None)
         self._start = cwd if cwd is not None else ""
         self._directory = f"/tmp/.belljar-shell-{secrets.token_hex(8)}"
@@ -190,44 +201,45 @@ class AsyncShell:
         on_stderr: OnText | None,
     ) -> ShellResult:
         save = "state1" if self._saved == "state0" else "state0"  # never the one that counts
-        given = shell_driver.environment(
-            command=await self._text(command),
-            directory=self._directory,
-            run=self._count,
-            save=save,
-            load=self._saved,
-            start=posixpath.join(self._host.workdir, self._start),
-        )
+        given = {
+            "__bj_functions": DRIVER,
+            "__bj_command": await self._write_if_long(command),
+            "__bj_dir": self._directory,
+            "__bj_run": str(self._count),  # the report repeats it
+            "__bj_save": f"{self._directory}/{save}",
+            "__bj_load": f"{self._directory}/{self._saved}" if self._saved else "",
+            "__bj_start": posixpath.join(self._host.workdir, self._start),
+        }
         heard: list[str] = []
         result = await self._host.perform(
-            ["bash", "-c", shell_driver.LINE],
-            told=command,
+            ["bash", "-c", LINE],
+            shown=command,
             timeout=timeout,
             env={**self._env, **given},
-            on_stdout=_both(heard, on_stdout),
-            on_stderr=_both(heard, on_stderr),
+            on_stdout=_tee(heard, on_stdout),
+            on_stderr=_tee(heard, on_stderr),
         )
-        report = await self._report()
-        # One that was stopped may have come to its end in the meantime: it changes nothing.
+        report = await self._read_report()
+        # A command that was stopped may still have saved its state: that does not count.
         kept = report.kept and result.outcome in (Outcome.ok, Outcome.exit)
         if kept:
             self._saved, self.cwd = save, report.cwd
         elif result.exit_code == 127:
             await self._check_bash()
-        if report.held:  # what the command itself has written is here now
+        if report.held:  # all output of the command itself has come
             await self._host.write(f"{self._directory}/go{self._count}", "")
         fields = {name: getattr(result, name) for name in CommandResult.__dataclass_fields__}
         return ShellResult(**fields, output="".join(heard), kept=kept, fresh=report.fresh)
 
-    async def _text(self, command: str) -> str:
+    async def _write_if_long(self, command: str) -> str:
         if len(command.encode("utf-8", "surrogateescape")) <= ROOM:
             return command
         path = f"{self._directory}/command"
         await self._host.write(path, command)
         return f"source {path}"
 
-    async def _report(self) -> Report:
-        """A guest may write here what it likes: it would deceive itself."""
+    async def _read_report(self) -> Report:
+        """The guest can write anything here, and would only deceive itself."""
         nothing = Report(kept=False, fresh=not self._saved, held=False, cwd="")
         data = await self._host.read(f"{self._directory}/report", REPORT)
         if data is None:
@@ -241,7 +253,7 @@ class AsyncShell:
     async def _check_bash(self) -> None:
         found = await self._host.perform(
             ["/bin/sh", "-c", "command -v bash"],
-            told="command -v bash",
+            shown="command -v bash",
             timeout=None,
             env=self._env,
             on_stdout=str,
@@ -250,11 +262,11 @@ class AsyncShell:
         if not found.ok:
             raise SandboxError(
                 "the sandbox has no bash",
-                hint="take an image that has one; commands.run() does with any sh",
+                hint="use an image that has bash; commands.run() needs only sh",
             )
 
     async def close(self) -> None:
-        """Forget its state. What it has started in the background goes on. May be called twice."""
+        """Remove its state. Its background processes go on. May be called twice."""
         self._closed = True
         if self._count:
             try:
@@ -263,7 +275,7 @@ class AsyncShell:
                 return  # gone already, by the code or with the sandbox
 
 
-def _both(heard: list[str], callback: OnText | None) -> OnText:
+def _tee(heard: list[str], callback: OnText | None) -> OnText:
     def hear(text: str) -> object:
         heard.append(text)
         return callback(text) if callback is not None else None
@@ -271,12 +283,12 @@ def _both(heard: list[str], callback: OnText | None) -> OnText:
     return hear
 
 
-def _kind(given: object) -> str:
+def _describe_type(given: object) -> str:
     return f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
 
 
 class Shell:
-    """The blocking twin of AsyncShell.
+    """AsyncShell for blocking code.
 
     >>> with Sandbox() as sandbox, Shell(sandbox) as shell:
     ...     shell.run("cd /tmp; name=world").exit_code
@@ -295,7 +307,7 @@ class Shell:
     ) -> None:
         if not isinstance(sandbox, Sandbox):
             raise InvalidOption(
-                f"a Shell is for a Sandbox, not {_kind(sandbox)}",
+                f"a Shell is for a Sandbox, not {_describe_type(sandbox)}",
                 hint="in `with Sandbox() as sandbox`; AsyncShell(sandbox) is for an AsyncSandbox",
             )
         self._shell = AsyncShell(sandbox._sandbox, cwd=cwd, env=env, timeout=timeout)
@@ -330,5 +342,5 @@ class Shell:
         )
 
     def close(self) -> None:
-        """Forget its state. What it has started in the background goes on. May be called twice."""
+        """Remove its state. Its background processes go on. May be called twice."""
         return wait(self._shell.close)

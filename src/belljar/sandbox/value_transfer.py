@@ -1,4 +1,4 @@
-"""Values on the host's side: encoded and decoded, off the event loop where that takes long."""
+"""Values on the host's side: encoded and decoded, in a thread if that takes long."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from belljar.sandbox.channel import Channel, Held
 
 SHORT = 4096  # characters, or bytes
 FEW = 32  # items
-MAX_RECORDED_SOURCE = 1 << 40  # it went in already
-MAX_TEXT = 64 * 1024 * 1024  # of what goes in; memory has its own limit there
+MAX_RECORDED_SOURCE = 1 << 40  # no limit: the value was put before
+MAX_TEXT = 64 * 1024 * 1024  # of a value that goes in; the guest limits memory
 
 Blob = bytes | mmap.mmap
 Taken = Callable[[], Awaitable[None]]
@@ -35,7 +35,7 @@ async def encode(value: object, limit: int) -> Encoded:
 
 
 def _is_small(value: object, depth: int = 2) -> bool:
-    """Whether another thread would take longer to begin than this one to end."""
+    """True if encoding here is cheaper than a thread hop."""
     if value is None or isinstance(value, (bool, float)):
         return True
     if isinstance(value, int):
@@ -49,7 +49,7 @@ def _is_small(value: object, depth: int = 2) -> bool:
 
 
 async def encode_named(given: Mapping[str, object], limit: int) -> Encoded:
-    """Several values by their names; what cannot travel is named by these."""
+    """Several values by their names, which error messages use."""
     try:
         return await encode(dict(given), limit)
     except CannotTravel as error:
@@ -71,8 +71,8 @@ def _encode(value: object, limit: int) -> Encoded:
         raise CannotTravel(words) from None
 
 
-async def for_record(given: Mapping[str, object]) -> dict[str, object]:
-    """Values as a record keeps them: small ones whole, of others only that they were there."""
+async def encode_for_record(given: Mapping[str, object]) -> dict[str, object]:
+    """Values as a record keeps them: small ones whole, of others only the size."""
     kept: dict[str, object] = {}
     for name, value in given.items():
         encoded = await encode(value, MAX_RECORDED_SOURCE)
@@ -82,11 +82,11 @@ async def for_record(given: Mapping[str, object]) -> dict[str, object]:
 
 
 async def decode(blob: Blob, limit: int, text_limit: int = values.MAX_TEXT) -> object:
-    """Out of bytes that a hostile guest may have made."""
-    # What has a name in it has a quotation mark: most small values are seen to have none at once.
+    """Decode bytes that a hostile guest may have made."""
+    # Without a quotation mark there are only numbers, constants and lists: no library is needed.
     quick = type(blob) is bytes and len(blob) < SHORT and b'"' not in blob
     if not quick and values.needs_thread(blob):
-        # Not of the threads that all share: what a stranger made may keep one for long.
+        # Not a shared thread: a hostile value may take long.
         own = anyio.CapacityLimiter(1)
         work = functools.partial(_decode, blob, limit, text_limit)
         value, refusal = await anyio.to_thread.run_sync(work, limiter=own)
@@ -98,8 +98,8 @@ async def decode(blob: Blob, limit: int, text_limit: int = values.MAX_TEXT) -> o
 
 
 def _decode(blob: Blob, limit: int, text_limit: int) -> tuple[object, str | None]:
-    """The value, or why there is none. The codec's exception knows all that was decoded, and
-    shall not live on in the one that the caller sees, nor in that of a thread's future."""
+    """The value, or why it cannot be decoded. The codec's exception refers to all that was decoded,
+    so it must not live on in the caller's exception, nor in that of a thread's future."""
     try:
         return values.decode(blob, limit, text_limit), None
     except values.CannotTravel as error:
@@ -109,14 +109,14 @@ def _decode(blob: Blob, limit: int, text_limit: int) -> tuple[object, str | None
 async def load(
     channel: Channel,
     request: int,
-    header: dict[str, object],
+    header: Mapping[str, object],
     value: Encoded,
     *,
     key: int,
     taken: Taken,
-) -> tuple[dict[str, object], bytes, int]:
-    """What to send a value with: header, payload and descriptor of its frame, by its size. Parts
-    go ahead of it; `taken` waits until the guest has taken one."""
+) -> tuple[Mapping[str, object], bytes, int]:
+    """Header, payload and descriptor of the frame that carries a value, by the value's size. Parts
+    are sent before it; `taken` waits until the guest has taken one."""
     if value.size <= wire.INLINE:
         return header, value.join(), -1
     if (fd := await _share(channel, value)) >= 0:
@@ -128,7 +128,7 @@ async def load(
 
 
 async def _share(channel: Channel, value: Encoded) -> int:
-    """The value as memory to hand over; -1, if it has to go in parts."""
+    """A descriptor of shared memory with the value; -1 if the value must go in parts."""
     if not channel.may_share(value.size):
         return -1
     sealing = _Sealing(value)
@@ -137,37 +137,37 @@ async def _share(channel: Channel, value: Encoded) -> int:
     except OSError:  # no descriptors, no memory
         return -1
     except BaseException:
-        sealing.give_up()
+        sealing.cancel()
         raise
     return sealing.fd
 
 
 class _Sealing:
-    """Copies a value in a thread, which a cancelled task does not wait for under asyncio."""
+    """Copies a value in a thread. Under asyncio a cancelled task does not wait for the thread."""
 
     def __init__(self, value: Encoded) -> None:
         self._value = value
         self._lock = threading.Lock()
-        self._given_up = False
+        self._cancelled = False
         self.fd = -1
 
     def run(self) -> None:
         fd = blobs.seal(self._value.pieces())
         with self._lock:
-            if self._given_up:
+            if self._cancelled:
                 os.close(fd)
             else:
                 self.fd = fd
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         with self._lock:
-            self._given_up = True
+            self._cancelled = True
             if self.fd >= 0:
                 os.close(self.fd)
 
 
 class Receiver:
-    """Takes the values out of frames, of which none may be larger than `limit`."""
+    """Puts together values that came in parts or as shared memory, of `limit` bytes each."""
 
     def __init__(self, limit: int, held: Held) -> None:
         self._limit = limit
@@ -182,18 +182,14 @@ class Receiver:
         except wire.WireError as error:
             raise ProtocolError(f"the guest broke the protocol: {error}") from None
 
-    def forget(self) -> None:
-        """Let go of what was begun and will not be finished."""
-        self._parts = None
-
     def take(self, frame: wire.Frame, key: int) -> Blob:
         """The blob of a frame. Its descriptor, if it has one, is closed here. Raises MemoryError
-        for a value that finds no room here, whether or not the guest has told its true size."""
+        if the host has no room for the value, also if the guest lied about the size."""
         try:
             if frame.fd >= 0:
                 size = frame.header.get("shared")
                 if not isinstance(size, int) or not 0 < size <= self._limit:
-                    size = -1  # unseal() finds that it is not so, and closes the descriptor
+                    size = -1  # unseal() refuses that, and closes the descriptor
                 memory = blobs.unseal(frame.fd, size)
                 self._held.add(memory)
                 return memory
@@ -203,11 +199,11 @@ class Receiver:
                 return self._parts.take(key, frame.header["parts"])
         except blobs.Incomplete as error:
             if frame.kind == wire.CALL:
-                return b""  # of a thread that began to send it in the cell before: no lie
+                return b""  # a thread began to send it in the cell before: not a lie
             raise ProtocolError(f"the guest broke the protocol: {error}") from None
         except MemoryError:
             if frame.kind == wire.CALL:
-                return b""  # what cannot be read is an error of that call
+                return b""  # this call fails, not the run
             raise
         except wire.WireError as error:
             raise ProtocolError(f"the guest broke the protocol: {error}") from None

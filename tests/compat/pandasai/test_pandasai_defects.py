@@ -277,5 +277,5 @@ def test_a_sandbox_that_is_dropped_is_ended_without_a_word(backend, monkeypatch)
 def wait_for_end(sandbox):
     import census
 
-    census.wait_until(lambda: sandbox._place is None, 60, "the end of the sandbox")
+    census.wait_until(lambda: sandbox._session is None, 60, "the end of the sandbox")
     return True

@@ -154,7 +154,7 @@ def test_transferred_files_are_there_after_the_guest_was_lost(backend):
     with BelljarSandbox() as sandbox:
         sandbox.transfer_file(pd.DataFrame({"a": [5]}))
         sandbox.execute(ONE, {})
-        sandbox._container._sandbox._place.guest.kill()
+        sandbox._container._sandbox._session.guest.kill()
         code = said("pd.read_csv('/tmp/file.csv').a[0]")
         assert sandbox.execute(code, {})["value"] == "5"
 
@@ -189,7 +189,7 @@ def test_a_skill_cannot_run_code_in_the_sandbox_that_waits_for_it(jar):
 def test_a_lifetime_that_is_over_is_a_container_that_does_not_run(backend):
     with BelljarSandbox(limits=Limits(lifetime=300)) as sandbox:
         sandbox.execute(ONE, {})
-        sandbox._container._sandbox.end("has reached the end of its lifetime")
+        sandbox._container._sandbox._lifecycle.end("has reached the end of its lifetime")
         with pytest.raises(RuntimeError, match="Container is not running"):
             sandbox.execute(ONE, {})
         assert sandbox.execute(ONE, {})["value"] == 1

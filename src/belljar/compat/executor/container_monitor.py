@@ -20,7 +20,7 @@ from belljar.compat.executor.container_stats import MB, MISSING, ContainerStats,
 from belljar.observe import orphans
 from belljar.observe.sampling import Monitor
 from belljar.sandbox.blocking import Sandbox, wait
-from belljar.sandbox.lifecycle import Life
+from belljar.sandbox.sandbox import AsyncSandbox
 
 __all__ = ["ContainerMonitor", "ContainerStats", "ContainerStatus"]
 
@@ -370,7 +370,7 @@ def _list_orphan(each: orphans.Leftover) -> dict[str, Any]:
     }
 
 
-def get_container_id(sandbox: Sandbox | Life) -> str:
+def get_container_id(sandbox: Sandbox | AsyncSandbox) -> str:
     """The id that a started sandbox is listed by: its container's, or its own."""
     seen = sandbox.whereabouts
     return (seen.container if seen is not None else None) or sandbox.id

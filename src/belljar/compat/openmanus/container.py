@@ -279,4 +279,4 @@ class _OtherDirectory:
         return self._sandbox.limits
 
     def using(self) -> AbstractAsyncContextManager[tuple[Channel, Guest]]:
-        return self._sandbox.using()
+        return self._sandbox._lifecycle.using()

@@ -100,7 +100,7 @@ class _Execs:
         self,
         argv: Sequence[str],
         *,
-        told: str = "",
+        shown: str = "",
         timeout: float | None = None,
         env: Mapping[str, str] | None = None,
         on_stdout: OnText | None = None,

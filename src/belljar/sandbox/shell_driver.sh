@@ -1,46 +1,16 @@
-"""What runs in the sandbox around each command of a Shell: bash that loads and saves its state.
-
-Every command gets a bash of its own, which first reads what the one before has saved, and saves
-its own state at the end: that is how variables last, and how a command that is killed leaves them
-as they were. The command is an argument, and never becomes a part of this text.
-
-Nothing here starts another program, but for the directory at the very first time, and where
-something goes on in the background: its output goes to a pipe that the sandbox reads no more when
-the command has ended, and would be its end at the next line it writes. So somebody reads on.
-"""
-
-from __future__ import annotations
-
-# The only line of the shell, so that bash counts the lines of the command from 1. What it needs is
-# in its environment, and not an argument: `pkill -f` and `ps` shall find what the command names,
-# and not the shell that has been given the name.
-LINE = (
-    'builtin eval "$__bj_functions"; __bj_begin;'
-    ' [[ -z $__bj_load ]] || builtin . "$__bj_load" 2>/dev/null; __bj_ready 2>/dev/null && :;'
-    ' builtin eval "$__bj_trace$__bj_command";'
-    ' { __bj_end "$?" "$@"; } 2>/dev/null; __bj_leave'
-)
-
-
-def environment(
-    *, command: str, directory: str, run: int, save: str, load: str, start: str
-) -> dict[str, str]:
-    """What a shell needs to run the command: `directory` has the files `save` and `load` (none,
-    if that is empty), `run` is a number that the report repeats, `start` the first directory."""
-    return {
-        "__bj_functions": FUNCTIONS,
-        "__bj_command": command,
-        "__bj_dir": directory,
-        "__bj_run": str(run),
-        "__bj_save": f"{directory}/{save}",
-        "__bj_load": f"{directory}/{load}" if load else "",
-        "__bj_start": start,
-    }
-
-
+# shellcheck shell=bash
+# Runs in the sandbox around each command of a Shell: loads and saves the state of the bash.
+#
+# Every command gets a new bash, which first reads what the one before has saved, and saves its own
+# state at the end: so variables last, and a command that is killed leaves them as they were. The
+# command comes in a variable, and never becomes a part of this text.
+#
+# Nothing here starts another program, except mkdir at the very first time, and a reader if the
+# command leaves something running in the background: its output goes to a pipe that the sandbox
+# does not read after the command has ended, and without a reader the next line would kill it.
+#
 # The state is a script. Functions come before aliases, which would change what they say, and
 # options come last, as some change how the rest is read.
-FUNCTIONS = r"""
 __bj_begin() {
     builtin unset -v __bj_functions
     builtin export -n "${!__bj_@}"
@@ -69,7 +39,7 @@ __bj_ready() {
     return "$__bj_last"
 }
 
-# Names that are bash's, or ours.
+# Names that belong to bash, or to this driver.
 __bj_own() {
     case $1 in
         __bj_* | BASH | BASH_* | BASHOPTS | BASHPID | COMP_* | COMPREPLY | DIRSTACK | EPOCH*) ;;
@@ -148,7 +118,7 @@ __bj_write() {
     builtin mapfile -t __bj_names < "$__bj_dir/names"
     for __bj_line in "${__bj_names[@]}"; do
         case $__bj_line in
-            *' restricted_shell' | *' login_shell') ;;  # nobody can set those
+            *' restricted_shell' | *' login_shell') ;;  # these cannot be set
             *) builtin printf '%s\n' "$__bj_line" ;;
         esac
     done
@@ -173,7 +143,7 @@ __bj_functions() {
     done
 }
 
-# Ours is set anew each time; one of the command's own replaces it.
+# Leaves out the trap of this driver, which is set for each command.
 __bj_traps() {
     local __bj_text
     IFS= builtin read -r -d '' __bj_text < "$__bj_save.trap"
@@ -194,4 +164,3 @@ __bj_sets() {
     done
     builtin printf '__bj_set=%q\n' "$__bj_text"
 }
-"""
