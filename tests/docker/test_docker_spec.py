@@ -15,7 +15,7 @@ from belljar.backends.docker.facts import Facts
 from belljar.backends.linux import seccomp
 from belljar.backends.native import plan, zygote_client
 from belljar.environment.environment import builtin
-from belljar.guest.worker_process import MAX_FILES
+from belljar.protocol.messages import MAX_FILES
 from bpf import run as simulate
 from bpf_profile import AUDIT, EPERM, U64
 from bpf_shipped import NUMBERS, compiled, expected

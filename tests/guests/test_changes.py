@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from belljar.guest import changes, removal
+from belljar.guest import changes
+from belljar.protocol import removal
 
 
 def differ(root, act):

@@ -5,7 +5,8 @@ from textwrap import dedent
 
 import pytest
 
-from belljar.guest.notebook_habits import explain, tolerate
+from belljar.guest.notebook_habits import explain
+from belljar.protocol.messages import drop_magics
 
 PNG = b"\x89PNG\r\n\x1a\nrest"
 
@@ -127,7 +128,7 @@ def test_matplotlib_works_beside_it(data_sandbox):
     ],
 )
 def test_magics_without_effect_are_passed_over_and_lines_keep_their_numbers(written, meant):
-    assert tolerate(written) == meant
+    assert drop_magics(written) == meant
     assert explain(meant) is None
 
 
@@ -146,11 +147,11 @@ def test_magics_without_effect_are_passed_over_and_lines_keep_their_numbers(writ
     ],
 )
 def test_everything_else_stays_as_it_is(code):
-    assert tolerate(code) == code
+    assert drop_magics(code) == code
 
 
 def test_a_magic_in_a_string_stays_while_one_beside_it_goes():
-    assert tolerate("s = '''\n%config a\n'''\n%config b") == "s = '''\n%config a\n'''\n"
+    assert drop_magics("s = '''\n%config a\n'''\n%config b") == "s = '''\n%config a\n'''\n"
 
 
 @pytest.mark.parametrize(

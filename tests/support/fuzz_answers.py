@@ -27,9 +27,8 @@ from belljar.backends.native.guest import SocketStream
 from belljar.errors import SandboxError
 from belljar.files import workspace
 from belljar.files.api import AsyncFiles
-from belljar.guest import removal
 from belljar.limits import Limits
-from belljar.protocol import wire
+from belljar.protocol import removal, wire
 from belljar.sandbox import commands, guest_session, run
 from belljar.sandbox.channel import Channel, Lost
 from belljar.sandbox.run import Run

@@ -22,7 +22,8 @@ from belljar.backends.linux import safe_dir
 from belljar.backends.linux.safe_dir import Beneath, Incoming
 from belljar.errors import SandboxError
 from belljar.files import api, sessions
-from belljar.guest import memfd_segments, removal, tree_pack, tree_unpack
+from belljar.guest import memfd_segments, tree_pack, tree_unpack
+from belljar.protocol import removal
 from fuzzing_guest import SECRET, Field
 
 # What the kernel says of a name, and Python of one that it cannot hand to the kernel.

@@ -35,7 +35,8 @@ from belljar.functions.registry import (
     spec,
     stubs,
 )
-from belljar.guest import functions as guest
+from belljar.guest import functions
+from belljar.protocol import messages
 from interpreters import interpreters
 
 if typing.TYPE_CHECKING:
@@ -279,7 +280,7 @@ def test_a_default_that_contains_itself_is_dots():
 
 
 def test_a_signature_that_cannot_be_read_takes_anything():
-    assert str(guest.signature(spec(HostFunction(max)))) == "(*args, **kwargs)"
+    assert str(messages.build_signature(spec(HostFunction(max)))) == "(*args, **kwargs)"
 
 
 def test_nothing_that_is_told_has_an_address():
@@ -309,7 +310,7 @@ def test_a_spec_is_bounded():
         "default": "...",
     }
     exec(f"def wider({', '.join(f'a{i}' * 20 for i in range(1000))}): 'doc'", made)
-    assert str(guest.signature(spec(HostFunction(made["wider"])))) == "(*args, **kwargs)"
+    assert str(messages.build_signature(spec(HostFunction(made["wider"])))) == "(*args, **kwargs)"
 
 
 def test_the_specs_of_all_fit_one_header():
@@ -334,7 +335,7 @@ def test_stubs_are_python_of_the_same_signature(function):
     assert [type(node) for node in tree.body] == [ast.FunctionDef]
     made: dict[str, typing.Any] = {}
     exec("from __future__ import annotations\n" + text, made)
-    again, told = inspect.signature(made[name]), guest.signature(spec(exposed))
+    again, told = inspect.signature(made[name]), messages.build_signature(spec(exposed))
     assert [(p.name, p.kind) for p in again.parameters.values()] == [
         (p.name, p.kind) for p in told.parameters.values()
     ]
@@ -528,7 +529,7 @@ def test_other_texts_are_left_alone(text):
 def stub(function, sent=None):
     ((_, exposed),) = coerce([function]).items()
     sent = [] if sent is None else sent
-    return guest.make(
+    return functions.make(
         json.loads(json.dumps(spec(exposed))), lambda *call: sent.append(call) or len(sent)
     )
 
@@ -586,7 +587,7 @@ def test_every_builtin_exception_is_caught_as_itself():
     for name, kind in vars(builtins).items():
         if not isinstance(kind, type) or not issubclass(kind, BaseException):
             continue
-        made = guest.exception(name, message)
+        made = functions.exception(name, message)
         assert isinstance(made, Exception), name
         assert str(made) == message, name
         assert type(made).__name__ in (name, kind.__name__), name
@@ -594,27 +595,27 @@ def test_every_builtin_exception_is_caught_as_itself():
             assert isinstance(made, kind), name
             assert type(made).__module__ == "builtins"
         else:
-            assert isinstance(made, guest.HostError), name
+            assert isinstance(made, functions.HostError), name
             assert kind in (BaseException, BaseExceptionGroup) or not isinstance(made, kind), name
 
 
 def test_an_error_python_does_not_know_keeps_its_name():
-    made = guest.exception("OperationalError", "no such table: t")
-    assert isinstance(made, guest.HostError)
-    assert type(made) is type(guest.exception("OperationalError", "again"))
+    made = functions.exception("OperationalError", "no such table: t")
+    assert isinstance(made, functions.HostError)
+    assert type(made) is type(functions.exception("OperationalError", "again"))
     assert repr(made) == "OperationalError('no such table: t')"
     for name in ("print", "not a name", "", "x" * 101, "HostError"):
-        other = guest.exception(name, "m")
-        assert isinstance(other, guest.HostError)
+        other = functions.exception(name, "m")
+        assert isinstance(other, functions.HostError)
         assert str(other) == "m"
         assert type(other).__name__ in (name, "HostError")
 
 
 OLDEST = """
-import importlib.util, inspect, json, pydoc, sys, traceback
-loaded = importlib.util.spec_from_file_location("guest_functions", sys.argv[1])
-guest = importlib.util.module_from_spec(loaded)
-loaded.loader.exec_module(guest)
+import inspect, json, pydoc, sys, traceback, types
+sys.modules["sent"] = types.ModuleType("sent")
+sys.modules["sent"].__path__ = [sys.argv[1]]
+import sent.guest.functions as guest
 for spec in json.loads(sys.argv[2]):
     sent = []
     made = guest.make(spec, lambda *call: sent.append(call))
@@ -639,7 +640,7 @@ def test_stubs_work_on_every_python(python):
         "error",
         "-c",
         OLDEST,
-        str(SOURCE / "guest/functions.py"),
+        str(SOURCE),
         told,
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)

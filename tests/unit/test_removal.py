@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from belljar.guest import removal
+from belljar.protocol import removal
 
 
 def test_closed_directories_are_opened_and_removed(tmp_path):

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from belljar.guest import branches, memfd_segments, removal, sparse, tree_pack, tree_walk
+from belljar.guest import branches, memfd_segments, sparse, tree_pack, tree_walk
 from belljar.guest.archive_store import VOLUMES, Broken, Shelves
 from belljar.guest.workspace_store import CURRENT, Store
-from belljar.protocol import wire
+from belljar.protocol import removal, wire
 from census import wait_until
 
 pytestmark = pytest.mark.by_user_too

@@ -9,9 +9,9 @@ from dataclasses import replace
 from belljar.backends.base import GuestSpec
 from belljar.backends.isolation import Layer
 from belljar.errors import LimitNotEnforceable
-from belljar.guest.worker_process import MAX_FILES
 from belljar.limits import Limits
 from belljar.protocol import wire
+from belljar.protocol.messages import MAX_FILES
 
 ONE_RESULT = 8  # times the output limit that one result may take: pictures are large
 

@@ -15,8 +15,8 @@ from belljar.backends.linux.safe_dir import Kind, is_file_name
 from belljar.errors import FileError, InvalidOption, ProtocolError, file_error, suggests
 from belljar.files import downloads, tree_protocol, uploads
 from belljar.files.transfer import OnProgress, Transfer
-from belljar.guest import files as guest_files
 from belljar.limits import Limits, format_size, parse_size
+from belljar.protocol import messages as messages
 from belljar.protocol import wire
 from belljar.sandbox import options
 from belljar.sandbox.channel import Channel
@@ -141,8 +141,8 @@ class AsyncFiles:
             header = {"op": "list", "path": target, "offset": offset}
             result, data = await self.call(target, header)
             found += (info(posixpath.join(target, name), body) for name, body in listing(data))
-            total, offset = number(result, "total"), offset + guest_files.PAGE
-            if total > guest_files.MAX_LIST:
+            total, offset = number(result, "total"), offset + messages.LIST_PAGE
+            if total > messages.MAX_LIST:
                 raise ProtocolError("a listing longer than any")
         return found
 
@@ -281,10 +281,10 @@ def _told(error: dict[str, Any], path: str) -> FileError:
 
 def listing(data: bytes) -> list[tuple[str, dict[str, Any]]]:
     try:
-        if len(data) > guest_files.PAGE * _LONGEST_ENTRY:
+        if len(data) > messages.LIST_PAGE * _LONGEST_ENTRY:
             raise ProtocolError("a listing longer than any")
         entries = json.loads(data) if data else []
-        if len(entries) > guest_files.PAGE:
+        if len(entries) > messages.LIST_PAGE:
             raise ProtocolError("a listing longer than any")
         return [(_name(entry["name"]), entry) for entry in entries]
     except (ValueError, RecursionError, KeyError, TypeError):

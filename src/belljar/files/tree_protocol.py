@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 from belljar.backends.linux import safe_dir
 from belljar.backends.linux.safe_dir import Found, is_file_name
 from belljar.errors import ProtocolError, file_error
-from belljar.guest import trees as guest_trees
+from belljar.protocol import messages as messages
 
 if TYPE_CHECKING:
     from belljar.files.api import AsyncFiles
 
-PART = guest_trees.MAX_PART
+PART = messages.MAX_PART
 ROWS = 250  # of one request
 ATTEMPTS = 3  # to read a file that does not stand still
 SHOWN = 3  # names in one sentence
@@ -93,7 +93,7 @@ async def scan(files: AsyncFiles, root: str, *, most: int, unlock: bool = False)
     pending, after, rows = [""], "", 0
     while pending:
         # What is left out is not kept, but counted: else a listing could go on for ever.
-        if len(census.entries) > most or rows > most + guest_trees.MAX_NAMES:
+        if len(census.entries) > most or rows > most + messages.MAX_NAMES:
             census.unseen.update(pending)
             census.left_out.add_uncounted(_too_many(most))
             break
@@ -107,7 +107,7 @@ async def scan(files: AsyncFiles, root: str, *, most: int, unlock: bool = False)
             raise ProtocolError("a listing that does not go on")
         count, inner = _add(census, asked, data)
         pending, after = pending[done:] + inner, last
-        rows += count if done else max(count, guest_trees.PAGE)  # pages are full, as a rule
+        rows += count if done else max(count, messages.SCAN_PAGE)  # pages are full, as a rule
     if len(census.entries) > most:
         _cut(census, most)
     return census
@@ -117,7 +117,7 @@ async def mapped(files: AsyncFiles, root: str) -> set[int]:
     """The inodes of files that are being written to through a mapping."""
     answer, _ = await files.call(root, {"op": "mapped", "path": root})
     inodes = answer.get("inodes")
-    if not isinstance(inodes, list) or len(inodes) > guest_trees.MAX_ROWS:
+    if not isinstance(inodes, list) or len(inodes) > messages.MAX_ROWS:
         raise ProtocolError("a malformed answer")
     return {_number(inode) for inode in inodes}
 
@@ -139,7 +139,7 @@ def _add(census: Census, asked: Sequence[str], data: bytes) -> tuple[int, list[s
     try:
         page = json.loads(data)
         entries, failed = page["entries"], page["failed"]
-        if len(entries) > guest_trees.PAGE + ROWS or len(failed) > ROWS:
+        if len(entries) > messages.SCAN_PAGE + ROWS or len(failed) > ROWS:
             raise ProtocolError("a listing longer than any")
         for number, code in failed:
             census.unseen.add(asked[_number(number)])
@@ -358,7 +358,7 @@ class Order:
 async def push(files: AsyncFiles, root: str, orders: Sequence[Order]) -> list[Found | int | None]:
     """Have the guest carry out orders. For each: the file that was written whole, or an errno."""
     text = json.dumps([[each.verb, each.path, *each.arguments] for each in orders]).encode("ascii")
-    payload = b"".join((guest_trees.LENGTH.pack(len(text)), text, *(each.data for each in orders)))
+    payload = b"".join((messages.LENGTH.pack(len(text)), text, *(each.data for each in orders)))
     answer, _ = await files.call(root, {"op": "scatter", "path": root}, payload)
     rows = answer.get("rows")
     if not isinstance(rows, list) or len(rows) != len(orders):

@@ -28,8 +28,8 @@ from belljar.files.sync import Known, Ledger, Save, Signature, cost, decide
 from belljar.files.transfer import Progress, carryable
 from belljar.files.tree_protocol import Budget, Census, LeftOut, Order
 from belljar.files.uploads import Outflow, send
-from belljar.guest.trees import FRESH
 from belljar.limits import format_size
+from belljar.protocol.messages import FRESH
 from belljar.sandbox.options import Options
 
 MAX_FILES = 20_000  # that are carried out of a guest, and kept here

@@ -25,8 +25,7 @@ from belljar.errors import InvalidOption
 from belljar.functions import signature
 from belljar.functions.calling import Callee
 from belljar.functions.disclosure import cut, describe
-from belljar.guest import functions as guest
-from belljar.protocol import wire
+from belljar.protocol import messages, wire
 
 __all__ = ["Functions", "HostFunction", "Registry", "coerce", "describe", "spec", "stubs"]
 
@@ -216,7 +215,7 @@ def stubs(functions: Functions | Registry) -> str:
 
 
 def _stub(told: dict[str, object]) -> str:
-    lines = [f"def {told['name']}{guest.signature(told)}:"]
+    lines = [f"def {told['name']}{messages.build_signature(told)}:"]
     if isinstance(told["doc"], str):
         lines.append(textwrap.indent(_docstring(told["doc"]), "    "))
     return "\n".join([*lines, "    ...", ""])

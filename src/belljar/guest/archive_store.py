@@ -16,7 +16,8 @@ import stat as modes
 import sys
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from . import memfd_segments, removal, tree_pack, tree_unpack
+from ..protocol import removal
+from . import memfd_segments, tree_pack, tree_unpack
 from .workspace_store import CURRENT, REMOVE_TIMEOUT, Store, Then
 
 VOLUMES = 16  # for as much as all of them may hold

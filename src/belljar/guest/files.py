@@ -9,11 +9,8 @@ import os
 import stat as modes
 from typing import Any, Callable, Dict, Iterator, Tuple
 
-from ..protocol import wire
-from . import removal, trees
-
-MAX_LIST = 10_000
-PAGE = 500
+from ..protocol import messages, removal, wire
+from . import trees
 
 Answer = Tuple[Dict[str, Any], bytes]
 
@@ -91,7 +88,7 @@ def _list(frame: wire.Frame) -> Answer:
     with os.scandir(frame.header["path"]) as entries:
         names = sorted(entry.name for entry in _capped(entries))
     found = []
-    for name in names[offset : offset + PAGE]:
+    for name in names[offset : offset + messages.LIST_PAGE]:
         try:
             found.append({"name": name, **_info(os.path.join(frame.header["path"], name))})
         except FileNotFoundError:
@@ -101,8 +98,8 @@ def _list(frame: wire.Frame) -> Answer:
 
 def _capped(entries: "Iterator[os.DirEntry[str]]") -> "Iterator[os.DirEntry[str]]":
     for count, entry in enumerate(entries):
-        if count >= MAX_LIST:
-            raise Refused(errno.E2BIG, f"the directory has more than {MAX_LIST} entries")
+        if count >= messages.MAX_LIST:
+            raise Refused(errno.E2BIG, f"the directory has more than {messages.MAX_LIST} entries")
         yield entry
 
 

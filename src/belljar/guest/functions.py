@@ -8,6 +8,8 @@ import functools
 import inspect
 from typing import Any, Callable, Dict, Tuple, Type
 
+from ..protocol import messages
+
 MAX_NAME = 100  # characters of an exception's name
 KEPT_CLASSES = 256  # classes of exceptions that Python does not know, for reuse
 
@@ -17,43 +19,11 @@ Call = Callable[[str, Tuple[Any, ...], Dict[str, Any]], Any]
 _CONTROL_FLOW = (StopIteration, StopAsyncIteration)
 
 
+_UNKNOWN = messages.SourceText("...")
+
+
 class HostError(Exception):
     """A function of the host failed with an error that has no counterpart in this Python."""
-
-
-class Text:
-    """Stands for an object of the host in a signature: all that is known is how it reads."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def __repr__(self) -> str:
-        return self.text
-
-
-def signature(spec: Dict[str, Any]) -> inspect.Signature:
-    """The signature that a spec tells of; printed, it is Python again.
-
-    >>> parameter = {"name": "a", "kind": "KEYWORD_ONLY", "annotation": "int", "default": "3"}
-    >>> signature({"parameters": [parameter], "returns": "list[int]"})
-    <Signature (*, a: int = 3) -> list[int]>
-    """
-    return inspect.Signature(
-        [
-            inspect.Parameter(
-                parameter["name"],
-                getattr(inspect.Parameter, parameter["kind"]),
-                annotation=_text(parameter["annotation"]),
-                default=_text(parameter["default"]),
-            )
-            for parameter in spec["parameters"]
-        ],
-        return_annotation=_text(spec["returns"]),
-    )
-
-
-def _text(text: Any) -> Any:
-    return inspect.Signature.empty if text is None else Text(text)
 
 
 def make(spec: Dict[str, Any], call: Call) -> Callable[..., Any]:
@@ -62,7 +32,7 @@ def make(spec: Dict[str, Any], call: Call) -> Callable[..., Any]:
     Defaults are not filled in: they are the host's, and may be no data at all.
     """
     name = spec["name"]
-    shape = signature(spec)
+    shape = messages.build_signature(spec)
     check = _checker(name, shape)
 
     def stub(*args: Any, **kwargs: Any) -> Any:
@@ -86,7 +56,9 @@ def _checker(name: str, shape: inspect.Signature) -> Callable[..., None]:
     bare = [
         parameter.replace(
             annotation=parameter.empty,
-            default=parameter.empty if parameter.default is parameter.empty else Text("..."),
+            default=parameter.empty
+            if parameter.default is parameter.empty
+            else messages.SourceText("..."),
         )
         for parameter in shape.parameters.values()
     ]

@@ -22,10 +22,11 @@ from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from ..protocol import messages, wire
 from ..protocol.buffers import Inbox, Outbox, close_all
+from ..protocol.messages import MAX_FILES
 from . import changes, commands, files, poller
 from .branches import Branches
 from .pump import Pump
-from .worker_process import MAX_FILES, Keeper
+from .worker_process import Keeper
 
 HIGH_WATER = 4 * 1024 * 1024  # bytes waiting for the host; above it, output is not read
 LARGE = 16 * 1024  # bytes of a frame that is worth some trouble
@@ -410,17 +411,17 @@ class Init:
         elif frame.kind == wire.CELL_RESULT:
             close_all(fds)
             self._drain(cell)
-            self.send(wire.RESULT, cell.request, messages.result(frame.header), frame.payload)
+            self.send(wire.RESULT, cell.request, messages.check_result(frame.header), frame.payload)
         elif frame.kind == wire.CALL:
             self._on_call(cell, frame, fds)
         elif frame.kind == wire.PART:
             close_all(fds)
-            self.send(wire.PART, cell.request, messages.part(frame.header), frame.payload)
+            self.send(wire.PART, cell.request, messages.check_part(frame.header), frame.payload)
         elif frame.kind == wire.CELL_DONE and frame.request == cell.request and not cell.done:
             # Believed only when the worker is back at its socket: it may claim to be done and
             # then exit, and the exit status is what counts. It cannot have guessed the nonce.
             cell.shared = fds
-            cell.done = messages.done(frame.header, frame.payload, self.setup["result"])
+            cell.done = messages.check_done(frame.header, frame.payload, self.setup["result"])
             cell.payload = frame.payload
             cell.nonce = os.urandom(16)
             self._worker.send(wire.pack(wire.SYNC, cell.request, None, cell.nonce))
@@ -433,7 +434,7 @@ class Init:
     def _on_call(self, cell: Cell, frame: wire.Frame, fds: List[int]) -> None:
         call = frame.request
         try:
-            header = messages.call(frame.header)
+            header = messages.check_call(frame.header)
             if call in cell.calls or len(cell.calls) >= wire.MAX_CALLS:
                 raise wire.WireError("more calls than there may be")
         except wire.WireError:

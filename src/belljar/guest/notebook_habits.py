@@ -5,7 +5,6 @@ cell imports it. Magics that have nothing to do here are passed over; of others 
 instead.
 """
 
-import ast
 import base64
 import html
 import importlib
@@ -14,8 +13,9 @@ import json
 import os
 import re
 import sys
-import warnings
 from typing import Any, Callable, Dict, Optional
+
+from ..protocol import messages
 
 # -- the stand-in for IPython ---------------------------------------------------------------------
 
@@ -214,7 +214,6 @@ def _is_file(name: str) -> bool:
 
 # -- lines that are no Python ---------------------------------------------------------------------
 
-_IDLE = re.compile(r"([ \t]*)%(?:matplotlib|config|load_ext|reload_ext|autoreload)\b")
 _CELL_MAGIC = re.compile(r"%%(\w+)")
 _LINE = re.compile(r"(?:[\w., \t]+=)?[ \t]*(?:(!+)[ \t]*(.*)|%([A-Za-z]\w*)[ \t]*(.*))")
 _HELP = re.compile(r"\?{1,2}[ \t]*([\w.]+)[ \t]*$|([\w.]+)[ \t]*\?{1,2}[ \t]*$")
@@ -241,21 +240,6 @@ _HINTS = {
 }
 
 
-def tolerate(code: str) -> str:
-    """The code without magics that have no effect here, such as `%matplotlib inline`; every other
-    line keeps its number. For code that does not compile: in what does, `%` means something."""
-    lines = code.split("\n")
-    number = _failing_line(code)
-    while number is not None and number <= len(lines):
-        idle = _IDLE.match(lines[number - 1])
-        if idle is None:
-            break
-        # It may be all there is in its block.
-        lines[number - 1] = f"{idle[1]}pass" if idle[1] else ""
-        number = _failing_line("\n".join(lines))
-    return "\n".join(lines)
-
-
 def explain(code: str) -> Optional[str]:
     """What to write instead of the notebook's syntax by which the code does not compile; None if
     something else is wrong with it."""
@@ -263,7 +247,7 @@ def explain(code: str) -> Optional[str]:
     if cell:
         return _say(f"%%{cell[1]}", _HINTS.get(cell[1]))
     lines = code.split("\n")
-    number = _failing_line(code)
+    number = messages.failing_line(code)
     if number is None or number > len(lines):
         return None
     line = lines[number - 1].strip()
@@ -280,15 +264,3 @@ def explain(code: str) -> Optional[str]:
 def _say(what: str, instead: Optional[str]) -> str:
     said = f"{what} is a habit of notebooks, not Python"
     return f"{said}: {instead}" if instead else f"{said}; there are no magics here"
-
-
-def _failing_line(code: str) -> Optional[int]:
-    """Where it does not compile. A magic in a string is no error, and a `%` in brackets neither."""
-    flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # who runs it will see them
-        try:
-            compile(code, "<cell>", "exec", flags, dont_inherit=True)
-        except SyntaxError as error:
-            return error.lineno
-    return None

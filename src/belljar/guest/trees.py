@@ -14,23 +14,16 @@ import json
 import os
 import re
 import stat as modes
-import struct
 import time
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
-from ..protocol import wire
-from . import changes, removal
+from ..protocol import messages, removal, wire
+from . import changes
 
-PAGE = 2000  # entries of one answer to `scan`
-MAX_NAMES = 100_000  # of one directory
-MAX_PART = 4 * 1024 * 1024  # bytes of one answer to `gather`
-MAX_ROWS = 500  # of one request
 MAPPED_TIMEOUT = 0.05  # seconds
 MAX_MAPS = 4 * 1024 * 1024  # bytes of /proc/*/maps
 _SHARED = re.compile(rb"^\S+ .w.s \S+ \S+ ([1-9]\d*) ", re.MULTILINE)
-FRESH = 11_000_000  # ns; kernels stamp files by a clock that may tick only every ten ms
 
-LENGTH = struct.Struct("!I")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _TYPES = {modes.S_IFREG: "file", modes.S_IFDIR: "dir", modes.S_IFLNK: "symlink"}
@@ -114,7 +107,7 @@ def scan(frame: wire.Frame) -> Answer:
 
     `done` of them were finished; of the next one the entries up to the name `after` are here.
     """
-    directories = json.loads(frame.payload)[:MAX_ROWS]
+    directories = json.loads(frame.payload)[: messages.MAX_ROWS]
     after: str = frame.header.get("after") or ""
     found: List[List[Any]] = []
     failed: List[List[int]] = []
@@ -130,7 +123,7 @@ def scan(frame: wire.Frame) -> Answer:
             if last is not None:
                 return {"done": number, "after": last}, _page(found, failed)
             after = ""
-            if len(found) >= PAGE:
+            if len(found) >= messages.SCAN_PAGE:
                 return {"done": number + 1, "after": ""}, _page(found, failed)
     finally:
         unlocked.close()
@@ -154,7 +147,7 @@ def mapped(frame: wire.Frame) -> Answer:
             continue  # it has ended, or is init itself
         room -= len(text)
         inodes.update(int(number) for number in _SHARED.findall(text))
-    return {"inodes": sorted(inodes)[:MAX_ROWS]}, b""
+    return {"inodes": sorted(inodes)[: messages.MAX_ROWS]}, b""
 
 
 def _page(found: List[List[Any]], failed: List[List[int]]) -> bytes:
@@ -186,7 +179,7 @@ def _scan_one(
     fd = os.open(directory or ".", _DIRECTORY, dir_fd=root)
     try:
         names = _names(fd, after)
-        room = PAGE - len(found)
+        room = messages.SCAN_PAGE - len(found)
         for name in names[:room]:
             try:
                 found.append([number, name, *_entry(fd, name)])
@@ -201,7 +194,7 @@ def _names(fd: int, after: str) -> List[str]:
     names = []
     with os.scandir(fd) as entries:
         for count, entry in enumerate(entries):
-            if count >= MAX_NAMES:
+            if count >= messages.MAX_NAMES:
                 raise OSError(errno.E2BIG, "too many entries")
             if entry.name > after:
                 names.append(entry.name)
@@ -228,8 +221,8 @@ def gather(frame: wire.Frame) -> Answer:
     root = open_root(frame.header["path"])
     unlocked = _Unlocked(root, bool(frame.header.get("unlock")))
     try:
-        for path, offset, size in json.loads(frame.payload)[:MAX_ROWS]:
-            size = min(int(size), MAX_PART - len(data))
+        for path, offset, size in json.loads(frame.payload)[: messages.MAX_ROWS]:
+            size = min(int(size), messages.MAX_PART - len(data))
             try:
                 row, part = _read_closed(root, path, int(offset), size, follow, unlocked)
             except OSError as error:
@@ -268,7 +261,7 @@ def _read(root: int, path: str, offset: int, size: int, follow: bool) -> Tuple[L
 
 def _settled(description: List[int]) -> bool:
     """Whether a change from now on gives the file another time stamp than it has."""
-    return description[3] < time.time_ns() - FRESH
+    return description[3] < time.time_ns() - messages.FRESH
 
 
 def open_regular(path: str, flags: int, below: Optional[int] = None, follow: bool = True) -> int:
@@ -289,9 +282,9 @@ def open_regular(path: str, flags: int, below: Optional[int] = None, follow: boo
 
 def scatter(frame: wire.Frame) -> Answer:
     """Do what the rows in the payload say, each with its part of the data that follows them."""
-    (length,) = LENGTH.unpack_from(frame.payload)
-    start = LENGTH.size + length
-    wanted = json.loads(frame.payload[LENGTH.size : start])[:MAX_ROWS]
+    (length,) = messages.LENGTH.unpack_from(frame.payload)
+    start = messages.LENGTH.size + length
+    wanted = json.loads(frame.payload[messages.LENGTH.size : start])[: messages.MAX_ROWS]
     data = memoryview(frame.payload)[start:]
     os.makedirs(frame.header["path"], exist_ok=True)
     root = open_root(frame.header["path"])

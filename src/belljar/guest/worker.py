@@ -24,7 +24,7 @@ import types
 import warnings
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
-from ..protocol import values, wire
+from ..protocol import messages, values, wire
 from ..protocol.buffers import close_all
 from . import display, figures, fork_state, functions, notebook_habits, streams
 from .sources import Sources
@@ -431,7 +431,7 @@ def _parse(code: str, name: str) -> Any:
     try:
         return compile(code, name, "exec", flags)
     except SyntaxError:
-        code = notebook_habits.tolerate(code)
+        code = messages.drop_magics(code)
     try:
         return compile(code, name, "exec", flags)
     except SyntaxError as error:

@@ -13,12 +13,11 @@ import socket
 import struct
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from ..protocol import blobs, wire
+from ..protocol import blobs, messages, wire
 from ..protocol.buffers import Inbox, Outbox, close_all
 from . import commands, fork_state, poller, worker
 
 CONTROL = 3  # the worker's only descriptor beside the standard ones
-MAX_FILES = 16384  # descriptors of init
 
 
 class Keeper:
@@ -87,7 +86,7 @@ class Keeper:
                 control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=CONTROL)
             # What init has open is not the worker's. init itself keeps a higher limit, so that
             # the code cannot use up what init needs.
-            os.closerange(CONTROL + 1, MAX_FILES)
+            os.closerange(CONTROL + 1, messages.MAX_FILES)
             limit = self._setup["open_files"]
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
             data = self._setup.get("data")

@@ -12,7 +12,8 @@ import signal
 import stat as modes
 from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
-from . import removal, tree_copy
+from ..protocol import removal
+from . import tree_copy
 
 CURRENT = "current"
 LINKS = "-links"  # beside a copy in the making: the files in it that have several names

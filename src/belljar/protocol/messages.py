@@ -5,17 +5,35 @@ anew, so that nothing of the guest's shape (depth, size, names) travels further;
 forgery, and costs the worker its life.
 """
 
-from typing import Any, Dict
+import ast
+import inspect
+import re
+import struct
+import warnings
+from typing import Any, Dict, Optional
 
 from . import wire
 
+MAX_FILES = 16384  # descriptors of init: the most that the code can get, too
+
+# Files and trees
+MAX_LIST = 10_000  # entries of a directory that is listed
+LIST_PAGE = 500  # entries of one answer to `list`
+SCAN_PAGE = 2000  # entries of one answer to `scan`
+MAX_NAMES = 100_000  # entries of a directory that is scanned
+MAX_PART = 4 * 1024 * 1024  # bytes of one answer to `gather`
+MAX_ROWS = 500  # of one request about a tree
+FRESH = 11_000_000  # ns; kernels stamp files by a clock that may tick only every ten ms
+LENGTH = struct.Struct("!I")  # of the rows that precede the data of `scatter`
+
+# Results and errors
 MAX_PARTS = 32
 MAX_NAME = 100
 MAX_REASON = 250
 MAX_ERROR = 512 * 1024  # bytes of JSON: name, message and traceback at their longest
 
 
-def result(header: wire.Header) -> Dict[str, Any]:
+def check_result(header: wire.Header) -> Dict[str, Any]:
     parts = header.get("parts")
     if not isinstance(parts, list) or len(parts) > MAX_PARTS:
         raise wire.WireError("a result without parts")
@@ -38,7 +56,7 @@ def _part(part: Any) -> Dict[str, Any]:
     return {"mime": mime, "size": size, "text": part.get("text") is True}
 
 
-def done(header: wire.Header, payload: bytes, most: int) -> Dict[str, Any]:
+def check_done(header: wire.Header, payload: bytes, most: int) -> Dict[str, Any]:
     status, code = header.get("status"), header.get("exit_code")
     if status not in ("ok", "error", "exit"):
         raise wire.WireError("an unknown status")
@@ -59,14 +77,14 @@ def done(header: wire.Header, payload: bytes, most: int) -> Dict[str, Any]:
     return said
 
 
-def call(header: wire.Header) -> Dict[str, Any]:
+def check_call(header: wire.Header) -> Dict[str, Any]:
     name = header.get("function")
     if not isinstance(name, str) or len(name) > MAX_NAME:
         raise wire.WireError("a malformed call")
     return {"function": name, **_size(header)}
 
 
-def part(header: wire.Header) -> Dict[str, Any]:
+def check_part(header: wire.Header) -> Dict[str, Any]:
     key, size = header.get("key"), header.get("size")
     if type(key) is not int or type(size) is not int or not (0 <= key < 2**32 and 0 < size < 2**48):
         raise wire.WireError("a malformed part")
@@ -79,3 +97,71 @@ def _size(header: wire.Header) -> Dict[str, Any]:
     if len(sizes) > 1 or any(type(n) is not int or not 0 < n < 2**48 for n in sizes.values()):
         raise wire.WireError("a malformed size")
     return sizes
+
+
+# -- source text --------------------------------------------------------------------------------
+
+
+class SourceText:
+    """Stands for an object of the host in a signature: all that is known is how it reads."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def build_signature(spec: Dict[str, Any]) -> inspect.Signature:
+    """The signature that a spec tells of; printed, it is Python again.
+
+    >>> parameter = {"name": "a", "kind": "KEYWORD_ONLY", "annotation": "int", "default": "3"}
+    >>> signature({"parameters": [parameter], "returns": "list[int]"})
+    <Signature (*, a: int = 3) -> list[int]>
+    """
+    return inspect.Signature(
+        [
+            inspect.Parameter(
+                parameter["name"],
+                getattr(inspect.Parameter, parameter["kind"]),
+                annotation=_source_text(parameter["annotation"]),
+                default=_source_text(parameter["default"]),
+            )
+            for parameter in spec["parameters"]
+        ],
+        return_annotation=_source_text(spec["returns"]),
+    )
+
+
+def _source_text(text: Any) -> Any:
+    return inspect.Signature.empty if text is None else SourceText(text)
+
+
+_IDLE = re.compile(r"([ \t]*)%(?:matplotlib|config|load_ext|reload_ext|autoreload)\b")
+
+
+def drop_magics(code: str) -> str:
+    """The code without magics that have no effect here, such as `%matplotlib inline`; every other
+    line keeps its number. For code that does not compile: in what does, `%` means something."""
+    lines = code.split("\n")
+    number = failing_line(code)
+    while number is not None and number <= len(lines):
+        idle = _IDLE.match(lines[number - 1])
+        if idle is None:
+            break
+        # It may be all there is in its block.
+        lines[number - 1] = f"{idle[1]}pass" if idle[1] else ""
+        number = failing_line("\n".join(lines))
+    return "\n".join(lines)
+
+
+def failing_line(code: str) -> Optional[int]:
+    """Where it does not compile. A magic in a string is no error, and a `%` in brackets neither."""
+    flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # who runs it will see them
+        try:
+            compile(code, "<cell>", "exec", flags, dont_inherit=True)
+        except SyntaxError as error:
+            return error.lineno
+    return None

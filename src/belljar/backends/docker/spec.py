@@ -25,8 +25,8 @@ from belljar.backends.mounts import Mount
 from belljar.backends.native import plan
 from belljar.backends.native.zygote_client import HIDDEN_MEMORY, SET_ID
 from belljar.errors import BackendUnavailable, InvalidOption, nearest
-from belljar.guest.worker_process import MAX_FILES
 from belljar.limits import Limits
+from belljar.protocol.messages import MAX_FILES
 
 __all__ = ["Facts", "body", "check_mounts", "kept", "pick_uid", "query", "seccomp"]
 
