@@ -5,7 +5,7 @@ from textwrap import dedent
 
 import pytest
 
-from belljar.guest.notebook_habits import explain
+from belljar.guest.libraries import explain_magic
 from belljar.protocol.messages import drop_magics
 
 PNG = b"\x89PNG\r\n\x1a\nrest"
@@ -129,7 +129,7 @@ def test_matplotlib_works_beside_it(data_sandbox):
 )
 def test_magics_without_effect_are_passed_over_and_lines_keep_their_numbers(written, meant):
     assert drop_magics(written) == meant
-    assert explain(meant) is None
+    assert explain_magic(meant) is None
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_a_magic_in_a_string_stays_while_one_beside_it_goes():
     ],
 )
 def test_other_habits_are_explained(code, words):
-    said = explain(code)
+    said = explain_magic(code)
     assert words in said
     assert "\n" not in said
 
@@ -180,7 +180,7 @@ def test_other_habits_are_explained(code, words):
     "code", ["x = 1 +", "x ==== 3", "s = '''\n!ls\n'''\nx ==== 3", "x = (1", "1", "", "print('a"]
 )
 def test_what_is_just_wrong_is_not_explained(code):
-    assert explain(code) is None
+    assert explain_magic(code) is None
 
 
 def test_a_cell_with_magics_runs_and_its_errors_name_the_right_line(sandbox):

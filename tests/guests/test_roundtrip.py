@@ -15,8 +15,8 @@ import pytest
 import census
 from belljar import AsyncSandbox, Outcome
 from belljar.backends import readable
-from belljar.guest import changes, streams
-from belljar.guest.sources import LASTING, PASSING
+from belljar.guest import files, streams
+from belljar.guest.streams import LASTING, PASSING
 from belljar.protocol import wire
 from project import ESCAPES
 
@@ -262,7 +262,7 @@ def test_a_frame_in_tiny_pieces_takes_no_more_than_its_size():
 
 
 def test_a_file_that_comes_at_the_very_moment_of_a_look_is_seen_by_the_next(tmp_path):
-    watched = changes.Watched(str(tmp_path))
+    watched = files.WatchedDirectory(str(tmp_path))
     for _ in range(200):
         assert watched.census() == {}
         (tmp_path / "new").touch()
@@ -271,10 +271,10 @@ def test_a_file_that_comes_at_the_very_moment_of_a_look_is_seen_by_the_next(tmp_
 
 
 def test_an_empty_directory_is_known_again_without_looking_into_it(tmp_path, monkeypatch):
-    watched = changes.Watched(str(tmp_path))
-    monkeypatch.setattr(changes, "COARSE", -1)
+    watched = files.WatchedDirectory(str(tmp_path))
+    monkeypatch.setattr(files, "TIMESTAMP_STEP", -1)
     assert watched.census() == {}
-    monkeypatch.setattr(changes, "census", None)
+    monkeypatch.setattr(files, "take_census", None)
     assert watched.census() == {}
 
 

@@ -147,7 +147,7 @@ def rename(random, pool, skeleton, buffers):
     nodes = [(node, key) for node, key in places(skeleton) if isinstance(node, dict)]
     if nodes:
         node, key = random.choice(nodes[:60])
-        names = list(values._RAISE) + [key for _, key in nodes]
+        names = list(values._DECODERS) + [key for _, key in nodes]
         node[random.choice(names)] = node.pop(key)
     return skeleton, buffers
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from belljar.guest import branches, memfd_segments, sparse, tree_pack, tree_walk
+from belljar.guest import branches, tree_pack
 from belljar.guest.archive_store import VOLUMES, Broken, Shelves
 from belljar.guest.workspace_store import CURRENT, Store
 from belljar.protocol import removal, wire
@@ -281,7 +281,7 @@ def test_holes_are_found_where_nobody_tells_of_them(workspace, monkeypatch):
 def test_what_would_take_for_ever_to_search_is_refused(workspace, monkeypatch):
     no_holes_told(monkeypatch)
     with open(os.path.join(workspace, "sparse"), "wb") as file:
-        file.truncate(sparse.MAX_LOOK + 1)
+        file.truncate(tree_pack.MAX_SEARCH + 1)
     with opened(workspace) as made:
         assert keep(made)[1] == errno.EFBIG
 
@@ -291,7 +291,7 @@ def test_every_page_that_is_not_zero_is_found(pages):
     data = b"".join(pages)
     rebuilt = bytearray(len(data))
     last = -1
-    for start, end in sparse.filled(data):
+    for start, end in tree_pack.find_data(data):
         assert start > last  # pages that are neighbours are one piece
         assert data[start : start + 4096].strip(b"\0")
         rebuilt[start:end] = data[start:end]
@@ -311,7 +311,7 @@ def test_depth_costs_no_descriptors(workspace):
     os.chdir(here)
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with opened(workspace) as made:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors() + tree_walk.MAX_OPEN + 20, most))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors() + tree_pack.MAX_OPEN + 20, most))
         try:
             replace(made, kept(made))
             exchange(made, kept(made))
@@ -326,11 +326,11 @@ def test_depth_costs_no_descriptors(workspace):
 
 
 def test_a_directory_that_was_moved_away_is_not_gone_back_from(workspace, monkeypatch):
-    monkeypatch.setattr(tree_walk, "MAX_OPEN", 1)
+    monkeypatch.setattr(tree_pack, "MAX_OPEN", 1)
     os.makedirs(os.path.join(workspace, "a/b"))
     os.mkdir(os.path.join(workspace, "elsewhere"))
     top = os.open(workspace, os.O_RDONLY)
-    way = tree_walk.Descent(top)
+    way = tree_pack.TreeWalk(top)
     way.enter("a")
     way.enter("b")
     os.rename(os.path.join(workspace, "a/b"), os.path.join(workspace, "elsewhere/b"))
@@ -532,8 +532,8 @@ def test_an_exchange_takes_little_more_room_than_there_was(workspace, monkeypatc
 
             monkeypatch.setattr(owner, method, watching)
 
-        watch(memfd_segments.Writer, "write")
-        watch(memfd_segments.Reader, "take")
+        watch(tree_pack.SegmentWriter, "write")
+        watch(tree_pack.SegmentReader, "take")
         aside = exchange(made, name)
         exchange(made, aside)
         assert len(seen) > 200
@@ -693,7 +693,7 @@ def test_an_archive_cannot_be_changed_by_whoever_can_open_it(workspace):
 
 @pytest.mark.parametrize("name", [b"..", b".", b"../escaped", b"/tmp/escaped"])
 def test_a_name_that_leads_elsewhere_is_not_unpacked(workspace, name, monkeypatch):
-    monkeypatch.setattr(memfd_segments, "seal", lambda fd: None)
+    monkeypatch.setattr(tree_pack, "seal_memfd", lambda fd: None)
     fill(workspace, "\x7f" * len(name), 1000)
     with opened(workspace) as made:
         shelf = made._shelves[kept(made)]
@@ -707,7 +707,7 @@ def test_a_name_that_leads_elsewhere_is_not_unpacked(workspace, name, monkeypatc
 
 @pytest.mark.parametrize("part", ["records", "contents"])
 def test_an_archive_that_is_not_whole_is_never_taken_for_one(workspace, monkeypatch, part):
-    monkeypatch.setattr(memfd_segments, "seal", lambda fd: None)
+    monkeypatch.setattr(tree_pack, "seal_memfd", lambda fd: None)
     fill(workspace, "f", 1000)
     with opened(workspace) as made:
         name = kept(made)

@@ -15,7 +15,7 @@ from belljar.backends.base import Reading
 from belljar.errors import GuestLost, ProtocolError, SandboxError
 from belljar.guest import init
 from belljar.limits import Limits
-from belljar.protocol import blobs, seal, values, wire
+from belljar.protocol import buffers, values, wire
 from belljar.sandbox import channel, outcome
 from belljar.sandbox.channel import Channel
 from belljar.sandbox.run import MAX_CHANGES, Run
@@ -366,7 +366,7 @@ def test_a_value_that_nobody_asked_for_is_not_decoded_if_no_worker_would_send_it
     value = values.encode(["ab"] * 100_000)
     frames = [
         wire.pack(wire.PART, 1, {"key": wire.VALUE_KEY, "size": value.size}, part)
-        for part in blobs.cut(value.pieces())
+        for part in buffers.cut_parts(value.pieces())
     ]
     frames.append(wire.pack(wire.DONE, 1, {"status": "ok", "parts": value.size}))
     run, _, _ = drive(frames, values=limits.memory)
@@ -378,7 +378,7 @@ def test_a_value_that_nobody_asked_for_is_not_decoded_if_no_worker_would_send_it
 
 def test_a_value_for_which_the_host_has_no_memory_costs_the_cell_only_its_value(monkeypatch):
     """One byte of it and a lie about its size are enough, where memory is bounded."""
-    monkeypatch.setattr(blobs, "_memory", lambda size: None)
+    monkeypatch.setattr(buffers, "_map_anonymous", lambda size: None)
     limits = Limits()
     part = {"key": wire.VALUE_KEY, "size": 300_000_000}
     done = {"status": "ok", "parts": 300_000_000}
@@ -391,9 +391,9 @@ def test_a_value_for_which_the_host_has_no_memory_costs_the_cell_only_its_value(
 
 
 def test_a_key_of_another_length_is_not_taken():
-    opener, sealing = seal.Opener(bytes(seal.KEY)), seal.Seal(bytearray(seal.KEY))
+    opener, sealing = wire.SealReader(bytes(wire.KEY_SIZE)), wire.Seal(bytearray(wire.KEY_SIZE))
     with pytest.raises(wire.WireError):
-        opener.feed(sealing._record(bytes(100), 100 | seal._NEW_KEY))
+        opener.feed(sealing._record(bytes(100), 100 | wire._NEW_KEY))
 
 
 @pytest.mark.parametrize("kind", [wire.DATA, wire.STREAM])

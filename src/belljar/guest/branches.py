@@ -14,12 +14,58 @@ from typing import Any, Callable, Dict, List, Optional
 
 from ..protocol import wire
 from . import archive_store, commands
-from .branch import Branch, Copy, Kept, standing, tell
+from .commands import signal_processes, wait_until_stopped
 from .worker_process import Keeper
 from .workspace_store import CURRENT, Store
 
 MAX_LACKS = 20
 DIED = "the interpreter died while it was copied"
+
+
+class Branch:
+    """One line of life: an interpreter and a workspace."""
+
+    def __init__(self, number: int, keeper: Keeper) -> None:
+        self.number = number
+        self.keeper = keeper
+        self.files = CURRENT  # where they lie when it is not active
+        self.functions: List[Any] = []  # of the host
+        self.fresh = False  # variables were lost since the last cell
+        self.asleep = False  # it has not run since it was parked
+        self.stopped: Dict[int, int] = {}  # process -> when it was started: numbers are used again
+        self.released = False
+
+
+class Checkpoint:
+    """A checkpoint."""
+
+    def __init__(self, keeper: Keeper, files: str) -> None:
+        self.keeper = keeper
+        self.files = files
+
+
+class Copy:
+    """A copy of interpreter and workspace in the making: done when all three parts are."""
+
+    def __init__(self, keeper: Keeper, parent: Keeper, then: "Callable[[Copy], None]") -> None:
+        self.keeper = keeper
+        self.parent = parent
+        self.files = ""
+        self.lacks: List[str] = []
+        self.error = ""
+        self.waits = {"forked", "ready", "files"}
+        self._then = then
+
+    def done(self, *parts: str, error: str = "") -> None:
+        self.error = self.error or error
+        self.waits.difference_update(parts)
+        if not self.waits:
+            then, self._then = self._then, _ignore
+            then(self)
+
+
+def _ignore(copy: Copy) -> None:
+    """Nobody waits for it any more."""
 
 
 class Branches:
@@ -29,7 +75,7 @@ class Branches:
         self.store, self._without = archive_store.choose(setup)
         self.active = Branch(0, self._keeper())
         self._branches = {0: self.active}
-        self._kept: Dict[int, Kept] = {}
+        self._kept: Dict[int, Checkpoint] = {}
         self._copy: Optional[Copy] = None
         self._after_death: Optional[Callable[[], None]] = None
         self._heir: Optional[Keeper] = None  # will be active when the active one is dead
@@ -53,7 +99,7 @@ class Branches:
                 made.functions, made.fresh = self.active.functions, self.active.fresh
                 self._branches[number] = made
             else:
-                self._kept[number] = Kept(copy.keeper, copy.files)
+                self._kept[number] = Checkpoint(copy.keeper, copy.files)
             self._reply(frame, copy.error, {"lacks": copy.lacks})
 
         self._start_copy(frame, self.active.keeper, CURRENT, done)
@@ -138,7 +184,7 @@ class Branches:
             self._end(kept.keeper, kept.files)
         elif branch is not None:
             branch.released = True
-            tell(branch.stopped, signal.SIGKILL)
+            signal_processes(branch.stopped, signal.SIGKILL)
             if branch is self.active:
                 for command in list(self._init.commands.values()):
                     command.kill()
@@ -157,7 +203,7 @@ class Branches:
         except OSError as error:
             if not frame.request or active.released:
                 raise
-            tell(active.stopped, signal.SIGCONT)
+            signal_processes(active.stopped, signal.SIGCONT)
             active.stopped = {}
             self._reply(frame, _words(error.errno or errno.EIO))
             return
@@ -176,7 +222,7 @@ class Branches:
             active.files = aside
             active.asleep = True  # its files may not be the same ones when they are back
         self.active = target
-        tell(target.stopped, signal.SIGCONT)
+        signal_processes(target.stopped, signal.SIGCONT)
         target.stopped = {}
         if target.keeper.pid:
             self._wake()
@@ -271,7 +317,7 @@ class Branches:
             # forked when all others were killed appears only now.
             ours = {self.active.keeper.pid} | self.protected()
             others = [pid for pid in commands.processes() if pid not in ours]
-            tell({pid: commands.started(pid) for pid in others}, signal.SIGKILL)
+            signal_processes({pid: commands.started(pid) for pid in others}, signal.SIGKILL)
             if not others and not store.children:
                 store.when_reaped = _never
                 then()
@@ -378,10 +424,10 @@ class Branches:
             os.kill(-1, signal.SIGSTOP)  # all at once: nothing can fork away from it
         except ProcessLookupError:
             return  # nothing runs
-        branch.stopped = {pid: commands.started(pid) for pid in standing(others)}
+        branch.stopped = {pid: commands.started(pid) for pid in wait_until_stopped(others)}
         if branch.released:
-            tell(branch.stopped, signal.SIGKILL)
-        tell({pid: commands.started(pid) for pid in others - asleep}, signal.SIGCONT)
+            signal_processes(branch.stopped, signal.SIGKILL)
+        signal_processes({pid: commands.started(pid) for pid in others - asleep}, signal.SIGCONT)
 
     def _abandon(self, copy: Copy) -> None:
         self._end(copy.keeper, copy.files)

@@ -8,12 +8,13 @@ from typing import Any, Callable, Dict, List, Set, Union
 
 from ..protocol import wire
 from . import poller
-from .pump import Pump
+from .poller import Pump
 
 NOT_FOUND = 127
 DEATH_LOOKS = 200  # a millisecond apart
 STOP_LOOKS = 20  # the same; a parent in vfork() does not stop before its child goes on
 CANNOT_RUN = 126
+STOP_TIMEOUT = 0.5  # seconds for processes to stop
 
 # init's own limits of open files and memory are higher than the code's; a shell can lower them
 # before it becomes the command, without a copy of init being made for that. Out of memory, the
@@ -112,7 +113,7 @@ class Command:
         # command.
         self.signal(signal.SIGKILL)
         for pid in found:
-            _kill(pid)
+            _send_signal(pid, signal.SIGKILL)
 
     def on_exit(self, status: int) -> None:
         """What a background child still writes after this is not waited for, nor shown."""
@@ -180,11 +181,11 @@ def _kill_wanted(init: Any, wanted: "Callable[[int], bool]") -> None:
         if not victims:
             break
         for pid in victims:
-            _kill(pid)
+            _send_signal(pid, signal.SIGKILL)
         killed.update(victims)
     for pid in processes():
         if pid not in killed and pid not in asleep:
-            _continue(pid)
+            _send_signal(pid, signal.SIGCONT)
     # They are dying; who looks afterwards shall not find them. Not for long: init waits here.
     for _ in range(DEATH_LOOKS):
         if not any(_is_alive(pid) for pid in killed):
@@ -217,18 +218,11 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
-def _continue(pid: int) -> None:
+def _send_signal(pid: int, number: int) -> None:
     try:
-        os.kill(pid, signal.SIGCONT)
+        os.kill(pid, number)
     except ProcessLookupError:
-        pass  # it was faster
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # it was faster
+        pass  # it has ended
 
 
 def _descendants(pid: int) -> List[int]:
@@ -283,3 +277,22 @@ def _in_sessions(pid: int, sessions: "set[int]") -> bool:
         return is_over(stat(pid))
     except OSError:
         return True  # gone meanwhile
+
+
+def signal_processes(start_times: Dict[int, int], number: int) -> None:
+    """Send a signal to processes, each given with its start time."""
+    for pid, start_time in start_times.items():
+        if start_time < 0 or started(pid) != start_time:
+            continue  # it has ended, and another process may have its number now
+        _send_signal(pid, number)
+
+
+def wait_until_stopped(others: "set[int]") -> List[int]:
+    """Processes but for `others`, which have all been told to stop. One that was being forked at
+    that time appears a little later, and until its parent stands still too."""
+    deadline = time.monotonic() + STOP_TIMEOUT
+    while True:
+        found = [pid for pid in processes() if pid not in others]
+        if all(_is_stopped(pid) for pid in found) or time.monotonic() > deadline:
+            return found
+        time.sleep(0.001)

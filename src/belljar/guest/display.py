@@ -2,12 +2,14 @@
 
 import base64
 import builtins
+import importlib
+import io
 import json
 import sys
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
 
-from ..protocol import messages, wire
-from . import charts, figures, frames, libraries
+from ..protocol import messages, values, wire
+from . import figures, libraries
 
 # A part may also be made when it is known how much room there is for it.
 Part = Union[str, bytes, Callable[[int], Optional[bytes]]]
@@ -98,15 +100,15 @@ def bundle(value: Any) -> Bundle:
 
 
 def _add_table(value: Any, data: Bundle) -> None:
-    if not frames.is_frame(value):
+    if not is_table(value):
         return
-    page = None if "text/html" in data else _guarded(lambda: frames.html(value))
+    page = None if "text/html" in data else _guarded(lambda: render_table(value))
     if page is not None:
         data["text/html"] = page
-    table = _guarded(lambda: frames.data(value))
+    table = _guarded(lambda: encode_table(value))
     if table is not None:
-        data[frames.MIME] = table
-    text = _guarded(lambda: frames.csv(value, wire.MAX_PAYLOAD)) if _csv else None
+        data[TABLE_MIME] = table
+    text = _guarded(lambda: render_csv(value, wire.MAX_PAYLOAD)) if _csv else None
     if text is not None:
         data["text/csv"] = text
 
@@ -200,7 +202,7 @@ def flatten(data: Bundle, main: bool, text: int, limit: int) -> "Tuple[Dict[str,
                 continue
             cut = True
             raw = raw[: max(most - 3, 0)].decode("utf-8", "ignore").encode() + b"\xe2\x80\xa6"
-        elif isinstance(content, charts.Partial):
+        elif isinstance(content, figures.PartialChart):
             dropped.append(mime)
         parts.append({"mime": mime, "size": len(raw), "text": isinstance(content, str)})
         chunks.append(raw)
@@ -224,3 +226,90 @@ def _bytes(content: Part, room: int) -> Optional[bytes]:
 
 def cap_text(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[:limit] + "\u2026"
+
+
+TABLE_MIME = "application/vnd.belljar.table"
+
+
+def is_table(value: Any) -> bool:
+    """Whether it is a table whose data can travel. Nothing is imported to find out."""
+    kinds = (
+        ("pandas", ("DataFrame", "Series")),
+        ("polars", ("DataFrame", "Series")),
+        ("pyarrow", ("Table", "RecordBatch")),
+    )
+    for library, names in kinds:
+        module = sys.modules.get(library)
+        classes = tuple(filter(None, (getattr(module, name, None) for name in names)))
+        if isinstance(value, classes):
+            return True
+    return False
+
+
+def encode_table(value: Any) -> "Optional[Callable[[int], Optional[bytes]]]":
+    """Gives the table as the codec's bytes once it is known how many there may be, and None if
+    it is too large. There is no table if something in it cannot travel."""
+    if _estimate_size(value) > wire.MAX_PAYLOAD:
+        return lambda room: None  # not even tried: that could take its size in memory once more
+    try:
+        encoded = values.encode(value, 4 * wire.MAX_PAYLOAD)
+    except values.CannotTravel:
+        return None
+    return lambda room: encoded.join() if encoded.size <= room else None
+
+
+def render_table(value: Any) -> Optional[str]:
+    """A page for what offers none of itself: a pandas Series, as the table of its one column."""
+    pandas = sys.modules.get("pandas")
+    if pandas is None or not isinstance(value, pandas.Series):
+        return None
+    made = value.to_frame()._repr_html_()
+    return made if isinstance(made, str) else None
+
+
+def render_csv(value: Any, most: int) -> Optional[bytes]:
+    """The table as CSV; None if it takes more than `most` bytes. Raises for nested columns."""
+    file = _BoundedFile(most)
+    try:
+        _write_csv(value, file)
+    except Exception:
+        if file.overflowed:
+            return None
+        raise
+    return file.getvalue()
+
+
+def _write_csv(value: Any, file: "_BoundedFile") -> None:
+    if hasattr(value, "to_csv"):
+        text = io.TextIOWrapper(file, "utf-8", "backslashreplace", newline="", write_through=True)
+        value.to_csv(text)
+        text.detach()
+    elif hasattr(value, "write_csv") or hasattr(value, "to_frame"):
+        (value if hasattr(value, "write_csv") else value.to_frame()).write_csv(file)
+    else:
+        importlib.import_module("pyarrow.csv").write_csv(value, file)
+
+
+class _BoundedFile(io.BytesIO):
+    """A file that takes so much, and knows whether it was given more."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+        self.overflowed = False
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > self._most:
+            self.overflowed = True
+            raise OSError("it is full")
+        return super().write(data)
+
+
+def _estimate_size(value: Any) -> int:
+    """A bound from below for the bytes it takes, found without looking at the data."""
+    if hasattr(value, "memory_usage"):
+        used = value.memory_usage()
+        return int(used.sum() if hasattr(used, "sum") else used) // 2
+    if hasattr(value, "estimated_size"):
+        return int(value.estimated_size()) // 2
+    return int(getattr(value, "nbytes", 0)) // 2

@@ -2,11 +2,14 @@
 
 import contextlib
 import io
+import json
 import math
+import re
 import sys
 from typing import Any, Callable, Dict, Iterator, List, Optional, Union
 
-from . import charts
+from . import chart_elements as elements
+from . import chart_lines as lines
 
 MAX_PIXELS = 16_000_000  # of one picture: four bytes for each while it is drawn
 MAX_SIDE = 30_000  # pixels; the renderer refuses more than twice as many
@@ -67,11 +70,11 @@ def _bundle(figure: Any) -> "Dict[str, Union[str, bytes]]":
         data["text/plain"] = f"{figure!r}\ncannot be drawn: {type(error).__name__}: {error}"
         return data
     try:
-        chart = charts.describe(figure)
+        chart = describe_charts(figure)
     except Exception:  # whatever cannot be described is still a picture
         chart = None
     if chart is not None:
-        data[charts.MIME] = chart
+        data[CHART_MIME] = chart
     return data
 
 
@@ -115,3 +118,106 @@ def _bounded(figure: Any) -> "Iterator[None]":
     finally:
         figure.dpi = dpi
         figure.set_size_inches(*size, forward=False)
+
+
+CHART_MIME = "application/vnd.belljar.chart+json"
+MAX_CHARTS = 64
+MAX_TICKS = 200
+MAX_POINTS = 1000  # of one chart, for a prompt to hold it; of a figure three times as many
+MAX_LABEL = 500  # characters
+
+_UNIT = re.compile(r"[(\[]\s*([^()\[\]]{1,40}?)\s*[)\]]\s*$")
+
+
+class PartialChart(str):
+    """The JSON of a chart of which something was left out."""
+
+
+def describe_charts(figure: Any) -> Optional[str]:
+    """The chart as JSON; None if there is nothing in it. The figure has been drawn before."""
+    axes = [a for a in figure.axes if a.get_visible() and not hasattr(a, "_colorbar")]
+    with_data = [a for a in axes if a.has_data() or a.patches]
+    room = elements.Room(MAX_POINTS, 3 * MAX_POINTS)
+    charts = [chart for a in with_data[:MAX_CHARTS] for chart in _charts(a, room)]
+    truncated = any("truncated" in each for each in charts)
+    truncated = truncated or max(len(charts), len(with_data)) > MAX_CHARTS
+    if not charts:
+        return None
+    title = _common_title(figure)
+    if len(charts) == 1:
+        chart = charts[0]
+        chart["title"] = chart["title"] or title
+    else:
+        chart = {"type": "superchart", "title": title, "elements": charts[:MAX_CHARTS]}
+        if truncated:
+            chart["truncated"] = True
+    text = json.dumps(chart, allow_nan=False)
+    return PartialChart(text) if truncated else text
+
+
+def _charts(axes: Any, room: elements.Room) -> List[Dict[str, Any]]:
+    """One chart for each kind of thing that was drawn here."""
+    frame = _frame(axes)
+    found: elements.Found = {}
+    if axes.name == "rectilinear":  # else x and y mean something else
+        scales = elements.Scale(axes, axes.xaxis), elements.Scale(axes, axes.yaxis)
+        drawn = elements.find(axes, scales, room)
+        found = {**drawn.found, **lines.find(axes, scales, room, drawn)}
+    charts = []
+    for kind, (parts, truncated) in found.items():
+        chart = {"type": kind, **frame, "elements": parts}
+        if truncated:
+            chart["truncated"] = True
+        charts.append(chart)
+    return charts or [{"type": "unknown", **frame, "elements": []}]
+
+
+def _frame(axes: Any) -> Dict[str, Any]:
+    """Title and axes: what all charts drawn here have in common."""
+    title = next(filter(None, (axes.get_title(at) for at in ("center", "left", "right"))), "")
+    frame: Dict[str, Any] = {"title": _shorten(title)}
+    for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
+        if not hasattr(axis, "get_label_text"):
+            continue
+        label = axis.get_label_text()
+        scale = elements.Scale(axes, axis)
+        ticks, labels = _ticks(axis, scale)
+        frame.update(
+            {
+                f"{name}_label": _shorten(label),
+                f"{name}_unit": parse_unit(label),
+                f"{name}_ticks": ticks,
+                f"{name}_tick_labels": labels,
+                f"{name}_scale": scale.name,
+            }
+        )
+    return frame
+
+
+def parse_unit(label: str) -> Optional[str]:
+    """The unit in "Speed (km/h)" or "Price [EUR]"; None if the label has none."""
+    found = _UNIT.search(label)
+    return found[1] if found else None
+
+
+def _ticks(axis: Any, scale: elements.Scale) -> Any:
+    """Those in sight; matplotlib has some to the left and right of what is shown."""
+    low, high = sorted(axis.get_view_interval())
+    slack = (high - low) * 1e-9
+    ticks: List[Any] = []
+    labels: List[str] = []
+    for place, text in zip(axis.get_majorticklocs(), axis.get_majorticklabels()):
+        if low - slack <= place <= high + slack and len(ticks) < MAX_TICKS:
+            tick = scale.plain(place)
+            ticks.append(float(f"{tick:.12g}") if isinstance(tick, float) else tick)
+            labels.append(_shorten(text.get_text()))
+    return ticks, labels
+
+
+def _common_title(figure: Any) -> str:
+    title = getattr(figure, "_suptitle", None)
+    return "" if title is None else _shorten(title.get_text())
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= MAX_LABEL else text[:MAX_LABEL] + "\u2026"

@@ -23,9 +23,9 @@ from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 from ..protocol import messages, wire
 from ..protocol.buffers import Inbox, Outbox, close_all
 from ..protocol.messages import MAX_FILES
-from . import changes, commands, files, poller
+from . import commands, files, poller
 from .branches import Branches
-from .pump import Pump
+from .poller import Pump
 from .worker_process import Keeper
 
 HIGH_WATER = 4 * 1024 * 1024  # bytes waiting for the host; above it, output is not read
@@ -57,7 +57,7 @@ class Cell:
         self.room = limit
         self.calls: Set[int] = set()  # of host functions, under way
         self.watched = False  # whether to tell what became of the files
-        self.files: Optional[changes.Census] = None  # as they were before it
+        self.files: Optional[files.Census] = None  # as they were before it
 
 
 class Init:
@@ -87,7 +87,7 @@ class Init:
         self._resting: List[Pump] = []  # to be watched again when it ends
         self._lull = 0  # rounds that are left of it
         self._holding = False  # what is for the host, until the cell is over
-        self._workspace = changes.Watched(setup["workspace"])
+        self._workspace = files.WatchedDirectory(setup["workspace"])
         self._background = bytearray()
         self._branches = Branches(self, setup)
         self._restarts: List[int] = []  # those who wait for a fresh interpreter
@@ -490,7 +490,7 @@ class Init:
         if now is None or cell.files is None:
             self.send(wire.CHANGES, cell.request, {"unknown": True})
         elif now != cell.files:
-            found = json.dumps(changes.compare(cell.files, now)).encode("ascii")
+            found = json.dumps(files.compare_census(cell.files, now)).encode("ascii")
             known = len(found) <= MAX_CHANGES
             header = None if known else {"unknown": True}
             self.send(wire.CHANGES, cell.request, header, found if known else b"")

@@ -18,7 +18,6 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from ..protocol import messages, removal, wire
-from . import changes
 
 MAPPED_TIMEOUT = 0.05  # seconds
 MAX_MAPS = 4 * 1024 * 1024  # bytes of /proc/*/maps
@@ -26,9 +25,20 @@ _SHARED = re.compile(rb"^\S+ .w.s \S+ \S+ ([1-9]\d*) ", re.MULTILINE)
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_TYPES = {modes.S_IFREG: "file", modes.S_IFDIR: "dir", modes.S_IFLNK: "symlink"}
+FILE_TYPES = {modes.S_IFREG: "file", modes.S_IFDIR: "dir", modes.S_IFLNK: "symlink"}
 
 Answer = Tuple[Dict[str, Any], bytes]
+WAIT_FACTOR = 4  # times as long may pass as may be worked, while others have their turn
+
+
+class Deadline:
+    def __init__(self, seconds: float) -> None:
+        self._work = time.thread_time() + seconds
+        self._wait = time.monotonic() + WAIT_FACTOR * seconds
+
+    @property
+    def passed(self) -> bool:
+        return time.thread_time() > self._work or time.monotonic() > self._wait
 
 
 def open_root(path: str) -> int:
@@ -135,7 +145,7 @@ def mapped(frame: wire.Frame) -> Answer:
     """Inodes of files that some process writes to through its memory: the kernel stamps a file
     of a tmpfs for the first such write alone. As far as can be told in a moment."""
     inodes: Set[int] = set()
-    deadline = changes.Deadline(MAPPED_TIMEOUT)
+    deadline = Deadline(MAPPED_TIMEOUT)
     room = MAX_MAPS
     for name in os.listdir("/proc"):
         if not name.isdigit() or deadline.passed or room <= 0:
@@ -203,7 +213,7 @@ def _names(fd: int, after: str) -> List[str]:
 
 def _entry(fd: int, name: str) -> List[Any]:
     status = os.stat(name, dir_fd=fd, follow_symlinks=False)
-    kind = _TYPES.get(modes.S_IFMT(status.st_mode), "other")
+    kind = FILE_TYPES.get(modes.S_IFMT(status.st_mode), "other")
     row: List[Any] = [kind, *describe(status)]
     if kind == "symlink":
         row.append(os.readlink(name, dir_fd=fd))

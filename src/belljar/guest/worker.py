@@ -26,8 +26,8 @@ from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from ..protocol import messages, values, wire
 from ..protocol.buffers import close_all
-from . import display, figures, fork_state, functions, notebook_habits, streams
-from .sources import Sources
+from . import display, figures, fork_state, functions, libraries, streams
+from .streams import Sources
 from .worker_channel import Link
 
 SOURCE = "<belljar>"  # every file of ours is compiled under a name that starts so
@@ -435,7 +435,7 @@ def _parse(code: str, name: str) -> Any:
     try:
         return compile(code, name, "exec", flags)
     except SyntaxError as error:
-        advice = notebook_habits.explain(code)
+        advice = libraries.explain_magic(code)
         if advice:
             error.msg = f"{error.msg} ({advice})"
         raise

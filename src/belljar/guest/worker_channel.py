@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Tuple
 
-from ..protocol import blobs, values, wire
+from ..protocol import buffers, values, wire
 from ..protocol.buffers import Inbox, close_all
 from . import functions
 
@@ -43,7 +43,7 @@ class Link:
         self._reading = False
         self._requests: Deque[Tuple[wire.Frame, List[int]]] = deque()
         self._answers: Dict[int, Optional[Tuple[wire.Frame, List[int]]]] = {}
-        self._parts = blobs.Parts(MAX_VALUE)
+        self._parts = buffers.Parts(MAX_VALUE)
         self._calls = 0
         self._slots = threading.BoundedSemaphore(wire.MAX_CALLS)
 
@@ -93,7 +93,7 @@ class Link:
                 os.close(fd)
             return
         key = request if kind == wire.CALL else wire.VALUE_KEY
-        for part in blobs.cut(value.pieces()):
+        for part in buffers.cut_parts(value.pieces()):
             self.send(wire.PART, 0, {"key": key, "size": value.size}, part)
             self._critical.raise_late()
         self.send(kind, request, {**header, "parts": value.size})
@@ -106,7 +106,7 @@ class Link:
         try:
             if _resident() + self._handed + value.size > self._limit * 3 // 4:
                 return -1
-            fd = blobs.seal(value.pieces())
+            fd = buffers.share_memory(value.pieces())
         except OSError:  # no descriptors, no memory
             return -1
         self._handed += value.size
@@ -150,7 +150,7 @@ class Link:
         if "shared" in frame.header:
             if not fds:
                 raise OSError(errno.EMFILE, "a value could not come in: too many open files")
-            return blobs.unseal(fds.pop(), int(frame.header["shared"]))
+            return buffers.map_shared(fds.pop(), int(frame.header["shared"]))
         if "parts" in frame.header:
             return self._parts.take(frame.header["key"], frame.header["parts"])
         return frame.payload

@@ -13,7 +13,7 @@ import socket
 import struct
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from ..protocol import blobs, messages, wire
+from ..protocol import buffers, messages, wire
 from ..protocol.buffers import Inbox, Outbox, close_all
 from . import commands, fork_state, poller, worker
 
@@ -228,7 +228,7 @@ class Keeper:
             return []
         fd = self._inbox.take()
         try:
-            blobs.check(fd, frame.header["shared"])
+            buffers.check_shared(fd, frame.header["shared"])
         except wire.WireError:
             close_all([fd])
             raise

@@ -29,7 +29,7 @@ _HEAD = struct.Struct("=4sII")  # magic, size of the text, number of buffers
 _ALIGN = 64
 _SMALL = 4096  # smaller pieces are copied together: a system call takes 1024 pieces at most
 _MOST_PIECES = 1024
-_JSON = json.JSONEncoder(separators=(",", ":"))
+JSON = json.JSONEncoder(separators=(",", ":"))
 
 Buffer = Union[bytes, bytearray, memoryview, Any]
 
@@ -125,9 +125,9 @@ class _Walk:
 class Packer(_Walk):
     """Collects the buffers of a value, and stops early when it becomes too large."""
 
-    def __init__(self, lower: "Callable[[Packer, Any], Any]", limit: int, text_limit: int) -> None:
+    def __init__(self, encode: "Callable[[Packer, Any], Any]", limit: int, text_limit: int) -> None:
         super().__init__(MAX_DEPTH)
-        self._lower = lower
+        self._encode = encode
         self._buffers: List[memoryview] = []
         self._limit = limit
         self._room = limit
@@ -137,8 +137,8 @@ class Packer(_Walk):
         self._arrays = MAX_ARRAYS
         self._calendar_rows = MAX_CALENDAR_ROWS
 
-    def lower(self, value: Any) -> Any:
-        return self._lower(self, value)
+    def encode(self, value: Any) -> Any:
+        return self._encode(self, value)
 
     def buffer(self, data: Buffer) -> int:
         view = memoryview(data)
@@ -173,11 +173,11 @@ class Packer(_Walk):
         return True
 
     def spell(self, skeleton: Any) -> bytes:
-        text = _JSON.encode(skeleton).encode("ascii")
+        text = JSON.encode(skeleton).encode("ascii")
         return Encoded(text, self._buffers).join() if self._buffers else text
 
     def seal(self, skeleton: Any) -> Encoded:
-        text = _JSON.encode(skeleton).encode("ascii")
+        text = JSON.encode(skeleton).encode("ascii")
         self._place.clear()
         if len(text) + 8 * len(self._buffers) > self._text_limit:
             raise self._too_much_text()
@@ -201,19 +201,14 @@ class Unpacker(_Walk):
 
     def __init__(
         self,
-        raise_up: "Callable[[Unpacker, Any], Any]",
-        lower: "Callable[[Packer, Any], Any]",
-        blob: Buffer,
-        limit: int,
-        text_limit: int,
+        decode: "Callable[[Unpacker, Any], Any]",
+        encode: "Callable[[Packer, Any], Any]",
+        view: memoryview,
+        spans: List[Tuple[int, int]],
     ) -> None:
         super().__init__(MAX_DEPTH + 20)  # tables take a few more steps apart than together
-        self._raise_up, self._lower = raise_up, lower
-        self._view = memoryview(blob).cast("B")
-        if len(self._view) > limit:
-            raise CannotTravel(f"value takes {len(self._view)} bytes, more than {limit}")
-        text, self._spans = _open(self._view, text_limit)
-        self.skeleton = json.loads(str(text, "ascii"))
+        self._decode, self._encode = decode, encode
+        self._view, self._spans = view, spans
         self._taken = [False] * len(self._spans)
         self._free_rows = MAX_FREE_ROWS
         self._arrays = MAX_ARRAYS
@@ -226,8 +221,8 @@ class Unpacker(_Walk):
     def writable(self) -> bool:
         return not self._view.readonly
 
-    def raise_up(self, skeleton: Any) -> Any:
-        return self._raise_up(self, skeleton)
+    def decode(self, skeleton: Any) -> Any:
+        return self._decode(self, skeleton)
 
     def buffer(self, number: Any) -> memoryview:
         if type(number) is not int or not 0 <= number < len(self._spans) or self._taken[number]:
@@ -273,11 +268,11 @@ class Unpacker(_Walk):
 
     def spelling(self, value: Any) -> bytes:
         """The bytes that a value which came would travel as."""
-        packer = Packer(self._lower, MAX_BYTES, MAX_BYTES)
-        return packer.spell(packer.lower(value))
+        packer = Packer(self._encode, MAX_BYTES, MAX_BYTES)
+        return packer.spell(packer.encode(value))
 
 
-def _open(view: memoryview, text_limit: int) -> Tuple[memoryview, List[Tuple[int, int]]]:
+def open_parcel(view: memoryview, text_limit: int) -> Tuple[memoryview, List[Tuple[int, int]]]:
     """The text, and where each buffer starts and how long it is."""
     if len(view) < _HEAD.size:
         raise ValueError("no head")
@@ -300,10 +295,10 @@ def _open(view: memoryview, text_limit: int) -> Tuple[memoryview, List[Tuple[int
     return view[start : start + text_size], spans
 
 
-def text_of(blob: Buffer) -> memoryview:
+def read_text(blob: Buffer) -> memoryview:
     """The JSON text alone, unchecked; empty if there is none."""
     view = memoryview(blob).cast("B")
     try:
-        return _open(view, MAX_TEXT)[0]
+        return open_parcel(view, MAX_TEXT)[0]
     except (ValueError, CannotTravel):
         return view[:0]

@@ -15,7 +15,10 @@ is a descriptor that comes with the frame, whose header says `shared` and its si
 cannot be shared it comes before its frame in PARTs, and the header says `parts` and its size.
 """
 
+import hashlib
+import hmac
 import json
+import os
 import struct
 from typing import Any, Dict, Iterator, NamedTuple, Optional, Union
 
@@ -184,3 +187,85 @@ def _parse(text: "Union[bytes, bytearray]") -> Header:
     if not isinstance(header, dict):
         raise WireError("a frame header is an object")
     return header
+
+
+KEY_SIZE = 32
+CODE_SIZE = 16
+_LENGTH = struct.Struct(">I")
+_NEW_KEY = 1 << 31
+MAX_RECORD = MAX_PAYLOAD + MAX_HEADER + 64
+
+
+def _authenticate(key: "bytes | bytearray", number: int, length: bytes, data: bytes) -> bytes:
+    made = hashlib.blake2b(number.to_bytes(8, "big"), key=key, digest_size=CODE_SIZE)
+    made.update(length)
+    made.update(data)
+    return made.digest()
+
+
+class Seal:
+    """Init's end."""
+
+    def __init__(self, key: bytearray) -> None:
+        self._key = key
+        self._number = 0
+
+    def __call__(self, data: bytes) -> bytes:
+        return self._record(data, len(data))
+
+    def renew(self) -> bytes:
+        """Called after a fork: what tells the host of the new key, sealed with the old one."""
+        key = bytearray(os.urandom(KEY_SIZE))
+        announced = self._record(bytes(key), KEY_SIZE | _NEW_KEY)
+        self._key = key
+        return announced
+
+    def forget(self) -> None:
+        """Called in the child of a fork."""
+        self._key[:] = bytes(len(self._key))
+
+    def _record(self, data: bytes, length: int) -> bytes:
+        self._number += 1
+        head = _LENGTH.pack(length)
+        return head + _authenticate(self._key, self._number, head, data) + data
+
+
+class SealReader:
+    """The host's end: bytes in, however they are cut, and out what init has sealed."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._number = 0
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> bytes:
+        """Raises WireError for what init has not sealed."""
+        self._buffer += data
+        opened = []
+        start = 0
+        while len(self._buffer) - start >= _LENGTH.size + CODE_SIZE:
+            (length,) = _LENGTH.unpack_from(self._buffer, start)
+            size = length & ~_NEW_KEY
+            if size > MAX_RECORD:
+                raise WireError("a record that is too long")
+            body = start + _LENGTH.size + CODE_SIZE
+            if len(self._buffer) < body + size:
+                break
+            opened.append(self._open(start, body, body + size, length))
+            start = body + size
+        del self._buffer[:start]
+        return b"".join(opened)
+
+    def _open(self, start: int, body: int, end: int, length: int) -> bytes:
+        self._number += 1
+        data = bytes(self._buffer[body:end])
+        head = bytes(self._buffer[start : start + _LENGTH.size])
+        code = bytes(self._buffer[start + _LENGTH.size : body])
+        if not hmac.compare_digest(code, _authenticate(self._key, self._number, head, data)):
+            raise WireError("a record that init has not sealed")
+        if not length & _NEW_KEY:
+            return data
+        if len(data) != KEY_SIZE:
+            raise WireError("a key that is none")
+        self._key = data
+        return b""
