@@ -16,7 +16,7 @@ import census
 from belljar import AsyncSandbox, Outcome
 from belljar.backends import readable
 from belljar.guest import files, streams
-from belljar.guest.streams import LASTING, PASSING
+from belljar.guest.streams import MAX_LASTING, MAX_PASSING
 from belljar.protocol import wire
 from project import ESCAPES
 
@@ -120,7 +120,7 @@ def test_thousands_of_cells_leave_nothing_behind(backend):
 
     before, after, source = asyncio.run(main())
     assert source.startswith("def first")  # what can still be called can be shown
-    assert after[0] <= PASSING + 5
+    assert after[0] <= MAX_PASSING + 5
     assert after[1] - before[1] < 1 << 20  # worker
     assert after[2] - before[2] < 1 << 20  # init
     assert after[3] - before[3] < 500  # objects here
@@ -132,16 +132,16 @@ def test_texts_of_cells_that_made_functions_are_kept_up_to_a_number(backend):
             code = f"""
             import linecache, sys
             sources = sys._getframe(1).f_locals["self"]._sources
-            for number in range({LASTING + 100}):
+            for number in range({MAX_LASTING + 100}):
                 name, text = f"<cell x{{number}}>", f"def f(): {{number}}"
                 sources.add(name, text)
-                sources.keep(name, compile(text, name, "exec"))
+                sources.keep_lasting(name, compile(text, name, "exec"))
             kept = [n for n in linecache.cache if n.startswith("<cell x")]
             (len(kept), kept[-1])
             """.replace("\n            ", "\n")
             return (await sandbox.run_code(code)).value
 
-    assert asyncio.run(main()) == (LASTING, f"<cell x{LASTING + 99}>")
+    assert asyncio.run(main()) == (MAX_LASTING, f"<cell x{MAX_LASTING + 99}>")
 
 
 # --- one expression is compiled in one step ----------------------------------------------------

@@ -229,7 +229,7 @@ NUMBERS = [
 ODD = [None, True, "", "x", 0.5, 1e400, [], {}, [1], [[0]], {"a": 1}, "\ud800", [[]] * 300]
 FIELDS = [
     *("size", "total", "rows", "done", "after", "inodes", "type", "mode", "mtime", "errno"),
-    *("message", "lacks", "lost", "name", "exit_code", "signal", "status", "parts", "shared"),
+    *("message", "missing", "lost", "name", "exit_code", "signal", "status", "parts", "shared"),
 ]
 DATA = [
     *("", "x", "[]", "{}", "null", "[[]]", '[{"name": "x"}]', "\xff" * 40, "[" * 5000),

@@ -212,7 +212,7 @@ def test_all_values_together_stay_within_the_limit():
     parts.add(1, 60, b"x")
     with pytest.raises(wire.WireError):
         parts.add(2, 41, b"x")
-    parts.drop(1)
+    parts.remove(1)
     parts.add(2, 41, b"x")
 
 

@@ -529,7 +529,7 @@ def test_other_texts_are_left_alone(text):
 def stub(function, sent=None):
     ((_, exposed),) = coerce([function]).items()
     sent = [] if sent is None else sent
-    return functions.make(
+    return functions.make_stub(
         json.loads(json.dumps(spec(exposed))), lambda *call: sent.append(call) or len(sent)
     )
 
@@ -587,7 +587,7 @@ def test_every_builtin_exception_is_caught_as_itself():
     for name, kind in vars(builtins).items():
         if not isinstance(kind, type) or not issubclass(kind, BaseException):
             continue
-        made = functions.exception(name, message)
+        made = functions.make_exception(name, message)
         assert isinstance(made, Exception), name
         assert str(made) == message, name
         assert type(made).__name__ in (name, kind.__name__), name
@@ -600,12 +600,12 @@ def test_every_builtin_exception_is_caught_as_itself():
 
 
 def test_an_error_python_does_not_know_keeps_its_name():
-    made = functions.exception("OperationalError", "no such table: t")
+    made = functions.make_exception("OperationalError", "no such table: t")
     assert isinstance(made, functions.HostError)
-    assert type(made) is type(functions.exception("OperationalError", "again"))
+    assert type(made) is type(functions.make_exception("OperationalError", "again"))
     assert repr(made) == "OperationalError('no such table: t')"
     for name in ("print", "not a name", "", "x" * 101, "HostError"):
-        other = functions.exception(name, "m")
+        other = functions.make_exception(name, "m")
         assert isinstance(other, functions.HostError)
         assert str(other) == "m"
         assert type(other).__name__ in (name, "HostError")

@@ -74,7 +74,7 @@ def test_a_fork_cannot_seal_with_what_it_remembers():
 
 def test_a_child_has_no_key():
     seal, opener = pair()
-    seal.forget()
+    seal.erase_key()
     with pytest.raises(wire.WireError):
         opener.feed(seal(b"forged"))
 
@@ -84,7 +84,7 @@ def test_a_new_key_of_another_length_is_refused(size):
     """By an image that has the first key by right, and speaks for its init."""
     seal, opener = pair()
     announced = seal._record(b"k" * size, size | 1 << 31)
-    with pytest.raises(wire.WireError, match="a key that is none"):
+    with pytest.raises(wire.WireError, match="the new key of a seal has the wrong size"):
         opener.feed(announced)
 
 

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from belljar.guest import branches, tree_pack
-from belljar.guest.archive_store import VOLUMES, Broken, Shelves
+from belljar.guest.archive_store import SEGMENTS, ArchiveStore, WorkspaceLost
 from belljar.guest.workspace_store import CURRENT, Store
 from belljar.protocol import removal, wire
 from census import wait_until
@@ -60,7 +60,7 @@ def die():
 
 @contextlib.contextmanager
 def opened(workspace, size=ROOM, fork=None):
-    made = Shelves(str(workspace), size, fork or Fork())
+    made = ArchiveStore(str(workspace), size, fork or Fork())
     try:
         yield made
     finally:
@@ -537,7 +537,7 @@ def test_an_exchange_takes_little_more_room_than_there_was(workspace, monkeypatc
         aside = exchange(made, name)
         exchange(made, aside)
         assert len(seen) > 200
-        assert max(seen) < seen[0] + made._size // VOLUMES + (3 << 20)
+        assert max(seen) < seen[0] + made._size // SEGMENTS + (3 << 20)
 
 
 def test_memory_is_given_back_and_closed_in_programs(workspace):
@@ -653,7 +653,7 @@ def test_if_neither_workspace_can_be_there_nothing_goes_on(workspace, monkeypatc
         name = kept(made)
         with monkeypatch.context() as patch:
             patch.setattr(os, "pwrite", no_room)
-            with pytest.raises(Broken, match="No space"):
+            with pytest.raises(WorkspaceLost, match="No space"):
                 exchange(made, name)
 
 
@@ -751,8 +751,8 @@ def test_workspaces_are_kept_where_the_setup_says(workspace):
     made = branches.Branches(Init(), setup_of(workspace, store=directory))
     assert type(made.store) is Store
     os.close(directory)
-    made = branches.Branches(Init(), setup_of(workspace, shelves=1000))
-    assert type(made.store) is Shelves
+    made = branches.Branches(Init(), setup_of(workspace, archive_size=1000))
+    assert type(made.store) is ArchiveStore
     for shelf in made.store._shelves.values():
         shelf.close()
     os.close(made.store._directory)
@@ -772,7 +772,7 @@ def test_without_memory_that_has_no_name_there_are_no_checkpoints(workspace, mon
 
         monkeypatch.setattr(os, "memfd_create", denied)
     init = Init()
-    made = branches.Branches(init, setup_of(workspace, shelves=1000))
+    made = branches.Branches(init, setup_of(workspace, archive_size=1000))
     assert made.store is None
     expected = {"missing": "no memfd_create", "denied": "not permitted"}[how]
     assert expected in why_not(made, init)

@@ -215,7 +215,7 @@ def honest_conversation():
         wire.pack(wire.STREAM, 1, {"name": "stdout"}, b"hello\n"),
         wire.pack(wire.RESULT, 1, {"parts": [{"mime": "text/plain", "size": 1}], "main": True}),
         wire.pack(wire.STREAM, 1, {"name": "background"}, b"late\n"),
-        wire.pack(wire.DONE, 1, {"status": "ok", "lost": False, "fresh": False}, b"42"),
+        wire.pack(wire.DONE, 1, {"status": "ok", "lost": False, "state_lost": False}, b"42"),
     ]
 
 

@@ -21,15 +21,15 @@ from . import tree_pack
 from .tree_pack import SegmentReader, TreeWalk
 from .workspace_store import CURRENT, REMOVE_TIMEOUT, Store, Then
 
-VOLUMES = 16  # for as much as all of them may hold
+SEGMENTS = 16  # for as much as all of them may hold
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Broken(Exception):
+class WorkspaceLost(Exception):
     """What was at /workspace is packed, and what should be there is not: nothing can go on."""
 
 
-class Shelf:
+class Archive:
     """One archive. `volume`: the bytes that may be freed at once."""
 
     def __init__(self, volume: int) -> None:
@@ -74,10 +74,10 @@ class Shelf:
             os.close(fd)
 
 
-class Shelves(Store):
+class ArchiveStore(Store):
     def __init__(self, workspace: str, size: int, fork: "Callable[[], int]") -> None:
         self._size = size  # of all archives and what is at /workspace, in bytes
-        self._shelves: Dict[str, Shelf] = {}
+        self._shelves: Dict[str, Archive] = {}
         self._leaving = ""  # for what is at /workspace still, and shall not stay
         super().__init__(-1, fork)
         self._directory = os.open(workspace, _DIRECTORY)
@@ -85,7 +85,7 @@ class Shelves(Store):
     def make(self) -> str:
         self._numbers += 1
         name = f"w{self._numbers}"
-        self._shelves[name] = Shelf(max(self._size // VOLUMES, tree_pack.MIN_SEGMENT))
+        self._shelves[name] = Archive(max(self._size // SEGMENTS, tree_pack.MIN_SEGMENT))
         return name
 
     def copy(self, source: str, target: str, then: Then) -> None:
@@ -101,7 +101,7 @@ class Shelves(Store):
             self._shelves[target] = self._shelves[source]
             then(0)
 
-    def _copy_current(self, shelf: Shelf, room: int, then: Then) -> None:
+    def _copy_current(self, shelf: Archive, room: int, then: Then) -> None:
         status = os.fstat(self._directory)
 
         def done(error: int) -> None:
@@ -115,7 +115,7 @@ class Shelves(Store):
         else:
             self._in_child(lambda: self._pack(shelf, status, room), done, self._copying)
 
-    def _pack(self, shelf: Shelf, status: os.stat_result, room: int) -> None:
+    def _pack(self, shelf: Archive, status: os.stat_result, room: int) -> None:
         mode = modes.S_IMODE(status.st_mode)
         self._open_up()
         try:
@@ -141,7 +141,7 @@ class Shelves(Store):
             shelf.unpack(self._directory, consume=bool(leaving) and alone)
         except OSError as error:
             if leaving:
-                raise Broken(f"a workspace could not be brought back: {error}") from error
+                raise WorkspaceLost(f"a workspace could not be brought back: {error}") from error
             raise
         self._drop(name)
         if self._spare is None:
@@ -160,7 +160,9 @@ class Shelves(Store):
         try:
             self._shelves[name].unpack(self._directory)
         except OSError as error:
-            raise Broken(f"a workspace could not be packed, nor brought back: {error}") from error
+            raise WorkspaceLost(
+                f"a workspace could not be packed, nor brought back: {error}"
+            ) from error
         self._drop(name)
 
     def _empty(self) -> None:
@@ -187,17 +189,17 @@ class Shelves(Store):
             shelf.close()
 
 
-def choose(setup: Dict[str, Any]) -> "Tuple[Optional[Store], str]":
-    """Where a guest keeps workspaces, or why nowhere."""
+def choose_store(setup: Dict[str, Any]) -> "Tuple[Optional[Store], str]":
+    """Where this guest keeps workspaces; if nowhere, None and the reason."""
     fork = setup.get("fork", os.fork)
-    if "store" in setup:
-        return Store(setup["store"], fork), ""
-    if "shelves" not in setup:
-        return None, "there is no place for them here"
     try:
-        return Shelves(setup["workspace"], setup["shelves"], fork), ""
+        if "store" in setup:
+            return Store(setup["store"], fork), ""
+        if "archive_size" in setup:
+            return ArchiveStore(setup["workspace"], setup["archive_size"], fork), ""
     except OSError as error:
-        return None, f"no memory can be had for them: {error.strerror}"
+        return None, f"there is no room for workspaces: {error.strerror}"
+    return None, "this backend has no place for workspaces"
 
 
 _WINDOW = 65536  # bytes

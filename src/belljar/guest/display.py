@@ -29,13 +29,7 @@ _BINARY = ("image/png", "image/jpeg", "image/gif", "image/webp", "application/pd
 _REFUSED = ("application/javascript", "text/javascript")  # code for the caller's browser
 
 _show: "Optional[Callable[[Bundle, bool], object]]" = None
-_csv = False
-
-
-def tables_as_csv(wanted: bool) -> None:
-    """Whether tables come as CSV, too. Called before each cell."""
-    global _csv
-    _csv = wanted
+as_csv = False  # send tables as CSV, too; the worker sets it before each cell
 
 
 def install(show: "Callable[[Bundle, bool], object]") -> None:
@@ -83,7 +77,7 @@ def show(
 def bundle(value: Any) -> Bundle:
     """Everything `value` offers. A method that fails costs its own format, never the result."""
     if figures.is_figure(value):
-        return dict(figures.bundle(value))
+        return dict(figures.bundle_figure(value))
     data: Bundle = {"text/plain": repr(value)}
     if isinstance(value, type):
         return data  # its methods are for its instances
@@ -108,7 +102,7 @@ def _add_table(value: Any, data: Bundle) -> None:
     table = _guarded(lambda: encode_table(value))
     if table is not None:
         data[TABLE_MIME] = table
-    text = _guarded(lambda: render_csv(value, wire.MAX_PAYLOAD)) if _csv else None
+    text = _guarded(lambda: render_csv(value, wire.MAX_PAYLOAD)) if as_csv else None
     if text is not None:
         data["text/csv"] = text
 

@@ -23,48 +23,42 @@ def is_figure(value: Any) -> bool:
     return module is not None and isinstance(value, module.Figure)
 
 
-def bundle(figure: Any) -> "Dict[str, Union[str, bytes]]":
+def bundle_figure(figure: Any) -> "Dict[str, Union[str, bytes]]":
     """Picture, text and chart of a figure, which is not shown again at the end of the cell."""
     pyplot = sys.modules.get("matplotlib.pyplot")
     if pyplot is not None:
         pyplot.close(figure)
-    return _bundle(figure)
+    return _draw_bundle(figure)
 
 
-def catch_show(show: "Callable[[], None]") -> None:
-    """Let `pyplot.show()` show: it may be followed by `close()` before the cell has ended."""
+def install(show: "Callable[[], None]") -> None:
+    """`show` shows the open figures. pyplot is changed when a cell imports it, or has."""
     global _show
     _show = show
-    pyplot = sys.modules.get("matplotlib.pyplot")
-    if pyplot is not None:
-        arrange_show(pyplot)
 
 
-def arrange_show(pyplot: Any) -> None:
-    """For a pyplot that is there, or has just been imported by a cell."""
-    pyplot.__dict__["show"] = lambda *args, **kwargs: _show() if _show else None
+def show_open(*args: Any, **options: Any) -> None:
+    """`pyplot.show` of the cells: they may call `close()` before the cell has ended."""
+    if _show is not None:
+        _show()
 
 
-def are_open() -> bool:
-    pyplot = sys.modules.get("matplotlib.pyplot")
-    return pyplot is not None and bool(pyplot.get_fignums())
+def replace_show(pyplot: Any) -> None:
+    pyplot.__dict__["show"] = show_open
 
 
-def take_open() -> "List[Dict[str, Union[str, bytes]]]":
-    """The figures that are open now, drawn and closed, as a notebook does after each cell."""
-    pyplot = sys.modules.get("matplotlib.pyplot")
-    if pyplot is None:
-        return []
+def close_open_figures(pyplot: Any) -> "List[Dict[str, Union[str, bytes]]]":
+    """Draw and close the figures that are open, as a notebook does after each cell."""
     open_ = [pyplot.figure(number) for number in pyplot.get_fignums()]
-    # Before they are drawn: one that takes too long must not be drawn again after the time-out.
+    # Close before drawing: a figure that takes too long must not be drawn again after the time-out.
     pyplot.close("all")
-    return [_bundle(figure) for figure in open_]
+    return [_draw_bundle(figure) for figure in open_]
 
 
-def _bundle(figure: Any) -> "Dict[str, Union[str, bytes]]":
+def _draw_bundle(figure: Any) -> "Dict[str, Union[str, bytes]]":
     data: Dict[str, Union[str, bytes]] = {"text/plain": repr(figure)}
     try:
-        with _bounded(figure):
+        with _limited_size(figure):
             data["image/png"] = _draw(figure)
     except Exception as error:  # such as a title that is no formula; the other figures are shown
         data["text/plain"] = f"{figure!r}\ncannot be drawn: {type(error).__name__}: {error}"
@@ -81,11 +75,11 @@ def _bundle(figure: Any) -> "Dict[str, Union[str, bytes]]":
 def _draw(figure: Any) -> bytes:
     figure.draw_without_rendering()
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=figure.dpi, bbox_inches=_extent(figure))
+    figure.savefig(buffer, format="png", dpi=figure.dpi, bbox_inches=_find_extent(figure))
     return buffer.getvalue()
 
 
-def _extent(figure: Any) -> Any:
+def _find_extent(figure: Any) -> Any:
     """All that is drawn, also beyond the figure's edge; but no label a mile away."""
     box = figure.get_tightbbox()
     width, height = figure.get_size_inches()
@@ -97,7 +91,7 @@ def _extent(figure: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _bounded(figure: Any) -> "Iterator[None]":
+def _limited_size(figure: Any) -> "Iterator[None]":
     """For the time of drawing, no larger than a picture may be."""
     width, height = size = tuple(figure.get_size_inches())
     dpi = figure.dpi

@@ -147,7 +147,7 @@ class WatchedDirectory:
         self._root = root
         self._empty: Optional[Tuple[int, int, int]] = None  # what it is while it is empty
 
-    def census(self) -> Optional[Census]:
+    def take_census(self) -> Optional[Census]:
         try:
             status = os.stat(self._root)
         except OSError:

@@ -15,7 +15,7 @@ _DELETED = " (deleted)"  # what the kernel adds to a path that leads nowhere any
 PARKED, RUNNING = b"500", b"1000"  # out of memory, what runs is to go before what is parked
 
 
-abandoned: "List[Any]" = []  # event loops whose descriptors are another process's as well
+released_loops: "List[Any]" = []  # event loops whose descriptors are another process's as well
 
 
 class Snapshot(NamedTuple):
@@ -25,7 +25,7 @@ class Snapshot(NamedTuple):
     files: "List[Tuple[int, str, int, int]]"  # descriptor, path, flags, position
 
 
-def take(workspace: str) -> Snapshot:
+def take_snapshot(workspace: str) -> Snapshot:
     try:
         directory = os.getcwd()
     except FileNotFoundError:
@@ -45,15 +45,15 @@ def take(workspace: str) -> Snapshot:
     return Snapshot(directory, found)
 
 
-def restore(snapshot: Snapshot, workspace: str) -> None:
+def restore_snapshot(snapshot: Snapshot, workspace: str) -> None:
     """Open files are shared with the original up to here, and so is how far they were read."""
     for fd, path, flags, position in snapshot.files:
         _open_again(fd, path, flags, position)
     if os.readlink("/proc/self/cwd") != snapshot.directory:
-        _go_to(snapshot.directory, workspace)
+        _change_directory(snapshot.directory, workspace)
 
 
-def named(workspace: str) -> "Set[Tuple[int, int]]":
+def find_named_files(workspace: str) -> "Set[Tuple[int, int]]":
     """What is open below the workspace and has a name there, by device and inode."""
     found = set()
     for fd, path in _descriptors():
@@ -63,7 +63,7 @@ def named(workspace: str) -> "Set[Tuple[int, int]]":
     return found
 
 
-def reopen(known: "Set[Tuple[int, int]]", workspace: str) -> None:
+def reopen_files(known: "Set[Tuple[int, int]]", workspace: str) -> None:
     """The workspace was emptied and made anew: what is open of it are the files that were there
     before. Those that are `known` to have had a name then are opened by it once more."""
     for fd, path in _descriptors() if known else []:
@@ -74,7 +74,7 @@ def reopen(known: "Set[Tuple[int, int]]", workspace: str) -> None:
             _open_again(fd, path[: -len(_DELETED)], flags, position)
     directory = os.readlink("/proc/self/cwd")
     if directory.endswith(_DELETED):
-        _go_to(directory[: -len(_DELETED)], workspace)
+        _change_directory(directory[: -len(_DELETED)], workspace)
 
 
 def _open_again(fd: int, path: str, flags: int, position: int) -> None:
@@ -88,7 +88,7 @@ def _open_again(fd: int, path: str, flags: int, position: int) -> None:
     os.close(new)
 
 
-def _go_to(directory: str, workspace: str) -> None:
+def _change_directory(directory: str, workspace: str) -> None:
     """Where the code was, unless it has forbidden itself to go there."""
     for place in (directory, workspace, "/"):
         try:
@@ -98,7 +98,9 @@ def _go_to(directory: str, workspace: str) -> None:
             continue
 
 
-def lacks(loop: Optional[asyncio.AbstractEventLoop], known: List[int], control: int) -> List[str]:
+def find_missing(
+    loop: Optional[asyncio.AbstractEventLoop], known: List[int], control: int
+) -> List[str]:
     """What no fork can have, in words. `control` is the socket that the fork will get."""
     found = []
     threads = [t for t in threading.enumerate() if t.ident not in known]
@@ -107,7 +109,7 @@ def lacks(loop: Optional[asyncio.AbstractEventLoop], known: List[int], control: 
     if loop is not None and not loop.is_closed() and asyncio.all_tasks(loop):
         found.append("asyncio tasks that had not ended")
     ours = {CONTROL, control}
-    for known_loop in (*abandoned, loop):
+    for known_loop in (*released_loops, loop):
         ours.update(_sockets_of(known_loop))
     links = _descriptors()
     if any(path.startswith("socket:") and fd not in ours for fd, path in links):
@@ -132,7 +134,7 @@ def _shares_memory() -> bool:
         return any(line.split(None, 2)[1].startswith((b"rw-s", b"-w-s")) for line in file)
 
 
-def differ() -> None:
+def renew_secrets() -> None:
     """Let go of secrets that were drawn before the fork, which siblings would have in common. The
     worker seeds generators of random numbers itself; what asks the kernel each time needs nothing,
     and OpenSSL and tempfile see by the number of their process that they were forked."""
@@ -141,7 +143,7 @@ def differ() -> None:
         processes.current_process().authkey = os.urandom(32)
 
 
-def rank(score: bytes) -> None:
+def set_oom_score(score: bytes) -> None:
     """For the kernel, which ends somebody when memory runs out."""
     try:
         fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
@@ -164,7 +166,7 @@ def wait_for_init(middle: int) -> None:
         raise ChildProcessError("init is not the parent")
 
 
-def silence(streams: "Tuple[int, ...]" = (1, 2)) -> None:
+def redirect_to_null(streams: "Tuple[int, ...]" = (1, 2)) -> None:
     """Its pipes are the original's."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in streams:
@@ -192,11 +194,11 @@ def _flags(fd: int) -> int:
 
 def _has_children() -> bool:
     own = str(os.getpid()).encode()
-    for pid in commands.processes():
+    for pid in commands.list_processes():
         try:
-            fields = commands.stat(pid)
+            fields = commands.read_stat(pid)
         except OSError:
             continue  # ended meanwhile
-        if fields[1] == own and not commands.is_over(fields):
+        if fields[1] == own and not commands.has_ended(fields):
             return True
     return False

@@ -26,7 +26,7 @@ class HostError(Exception):
     """A function of the host failed with an error that has no counterpart in this Python."""
 
 
-def make(spec: Dict[str, Any], call: Call) -> Callable[..., Any]:
+def make_stub(spec: Dict[str, Any], call: Call) -> Callable[..., Any]:
     """A function that hands what it was given to `call(name, args, kwargs)`.
 
     Defaults are not filled in: they are the host's, and may be no data at all.
@@ -69,7 +69,7 @@ def _checker(name: str, shape: inspect.Signature) -> Callable[..., None]:
     return check
 
 
-def exception(name: str, message: str) -> BaseException:
+def make_exception(name: str, message: str) -> BaseException:
     """The error that the host's function raised: caught as it would be there, if it is a builtin.
 
     `str()` of it is the message, whatever that class makes of its arguments. What would end the
@@ -82,26 +82,26 @@ def exception(name: str, message: str) -> BaseException:
         name = HostError.__name__
     kind = getattr(builtins, name, None)
     if isinstance(kind, type) and issubclass(kind, Exception) and kind not in _CONTROL_FLOW:
-        made = _builtin(kind, message)
+        made = _make_builtin(kind, message)
     elif name == HostError.__name__:
         made = HostError(message)
     else:
-        made = _named(name)(message)
+        made = _named_class(name)(message)
     return made
 
 
-def _builtin(kind: Any, message: str) -> Exception:
+def _make_builtin(kind: Any, message: str) -> Exception:
     try:
         made: Exception = kind(message)
         if str(made) == message:
             return made
     except TypeError:
         pass  # UnicodeDecodeError, ExceptionGroup ...: they want more than a message
-    return _worded(kind)(message)
+    return _reworded_class(kind)(message)
 
 
 @functools.lru_cache(maxsize=None)  # there are only so many builtins
-def _worded(kind: Any) -> Type[Exception]:
+def _reworded_class(kind: Any) -> Type[Exception]:
     """The class again, under its name, with a message as its only argument and text."""
 
     def new(cls: Any, message: str) -> Any:
@@ -119,6 +119,6 @@ def _worded(kind: Any) -> Type[Exception]:
 
 
 @functools.lru_cache(maxsize=KEPT_CLASSES)
-def _named(name: str) -> Type[HostError]:
+def _named_class(name: str) -> Type[HostError]:
     # In __main__, so that a traceback shows the name alone, as it was given.
     return type(name, (HostError,), {"__module__": "__main__"})

@@ -23,7 +23,7 @@ Show = Callable[..., Any]
 def install(show: Show) -> None:
     """`show` is the display() of the cells."""
     arrange: Dict[str, Callable[[Any], None]] = {
-        "matplotlib.pyplot": figures.arrange_show,
+        "matplotlib.pyplot": figures.replace_show,
         "matplotlib.axes._axes": lambda module: chart_elements.record(module.Axes),
         "plotly.io._renderers": lambda module: _plotly(module, show),
         "altair": lambda module: _altair(module, show),
@@ -334,7 +334,7 @@ def explain_magic(code: str) -> Optional[str]:
     if cell:
         return _advise(f"%%{cell[1]}", _HINTS.get(cell[1]))
     lines = code.split("\n")
-    number = messages.failing_line(code)
+    number = messages.find_syntax_error(code)
     if number is None or number > len(lines):
         return None
     line = lines[number - 1].strip()

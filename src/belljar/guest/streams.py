@@ -68,8 +68,8 @@ class CellStream(io.TextIOWrapper):
         self._cell = cell  # before its pipe is here: see _write_beside
         os.dup2(pipe, self._fd)
 
-    def forget(self) -> None:
-        """In a fork: what earlier cells left is the original's."""
+    def close_old(self) -> None:
+        """In a fork: the pipes of earlier cells belong to the original."""
         for fd in self._old.values():
             os.close(fd)
         self._old.clear()
@@ -150,7 +150,7 @@ print_whole.__name__ = print_whole.__qualname__ = "print"
 print_whole.__doc__ = _print.__doc__
 
 
-AT_ONCE = 64 * 1024  # bytes of standard input that are asked for, as a rule
+INPUT_SIZE = 64 * 1024  # bytes of standard input that are asked for, as a rule
 
 
 class HostInput(io.RawIOBase):
@@ -171,42 +171,42 @@ class HostInput(io.RawIOBase):
         return len(data)
 
     def readall(self) -> bytes:
-        return b"".join(iter(lambda: self._ask(16 * AT_ONCE), b""))
+        return b"".join(iter(lambda: self._ask(16 * INPUT_SIZE), b""))
 
 
 def input_stream(ask: "Callable[[int], bytes]") -> io.TextIOWrapper:
-    stream = io.TextIOWrapper(io.BufferedReader(HostInput(ask), AT_ONCE), "utf-8")
-    stream._CHUNK_SIZE = AT_ONCE  # type: ignore[attr-defined]
+    stream = io.TextIOWrapper(io.BufferedReader(HostInput(ask), INPUT_SIZE), "utf-8")
+    stream._CHUNK_SIZE = INPUT_SIZE  # type: ignore[attr-defined]
     return stream
 
 
-def install() -> List[CellStream]:
+def install_streams() -> List[CellStream]:
     streams = [CellStream(1), CellStream(2)]
     sys.stdout, sys.stderr = streams
     sys.__stdout__, sys.__stderr__ = streams  # type: ignore[misc]
     return streams
 
 
-def threads_but(known: List[int]) -> List[int]:
+def find_new_threads(known: List[int]) -> List[int]:
     """Those that cells have left."""
     if threading.active_count() == 1:
         return []
-    return [ident for ident in threads() if ident not in known]
+    return [ident for ident in list_threads() if ident not in known]
 
 
-def threads() -> List[int]:
+def list_threads() -> List[int]:
     return [thread.ident for thread in threading.enumerate() if thread.ident is not None]
 
 
-LASTING = 1000  # cells that made functions or classes, whose text is asked for later too
-PASSING = 50  # cells that made none: after them nothing leads there but a kept exception
+MAX_LASTING = 1000  # cells that made functions or classes, whose text is asked for later too
+MAX_PASSING = 50  # cells that made none: after them nothing leads there but a kept exception
 MAX_SOURCE = 16 * 1024 * 1024  # characters of each kind
 
 
-class Sources:
+class SourceCache:
     def __init__(self) -> None:
-        self._lasting = _SourceList(LASTING)
-        self._passing = _SourceList(PASSING)
+        self._lasting = _SourceList(MAX_LASTING)
+        self._passing = _SourceList(MAX_PASSING)
 
     def add(self, name: str, text: str) -> None:
         """Before the cell is compiled."""
@@ -218,8 +218,8 @@ class Sources:
         linecache.cache[name] = (len(text), None, lines, name)
         self._passing.add(name, len(text))
 
-    def keep(self, name: str, code: types.CodeType) -> None:
-        """Of a cell that is about to run: longer, if it makes what runs later."""
+    def keep_lasting(self, name: str, code: types.CodeType) -> None:
+        """Keep the source longer if the cell defines functions or classes."""
         if any(type(const) is types.CodeType for const in code.co_consts):
             self._lasting.add(*self._passing.take_last())
 

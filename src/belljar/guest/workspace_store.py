@@ -30,7 +30,7 @@ class Store:
         self._copying: List[int] = []
         self._unwanted: List[str] = []  # for whose removal there was no process
         self._numbers = 0
-        self.when_reaped: "Callable[[], None]" = _nothing
+        self.when_reaped: "Optional[Callable[[], None]]" = None
         # Made now: the code may use up the last inode, and must be put aside all the same.
         self._spare: Optional[str] = self.make()
 
@@ -123,7 +123,8 @@ class Store:
             then(os.WEXITSTATUS(status) if os.WIFEXITED(status) else errno.EIO)
         elif self._unwanted:
             self.remove(self._unwanted.pop())
-        self.when_reaped()
+        if self.when_reaped is not None:
+            self.when_reaped()
         return then is not None
 
     @property
@@ -177,10 +178,6 @@ def _move(name: str, from_: int, to: int) -> None:
         os.chmod(name, mode | 0o700, dir_fd=from_)
         os.rename(name, name, src_dir_fd=from_, dst_dir_fd=to)
         os.chmod(name, mode, dir_fd=to)
-
-
-def _nothing() -> None:
-    """Nobody wants to know."""
 
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -10,9 +10,12 @@ A frame is a fixed head (kind, request, two lengths), a small JSON object, and r
 Both ends use this one file. Every length is checked before a byte of it is awaited, so a
 hostile peer can make the reader hold at most one frame of the largest allowed size.
 
-Values (see values.py) are larger than frames. A small one is the payload of its frame. A large one
-is a descriptor that comes with the frame, whose header says `shared` and its size; where memory
-cannot be shared it comes before its frame in PARTs, and the header says `parts` and its size.
+Values (see values.py) can be larger than frames. A small value is the payload of its frame. A large
+value is a descriptor that comes with the frame, and the header says `shared` and the size. Where
+memory cannot be shared, the value comes before its frame in PARTs, and the header says `parts` and
+the size.
+
+Between containers and the host, init seals what it sends (see Seal).
 """
 
 import hashlib
@@ -95,35 +98,38 @@ class Frame(NamedTuple):
     fd: int = -1  # of a shared value
 
 
-def pack(kind: int, request: int, header: Optional[Header] = None, payload: bytes = b"") -> bytes:
-    return head(kind, request, header, len(payload)) + payload
-
-
-def head(kind: int, request: int, header: Optional[Header], size: int) -> bytes:
-    """All of a frame but for its payload, which has so many bytes."""
-    # ensure_ascii keeps lone surrogates alive: they travel as \udXXX escapes.
+def pack(
+    kind: int,
+    request: int,
+    header: Optional[Header] = None,
+    payload: bytes = b"",
+    follows: int = 0,
+) -> bytes:
+    """A frame. With `follows`, the sender sends a payload of so many bytes after it."""
+    # ensure_ascii keeps lone surrogates alive: they travel as \\udXXX escapes.
     text = json.dumps(header, ensure_ascii=True).encode("ascii") if header else b""
+    size = follows or len(payload)
     if len(text) > MAX_HEADER:
-        raise WireError(f"a header of {len(text)} bytes is more than {MAX_HEADER}")
+        raise WireError(f"a header has {len(text)} bytes; the limit is {MAX_HEADER}")
     if size > MAX_PAYLOAD:
-        raise WireError(f"a payload of {size} bytes is more than {MAX_PAYLOAD}")
-    return HEAD.pack(kind, request, len(text), size) + text
+        raise WireError(f"a payload has {size} bytes; the limit is {MAX_PAYLOAD}")
+    return HEAD.pack(kind, request, len(text), size) + text + payload
 
 
 class Reader:
-    """Turns received bytes into frames: feed it, then take what is complete.
+    """Turns received bytes into frames: call `feed`, then take `frames`.
 
-    Large output is frames by the thousand: each is cut out of what came, and what came is not
-    moved for that, as long as a frame comes in not more than two pieces.
+    Large output is thousands of frames. Each is cut out of the received bytes without moving the
+    rest, as long as a frame arrives in at most two pieces.
     """
 
     def __init__(self, kinds: "frozenset[int]", max_payload: int = MAX_PAYLOAD) -> None:
         self._kinds = kinds
         self._max_payload = max_payload
-        self._first = b""  # one frame that came in two pieces
+        self._first = b""  # a frame that came in two pieces
         self._data: Union[bytes, bytearray] = b""
         self._taken = 0  # bytes of it that were frames
-        self._wanted = 0  # bytes of the frame that is not complete; 0: its head is not
+        self._wanted = 0  # bytes of the incomplete frame; 0 while its head is incomplete
 
     def feed(self, data: bytes) -> None:
         left = len(self._data) - self._taken
@@ -146,36 +152,33 @@ class Reader:
         return len(self._first) + len(self._data) - self._taken
 
     def frames(self) -> Iterator[Frame]:
+        """The frames that are complete. Raises WireError for what no honest peer sends."""
         while True:
-            frame = self._next()
-            if frame is None:
+            data, begin = (self._first, 0) if self._first else (self._data, self._taken)
+            left = len(data) - begin
+            self._wanted = 0
+            if left < HEAD.size:
                 return
-            yield frame
-
-    def _next(self) -> Optional[Frame]:
-        data, begin = (self._first, 0) if self._first else (self._data, self._taken)
-        left = len(data) - begin
-        self._wanted = 0
-        if left < HEAD.size:
-            return None
-        kind, request, header_size, payload_size = HEAD.unpack_from(data, begin)
-        if kind not in self._kinds:
-            raise WireError(f"unexpected frame kind {kind}")
-        if header_size > MAX_HEADER or payload_size > self._max_payload:
-            raise WireError(f"frame too large: header {header_size}, payload {payload_size}")
-        size = HEAD.size + header_size + payload_size
-        if left < size:
-            self._wanted = size
-            return None
-        start = begin + HEAD.size
-        middle, end = start + header_size, begin + size
-        header = _parse(data[start:middle]) if header_size else {}
-        payload = data[middle:end] if type(data) is bytes else bytes(memoryview(data)[middle:end])
-        if self._first:
-            self._first = b""
-        else:
-            self._taken = end
-        return Frame(kind, request, header, payload, size)
+            kind, request, header_size, payload_size = HEAD.unpack_from(data, begin)
+            if kind not in self._kinds:
+                raise WireError(f"unexpected frame kind {kind}")
+            if header_size > MAX_HEADER or payload_size > self._max_payload:
+                raise WireError(f"frame too large: header {header_size}, payload {payload_size}")
+            size = HEAD.size + header_size + payload_size
+            if left < size:
+                self._wanted = size
+                return
+            start = begin + HEAD.size
+            middle, end = start + header_size, begin + size
+            header = _parse(data[start:middle]) if header_size else {}
+            payload = (
+                data[middle:end] if type(data) is bytes else bytes(memoryview(data)[middle:end])
+            )
+            if self._first:
+                self._first = b""
+            else:
+                self._taken = end
+            yield Frame(kind, request, header, payload, size)
 
 
 def _parse(text: "Union[bytes, bytearray]") -> Header:
@@ -185,7 +188,7 @@ def _parse(text: "Union[bytes, bytearray]") -> Header:
     except (ValueError, RecursionError) as error:
         raise WireError(f"bad frame header: {type(error).__name__}") from None
     if not isinstance(header, dict):
-        raise WireError("a frame header is an object")
+        raise WireError("a frame header is not a JSON object")
     return header
 
 
@@ -204,7 +207,16 @@ def _authenticate(key: "bytes | bytearray", number: int, length: bytes, data: by
 
 
 class Seal:
-    """Init's end."""
+    """Init's end of a sealed wire: the code in the sandbox cannot send in init's name.
+
+    On Linux no other process can open init's descriptors. gVisor lets the processes of a sandbox
+    open them through /proc, so there the wire alone proves nothing. Each record carries a number
+    and a code made with a key that only init and the host have. A process that is forked from init
+    has a copy of its memory. So init draws a new key after each fork, which the copy never sees,
+    and sends it to the host before the copy runs any code.
+
+    A record is length, code, data; the highest bit of the length marks a new key.
+    """
 
     def __init__(self, key: bytearray) -> None:
         self._key = key
@@ -214,13 +226,13 @@ class Seal:
         return self._record(data, len(data))
 
     def renew(self) -> bytes:
-        """Called after a fork: what tells the host of the new key, sealed with the old one."""
+        """Called after a fork: the record with the new key, sealed with the old one."""
         key = bytearray(os.urandom(KEY_SIZE))
         announced = self._record(bytes(key), KEY_SIZE | _NEW_KEY)
         self._key = key
         return announced
 
-    def forget(self) -> None:
+    def erase_key(self) -> None:
         """Called in the child of a fork."""
         self._key[:] = bytes(len(self._key))
 
@@ -231,7 +243,7 @@ class Seal:
 
 
 class SealReader:
-    """The host's end: bytes in, however they are cut, and out what init has sealed."""
+    """The host's end: takes bytes in pieces of any size, gives the data that init has sealed."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -247,7 +259,7 @@ class SealReader:
             (length,) = _LENGTH.unpack_from(self._buffer, start)
             size = length & ~_NEW_KEY
             if size > MAX_RECORD:
-                raise WireError("a record that is too long")
+                raise WireError("a sealed record is too long")
             body = start + _LENGTH.size + CODE_SIZE
             if len(self._buffer) < body + size:
                 break
@@ -262,10 +274,10 @@ class SealReader:
         head = bytes(self._buffer[start : start + _LENGTH.size])
         code = bytes(self._buffer[start + _LENGTH.size : body])
         if not hmac.compare_digest(code, _authenticate(self._key, self._number, head, data)):
-            raise WireError("a record that init has not sealed")
+            raise WireError("init has not sealed this record")
         if not length & _NEW_KEY:
             return data
         if len(data) != KEY_SIZE:
-            raise WireError("a key that is none")
+            raise WireError("the new key of a seal has the wrong size")
         self._key = data
         return b""

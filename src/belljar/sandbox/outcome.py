@@ -43,7 +43,7 @@ async def of(
     if outcome is Outcome.lost and ended is not None:
         outcome = Outcome.killed  # by close(), kill(), or the end of its lifetime
     lost = run.done is None or run.flag("lost")
-    fresh = fresh or run.flag("fresh")
+    fresh = fresh or run.flag("state_lost")
     main = next((r for r in reversed(run.results) if r.is_main_result), None)
     value, unplain = None, None
     if outcome is Outcome.ok and with_value:
@@ -80,7 +80,7 @@ async def of(
 
 async def _value(run: Run, main: Result | None, limits: Limits) -> tuple[object, str | None]:
     """The value, and why there is none that could come."""
-    why = run.text("unplain")
+    why = run.text("value_error")
     try:
         if (
             run.flag("shown")

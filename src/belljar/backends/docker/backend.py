@@ -251,7 +251,7 @@ class DockerBackend:
                 **setup.of(asked.limits, share=False),
                 "workspace": asked.workdir,
                 "data": None,
-                "shelves": asked.limits.workspace,
+                "archive_size": asked.limits.workspace,
                 "site": made.site,
             },
             "preload": list(made.preload),
