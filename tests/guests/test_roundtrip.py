@@ -264,18 +264,18 @@ def test_a_frame_in_tiny_pieces_takes_no_more_than_its_size():
 def test_a_file_that_comes_at_the_very_moment_of_a_look_is_seen_by_the_next(tmp_path):
     watched = files.WatchedDirectory(str(tmp_path))
     for _ in range(200):
-        assert watched.census() == {}
+        assert watched.take_census() == {}
         (tmp_path / "new").touch()
-        assert list(watched.census()) == ["new"]
+        assert list(watched.take_census()) == ["new"]
         (tmp_path / "new").unlink()
 
 
 def test_an_empty_directory_is_known_again_without_looking_into_it(tmp_path, monkeypatch):
     watched = files.WatchedDirectory(str(tmp_path))
     monkeypatch.setattr(files, "TIMESTAMP_STEP", -1)
-    assert watched.census() == {}
+    assert watched.take_census() == {}
     monkeypatch.setattr(files, "take_census", None)
-    assert watched.census() == {}
+    assert watched.take_census() == {}
 
 
 # --- what is odd ------------------------------------------------------------------------------
@@ -333,7 +333,7 @@ def test_a_cell_that_begins_while_a_thread_writes_does_not_get_its_words(monkeyp
     writer.join()
     stream.write("new")
     assert (os.read(first[0], 9), os.read(second[0], 9)) == (b"left", b"new")
-    stream.forget()
+    stream.close_old()
     for fd in (*first, *second, place):
         os.close(fd)
 

@@ -618,7 +618,7 @@ sys.modules["sent"].__path__ = [sys.argv[1]]
 import sent.guest.functions as guest
 for spec in json.loads(sys.argv[2]):
     sent = []
-    made = guest.make(spec, lambda *call: sent.append(call))
+    made = guest.make_stub(spec, lambda *call: sent.append(call))
     pydoc.render_doc(made)
     print(made.__name__ + str(inspect.signature(made)))
     try:
@@ -626,7 +626,7 @@ for spec in json.loads(sys.argv[2]):
     except TypeError as error:
         print("refused", error)
 for name in ("KeyError", "UnicodeDecodeError", "OSError", "ExceptionGroup", "Odd"):
-    error = guest.exception(name, "text")
+    error = guest.make_exception(name, "text")
     print("".join(traceback.format_exception(type(error), error, None)).strip())
 """
 

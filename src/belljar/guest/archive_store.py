@@ -1,12 +1,12 @@
-"""Where workspaces are kept when no mount can hide them: in memory that only init has.
+"""A store of workspaces for containers: archives in memory that only init has.
 
-In a container init and the code are one user, so no directory is out of the code's reach. What is
-not at /workspace is therefore packed into memory without a name, of which init alone has
-descriptors. An archive never changes: copies of it are the same one.
+In a container init and the code are one user, so the code can reach every directory. A workspace
+that is not at /workspace is therefore packed into memfds, whose descriptors init alone has. An
+archive never changes, so a copy of it is the same object.
 
-To exchange what is at /workspace takes as long as to copy it, and init does nothing else meanwhile:
-nothing else may go on, and nobody can kill init in the middle, as the code could kill a child.
-Memory is limited: what goes is cut off while it is packed, and what comes while it is unpacked.
+To exchange the workspace takes as long as to copy it. Init does it itself and serves nothing else
+meanwhile, because the code could kill a child of init in the middle, but not init. Memory is
+limited: files are truncated while they are packed, and segments are freed while they are unpacked.
 """
 
 import contextlib
@@ -21,19 +21,19 @@ from . import tree_pack
 from .tree_pack import SegmentReader, TreeWalk
 from .workspace_store import CURRENT, REMOVE_TIMEOUT, Store, Then
 
-SEGMENTS = 16  # for as much as all of them may hold
+SEGMENTS = 16  # of an archive that is as large as the store
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class WorkspaceLost(Exception):
-    """What was at /workspace is packed, and what should be there is not: nothing can go on."""
+    """The old workspace is packed and the new one is not there: the guest cannot go on."""
 
 
 class Archive:
-    """One archive. `volume`: the bytes that may be freed at once."""
+    """`segment`: the bytes that are freed at once."""
 
-    def __init__(self, volume: int) -> None:
-        self._volume = volume
+    def __init__(self, segment: int) -> None:
+        self._segment = segment
         self._contents: List[int] = []
         self._records = tree_pack.create_memfd("records")
 
@@ -42,21 +42,18 @@ class Archive:
         return sum(os.fstat(fd).st_size for fd in (self._records, *self._contents))
 
     def reserve(self, size: int) -> None:
-        """What a child of init's may fill: it cannot give init descriptors of its own."""
-        while (len(self._contents) - 1) * (self._volume - tree_pack.MAX_PIECE) < size:
-            self._contents.append(self._add())
-
-    def _add(self) -> int:
-        return tree_pack.create_memfd("contents")
+        """Make memfds for a child of init to fill: a child cannot pass descriptors to init."""
+        while (len(self._contents) - 1) * (self._segment - tree_pack.MAX_PIECE) < size:
+            self._contents.append(_create_segment())
 
     def trim(self) -> None:
-        """What was reserved and not used."""
+        """Close the memfds that were reserved and not used."""
         while self._contents and not os.fstat(self._contents[-1]).st_size:
             os.close(self._contents.pop())
 
     def pack(self, top: int, status: os.stat_result, room: int, move: bool = False) -> None:
         contents = tree_pack.SegmentWriter(
-            self._contents, self._volume, self._add if move else None
+            self._contents, self._segment, _create_segment if move else None
         )
         try:
             with open(self._records, "wb", tree_pack.MAX_PIECE, closefd=False) as records:
@@ -76,117 +73,121 @@ class Archive:
 
 class ArchiveStore(Store):
     def __init__(self, workspace: str, size: int, fork: "Callable[[], int]") -> None:
-        self._size = size  # of all archives and what is at /workspace, in bytes
-        self._shelves: Dict[str, Archive] = {}
-        self._leaving = ""  # for what is at /workspace still, and shall not stay
+        self._size = size  # bytes that all archives and /workspace may take
+        self._archives: Dict[str, Archive] = {}
+        self._leaving = ""  # the archive for what is at /workspace, until bring() packs it
         super().__init__(-1, fork)
         self._directory = os.open(workspace, _DIRECTORY)
 
     def make(self) -> str:
         self._numbers += 1
         name = f"w{self._numbers}"
-        self._shelves[name] = Archive(max(self._size // SEGMENTS, tree_pack.MIN_SEGMENT))
+        self._archives[name] = Archive(max(self._size // SEGMENTS, tree_pack.MIN_SEGMENT))
         return name
 
     def copy(self, source: str, target: str, then: Then) -> None:
-        """Of CURRENT, whose archive must find room beside it; or of another, for which it is
-        enough that there will be room to unpack it, when nothing else is at /workspace."""
-        room = self._size - sum(shelf.size for shelf in set(self._shelves.values()))
+        """Copying CURRENT takes room for its archive. Copying an archive takes none, but there must
+        be room to unpack it into an empty /workspace."""
+        room = self._size - sum(archive.size for archive in set(self._archives.values()))
         if source == CURRENT:
-            self._copy_current(self._shelves[target], max(room, 0) // 2, then)
-        elif self._shelves[source].size > room:
+            self._copy_current(self._archives[target], max(room, 0) // 2, then)
+        elif self._archives[source].size > room:
             then(errno.ENOSPC)
         else:
-            self._drop(target)
-            self._shelves[target] = self._shelves[source]
+            self._remove_archive(target)
+            self._archives[target] = self._archives[source]
             then(0)
 
-    def _copy_current(self, shelf: Archive, room: int, then: Then) -> None:
+    def _copy_current(self, archive: Archive, room: int, then: Then) -> None:
         status = os.fstat(self._directory)
 
         def done(error: int) -> None:
-            shelf.trim()
+            archive.trim()
             then(error)
 
         try:
-            shelf.reserve(room)
+            archive.reserve(room)
         except OSError as error:
             then(error.errno or errno.EIO)
         else:
-            self._in_child(lambda: self._pack(shelf, status, room), done, self._copying)
+            self._run_in_child(lambda: self._pack(archive, status, room), done, self._copying)
 
-    def _pack(self, shelf: Archive, status: os.stat_result, room: int) -> None:
+    def _pack(self, archive: Archive, status: os.stat_result, room: int) -> None:
         mode = modes.S_IMODE(status.st_mode)
-        self._open_up()
+        self._make_accessible()
         try:
-            shelf.pack(self._directory, status, room)
+            archive.pack(self._directory, status, room)
         finally:
             if mode & 0o700 != 0o700:
                 os.chmod(self._directory, mode)
 
     def set_aside(self) -> str:
-        """Nothing is done yet: it may be removed before something else is brought."""
+        """The packing is left to bring(), because the host may remove it before."""
         self._leaving, self._spare = self._spare or self.make(), None
         return self._leaving
 
     def bring(self, name: str) -> None:
-        """If it fails, what was set aside is at /workspace as before, and `name` is kept."""
+        """If it fails, /workspace is as it was before set_aside(), and `name` is kept."""
         leaving, self._leaving = self._leaving, ""
-        shelf = self._shelves[name]
+        archive = self._archives[name]
         if leaving:
             self._move_to(leaving)
-        alone = list(self._shelves.values()).count(shelf) == 1
+        alone = list(self._archives.values()).count(archive) == 1
         try:
             self._empty()
-            shelf.unpack(self._directory, consume=bool(leaving) and alone)
+            archive.unpack(self._directory, consume=bool(leaving) and alone)
         except OSError as error:
             if leaving:
-                raise WorkspaceLost(f"a workspace could not be brought back: {error}") from error
+                raise WorkspaceLost(f"a workspace could not be unpacked: {error}") from error
             raise
-        self._drop(name)
+        self._remove_archive(name)
         if self._spare is None:
             self._spare = self.make()
 
     def _move_to(self, name: str) -> None:
         status = os.fstat(self._directory)
-        self._open_up()
+        self._make_accessible()
         try:
-            self._shelves[name].pack(self._directory, status, sys.maxsize, move=True)
+            self._archives[name].pack(self._directory, status, sys.maxsize, move=True)
         except OSError:
             self._move_back(name)
             raise
 
     def _move_back(self, name: str) -> None:
         try:
-            self._shelves[name].unpack(self._directory)
+            self._archives[name].unpack(self._directory)
         except OSError as error:
             raise WorkspaceLost(
-                f"a workspace could not be packed, nor brought back: {error}"
+                f"a workspace could not be packed, nor unpacked again: {error}"
             ) from error
-        self._drop(name)
+        self._remove_archive(name)
 
     def _empty(self) -> None:
-        self._open_up()
+        self._make_accessible()
         for name in os.listdir(self._directory):
             with contextlib.suppress(FileNotFoundError):
                 removal.remove(name, self._directory, REMOVE_TIMEOUT)
 
-    def _open_up(self) -> None:
-        """Whatever the code has made of its mode."""
+    def _make_accessible(self) -> None:
+        """The code may have changed its mode."""
         if os.fstat(self._directory).st_mode & 0o700 != 0o700:
             os.chmod(self._directory, 0o700)
 
     def remove(self, name: str, then: "Optional[Then]" = None) -> None:
         if name == self._leaving:
             self._leaving = ""
-        self._drop(name)
+        self._remove_archive(name)
         if then is not None:
             then(0)
 
-    def _drop(self, name: str) -> None:
-        shelf = self._shelves.pop(name)
-        if shelf not in self._shelves.values():
-            shelf.close()
+    def _remove_archive(self, name: str) -> None:
+        archive = self._archives.pop(name)
+        if archive not in self._archives.values():
+            archive.close()
+
+
+def _create_segment() -> int:
+    return tree_pack.create_memfd("contents")
 
 
 def choose_store(setup: Dict[str, Any]) -> "Tuple[Optional[Store], str]":
@@ -211,7 +212,7 @@ class Record(NamedTuple):
     name: bytes
     link: int
     pieces: int
-    size: int  # of a symbolic link: the bytes of its target, which are before the name
+    size: int  # for a symbolic link: bytes of its target, which precede the name
     times: "Tuple[int, int]"  # last access and change, in nanoseconds
 
 
@@ -219,21 +220,21 @@ class Unpacker:
     def __init__(self, records: int, contents: SegmentReader) -> None:
         self._records = _Backwards(records)
         self._contents = contents
-        # A file with several names has one more at the top, until the last of them takes its place:
-        # so there are never more names than in the end, and there may be room for no more.
+        # A file with several names has one more name at the top, which the last of them replaces.
+        # So there are never more names than in the end: there may be no room for more.
         self._unused = f".belljar-link-{os.urandom(8).hex()}-"
         self._held: Set[int] = set()
 
     def unpack(self, top: int) -> None:
-        """Into a directory that is empty, or has what could not be packed. It gets its mode and
-        times too."""
+        """Unpack into a directory that is empty, or holds what could not be packed. Its own mode
+        and times are restored, too."""
         way = TreeWalk(top)
         levels: List[Record] = []
         try:
             while not levels or not self._records.empty:
                 record = self._take()
                 if not levels and record.kind != tree_pack.DIRECTORY:
-                    raise _not_whole()
+                    raise _incomplete()
                 if record.kind == tree_pack.DIRECTORY:
                     if levels:
                         with contextlib.suppress(FileExistsError):
@@ -246,7 +247,7 @@ class Unpacker:
                     _finish_directory(way.leave(), levels.pop())
         finally:
             way.close()
-        if os.fstat(top).st_uid == os.geteuid():  # else it is the engine's, and as it ever was
+        if os.fstat(top).st_uid == os.geteuid():  # else the engine owns it, and it has not changed
             _restore_metadata(top, levels[0])
 
     def _unpack_entry(self, record: Record, directory: int, top: int) -> None:
@@ -270,7 +271,7 @@ class Unpacker:
             os.chmod(name, record.mode, dir_fd=directory)
             os.utime(name, ns=record.times, dir_fd=directory, follow_symlinks=False)
         else:
-            raise _not_whole()
+            raise _incomplete()
 
     def _unpack_file(self, record: Record, directory: int) -> None:
         target = _create_file(record.name, directory)
@@ -296,18 +297,18 @@ class Unpacker:
         )
         name = self._records.take(length)
         if b"/" in name or name in (b".", b".."):
-            raise OSError(errno.EIO, "the archive has a name that leads elsewhere")
+            raise OSError(errno.EIO, "the archive has a name with a slash or dots")
         return Record(kind, mode, name, link, pieces, size, (accessed, changed))
 
 
 class _Backwards:
-    """Reads a file from its end to its beginning."""
+    """Reads a file from its end to its start."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._before = os.fstat(fd).st_size  # bytes that were not read yet
+        self._before = os.fstat(fd).st_size  # bytes that are not read yet
         self._window = b""
-        self._end = 0  # of what is in the window and was not taken yet
+        self._end = 0  # of the bytes in the window that are not taken yet
 
     @property
     def empty(self) -> bool:
@@ -321,17 +322,17 @@ class _Backwards:
             self._end = len(self._window)
             self._before = start
         if size > self._end:
-            raise _not_whole()
+            raise _incomplete()
         self._end -= size
         return self._window[self._end : self._end + size]
 
 
-def _not_whole() -> OSError:
-    return OSError(errno.EIO, "the archive is not whole")
+def _incomplete() -> OSError:
+    return OSError(errno.EIO, "the archive is incomplete")
 
 
 def _create_file(name: bytes, directory: int) -> int:
-    """It is there already if it was moved in part, and perhaps not open to its owner."""
+    """The file exists if it was moved in part, and its mode may not let its owner write."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         return os.open(name, flags, 0o600, dir_fd=directory)

@@ -15,7 +15,7 @@ _WORDS = ("FuncFormatter", "FixedLocator")
 
 
 class Room:
-    """How many points may still be told, of one chart and of all."""
+    """How many points one chart, and all charts, may still have."""
 
     def __init__(self, each: int, all_: int) -> None:
         self.each = each
@@ -28,7 +28,7 @@ class Room:
 
 
 class Scale:
-    """One axis: how numbers on it are read. Inside matplotlib all of them are floats."""
+    """One axis: how its numbers are read. Inside matplotlib all of them are floats."""
 
     def __init__(self, axes: Any, axis: Any) -> None:
         self._axis = axis
@@ -48,17 +48,17 @@ class Scale:
             self.name, self._read = "datetime", self._date
 
     def plain(self, number: Any) -> Any:
-        """As JSON has it: a number, an ISO date, the name of a category; None for nan."""
+        """The number for JSON: a number, an ISO date, the name of a category; None for nan."""
         number = float(number)
         if not math.isfinite(number):
             return None
         try:
             return self._read(number)
-        except Exception:  # a date before year 1, a period that is none
+        except Exception:  # a date before year 1, a period that is not valid
             return number
 
     def label(self, number: float) -> str:
-        """The words below a bar."""
+        """The label below a bar."""
         if self.name in ("categorical", "datetime"):
             return str(self.plain(number))
         texts = self._texts()
@@ -73,8 +73,8 @@ class Scale:
         return self.name in ("categorical", "datetime") or bool(self._texts())
 
     def _texts(self) -> Dict[float, str]:
-        """Ticks that somebody has given words to, as pandas does for bars."""
-        # For some of them matplotlib makes a function of the words; the places are fixed then.
+        """Ticks with given labels, as pandas sets them for bars."""
+        # For some, matplotlib makes a formatter of the labels; the positions are fixed then.
         formatter = type(self._axis.get_major_formatter()).__name__
         locator = type(self._axis.get_major_locator()).__name__
         if formatter != "FixedFormatter" and (formatter, locator) != _WORDS:
@@ -98,18 +98,18 @@ Scales = Tuple[Scale, Scale]  # of x and of y
 
 
 class Drawn:
-    """What was found in one pair of axes, and what its lines must not be taken for."""
+    """What was found in one pair of axes, and which lines are parts of other elements."""
 
     def __init__(self) -> None:
         self.found: Found = {}
         self.taken: Set[int] = set()  # ids of artists that are parts of something else
         self.names: Dict[int, str] = {}  # labels of lines, by their ids
-        # Bars that stand apart: which axis they stand on, centre, half of the width.
+        # Separate bars: which axis they stand on, centre, half of the width.
         self.spans: List[Tuple[int, float, float]] = []
 
 
 def record(axes_class: Any) -> None:
-    """Keep what the drawing does not tell: the statistics of box plots, the bins of histograms."""
+    """Keep what the drawing does not show: statistics of box plots, bins of histograms."""
     draw_boxes, draw_histogram = axes_class.bxp, axes_class.hist
 
     @functools.wraps(draw_boxes)
@@ -131,7 +131,7 @@ def record(axes_class: Any) -> None:
 
 
 def find(axes: Any, scales: Scales, room: Room) -> Drawn:
-    """The elements by chart type; what is decoration (caps, whiskers, legends) is no element."""
+    """The elements by chart type, without decoration (caps, whiskers, legends)."""
     drawn = Drawn()
     for kind, parts in (
         ("pie", _pies(axes)),
@@ -166,7 +166,7 @@ def _boxes(axes: Any, scales: Scales, drawn: Drawn) -> List[Dict[str, Any]]:
         drawn.taken.update(id(artist) for artists in made.values() for artist in artists)
         for each, median in zip(stats, made["medians"]):
             if median.axes is not axes:
-                continue  # removed again
+                continue  # it was removed
             x, y = (float(sum(values) / len(values)) for values in median.get_data(orig=False))
             across = scales[0] if abs(y - each["med"]) <= abs(x - each["med"]) else scales[1]
             label = across.label(x if across is scales[0] else y)
@@ -187,7 +187,7 @@ def _boxes(axes: Any, scales: Scales, drawn: Drawn) -> List[Dict[str, Any]]:
 
 
 def _thin_outliers(boxes: List[Dict[str, Any]], room: Room) -> bool:
-    """Whether some were left out."""
+    """True if some were left out."""
     total = sum(len(box["outliers"]) for box in boxes)
     given = room.take(total)
     for box in boxes:
@@ -216,7 +216,7 @@ def _bars(axes: Any, scales: Scales, drawn: Drawn) -> List[Dict[str, Any]]:
 
 
 def _legend_colours(axes: Any) -> Dict[Any, str]:
-    """seaborn names its bars by their colour, in the legend alone."""
+    """seaborn names bars by their colour, and only in the legend."""
     legend = axes.get_legend()
     if legend is None:
         return {}
@@ -245,7 +245,7 @@ def _bars_of(
         ]
     else:
         labels = _bins(edges)
-    # hist() gives its label to the first bar; others give every bar one of its own.
+    # hist() labels the first bar; others label every bar.
     group = label_of(container) or (label_of(patches[0]) if patches else "")
     parts = []
     for patch, label, (_, _, value) in zip(patches, labels, spans):
@@ -255,7 +255,7 @@ def _bars_of(
 
 
 def _edges(container: Any, spans: List[Tuple[float, float, Any]]) -> Optional[List[float]]:
-    """Of a histogram's bins: bars side by side without a gap are one, too."""
+    """Edges of the bins of a histogram. Bars side by side without a gap are one, too."""
     known = getattr(container, _EDGES, ())
     if len(known) == len(spans) + 1:
         return [float(edge) for edge in known]
@@ -267,13 +267,13 @@ def _edges(container: Any, spans: List[Tuple[float, float, Any]]) -> Optional[Li
 
 
 def _bins(edges: List[float]) -> List[str]:
-    """As mathematics writes intervals, with as many digits as tell one edge from the next."""
+    """Intervals as in mathematics, with enough digits to distinguish the edges."""
     count = len(edges) - 1
     width = min(abs(edges[i + 1] - edges[i]) for i in range(count)) or 1.0
     largest = max(map(abs, edges)) or 1.0
     needed = max(1 + math.log10(largest), 3 + math.log10(largest / width))
     digits = min(15, max(6, math.ceil(needed)))
-    # Bars are drawn around their middle, so that zero may come as 1e-16.
+    # Bars are drawn around their centre, so zero may come as 1e-16.
     texts = [f"{0.0 if abs(edge) < width * 1e-9 else edge:.{digits}g}" for edge in edges]
     closing = [")"] * (count - 1) + ["]"]
     return [f"[{texts[i]}, {texts[i + 1]}{closing[i]}" for i in range(count)]
@@ -293,7 +293,7 @@ def evenly(length: int, count: int) -> List[int]:
 
 def label_of(artist: Any) -> str:
     label = artist.get_label()
-    # matplotlib's own names, "_child0", are for those without one.
+    # matplotlib names unlabelled artists "_child0".
     return "" if label is None or str(label).startswith("_") else str(label)[:MAX_LABEL]
 
 

@@ -13,18 +13,18 @@ MIN_VIOLIN = 10  # points of its outline; few points are even by chance
 
 
 def find(axes: Any, scales: Scales, room: Room, drawn: Drawn) -> Found:
-    """The series by chart type; beside other things, those that can be seen."""
+    """The series by chart type; beside other elements, only those that are visible."""
     if "pie" in drawn.found:
         return {}
     lines = [line for line in axes.lines if id(line) not in drawn.taken and line.get_visible()]
     areas = _areas(axes, drawn)
     sets = _lines(axes, lines, areas, drawn)
     _add_points(axes, sets)
-    if areas and not sets:  # else it is the shade around a line, or below it
+    if areas and not sets:  # else it is the shade around or below a line
         sets["line"] = [(area.label, *area.edge()) for area in areas]
     seen = {kind: [each for each in arrays if _finite(each)] for kind, arrays in sets.items()}
     sets = {kind: arrays for kind, arrays in seen.items() if arrays} or (
-        {} if drawn.found else seen  # a line chart without a point is one all the same
+        {} if drawn.found else seen  # a line chart may have no points
     )
     references = _references(axes, lines, scales, named_only="line" not in sets)
     if references:
@@ -34,7 +34,7 @@ def find(axes: Any, scales: Scales, room: Room, drawn: Drawn) -> Found:
 
 def _lines(axes: Any, lines: List[Any], areas: "List[_Area]", drawn: Drawn) -> Dict[str, Arrays]:
     lines = [line for line in lines if line.get_transform() == axes.transData]
-    # Lines without points are there for the legend: seaborn names lines by their colour.
+    # Lines without points serve the legend: seaborn names lines by their colour.
     colours = {str(line.get_color()): label_of(line) for line in lines if not len(line.get_xdata())}
     sets: Dict[str, Arrays] = {}
     for line in lines:
@@ -51,7 +51,7 @@ def _lines(axes: Any, lines: List[Any], areas: "List[_Area]", drawn: Drawn) -> D
 
 
 def _is_decoration(data: Tuple[Any, Any], drawn: Drawn) -> bool:
-    """Error bars and quartiles that seaborn draws as lines, amid a bar or a violin."""
+    """True for error bars and quartiles that seaborn draws as lines in a bar or a violin."""
     if len(data[0]) > MAX_DECORATION:
         return False
     for axis, values in enumerate(data):
@@ -94,7 +94,7 @@ class _Area:
         )
 
     def edge(self) -> Tuple[Any, Any]:
-        """The curve that was meant: not the base line, and of two curves the upper one."""
+        """The curve that carries the data: not the base line, and the upper one of two."""
         uneven = [curve for curve in self._curves if _spread(curve[:, 1]) > 0]
         if len(uneven) == 2:
             meant = max(uneven, key=lambda curve: float(curve[:, 1].sum()))
@@ -103,7 +103,7 @@ class _Area:
         return meant[:, 0], meant[:, 1]
 
     def violin(self) -> Optional[Tuple[int, float, float]]:
-        """Axis, centre and half of the width, if it swells evenly around a straight line."""
+        """Axis, centre and half the width, if it is symmetric around a straight line."""
         first, second = (curve[:, self._axis] for curve in self._curves)
         if len(first) < MIN_VIOLIN:
             return None
@@ -115,7 +115,7 @@ class _Area:
 
 
 def _areas(axes: Any, drawn: Drawn) -> List[_Area]:
-    """Those below a curve. Violins are noted with the bars: what is drawn in them is theirs."""
+    """Areas below a curve. Violins count as bars: lines inside them belong to them."""
     areas = []
     for collection in axes.collections:
         if type(collection).__name__ != "FillBetweenPolyCollection":
@@ -139,8 +139,8 @@ def _spread(values: Any) -> float:
 
 
 def _references(axes: Any, lines: List[Any], scales: Scales, named_only: bool) -> Arrays:
-    """axhline() and axvline(), from edge to edge. Where no other line is drawn they are there
-    if they have a name: libraries draw a bare one below bars."""
+    """axhline() and axvline(), from edge to edge. Without other lines they count only if they have
+    a name, because libraries draw unnamed ones below bars."""
     across = axes.get_xaxis_transform(which="grid"), axes.get_yaxis_transform(which="grid")
     found: Arrays = []
     for line in lines:

@@ -1,4 +1,5 @@
-"""Rich results: what an object offers of itself, by MIME type, as in a notebook."""
+"""Rich results: the formats that an object offers, by MIME type, as in a notebook. Frames of
+pandas, polars and pyarrow are tables: HTML, data, CSV."""
 
 import base64
 import builtins
@@ -11,7 +12,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
 from ..protocol import messages, values, wire
 from . import figures, libraries
 
-# A part may also be made when it is known how much room there is for it.
+# A part may also be a function that gets the room for it in bytes.
 Part = Union[str, bytes, Callable[[int], Optional[bytes]]]
 Bundle = Dict[str, Part]
 
@@ -40,8 +41,8 @@ def install(show: "Callable[[Bundle, bool], object]") -> None:
 
 
 class Handle:
-    """What display() gives for a `display_id`. A result that was sent stays: an update is one
-    more result."""
+    """What display() returns for a `display_id`. A result that was sent stays: an update is
+    another result."""
 
     def __init__(self, display_id: Any) -> None:
         self.display_id = display_id
@@ -58,29 +59,29 @@ def show(
     exclude: "Optional[Iterable[str]]" = None,
     raw: bool = False,
     display_id: Any = None,
-    **ignored: Any,  # metadata, transient, clear: of notebooks that keep what they show
+    **ignored: Any,  # metadata, transient, clear: a sandbox has no use for them
 ) -> "Optional[Handle]":
     """Send objects to the caller as results of this cell.
 
-    This is `display` of the cells: pictures, tables and text that an object offers of itself.
+    This is `display` of the cells: pictures, tables and text that an object offers.
     With `raw`, the objects are dictionaries of MIME type and content.
     """
     if _show is None:
         raise RuntimeError("display() works in a cell only")
     for item in objects:
         made = _checked(item) if raw else bundle(item)
-        # Of what offers nothing that is taken, such as JavaScript, there is at least its text.
+        # An object that offers only refused formats, such as JavaScript, is sent as text.
         _show(_chosen(made, include, exclude) or {"text/plain": repr(item)}, False)
     return None if display_id is None else Handle(display_id)
 
 
 def bundle(value: Any) -> Bundle:
-    """Everything `value` offers. A method that fails costs its own format, never the result."""
+    """All formats that `value` offers. A method that fails loses its own format only."""
     if figures.is_figure(value):
         return dict(figures.bundle_figure(value))
     data: Bundle = {"text/plain": repr(value)}
     if isinstance(value, type):
-        return data  # its methods are for its instances
+        return data  # the methods of a class are for its instances
     offered = _offered(value, "_repr_mimebundle_", include=None, exclude=None)
     for mime, content in _checked(offered if isinstance(offered, dict) else {}).items():
         data.setdefault(mime, content)
@@ -108,11 +109,11 @@ def _add_table(value: Any, data: Bundle) -> None:
 
 
 def _settle_picture(value: Any, data: Bundle) -> None:
-    """PIL offers every image as PNG and as JPEG, as far as its colours allow: PNG is enough."""
+    """PIL offers an image as PNG and as JPEG if its colours allow it: PNG is enough."""
     image = sys.modules.get("PIL.Image")
     if image is None or not isinstance(value, image.Image):
         return
-    # PNG has no such colours; a mode of floats has no picture at all.
+    # PNG does not have these colours. Modes of floats have no picture.
     if "image/png" not in data and value.mode in ("CMYK", "LAB", "HSV", "YCbCr"):
         picture = _guarded(lambda: value.convert("RGB")._repr_png_())
         if isinstance(picture, bytes):
@@ -122,7 +123,7 @@ def _settle_picture(value: Any, data: Bundle) -> None:
 
 
 def _offered(value: Any, method: str, **options: Any) -> Any:
-    """What a method of its class gives, without the metadata that may come with it."""
+    """The result of a method of its class, without metadata."""
     offer = getattr(type(value), method, None)
     if offer is None:
         return None
@@ -134,11 +135,11 @@ def _guarded(make: "Callable[[], Any]") -> Any:
     try:
         return make()
     except Exception:
-        return None  # a broken _repr_*_ must not hide the text; a time-out is no Exception
+        return None  # a broken _repr_*_ must not hide the text; a time-out is not an Exception
 
 
 def _checked(offered: Any) -> Bundle:
-    """A MIME bundle that somebody else made, without what cannot be sent."""
+    """A MIME bundle of a library or of the code, without what cannot be sent."""
     if not isinstance(offered, dict):
         raise TypeError("display(raw=True) takes dictionaries of MIME type and content")
     data: Bundle = {}
@@ -151,7 +152,7 @@ def _checked(offered: Any) -> Bundle:
 
 
 def _part(mime: str, content: Any) -> "Union[str, bytes, None]":
-    """Text or bytes as its MIME type wants it; None for what is neither."""
+    """The content as text or bytes, as its MIME type needs it; None if it is neither."""
     made = content
     if mime in _BINARY and isinstance(content, str):  # base64, as in the files of notebooks
         made = _guarded(lambda: base64.b64decode("".join(content.split()), validate=True))
@@ -176,9 +177,9 @@ def _chosen(
 
 
 def flatten(data: Bundle, main: bool, text: int, limit: int) -> "Tuple[Dict[str, Any], bytes]":
-    """One result as header and payload: its parts follow each other in the payload. A part that
-    does not fit into `limit` is left out, and named; plain text is cut at `text` instead. Named is
-    also what came without some of its points."""
+    """One result as header and payload, in which its parts follow each other. `dropped` names parts
+    that do not fit into `limit`, and charts without some of their points. Plain text is cut at
+    `text` instead."""
     cut = False
     parts: List[Dict[str, Any]] = []
     chunks: List[bytes] = []
@@ -206,7 +207,7 @@ def flatten(data: Bundle, main: bool, text: int, limit: int) -> "Tuple[Dict[str,
 
 
 def _most(mime: str, is_text: bool, text: int, limit: int, room: int) -> int:
-    """How many bytes a part may take: no page of HTML leaves no room for the picture."""
+    """How many bytes a part may take. HTML gets half of them, so a picture has room."""
     if mime == "text/plain":
         return min(room, text)
     return min(room, limit // 2) if is_text else room
@@ -226,7 +227,7 @@ TABLE_MIME = "application/vnd.belljar.table"
 
 
 def is_table(value: Any) -> bool:
-    """Whether it is a table whose data can travel. Nothing is imported to find out."""
+    """True for a table that the codec knows. Nothing is imported to find out."""
     kinds = (
         ("pandas", ("DataFrame", "Series")),
         ("polars", ("DataFrame", "Series")),
@@ -241,10 +242,10 @@ def is_table(value: Any) -> bool:
 
 
 def encode_table(value: Any) -> "Optional[Callable[[int], Optional[bytes]]]":
-    """Gives the table as the codec's bytes once it is known how many there may be, and None if
-    it is too large. There is no table if something in it cannot travel."""
+    """A function of the room that gives the table in the codec's bytes, or None if it is too large.
+    None instead of a function if the table cannot travel."""
     if _estimate_size(value) > wire.MAX_PAYLOAD:
-        return lambda room: None  # not even tried: that could take its size in memory once more
+        return lambda room: None  # encoding could take its size in memory again
     try:
         encoded = values.encode(value, 4 * wire.MAX_PAYLOAD)
     except values.CannotTravel:
@@ -253,7 +254,7 @@ def encode_table(value: Any) -> "Optional[Callable[[int], Optional[bytes]]]":
 
 
 def render_table(value: Any) -> Optional[str]:
-    """A page for what offers none of itself: a pandas Series, as the table of its one column."""
+    """HTML for a pandas Series, which offers none: the table of its one column."""
     pandas = sys.modules.get("pandas")
     if pandas is None or not isinstance(value, pandas.Series):
         return None
@@ -285,7 +286,7 @@ def _write_csv(value: Any, file: "_BoundedFile") -> None:
 
 
 class _BoundedFile(io.BytesIO):
-    """A file that takes so much, and knows whether it was given more."""
+    """A file of limited size that knows if more was written."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
@@ -295,12 +296,12 @@ class _BoundedFile(io.BytesIO):
     def write(self, data: Any) -> int:
         if self.tell() + len(data) > self._most:
             self.overflowed = True
-            raise OSError("it is full")
+            raise OSError("the table is too large")
         return super().write(data)
 
 
 def _estimate_size(value: Any) -> int:
-    """A bound from below for the bytes it takes, found without looking at the data."""
+    """A lower bound of its size in bytes, found without reading the data."""
     if hasattr(value, "memory_usage"):
         used = value.memory_usage()
         return int(used.sum() if hasattr(used, "sum") else used) // 2

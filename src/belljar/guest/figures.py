@@ -1,4 +1,11 @@
-"""matplotlib's figures as pictures: those shown or left open by a cell, and those displayed."""
+"""matplotlib figures as pictures and as data, so that the host can draw them again.
+
+    {"type": "line", "title": "Growth", "x_label": "Day", "y_label": "Mass (kg)", "y_unit": "kg",
+     "x_ticks": [...], "x_tick_labels": [...], "x_scale": "linear", ...,
+     "elements": [{"label": "oak", "points": [[0.0, 1.5], ...]}]}
+
+Several charts in one figure (subplots, bars below a line) are the elements of a "superchart".
+"""
 
 import contextlib
 import io
@@ -11,9 +18,9 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Union
 from . import chart_elements as elements
 from . import chart_lines as lines
 
-MAX_PIXELS = 16_000_000  # of one picture: four bytes for each while it is drawn
+MAX_PIXELS = 16_000_000  # of one picture: drawing takes four bytes for each
 MAX_SIDE = 30_000  # pixels; the renderer refuses more than twice as many
-LEGIBLE = 50  # dots per inch; a larger figure is made smaller instead of illegible
+LEGIBLE = 50  # dots per inch; below it, the figure is made smaller instead
 
 _show: "Optional[Callable[[], None]]" = None
 
@@ -24,7 +31,7 @@ def is_figure(value: Any) -> bool:
 
 
 def bundle_figure(figure: Any) -> "Dict[str, Union[str, bytes]]":
-    """Picture, text and chart of a figure, which is not shown again at the end of the cell."""
+    """Picture, text and chart of a figure. It is closed, so the cell does not show it again."""
     pyplot = sys.modules.get("matplotlib.pyplot")
     if pyplot is not None:
         pyplot.close(figure)
@@ -32,13 +39,13 @@ def bundle_figure(figure: Any) -> "Dict[str, Union[str, bytes]]":
 
 
 def install(show: "Callable[[], None]") -> None:
-    """`show` shows the open figures. pyplot is changed when a cell imports it, or has."""
+    """`show` shows the open figures."""
     global _show
     _show = show
 
 
 def show_open(*args: Any, **options: Any) -> None:
-    """`pyplot.show` of the cells: they may call `close()` before the cell has ended."""
+    """Replaces `pyplot.show`. It shows at once, because a cell may call `close()` next."""
     if _show is not None:
         _show()
 
@@ -60,12 +67,12 @@ def _draw_bundle(figure: Any) -> "Dict[str, Union[str, bytes]]":
     try:
         with _limited_size(figure):
             data["image/png"] = _draw(figure)
-    except Exception as error:  # such as a title that is no formula; the other figures are shown
+    except Exception as error:  # such as a title that is not a valid formula
         data["text/plain"] = f"{figure!r}\ncannot be drawn: {type(error).__name__}: {error}"
         return data
     try:
         chart = describe_charts(figure)
-    except Exception:  # whatever cannot be described is still a picture
+    except Exception:  # the picture is enough
         chart = None
     if chart is not None:
         data[CHART_MIME] = chart
@@ -80,7 +87,7 @@ def _draw(figure: Any) -> bytes:
 
 
 def _find_extent(figure: Any) -> Any:
-    """All that is drawn, also beyond the figure's edge; but no label a mile away."""
+    """The area of all that is drawn, unless a part lies far beyond the edge of the figure."""
     box = figure.get_tightbbox()
     width, height = figure.get_size_inches()
     if not (math.isfinite(box.width) and math.isfinite(box.height)):
@@ -92,7 +99,7 @@ def _find_extent(figure: Any) -> Any:
 
 @contextlib.contextmanager
 def _limited_size(figure: Any) -> "Iterator[None]":
-    """For the time of drawing, no larger than a picture may be."""
+    """Limit the size of the figure while it is drawn."""
     width, height = size = tuple(figure.get_size_inches())
     dpi = figure.dpi
     wanted = sys.modules["matplotlib"].rcParams["savefig.dpi"]
@@ -117,18 +124,18 @@ def _limited_size(figure: Any) -> "Iterator[None]":
 CHART_MIME = "application/vnd.belljar.chart+json"
 MAX_CHARTS = 64
 MAX_TICKS = 200
-MAX_POINTS = 1000  # of one chart, for a prompt to hold it; of a figure three times as many
+MAX_POINTS = 1000  # of one chart, so that it fits a prompt; of a figure three times as many
 MAX_LABEL = 500  # characters
 
 _UNIT = re.compile(r"[(\[]\s*([^()\[\]]{1,40}?)\s*[)\]]\s*$")
 
 
 class PartialChart(str):
-    """The JSON of a chart of which something was left out."""
+    """The JSON of a chart without some of its points."""
 
 
 def describe_charts(figure: Any) -> Optional[str]:
-    """The chart as JSON; None if there is nothing in it. The figure has been drawn before."""
+    """The chart as JSON; None if it is empty. The figure must have been drawn."""
     axes = [a for a in figure.axes if a.get_visible() and not hasattr(a, "_colorbar")]
     with_data = [a for a in axes if a.has_data() or a.patches]
     room = elements.Room(MAX_POINTS, 3 * MAX_POINTS)
@@ -150,10 +157,10 @@ def describe_charts(figure: Any) -> Optional[str]:
 
 
 def _charts(axes: Any, room: elements.Room) -> List[Dict[str, Any]]:
-    """One chart for each kind of thing that was drawn here."""
+    """One chart for each kind of element in these axes."""
     frame = _frame(axes)
     found: elements.Found = {}
-    if axes.name == "rectilinear":  # else x and y mean something else
+    if axes.name == "rectilinear":  # in other projections x and y mean something else
         scales = elements.Scale(axes, axes.xaxis), elements.Scale(axes, axes.yaxis)
         drawn = elements.find(axes, scales, room)
         found = {**drawn.found, **lines.find(axes, scales, room, drawn)}
@@ -167,7 +174,7 @@ def _charts(axes: Any, room: elements.Room) -> List[Dict[str, Any]]:
 
 
 def _frame(axes: Any) -> Dict[str, Any]:
-    """Title and axes: what all charts drawn here have in common."""
+    """Title and axes, which all charts of these axes have in common."""
     title = next(filter(None, (axes.get_title(at) for at in ("center", "left", "right"))), "")
     frame: Dict[str, Any] = {"title": _shorten(title)}
     for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
@@ -189,13 +196,13 @@ def _frame(axes: Any) -> Dict[str, Any]:
 
 
 def parse_unit(label: str) -> Optional[str]:
-    """The unit in "Speed (km/h)" or "Price [EUR]"; None if the label has none."""
+    """The unit in "Speed (km/h)" or "Price [EUR]"; None if the label has no unit."""
     found = _UNIT.search(label)
     return found[1] if found else None
 
 
 def _ticks(axis: Any, scale: elements.Scale) -> Any:
-    """Those in sight; matplotlib has some to the left and right of what is shown."""
+    """The visible ticks; matplotlib has more beyond the edges."""
     low, high = sorted(axis.get_view_interval())
     slack = (high - low) * 1e-9
     ticks: List[Any] = []

@@ -1,6 +1,8 @@
-"""File operations, done inside the sandbox: the host never resolves a path of the guest's.
+"""File operations inside the sandbox, so that the host never resolves a path of the guest. Also
+the census of a directory before and after a cell, which shows the files that it changed.
 
-Nothing here may block init: files are opened without blocking, and only regular ones are read.
+Nothing here may block init: files are opened without blocking, and only regular files are read. A
+census is cheap, and gives up where it would not be.
 """
 
 import errno
@@ -17,7 +19,7 @@ Answer = Tuple[Dict[str, Any], bytes]
 
 
 class Refused(OSError):
-    """An operation this module will not do, with the reason."""
+    """This module refuses the operation; the message says why."""
 
 
 def serve(init: Any, frame: wire.Frame) -> None:
@@ -25,7 +27,7 @@ def serve(init: Any, frame: wire.Frame) -> None:
         "read": _read,
         "write": _write,
         "list": _list,
-        "stat": lambda frame: (_info(frame.header["path"]), b""),
+        "stat": lambda frame: (_describe(frame.header["path"]), b""),
         "make_dir": _make_dir,
         "remove": _remove,
         "rename": _rename,
@@ -55,8 +57,8 @@ def _refuse(init: Any, frame: wire.Frame, number: int, message: str) -> None:
 
 
 def _read(frame: wire.Frame) -> Answer:
-    """One part, from `offset`: the host asks for the next when it has taken this one, so
-    a large file waits for nobody in memory."""
+    """One part, from `offset`. The host asks for the next part when it has taken this one, so init
+    holds no large file in memory."""
     header = frame.header
     fd = trees.open_regular(header["path"], os.O_RDONLY)
     try:
@@ -80,31 +82,31 @@ def _write(frame: wire.Frame) -> Answer:
             view = view[os.write(fd, view) :]
     finally:
         os.close(fd)
-    return _info(header["path"]), b""
+    return _describe(header["path"]), b""
 
 
 def _list(frame: wire.Frame) -> Answer:
-    """One page. Names travel as payload: five hundred long ones do not fit into a header."""
+    """One page. The names are payload: five hundred long names do not fit into a header."""
     offset = int(frame.header["offset"])
     with os.scandir(frame.header["path"]) as entries:
-        names = sorted(entry.name for entry in _capped(entries))
+        names = sorted(entry.name for entry in _limit_entries(entries))
     found = []
     for name in names[offset : offset + messages.LIST_PAGE]:
         try:
-            found.append({"name": name, **_info(os.path.join(frame.header["path"], name))})
+            found.append({"name": name, **_describe(os.path.join(frame.header["path"], name))})
         except FileNotFoundError:
             continue  # removed meanwhile
     return {"total": len(names)}, json.dumps(found).encode("ascii")
 
 
-def _capped(entries: "Iterator[os.DirEntry[str]]") -> "Iterator[os.DirEntry[str]]":
+def _limit_entries(entries: "Iterator[os.DirEntry[str]]") -> "Iterator[os.DirEntry[str]]":
     for count, entry in enumerate(entries):
         if count >= messages.MAX_LIST:
             raise Refused(errno.E2BIG, f"the directory has more than {messages.MAX_LIST} entries")
         yield entry
 
 
-def _info(path: str) -> Dict[str, Any]:
+def _describe(path: str) -> Dict[str, Any]:
     status = os.lstat(path)
     return {
         "type": trees.FILE_TYPES.get(modes.S_IFMT(status.st_mode), "other"),
@@ -116,7 +118,7 @@ def _info(path: str) -> Dict[str, Any]:
 
 def _make_dir(frame: wire.Frame) -> Answer:
     os.makedirs(frame.header["path"], exist_ok=True)
-    return _info(frame.header["path"]), b""
+    return _describe(frame.header["path"]), b""
 
 
 def _remove(frame: wire.Frame) -> Answer:
@@ -126,33 +128,33 @@ def _remove(frame: wire.Frame) -> Answer:
 
 def _rename(frame: wire.Frame) -> Answer:
     os.rename(frame.header["path"], frame.header["to"])
-    return _info(frame.header["to"]), b""
+    return _describe(frame.header["to"]), b""
 
 
 # type ("file", "dir", "symlink", "other"), size, mtime_ns, ctime_ns, inode
 Entry = Tuple[str, int, int, int, int]
 Census = Dict[str, Entry]
 
-MAX_PATH = 4000  # bytes below the root: what is longer no program opens in one go
-CLOCK_INTERVAL = 64  # entries between two looks at the clock
-TIMESTAMP_STEP = 100_000_000  # nanoseconds: more than the kernel's times of changes are apart
+MAX_PATH = 4000  # bytes below the root: no program opens a longer path in one call
+CLOCK_INTERVAL = 64  # entries between two checks of the clock
+TIMESTAMP_STEP = 100_000_000  # nanoseconds: more than a tick of the clock of file times
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class WatchedDirectory:
-    """A directory of which many censuses are taken: if it is empty, one look tells whether it
-    still is."""
+    """A directory that is examined before and after each cell. While it is empty, one stat() is
+    enough."""
 
     def __init__(self, root: str) -> None:
         self._root = root
-        self._empty: Optional[Tuple[int, int, int]] = None  # what it is while it is empty
+        self._empty: Optional[Tuple[int, int, int]] = None  # device, inode, ctime
 
     def take_census(self) -> Optional[Census]:
         try:
             status = os.stat(self._root)
         except OSError:
             return None
-        # Whatever comes or goes changes this time, which nobody can set.
+        # A new or removed entry changes the ctime, which no process can set.
         state = status.st_dev, status.st_ino, status.st_ctime_ns
         if state == self._empty:
             return {}
@@ -164,10 +166,8 @@ class WatchedDirectory:
 
 
 def take_census(root: str, most: int = 5000, seconds: float = 0.05) -> Optional[Census]:
-    """Everything below `root` by its relative path; None if it is more than may be looked at.
-
-    Without recursion and with two descriptors, whatever the depth. `seconds` of the processor.
-    """
+    """All entries below `root` by relative path; None if they take more than `most` entries or
+    `seconds` of CPU time. It does not recurse, and needs two descriptors at any depth."""
     found: Census = {}
     deadline = trees.Deadline(seconds)
     try:
@@ -178,7 +178,7 @@ def take_census(root: str, most: int = 5000, seconds: float = 0.05) -> Optional[
         pending = [""]
         while pending:
             directory = pending.pop()
-            inner = _look_into(top, directory, found, most, deadline)
+            inner = _add_entries(top, directory, found, most, deadline)
             if inner is None:
                 return None
             pending += inner
@@ -187,14 +187,14 @@ def take_census(root: str, most: int = 5000, seconds: float = 0.05) -> Optional[
     return found
 
 
-def _look_into(
+def _add_entries(
     top: int, directory: str, found: Census, most: int, deadline: trees.Deadline
 ) -> Optional[List[str]]:
-    """Add what one directory holds, and give the directories in it; None: too much."""
+    """Add the entries of one directory, and return its directories; None if it is too much."""
     try:
         fd = os.open(directory, _OPEN_DIRECTORY, dir_fd=top) if directory else top
     except OSError:
-        return []  # gone, replaced, or not to be read: it has no content to tell of
+        return []  # removed, replaced or not readable: it has no entries to compare
     prefix = directory + "/" if directory else ""
     inner: List[str] = []
     try:
@@ -232,7 +232,7 @@ def _look_into(
 def compare_census(before: Census, after: Census) -> Dict[str, List[str]]:
     """The paths that were created, changed and removed, sorted.
 
-    A directory changes whenever something in it comes or goes, which is told by that itself.
+    A directory does not count as changed: its entries do.
     """
     created = [path for path in after if path not in before]
     removed = [path for path in before if path not in after]

@@ -1,4 +1,4 @@
-"""What a fork of the worker must put right, so that it goes on as if it had always been alone."""
+"""What a fork of the worker changes so that it can run cells apart from the original."""
 
 import asyncio
 import os
@@ -10,16 +10,16 @@ from typing import Any, List, NamedTuple, Optional, Set, Tuple
 
 from . import commands
 
-CONTROL = 3
-_DELETED = " (deleted)"  # what the kernel adds to a path that leads nowhere any more
-PARKED, RUNNING = b"500", b"1000"  # out of memory, what runs is to go before what is parked
+CONTROL = 3  # the worker's socket, and its only descriptor beside the standard ones
+_DELETED = " (deleted)"  # the kernel appends it to the path of a removed file
+PARKED, RUNNING = b"500", b"1000"  # out of memory, the kernel kills running workers first
 
 
-released_loops: "List[Any]" = []  # event loops whose descriptors are another process's as well
+released_loops: "List[Any]" = []  # event loops that share descriptors with the original
 
 
 class Snapshot(NamedTuple):
-    """What is shared with the original, or is named by paths that may lead elsewhere later."""
+    """What the fork shares with the original, and paths that may change later."""
 
     directory: str
     files: "List[Tuple[int, str, int, int]]"  # descriptor, path, flags, position
@@ -36,9 +36,7 @@ def take_snapshot(workspace: str) -> Snapshot:
         if not modes.S_ISREG(status.st_mode) and not modes.S_ISDIR(status.st_mode):
             continue
         if not status.st_nlink or not (path + "/").startswith(workspace + "/"):
-            path = (
-                f"/proc/self/fd/{fd}"  # the same file, but from now on with a position of its own
-            )
+            path = f"/proc/self/fd/{fd}"  # the same file, but with a separate position
         flags = _flags(fd) & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_NOFOLLOW)
         position = os.lseek(fd, 0, os.SEEK_CUR) if not flags & os.O_PATH else 0
         found.append((fd, path, flags, position))
@@ -46,7 +44,7 @@ def take_snapshot(workspace: str) -> Snapshot:
 
 
 def restore_snapshot(snapshot: Snapshot, workspace: str) -> None:
-    """Open files are shared with the original up to here, and so is how far they were read."""
+    """Open the files again: the fork shares them, and their positions, with the original."""
     for fd, path, flags, position in snapshot.files:
         _open_again(fd, path, flags, position)
     if os.readlink("/proc/self/cwd") != snapshot.directory:
@@ -54,7 +52,7 @@ def restore_snapshot(snapshot: Snapshot, workspace: str) -> None:
 
 
 def find_named_files(workspace: str) -> "Set[Tuple[int, int]]":
-    """What is open below the workspace and has a name there, by device and inode."""
+    """Device and inode of open files that have a name below the workspace."""
     found = set()
     for fd, path in _descriptors():
         if path.startswith(workspace + "/") and not path.endswith(_DELETED):
@@ -64,8 +62,8 @@ def find_named_files(workspace: str) -> "Set[Tuple[int, int]]":
 
 
 def reopen_files(known: "Set[Tuple[int, int]]", workspace: str) -> None:
-    """The workspace was emptied and made anew: what is open of it are the files that were there
-    before. Those that are `known` to have had a name then are opened by it once more."""
+    """The workspace was emptied and filled again, so open files are those that were there before.
+    Open files that had a name (`known`) again by that name."""
     for fd, path in _descriptors() if known else []:
         status = os.fstat(fd)
         if (status.st_dev, status.st_ino) in known and path.endswith(_DELETED):
@@ -81,7 +79,7 @@ def _open_again(fd: int, path: str, flags: int, position: int) -> None:
     try:
         new = os.open(path, flags | os.O_CLOEXEC)
     except OSError:
-        return  # it may not be opened again: it stays what it was
+        return  # it cannot be opened again: keep the descriptor
     if not flags & os.O_PATH:
         os.lseek(new, position, os.SEEK_SET)
     os.dup2(new, fd, inheritable=os.get_inheritable(fd))
@@ -89,7 +87,7 @@ def _open_again(fd: int, path: str, flags: int, position: int) -> None:
 
 
 def _change_directory(directory: str, workspace: str) -> None:
-    """Where the code was, unless it has forbidden itself to go there."""
+    """The first of these directories that the mode allows."""
     for place in (directory, workspace, "/"):
         try:
             os.chdir(place)
@@ -101,7 +99,7 @@ def _change_directory(directory: str, workspace: str) -> None:
 def find_missing(
     loop: Optional[asyncio.AbstractEventLoop], known: List[int], control: int
 ) -> List[str]:
-    """What no fork can have, in words. `control` is the socket that the fork will get."""
+    """What a fork cannot have, in words. `control` is the socket that the fork will get."""
     found = []
     threads = [t for t in threading.enumerate() if t.ident not in known]
     if threads:
@@ -124,7 +122,7 @@ def find_missing(
 
 
 def _sockets_of(loop: Any) -> List[int]:
-    """Those that asyncio's own loops wake themselves by."""
+    """The sockets by which an asyncio loop wakes itself."""
     ends = [getattr(loop, name, None) for name in ("_ssock", "_csock")]
     return [end.fileno() for end in ends if end is not None]
 
@@ -135,20 +133,20 @@ def _shares_memory() -> bool:
 
 
 def renew_secrets() -> None:
-    """Let go of secrets that were drawn before the fork, which siblings would have in common. The
-    worker seeds generators of random numbers itself; what asks the kernel each time needs nothing,
-    and OpenSSL and tempfile see by the number of their process that they were forked."""
+    """Replace secrets from before the fork, which all forks would share. The worker seeds random
+    generators itself; sources that ask the kernel need nothing; OpenSSL and tempfile notice the
+    fork by the pid."""
     processes = sys.modules.get("multiprocessing.process")
     if processes is not None:
         processes.current_process().authkey = os.urandom(32)
 
 
 def set_oom_score(score: bytes) -> None:
-    """For the kernel, which ends somebody when memory runs out."""
+    """The kernel kills the process with the highest score when memory runs out."""
     try:
         fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
     except PermissionError:
-        return  # the code has made its process nobody's (PR_SET_DUMPABLE): it ranks as before
+        return  # the code has made its process not dumpable: keep the score
     try:
         os.write(fd, score)
     finally:
@@ -156,8 +154,8 @@ def set_oom_score(score: bytes) -> None:
 
 
 def wait_for_init(middle: int) -> None:
-    """To become its child, once the process in the middle is gone: which may take long on a busy
-    machine, or in hooks that the code has for forks. The host gives up sooner than this."""
+    """Wait until init is the parent: when the process in the middle is gone. That may take long on
+    a busy machine, or in fork hooks of the code. The host gives up sooner than this."""
     deadline, pause = time.monotonic() + 60.0, 0.0001
     while os.getppid() == middle and time.monotonic() < deadline:
         time.sleep(pause)
@@ -167,7 +165,7 @@ def wait_for_init(middle: int) -> None:
 
 
 def redirect_to_null(streams: "Tuple[int, ...]" = (1, 2)) -> None:
-    """Its pipes are the original's."""
+    """The pipes belong to the original."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in streams:
         os.dup2(null, fd)
@@ -180,7 +178,7 @@ def _descriptors() -> "List[Tuple[int, str]]":
         try:
             found.append((int(name), os.readlink(f"/proc/self/fd/{name}")))
         except OSError:
-            continue  # of the listing itself
+            continue  # the descriptor of the listing
     return found
 
 

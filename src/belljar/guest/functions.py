@@ -1,6 +1,6 @@
-"""Functions of the host as the guest sees them: their signatures, and the errors they raise.
+"""Host functions in the guest: stubs with their signatures, and the errors they raise.
 
-A stub looks and complains like the host's function; the call itself is somebody else's business.
+A stub looks like the host's function and checks its arguments; WorkerChannel makes the call.
 """
 
 import builtins
@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, Tuple, Type
 from ..protocol import messages
 
 MAX_NAME = 100  # characters of an exception's name
-KEPT_CLASSES = 256  # classes of exceptions that Python does not know, for reuse
+KEPT_CLASSES = 256  # exception classes that are not builtins, for reuse
 
 Call = Callable[[str, Tuple[Any, ...], Dict[str, Any]], Any]
 
@@ -23,13 +23,13 @@ _UNKNOWN = messages.SourceText("...")
 
 
 class HostError(Exception):
-    """A function of the host failed with an error that has no counterpart in this Python."""
+    """A host function failed with an error that is not a builtin."""
 
 
 def make_stub(spec: Dict[str, Any], call: Call) -> Callable[..., Any]:
-    """A function that hands what it was given to `call(name, args, kwargs)`.
+    """A function that passes its arguments to `call(name, args, kwargs)`.
 
-    Defaults are not filled in: they are the host's, and may be no data at all.
+    The host fills in defaults, which may not be data.
     """
     name = spec["name"]
     shape = messages.build_signature(spec)
@@ -52,7 +52,7 @@ def make_stub(spec: Dict[str, Any], call: Call) -> Callable[..., Any]:
 
 
 def _checker(name: str, shape: inspect.Signature) -> Callable[..., None]:
-    """A function of that shape that does nothing: Python itself then words what does not fit."""
+    """A function with that signature that does nothing, so that Python words the TypeError."""
     bare = [
         parameter.replace(
             annotation=parameter.empty,
@@ -70,7 +70,7 @@ def _checker(name: str, shape: inspect.Signature) -> Callable[..., None]:
 
 
 def make_exception(name: str, message: str) -> BaseException:
-    """The error that the host's function raised: caught as it would be there, if it is a builtin.
+    """The error that the host function raised: a builtin class is caught as on the host.
 
     `str()` of it is the message, whatever that class makes of its arguments. What would end the
     interpreter or a generator (SystemExit, StopIteration ...) is only an error of that name here.
@@ -96,13 +96,13 @@ def _make_builtin(kind: Any, message: str) -> Exception:
         if str(made) == message:
             return made
     except TypeError:
-        pass  # UnicodeDecodeError, ExceptionGroup ...: they want more than a message
+        pass  # UnicodeDecodeError, ExceptionGroup ...: they need more than a message
     return _reworded_class(kind)(message)
 
 
-@functools.lru_cache(maxsize=None)  # there are only so many builtins
+@functools.lru_cache(maxsize=None)  # there are few builtins
 def _reworded_class(kind: Any) -> Type[Exception]:
-    """The class again, under its name, with a message as its only argument and text."""
+    """A subclass of the same name, whose only argument and text is the message."""
 
     def new(cls: Any, message: str) -> Any:
         group = getattr(builtins, "ExceptionGroup", None)
@@ -120,5 +120,5 @@ def _reworded_class(kind: Any) -> Type[Exception]:
 
 @functools.lru_cache(maxsize=KEPT_CLASSES)
 def _named_class(name: str) -> Type[HostError]:
-    # In __main__, so that a traceback shows the name alone, as it was given.
+    # In __main__, so that a traceback shows the name alone.
     return type(name, (HostError,), {"__module__": "__main__"})

@@ -1,4 +1,4 @@
-"""What is arranged in a library as soon as a cell imports it, so that `show()` shows.
+"""Changes to libraries when a cell imports them, so that `show()` shows; and notebook habits.
 
 Nothing is imported ahead: a library that no cell uses costs nothing, and one that the environment
 has loaded before is arranged when the worker starts.
@@ -36,7 +36,7 @@ def install(show: Show) -> None:
 
 
 class _Finder:
-    """Lets the other finders find, and has a word with what was loaded."""
+    """Leaves finding to the other finders, and changes the module when it is loaded."""
 
     def __init__(self, arrange: "Dict[str, Callable[[Any], None]]") -> None:
         self._arrange = arrange
@@ -57,7 +57,7 @@ class _Finder:
 
         def exec_module(module: Any) -> None:
             execute(module)
-            if module.__name__ == name:  # some loaders load many
+            if module.__name__ == name:  # some loaders load several modules
                 _apply(self._arrange[name], module)
 
         loader.exec_module = exec_module
@@ -67,7 +67,7 @@ def _apply(arrange: "Callable[[Any], None]", module: Any) -> None:
     try:
         arrange(module)
     except Exception as error:
-        # A version whose insides differ: the library works, as it would without us.
+        # A version with other internals: the library works, but is not shown.
         print(f"belljar: {module.__name__} cannot be shown: {error!r}", file=sys.stderr)
 
 
@@ -76,7 +76,7 @@ def _plotly(module: Any, show: Show) -> None:
     html = importlib.import_module("plotly.io._html")
 
     class Renderer(base.MimetypeRenderer):  # type: ignore[misc, name-defined]
-        """The figure as data for whoever redraws it, and as a small page (plotly.js by link)."""
+        """The figure as data, and as a small page that loads plotly.js by a link."""
 
         def to_mimebundle(self, fig_dict: Any) -> "Dict[str, Any]":
             page = html.to_html(fig_dict, include_plotlyjs="cdn", full_html=False, validate=False)
@@ -99,7 +99,7 @@ def _altair(module: Any, show: Show) -> None:
 
 
 def _ipython(module: Any, show: Show) -> None:
-    """`from IPython.display import display` is what much code begins with."""
+    """Much code begins with `from IPython.display import display`."""
     module.display = show
     module.publish_display_data = lambda data, *args, **options: show(data, raw=True)
 
@@ -108,17 +108,17 @@ def _ipython(module: Any, show: Show) -> None:
 
 _PACKAGES = ("IPython", "IPython.core")
 _DISPLAY = ("IPython.display", "IPython.core.display")
-# Of the IPython whose names these are: libraries ask for it before they ask whether it runs.
+# The IPython that has these names. Libraries check the version before they check if it runs.
 _VERSION = (8, 24, 0)
 
 
 def install_stand_in(show: "Callable[..., Any]") -> None:
-    """`show` is the display() of the cells. Whatever else can be found comes first."""
+    """`show` is the display() of the cells. A real IPython comes first."""
     sys.meta_path.append(_StandInFinder(show))
 
 
 class _StandInFinder:
-    """Finds the stand-in, and loads it."""
+    """Finds and loads the stand-in."""
 
     def __init__(self, show: "Callable[..., Any]") -> None:
         self._show = show
@@ -128,7 +128,7 @@ class _StandInFinder:
             return None
         top: Any = sys.modules.get("IPython")
         if name != "IPython" and getattr(top, "__loader__", None) is not self:
-            return None  # a part that is missing in a real one
+            return None  # a module that the real IPython does not have
         return importlib.machinery.ModuleSpec(name, self, is_package=name in _PACKAGES)  # type: ignore[arg-type]
 
     def create_module(self, spec: Any) -> None:
@@ -148,15 +148,15 @@ class _StandInFinder:
 
 
 def _get_ipython() -> None:
-    """There is none, as in a program."""
+    """None, as in a program outside a notebook."""
 
 
 def _clear_output(wait: bool = False) -> None:
-    """What was sent stays."""
+    """Nothing is cleared: results that were sent stay."""
 
 
 class DisplayObject:
-    """Content of one kind, given as it is or in a file."""
+    """Content of one kind, given as data or as a file."""
 
     _binary = False
 
@@ -188,7 +188,7 @@ class DisplayObject:
                 self.data = text.read()
 
     def _take_url(self) -> None:
-        raise ValueError("a sandbox has no such thing at hand: fetch it, and give its data")
+        raise ValueError("a sandbox does not fetch addresses: fetch it, and give its data")
 
     def __repr__(self) -> str:
         return f"<IPython.display.{type(self).__name__} object>"
@@ -241,7 +241,7 @@ class Code(Pretty):
 
 
 class Image(DisplayObject):
-    """A picture as bytes or in a file. That at an address is left to whoever shows it."""
+    """A picture as bytes or in a file. The host may fetch one that is given by an address."""
 
     _binary = True
 
@@ -295,11 +295,11 @@ def _picture_type(content: bytes, told: Any) -> str:
 def _is_file(name: str) -> bool:
     try:
         return os.path.isfile(name)
-    except (OSError, ValueError):  # too long, or with a zero in it: a page, not a name
+    except (OSError, ValueError):  # too long, or with a zero byte: content, not a name
         return False
 
 
-# -- lines that are no Python ---------------------------------------------------------------------
+# -- lines that are not Python --------------------------------------------------------------------
 
 _CELL_MAGIC = re.compile(r"%%(\w+)")
 _LINE = re.compile(r"(?:[\w., \t]+=)?[ \t]*(?:(!+)[ \t]*(.*)|%([A-Za-z]\w*)[ \t]*(.*))")
@@ -328,8 +328,7 @@ _HINTS = {
 
 
 def explain_magic(code: str) -> Optional[str]:
-    """What to write instead of the notebook's syntax by which the code does not compile; None if
-    something else is wrong with it."""
+    """What to write instead of notebook syntax that does not compile; None for other errors."""
     cell = _CELL_MAGIC.match(code.lstrip())
     if cell:
         return _advise(f"%%{cell[1]}", _HINTS.get(cell[1]))
@@ -349,5 +348,5 @@ def explain_magic(code: str) -> Optional[str]:
 
 
 def _advise(what: str, instead: Optional[str]) -> str:
-    said = f"{what} is a habit of notebooks, not Python"
+    said = f"{what} is notebook syntax, not Python"
     return f"{said}: {instead}" if instead else f"{said}; there are no magics here"

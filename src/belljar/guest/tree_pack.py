@@ -1,10 +1,14 @@
-"""Trees that somebody hostile has made, as two rows of bytes: all that treecopy keeps.
+"""Pack a directory tree that hostile code has made into two byte streams.
 
-`records` tells of each thing, in the order of a walk: its kind, mode, times and name; of a file
-also where in it there are data. `contents` has the data, one after another, without the holes.
+`records` describes each entry in the order of a walk: kind, mode, times and name, and for a file
+where its data are. `contents` has the data of all files, without the holes.
 
-Both are read from the end (treeunpack.py). So an archive can be freed while it is unpacked, as
-files are cut off while they are moved into one: neither takes much more room than there was.
+Both are read from the end (archive_store.py). So segments can be freed while they are unpacked, as
+files are truncated while they are packed: neither takes much more room than the tree did.
+
+The streams are memfds in segments. Each segment is sealed when it is full, because not every kernel
+keeps the code from opening init's descriptors (gVisor does not): the code may read its own files
+there, but must not change them.
 """
 
 import contextlib
@@ -19,21 +23,21 @@ from typing import IO, Callable, Deque, Dict, Iterator, List, NamedTuple, Option
 
 from ..protocol import buffers
 
-DIRECTORY, BEGINNING = b"d", b"b"  # a directory's own record follows what is in it
-FILE, LINK = b"f", b"l"  # a file's follows where its data are; a link is one more name of a file
+DIRECTORY, BEGINNING = b"d", b"b"  # the record of a directory follows those of its entries
+FILE, LINK = b"f", b"l"  # the record of a file follows its pieces; LINK: another name of a file
 SYMLINK, FIFO = b"s", b"p"
 # Kind, mode, bytes of the name, number of the file among those with several names, pieces of
-# data, size, two times. The name is before it.
+# data, size, two times. The name precedes it.
 RECORD = struct.Struct("<cHHIIQqIqI")
-PIECE = struct.Struct("<QI")  # where in the file, and how many bytes of the contents
+PIECE = struct.Struct("<QI")  # position in the file, and how many bytes of the contents
 _OPEN = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 SECOND = 1_000_000_000
 
 MIN_SEGMENT = 16 * 1024 * 1024  # bytes
-MAX_PIECE = 1024 * 1024  # bytes at most that are written at once; none is in two volumes
+MAX_PIECE = 1024 * 1024  # bytes written at once; a piece is in one segment
 
 PAGE = 4096
-MAX_SEARCH = 16 * 1024 * 1024 * 1024  # bytes that are searched, where nobody tells what is a hole
+MAX_SEARCH = 16 * 1024 * 1024 * 1024  # bytes to search where the kernel reports no holes
 _ZEROS = bytes(PAGE)
 
 MAX_OPEN = 64  # descriptors
@@ -41,7 +45,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def create_memfd(name: str) -> int:
-    """Closed in whatever init starts."""
+    """Programs that init starts do not inherit it."""
     create = getattr(os, "memfd_create", None)
     if create is None:
         raise OSError(errno.ENOSYS, "this Python has no memfd_create")
@@ -53,12 +57,13 @@ def seal_memfd(fd: int) -> None:
 
 
 class SegmentWriter:
-    """Into the given volumes; then into those that `more` gives, or all the rest into the last."""
+    """Writes into the given segments, then into those that `more` makes. Without `more`, the last
+    segment takes the rest."""
 
     def __init__(
-        self, volumes: List[int], size: int, more: "Optional[Callable[[], int]]" = None
+        self, segments: List[int], size: int, more: "Optional[Callable[[], int]]" = None
     ) -> None:
-        self._volumes = volumes
+        self._segments = segments
         self._size = size
         self._more = more
         self._next = 0
@@ -67,18 +72,18 @@ class SegmentWriter:
 
     def write(self, data: bytes) -> None:
         if self._file is None or self._written + len(data) > self._size:
-            self._turn()
+            self._next_segment()
         assert self._file is not None
         self._file.write(data)
         self._written += len(data)
 
-    def _turn(self) -> None:
-        if self._next == len(self._volumes):
+    def _next_segment(self) -> None:
+        if self._next == len(self._segments):
             if self._more is None:
                 return
-            self._volumes.append(self._more())
+            self._segments.append(self._more())
         self.close()
-        raw = io.FileIO(self._volumes[self._next], "wb", closefd=False)
+        raw = io.FileIO(self._segments[self._next], "wb", closefd=False)
         self._file = io.BufferedWriter(raw, MAX_PIECE)
         self._written = 0
         self._next += 1
@@ -91,36 +96,37 @@ class SegmentWriter:
         if self._file is not None:
             file, self._file = self._file, None
             file.close()
-            seal_memfd(self._volumes[self._next - 1])
+            seal_memfd(self._segments[self._next - 1])
 
 
 class SegmentReader:
-    """From the last piece to the first. To `consume` is to close a volume that has been read, and
-    to take it from the list."""
+    """Reads from the last piece to the first. `consume`: close segments that have been read, and
+    remove them from the list."""
 
-    def __init__(self, volumes: List[int], consume: bool) -> None:
-        self._volumes = volumes
+    def __init__(self, segments: List[int], consume: bool) -> None:
+        self._segments = segments
         self._consume = consume
-        self._left = 0  # bytes of the volume that have not been taken
-        self._next = len(volumes)
+        self._left = 0  # bytes of the segment that are not taken yet
+        self._next = len(segments)
 
     def take(self, size: int) -> bytes:
         while size and not self._left:
-            if self._consume and self._next < len(self._volumes):
-                os.close(self._volumes.pop())
+            if self._consume and self._next < len(self._segments):
+                os.close(self._segments.pop())
             if not self._next:
-                raise OSError(errno.EIO, "the archive is not whole")
+                raise OSError(errno.EIO, "the archive is incomplete")
             self._next -= 1
-            self._left = os.fstat(self._volumes[self._next]).st_size
+            self._left = os.fstat(self._segments[self._next]).st_size
         self._left -= size
         if self._left < 0:
-            raise OSError(errno.EIO, "the archive is not whole")
-        return os.pread(self._volumes[self._next], size, self._left)
+            raise OSError(errno.EIO, "the archive is incomplete")
+        return os.pread(self._segments[self._next], size, self._left)
 
 
 class TreeWalk:
-    """Only the last part of the way is held open. What is above that is found again by "..",
-    and must be where we came from: somebody may have moved a directory meanwhile."""
+    """The way down into a tree, which may be thousands of directories deep. Only the last part is
+    held open. A directory above is opened again by "..", and its identity is checked, because the
+    code may have moved a directory meanwhile."""
 
     def __init__(self, top: int) -> None:
         self._open: Deque[int] = deque()
@@ -139,7 +145,7 @@ class TreeWalk:
             os.close(self._open.popleft())
 
     def leave(self) -> int:
-        """Go up. The descriptor of where we were, which is the caller's from now on."""
+        """Go up. The caller owns the returned descriptor of the directory that was left."""
         if len(self._open) == 1:
             above = os.open("..", _DIRECTORY, dir_fd=self.here)
             self._open.appendleft(above)
@@ -163,22 +169,22 @@ class DataFinder:
         self._look = MAX_SEARCH
 
     def pieces(self, source: int, size: int) -> "Iterator[Tuple[int, bytes]]":
-        """Where there are data in a file, and the data: from the end to the beginning, so that
-        what has been taken can be cut off."""
-        told = True
+        """Positions and data of a file, from its end to its start, so that the caller can truncate
+        what it has taken. A file may claim to be larger than any memory: holes are left out."""
+        reported = True
         try:
             extents = _extents(source, size)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            told, extents = False, [(0, size)]  # gVisor does not tell of holes
+            reported, extents = False, [(0, size)]  # gVisor does not report holes
             self._look -= size
             if self._look < 0:
                 raise OSError(errno.EFBIG, os.strerror(errno.EFBIG)) from None
         for start, end in reversed(extents):
             for position in reversed(range(start, end, MAX_PIECE)):
                 data = os.pread(source, min(end - position, MAX_PIECE), position)
-                for first, last in [(0, len(data))] if told else reversed(find_data(data)):
+                for first, last in [(0, len(data))] if reported else reversed(find_data(data)):
                     yield position + first, data[first:last]
 
 
@@ -190,7 +196,7 @@ def _extents(source: int, size: int) -> "List[Tuple[int, int]]":
             start = os.lseek(source, position, os.SEEK_DATA)
         except OSError as error:
             if error.errno == errno.ENXIO:
-                break  # only a hole is left
+                break  # the rest is a hole
             raise
         position = min(os.lseek(source, start, os.SEEK_HOLE), size)
         found.append((start, position))
@@ -198,10 +204,10 @@ def _extents(source: int, size: int) -> "List[Tuple[int, int]]":
 
 
 def find_data(data: bytes) -> "List[Tuple[int, int]]":
-    """From where to where there are pages that are not all zeros."""
+    """Start and end of the ranges of pages that are not all zeros."""
     found: List[Tuple[int, int]] = []
     if data == bytes(len(data)):
-        return found  # a large hole is passed in large steps
+        return found  # fast for a large hole
     for start in range(0, len(data), PAGE):
         piece = data[start : start + PAGE]
         if piece == _ZEROS[: len(piece)]:
@@ -220,8 +226,8 @@ class _Level(NamedTuple):
 
 
 class Packer:
-    """`room`: bytes that both rows together may take. To `move` is to leave nothing behind; who
-    stops it has what was packed so far as an archive that can be unpacked where it was."""
+    """`room`: bytes that both streams together may take. `move`: remove what is packed. If that
+    fails, what was packed so far can be unpacked where it was."""
 
     def __init__(
         self, records: "IO[bytes]", contents: SegmentWriter, room: int, move: bool = False
@@ -234,7 +240,7 @@ class Packer:
         self._linked: Dict[Tuple[int, int], int] = {}  # device and inode -> its number
 
     def pack(self, top: int, status: os.stat_result) -> None:
-        """All that is in a directory. Its own mode and times are those of `status`."""
+        """Pack the entries of a directory. Its own mode and times are those of `status`."""
         way = TreeWalk(top)
         levels = [_Level(iter(os.listdir(top)), "", status)]
         self._put(BEGINNING)
@@ -245,7 +251,7 @@ class Packer:
                     self._put(DIRECTORY, levels[-1].name, levels[-1].status)
                     self._leave(way, levels.pop())
                     continue
-                with contextlib.suppress(FileNotFoundError):  # removed by what runs on
+                with contextlib.suppress(FileNotFoundError):  # removed by a process that still runs
                     self._pack_entry(name, way, levels)
         except OSError:
             for level in reversed(levels):
@@ -257,7 +263,7 @@ class Packer:
             way.close()
 
     def _enter(self, name: str, way: TreeWalk, found: os.stat_result) -> List[str]:
-        """Also where its owner has forbidden himself to go. What is there."""
+        """Enter a directory, even if its mode forbids it; returns the names in it."""
         if self._is_closed(found):
             os.chmod(name, modes.S_IMODE(found.st_mode) | 0o700, dir_fd=way.here)
         way.enter(name)
@@ -268,10 +274,10 @@ class Packer:
 
     def _leave(self, way: TreeWalk, level: _Level) -> None:
         if not level.name:
-            return  # the top, which is the caller's
+            return  # the caller owns the top
         os.close(way.leave())
         if self._move:
-            with contextlib.suppress(OSError):  # it was broken off, or somebody makes new ones
+            with contextlib.suppress(OSError):  # packing failed, or a process makes new files
                 os.rmdir(level.name, dir_fd=way.here)
         elif self._is_closed(level.status):
             with contextlib.suppress(FileNotFoundError):  # removed meanwhile
@@ -295,20 +301,20 @@ class Packer:
             self._put(SYMLINK, name, found, size=len(target), before=target)
         elif modes.S_ISFIFO(found.st_mode):
             self._put(FIFO, name, found)
-        # A socket is nothing without the process that listens to it.
+        # A socket is not packed: it is useless without the process that listens.
         if self._move:
             os.unlink(name, dir_fd=way.here)
 
     def _pack_file(self, name: str, directory: int, found: os.stat_result) -> None:
         link, identity = 0, (found.st_dev, found.st_ino)
-        if found.st_nlink > 1 or self._move:  # the other names may be gone already
+        if found.st_nlink > 1 or self._move:  # its other names may be removed already
             link = self._linked.get(identity, 0)
         if link:
             self._put(LINK, name, found, link=link)
             return
-        # A file with other names, which may still be there, must stay whole.
+        # A file whose other names may still exist must not be truncated.
         cut = self._move and found.st_nlink == 1 and found.st_size > MAX_PIECE
-        source = _open_anyhow(name, directory, found, os.O_RDWR if cut else os.O_RDONLY)
+        source = _open_forced(name, directory, found, os.O_RDWR if cut else os.O_RDONLY)
         if found.st_nlink > 1:
             link = self._linked[identity] = len(self._linked) + 1
         pieces = 0
@@ -321,7 +327,7 @@ class Packer:
                     self._contents.flush()
                     os.truncate(source, position)
         except OSError:
-            if self._move:  # what was cut off belongs to what is still there
+            if self._move:  # the rest of the truncated file is still in the tree
                 self._put(FILE, name, found, size=found.st_size, link=link, pieces=pieces)
             raise
         finally:
@@ -356,8 +362,8 @@ class Packer:
         file.write(data)
 
 
-def _open_anyhow(name: str, directory: int, found: os.stat_result, access: int) -> int:
-    """Also what its owner has forbidden himself to read."""
+def _open_forced(name: str, directory: int, found: os.stat_result, access: int) -> int:
+    """Open a file even if its mode forbids it."""
     try:
         return os.open(name, _OPEN | access, dir_fd=directory)
     except PermissionError:

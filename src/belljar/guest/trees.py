@@ -1,12 +1,12 @@
-"""Whole trees, in and out, done inside the sandbox: one page of work for each request.
+"""Requests about whole trees, served inside the sandbox, one page of work each.
 
-    scan     what some directories hold, one page
-    mapped   which files are written to without a trace
-    gather   parts of some files, each with what the file was like when it was read
-    scatter  files, directories and links to make, or to remove
+    scan     the entries of some directories, one page
+    mapped   files that processes write to through their memory
+    gather   parts of some files, each with the description of the file when it was read
+    scatter  files, directories and links to make or to remove
 
-Paths are relative to one directory, which is opened first. Nothing here recurses, blocks, or
-holds more than a few descriptors, however the tree looks; what one request may cost is bounded.
+Paths are relative to one directory, which is opened first. Whatever the tree looks like, nothing
+here recurses, blocks or holds more than a few descriptors, and the cost of a request is bounded.
 """
 
 import errno
@@ -28,7 +28,7 @@ _FILE = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 FILE_TYPES = {modes.S_IFREG: "file", modes.S_IFDIR: "dir", modes.S_IFLNK: "symlink"}
 
 Answer = Tuple[Dict[str, Any], bytes]
-WAIT_FACTOR = 4  # times as long may pass as may be worked, while others have their turn
+WAIT_FACTOR = 4  # the wall clock may take so many times the CPU time, while others run
 
 
 class Deadline:
@@ -46,25 +46,25 @@ def open_root(path: str) -> int:
 
 
 def describe(status: os.stat_result) -> List[int]:
-    """By which a file is known to be as it was."""
+    """If two descriptions are equal, the file has not changed."""
     mode = modes.S_IMODE(status.st_mode)
     return [mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
 class _Unlocked:
-    """Directories that their owner has closed to himself, opened for one request.
+    """Makes directories accessible for one request whose modes forbid it to their owner.
 
-    By descriptors, so that a link in the place of one leads to nothing else.
+    By descriptors, so that a link that replaces a directory has no effect.
     """
 
     def __init__(self, root: int, wanted: bool) -> None:
         self._root = root
         self._wanted = wanted
-        self._device = os.fstat(root).st_dev  # and nothing that is mounted below
+        self._device = os.fstat(root).st_dev  # file systems mounted below are left alone
         self._before: Dict[str, os.stat_result] = {}
 
     def unlock(self, directory: str) -> bool:
-        """Open it, and all that it is in; whether any of them was closed."""
+        """Unlock a directory and those above it. True if any of them was locked."""
         if not self._wanted or not directory:
             return False
         done = self._unlock_one(directory)
@@ -76,7 +76,7 @@ class _Unlocked:
         return opened
 
     def _unlock_one(self, path: str) -> Optional[bool]:
-        """None: it is out of reach. Once for each: others may be closing it all the time."""
+        """None if it cannot be opened. Once for each: a process may lock it again and again."""
         try:
             fd = os.open(path, _DIRECTORY | os.O_PATH, dir_fd=self._root)
         except OSError:
@@ -90,12 +90,12 @@ class _Unlocked:
             self._before[path] = status
             return True
         except OSError:
-            return False  # another's: whoever asked has the error of it
+            return False  # it has another owner: the caller gets the first error
         finally:
             os.close(fd)
 
     def close(self) -> None:
-        """Give all of them their modes again, the innermost first."""
+        """Restore the modes, those of the innermost directories first."""
         for path, status in reversed(list(self._before.items())):
             try:
                 fd = os.open(path, _DIRECTORY | os.O_PATH, dir_fd=self._root)
@@ -113,9 +113,9 @@ class _Unlocked:
 
 
 def scan(frame: wire.Frame) -> Answer:
-    """As much of the directories in the payload as fits into a page.
+    """As many entries of the directories in the payload as fit into a page.
 
-    `done` of them were finished; of the next one the entries up to the name `after` are here.
+    `done`: how many directories are complete. `after`: the last name of the next one.
     """
     directories = json.loads(frame.payload)[: messages.MAX_ROWS]
     after: str = frame.header.get("after") or ""
@@ -142,8 +142,8 @@ def scan(frame: wire.Frame) -> Answer:
 
 
 def mapped(frame: wire.Frame) -> Answer:
-    """Inodes of files that some process writes to through its memory: the kernel stamps a file
-    of a tmpfs for the first such write alone. As far as can be told in a moment."""
+    """Inodes of files that processes have mapped for writing: on tmpfs, the kernel updates the time
+    only for the first such write. Limited in time and size, so some may be missing."""
     inodes: Set[int] = set()
     deadline = Deadline(MAPPED_TIMEOUT)
     room = MAX_MAPS
@@ -185,7 +185,7 @@ def _scan_closed(
 def _scan_one(
     root: int, number: int, directory: str, after: str, found: List[List[Any]]
 ) -> Optional[str]:
-    """Add its entries, by name; the last one that was added, if there are more."""
+    """Add entries in the order of their names; returns the last name if there are more."""
     fd = os.open(directory or ".", _DIRECTORY, dir_fd=root)
     try:
         names = _names(fd, after)
@@ -227,7 +227,7 @@ def gather(frame: wire.Frame) -> Answer:
     """Parts of files: [path, offset, size] each, together at most MAX_PART bytes."""
     rows: List[List[Any]] = []
     data = bytearray()
-    follow = bool(frame.header.get("follow"))  # one file that the caller named himself
+    follow = bool(frame.header.get("follow"))  # one file, which the caller has named
     root = open_root(frame.header["path"])
     unlocked = _Unlocked(root, bool(frame.header.get("unlock")))
     try:
@@ -257,8 +257,8 @@ def _read_closed(
 
 
 def _read(root: int, path: str, offset: int, size: int, follow: bool) -> Tuple[List[Any], bytes]:
-    """[0, length of the part, whether the file stood still, whether a later change would show,
-    the description]."""
+    """[0, length of the part, True if the file did not change meanwhile, True if a later change
+    would show, the description]."""
     fd = open_regular(path, os.O_RDONLY, root, follow)
     try:
         before = describe(os.fstat(fd))
@@ -270,12 +270,12 @@ def _read(root: int, path: str, offset: int, size: int, follow: bool) -> Tuple[L
 
 
 def _settled(description: List[int]) -> bool:
-    """Whether a change from now on gives the file another time stamp than it has."""
+    """True if a change from now on gives the file another time stamp."""
     return description[3] < time.time_ns() - messages.FRESH
 
 
 def open_regular(path: str, flags: int, below: Optional[int] = None, follow: bool = True) -> int:
-    """Never waits, and gives nothing but a regular file."""
+    """Open without waiting; anything but a regular file is an error."""
     flags |= _FILE if follow else _FILE | os.O_NOFOLLOW
     fd = os.open(path, flags, 0o666, dir_fd=below)
     status = os.fstat(fd)
@@ -291,7 +291,7 @@ def open_regular(path: str, flags: int, below: Optional[int] = None, follow: boo
 
 
 def scatter(frame: wire.Frame) -> Answer:
-    """Do what the rows in the payload say, each with its part of the data that follows them."""
+    """Apply the rows in the payload, each with its part of the data that follows them."""
     (length,) = messages.LENGTH.unpack_from(frame.payload)
     start = messages.LENGTH.size + length
     wanted = json.loads(frame.payload[messages.LENGTH.size : start])[: messages.MAX_ROWS]
@@ -327,7 +327,7 @@ def _make_file(
     mtime: Optional[int],
     part: memoryview,
 ) -> List[Any]:
-    """Write a part; the last one comes with the mode and the time that the file shall have."""
+    """Write a part; the last one comes with the mode and the time of the file."""
     fd = (
         _open_new(root, path)
         if offset == 0
@@ -348,7 +348,7 @@ def _make_file(
 
 
 def _open_new(root: int, path: str) -> int:
-    """An empty file, in the place of whatever has that name, unless it is a directory."""
+    """Create an empty file in place of what has that name, unless that is a directory."""
     _make_parents(root, path)
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     try:
@@ -356,7 +356,7 @@ def _open_new(root: int, path: str) -> int:
     except IsADirectoryError:
         raise
     except OSError:
-        os.unlink(path, dir_fd=root)  # a link, a pipe, a file that may not be written
+        os.unlink(path, dir_fd=root)  # a link, a pipe, a file that is not writable
         return open_regular(path, flags | os.O_EXCL, root, follow=False)
 
 
@@ -381,7 +381,7 @@ def _make_dir(root: int, path: str, part: memoryview) -> List[Any]:
     try:
         os.mkdir(path, dir_fd=root)
     except FileExistsError:
-        os.close(os.open(path, _DIRECTORY, dir_fd=root))  # a directory is fine
+        os.close(os.open(path, _DIRECTORY, dir_fd=root))  # fails unless it is a directory
     return []
 
 
@@ -399,5 +399,5 @@ def _remove(root: int, path: str, part: memoryview) -> List[Any]:
     try:
         removal.remove(path, root)
     except FileNotFoundError:
-        return []  # somebody was faster
+        return []  # it is removed already
     return []

@@ -156,7 +156,7 @@ class Worker:
         self._forked = True
         self._note_open_files()
         missing = fork_state.find_missing(self._loop, self._threads, control)
-        state = random.getstate()  # a hook would seed it anew in the child
+        state = random.getstate()  # a fork hook would seed it again in the child
         header: Dict[str, Any] = {"missing": missing}
         try:
             with warnings.catch_warnings():
@@ -502,8 +502,8 @@ def _is_light(value: Any) -> bool:
 
 
 def _reserve_memory() -> "Optional[mmap.mmap]":
-    """Memory to release when none is left; None if there is none even now. It is reserved and never
-    touched, so it costs nothing."""
+    """Memory to release when none is left; None if it cannot be reserved. It is never touched, so
+    it costs nothing."""
     try:
         return mmap.mmap(-1, 2 * 1024 * 1024, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (MemoryError, OSError):

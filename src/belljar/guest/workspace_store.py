@@ -1,8 +1,10 @@
-"""Where workspaces are kept that are not at /workspace now: those of checkpoints and branches.
+"""A store of workspaces that are not at /workspace now: those of checkpoints and branches.
 
-All lie in one file system, beside each other, and are moved by renaming. Only init can reach those
-that are not at /workspace: what is mounted there is the directory CURRENT, and hides the rest.
-Nothing here may block init for long: copies and removals are made by children of its.
+They are directories beside each other in one file system, and are moved by renaming. Only init can
+reach them: the directory CURRENT is mounted at /workspace, and the mount hides the others. Nothing
+here may block init for long: children of init make copies and remove trees.
+
+Copies keep modes, times, links and holes of trees that hostile code has made.
 """
 
 import contextlib
@@ -15,11 +17,14 @@ from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 from ..protocol import removal
 
 CURRENT = "current"
-LINKS = "-links"  # beside a copy in the making: the files in it that have several names
+LINKS = "-links"  # suffix of a directory beside a copy, for its files with several names
 REMOVE_TIMEOUT = 60.0  # seconds
+COPY_SIZE = 8 * 1024 * 1024  # bytes copied at once
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 Then = Callable[[int], None]  # gets an errno, 0 for success
+Links = Callable[[], int]
 
 
 class Store:
@@ -28,10 +33,10 @@ class Store:
         self._fork = fork
         self._children: Dict[int, Then] = {}
         self._copying: List[int] = []
-        self._unwanted: List[str] = []  # for whose removal there was no process
+        self._unwanted: List[str] = []  # to be removed when a process can be forked again
         self._numbers = 0
         self.when_reaped: "Optional[Callable[[], None]]" = None
-        # Made now: the code may use up the last inode, and must be put aside all the same.
+        # Made in advance: set_aside() needs it even if the code has used up the last inode.
         self._spare: Optional[str] = self.make()
 
     def make(self) -> str:
@@ -41,13 +46,13 @@ class Store:
         return name
 
     def copy(self, source: str, target: str, then: Then) -> None:
-        """Into one that was made for it. `then` is called when it is done, by on_exit; at once, if
-        there is nothing to copy, or no process for it."""
+        """`target` is from make(). on_exit() calls `then` at the end; copy() calls it if there is
+        nothing to copy, or no process can be forked."""
         if self._is_empty(source):
             self._copy(source, target)
             then(0)
         else:
-            self._in_child(lambda: self._copy(source, target), then, self._copying)
+            self._run_in_child(lambda: self._copy(source, target), then, self._copying)
 
     def _copy(self, source: str, target: str) -> None:
         made: List[int] = []
@@ -66,13 +71,13 @@ class Store:
             self._remove(target + LINKS)
 
     def set_aside(self) -> str:
-        """Empty CURRENT: the name of where all that was in it is now."""
+        """Move the entries of CURRENT to another directory, and return its name."""
         name, self._spare = self._spare or self.make(), None
         self._move(CURRENT, name)
         return name
 
     def bring(self, name: str) -> None:
-        """All that is in another workspace into CURRENT, which is empty."""
+        """Move the entries of another directory to CURRENT, which is empty."""
         self._move(name, CURRENT)
         os.chmod(name, 0o700, dir_fd=self._directory)
         if self._spare is None:
@@ -88,13 +93,13 @@ class Store:
         os.chmod(target, modes.S_IMODE(status.st_mode), dir_fd=self._directory)
 
     def remove(self, name: str, then: "Optional[Then]" = None) -> None:
-        """Some time soon."""
+        """Remove it in a child, unless it is empty. `then` is called at the end."""
         os.chmod(name, 0o700, dir_fd=self._directory)
         try:
             os.rmdir(name, dir_fd=self._directory)
         except OSError:
             on_end = then or (lambda error: self._on_removed(name, error))
-            self._in_child(lambda: self._remove(name, name + LINKS), on_end)
+            self._run_in_child(lambda: self._remove(name, name + LINKS), on_end)
         else:
             if then is not None:
                 then(0)
@@ -109,13 +114,13 @@ class Store:
             self._unwanted.append(name)
 
     def cancel(self) -> None:
-        """Whoever waits for a copy waits no more: it has failed."""
+        """Make the copies under way fail."""
         for pid in self._copying:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     def on_exit(self, pid: int, status: int) -> bool:
-        """Whether it was one of ours. Called by init for each child that has ended."""
+        """Init calls this for each child that has ended. True if it was a child of this store."""
         then = self._children.pop(pid, None)
         if pid in self._copying:
             self._copying.remove(pid)
@@ -131,7 +136,7 @@ class Store:
     def children(self) -> List[int]:
         return list(self._children)
 
-    def _in_child(
+    def _run_in_child(
         self, work: "Callable[[], None]", then: Then, kind: "Optional[List[int]]" = None
     ) -> None:
         try:
@@ -158,7 +163,7 @@ class Store:
 
     @contextlib.contextmanager
     def _entered(self, name: str) -> "Iterator[Tuple[int, os.stat_result]]":
-        """A workspace, open to us whatever the code has made of its mode."""
+        """Open a workspace, whatever mode the code has given it."""
         status = os.stat(name, dir_fd=self._directory, follow_symlinks=False)
         os.chmod(name, 0o700, dir_fd=self._directory)
         fd = os.open(name, _DIRECTORY, dir_fd=self._directory)
@@ -173,33 +178,27 @@ def _move(name: str, from_: int, to: int) -> None:
     try:
         os.rename(name, name, src_dir_fd=from_, dst_dir_fd=to)
     except PermissionError:
-        # A directory gets another "..", for which it must be writable.
+        # Moving a directory changes its "..", so it must be writable.
         mode = modes.S_IMODE(os.stat(name, dir_fd=from_, follow_symlinks=False).st_mode)
         os.chmod(name, mode | 0o700, dir_fd=from_)
         os.rename(name, name, src_dir_fd=from_, dst_dir_fd=to)
         os.chmod(name, mode, dir_fd=to)
 
 
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-Links = Callable[[], int]
-COPY_SIZE = 8 * 1024 * 1024  # bytes copied at once
-
-
 class _Level(NamedTuple):
     source: int
     target: int
     names: "Iterator[str]"
-    parent: int  # of the source; -1 at the top
+    parent: int  # directory of the source; -1 at the top
     name: str
-    status: "Optional[os.stat_result]"  # None at the top, whose mode is the caller's matter
+    status: "Optional[os.stat_result]"  # None at the top, whose mode the caller sets
 
 
 def copy_tree(source: int, target: int, links: Links) -> None:
-    """All that is in one directory into another. `links` makes a directory beside, for files
-    with several names.
+    """Copy the entries of a directory. `links` opens a directory for files with several names.
 
-    Without recursion: a tree may be thousands deep. Two descriptors for each level.
+    It does not recurse, because a tree may be thousands deep. It holds two descriptors for each
+    level.
     """
     stack: List[_Level] = [_Level(source, target, iter(os.listdir(source)), -1, "", None)]
     while stack:
@@ -212,13 +211,13 @@ def copy_tree(source: int, target: int, links: Links) -> None:
         try:
             inner = _copy_entry(name, level, links)
         except FileNotFoundError:
-            continue  # removed meanwhile, by something that runs on
+            continue  # removed meanwhile, by a process that still runs
         if inner is not None:
             stack.append(inner)
 
 
 def _copy_entry(name: str, level: _Level, links: Links) -> "Optional[_Level]":
-    """The level below, if it is a directory."""
+    """Copy one entry; for a directory, return the level below."""
     found = os.stat(name, dir_fd=level.source, follow_symlinks=False)
     if modes.S_ISDIR(found.st_mode):
         return _enter_directory(name, level, found)
@@ -231,12 +230,12 @@ def _copy_entry(name: str, level: _Level, links: Links) -> "Optional[_Level]":
         os.mkfifo(name, 0o600, dir_fd=level.target)
         os.chmod(name, modes.S_IMODE(found.st_mode), dir_fd=level.target)
         _set_times(name, level.target, found)
-    # A socket is nothing without the process that listens to it.
+    # A socket is not copied: it is useless without the process that listens.
     return None
 
 
 def _enter_directory(name: str, level: _Level, found: os.stat_result) -> _Level:
-    """Also where its owner has forbidden himself to go."""
+    """Enter a directory, even if its mode forbids it."""
     if not _open_to_owner(found):
         os.chmod(name, found.st_mode & 0o7777 | 0o700, dir_fd=level.source)
     source = os.open(name, _DIRECTORY, dir_fd=level.source)
@@ -247,7 +246,7 @@ def _enter_directory(name: str, level: _Level, found: os.stat_result) -> _Level:
 
 def _leave_directory(level: _Level) -> None:
     if level.status is None:
-        return  # the top, which is the caller's
+        return  # the caller owns the top
     _copy_metadata(level.target, level.status)
     os.close(level.source)
     os.close(level.target)
@@ -267,7 +266,7 @@ def _copy_file(name: str, level: _Level, found: os.stat_result, links: Links) ->
             os.link(known, name, src_dir_fd=links(), dst_dir_fd=level.target)
             return
         except FileNotFoundError:
-            pass  # the first of its names
+            pass  # this is its first name
     source = _open_to_read(name, level.source, found)
     try:
         flags = _FILE | os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -284,7 +283,7 @@ def _copy_file(name: str, level: _Level, found: os.stat_result, links: Links) ->
 
 
 def _open_to_read(name: str, directory: int, found: os.stat_result) -> int:
-    """Also what its owner has forbidden himself to read."""
+    """Open a file, even if its mode forbids it."""
     try:
         return os.open(name, _FILE | os.O_RDONLY, dir_fd=directory)
     except PermissionError:
@@ -297,7 +296,7 @@ def _open_to_read(name: str, directory: int, found: os.stat_result) -> int:
 
 
 def _copy_data(source: int, target: int, size: int) -> None:
-    """Holes stay holes: a file may claim to be larger than any memory."""
+    """Copy the data without the holes: a file may claim to be larger than any memory."""
     os.truncate(target, size)
     position = 0
     while position < size:
@@ -305,7 +304,7 @@ def _copy_data(source: int, target: int, size: int) -> None:
             position = os.lseek(source, position, os.SEEK_DATA)
         except OSError as error:
             if error.errno == errno.ENXIO:
-                return  # only a hole is left
+                return  # the rest is a hole
             raise
         end = os.lseek(source, position, os.SEEK_HOLE)
         os.lseek(target, position, os.SEEK_SET)

@@ -1,4 +1,4 @@
-"""numpy arrays as their own memory, and numpy scalars; every dtype but object.
+"""numpy arrays (their memory as it is) and numpy scalars, of every dtype except object.
 
 A dtype is described as data and built again piece by piece, from an allow-list.
 """
@@ -56,7 +56,7 @@ def encode_array(packer: Packer, np: Any, value: Any) -> Dict[str, Any]:
     dtype = value.dtype
     if dtype.kind == "T":
         if getattr(dtype, "na_object", None) is not None:
-            raise packer.refusal("is an array of texts with missing ones; make it a list first")
+            raise packer.refusal("is an array of texts, some of them missing; make it a list first")
         packer.enter()
         texts = packer.encode(value.reshape(-1).tolist())
         packer.leave()
@@ -77,7 +77,7 @@ def encode_array(packer: Packer, np: Any, value: Any) -> Dict[str, Any]:
 
 
 def _has_gaps(dtype: Any) -> bool:
-    """Whether items have bytes that mean nothing, and may be anything of this process."""
+    """True if items have padding, which may hold any memory of this process."""
     if dtype.subdtype is not None:
         return _has_gaps(dtype.subdtype[0])
     if dtype.names is None:
@@ -100,7 +100,7 @@ def _copy_items(np: Any, value: Any, clean: Any) -> None:
         _copy_items(np, value.real, clean.real)
         _copy_items(np, value.imag, clean.imag)
     elif value.dtype.char == "g" and np.finfo(np.longdouble).nmant == 63:
-        # Ten bytes of x86, which numpy gives the room of sixteen.
+        # An x86 long double has ten bytes, and takes sixteen in numpy.
         here, there = (part[..., None].view(np.uint8) for part in (value, clean))
         used = slice(10) if value.dtype.isnative else slice(-10, None)
         there[..., used] = here[..., used]
@@ -109,7 +109,7 @@ def _copy_items(np: Any, value: Any, clean: Any) -> None:
 
 
 def memory(np: Any, value: Any) -> Any:
-    """The bytes of an array in C order, without a copy if it lies so."""
+    """The bytes of an array in C order, without a copy if it has that order."""
     if value.size == 0 or value.dtype.itemsize == 0:
         return b""
     flat = np.ascontiguousarray(value).reshape(-1)
@@ -146,12 +146,12 @@ def decode_dtype(np: Any, spec: Any, nesting: int = _MAX_NESTING) -> Any:
             raise ValueError("not a dtype that can travel")
         dtype = np.dtype(spec)
     elif nesting == 0:
-        raise ValueError("a dtype too deep")
+        raise ValueError("a dtype is nested too deep")
     elif set(spec) == {"item", "shape"}:
         item = decode_dtype(np, spec["item"], nesting - 1)
         shape = _shape(spec["shape"])
         if not 0 < item.itemsize * _product(shape) <= _MAX_ITEM:
-            raise ValueError("a dtype too large, or of nothing")
+            raise ValueError("a dtype is too large, or empty")
         dtype = np.dtype((item, shape))
     else:
         dtype = _decode_fields(np, spec, nesting)
@@ -172,7 +172,7 @@ def _decode_fields(np: Any, spec: Any, nesting: int) -> Any:
         formats.append(decode_dtype(np, field, nesting - 1))
         offsets.append(offset)
     if _overlap(list(zip(offsets, (dtype.itemsize for dtype in formats)))):
-        raise ValueError("fields overlap")  # each could cost a look at all the data
+        raise ValueError("fields overlap")  # checking each could take a pass over all data
     return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": size})
 
 
@@ -201,7 +201,7 @@ def _product(shape: Tuple[int, ...]) -> int:
 
 
 def _longest(shape: Tuple[int, ...]) -> int:
-    """How many rows an array without bytes pretends to have."""
+    """How many rows an array without bytes claims to have."""
     return _product(tuple(size for size in shape if size))
 
 
@@ -247,12 +247,12 @@ def _over(np: Any, dtype: Any, count: int, data: Any) -> Any:
     if dtype.subdtype is not None:
         raise ValueError("an array of arrays")  # numpy would add dimensions
     if not len(data):
-        return np.ndarray((count,), dtype, bytearray())  # other ways widen an item of no bytes
+        return np.ndarray((count,), dtype, bytearray())  # others widen an item without bytes
     return np.frombuffer(data, dtype=dtype, count=count)
 
 
 def _check_items(np: Any, made: Any) -> None:
-    """Not all bytes are good items: numpy counts on truth being 1, and on code points."""
+    """Some bytes are not valid items: numpy relies on booleans of 0 or 1 and on code points."""
     dtype = made.dtype
     if dtype.names is not None:
         for name in dtype.names:
@@ -272,7 +272,7 @@ def _decode_scalar(unpacker: Unpacker, body: Any) -> Any:
     spec, data = body
     try:
         np = unpacker.imported("numpy", "numpy scalar")
-    except CannotTravel:  # it is not installed here
+    except CannotTravel:  # numpy is not installed here
         return _without_numpy(unpacker, spec, data)
     if spec == "str" or spec == "bytes":
         base = str if spec == "str" else bytes
@@ -298,7 +298,7 @@ def _exactly(kind: type, value: Any) -> Any:
 
 
 def _without_numpy(unpacker: Unpacker, spec: Any, data: Any) -> Any:
-    """The Python number in a scalar, where numpy is not installed."""
+    """The number of a scalar, for a Python without numpy."""
     if spec == "str" or spec == "bytes":
         return unpacker.decode(data)
     formats = {"b1": "?", "i1": "b", "u1": "B", "i2": "h", "u2": "H", "i4": "i", "u4": "I"}

@@ -47,7 +47,7 @@ def _encode_table(packer: Packer, pa: Any, table: Any) -> Dict[str, Any]:
 
 
 def chunks_of(pa: Any, column: Any) -> Any:
-    """The chunked array that a column of pandas is."""
+    """The chunked array of a pandas column."""
     made = column.__arrow_array__()
     return made if isinstance(made, pa.ChunkedArray) else pa.chunked_array([made])
 
@@ -113,7 +113,7 @@ def _encode_node(packer: Packer, pa: Any, array: Any) -> Dict[str, Any]:
         node["d"] = _encode_node(packer, pa, array.dictionary)
         return node
     if array.offset:
-        array = pa.concat_arrays([array])  # a slice: only what it shows
+        array = pa.concat_arrays([array])  # a slice: only its visible part
     count = len(array)
     buffers = array.buffers()
     if types.is_null(kind):
@@ -143,7 +143,7 @@ def _offsets(buffer: Any, count: int, width: int) -> memoryview:
 
 
 def _children(packer: Packer, types: Any, array: Any, last: int) -> List[Any]:
-    """No longer than the array needs them: `last` is where its lists end."""
+    """Only as much as the array needs: `last` is where its lists end."""
     kind, count = array.type, len(array)
     if types.is_struct(kind):
         packer.free_rows(0 if kind.num_fields else count)
@@ -175,7 +175,7 @@ def _decode_type(unpacker: Unpacker, pa: Any, spec: Any, nesting: int = _MAX_NES
     if type(spec) is str:
         return _plain_types(pa)[spec]
     if nesting == 0:
-        raise ValueError("a type too deep")
+        raise ValueError("a type is nested too deep")
     ((tag, body),) = spec.items()
 
     def field(given: Any) -> Any:
@@ -203,10 +203,10 @@ def _decode_type(unpacker: Unpacker, pa: Any, spec: Any, nesting: int = _MAX_NES
         index, value = (_decode_type(unpacker, pa, inner, nesting - 1) for inner in body[:2])
         if not pa.types.is_integer(index):
             raise TypeError("not an index")
-        # Arrow and pandas fall over dictionaries of these when they are shown.
+        # Arrow and pandas fail to show dictionaries of these.
         types = pa.types
         if types.is_null(value) or types.is_dictionary(value) or types.is_nested(value):
-            raise TypeError("a dictionary of what cannot be in one")
+            raise TypeError("a dictionary has values that it cannot have")
         return pa.dictionary(index, value, body[2])
     raise ValueError("unknown type")
 
@@ -249,7 +249,7 @@ def _decode_node(unpacker: Unpacker, pa: Any, kind: Any, node: Any) -> Any:
 
 
 def _check_map(types: Any, kind: Any, nodes: Any) -> None:
-    """Arrow ends the process, without an exception, over a map with a null entry or key."""
+    """Arrow aborts the process, without an exception, for a map with a null entry or key."""
     (entries,) = nodes
     keys = entries["c"][0]
     if types.is_null(kind.key_type) or entries["b"] != [None] or keys["b"][0] is not None:
@@ -257,7 +257,7 @@ def _check_map(types: Any, kind: Any, nodes: Any) -> None:
 
 
 def _check_offsets(buffer: Any, width: int, most: int) -> None:
-    """The first and the last; Arrow looks at those between, but at none of an empty array."""
+    """Check the first and the last. Arrow checks those between, but not in an empty array."""
     data = memoryview(buffer)
     first, last = (
         int.from_bytes(part, sys.byteorder, signed=True) for part in (data[:width], data[-width:])
@@ -291,7 +291,7 @@ def _take(unpacker: Unpacker, pa: Any, number: Any, size: Optional[int]) -> Any:
     if size is not None and len(data) != size:
         raise ValueError("a buffer of another size")
     buffer = pa.py_buffer(data)
-    if buffer.address % 16:  # Arrow reads whole numbers where they lie
+    if buffer.address % 16:  # Arrow reads aligned numbers only
         buffer = pa.py_buffer(bytes(data))
     return buffer
 
@@ -305,7 +305,7 @@ def decode_chunks(unpacker: Unpacker, pa: Any, body: Any) -> Any:
 
 
 def decode_texts(unpacker: Unpacker, body: Any) -> List[Any]:
-    """A chunked array of strings as a list, where pyarrow is not installed."""
+    """A chunked array of strings as a list, for a Python without pyarrow."""
     if body["type"] not in ("string", "large_string"):
         raise TypeError("not strings")
     found: List[Any] = []

@@ -1,4 +1,4 @@
-"""Columns of pandas: the buffers that each is made of, and what its dtype is.
+"""Columns of pandas: their buffers and their dtypes.
 
 Nothing but pandas and numpy is needed, except for columns that are Arrow's own.
 """
@@ -18,7 +18,7 @@ _NUMBERS = re.compile(
 )
 _CODES = re.compile(r"[<|]i[1248]")
 _MASKED = re.compile(r"[<|](b1|[iu][1248]|f[48])")
-# As pandas spells them: it warns of other spellings, and of periods of business days.
+# In the spelling of pandas, which warns of others, and of periods of business days.
 _NAME = r"((?!NS|US|MIN)[A-Z]{1,6}|h|bh|cbh|min|s|ms|us|ns)"
 _FREQUENCY = re.compile(r"-?[0-9]{0,9}" + _NAME + "(-[A-Z0-9]{1,8})?")
 _PERIOD = re.compile(r"[0-9]{0,9}(?!B$)" + _NAME + "(-[A-Z]{3})?")
@@ -44,7 +44,7 @@ def encode_period(packer: Packer, text: Any) -> str:
 def encode_column(packer: Packer, pd: Any, column: Any) -> Dict[str, Any]:
     packer.count()
     np = sys.modules["numpy"]
-    # pandas wraps a plain array, and the dtype with it.
+    # pandas wraps a plain array and its dtype.
     dtype = getattr(column.dtype, "numpy_dtype", None) if _is_plain(column) else column.dtype
     if isinstance(dtype, np.dtype):
         raw = np.asarray(column)
@@ -64,7 +64,7 @@ def _is_plain(column: Any) -> bool:
 
 
 def _encode_objects(packer: Packer, pd: Any, raw: Any) -> Dict[str, Any]:
-    """Texts and what stands for missing ones go fast; all else is a list of values."""
+    """Texts (and marks for missing ones) are fast; anything else is a list of values."""
     items = raw.tolist()
     texts = _encode_maybe_texts(packer, pd, items)
     return texts or {"objects": packer.encode(items)}
@@ -117,7 +117,7 @@ def _encode_masked(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, A
 def _encode_strings(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, Any]:
     storage = column.dtype.storage
     na = "NA" if getattr(column.dtype, "na_value", pd.NA) is pd.NA else "nan"
-    # What pandas chose by itself, it shall choose by itself on the other side as well.
+    # If pandas chose the storage itself, the other side chooses again.
     own = storage == _string_dtype(pd, np, "auto", na).storage
     kind = ["auto" if own else storage, na]
     if storage != "python" and len(column) >= _FEW:
@@ -193,7 +193,7 @@ def decode_column(unpacker: Unpacker, pd: Any, spec: Any) -> Any:
 
 def _objects(np: Any, items: List[Any]) -> Any:
     made = np.empty(len(items), dtype=object)
-    for index, item in enumerate(items):  # one by one: numpy would look into lists
+    for index, item in enumerate(items):  # one by one: numpy would convert nested lists
         made[index] = item
     return made
 
@@ -248,7 +248,7 @@ def _decode_strings(unpacker: Unpacker, pd: Any, np: Any, storage: Any, na: Any,
     if "type" not in data:
         texts = decode_column(unpacker, pd, data)
         if texts.dtype != object or not all(map(_is_text(pd), texts)):
-            raise TypeError("not strings")  # pandas would make some of anything
+            raise TypeError("not strings")  # pandas would convert anything
     elif pa is None:
         texts = np.array(arrow.decode_texts(unpacker, data), dtype=object)
     else:

@@ -1,4 +1,4 @@
-"""polars frames and series, through the Arrow arrays that they are."""
+"""polars frames and series, as Arrow arrays."""
 
 import contextlib
 import importlib
@@ -38,7 +38,7 @@ def _encode_series(packer: Packer, pl: Any, series: Any) -> Dict[str, Any]:
     except ImportError:
         raise packer.refusal("is of polars, which needs pyarrow installed beside it") from None
     dtype = _encode_dtype(packer, pl, series.dtype, _MAX_NESTING)
-    # Without its name, which Arrow would cut at a zero.
+    # Without its name, which Arrow would cut at a zero byte.
     with _no_panic(packer):
         array = series.alias("").to_arrow()
     chunks = array.chunks if hasattr(array, "chunks") else [array]
@@ -48,17 +48,17 @@ def _encode_series(packer: Packer, pl: Any, series: Any) -> Dict[str, Any]:
 
 @contextlib.contextmanager
 def _no_panic(walk: Union[Packer, Unpacker]) -> Iterator[None]:
-    """What polars calls a panic is no Exception, though nothing worse than one happened."""
+    """polars raises PanicException, which is not an Exception, for ordinary errors."""
     try:
         yield
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise walk.refusal("is more than polars can take") from None
+        raise walk.refusal("cannot be handled by polars") from None
 
 
 def _encode_dtype(packer: Packer, pl: Any, dtype: Any, nesting: int) -> Any:
-    """What Arrow's type does not tell; None if it tells everything."""
+    """The parts of the dtype that Arrow's type does not have; None if it has all."""
     refusal = packer.refusal(f"has the polars dtype {dtype}, which cannot travel; cast it first")
     if nesting == 0 or dtype in (pl.Object, *_int128(pl)):
         raise refusal
@@ -109,7 +109,7 @@ def _decode_series(unpacker: Unpacker, pl: Any, pa: Any, body: Any) -> Any:
 
 
 def _check_type(pa: Any, kind: Any) -> None:
-    """Only what polars makes: others would be turned into something larger, or unheard of."""
+    """Accept only types that polars makes: it would convert others into something larger."""
     types = pa.types
     if types.is_dictionary(kind):
         if not types.is_large_string(kind.value_type):
@@ -129,7 +129,7 @@ def _check_type(pa: Any, kind: Any) -> None:
 
 
 def _decode_dtype(unpacker: Unpacker, pl: Any, spec: Any, found: Any) -> Any:
-    """The dtype that the series had, from the one that Arrow gave."""
+    """The dtype that the series had, from the one that Arrow has."""
     if spec is None:
         return found
     ((tag, body),) = spec.items()

@@ -1,4 +1,16 @@
-"""Dates, times and time zones as JSON. A zone travels by its name or as a fixed offset."""
+"""Dates and times, many texts, and a check that labels differ.
+
+Dates, times and time zones are JSON; a zone travels by its name or as a fixed offset. Many texts
+are two buffers: their letters one after another, and their lengths. A negative length stands for a
+value that is not a text (None, nan, …).
+
+check_distinct() finds out if all labels of an index differ, at a cost that a hostile guest cannot
+raise by its choice of labels. Numbers, times and tuples with equal hashes are easy to make, and so
+are texts for the hash tables of pandas; such a table takes quadratic time, and the whole process
+waits. So numbers are sorted, and other labels are compared as texts, whose hashes Python
+randomises in each process. Equal numbers of different types are one label, as in pandas; a Decimal
+or a part of a tuple is compared by its encoded bytes.
+"""
 
 import array
 import datetime as dt
@@ -32,7 +44,7 @@ def encode_time(packer: Packer, value: Any) -> Optional[Dict[str, Any]]:
 def _encode_datetime(packer: Packer, value: dt.datetime) -> Any:
     zone = encode_zone(packer, value.tzinfo)
     if zone is not None and zone[0] == "zone" and not _is_zoneinfo(value.tzinfo):
-        # A zone object of pytz stands for one offset: let the named zone find its own.
+        # A pytz zone object stands for one offset: let the named zone compute it.
         from zoneinfo import ZoneInfo
 
         value = value.astimezone(ZoneInfo(zone[1]))
@@ -52,7 +64,7 @@ def encode_zone(packer: Packer, zone: Any) -> Any:
         plain = dt.timezone(offset).tzname(None)
         name = zone.tzname(None)
         return ["offset", offset // _MICROSECOND, None if name == plain else name]
-    # `key` is zoneinfo's word for the name, `zone` is pytz's.
+    # zoneinfo has the name in `key`, pytz in `zone`.
     named = getattr(zone, "key", None) if _is_zoneinfo(zone) else getattr(zone, "zone", None)
     if type(named) is str and _ZONE.fullmatch(named):
         return ["zone", named]
@@ -89,10 +101,10 @@ def decode_zone_of_pandas(unpacker: Unpacker, pd: Any, spec: Any) -> Optional[dt
         return zone
     name = ("pandas", spec[1])
     if name not in unpacker.zones:
-        # zoneinfo has found the zone: so this is no path, and nothing that pandas reads otherwise.
+        # zoneinfo knows the name, so it is not a path that pandas would open.
         try:
             unpacker.zones[name] = pd.DatetimeTZDtype("ns", spec[1]).tz
-        except KeyError:  # newer than the tables of pytz; pandas 2 can use zoneinfo as well
+        except KeyError:  # newer than the tables of pytz; pandas 2 accepts zoneinfo, too
             unpacker.zones[name] = zone
     chosen: dt.tzinfo = unpacker.zones[name]
     return chosen
@@ -105,7 +117,7 @@ def _decode_named(unpacker: Unpacker, name: str) -> dt.tzinfo:
 
     try:
         return ZoneInfo(name)
-    except Exception:  # a directory, an unreadable file, no data base at all
+    except Exception:  # a directory, an unreadable file, no database
         raise unpacker.refusal(
             f"is in the time zone {name}, which is not known here; install tzdata"
         ) from None
@@ -143,7 +155,7 @@ def encode_texts(packer: Packer, texts: Sequence[Any]) -> Dict[str, Any]:
 
 
 def encode_lengths(packer: Packer, lengths: Any, texts: Sequence[Any]) -> Dict[str, Any]:
-    """`lengths` counts what is missing too; `texts` are only those that are there."""
+    """`lengths` includes missing texts, `texts` does not."""
     letters = "".join(texts).encode("utf-8", "surrogatepass")
     return {"lengths": packer.buffer(lengths), "text": packer.buffer(letters)}
 
@@ -163,42 +175,42 @@ def decode_texts(unpacker: Unpacker, body: Any, missing: Sequence[Any] = ()) -> 
                 found.append(text[end : end + length])
                 end += length
             else:
-                found.append(missing[-1 - length])  # out of range is an error, as it should be
+                found.append(missing[-1 - length])  # IndexError if it is out of range
     if end != len(text):
         raise ValueError("lengths do not add up")
     return found
 
 
-_EXACT_BITS = 53  # whole numbers of so many bits are floats as well
+_EXACT_BITS = 53  # integers of so many bits are exact as floats
 _FLOAT_BITS = 1024
 _ARROW_TEXTS = ("string", "large_string", "binary", "large_binary", "boolean")
 
 
 def check_distinct(unpacker: Unpacker, pd: Any, index: Any) -> None:
-    """ValueError if an item is there twice; TypeError if nobody can tell."""
+    """ValueError if a label is there twice; TypeError if labels cannot be compared."""
     np = unpacker.imported("numpy", "pandas Index")
-    with np.errstate(all="ignore"):  # nan comes in kinds that numpy warns of
+    with np.errstate(all="ignore"):  # numpy warns of some kinds of nan
         if not isinstance(index.dtype, np.dtype):
             _CHECKS.get(type(index.dtype).__name__, _check_masked)(unpacker, np, index.array)
         elif index.dtype.kind == "O":
             _check_objects(unpacker, np, np.asarray(index))
         elif not isinstance(index, pd.RangeIndex):
             _check_numbers(unpacker, np, np.asarray(index))
-    # What pandas remembers, it does not ask its hash table for.
+    # pandas makes no hash table for what it has in its cache.
     index._cache["is_unique"] = True
 
 
 def _check_numbers(unpacker: Unpacker, np: Any, numbers: Any) -> None:
-    """Not np.unique: it has a hash table too."""
+    """Without np.unique, which has a hash table, too."""
     if numbers.dtype.kind in "mM":
         numbers = numbers.view("i8" if numbers.dtype.isnative else numbers.dtype.str[0] + "i8")
     if (numbers[1:] > numbers[:-1]).all():
         return
     if np.count_nonzero(numbers != numbers) > 1:
-        raise _twice()
+        raise _duplicate()
     numbers = np.sort(numbers)
     if (numbers[1:] == numbers[:-1]).any():
-        raise _twice()
+        raise _duplicate()
 
 
 def _check_moments(unpacker: Unpacker, np: Any, column: Any) -> None:
@@ -211,7 +223,7 @@ def _check_codes(unpacker: Unpacker, np: Any, column: Any) -> None:
 
 def _check_masked(unpacker: Unpacker, np: Any, column: Any) -> None:
     if np.count_nonzero(column._mask) > 1:
-        raise _twice()
+        raise _duplicate()
     _check_numbers(unpacker, np, column._data[~column._mask])
 
 
@@ -219,12 +231,12 @@ def _check_intervals(unpacker: Unpacker, np: Any, column: Any) -> None:
     left, right = (getattr(side, "asi8", side) for side in (column.left, column.right))
     left, right = np.asarray(left), np.asarray(right)
     if left.dtype.kind not in "iuf" or right.dtype.kind not in "iuf":
-        raise TypeError("intervals that cannot be told apart")
+        raise TypeError("these intervals cannot be compared")
     order = np.lexsort((right, left))
     left, right = left[order], right[order]
     alike = (left[1:] == left[:-1]) & (right[1:] == right[:-1])
     if alike.any() or np.count_nonzero(left != left) > 1:
-        raise _twice()
+        raise _duplicate()
 
 
 def _check_strings(unpacker: Unpacker, np: Any, column: Any) -> None:
@@ -237,7 +249,7 @@ def _check_arrow(unpacker: Unpacker, np: Any, column: Any) -> None:
     pa = unpacker.imported("pyarrow", "column of Arrow")
     chunks = chunks_of(pa, column)
     if chunks.null_count > 1:
-        raise _twice()
+        raise _duplicate()
     kind, types = chunks.type, pa.types
     if any(getattr(types, f"is_{name}")(kind) for name in _ARROW_TEXTS):
         compute = unpacker.imported("pyarrow.compute", "column of Arrow")
@@ -246,7 +258,7 @@ def _check_arrow(unpacker: Unpacker, np: Any, column: Any) -> None:
             _check_keys(chunks.to_pylist())
         return
     if types.is_nested(kind) or types.is_dictionary(kind) or types.is_null(kind):
-        raise TypeError(f"items of the Arrow type {kind} cannot be told apart")
+        raise TypeError(f"items of the Arrow type {kind} cannot be compared")
     if len(chunks):
         array = pa.concat_arrays(chunks.chunks).drop_null()
         _check_numbers(unpacker, np, _fixed(np, types, array))
@@ -269,7 +281,7 @@ def _check_objects(unpacker: Unpacker, np: Any, items: Any) -> None:
         return
 
     def key(item: Any) -> Any:
-        hash(item)  # or else it is no label
+        hash(item)  # TypeError if it cannot be a label
         if isinstance(item, np.generic) and item.dtype.char in "?bBhHiIlLqQefd":
             item = item.item()
         return _number(item) if type(item) in (bool, int, float) else unpacker.spelling(item)
@@ -278,13 +290,13 @@ def _check_objects(unpacker: Unpacker, np: Any, items: Any) -> None:
 
 
 def _check_keys(keys: List[Any]) -> None:
-    """All of them texts or bytes."""
+    """`keys` are texts or bytes."""
     if len(set(keys)) != len(keys):
-        raise _twice()
+        raise _duplicate()
 
 
 def _number(number: Any) -> bytes:
-    """The same for 1, 1.0 and True, and short."""
+    """A short key, the same for 1, 1.0 and True."""
     bits = number.bit_length() if type(number) is not float else 0
     if bits > _EXACT_BITS:
         return (repr(float(number)) if _is_float(number, bits) else hex(number)).encode()
@@ -294,12 +306,12 @@ def _number(number: Any) -> bytes:
 
 
 def _is_float(number: int, bits: int) -> bool:
-    # A float has few bits; all below them are zero.
+    # All bits below those of a float are zero.
     return bits < _FLOAT_BITS and not number & ((1 << (bits - _EXACT_BITS)) - 1)
 
 
-def _twice() -> ValueError:
-    return ValueError("the same item twice")
+def _duplicate() -> ValueError:
+    return ValueError("a label is there twice")
 
 
 _CHECKS: Dict[str, Callable[[Unpacker, Any, Any], None]] = {

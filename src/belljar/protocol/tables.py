@@ -1,8 +1,8 @@
 """pandas tables: frames, series and indexes, and the scalars in them.
 
-Left behind are a `freq` that has no short name or is unknown here, and one of an index so long
-that checking it would take long. Nothing is looked up in what came, so no hash table of pandas is
-made of a stranger's labels: that is left to the first look-up of the caller.
+A `freq` does not travel if it has no short name, is unknown here, or belongs to an index that takes
+long to check. Decoding looks up no label, so pandas makes no hash table of labels that a hostile
+guest has chosen; the caller's first look-up does.
 """
 
 import datetime
@@ -147,7 +147,7 @@ def _encode_levels(packer: Packer, pd: Any, index: Any) -> Dict[str, Any]:
 
 
 def _is_even(pd: Any, freq: Any, times: Any) -> bool:
-    """Whether it is checked fast: a day of a zone may have 23 hours."""
+    """True if it can be checked fast: in a time zone, a day may have 23 hours."""
     if isinstance(freq, pd.offsets.Day):
         return getattr(times, "tz", None) is None
     return isinstance(freq, pd.offsets.Tick)
@@ -167,7 +167,7 @@ def _decode_frame(unpacker: Unpacker, body: Any) -> Any:
         frame = _decode_matrix(unpacker, pd, specs, names, body["index"])
     else:
         if type(specs) is not list or len(specs) != len(names):
-            raise ValueError("as many columns as names")
+            raise ValueError("the number of columns and of names differ")
         columns = []
         for number, spec in enumerate(specs):
             unpacker.at(Note(" column", names, number))
@@ -183,7 +183,7 @@ def _make_frame(unpacker: Unpacker, pd: Any, columns: List[Any], names: Any, ind
     unpacker.at(Note(".index"))
     rows = len(columns[0]) if columns else 0
     index = _decode_index(unpacker, pd, index, paid=rows)
-    # With their dtype, or pandas would look into objects and find strings.
+    # With their dtype, because pandas would infer strings from objects.
     series = {
         number: pd.Series(column, index=index, dtype=column.dtype, copy=False)
         for number, column in enumerate(columns)
@@ -242,13 +242,13 @@ def _with_freq(unpacker: Unpacker, pd: Any, column: Any, text: Any, name: Any) -
     kind = pd.TimedeltaIndex if column.dtype.kind == "m" else pd.DatetimeIndex
     try:
         freq = pd.tseries.frequencies.to_offset(text)
-    except ValueError:  # another pandas has other names
+    except ValueError:  # this pandas has other names
         return kind(column, name=name, copy=False)
     if not _is_even(pd, freq, column):
         unpacker.calendar_rows(len(column))
     if not len(column):
         return kind(column, freq=freq, name=name, copy=False)
-    # To check it pandas would guess the freq, with a hash table of the steps.
+    # pandas would infer the freq to check it, with a hash table of the steps.
     made = kind(column, copy=False)
     make = pd.timedelta_range if kind is pd.TimedeltaIndex else pd.date_range
     ideal = make(made[0], periods=len(made), freq=freq, name=name, unit=made.unit)
@@ -279,7 +279,7 @@ def _decode_levels(unpacker: Unpacker, pd: Any, body: Any) -> Any:
 def _decode_level(unpacker: Unpacker, pd: Any, body: Any) -> Any:
     level = _decode_index(unpacker, pd, body)
     if isinstance(level, pd.MultiIndex):
-        raise TypeError("levels in a level")
+        raise TypeError("a level of an index has levels")
     check_distinct(unpacker, pd, level)
     return level
 
@@ -298,7 +298,7 @@ def _decode_array(unpacker: Unpacker, body: Any) -> Any:
 
 def _decode_missing(unpacker: Unpacker, body: Any) -> Any:
     if body not in ("NA", "NaT"):
-        raise ValueError("missing what")
+        raise ValueError("unknown kind of missing value")
     return getattr(unpacker.imported("pandas", f"pandas {body}"), body)
 
 

@@ -4,16 +4,15 @@
     datetime, date, time, timedelta, Decimal, UUID,
     numpy scalars and arrays, pandas and polars tables, pyarrow tables
 
-Both sides use this module. What it reads, a hostile guest may have written: `decode` gives a
-value made of the types above or raises CannotTravel, and takes a small multiple of the memory
-that the bytes take, and a time that grows with them as that of sorting does: no hash table is
-made of keys that a stranger can make collide, only of texts and bytes (see distinct.py). What
-remains is the caller's: his first `.loc` on an index, `.unique()` of a column (even of texts,
-for pandas has hashes of its own) or a set of the numbers in a list makes such a table, and may
-take a time that is quadratic in its length.
+Both sides use this module. A hostile guest may have written what it decodes: `decode` returns a
+value of the types above or raises CannotTravel. It takes a small multiple of the memory of the
+bytes, and no more time than sorting them: it makes no hash table of keys that can be made to
+collide, only of texts and bytes (see scalars.py). The caller may still do so: the first `.loc` on
+an index, `.unique()` of a column (even of texts, because pandas has its own hashes) or a set of the
+numbers in a list makes such a table, which may take quadratic time.
 
-Bare JSON numbers, strings and lists stand for themselves; all else is an object with one key,
-the tag.
+JSON numbers, strings and lists stand for themselves; anything else is an object with one key, the
+tag.
 """
 
 import array
@@ -62,7 +61,7 @@ _LIBRARIES = (
     (polars_tables.encode_polars, polars_tables.DECODERS),
 )
 
-# Python refuses to convert longer decimal texts; hexadecimal has no such limit and is linear.
+# Python does not convert long decimal texts; hexadecimal has no limit and takes linear time.
 _DECIMAL_BITS = 64
 _LONG_LIST = 64
 _LONG_BYTES = 1024
@@ -83,7 +82,7 @@ def encode(value: Any, limit: int = MAX_BYTES, text_limit: int = MAX_TEXT) -> En
         return packer.seal(_encode_value(packer, value))
     except CannotTravel:
         raise
-    except Exception as error:  # of a library, or of an object that is not what it seems
+    except Exception as error:  # of a library, or of an object that pretends to be another
         raise packer.refusal(f"cannot be read ({_describe(error)})") from None
 
 
@@ -143,8 +142,8 @@ def _encode_value(packer: Packer, value: Any) -> Any:
             return encoded
     for base, make in _ENCODERS.items():
         if issubclass(type(value), base):
-            return make(packer, value)  # through methods of `base`: no foreign code runs
-    raise packer.refusal(_what(value))
+            return make(packer, value)  # by methods of `base`: no code of the subclass runs
+    raise packer.refusal(_describe_type(value))
 
 
 def _encode_int(packer: Packer, value: Any) -> Any:
@@ -167,7 +166,7 @@ def _encode_str(packer: Packer, value: Any) -> Any:
 
 
 def _is_json(text: str) -> bool:
-    """JSON joins two lone surrogates that follow each other, so those travel as bytes."""
+    """False for lone surrogates, which travel as bytes: JSON would join two neighbours."""
     if text.isascii():
         return True
     try:
@@ -209,7 +208,7 @@ def _encode_items(packer: Packer, items: List[Any]) -> List[Any]:
 
 
 def _pack_list(packer: Packer, value: List[Any]) -> Optional[Dict[str, Any]]:
-    """A buffer for many items of one type; None if they are not."""
+    """A buffer for many items of one type; None if types differ."""
     kinds = set(map(type, value))
     if kinds == {float}:
         return {"floats": packer.buffer(array.array("d", value))}
@@ -224,7 +223,7 @@ def _pack_list(packer: Packer, value: List[Any]) -> Optional[Dict[str, Any]]:
 
 
 def _encode_dict(packer: Packer, value: Any) -> Any:
-    # The order of an OrderedDict is its own.
+    # An OrderedDict keeps its order apart from dict.
     ordered = issubclass(type(value), collections.OrderedDict)
     items = collections.OrderedDict.items(value) if ordered else dict.items(value)
     encoded: Dict[str, Any] = {}
@@ -274,7 +273,7 @@ _ENCODERS: Dict[type, Callable[[Packer, Any], Any]] = {
 }
 
 
-def _what(value: Any) -> str:
+def _describe_type(value: Any) -> str:
     kind = type(value)
     name = kind.__qualname__
     said = f"is a {name if kind.__module__ == 'builtins' else f'{kind.__module__}.{name}'}"
@@ -360,7 +359,7 @@ def _decode_uuid(unpacker: Unpacker, body: Any) -> uuid.UUID:
 
 
 def _decode_decimal(unpacker: Unpacker, body: Any) -> decimal.Decimal:
-    # A context of its own: the caller's may trap or round.
+    # In a new context: that of the caller may trap or round.
     return decimal.Decimal(_checked(body, str), decimal.Context(traps=[decimal.InvalidOperation]))
 
 

@@ -30,27 +30,27 @@ MAX_HEADER = 256 * 1024
 MAX_PAYLOAD = 16 * 1024 * 1024
 CHUNK = 256 * 1024  # how much of a file or stream travels in one frame
 INLINE = 256 * 1024  # a larger value is not its frame's payload
-VALUE_KEY = 0  # of the parts of a cell's own value; calls of host functions begin at 1
-MAX_CALLS = 64  # of host functions under way at once
-STDIN = "sys.stdin"  # called like a host function, whose name can have no dot
+VALUE_KEY = 0  # key of the parts of a cell's value; calls of host functions begin at 1
+MAX_CALLS = 64  # calls of host functions under way at once
+STDIN = "sys.stdin"  # called like a host function; their names have no dots
 
 # host -> guest
 RUN = 1  # run a cell; payload: the code, or {"op": "put" | "get"}
 INTERRUPT = 2  # raise KeyboardInterrupt in the cell (request: the cell's)
 KILL = 3  # end the worker, or the command of this request, with SIGKILL
-RESTART = 4  # a fresh worker; files stay
+RESTART = 4  # replace the worker; files stay
 EXEC = 5  # run a command; payload: its standard input
 FILE = 6  # an operation on files; payload: data to write
 PING = 7
-ANSWER = 8  # what a host function gave, of the cell of this request
-PART = 9  # of a large value, {"key", "size"}; either way; what the guest got it says in TAKEN
+ANSWER = 8  # the result of a host function, for the cell of this request
+PART = 9  # of a large value, {"key", "size"}; in both directions; the guest answers with TAKEN
 KEEP = 10  # park a copy of the interpreter and of the workspace, as a checkpoint or a branch
 RETURN = 11  # go back to a checkpoint
-RELEASE = 12  # let go of a checkpoint or a branch
-SWITCH = 13  # from now on, all is about another branch
+RELEASE = 12  # release a checkpoint or a branch
+SWITCH = 13  # make another branch active
 
 # guest -> host
-HELLO = 32  # every layer is on; or which step failed
+HELLO = 32  # every layer is on, or the step that failed
 STREAM = 33  # payload: bytes of {"name": "stdout" | "stderr" | "background"}
 RESULT = 34  # one rich result
 DONE = 35  # how a cell or a command ended
@@ -58,20 +58,20 @@ REPLY = 36  # the answer to FILE, RESTART and PING
 DATA = 37  # a part of a file
 OVERFLOW = 38  # the output limit of this request was passed; the rest is dropped
 CALL = 39  # a host function is called; its arguments are a value
-TAKEN = 40  # a PART has gone on: send the next
-CHANGES = 41  # payload: which files a cell made, changed, removed
+TAKEN = 40  # the worker has a PART: send the next
+CHANGES = 41  # payload: files that a cell created, changed, removed
 
 # init <-> worker
 CELL = 64
 CELL_RESULT = 65
 CELL_DONE = 66
-SYNC = 67  # payload: a nonce, to be given back
+SYNC = 67  # payload: a nonce for SYNCED
 SYNCED = 68
-FUNCTIONS = 69  # the host functions there are
+FUNCTIONS = 69  # specs of the host functions
 FORK = 70  # fork; the child serves the socket that comes with this
-FORKED = 71  # done, with what the child lacks
-READY = 72  # the first word of such a child, with its pid by the kernel
-WAKE = 73  # it is the one that runs cells now
+FORKED = 71  # done; names what the child cannot have
+READY = 72  # the first frame of that child; the kernel adds its pid
+WAKE = 73  # run cells from now on
 
 FROM_GUEST = frozenset(
     (HELLO, STREAM, RESULT, DONE, REPLY, DATA, OVERFLOW, CALL, PART, TAKEN, CHANGES)
@@ -86,7 +86,7 @@ Header = Dict[str, Any]
 
 
 class WireError(Exception):
-    """The peer sent what no honest peer sends."""
+    """The peer sent something that no honest peer sends."""
 
 
 class Frame(NamedTuple):
