@@ -130,8 +130,7 @@ class Branches:
             self._reply(frame)
             return
         number = int(frame.header["number"])
-        checkpoint = self._checkpoints.pop(number, None)
-        branch = self._branches.pop(number, None)
+        checkpoint, branch = self._checkpoints.pop(number, None), self._branches.pop(number, None)
         if checkpoint is not None:
             self._release(checkpoint.worker, checkpoint.files)
         elif branch is not None:
@@ -184,11 +183,7 @@ class Branches:
     # -- making copies ----------------------------------------------------------------------
 
     def _start_copy(
-        self,
-        frame: wire.Frame,
-        parent: WorkerProcess,
-        files: str,
-        then: "Callable[[Copy], None]",
+        self, frame: wire.Frame, parent: WorkerProcess, files: str, then: "Callable[[Copy], None]"
     ) -> None:
         """Without `files`, copy the interpreter alone."""
         reason = ""

@@ -134,7 +134,7 @@ def describe_exit(status: int) -> Dict[str, Any]:
 
 def kill_leftovers(init: Any) -> None:
     """Kill all processes that the worker started. One kill(-1) is enough if there are no others."""
-    if init.commands or init.protected():
+    if init.commands or init.branches.protected():
         _kill_wanted(init, lambda pid: True)
     else:
         _signal_all(signal.SIGKILL)
@@ -168,7 +168,7 @@ def _kill_wanted(init: Any, wanted: "Callable[[int], bool]") -> None:
     _signal_all(signal.SIGSTOP)
     _wait_until_stopped()
     sessions = {command.pid for command in init.commands.values()}
-    others, asleep = init.protected(), init.asleep()
+    others, asleep = init.branches.protected(), init.branches.asleep()
     killed: Set[int] = set()
     while True:  # a process that was being forked at the stop appears a moment later
         found = [p for p in list_processes() if p not in others and p not in killed and wanted(p)]

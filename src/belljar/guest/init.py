@@ -90,7 +90,7 @@ class Init:
         self._holding = False  # keep frames for the host until the cell is over
         self._workspace: Optional[files.WatchedDirectory] = None
         self._background = bytearray()
-        self._branches = Branches(self, setup)
+        self.branches = Branches(self, setup)
         self._restarts: List[int] = []  # requests that wait for a new interpreter
         self.commands: Dict[int, commands.Command] = {}
         self._handlers: Dict[int, Callable[[wire.Frame], None]] = {
@@ -101,23 +101,15 @@ class Init:
             wire.FILE: lambda frame: files.serve(self, frame),
             wire.PING: lambda frame: self.send(wire.REPLY, frame.request),
             wire.PART: self._serve_part,
-            wire.KEEP: self._branches.keep,
-            wire.RETURN: self._branches.go_back,
-            wire.RELEASE: self._branches.release,
-            wire.SWITCH: self._branches.switch,
+            wire.KEEP: self.branches.keep,
+            wire.RETURN: self.branches.go_back,
+            wire.RELEASE: self.branches.release,
+            wire.SWITCH: self.branches.switch,
         }
 
     @property
     def _worker(self) -> WorkerProcess:
-        return self._branches.active.worker
-
-    def protected(self) -> "Set[int]":
-        """Processes that do not belong to the active branch."""
-        return self._branches.protected()
-
-    def asleep(self) -> "Set[int]":
-        """Those of them that stay stopped."""
-        return self._branches.asleep()
+        return self.branches.active.worker
 
     # -- the loop ---------------------------------------------------------------------------
 
@@ -260,10 +252,10 @@ class Init:
             self.send(wire.REPLY, frame.request, {"error": "busy"})
             return
         self._reap()  # this cell is not to blame for a worker that died since the last one
-        if not self._branches.active.worker.pid:
+        if not self.branches.active.worker.pid:
             self._ensure_worker()
         self._close_stale()
-        branch = self._branches.active
+        branch = self.branches.active
         worker = branch.worker
         cell = self._cell = Cell(frame.request, int(frame.header["output"]))
         if frame.header.get("worker") not in (None, worker.pid):
@@ -305,7 +297,7 @@ class Init:
         self.send_functions()
 
     def send_functions(self) -> None:
-        functions = self._branches.active.functions
+        functions = self.branches.active.functions
         if functions:
             self._worker.send(wire.pack(wire.FUNCTIONS, 0, {"functions": functions}))
 
@@ -365,7 +357,7 @@ class Init:
 
     def _reply_to_restarts(self) -> None:
         if self._restarts:
-            self._branches.active.state_lost = False  # the host asked for it
+            self.branches.active.state_lost = False  # the host asked for it
         for request in self._restarts:
             self.send(wire.REPLY, request, {})
         self._restarts.clear()
@@ -400,7 +392,7 @@ class Init:
     # -- the worker -------------------------------------------------------------------------
 
     def on_worker_frame(self, worker: WorkerProcess, frame: wire.Frame, fds: List[int]) -> None:
-        cell, kind, active = self._cell, frame.kind, worker is self._branches.active.worker
+        cell, kind, active = self._cell, frame.kind, worker is self.branches.active.worker
         if active and cell is not None and kind == wire.CALL:
             self._on_call(cell, frame, fds)
             return
@@ -410,7 +402,7 @@ class Init:
         if fds:
             close_all(fds)  # no other frame brings a value
         if not active or kind in (wire.FORKED, wire.READY):
-            self._branches.on_frame(worker, frame)
+            self.branches.on_frame(worker, frame)
         elif cell is None:
             if kind == wire.CALL:  # other frames between cells are about nothing
                 self._refuse_call(frame.request, "host functions answer only while a cell runs")
@@ -457,7 +449,7 @@ class Init:
         self.send(wire.CALL, cell.request, header, frame.payload, tuple(fds))
 
     def _finish(self, cell: Cell, header: Dict[str, Any], payload: bytes = b"") -> None:
-        branch = self._branches.active
+        branch = self.branches.active
         if cell.ending and branch.worker.pid:
             commands.kill_since(self, cell.began, branch.worker.pid)
         if cell.output is not None:
@@ -508,7 +500,7 @@ class Init:
         self._reap()
 
     def _reap(self) -> None:
-        branches = self._branches
+        branches = self.branches
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -532,22 +524,18 @@ class Init:
         if not branch.worker.pid and not branch.released and not branches.replacing:
             self.start_worker()
 
-    def on_worker_lost(self, worker: WorkerProcess) -> None:
-        """A worker that another worker should have forked never came."""
-        self._branches.on_lost(worker)
-
     def _on_worker_gone(self, status: int) -> None:
         """`status` is from the kernel. Kill the processes that the worker left."""
         self._worker.close()
-        self._branches.on_lost(self._worker)
+        self.branches.on_lost(self._worker)
         commands.kill_leftovers(self)
         if self._cell is not None:
             cell = self._cell
             self._finish(cell, {"status": "died", **commands.describe_exit(status), "lost": True})
         else:
-            self._branches.active.state_lost = True
+            self.branches.active.state_lost = True
         self._reply_to_restarts()
-        self._branches.on_active_gone()
+        self.branches.on_active_gone()
 
 
 def close_descriptors(keep: "set[int]") -> None:

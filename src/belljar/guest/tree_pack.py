@@ -314,7 +314,7 @@ class Packer:
             return
         # A file whose other names may still exist must not be truncated.
         cut = self._move and found.st_nlink == 1 and found.st_size > MAX_PIECE
-        source = _open_forced(name, directory, found, os.O_RDWR if cut else os.O_RDONLY)
+        source = open_forced(name, directory, found, os.O_RDWR if cut else os.O_RDONLY)
         if found.st_nlink > 1:
             link = self._linked[identity] = len(self._linked) + 1
         pieces = 0
@@ -362,7 +362,7 @@ class Packer:
         file.write(data)
 
 
-def _open_forced(name: str, directory: int, found: os.stat_result, access: int) -> int:
+def open_forced(name: str, directory: int, found: os.stat_result, access: int) -> int:
     """Open a file even if its mode forbids it."""
     try:
         return os.open(name, _OPEN | access, dir_fd=directory)

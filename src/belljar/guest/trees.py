@@ -9,13 +9,15 @@ Paths are relative to one directory, which is opened first. Whatever the tree lo
 here recurses, blocks or holds more than a few descriptors, and the cost of a request is bounded.
 """
 
+import contextlib
 import errno
 import json
 import os
 import re
 import stat as modes
 import time
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from functools import partial
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple, TypeVar
 
 from ..protocol import messages, removal, wire
 
@@ -28,6 +30,7 @@ _FILE = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 FILE_TYPES = {modes.S_IFREG: "file", modes.S_IFDIR: "dir", modes.S_IFLNK: "symlink"}
 
 Answer = Tuple[Dict[str, Any], bytes]
+T = TypeVar("T")
 WAIT_FACTOR = 4  # the wall clock may take so many times the CPU time, while others run
 
 
@@ -63,7 +66,16 @@ class _Unlocked:
         self._device = os.fstat(root).st_dev  # file systems mounted below are left alone
         self._before: Dict[str, os.stat_result] = {}
 
-    def unlock(self, directory: str) -> bool:
+    def retry(self, directory: str, attempt: "Callable[[], T]") -> "T":
+        """Call `attempt`, and again if a directory had to be unlocked."""
+        try:
+            return attempt()
+        except PermissionError:
+            if not self._unlock(directory):
+                raise
+            return attempt()
+
+    def _unlock(self, directory: str) -> bool:
         """Unlock a directory and those above it. True if any of them was locked."""
         if not self._wanted or not directory:
             return False
@@ -126,7 +138,10 @@ def scan(frame: wire.Frame) -> Answer:
     try:
         for number, directory in enumerate(directories):
             try:
-                last = _scan_closed(root, number, directory, after, found, unlocked)
+                room = messages.SCAN_PAGE - len(found)
+                attempt = partial(_scan_one, root, number, directory, after, room)
+                rows, last = unlocked.retry(directory, attempt)
+                found += rows
             except OSError as error:
                 failed.append([number, error.errno or errno.EIO])
                 last = None
@@ -164,43 +179,23 @@ def _page(found: List[List[Any]], failed: List[List[int]]) -> bytes:
     return json.dumps({"entries": found, "failed": failed}).encode("ascii")
 
 
-def _scan_closed(
-    root: int,
-    number: int,
-    directory: str,
-    after: str,
-    found: List[List[Any]],
-    unlocked: _Unlocked,
-) -> Optional[str]:
-    first = len(found)
-    try:
-        return _scan_one(root, number, directory, after, found)
-    except PermissionError:
-        del found[first:]
-        if not unlocked.unlock(directory):
-            raise
-        return _scan_one(root, number, directory, after, found)
-
-
 def _scan_one(
-    root: int, number: int, directory: str, after: str, found: List[List[Any]]
-) -> Optional[str]:
-    """Add entries in the order of their names; returns the last name if there are more."""
+    root: int, number: int, directory: str, after: str, room: int
+) -> Tuple[List[List[Any]], Optional[str]]:
+    """Entries in the order of their names, and the last name if there are more than `room`."""
+    rows: List[List[Any]] = []
     fd = os.open(directory or ".", _DIRECTORY, dir_fd=root)
     try:
-        names = _names(fd, after)
-        room = messages.SCAN_PAGE - len(found)
+        names = _list_names(fd, after)
         for name in names[:room]:
-            try:
-                found.append([number, name, *_entry(fd, name)])
-            except FileNotFoundError:
-                continue  # removed meanwhile
-        return names[room - 1] if len(names) > room else None
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                rows.append([number, name, *_describe_entry(fd, name)])
+        return rows, names[room - 1] if len(names) > room else None
     finally:
         os.close(fd)
 
 
-def _names(fd: int, after: str) -> List[str]:
+def _list_names(fd: int, after: str) -> List[str]:
     names = []
     with os.scandir(fd) as entries:
         for count, entry in enumerate(entries):
@@ -211,7 +206,7 @@ def _names(fd: int, after: str) -> List[str]:
     return sorted(names)
 
 
-def _entry(fd: int, name: str) -> List[Any]:
+def _describe_entry(fd: int, name: str) -> List[Any]:
     status = os.stat(name, dir_fd=fd, follow_symlinks=False)
     kind = FILE_TYPES.get(modes.S_IFMT(status.st_mode), "other")
     row: List[Any] = [kind, *describe(status)]
@@ -234,7 +229,8 @@ def gather(frame: wire.Frame) -> Answer:
         for path, offset, size in json.loads(frame.payload)[: messages.MAX_ROWS]:
             size = min(int(size), messages.MAX_PART - len(data))
             try:
-                row, part = _read_closed(root, path, int(offset), size, follow, unlocked)
+                attempt = partial(_read, root, path, int(offset), size, follow)
+                row, part = unlocked.retry(os.path.dirname(path), attempt)
             except OSError as error:
                 row, part = [error.errno or errno.EIO], b""
             rows.append(row)
@@ -243,17 +239,6 @@ def gather(frame: wire.Frame) -> Answer:
         unlocked.close()
         os.close(root)
     return {"rows": rows}, bytes(data)
-
-
-def _read_closed(
-    root: int, path: str, offset: int, size: int, follow: bool, unlocked: _Unlocked
-) -> Tuple[List[Any], bytes]:
-    try:
-        return _read(root, path, offset, size, follow)
-    except PermissionError:
-        if not unlocked.unlock(os.path.dirname(path)):
-            raise
-        return _read(root, path, offset, size, follow)
 
 
 def _read(root: int, path: str, offset: int, size: int, follow: bool) -> Tuple[List[Any], bytes]:
@@ -396,8 +381,6 @@ def _make_symlink(root: int, path: str, target: str, part: memoryview) -> List[A
 
 
 def _remove(root: int, path: str, part: memoryview) -> List[Any]:
-    try:
+    with contextlib.suppress(FileNotFoundError):  # it is removed already
         removal.remove(path, root)
-    except FileNotFoundError:
-        return []  # it is removed already
     return []

@@ -203,7 +203,7 @@ class WorkerProcess:
             self._close_socket()
             self.signal(signal.SIGKILL)
             if not self.pid:
-                self._init.on_worker_lost(self)  # it never came
+                self._init.branches.on_lost(self)  # it never came
         elif self._init.congested and self._control is not None:
             self._paused = True
             self._flush(self._control)

@@ -15,6 +15,7 @@ import stat as modes
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from ..protocol import removal
+from .tree_pack import open_forced
 
 CURRENT = "current"
 LINKS = "-links"  # suffix of a directory beside a copy, for its files with several names
@@ -267,7 +268,7 @@ def _copy_file(name: str, level: _Level, found: os.stat_result, links: Links) ->
             return
         except FileNotFoundError:
             pass  # this is its first name
-    source = _open_to_read(name, level.source, found)
+    source = open_forced(name, level.source, found, os.O_RDONLY)
     try:
         flags = _FILE | os.O_WRONLY | os.O_CREAT | os.O_EXCL
         target = os.open(name, flags, 0o600, dir_fd=level.target)
@@ -280,19 +281,6 @@ def _copy_file(name: str, level: _Level, found: os.stat_result, links: Links) ->
         os.close(source)
     if found.st_nlink > 1:
         os.link(name, known, src_dir_fd=level.target, dst_dir_fd=links())
-
-
-def _open_to_read(name: str, directory: int, found: os.stat_result) -> int:
-    """Open a file, even if its mode forbids it."""
-    try:
-        return os.open(name, _FILE | os.O_RDONLY, dir_fd=directory)
-    except PermissionError:
-        mode = modes.S_IMODE(found.st_mode)
-        os.chmod(name, mode | 0o600, dir_fd=directory)
-        try:
-            return os.open(name, _FILE | os.O_RDONLY, dir_fd=directory)
-        finally:
-            os.chmod(name, mode, dir_fd=directory)
 
 
 def _copy_data(source: int, target: int, size: int) -> None:
