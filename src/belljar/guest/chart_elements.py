@@ -14,7 +14,7 @@ _EDGES = "_belljar_edges"
 _WORDS = ("FuncFormatter", "FixedLocator")
 
 
-class Room:
+class PointBudget:
     """How many points one chart, and all charts, may still have."""
 
     def __init__(self, each: int, all_: int) -> None:
@@ -97,7 +97,7 @@ class Scale:
 Scales = Tuple[Scale, Scale]  # of x and of y
 
 
-class Drawn:
+class FoundElements:
     """What was found in one pair of axes, and which lines are parts of other elements."""
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class Drawn:
         self.spans: List[Tuple[int, float, float]] = []
 
 
-def record(axes_class: Any) -> None:
+def record_calls(axes_class: Any) -> None:
     """Keep what the drawing does not show: statistics of box plots, bins of histograms."""
     draw_boxes, draw_histogram = axes_class.bxp, axes_class.hist
 
@@ -130,13 +130,13 @@ def record(axes_class: Any) -> None:
     axes_class.bxp, axes_class.hist = bxp, hist
 
 
-def find(axes: Any, scales: Scales, room: Room) -> Drawn:
+def find_elements(axes: Any, scales: Scales, room: PointBudget) -> FoundElements:
     """The elements by chart type, without decoration (caps, whiskers, legends)."""
-    drawn = Drawn()
+    drawn = FoundElements()
     for kind, parts in (
-        ("pie", _pies(axes)),
-        ("box_and_whisker", _boxes(axes, scales, drawn)),
-        ("bar", _bars(axes, scales, drawn)),
+        ("pie", _add_pies(axes)),
+        ("box_and_whisker", _add_boxes(axes, scales, drawn)),
+        ("bar", _add_bars(axes, scales, drawn)),
     ):
         if parts:
             given = room.take(len(parts))
@@ -148,10 +148,10 @@ def find(axes: Any, scales: Scales, room: Room) -> Drawn:
 # -- pies, boxes, bars --------------------------------------------------------------------------
 
 
-def _pies(axes: Any) -> List[Dict[str, Any]]:
+def _add_pies(axes: Any) -> List[Dict[str, Any]]:
     return [
         {
-            "label": label_of(patch),
+            "label": get_label(patch),
             "angle": _number(patch.theta2 - patch.theta1),
             "radius": _number(patch.r),
         }
@@ -160,7 +160,7 @@ def _pies(axes: Any) -> List[Dict[str, Any]]:
     ]
 
 
-def _boxes(axes: Any, scales: Scales, drawn: Drawn) -> List[Dict[str, Any]]:
+def _add_boxes(axes: Any, scales: Scales, drawn: FoundElements) -> List[Dict[str, Any]]:
     parts: List[Dict[str, Any]] = []
     for stats, made in getattr(axes, _BOXES, ()):
         drawn.taken.update(id(artist) for artists in made.values() for artist in artists)
@@ -186,36 +186,36 @@ def _boxes(axes: Any, scales: Scales, drawn: Drawn) -> List[Dict[str, Any]]:
     return parts
 
 
-def _thin_outliers(boxes: List[Dict[str, Any]], room: Room) -> bool:
+def _thin_outliers(boxes: List[Dict[str, Any]], room: PointBudget) -> bool:
     """True if some were left out."""
     total = sum(len(box["outliers"]) for box in boxes)
     given = room.take(total)
     for box in boxes:
         values = box["outliers"]
-        chosen = evenly(len(values), len(values) * given // total if total else 0)
+        chosen = pick_evenly(len(values), len(values) * given // total if total else 0)
         box["outliers"] = [_number(values[i]) for i in chosen]
     return given < total
 
 
-def _bars(axes: Any, scales: Scales, drawn: Drawn) -> List[Dict[str, Any]]:
+def _add_bars(axes: Any, scales: Scales, drawn: FoundElements) -> List[Dict[str, Any]]:
     parts: List[Dict[str, Any]] = []
-    colours = _legend_colours(axes)
+    colours = _read_legend_colours(axes)
     for container in axes.containers:
         kind = type(container).__name__
         if kind == "BarContainer":
-            parts += _bars_of(container, scales, colours, drawn)
+            parts += _read_bars(container, scales, colours, drawn)
             container = getattr(container, "errorbar", None)
         if type(container).__name__ == "ErrorbarContainer":
             line, caps, _ = container.lines
             drawn.taken.update(map(id, caps))
-            drawn.names[id(line)] = label_of(container)
+            drawn.names[id(line)] = get_label(container)
         elif kind == "StemContainer":
             drawn.taken.add(id(container.baseline))
-            drawn.names[id(container.markerline)] = label_of(container)
+            drawn.names[id(container.markerline)] = get_label(container)
     return parts
 
 
-def _legend_colours(axes: Any) -> Dict[Any, str]:
+def _read_legend_colours(axes: Any) -> Dict[Any, str]:
     """seaborn names bars by their colour, and only in the legend."""
     legend = axes.get_legend()
     if legend is None:
@@ -227,8 +227,8 @@ def _legend_colours(axes: Any) -> Dict[Any, str]:
     }
 
 
-def _bars_of(
-    container: Any, scales: Scales, colours: Dict[Any, str], drawn: Drawn
+def _read_bars(
+    container: Any, scales: Scales, colours: Dict[Any, str], drawn: FoundElements
 ) -> List[Dict[str, Any]]:
     lying = getattr(container, "orientation", "vertical") == "horizontal"
     scale, patches = scales[1 if lying else 0], container.patches
@@ -237,24 +237,24 @@ def _bars_of(
         else (float(p.get_x()), float(p.get_width()), p.get_height())
         for p in patches
     ]  # fmt: skip
-    edges = None if scale.has_names else _edges(container, spans)
+    edges = None if scale.has_names else _find_edges(container, spans)
     if edges is None:
         labels = [scale.label(start + width / 2) for start, width, _ in spans]
         drawn.spans += [
             (int(lying), start + width / 2, abs(width) / 2) for start, width, _ in spans
         ]
     else:
-        labels = _bins(edges)
+        labels = _name_bins(edges)
     # hist() labels the first bar; others label every bar.
-    group = label_of(container) or (label_of(patches[0]) if patches else "")
+    group = get_label(container) or (get_label(patches[0]) if patches else "")
     parts = []
     for patch, label, (_, _, value) in zip(patches, labels, spans):
-        named = label_of(patch) or group or colours.get(tuple(patch.get_facecolor()[:3]), "")
+        named = get_label(patch) or group or colours.get(tuple(patch.get_facecolor()[:3]), "")
         parts.append({"label": label, "group": named, "value": _number(value)})
     return parts
 
 
-def _edges(container: Any, spans: List[Tuple[float, float, Any]]) -> Optional[List[float]]:
+def _find_edges(container: Any, spans: List[Tuple[float, float, Any]]) -> Optional[List[float]]:
     """Edges of the bins of a histogram. Bars side by side without a gap are one, too."""
     known = getattr(container, _EDGES, ())
     if len(known) == len(spans) + 1:
@@ -266,7 +266,7 @@ def _edges(container: Any, spans: List[Tuple[float, float, Any]]) -> Optional[Li
     return edges if edges and touch else None
 
 
-def _bins(edges: List[float]) -> List[str]:
+def _name_bins(edges: List[float]) -> List[str]:
     """Intervals as in mathematics, with enough digits to distinguish the edges."""
     count = len(edges) - 1
     width = min(abs(edges[i + 1] - edges[i]) for i in range(count)) or 1.0
@@ -282,7 +282,7 @@ def _bins(edges: List[float]) -> List[str]:
 # -- what lines need as well --------------------------------------------------------------------
 
 
-def evenly(length: int, count: int) -> List[int]:
+def pick_evenly(length: int, count: int) -> List[int]:
     """`count` places out of `length`, the first and the last among them."""
     if count >= length:
         return list(range(length))
@@ -291,7 +291,7 @@ def evenly(length: int, count: int) -> List[int]:
     return [round(i * (length - 1) / (count - 1)) for i in range(count)]
 
 
-def label_of(artist: Any) -> str:
+def get_label(artist: Any) -> str:
     label = artist.get_label()
     # matplotlib names unlabelled artists "_child0".
     return "" if label is None or str(label).startswith("_") else str(label)[:MAX_LABEL]

@@ -69,102 +69,102 @@ def show(
     if _show is None:
         raise RuntimeError("display() works in a cell only")
     for item in objects:
-        made = _checked(item) if raw else bundle(item)
+        made = _check_bundle(item) if raw else make_bundle(item)
         # An object that offers only refused formats, such as JavaScript, is sent as text.
-        _show(_chosen(made, include, exclude) or {"text/plain": repr(item)}, False)
+        _show(_choose_formats(made, include, exclude) or {"text/plain": repr(item)}, False)
     return None if display_id is None else Handle(display_id)
 
 
-def bundle(value: Any) -> Bundle:
+def make_bundle(value: Any) -> Bundle:
     """All formats that `value` offers. A method that fails loses its own format only."""
     if figures.is_figure(value):
         return dict(figures.bundle_figure(value))
     data: Bundle = {"text/plain": repr(value)}
     if isinstance(value, type):
         return data  # the methods of a class are for its instances
-    offered = _offered(value, "_repr_mimebundle_", include=None, exclude=None)
-    for mime, content in _checked(offered if isinstance(offered, dict) else {}).items():
+    offered = _call_method(value, "_repr_mimebundle_", include=None, exclude=None)
+    for mime, content in _check_bundle(offered if isinstance(offered, dict) else {}).items():
         data.setdefault(mime, content)
     for mime, method in _METHODS:
-        part = None if mime in data else _part(mime, _offered(value, method))
+        part = None if mime in data else _convert_part(mime, _call_method(value, method))
         if part is not None:
             data[mime] = part
     _add_table(value, data)
-    _settle_picture(value, data)
+    _choose_picture(value, data)
     return data
 
 
 def _add_table(value: Any, data: Bundle) -> None:
     if not is_table(value):
         return
-    page = None if "text/html" in data else _guarded(lambda: render_table(value))
+    page = None if "text/html" in data else _try(lambda: render_table(value))
     if page is not None:
         data["text/html"] = page
-    table = _guarded(lambda: encode_table(value))
+    table = _try(lambda: encode_table(value))
     if table is not None:
         data[TABLE_MIME] = table
-    text = _guarded(lambda: render_csv(value, wire.MAX_PAYLOAD)) if as_csv else None
+    text = _try(lambda: render_csv(value, wire.MAX_PAYLOAD)) if as_csv else None
     if text is not None:
         data["text/csv"] = text
 
 
-def _settle_picture(value: Any, data: Bundle) -> None:
+def _choose_picture(value: Any, data: Bundle) -> None:
     """PIL offers an image as PNG and as JPEG if its colours allow it: PNG is enough."""
     image = sys.modules.get("PIL.Image")
     if image is None or not isinstance(value, image.Image):
         return
     # PNG does not have these colours. Modes of floats have no picture.
     if "image/png" not in data and value.mode in ("CMYK", "LAB", "HSV", "YCbCr"):
-        picture = _guarded(lambda: value.convert("RGB")._repr_png_())
+        picture = _try(lambda: value.convert("RGB")._repr_png_())
         if isinstance(picture, bytes):
             data["image/png"] = picture
     if "image/png" in data:
         data.pop("image/jpeg", None)
 
 
-def _offered(value: Any, method: str, **options: Any) -> Any:
+def _call_method(value: Any, method: str, **options: Any) -> Any:
     """The result of a method of its class, without metadata."""
     offer = getattr(type(value), method, None)
     if offer is None:
         return None
-    made = _guarded(lambda: offer(value, **options))
+    made = _try(lambda: offer(value, **options))
     return made[0] if isinstance(made, tuple) and len(made) == 2 else made
 
 
-def _guarded(make: "Callable[[], Any]") -> Any:
+def _try(make: "Callable[[], Any]") -> Any:
     try:
         return make()
     except Exception:
         return None  # a broken _repr_*_ must not hide the text; a time-out is not an Exception
 
 
-def _checked(offered: Any) -> Bundle:
+def _check_bundle(offered: Any) -> Bundle:
     """A MIME bundle of a library or of the code, without what cannot be sent."""
     if not isinstance(offered, dict):
         raise TypeError("display(raw=True) takes dictionaries of MIME type and content")
     data: Bundle = {}
     for mime, content in offered.items():
         if isinstance(mime, str) and 0 < len(mime) <= messages.MAX_NAME and mime not in _REFUSED:
-            part = _part(mime, content)
+            part = _convert_part(mime, content)
             if part is not None:
                 data[mime] = part
     return data
 
 
-def _part(mime: str, content: Any) -> "Union[str, bytes, None]":
+def _convert_part(mime: str, content: Any) -> "Union[str, bytes, None]":
     """The content as text or bytes, as its MIME type needs it; None if it is neither."""
     made = content
     if mime in _BINARY and isinstance(content, str):  # base64, as in the files of notebooks
-        made = _guarded(lambda: base64.b64decode("".join(content.split()), validate=True))
+        made = _try(lambda: base64.b64decode("".join(content.split()), validate=True))
     elif mime.endswith(("/json", "+json", ".json")) and isinstance(content, (dict, list)):
-        made = _guarded(lambda: json.dumps(content, allow_nan=False))
+        made = _try(lambda: json.dumps(content, allow_nan=False))
     elif isinstance(content, (bytes, bytearray, memoryview)):
         textual = mime.startswith("text/") or mime.endswith("+xml")
-        made = _guarded(lambda: bytes(content).decode("utf-8")) if textual else bytes(content)
+        made = _try(lambda: bytes(content).decode("utf-8")) if textual else bytes(content)
     return made if isinstance(made, (str, bytes)) else None
 
 
-def _chosen(
+def _choose_formats(
     data: Bundle, include: "Optional[Iterable[str]]", exclude: "Optional[Iterable[str]]"
 ) -> Bundle:
     wanted = None if include is None else set(include)
@@ -176,7 +176,7 @@ def _chosen(
     }
 
 
-def flatten(data: Bundle, main: bool, text: int, limit: int) -> "Tuple[Dict[str, Any], bytes]":
+def pack_bundle(data: Bundle, main: bool, text: int, limit: int) -> "Tuple[Dict[str, Any], bytes]":
     """One result as header and payload, in which its parts follow each other. `dropped` names parts
     that do not fit into `limit`, and charts without some of their points. Plain text is cut at
     `text` instead."""
@@ -189,8 +189,8 @@ def flatten(data: Bundle, main: bool, text: int, limit: int) -> "Tuple[Dict[str,
         if len(parts) == messages.MAX_PARTS:
             dropped.append(mime)
             continue
-        raw = _bytes(content, room)
-        most = _most(mime, isinstance(content, str), text, limit, room)
+        raw = _to_bytes(content, room)
+        most = _limit_part(mime, isinstance(content, str), text, limit, room)
         if raw is None or len(raw) > most:
             if raw is None or mime != "text/plain":
                 dropped.append(mime)
@@ -206,14 +206,14 @@ def flatten(data: Bundle, main: bool, text: int, limit: int) -> "Tuple[Dict[str,
     return header, b"".join(chunks)
 
 
-def _most(mime: str, is_text: bool, text: int, limit: int, room: int) -> int:
+def _limit_part(mime: str, is_text: bool, text: int, limit: int, room: int) -> int:
     """How many bytes a part may take. HTML gets half of them, so a picture has room."""
     if mime == "text/plain":
         return min(room, text)
     return min(room, limit // 2) if is_text else room
 
 
-def _bytes(content: Part, room: int) -> Optional[bytes]:
+def _to_bytes(content: Part, room: int) -> Optional[bytes]:
     if isinstance(content, bytes):
         return content
     return content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content(room)
@@ -222,6 +222,8 @@ def _bytes(content: Part, room: int) -> Optional[bytes]:
 def cap_text(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[:limit] + "\u2026"
 
+
+# -- tables ---------------------------------------------------------------------------------------
 
 TABLE_MIME = "application/vnd.belljar.table"
 

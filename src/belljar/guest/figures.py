@@ -121,6 +121,8 @@ def _limited_size(figure: Any) -> "Iterator[None]":
         figure.set_size_inches(*size, forward=False)
 
 
+# -- charts as data -------------------------------------------------------------------------------
+
 CHART_MIME = "application/vnd.belljar.chart+json"
 MAX_CHARTS = 64
 MAX_TICKS = 200
@@ -138,8 +140,8 @@ def describe_charts(figure: Any) -> Optional[str]:
     """The chart as JSON; None if it is empty. The figure must have been drawn."""
     axes = [a for a in figure.axes if a.get_visible() and not hasattr(a, "_colorbar")]
     with_data = [a for a in axes if a.has_data() or a.patches]
-    room = elements.Room(MAX_POINTS, 3 * MAX_POINTS)
-    charts = [chart for a in with_data[:MAX_CHARTS] for chart in _charts(a, room)]
+    room = elements.PointBudget(MAX_POINTS, 3 * MAX_POINTS)
+    charts = [chart for a in with_data[:MAX_CHARTS] for chart in _describe_axes(a, room)]
     truncated = any("truncated" in each for each in charts)
     truncated = truncated or max(len(charts), len(with_data)) > MAX_CHARTS
     if not charts:
@@ -156,14 +158,14 @@ def describe_charts(figure: Any) -> Optional[str]:
     return PartialChart(text) if truncated else text
 
 
-def _charts(axes: Any, room: elements.Room) -> List[Dict[str, Any]]:
+def _describe_axes(axes: Any, room: elements.PointBudget) -> List[Dict[str, Any]]:
     """One chart for each kind of element in these axes."""
-    frame = _frame(axes)
+    frame = _describe_frame(axes)
     found: elements.Found = {}
     if axes.name == "rectilinear":  # in other projections x and y mean something else
         scales = elements.Scale(axes, axes.xaxis), elements.Scale(axes, axes.yaxis)
-        drawn = elements.find(axes, scales, room)
-        found = {**drawn.found, **lines.find(axes, scales, room, drawn)}
+        drawn = elements.find_elements(axes, scales, room)
+        found = {**drawn.found, **lines.find_lines(axes, scales, room, drawn)}
     charts = []
     for kind, (parts, truncated) in found.items():
         chart = {"type": kind, **frame, "elements": parts}
@@ -173,7 +175,7 @@ def _charts(axes: Any, room: elements.Room) -> List[Dict[str, Any]]:
     return charts or [{"type": "unknown", **frame, "elements": []}]
 
 
-def _frame(axes: Any) -> Dict[str, Any]:
+def _describe_frame(axes: Any) -> Dict[str, Any]:
     """Title and axes, which all charts of these axes have in common."""
     title = next(filter(None, (axes.get_title(at) for at in ("center", "left", "right"))), "")
     frame: Dict[str, Any] = {"title": _shorten(title)}
@@ -182,7 +184,7 @@ def _frame(axes: Any) -> Dict[str, Any]:
             continue
         label = axis.get_label_text()
         scale = elements.Scale(axes, axis)
-        ticks, labels = _ticks(axis, scale)
+        ticks, labels = _describe_ticks(axis, scale)
         frame.update(
             {
                 f"{name}_label": _shorten(label),
@@ -201,7 +203,7 @@ def parse_unit(label: str) -> Optional[str]:
     return found[1] if found else None
 
 
-def _ticks(axis: Any, scale: elements.Scale) -> Any:
+def _describe_ticks(axis: Any, scale: elements.Scale) -> Any:
     """The visible ticks; matplotlib has more beyond the edges."""
     low, high = sorted(axis.get_view_interval())
     slack = (high - low) * 1e-9

@@ -32,7 +32,7 @@ def serve(init: Any, frame: wire.Frame) -> None:
         "remove": _remove,
         "rename": _rename,
         "scan": trees.scan,
-        "mapped": trees.mapped,
+        "mapped": trees.find_mapped,
         "gather": trees.gather,
         "scatter": trees.scatter,
     }
@@ -130,6 +130,8 @@ def _rename(frame: wire.Frame) -> Answer:
     os.rename(frame.header["path"], frame.header["to"])
     return _describe(frame.header["to"]), b""
 
+
+# -- census ---------------------------------------------------------------------------------------
 
 # type ("file", "dir", "symlink", "other"), size, mtime_ns, ctime_ns, inode
 Entry = Tuple[str, int, int, int, int]

@@ -31,13 +31,13 @@ def take_snapshot(workspace: str) -> Snapshot:
     except FileNotFoundError:
         directory = workspace
     found = []
-    for fd, path in _descriptors():
+    for fd, path in _list_descriptors():
         status = os.fstat(fd)
         if not modes.S_ISREG(status.st_mode) and not modes.S_ISDIR(status.st_mode):
             continue
         if not status.st_nlink or not (path + "/").startswith(workspace + "/"):
             path = f"/proc/self/fd/{fd}"  # the same file, but with a separate position
-        flags = _flags(fd) & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_NOFOLLOW)
+        flags = _read_flags(fd) & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_NOFOLLOW)
         position = os.lseek(fd, 0, os.SEEK_CUR) if not flags & os.O_PATH else 0
         found.append((fd, path, flags, position))
     return Snapshot(directory, found)
@@ -54,7 +54,7 @@ def restore_snapshot(snapshot: Snapshot, workspace: str) -> None:
 def find_named_files(workspace: str) -> "Set[Tuple[int, int]]":
     """Device and inode of open files that have a name below the workspace."""
     found = set()
-    for fd, path in _descriptors():
+    for fd, path in _list_descriptors():
         if path.startswith(workspace + "/") and not path.endswith(_DELETED):
             status = os.fstat(fd)
             found.add((status.st_dev, status.st_ino))
@@ -64,10 +64,10 @@ def find_named_files(workspace: str) -> "Set[Tuple[int, int]]":
 def reopen_files(known: "Set[Tuple[int, int]]", workspace: str) -> None:
     """The workspace was emptied and filled again, so open files are those that were there before.
     Open files that had a name (`known`) again by that name."""
-    for fd, path in _descriptors() if known else []:
+    for fd, path in _list_descriptors() if known else []:
         status = os.fstat(fd)
         if (status.st_dev, status.st_ino) in known and path.endswith(_DELETED):
-            flags = _flags(fd) & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_NOFOLLOW)
+            flags = _read_flags(fd) & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_NOFOLLOW)
             position = os.lseek(fd, 0, os.SEEK_CUR) if not flags & os.O_PATH else 0
             _open_again(fd, path[: -len(_DELETED)], flags, position)
     directory = os.readlink("/proc/self/cwd")
@@ -108,11 +108,11 @@ def find_missing(
         found.append("asyncio tasks that had not ended")
     ours = {CONTROL, control}
     for known_loop in (*released_loops, loop):
-        ours.update(_sockets_of(known_loop))
-    links = _descriptors()
+        ours.update(_list_wakeup_sockets(known_loop))
+    links = _list_descriptors()
     if any(path.startswith("socket:") and fd not in ours for fd, path in links):
         found.append("open sockets (they are shared with the original)")
-    if any(path.startswith("pipe:") and not _flags(fd) & os.O_ACCMODE for fd, path in links):
+    if any(path.startswith("pipe:") and not _read_flags(fd) & os.O_ACCMODE for fd, path in links):
         found.append("open pipes (they are shared with the original)")
     if _shares_memory():
         found.append("shared memory (it is shared with the original)")
@@ -121,7 +121,7 @@ def find_missing(
     return found
 
 
-def _sockets_of(loop: Any) -> List[int]:
+def _list_wakeup_sockets(loop: Any) -> List[int]:
     """The sockets by which an asyncio loop wakes itself."""
     ends = [getattr(loop, name, None) for name in ("_ssock", "_csock")]
     return [end.fileno() for end in ends if end is not None]
@@ -172,7 +172,7 @@ def redirect_to_null(streams: "Tuple[int, ...]" = (1, 2)) -> None:
     os.close(null)
 
 
-def _descriptors() -> "List[Tuple[int, str]]":
+def _list_descriptors() -> "List[Tuple[int, str]]":
     found = []
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -182,7 +182,7 @@ def _descriptors() -> "List[Tuple[int, str]]":
     return found
 
 
-def _flags(fd: int) -> int:
+def _read_flags(fd: int) -> int:
     with open(f"/proc/self/fdinfo/{fd}") as file:
         for line in file:
             if line.startswith("flags:"):

@@ -33,7 +33,7 @@ def make_stub(spec: Dict[str, Any], call: Call) -> Callable[..., Any]:
     """
     name = spec["name"]
     shape = messages.build_signature(spec)
-    check = _checker(name, shape)
+    check = _make_checker(name, shape)
 
     def stub(*args: Any, **kwargs: Any) -> Any:
         check(*args, **kwargs)
@@ -51,7 +51,7 @@ def make_stub(spec: Dict[str, Any], call: Call) -> Callable[..., Any]:
     return stub
 
 
-def _checker(name: str, shape: inspect.Signature) -> Callable[..., None]:
+def _make_checker(name: str, shape: inspect.Signature) -> Callable[..., None]:
     """A function with that signature that does nothing, so that Python words the TypeError."""
     bare = [
         parameter.replace(

@@ -24,10 +24,10 @@ def install(show: Show) -> None:
     """`show` is the display() of the cells."""
     arrange: Dict[str, Callable[[Any], None]] = {
         "matplotlib.pyplot": figures.replace_show,
-        "matplotlib.axes._axes": lambda module: chart_elements.record(module.Axes),
-        "plotly.io._renderers": lambda module: _plotly(module, show),
-        "altair": lambda module: _altair(module, show),
-        "IPython.core.display_functions": lambda module: _ipython(module, show),
+        "matplotlib.axes._axes": lambda module: chart_elements.record_calls(module.Axes),
+        "plotly.io._renderers": lambda module: _change_plotly(module, show),
+        "altair": lambda module: _change_altair(module, show),
+        "IPython.core.display_functions": lambda module: _change_ipython(module, show),
     }
     for name in arrange.keys() & sys.modules.keys():
         _apply(arrange[name], sys.modules[name])
@@ -71,7 +71,7 @@ def _apply(arrange: "Callable[[Any], None]", module: Any) -> None:
         print(f"belljar: {module.__name__} cannot be shown: {error!r}", file=sys.stderr)
 
 
-def _plotly(module: Any, show: Show) -> None:
+def _change_plotly(module: Any, show: Show) -> None:
     base = importlib.import_module("plotly.io._base_renderers")
     html = importlib.import_module("plotly.io._html")
 
@@ -91,14 +91,14 @@ def _plotly(module: Any, show: Show) -> None:
     module.show = show_figure
 
 
-def _altair(module: Any, show: Show) -> None:
+def _change_altair(module: Any, show: Show) -> None:
     module.renderers.enable("mimetype")
     chart = module.TopLevelMixin
     chart.show = lambda self: show(self)
     chart.display = lambda self, *args, **options: show(self)
 
 
-def _ipython(module: Any, show: Show) -> None:
+def _change_ipython(module: Any, show: Show) -> None:
     """Much code begins with `from IPython.display import display`."""
     module.display = show
     module.publish_display_data = lambda data, *args, **options: show(data, raw=True)
@@ -274,7 +274,7 @@ class Image(DisplayObject):
         content = self.data
         if isinstance(content, str):
             content = base64.b64decode(content)
-        return {_picture_type(bytes(content), self.format): content}
+        return {_find_picture_type(bytes(content), self.format): content}
 
 
 _KINDS = (DisplayObject, HTML, Markdown, Latex, Math, SVG, JSON, Pretty, Code, Image)
@@ -286,7 +286,7 @@ _PICTURES = (
 )
 
 
-def _picture_type(content: bytes, told: Any) -> str:
+def _find_picture_type(content: bytes, told: Any) -> str:
     known = next((name for start, name in _PICTURES if content.startswith(start)), None)
     name = known or str(told or "png").lower()
     return "image/jpeg" if name == "jpg" else f"image/{name}"

@@ -197,6 +197,8 @@ def list_threads() -> List[int]:
     return [thread.ident for thread in threading.enumerate() if thread.ident is not None]
 
 
+# -- source text ----------------------------------------------------------------------------------
+
 MAX_LASTING = 1000  # cells that defined functions or classes, whose source is needed later
 MAX_PASSING = 50  # other cells: only the traceback of a kept exception leads to them
 MAX_SOURCE = 16 * 1024 * 1024  # characters, for each of both

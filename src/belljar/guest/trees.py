@@ -146,17 +146,17 @@ def scan(frame: wire.Frame) -> Answer:
                 failed.append([number, error.errno or errno.EIO])
                 last = None
             if last is not None:
-                return {"done": number, "after": last}, _page(found, failed)
+                return {"done": number, "after": last}, _pack_page(found, failed)
             after = ""
             if len(found) >= messages.SCAN_PAGE:
-                return {"done": number + 1, "after": ""}, _page(found, failed)
+                return {"done": number + 1, "after": ""}, _pack_page(found, failed)
     finally:
         unlocked.close()
         os.close(root)
-    return {"done": len(directories), "after": ""}, _page(found, failed)
+    return {"done": len(directories), "after": ""}, _pack_page(found, failed)
 
 
-def mapped(frame: wire.Frame) -> Answer:
+def find_mapped(frame: wire.Frame) -> Answer:
     """Inodes of files that processes have mapped for writing: on tmpfs, the kernel updates the time
     only for the first such write. Limited in time and size, so some may be missing."""
     inodes: Set[int] = set()
@@ -175,7 +175,7 @@ def mapped(frame: wire.Frame) -> Answer:
     return {"inodes": sorted(inodes)[: messages.MAX_ROWS]}, b""
 
 
-def _page(found: List[List[Any]], failed: List[List[int]]) -> bytes:
+def _pack_page(found: List[List[Any]], failed: List[List[int]]) -> bytes:
     return json.dumps({"entries": found, "failed": failed}).encode("ascii")
 
 
@@ -251,10 +251,10 @@ def _read(root: int, path: str, offset: int, size: int, follow: bool) -> Tuple[L
         after = describe(os.fstat(fd))
     finally:
         os.close(fd)
-    return [0, len(data), before == after, _settled(after), *after], data
+    return [0, len(data), before == after, _is_settled(after), *after], data
 
 
-def _settled(description: List[int]) -> bool:
+def _is_settled(description: List[int]) -> bool:
     """True if a change from now on gives the file another time stamp."""
     return description[3] < time.time_ns() - messages.FRESH
 
@@ -327,7 +327,7 @@ def _make_file(
         if mtime is not None:
             os.utime(fd, ns=(mtime, mtime))
         after = describe(os.fstat(fd))
-        return [_settled(after), *after]
+        return [_is_settled(after), *after]
     finally:
         os.close(fd)
 

@@ -36,7 +36,6 @@ SOURCE = "<belljar>"  # the name of every file of Belljar in the guest starts wi
 MAX_TRACEBACK = 32 * 1024  # characters
 MAX_MESSAGE = 8 * 1024
 _VALUE = "__belljar_value__"
-_TABLE = "application/vnd.belljar.table"
 SMALL = 4096  # bytes of a result that is sent together with the end of its cell
 # Values that are shown as their repr() alone.
 _SCALAR = frozenset((bool, int, float, complex, str, bytes))
@@ -99,7 +98,7 @@ class Worker:
                 self._early = False  # an interrupt that came too late is not for the next cell
                 self._channel.send_idle(wire.SYNCED, 0, None, frame.payload)
             elif frame.kind == wire.FUNCTIONS:
-                self._define(frame.header["functions"])
+                self._define_functions(frame.header["functions"])
             elif frame.kind == wire.FORK and fds:
                 self._fork(fds[0])
             elif frame.kind == wire.FORK:
@@ -109,7 +108,7 @@ class Worker:
             else:
                 self._serve_cell(frame, fds)
 
-    def _define(self, specs: List[Dict[str, Any]]) -> None:
+    def _define_functions(self, specs: List[Dict[str, Any]]) -> None:
         """Define host functions, except those that are defined already: the code may have used
         their names for something else."""
         for spec in specs:
@@ -122,7 +121,7 @@ class Worker:
         tasks = self._loop is not None and bool(asyncio.all_tasks(self._loop))
         pipes = fds[:2]
         if min(pipes, default=3) < 3:
-            pipes = _above_standard(pipes)
+            pipes = _move_above_standard(pipes)
         for stream, pipe in zip(self._streams, pipes):
             stream.begin(frame.request, pipe, leftover, keep=tasks)
             os.close(pipe)
@@ -160,9 +159,8 @@ class Worker:
         header: Dict[str, Any] = {"missing": missing}
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore", DeprecationWarning
-                )  # of threads: `missing` names them
+                # Python warns of threads: `missing` names them.
+                warnings.simplefilter("ignore", DeprecationWarning)
                 middle = os.fork()
                 if middle == 0:
                     self._fork_again(control, state)
@@ -235,7 +233,7 @@ class Worker:
             try:
                 if self._early:
                     raise KeyboardInterrupt
-                header, value = self._operate(frame, fds)
+                header, value = self._run_operation(frame, fds)
             finally:
                 self._in_cell = False
         except SystemExit as stop:
@@ -273,7 +271,7 @@ class Worker:
 
         return close
 
-    def _operate(self, frame: wire.Frame, fds: List[int]) -> "Tuple[Dict[str, Any], Any]":
+    def _run_operation(self, frame: wire.Frame, fds: List[int]) -> "Tuple[Dict[str, Any], Any]":
         namespace, operation = self._module.__dict__, frame.header.get("op")
         header: Dict[str, Any] = {"status": "ok"}
         if operation == "put":
@@ -290,7 +288,7 @@ class Worker:
         if value is not None:
             if namespace.get("_") is self._last:  # unless the code has its own `_`
                 namespace["_"] = self._last = value
-            header, encoded = self._main_result(value, header)
+            header, encoded = self._send_main_result(value, header)
         self._show_figures()
         return header, encoded
 
@@ -309,11 +307,11 @@ class Worker:
     def _execute(self, code: str, name: str) -> Any:
         self._sources.add(name, code)
         namespace = self._module.__dict__
-        expression = _expression(code, name)
+        expression = _compile_expression(code, name)
         if expression is not None:
             self._sources.keep_lasting(name, expression)
             return eval(expression, namespace)
-        tree = _parse(code, name)
+        tree = _parse_cell(code, name)
         # The last expression becomes an assignment, so that the cell stays one piece of code:
         # with a top-level `await` anywhere, all of it runs in one coroutine.
         if tree.body and isinstance(tree.body[-1], ast.Expr):
@@ -336,30 +334,27 @@ class Worker:
         try:
             self._loop.run_until_complete(task)
         except BaseException:
-            if not task.done():  # interrupted: let the cell's own `finally` blocks run
+            if not task.done():  # interrupted: let the `finally` blocks of the cell run
                 task.cancel()
                 self._loop.run_until_complete(asyncio.wait([task], timeout=1.0))
             raise
 
-    def _main_result(self, value: Any, header: Dict[str, Any]) -> "Tuple[Dict[str, Any], Any]":
+    def _send_main_result(self, value: Any, header: Dict[str, Any]) -> "Tuple[Dict[str, Any], Any]":
         if type(value) in _PLAIN:
             text = repr(value)
             if not _is_light(value) or not self._show_light(text):
                 self._show({"text/plain": text}, True)
-            return self._with_value(value, header)
-        shown = display.bundle(value)
+            return self._add_value(value, header)
+        shown = display.make_bundle(value)
         dropped = self._show(shown, True)
-        if _TABLE in dropped:
+        if display.TABLE_MIME in dropped:
             why = "it is too large to come along; fetch it with get('_')"
             return {**header, "value_error": why}, None
-        if _TABLE in shown:
-            return {
-                **header,
-                "shown": True,
-            }, None  # the shown table is the value, and is not sent twice
-        return self._with_value(value, header)
+        if display.TABLE_MIME in shown:
+            return {**header, "shown": True}, None  # a shown table is the value: sent once
+        return self._add_value(value, header)
 
-    def _with_value(self, value: Any, header: Dict[str, Any]) -> "Tuple[Dict[str, Any], Any]":
+    def _add_value(self, value: Any, header: Dict[str, Any]) -> "Tuple[Dict[str, Any], Any]":
         try:
             return header, values.encode(value, self._result_limit, self._output_limit)
         except values.CannotTravel as error:
@@ -392,7 +387,7 @@ class Worker:
         """Send a result; returns the MIME types that were too large."""
         if os.getpid() != self._channel.pid:
             return []  # in a child that the cell forked
-        header, payload = display.flatten(bundle, main, self._output_limit, self._result_limit)
+        header, payload = display.pack_bundle(bundle, main, self._output_limit, self._result_limit)
         self._channel.send(wire.CELL_RESULT, 0, header, payload)
         dropped: List[str] = header["dropped"]
         return dropped
@@ -432,7 +427,7 @@ class Worker:
         try:
             self._in_cell = True
             try:
-                text = _format(error, self._files)
+                text = _format_error(error, self._files)
                 value = str(error)
                 self._show_figures()
             finally:
@@ -447,7 +442,7 @@ class Worker:
         }
 
 
-def _expression(code: str, name: str) -> Any:
+def _compile_expression(code: str, name: str) -> Any:
     """Compile code that is one short expression, which needs no syntax tree; else None."""
     if len(code) > SHORT or not code or code[0].isspace() or "\n" in code or "await" in code:
         return None
@@ -457,7 +452,7 @@ def _expression(code: str, name: str) -> Any:
         return None
 
 
-def _parse(code: str, name: str) -> Any:
+def _parse_cell(code: str, name: str) -> Any:
     flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     try:
         return compile(code, name, "exec", flags)
@@ -472,7 +467,7 @@ def _parse(code: str, name: str) -> Any:
         raise
 
 
-def _format(error: BaseException, files: "Set[str]") -> str:
+def _format_error(error: BaseException, files: "Set[str]") -> str:
     shown = traceback.TracebackException(type(error), error, error.__traceback__)
     _remove_own_frames(shown, set(), files)
     return "".join(shown.format())
@@ -517,7 +512,7 @@ def _main_module() -> types.ModuleType:
     return module
 
 
-def _above_standard(pipes: List[int]) -> List[int]:
+def _move_above_standard(pipes: List[int]) -> List[int]:
     """If code closes 0, 1 or 2, the kernel gives these numbers to the next descriptors."""
     found = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) if fd < 3 else fd for fd in pipes]
     close_all([fd for fd in pipes if fd < 3])

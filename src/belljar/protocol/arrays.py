@@ -45,7 +45,7 @@ def _encode_scalar(packer: Packer, np: Any, value: Any) -> Dict[str, Any]:
     if raw.shape or raw.dtype.hasobject:
         raise packer.refusal(f"is a numpy scalar of dtype {raw.dtype}")
     spec = encode_dtype(packer, raw.dtype)
-    data = (_without_gaps(np, raw) if _has_gaps(raw.dtype) else raw).tobytes()
+    data = (_clear_padding(np, raw) if _has_padding(raw.dtype) else raw).tobytes()
     if type(spec) is str and len(data) <= 32:
         return {"numpy": [spec, data.hex()]}
     return {"numpy": [spec, packer.buffer(data)]}
@@ -66,27 +66,27 @@ def encode_array(packer: Packer, np: Any, value: Any) -> Dict[str, Any]:
     spec = encode_dtype(packer, dtype)
     fortran = value.flags.f_contiguous and not value.flags.c_contiguous
     if value.size == 0 or dtype.itemsize == 0:
-        packer.free_rows(_longest(value.shape))
-    if _has_gaps(dtype):
-        value = _without_gaps(np, value)
+        packer.free_rows(_count_free_rows(value.shape))
+    if _has_padding(dtype):
+        value = _clear_padding(np, value)
     encoded = {"dtype": spec, "shape": list(value.shape)}
-    encoded["data"] = packer.buffer(memory(np, value.T if fortran else value))
+    encoded["data"] = packer.buffer(get_memory(np, value.T if fortran else value))
     if fortran:
         encoded["fortran"] = True
     return encoded
 
 
-def _has_gaps(dtype: Any) -> bool:
+def _has_padding(dtype: Any) -> bool:
     """True if items have padding, which may hold any memory of this process."""
     if dtype.subdtype is not None:
-        return _has_gaps(dtype.subdtype[0])
+        return _has_padding(dtype.subdtype[0])
     if dtype.names is None:
         return dtype.char in "gG"
     fields = [dtype.fields[name][0] for name in dtype.names]
-    return sum(f.itemsize for f in fields) < dtype.itemsize or any(map(_has_gaps, fields))
+    return sum(f.itemsize for f in fields) < dtype.itemsize or any(map(_has_padding, fields))
 
 
-def _without_gaps(np: Any, value: Any) -> Any:
+def _clear_padding(np: Any, value: Any) -> Any:
     clean = np.zeros(value.shape, dtype=value.dtype)
     _copy_items(np, value, clean)
     return clean
@@ -108,7 +108,7 @@ def _copy_items(np: Any, value: Any, clean: Any) -> None:
         clean[...] = value
 
 
-def memory(np: Any, value: Any) -> Any:
+def get_memory(np: Any, value: Any) -> Any:
     """The bytes of an array in C order, without a copy if it has that order."""
     if value.size == 0 or value.dtype.itemsize == 0:
         return b""
@@ -149,7 +149,7 @@ def decode_dtype(np: Any, spec: Any, nesting: int = _MAX_NESTING) -> Any:
         raise ValueError("a dtype is nested too deep")
     elif set(spec) == {"item", "shape"}:
         item = decode_dtype(np, spec["item"], nesting - 1)
-        shape = _shape(spec["shape"])
+        shape = _decode_shape(spec["shape"])
         if not 0 < item.itemsize * _product(shape) <= _MAX_ITEM:
             raise ValueError("a dtype is too large, or empty")
         dtype = np.dtype((item, shape))
@@ -185,7 +185,7 @@ def _overlap(spans: List[Tuple[int, int]]) -> bool:
     return False
 
 
-def _shape(spec: Any) -> Tuple[int, ...]:
+def _decode_shape(spec: Any) -> Tuple[int, ...]:
     if type(spec) is not list or len(spec) > _MAX_DIMENSIONS:
         raise ValueError("not a shape")
     if not all(type(size) is int and 0 <= size < 1 << 62 for size in spec):
@@ -200,7 +200,7 @@ def _product(shape: Tuple[int, ...]) -> int:
     return product
 
 
-def _longest(shape: Tuple[int, ...]) -> int:
+def _count_free_rows(shape: Tuple[int, ...]) -> int:
     """How many rows an array without bytes claims to have."""
     return _product(tuple(size for size in shape if size))
 
@@ -208,17 +208,17 @@ def _longest(shape: Tuple[int, ...]) -> int:
 def _decode_array(unpacker: Unpacker, body: Any) -> Any:
     unpacker.count()
     np = unpacker.imported("numpy", "numpy array")
-    shape = _shape(body["shape"])
+    shape = _decode_shape(body["shape"])
     if "texts" in body:
         unpacker.enter()
-        texts = _exactly(list, unpacker.decode(body["texts"]))
+        texts = _check_type(list, unpacker.decode(body["texts"]))
         unpacker.leave()
         if not all(type(text) is str for text in texts):
             raise TypeError("not texts")
         return np.array(texts, dtype=np.dtypes.StringDType()).reshape(shape)
     dtype, count = decode_dtype(np, body["dtype"]), _product(shape)
     if count * dtype.itemsize == 0:
-        unpacker.free_rows(_longest(shape))
+        unpacker.free_rows(_count_free_rows(shape))
     flat = decode_flat(unpacker, np, dtype, body["data"], count)
     if body.get("fortran") is True:
         return flat.reshape(shape[::-1]).T
@@ -236,14 +236,14 @@ def decode_flat(
         count = len(data) // dtype.itemsize
     if count * dtype.itemsize != len(data):
         raise ValueError("shape and size differ")
-    made = _over(np, dtype, count, data)
+    made = _view_buffer(np, dtype, count, data)
     _check_items(np, made)
     if not unpacker.writable or not made.flags.aligned:
         made = made.copy()
     return made
 
 
-def _over(np: Any, dtype: Any, count: int, data: Any) -> Any:
+def _view_buffer(np: Any, dtype: Any, count: int, data: Any) -> Any:
     if dtype.subdtype is not None:
         raise ValueError("an array of arrays")  # numpy would add dimensions
     if not len(data):
@@ -273,13 +273,13 @@ def _decode_scalar(unpacker: Unpacker, body: Any) -> Any:
     try:
         np = unpacker.imported("numpy", "numpy scalar")
     except CannotTravel:  # numpy is not installed here
-        return _without_numpy(unpacker, spec, data)
+        return _decode_without_numpy(unpacker, spec, data)
     if spec == "str" or spec == "bytes":
         base = str if spec == "str" else bytes
-        return (np.str_ if base is str else np.bytes_)(_exactly(base, unpacker.decode(data)))
+        return (np.str_ if base is str else np.bytes_)(_check_type(base, unpacker.decode(data)))
     dtype = decode_dtype(np, spec)
     if type(data) is str:
-        made = _over(np, dtype, 1, bytes.fromhex(data))
+        made = _view_buffer(np, dtype, 1, bytes.fromhex(data))
         if made.nbytes * 2 != len(data):
             raise ValueError("shape and size differ")
         _check_items(np, made)
@@ -291,13 +291,13 @@ def _decode_scalar(unpacker: Unpacker, body: Any) -> Any:
     return scalar
 
 
-def _exactly(kind: type, value: Any) -> Any:
+def _check_type(kind: type, value: Any) -> Any:
     if type(value) is not kind:
         raise TypeError("wrong body")
     return value
 
 
-def _without_numpy(unpacker: Unpacker, spec: Any, data: Any) -> Any:
+def _decode_without_numpy(unpacker: Unpacker, spec: Any, data: Any) -> Any:
     """The number of a scalar, for a Python without numpy."""
     if spec == "str" or spec == "bytes":
         return unpacker.decode(data)

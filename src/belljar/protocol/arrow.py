@@ -46,7 +46,7 @@ def _encode_table(packer: Packer, pa: Any, table: Any) -> Dict[str, Any]:
     return {"columns": columns, "batch": issubclass(type(table), pa.RecordBatch)}
 
 
-def chunks_of(pa: Any, column: Any) -> Any:
+def get_chunks(pa: Any, column: Any) -> Any:
     """The chunked array of a pandas column."""
     made = column.__arrow_array__()
     return made if isinstance(made, pa.ChunkedArray) else pa.chunked_array([made])
@@ -62,7 +62,7 @@ def encode_chunks(packer: Packer, pa: Any, kind: Any, chunks: List[Any]) -> Dict
 
 
 @functools.lru_cache(maxsize=1)
-def _plain_types(pa: Any) -> Dict[str, Any]:
+def _list_plain_types(pa: Any) -> Dict[str, Any]:
     """The types without parameters (but a unit) by name."""
     found = [getattr(pa, f"{sign}int{size}")() for sign in ("", "u") for size in (8, 16, 32, 64)]
     found += [pa.null(), pa.bool_(), pa.float16(), pa.float32(), pa.float64()]
@@ -75,7 +75,7 @@ def _plain_types(pa: Any) -> Dict[str, Any]:
 
 def _encode_type(packer: Packer, pa: Any, kind: Any, nesting: int) -> Any:
     types = pa.types
-    if kind in _plain_types(pa).values():
+    if kind in _list_plain_types(pa).values():
         return str(kind)
     if nesting == 0:
         raise packer.refusal("has an Arrow type nested too deep")
@@ -119,30 +119,30 @@ def _encode_node(packer: Packer, pa: Any, array: Any) -> Dict[str, Any]:
     if types.is_null(kind):
         packer.free_rows(count)
         return {"n": count, "b": []}
-    bits = _trim(packer, buffers[0], (count + 7) // 8) if array.null_count else None
+    bits = _add_trimmed(packer, buffers[0], (count + 7) // 8) if array.null_count else None
     node = {"n": count, "b": [bits]}
     width, last = _offset_width(types, kind), 0
     if width:
-        offsets = _offsets(buffers[1], count, width)
+        offsets = _slice_offsets(buffers[1], count, width)
         last = int.from_bytes(offsets[-width:], sys.byteorder)
         node["b"].append(packer.buffer(offsets))
     if types.is_nested(kind):
-        children = _children(packer, types, array, last)
+        children = _slice_children(packer, types, array, last)
         node["c"] = [_encode_node(packer, pa, child) for child in children]
     elif width:
-        node["b"].append(_trim(packer, buffers[2], last))
+        node["b"].append(_add_trimmed(packer, buffers[2], last))
     else:
         packer.free_rows(0 if kind.bit_width else count)
-        node["b"].append(_trim(packer, buffers[1], (count * kind.bit_width + 7) // 8))
+        node["b"].append(_add_trimmed(packer, buffers[1], (count * kind.bit_width + 7) // 8))
     return node
 
 
-def _offsets(buffer: Any, count: int, width: int) -> memoryview:
+def _slice_offsets(buffer: Any, count: int, width: int) -> memoryview:
     raw = memoryview(buffer or b"").cast("B")
     return raw[: (count + 1) * width] if len(raw) else memoryview(bytes(width))
 
 
-def _children(packer: Packer, types: Any, array: Any, last: int) -> List[Any]:
+def _slice_children(packer: Packer, types: Any, array: Any, last: int) -> List[Any]:
     """Only as much as the array needs: `last` is where its lists end."""
     kind, count = array.type, len(array)
     if types.is_struct(kind):
@@ -162,7 +162,7 @@ def _offset_width(types: Any, kind: Any) -> int:
     return 8 if large or types.is_large_list(kind) else 0
 
 
-def _trim(packer: Packer, buffer: Any, size: int) -> int:
+def _add_trimmed(packer: Packer, buffer: Any, size: int) -> int:
     if size == 0:
         return packer.buffer(b"")
     return packer.buffer(memoryview(buffer).cast("B")[:size])
@@ -173,7 +173,7 @@ def _trim(packer: Packer, buffer: Any, size: int) -> int:
 
 def _decode_type(unpacker: Unpacker, pa: Any, spec: Any, nesting: int = _MAX_NESTING) -> Any:
     if type(spec) is str:
-        return _plain_types(pa)[spec]
+        return _list_plain_types(pa)[spec]
     if nesting == 0:
         raise ValueError("a type is nested too deep")
     ((tag, body),) = spec.items()
@@ -226,20 +226,20 @@ def _decode_node(unpacker: Unpacker, pa: Any, kind: Any, node: Any) -> Any:
         return pa.nulls(count)
     buffers: List[Any] = [None]
     if specs[0] is not None:
-        buffers = [_take(unpacker, pa, specs[0], (count + 7) // 8)]
+        buffers = [_take_buffer(unpacker, pa, specs[0], (count + 7) // 8)]
     children: List[Any] = []
     width = _offset_width(types, kind)
     if width:
-        buffers.append(_take(unpacker, pa, specs[1], (count + 1) * width))
+        buffers.append(_take_buffer(unpacker, pa, specs[1], (count + 1) * width))
     if types.is_map(kind):
         _check_map(types, kind, node["c"])
     if types.is_nested(kind):
         children = _decode_children(unpacker, pa, kind, node["c"], count)
     elif width:
-        buffers.append(_take(unpacker, pa, specs[2], None))
+        buffers.append(_take_buffer(unpacker, pa, specs[2], None))
     else:
         unpacker.free_rows(0 if kind.bit_width else count)
-        buffers.append(_take(unpacker, pa, specs[1], (count * kind.bit_width + 7) // 8))
+        buffers.append(_take_buffer(unpacker, pa, specs[1], (count * kind.bit_width + 7) // 8))
     if width:
         held: Any = children[0] if children else buffers[2]
         _check_offsets(buffers[1], width, len(held))
@@ -286,7 +286,7 @@ def _decode_children(unpacker: Unpacker, pa: Any, kind: Any, nodes: Any, count: 
     return children
 
 
-def _take(unpacker: Unpacker, pa: Any, number: Any, size: Optional[int]) -> Any:
+def _take_buffer(unpacker: Unpacker, pa: Any, number: Any, size: Optional[int]) -> Any:
     data = unpacker.buffer(number)
     if size is not None and len(data) != size:
         raise ValueError("a buffer of another size")

@@ -52,7 +52,7 @@ def encode_column(packer: Packer, pd: Any, column: Any) -> Dict[str, Any]:
             return _encode_objects(packer, pd, raw)
         if not is_numbers(dtype):
             raise packer.refusal(f"has the dtype {dtype}, which cannot travel")
-        return {"numbers": [dtype.str, packer.buffer(arrays.memory(np, raw))]}
+        return {"numbers": [dtype.str, packer.buffer(arrays.get_memory(np, raw))]}
     encode_extension = _EXTENSIONS.get(type(dtype).__name__)
     if encode_extension is None or type(dtype).__module__.partition(".")[0] != "pandas":
         raise packer.refusal(f"has the dtype {dtype}, which cannot travel")
@@ -70,13 +70,13 @@ def _encode_objects(packer: Packer, pd: Any, raw: Any) -> Dict[str, Any]:
     return texts or {"objects": packer.encode(items)}
 
 
-def _missing(pd: Any) -> Tuple[Any, ...]:
+def _list_missing(pd: Any) -> Tuple[Any, ...]:
     return (None, math.nan, pd.NA, pd.NaT)
 
 
 def _encode_maybe_texts(packer: Packer, pd: Any, items: List[Any]) -> Optional[Dict[str, Any]]:
     kinds = set(map(type, items))
-    if len(items) < _FEW or not kinds <= {str, *map(type, _missing(pd))}:
+    if len(items) < _FEW or not kinds <= {str, *map(type, _list_missing(pd))}:
         return None
     if kinds == {str}:
         return {"texts": encode_lengths(packer, array.array("i", map(len, items)), items)}
@@ -97,7 +97,7 @@ def _encode_maybe_texts(packer: Packer, pd: Any, items: List[Any]) -> Optional[D
 
 def _encode_zoned(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, Any]:
     zone = scalars.encode_zone(packer, column.dtype.tz)
-    return {"zoned": [column.dtype.unit, zone, packer.buffer(arrays.memory(np, column.asi8))]}
+    return {"zoned": [column.dtype.unit, zone, packer.buffer(arrays.get_memory(np, column.asi8))]}
 
 
 def _encode_categories(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, Any]:
@@ -105,12 +105,12 @@ def _encode_categories(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[st
     categories = packer.encode(column.categories)
     packer.leave()
     codes = np.asarray(column.codes)
-    data = packer.buffer(arrays.memory(np, codes))
+    data = packer.buffer(arrays.get_memory(np, codes))
     return {"categories": [categories, bool(column.ordered), codes.dtype.str, data]}
 
 
 def _encode_masked(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, Any]:
-    parts = [packer.buffer(arrays.memory(np, part)) for part in (column._data, column._mask)]
+    parts = [packer.buffer(arrays.get_memory(np, part)) for part in (column._data, column._mask)]
     return {"masked": [column._data.dtype.str, *parts]}
 
 
@@ -122,7 +122,7 @@ def _encode_strings(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, 
     kind = ["auto" if own else storage, na]
     if storage != "python" and len(column) >= _FEW:
         pa = sys.modules["pyarrow"]
-        chunks = arrow.chunks_of(pa, column)
+        chunks = arrow.get_chunks(pa, column)
         return {"strings": [*kind, arrow.encode_chunks(packer, pa, chunks.type, chunks.chunks)]}
     return {"strings": [*kind, _encode_objects(packer, pd, column.to_numpy(dtype=object))]}
 
@@ -134,7 +134,7 @@ def _string_dtype(pd: Any, np: Any, storage: str, na: str) -> Any:
 
 def _encode_periods(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, Any]:
     freq = encode_period(packer, column.freqstr)
-    return {"periods": [freq, packer.buffer(arrays.memory(np, column.asi8))]}
+    return {"periods": [freq, packer.buffer(arrays.get_memory(np, column.asi8))]}
 
 
 def _encode_intervals(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, Any]:
@@ -144,7 +144,7 @@ def _encode_intervals(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str
 
 def _encode_arrow(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, Any]:
     pa = sys.modules["pyarrow"]
-    chunks = arrow.chunks_of(pa, column)
+    chunks = arrow.get_chunks(pa, column)
     return {"arrow": arrow.encode_chunks(packer, pa, chunks.type, chunks.chunks)}
 
 
@@ -182,16 +182,16 @@ def decode_column(unpacker: Unpacker, pd: Any, spec: Any) -> Any:
     np = unpacker.imported("numpy", "column of numbers")
     ((tag, body),) = spec.items()
     if tag == "texts":
-        return np.array(decode_texts(unpacker, body, _missing(pd)), dtype=object)
+        return np.array(decode_texts(unpacker, body, _list_missing(pd)), dtype=object)
     if tag == "objects":
-        return _objects(np, _exactly(list, unpacker.decode(body)))
+        return _make_objects(np, _check_type(list, unpacker.decode(body)))
     if tag == "arrow":
         pa = unpacker.imported("pyarrow", "column of Arrow")
         return pd.arrays.ArrowExtensionArray(arrow.decode_chunks(unpacker, pa, body))
     return _DECODERS[tag](unpacker, pd, np, *body)
 
 
-def _objects(np: Any, items: List[Any]) -> Any:
+def _make_objects(np: Any, items: List[Any]) -> Any:
     made = np.empty(len(items), dtype=object)
     for index, item in enumerate(items):  # one by one: numpy would convert nested lists
         made[index] = item
@@ -199,10 +199,12 @@ def _objects(np: Any, items: List[Any]) -> Any:
 
 
 def _decode_numbers(unpacker: Unpacker, pd: Any, np: Any, dtype: Any, data: Any) -> Any:
-    return _flat(unpacker, np, _NUMBERS, dtype, data)
+    return _decode_plain(unpacker, np, _NUMBERS, dtype, data)
 
 
-def _flat(unpacker: Unpacker, np: Any, allowed: "re.Pattern[str]", dtype: Any, data: Any) -> Any:
+def _decode_plain(
+    unpacker: Unpacker, np: Any, allowed: "re.Pattern[str]", dtype: Any, data: Any
+) -> Any:
     if not allowed.fullmatch(dtype):
         raise ValueError("not a dtype of a column")
     return arrays.decode_flat(unpacker, np, np.dtype(dtype), data)
@@ -212,7 +214,7 @@ def _decode_zoned(unpacker: Unpacker, pd: Any, np: Any, unit: Any, zone: Any, da
     if unit not in _UNITS or zone is None:
         raise ValueError("not a time with a zone")
     dtype = pd.DatetimeTZDtype(unit, scalars.decode_zone_of_pandas(unpacker, pd, zone))
-    return pd.array(_flat(unpacker, np, _CODES, "<i8", data), dtype=dtype, copy=False)
+    return pd.array(_decode_plain(unpacker, np, _CODES, "<i8", data), dtype=dtype, copy=False)
 
 
 def check_codes(codes: Any, count: int) -> None:
@@ -223,17 +225,17 @@ def check_codes(codes: Any, count: int) -> None:
 def _decode_categories(
     unpacker: Unpacker, pd: Any, np: Any, categories: Any, ordered: Any, dtype: Any, data: Any
 ) -> Any:
-    names = _index(unpacker, pd, categories)
-    codes = _flat(unpacker, np, _CODES, dtype, data)
+    names = _decode_index(unpacker, pd, categories)
+    codes = _decode_plain(unpacker, np, _CODES, dtype, data)
     check_codes(codes, len(names))
     check_distinct(unpacker, pd, names)
-    kind = pd.CategoricalDtype(names, ordered=_exactly(bool, ordered))
+    kind = pd.CategoricalDtype(names, ordered=_check_type(bool, ordered))
     return pd.Categorical.from_codes(codes, dtype=kind)
 
 
 def _decode_masked(unpacker: Unpacker, pd: Any, np: Any, dtype: Any, data: Any, mask: Any) -> Any:
-    numbers = _flat(unpacker, np, _MASKED, dtype, data)
-    missing = _flat(unpacker, np, _MASKED, "|b1", mask)
+    numbers = _decode_plain(unpacker, np, _MASKED, dtype, data)
+    missing = _decode_plain(unpacker, np, _MASKED, "|b1", mask)
     kinds = {"b": "BooleanArray", "f": "FloatingArray", "i": "IntegerArray", "u": "IntegerArray"}
     return getattr(pd.arrays, kinds[numbers.dtype.kind])(numbers, missing)
 
@@ -274,7 +276,7 @@ def _make_strings(pd: Any, np: Any, texts: Any, storage: str, na: str) -> Any:
 
 
 def _decode_periods(unpacker: Unpacker, pd: Any, np: Any, freq: Any, data: Any) -> Any:
-    ordinals = _flat(unpacker, np, _CODES, "<i8", data)
+    ordinals = _decode_plain(unpacker, np, _CODES, "<i8", data)
     return pd.arrays.PeriodArray(ordinals, dtype=pd.PeriodDtype(decode_period(freq)))
 
 
@@ -289,18 +291,18 @@ def _decode_intervals(
 ) -> Any:
     if closed not in _CLOSED:
         raise ValueError("neither open nor closed")
-    bounds = [_index(unpacker, pd, side) for side in (left, right)]
+    bounds = [_decode_index(unpacker, pd, side) for side in (left, right)]
     return pd.arrays.IntervalArray.from_arrays(*bounds, closed=closed)
 
 
-def _index(unpacker: Unpacker, pd: Any, spec: Any) -> Any:
+def _decode_index(unpacker: Unpacker, pd: Any, spec: Any) -> Any:
     made = unpacker.decode(spec)
     if not isinstance(made, pd.Index) or isinstance(made, pd.MultiIndex):
         raise TypeError("not an index")
     return made
 
 
-def _exactly(kind: type, value: Any) -> Any:
+def _check_type(kind: type, value: Any) -> Any:
     if type(value) is not kind:
         raise TypeError("wrong body")
     return value

@@ -19,7 +19,7 @@ import re
 from itertools import accumulate
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
-from .arrow import chunks_of
+from .arrow import get_chunks
 from .parcel import Packer, Unpacker
 
 # Names of the time zone database, never a path: no dots, no leading slash.
@@ -150,6 +150,9 @@ DECODERS: Dict[str, Callable[[Unpacker, Any], Any]] = {
 }
 
 
+# -- many texts -----------------------------------------------------------------------------------
+
+
 def encode_texts(packer: Packer, texts: Sequence[Any]) -> Dict[str, Any]:
     return encode_lengths(packer, array.array("i", map(len, texts)), texts)
 
@@ -180,6 +183,8 @@ def decode_texts(unpacker: Unpacker, body: Any, missing: Sequence[Any] = ()) -> 
         raise ValueError("lengths do not add up")
     return found
 
+
+# -- labels ---------------------------------------------------------------------------------------
 
 _EXACT_BITS = 53  # integers of so many bits are exact as floats
 _FLOAT_BITS = 1024
@@ -247,7 +252,7 @@ def _check_strings(unpacker: Unpacker, np: Any, column: Any) -> None:
 
 def _check_arrow(unpacker: Unpacker, np: Any, column: Any) -> None:
     pa = unpacker.imported("pyarrow", "column of Arrow")
-    chunks = chunks_of(pa, column)
+    chunks = get_chunks(pa, column)
     if chunks.null_count > 1:
         raise _duplicate()
     kind, types = chunks.type, pa.types
@@ -261,10 +266,10 @@ def _check_arrow(unpacker: Unpacker, np: Any, column: Any) -> None:
         raise TypeError(f"items of the Arrow type {kind} cannot be compared")
     if len(chunks):
         array = pa.concat_arrays(chunks.chunks).drop_null()
-        _check_numbers(unpacker, np, _fixed(np, types, array))
+        _check_numbers(unpacker, np, _view_fixed_width(np, types, array))
 
 
-def _fixed(np: Any, types: Any, array: Any) -> Any:
+def _view_fixed_width(np: Any, types: Any, array: Any) -> Any:
     """Items of one width, as floats or as their bytes."""
     width, start, end = array.type.bit_width // 8, array.offset, array.offset + len(array)
     if not width:
@@ -284,7 +289,7 @@ def _check_objects(unpacker: Unpacker, np: Any, items: Any) -> None:
         hash(item)  # TypeError if it cannot be a label
         if isinstance(item, np.generic) and item.dtype.char in "?bBhHiIlLqQefd":
             item = item.item()
-        return _number(item) if type(item) in (bool, int, float) else unpacker.spelling(item)
+        return _number_key(item) if type(item) in (bool, int, float) else unpacker.spelling(item)
 
     _check_keys(list(map(key, items)))
 
@@ -295,7 +300,7 @@ def _check_keys(keys: List[Any]) -> None:
         raise _duplicate()
 
 
-def _number(number: Any) -> bytes:
+def _number_key(number: Any) -> bytes:
     """A short key, the same for 1, 1.0 and True."""
     bits = number.bit_length() if type(number) is not float else 0
     if bits > _EXACT_BITS:

@@ -140,7 +140,7 @@ def _encode_levels(packer: Packer, pd: Any, index: Any) -> Dict[str, Any]:
     for number, (level, codes) in enumerate(zip(index.levels, index.codes)):
         packer.at(Note(f" level {number}"))
         raw = np.asarray(codes)
-        data = packer.buffer(arrays.memory(np, raw))
+        data = packer.buffer(arrays.get_memory(np, raw))
         levels.append([_encode_index(packer, pd, level), raw.dtype.str, data])
     packer.leave()
     return {"levels": levels, "names": packer.encode(list(index.names))}
@@ -232,11 +232,11 @@ def _decode_index(unpacker: Unpacker, pd: Any, body: Any, paid: int = 0) -> Any:
         return made
     column = decode_column(unpacker, pd, body["data"])
     if "freq" in body:
-        return _with_freq(unpacker, pd, column, body["freq"], name)
+        return _add_freq(unpacker, pd, column, body["freq"], name)
     return pd.Index(column, dtype=column.dtype, name=name, copy=False, tupleize_cols=False)
 
 
-def _with_freq(unpacker: Unpacker, pd: Any, column: Any, text: Any, name: Any) -> Any:
+def _add_freq(unpacker: Unpacker, pd: Any, column: Any, text: Any, name: Any) -> Any:
     if not is_frequency(text) or column.dtype.kind not in "mM":
         raise ValueError("not a frequency, or not of times")
     kind = pd.TimedeltaIndex if column.dtype.kind == "m" else pd.DatetimeIndex
@@ -304,17 +304,17 @@ def _decode_missing(unpacker: Unpacker, body: Any) -> Any:
 
 def _decode_timestamp(unpacker: Unpacker, body: Any) -> Any:
     pd = unpacker.imported("pandas", "pandas Timestamp")
-    moment = _moment(unpacker, "datetime64", *body[:2])
+    moment = _decode_moment(unpacker, "datetime64", *body[:2])
     zone = scalars.decode_zone_of_pandas(unpacker, pd, body[2])
     return pd.Timestamp(moment) if zone is None else pd.Timestamp(moment, tz=_UTC).tz_convert(zone)
 
 
 def _decode_span(unpacker: Unpacker, body: Any) -> Any:
     pd = unpacker.imported("pandas", "pandas Timedelta")
-    return pd.Timedelta(_moment(unpacker, "timedelta64", *body))
+    return pd.Timedelta(_decode_moment(unpacker, "timedelta64", *body))
 
 
-def _moment(unpacker: Unpacker, name: str, dtype: Any, number: Any) -> Any:
+def _decode_moment(unpacker: Unpacker, name: str, dtype: Any, number: Any) -> Any:
     unit = _MOMENT.fullmatch(dtype)
     if unit is None:
         raise ValueError("not a moment")
@@ -324,11 +324,11 @@ def _moment(unpacker: Unpacker, name: str, dtype: Any, number: Any) -> Any:
 
 def _decode_period(unpacker: Unpacker, body: Any) -> Any:
     pd = unpacker.imported("pandas", "pandas Period")
-    return pd.Period(ordinal=_int64(body[0]), freq=_period_freq(pd, decode_period(body[1])))
+    return pd.Period(ordinal=_int64(body[0]), freq=_make_period_freq(pd, decode_period(body[1])))
 
 
 @functools.lru_cache(maxsize=64)
-def _period_freq(pd: Any, text: str) -> Any:
+def _make_period_freq(pd: Any, text: str) -> Any:
     return pd.PeriodDtype(text).freq
 
 

@@ -192,6 +192,8 @@ def _parse(text: "Union[bytes, bytearray]") -> Header:
     return header
 
 
+# -- seals ----------------------------------------------------------------------------------------
+
 KEY_SIZE = 32
 CODE_SIZE = 16
 _LENGTH = struct.Struct(">I")
