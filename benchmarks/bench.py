@@ -2,11 +2,11 @@
 
     scripts/bench                 everything: about a quarter of an hour on two cores
     scripts/bench --quick         the same with few repetitions: two minutes
-    scripts/bench --publish       also into docs/ and the tables of the pages
+    scripts/bench --publish       also into docs/reports/ and the tables of the pages
 
 All who can do a kind of work take turns at it, so that a busy moment of the machine hits them
-alike; look at the ratios before the milliseconds. docs/benchmarks.md says what is measured, and how
-each of the others is configured.
+alike; look at the ratios before the milliseconds. docs/reports/benchmarks.md says what is
+measured, and how each of the others is configured.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rounds import QUICK, SLOW_TRIPS, Course, Scale
 
 from belljar.environment.environment import build
 
-DOCS = ROOT / "docs"
+REPORTS = ROOT / "docs" / "reports"
 # Seconds for every start: not part of a quick run, unless they are asked for by name.
 SLOW = (
     "belljar_docker",
@@ -46,7 +46,7 @@ SLOW = (
     "pandasai_docker",
     "smolagents_docker",
 )
-PAGES = (ROOT / "README.md", DOCS / "benchmarks.md")
+PAGES = (ROOT / "README.md", REPORTS / "benchmarks.md")
 WORKS = {
     "cold": "(a, b) from nothing to a first result with pandas; without and from a pool",
     "trip": "(c) 1+1 in a live session",
@@ -72,7 +72,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="JSON to stdout instead of tables")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", metavar="DIR")
     parser.add_argument("--name", help="of the files in DIR (the date and the hour)")
-    parser.add_argument("--publish", action="store_true", help="into docs/ and the pages, too")
+    parser.add_argument("--publish", action="store_true", help="into docs/reports/ too")
     parser.add_argument("--show", type=Path, metavar="FILE", help="tables of an earlier run")
     parser.add_argument("--list", action="store_true", help="the kinds of work, and who there is")
     given = parser.parse_args()
@@ -171,9 +171,9 @@ def write(run: dict[str, Any], plot: str, given: argparse.Namespace) -> None:
         subprocess.run([plot, "-P", script, str(made), str(picture)], check=True)
     print(f"written: {made} and beside it .md{' and .png' if plot else ''}", file=sys.stderr)
     if given.publish:
-        shutil.copy(made, DOCS / "benchmarks.json")
+        shutil.copy(made, REPORTS / "benchmarks.json")
         if plot:
-            shutil.copy(picture, DOCS / "benchmark.png")
+            shutil.copy(picture, REPORTS / "benchmark.png")
         publish(report.markdown(run))
 
 

@@ -1,7 +1,7 @@
 """How right the policy's rules are, and what they cost: precision, recall, shares denied, speed.
 
 `scripts/bench policy` measures, writes tests/security/policy_corpus/measured.json and the tables of
-docs/policy.md from it; `--show` only prints. Three corpora:
+docs/guide/policy.md from it; `--show` only prints. Three corpora:
 
 - risky: snippets written for it, with the rules that are right for each (policy_corpus)
 - benign: small programs written for it, labelled likewise (some do open a file)
@@ -33,7 +33,7 @@ from belljar.policy import PRESETS, RULES, Policy, Report
 ROOT = Path(__file__).resolve().parent.parent
 CORPUS = ROOT / "tests" / "security" / "policy_corpus"
 MEASURED = CORPUS / "measured.json"
-PAGE = ROOT / "docs" / "policy.md"
+PAGE = ROOT / "docs" / "guide" / "policy.md"
 LEFT_OUT = {"test", "tests", "idle_test", "lib2to3"}  # files that are broken on purpose
 LARGE = 200  # lines; below, the fixed cost of a check is most of it
 
@@ -167,7 +167,7 @@ def measure_real(step: int) -> dict[str, Any]:
 
 
 def tables(data: dict[str, Any]) -> dict[str, str]:
-    """The tables of docs/policy.md by the name of their marker."""
+    """The tables of docs/guide/policy.md by the name of their marker."""
     return {
         "verdicts": _verdict_table(data),
         "accuracy": _accuracy_table(data),
@@ -253,7 +253,7 @@ def written(page: str, made: dict[str, str]) -> str:
     for name, table in made.items():
         pattern = re.compile(rf"(<!-- {name}: [^>]*-->\n).*?(<!-- end of {name} -->)", re.DOTALL)
         if not pattern.search(page):
-            raise LookupError(f"docs/policy.md has no marker for {name}")
+            raise LookupError(f"docs/guide/policy.md has no marker for {name}")
         page = pattern.sub(lambda match, new=table: f"{match[1]}{new}\n{match[2]}", page)
     return page
 

@@ -21,6 +21,13 @@ COLUMNS = (
     ("one more, idle", "memory", "private"),
     ("output to a callback", "streaming", "writes"),
 )
+# The rows of the README: heading, work, what.
+ROWS = (
+    ("new sandbox to a first pandas result", "cold", "first result"),
+    ("`1+1` in a live session", "trip", "round trip"),
+    ("100 MB DataFrame in and out", "frames", "100 MB both"),
+    ("memory of one more idle sandbox", "memory", "private"),
+)
 Run = dict[str, Any]
 
 
@@ -115,6 +122,19 @@ def table_of_all(run: Run) -> str:
     return "\n".join(lines)
 
 
+def table_for_readme(run: Run) -> str:
+    """Belljar beside the reference of each row."""
+    figures = figures_of(run)
+    lines = ["| | Belljar | compared with |", "|---|--:|--:|"]
+    for heading, work, what in ROWS:
+        ours, other = figures.find(work, what, "belljar_native"), figures.reference(work, what)
+        if ours and other:
+            lines.append(
+                f"| {heading} | {ours.shown} | {other.shown}, {title_of(run, other.peer)} |"
+            )
+    return "\n".join(lines)
+
+
 def _cell(figures: Figures, peer: str, work: str, what: str) -> str:
     found = figures.find(work, what, peer)
     if found is None:
@@ -204,11 +224,12 @@ SECTIONS: dict[str, Callable[[Figures, Run], list[str]]] = {
 
 
 def markdown(run: Run) -> dict[str, str]:
-    """The texts between the markers of the pages: a short one, and all."""
+    """The texts between the markers of the pages: four rows, one table, and all."""
     figures = figures_of(run)
     stamp = f"{sentence(run['host'])}. {run['how']}"
     short = f"{table_of_all(run)}\n\n{stamp}"
     parts = [short]
     for heading, lines in SECTIONS.items():
         parts.append(f"### {heading}\n\n" + "\n".join(lines(figures, run)))
-    return {"benchmarks": short, "benchmark results": "\n\n".join(parts)}
+    all_parts = "\n\n".join(parts)
+    return {"speed": table_for_readme(run), "benchmarks": short, "benchmark results": all_parts}

@@ -32,7 +32,8 @@ ENVIRONMENT = "python"
 UNCACHED = "glibc.malloc.tcache_count=0"  # what threads keep is neither in use nor given back
 LATE = 900.0  # seconds after its time at which it is given up
 ROOT = Path(__file__).parents[1]
-OUT, PUBLISHED = ROOT / "benchmarks" / "results" / "soak.md", ROOT / "docs" / "soak.md"
+OUT = ROOT / "benchmarks" / "results" / "soak.md"
+PUBLISHED = ROOT / "docs" / "reports" / "soak.md"
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
@@ -47,7 +48,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, help="the report, in Markdown (benchmarks/results/)")
     parser.add_argument("--json", type=Path, default=None, help="default: beside the report")
-    parser.add_argument("--publish", action="store_true", help="the report is docs/soak.md")
+    parser.add_argument("--publish", action="store_true", help="the report is docs/reports/soak.md")
     parser.add_argument("--falsify", action="store_true", help=argparse.SUPPRESS)  # for the test
     parser.add_argument("--record", type=Path, default=None, help=argparse.SUPPRESS)  # the child
     given = parser.parse_args(words)

@@ -44,7 +44,7 @@ MARKERS = {
     "stress": "long; runs when BELLJAR_TEST_STRESS is set",
     "native_only(reason)": "what only the native backend has",
     "docker": "needs an engine: run with runc; with gVisor too if it asks for `backend`",
-    "not_gvisor(reason)": "what gVisor answers differently; each is a row in SECURITY.md",
+    "not_gvisor(reason)": "what gVisor answers differently; a row in docs/security/gvisor.md",
     "fresh": "needs a guest that no other test has used",
     "contract(*kinds)": "what these kinds of guests must keep: native, docker, gvisor; the rest of "
     "the tests runs natively by root only",

@@ -2,6 +2,7 @@
 #
 #   setup            makes .venv with the project (editable)
 #   setup_tools      and with what tests, checks and benchmarks need
+#   setup_docs       and with what builds the site
 #   uv_install ...   uv pip install, where pip's settings say
 #   say, die         progress on stderr; one sentence and out
 
@@ -92,7 +93,14 @@ setup() {
             die "The installation of the tools failed; the lines above say why."
         stamp >"$VENV/.belljar-tools"
     fi
+    if [ "${1-}" = docs ] && ! is_done docs; then
+        say "installing what builds the site into .venv"
+        uv_install "$VENV/bin/python" --group "$ROOT/pyproject.toml:docs" ||
+            die "The installation of mkdocs failed; the lines above say why."
+        stamp >"$VENV/.belljar-docs"
+    fi
     exec 9<&-
 }
 
 setup_tools() { setup tools; }
+setup_docs() { setup docs; }

@@ -12,7 +12,7 @@ import tokenize
 from pathlib import Path
 
 WORDS = re.compile(
-    r"\b(whoever|whomever|whosoever|nobody|somebody|anybody|shall|(?:is|are|was|were) none"
+    r"\b(whoever|whomever|whosoever|nobody|somebody|anybody|shall|(?:is|are|was|were) (?-i:none)"
     r"|of (?:ours|theirs)|for want of|anew|whereupon|thereby|lest|puts? out the light"
     r"|be(?:ing)? not|of its own accord|all the same|a stranger's|let go of)\b(?!')",
     re.IGNORECASE,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from belljar.backends.base import Whereabouts as Whereabouts
+from belljar.backends.base import Location as Whereabouts
 from belljar.limits import Limits
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import anyio
 import anyio._backends._asyncio
 
 from belljar.backends.auto import AutoBackend
-from belljar.backends.base import Backend, Host, Minded
+from belljar.backends.base import Backend, Host, Periodic
 from belljar.backends.native.backend import NativeBackend
 from belljar.errors import InvalidOption, StartError, unknown_option
 
@@ -64,7 +64,7 @@ class Runtime:
         self._making = threading.RLock()  # of backends, which may use this runtime meanwhile
         self._backends: dict[str, Backend] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._minded: list[Minded] = []
+        self._minded: list[Periodic] = []
         self._minding = False
         self._closed = threading.Event()
         self._ready: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -140,7 +140,7 @@ class Runtime:
 
     # -- the minder -------------------------------------------------------------------------
 
-    def mind(self, minded: Minded) -> None:
+    def mind(self, minded: Periodic) -> None:
         """Look at it ten times a second until it is stopped.
 
         In a thread of its own: what a look costs is up to the guest, and must not delay others.

@@ -134,7 +134,7 @@ def test_the_documents_yaml_is_read(load):
 
 def test_the_guide_has_the_whole_layout(load, monkeypatch):
     monkeypatch.delenv("STRATEGY_SECONDS", raising=False)
-    guide = DOCS / "coming-from-strategy-executor.md"
+    guide = DOCS / "compat" / "strategy-executor.md"
     block = re.search(r"^```yaml\n(.*?)^```$", guide.read_text(), re.MULTILINE | re.DOTALL)[1]
     assert load(block) == DockerConfig()
     for name in dataclasses.asdict(DockerConfig()):

@@ -773,7 +773,7 @@ def test_a_cancelled_creation_leaves_nothing(run_async, here):
 
 
 def test_the_pages_own_example_runs(here, backend, capsys):
-    page = DOCS / "coming-from-openmanus.md"
+    page = DOCS / "compat" / "openmanus.md"
     blocks = page.read_text().split("```python\n")[1:]
     for block in blocks:
         exec(compile(block.split("```")[0], page.name, "exec"), {"__name__": "__main__"})

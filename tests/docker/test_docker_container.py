@@ -22,7 +22,6 @@ from belljar import Docker, Limits, Mount, Sandbox, StartError
 from belljar.backends.docker import backend as backend_module
 from belljar.backends.docker import spec
 from belljar.backends.linux import seccomp
-from belljar.backends.native import zygote_client
 from bpf import run as simulate
 from bpf_profile import AUDIT, U64
 from bpf_shipped import MACHINE, NUMBERS, compiled
@@ -132,7 +131,7 @@ def test_set_id_bits_are_refused_where_the_host_could_see_them(tmp_path):
     with sandbox() as box:
         assert list(disagreements(box, calls)) == []
     with sandbox(mounts=[Mount(tmp_path, "/out", read_only=False)]) as box:
-        assert list(disagreements(box, calls, zygote_client.SET_ID)) == []
+        assert list(disagreements(box, calls, seccomp.SET_ID)) == []
 
 
 def test_programs_fall_back_from_calls_that_are_absent():

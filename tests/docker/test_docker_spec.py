@@ -12,8 +12,7 @@ from belljar import BackendUnavailable, Docker, InvalidOption, Limits, Mount
 from belljar.backends.base import GuestSpec
 from belljar.backends.docker import profile, spec
 from belljar.backends.docker.facts import Facts
-from belljar.backends.linux import seccomp
-from belljar.backends.native import plan, zygote_client
+from belljar.backends.linux import guest_view, identity, seccomp
 from belljar.environment.environment import builtin
 from belljar.protocol.messages import MAX_FILES
 from bpf import run as simulate
@@ -212,7 +211,7 @@ def test_drivers_find_their_devices():
 def test_each_guest_of_a_rootful_engine_has_a_uid_of_its_own():
     seen = {spec.pick_uid(FACTS) for _ in range(50)}
     assert len(seen) == 50
-    assert all(plan.UID_FIRST < uid < plan.UID_FIRST + plan.UID_COUNT for uid in seen)
+    assert all(identity.UID_FIRST < uid < identity.UID_FIRST + identity.UID_COUNT for uid in seen)
 
 
 @pytest.mark.parametrize("option", ["name=rootless", "name=userns"])
@@ -268,7 +267,7 @@ def test_resource_limits_are_those_of_native():
     _, host = made(limits=limits)
     given = {each["Name"]: each["Hard"] for each in host["Ulimits"]}
     assert all(each["Hard"] == each["Soft"] for each in host["Ulimits"])
-    native = {k.removeprefix("RLIMIT_").lower(): v for k, v in plan.rlimits(limits).items()}
+    native = {k.removeprefix("RLIMIT_").lower(): v for k, v in guest_view.rlimits(limits).items()}
     ours = {"nofile": MAX_FILES, "msgqueue": 0}
     assert given == {k: v for k, v in native.items() if k != "nproc"} | ours
 
@@ -466,7 +465,7 @@ def test_the_platform_goes_into_the_query():
 
 # --- the seccomp profile ---------------------------------------------------------------------
 
-WRITABLE_MOUNT, NO_CGROUP = zygote_client.SET_ID, zygote_client.HIDDEN_MEMORY
+WRITABLE_MOUNT, NO_CGROUP = seccomp.SET_ID, seccomp.HIDDEN_MEMORY
 DENIALS = {
     "plain": (),
     "writable mount": WRITABLE_MOUNT,

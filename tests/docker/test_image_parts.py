@@ -416,7 +416,7 @@ def test_environment_without_packages_has_no_dockerfile():
 
 
 def test_table_of_the_guide_has_each_setting_with_its_default():
-    text = (DOCS / "docker.md").read_text()
+    text = (DOCS / "guide" / "docker.md").read_text()
     table = text[text.index("| setting |") :].partition("\n\n")[0]
     rows = dict(re.findall(r"^\| `(\w+)` \| `(.*?)` \|", table, re.MULTILINE))
     assert rows == {each.name: repr(each.default) for each in dataclasses.fields(Docker)}

@@ -14,7 +14,7 @@ import pytest
 
 import census
 from belljar import AsyncSandbox, Outcome
-from belljar.backends import readable
+from belljar.backends import event_loop
 from belljar.guest import files, streams
 from belljar.guest.streams import MAX_LASTING, MAX_PASSING
 from belljar.protocol import wire
@@ -230,14 +230,14 @@ while not os.path.exists("enough"):
 def test_waiting_for_a_socket_ends_with_news_and_when_it_is_cancelled(loop):
     async def main():
         with anyio.move_on_after(0.02) as given_up:
-            await readable.wait(left)
+            await event_loop.wait_readable(left)
         assert given_up.cancelled_caught
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(readable.wait, left)
+            tasks.start_soon(event_loop.wait_readable, left)
             await anyio.sleep(0.02)
             right.send(b"x")
         with anyio.fail_after(10):
-            await readable.wait(left)  # it is there already
+            await event_loop.wait_readable(left)  # it is there already
 
     left, right = socket.socketpair()
     with left, right:

@@ -93,7 +93,7 @@ def test_every_task_has_no_power_and_the_filter(busy):
         state = status(pid, tid)
         assert {name: state.get(name) for name in golden} == golden, (pid, tid, state["Name"])
     if setting.COUNTED:
-        assert plan.UID_FIRST < int(uid) < plan.UID_FIRST + plan.UID_COUNT
+        assert identity.UID_FIRST < int(uid) < identity.UID_FIRST + identity.UID_COUNT
     else:
         assert int(uid) == os.getuid()
 
@@ -414,7 +414,7 @@ def test_init_is_out_of_the_workers_reach(busy):
     """Not dumpable: its files in /proc belong to the root of the zygote's user namespace, in a
     container to that of the engine's."""
     init, worker = init_of(busy), worker_of(busy)
-    owner = plan.UID_FIRST if ROOT else os.getuid()
+    owner = identity.UID_FIRST if ROOT else os.getuid()
     if setting.DOCKER:
         owner = 0
     assert os.stat(f"/proc/{init}/environ").st_uid == owner
@@ -549,7 +549,7 @@ def test_a_proc_of_another_pid_namespace_is_refused(backend):
         ([(0, 1000, 1)], False),  # unshare -Ur
         ([(0, 1000, 1), (1, 100000, 65536)], False),  # rootless Podman
         ([(0, 100000, 2**31)], True),  # uids enough for a range of our own
-        ([(0, 0, plan.UID_FIRST), (plan.UID_FIRST, 0, 5)], False),
+        ([(0, 0, identity.UID_FIRST), (identity.UID_FIRST, 0, 5)], False),
     ],
 )
 def test_guests_have_uids_of_their_own_where_the_range_is_mapped(mapped, enough):

@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 
 import bpf_libseccomp
 from belljar.backends.linux import seccomp
-from belljar.backends.native import zygote_client
 from bpf import run as simulate
 from bpf_profile import (
     ALLOW,
@@ -213,7 +212,7 @@ def test_huge_pages_which_no_cgroup_counts_are_refused():
 
 def test_without_a_cgroup_no_page_can_be_held_outside_of_a_process():
     shared_anonymous, validated, private, file = 0x21, 0x23, 0x22, 0x01
-    deny = zygote_client.HIDDEN_MEMORY
+    deny = seccomp.HIDDEN_MEMORY
     assert verdict("mmap", 0, 4096, 3, shared_anonymous, deny=deny) == EPERM
     assert verdict("mmap", 0, 4096, 3, validated, deny=deny) == EPERM
     assert verdict("mmap", 0, 4096, 3, private, deny=deny) == ALLOW

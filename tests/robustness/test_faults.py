@@ -2,7 +2,7 @@
 
 The steps are system calls, counted by strace. Here are those that once failed, or would do most
 harm; `scripts/faults` walks all of them. None may hang, leave anything, or say what is not so.
-docs/faults.md has the table.
+docs/reports/faults.md has the table.
 """
 
 import concurrent.futures

@@ -1,7 +1,7 @@
 """The machine below a sandbox, broken on purpose: stopped processes, groups that vanish, clocks
 that jump, caches that are read-only, full or gone, and a host that runs out of what it needs.
 
-docs/faults.md has the table of all faults, these and those that are tested elsewhere.
+docs/reports/faults.md has the table of all faults, these and those that are tested elsewhere.
 """
 
 import contextlib

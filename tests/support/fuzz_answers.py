@@ -22,7 +22,7 @@ from unittest import mock
 import anyio
 
 import fuzzing
-from belljar.backends.base import Reading
+from belljar.backends.base import UsageSample
 from belljar.backends.native.guest import SocketStream
 from belljar.errors import SandboxError
 from belljar.files import workspace
@@ -54,7 +54,7 @@ class Guest:
         self.stream = stream
 
     async def reading(self, *, from_now=False):
-        return Reading(cpu=None, peak_memory=None, memory_kills=0)
+        return UsageSample(cpu=None, peak_memory=None, memory_kills=0)
 
     def kill(self):
         self.stream.socket.shutdown(socket.SHUT_RDWR)

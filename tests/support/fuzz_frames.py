@@ -18,7 +18,7 @@ import struct
 import anyio
 
 import fuzzing
-from belljar.backends.base import Reading
+from belljar.backends.base import UsageSample
 from belljar.backends.native.guest import SocketStream
 from belljar.errors import GuestLost, ProtocolError
 from belljar.functions.registry import HostFunction, Registry
@@ -110,7 +110,7 @@ class Guest:
     killed = False
 
     async def reading(self, *, from_now=False):
-        return Reading(cpu=None, peak_memory=None, memory_kills=0)
+        return UsageSample(cpu=None, peak_memory=None, memory_kills=0)
 
     def kill(self):
         self.killed = True

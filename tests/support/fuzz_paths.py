@@ -17,7 +17,7 @@ from pathlib import Path
 
 import fuzzing
 from belljar import record
-from belljar.backends import mounts, workdir
+from belljar.backends import mounts
 from belljar.backends.linux import safe_dir
 from belljar.backends.linux.safe_dir import Beneath, Incoming
 from belljar.errors import SandboxError
@@ -67,7 +67,7 @@ def _mounts(field, names, data):
             made = mounts.Mount(f"{field.inner}/{name}", other)
             mounts.check_mounts([made])
         with contextlib.suppress(SandboxError):
-            workdir.check(name)
+            mounts.check_workdir(name)
 
 
 def _beneath(field, names, data):

@@ -17,7 +17,7 @@ from pathlib import Path
 import census
 import oracles
 import setting
-from belljar.backends.native import plan
+from belljar.backends.linux import guest_view, identity
 from golden_mounts import mount_table
 
 _CAPABILITIES = (
@@ -48,9 +48,9 @@ def read(path):
 
 def who_is(number, guest):
     """`guest`: the number that this guest has, which counts if it is nobody else's."""
-    if number == guest and plan.UID_FIRST < number < plan.UID_FIRST + plan.UID_COUNT:
+    if number == guest and identity.UID_FIRST < number < identity.UID_FIRST + identity.UID_COUNT:
         return "guest"
-    if number == plan.UID_FIRST:
+    if number == identity.UID_FIRST:
         return "zygote"
     if number in (os.getuid(), os.getgid()) and number:
         return "caller"
@@ -95,7 +95,7 @@ def environment(text):
     if oracles.ENVIRONMENT_SECRET in text:
         return {"THE CANARY": "is there"}
     found = dict(word.partition("=")[::2] for word in text.split("\0") if word)
-    if found.get("LD_LIBRARY_PATH") == f"{plan.GUEST_PYTHON_PREFIX}/lib":
+    if found.get("LD_LIBRARY_PATH") == f"{guest_view.GUEST_PYTHON_PREFIX}/lib":
         del found["LD_LIBRARY_PATH"]
     return dict(sorted(found.items()))
 

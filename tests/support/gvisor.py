@@ -1,4 +1,4 @@
-"""Why tests are left out with gVisor: each of these is a row of the table in SECURITY.md."""
+"""Why tests are left out with gVisor: each is a row in docs/security/gvisor.md."""
 
 import pytest
 

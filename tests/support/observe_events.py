@@ -1,7 +1,7 @@
 """Events as a sandbox tells them, made by hand: for tests of who listens, without a guest."""
 
 from belljar import events
-from belljar.backends.base import Whereabouts
+from belljar.backends.base import Location
 from belljar.limits import Limits
 from belljar.results.execution import (
     Call,
@@ -64,7 +64,7 @@ def started(*, of=None, pid=None):
         subject=of or subject(),
         seconds=0.1,
         stages={"start": 0.09, "workspace": 0.01},
-        whereabouts=Whereabouts(pid=pid),
+        whereabouts=Location(pid=pid),
     )
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar import limits as limits_module
-from belljar.backends import setup
+from belljar.backends import base
 from belljar.backends.base import GuestSpec
 from belljar.backends.isolation import Layer
 from belljar.environment.environment import Environment
@@ -249,7 +249,7 @@ def check(state, *, strict=None, **given):
     )
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        setup.check_limits(spec, [layer], "this host")
+        base.check_limits(spec, [layer], "this host")
     return [str(each.message) for each in said]
 
 

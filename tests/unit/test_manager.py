@@ -717,7 +717,7 @@ def test_async_with_of_the_blocking_one_gives_the_other(loop, factory):
 
 
 def test_the_guide_lists_every_method_with_its_signature():
-    guide = (DOCS / "manager.md").read_text()
+    guide = (DOCS / "guide" / "manager.md").read_text()
     listing = " ".join(re.search(r"^```text\n(create\(.*?)^```$", guide, re.M | re.S)[1].split())
     for name in (name for name in dir(SandboxManager) if not name.startswith("_")):
         _, *parameters = inspect.signature(getattr(SandboxManager, name)).parameters.values()

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from belljar import InvalidOption
-from belljar.backends.base import Reading
+from belljar.backends.base import UsageSample
 from belljar.errors import SandboxClosed
 from belljar.limits import Limits
 from belljar.observe import enable
@@ -28,7 +28,7 @@ class Fake:
         if self.error is not None:
             raise self.error
         self.cpu += 1.0
-        return Reading(
+        return UsageSample(
             cpu=self.cpu, peak_memory=2000, memory_kills=0, memory=int(self.cpu), processes=3
         )
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from belljar.backends.base import Reading
+from belljar.backends.base import UsageSample
 from belljar.errors import GuestLost, ProtocolError, SandboxError
 from belljar.guest import init
 from belljar.limits import Limits
@@ -141,7 +141,7 @@ class FakeGuest:
         self.killed = False
 
     async def reading(self, *, from_now=False):
-        return Reading(cpu=None, peak_memory=None, memory_kills=0)
+        return UsageSample(cpu=None, peak_memory=None, memory_kills=0)
 
     def kill(self):
         self.killed = True

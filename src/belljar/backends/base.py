@@ -6,16 +6,19 @@ guest program, the same on every backend.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Protocol
 
 from belljar.backends.docker.settings import Docker
-from belljar.backends.isolation import Isolation
-from belljar.backends.mounts import Mount
-from belljar.backends.workdir import WORKSPACE
+from belljar.backends.isolation import Isolation, Layer
+from belljar.backends.mounts import WORKSPACE, Mount
 from belljar.environment.environment import Environment
+from belljar.errors import LimitNotEnforceable
 from belljar.limits import Limits
+from belljar.protocol import wire
+from belljar.protocol.messages import MAX_FILES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,20 +39,25 @@ class GuestSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
-    """What a guest has used so far, as the host sees it; None: this host cannot tell."""
+class UsageSample:
+    """What a guest has used so far, measured by the host; None: this host cannot tell."""
 
     cpu: float | None  # seconds
     peak_memory: int | None  # bytes
-    memory_kills: int  # processes ended for want of memory
+    memory_kills: int  # processes that were killed because memory was used up
     # At this very moment, if that was asked for:
     memory: int | None = None  # bytes
     processes: int | None = None  # threads are counted too where a cgroup counts
 
+    def completed_by(self, other: UsageSample) -> UsageSample:
+        """Take from another reading what this one could not tell."""
+        known = {name: value for name, value in asdict(self).items() if value is not None}
+        return replace(other, **known)
+
 
 @dataclass(frozen=True, kw_only=True)
-class Whereabouts:
-    """Where on this host a guest can be seen, by those who look at it from another process."""
+class Location:
+    """Where other processes of this host can find a guest."""
 
     pid: int | None = None  # of its PID 1; None: it is on another machine
     cgroups: tuple[str, ...] = ()  # directories of its control groups
@@ -66,16 +74,16 @@ class Stream(Protocol):
         """Some bytes; b"" when the guest is gone."""
 
     async def send(self, data: bytes, fd: int = -1) -> None:
-        """All of it, with a descriptor if there is one, which is given away. Raises OSError when
-        the guest is gone. What is not sent when this is cancelled goes before what is sent next:
-        half a frame would garble all that follow. Any number at once."""
+        """Send all of it, with a descriptor if given, which is closed here. Raises OSError when the
+        guest is gone. If this is cancelled, the rest goes out before the next send:
+        half a frame would corrupt the stream. Several sends may run at once."""
 
     def take_fd(self) -> int:
         """The next descriptor that came with what was received; the caller closes it. Raises
-        WireError if there is none. Called for each frame that speaks of one."""
+        WireError if none came. Called for each frame that announces one."""
 
     def ended(self) -> bool:
-        """Whether the guest is known to be gone, without waiting. Asked before each request."""
+        """True if the guest is known to be gone; does not wait. Called before each request."""
 
 
 class Guest(Protocol):
@@ -88,11 +96,11 @@ class Guest(Protocol):
     def isolation(self) -> Isolation: ...
 
     @property
-    def whereabouts(self) -> Whereabouts: ...
+    def whereabouts(self) -> Location: ...
 
-    async def reading(self, *, from_now: bool = False, now: bool = False) -> Reading:
-        """Called by the sandbox around each cell, and by who asks what it uses. `from_now` lets
-        the peak count anew; `now` tells also what is used at this moment."""
+    async def reading(self, *, from_now: bool = False, now: bool = False) -> UsageSample:
+        """Called by the sandbox around each cell, and by its usage(). `from_now` resets the peak;
+        `now` adds what is used at this moment."""
 
     def kill(self) -> None:
         """End every process of the guest at once. Called at any time, also twice."""
@@ -101,11 +109,11 @@ class Guest(Protocol):
         """kill(), and leave nothing behind. Called once for each guest, also after its death."""
 
     def discard(self) -> None:
-        """kill(), and let go of it without waiting. Called for a sandbox nobody closed."""
+        """kill() without waiting for the end. Called for a sandbox that was never closed."""
 
 
-class Minded(Protocol):
-    """Something that wants to be looked at regularly, until it says it is `stopped`."""
+class Periodic(Protocol):
+    """An object whose look() is called regularly, until it is `stopped`."""
 
     stopped: bool
 
@@ -119,8 +127,8 @@ class Host(Protocol):
     def submit(self, function: Callable[[], Coroutine[None, None, None]]) -> None:
         """Run a task on the runtime's own thread, which lives as long as the process."""
 
-    def mind(self, minded: Minded) -> None:
-        """Look at it from now on."""
+    def mind(self, minded: Periodic) -> None:
+        """Call its look() from now on."""
 
 
 class Backend(Protocol):
@@ -137,4 +145,64 @@ class Backend(Protocol):
         """End every guest. Called once, by the runtime at its end; blocks until they are gone."""
 
     def abandon(self) -> None:
-        """Let go of everything without ending it. Called in a fork of the host process."""
+        """Close our copies, end nothing. Called in a fork of the host process."""
+
+
+ONE_RESULT = 8  # times the output limit that one result may take: pictures are large
+
+
+def init_settings(limits: Limits, *, share: bool) -> dict[str, object]:
+    """What init is told of the limits. `share`: values may be passed as shared memory, which a
+    memory cgroup must count."""
+    return {
+        "output": limits.output,
+        "open_files": limits.open_files,
+        "result": min(ONE_RESULT * limits.output, limits.memory // 8, wire.MAX_PAYLOAD),
+        "values": limits.memory,
+        "share": share,
+    }
+
+
+def check_limits(spec: GuestSpec, kept: Iterable[Layer], where: str) -> None:
+    """Refuse or warn about limits that `where` (this host, this engine) cannot enforce.
+
+    With `strict=True` every one is refused. By default one that the caller set is refused if
+    nothing at all keeps it; best effort is accepted with a warning, which Python shows once.
+    """
+    for layer in kept:
+        if layer.state == "enforced" or spec.strict is False:
+            continue
+        asked = layer.name in spec.limits.explicit
+        why = f"{where} cannot enforce the limit {layer.name}: {layer.detail}"
+        if spec.strict or (asked and layer.state == "absent"):
+            hint = "strict=False starts without it"
+            raise LimitNotEnforceable(why, hint=f"{layer.remedy}; {hint}" if layer.remedy else hint)
+        if asked:
+            message = f"{why}. It is best effort; strict=True refuses to start"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+def limit_open_files(spec: GuestSpec, kept: Iterable[Layer], most: int | None) -> tuple[Layer, ...]:
+    """How limits are kept, with the number of open files that init can give the code.
+
+    `most`: the hard limit of init as seen from outside (None: unknown or unlimited), which it
+    cannot raise. A larger limit is refused if the caller is strict; else it is lowered, with a
+    warning.
+    """
+    asked, holds = spec.limits.open_files, min(MAX_FILES, most or MAX_FILES)
+    if asked <= holds:
+        return tuple(kept)
+    why = f"open_files={asked} is more than a sandbox can have on this host, which is {holds}"
+    remedy = (
+        "raise the hard limit (ulimit -Hn, LimitNOFILE= of a service), or ask for less"
+        if holds < MAX_FILES
+        else f"ask for {MAX_FILES} at most"
+    )
+    if spec.strict:
+        raise LimitNotEnforceable(why, hint=remedy)
+    warnings.warn(f"{why}; {remedy}", RuntimeWarning, stacklevel=2)
+    detail = f"RLIMIT_NOFILE for each process, {holds}; {asked} were asked for"
+    return tuple(
+        replace(layer, detail=detail, remedy=remedy) if layer.name == "open_files" else layer
+        for layer in kept
+    )

@@ -2,12 +2,13 @@
 
 A sandbox may be made under one event loop and used under another, also of another kind (asyncio,
 trio): a blocking Sandbox in trio's code, or two calls of asyncio.run(). Under two at the same time
-it cannot be used, as nothing would wake the one when the other is done: that is an error.
+it cannot be used, because neither would wake the other: that is an error.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import anyio
 
@@ -15,7 +16,7 @@ from belljar.errors import SandboxError
 
 
 def here() -> object:
-    """The event loop that runs this code: an object to compare."""
+    """The running event loop, as an object to compare."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -32,8 +33,8 @@ def in_use_elsewhere() -> SandboxError:
 
 
 class Lock:
-    """An anyio.Lock of the event loop that uses it. anyio's own stays with the kind of loop under
-    which it was made or first used, and fails under another with an error of that loop's."""
+    """An anyio.Lock that moves to the event loop that uses it. anyio's own lock stays with the kind
+    of loop that first used it, and fails under another."""
 
     def __init__(self) -> None:
         self._loop: object | None = None
@@ -53,3 +54,31 @@ class Lock:
     async def __aexit__(self, *exception: object) -> None:
         assert self._lock is not None
         self._lock.release()
+
+
+async def wait_readable(sock: socket.socket) -> None:
+    """Like anyio.wait_readable, for a descriptor with one waiter. Under asyncio it skips the turn
+    of the loop that anyio takes first."""
+    if not _in_asyncio_task():
+        await anyio.wait_readable(sock)
+        return
+    loop, number = asyncio.get_running_loop(), sock.fileno()
+    news: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(number, _wake, news)
+    try:
+        await news
+    finally:
+        loop.remove_reader(number)
+
+
+def _in_asyncio_task() -> bool:
+    """False under trio, also when trio runs as a guest of asyncio's loop."""
+    try:
+        return asyncio.current_task() is not None
+    except RuntimeError:
+        return False
+
+
+def _wake(news: asyncio.Future[None]) -> None:
+    if not news.done():
+        news.set_result(None)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from belljar.backends.mounts import Mount
 from belljar.text import printable
 
 State = Literal["enforced", "best-effort", "absent"]
@@ -64,3 +66,18 @@ class Isolation:
         from belljar.results import display
 
         return display.isolation_table(self)
+
+
+def describe_mounts(mounts: Iterable[Mount]) -> tuple[Layer, ...]:
+    """What the caller has let in. Nothing bounds what is written to a writable one."""
+    return tuple(
+        Layer(
+            name=f"mount {mount.guest}",
+            state="enforced" if mount.read_only else "best-effort",
+            detail=f"{mount.host}, read-only"
+            if mount.read_only
+            else f"{mount.host}, writable; how much is written there is not limited",
+            remedy=None if mount.read_only else "mount it read-only, or use `workspace`",
+        )
+        for mount in mounts
+    )

@@ -13,6 +13,7 @@ import stat
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from belljar.backends.linux import identity
 from belljar.errors import InvalidOption
 
 MAX_MOUNTS = 32
@@ -59,8 +60,8 @@ class Mount:
     no limit of the sandbox's bounds how much that is. A mount shares what is in it, also sockets
     on which programs of the host listen.
 
-    A sandbox with mounts starts as slowly as the first one of its Environment does: the packages
-    are imported anew for it.
+    A sandbox with mounts starts as slowly as the first one of its Environment: the packages are
+    imported again for it.
     """
 
     host: str  # resolved: absolute, without links
@@ -210,9 +211,7 @@ def _kernel_mount(path: str) -> str | None:
 
 
 def _check_readable(mount: Mount) -> None:
-    """As root, a guest has a uid of nobody's: it may do what everybody may."""
-    from belljar.backends.linux import identity  # not above: it is made of plans with mounts
-
+    """As root, a guest has an unused uid: it may read what every user may."""
     bits = (0o5 if mount.kind == "dir" else 0o4) | (0 if mount.read_only else 0o2)
     if identity.has_uid_for_each():
         allowed = stat.S_IMODE(os.stat(mount.host).st_mode) & bits == bits
@@ -224,3 +223,25 @@ def _check_readable(mount: Mount) -> None:
     if not allowed:
         verb = "read" if mount.read_only else "read and write"
         raise InvalidOption(f"the sandbox could not {verb} {mount.host!r}", hint=hint)
+
+
+WORKSPACE = "/workspace"
+
+
+def check_workdir(given: object, mounts: Iterable[Mount] = ()) -> str:
+    """As the option of a sandbox: an absolute path where nothing else is."""
+    if given == WORKSPACE:
+        return WORKSPACE
+    try:
+        path = guest_path(given)
+    except InvalidOption:
+        raise InvalidOption(
+            f"the workspace cannot be at {given!r}",
+            hint="workdir is an absolute path such as /sandbox, where the sandbox has nothing else",
+        ) from None
+    for mount in mounts:
+        if below(mount.guest, path) or below(path, mount.guest):
+            raise InvalidOption(
+                f"a mount and the workspace are in one place: {mount.guest!r} and {path!r}"
+            )
+    return path

@@ -21,8 +21,8 @@ FORMATS = ("text", "json", "html")
 _DESCRIPTION = """\
 Release hostile programs into sandboxes on this machine, row by row of the threat list, and judge
 each from outside: canaries, /proc, control groups, listeners, what is left. For most rows a control
-runs the same program where nothing stops it, and must be seen. Takes minutes; docs/conformance.md
-tells how to read the report.
+runs the same program where nothing stops it, and must be seen. Takes minutes. How to
+read the report: docs/reports/conformance.md.
 """
 _EPILOG = """\
 exit codes:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from belljar.backends.workdir import WORKSPACE
+from belljar.backends.mounts import WORKSPACE
 from belljar.errors import InvalidOption
 from belljar.limits import RULES, Rule, format_size
 

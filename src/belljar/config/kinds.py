@@ -172,9 +172,9 @@ def mounts(value: object, base: Path) -> object:
 
 
 def workdir(value: object, base: Path) -> object:
-    from belljar.backends.workdir import check
+    from belljar.backends.mounts import check_workdir
 
-    return check(value)
+    return check_workdir(value)
 
 
 def managed(name: str) -> Check:

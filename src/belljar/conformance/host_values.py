@@ -7,7 +7,7 @@ import ctypes
 import re
 from pathlib import Path
 
-from belljar.backends.native import plan
+from belljar.backends.linux import identity
 from belljar.conformance.setting import NOBODY
 
 _FILES = (
@@ -45,7 +45,7 @@ def _first_words(path: str) -> list[str]:
 
 def is_of_a_guest(uid: int) -> bool:
     """Or of a control, if root runs this."""
-    return uid == NOBODY or plan.UID_FIRST <= uid < plan.UID_FIRST + plan.UID_COUNT
+    return uid == NOBODY or identity.UID_FIRST <= uid < identity.UID_FIRST + identity.UID_COUNT
 
 
 def sysv() -> frozenset[tuple[str, int]]:

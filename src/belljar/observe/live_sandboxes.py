@@ -17,7 +17,7 @@ from typing import Literal, Self
 
 import anyio
 
-from belljar.backends.base import Reading
+from belljar.backends.base import UsageSample
 from belljar.backends.docker import owner as labels
 from belljar.backends.docker import usage
 from belljar.backends.docker.client import endpoint
@@ -133,7 +133,7 @@ class Sightings:
             processes=reading.processes,
         )
 
-    async def _read(self, note: Note) -> Reading | None:
+    async def _read(self, note: Note) -> UsageSample | None:
         if note.pid is None:
             return await _by_engine(note)
         if not is_there(note):
@@ -219,7 +219,7 @@ def _engine(note: Note) -> Engine | None:
     return None
 
 
-async def _by_engine(note: Note) -> Reading | None:
+async def _by_engine(note: Note) -> UsageSample | None:
     engine = _engine(note)
     if engine is None or note.container is None:
         return None

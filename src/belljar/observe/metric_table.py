@@ -88,7 +88,7 @@ def known_errors() -> frozenset[str]:
 
 
 def reference() -> str:
-    """The table of docs/observability.md."""
+    """The table of the reference page, in Markdown."""
     rows = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
     for metric in METRICS:
         labels = ", ".join(f"`{label}`" for label in metric.labels)

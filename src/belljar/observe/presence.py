@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterator, Mapping
 
 from belljar import events
-from belljar.backends.base import Whereabouts
+from belljar.backends.base import Location
 from belljar.backends.docker.owner import Owner
 from belljar.errors import SandboxError
 from belljar.observe import runtime_directory
@@ -162,7 +162,7 @@ def _owner_fields() -> dict[str, int | str]:
     }
 
 
-def _encode(subject: events.Subject, seen: Whereabouts, owned: Mapping[str, int | str]) -> bytes:
+def _encode(subject: events.Subject, seen: Location, owned: Mapping[str, int | str]) -> bytes:
     metadata = {
         key[:MAX_TEXT]: value[:MAX_TEXT]
         for key, value in list(subject.metadata.items())[:MAX_METADATA]

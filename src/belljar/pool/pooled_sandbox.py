@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Self
 
-from belljar.backends.base import Guest, GuestSpec, Reading, Stream, Whereabouts
+from belljar.backends.base import Guest, GuestSpec, Location, Stream, UsageSample
 from belljar.backends.isolation import Isolation
 from belljar.errors import GuestLost
 from belljar.sandbox.sandbox import AsyncSandbox
@@ -89,10 +89,10 @@ class LeasedGuest:
         return self._guest.isolation
 
     @property
-    def whereabouts(self) -> Whereabouts:
+    def whereabouts(self) -> Location:
         return self._guest.whereabouts
 
-    async def reading(self, *, from_now: bool = False, now: bool = False) -> Reading:
+    async def reading(self, *, from_now: bool = False, now: bool = False) -> UsageSample:
         return await self._guest.reading(from_now=from_now, now=now)
 
     def kill(self) -> None:

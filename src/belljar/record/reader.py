@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, NoReturn
 
-from belljar.backends.workdir import WORKSPACE
+from belljar.backends.mounts import WORKSPACE
 from belljar.errors import InvalidOption
 from belljar.limits import RULES, Limits
 from belljar.record.format import FORMAT, MAX_LINE, MAX_RECORD, VERSION

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from belljar import __version__
-from belljar.backends.workdir import WORKSPACE
+from belljar.backends.mounts import WORKSPACE
 from belljar.environment.environment import Environment
 from belljar.errors import FileError, InvalidOption
 from belljar.files.script import Script

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypeVa
 import anyio
 
 from belljar import runtime
-from belljar.backends.base import Reading, Whereabouts
+from belljar.backends.base import Location, UsageSample
 from belljar.backends.docker.settings import Docker
 from belljar.backends.isolation import Isolation
-from belljar.backends.mounts import Mount
-from belljar.backends.workdir import WORKSPACE
+from belljar.backends.mounts import WORKSPACE, Mount
 from belljar.environment.environment import Environment
 from belljar.errors import InvalidOption, suggests
 from belljar.files.api import AsyncFiles, FileInfo, GuestPath
@@ -402,7 +401,7 @@ class Sandbox:
         return self._sandbox.alive
 
     @property
-    def whereabouts(self) -> Whereabouts | None:
+    def whereabouts(self) -> Location | None:
         """Where its guest can be seen from outside; None while it has none."""
         return self._sandbox.whereabouts
 
@@ -529,7 +528,7 @@ class Sandbox:
         """Raise KeyboardInterrupt in the running cell; nothing happens if none is running."""
         return wait(self._sandbox.interrupt)
 
-    def usage(self) -> Reading:
+    def usage(self) -> UsageSample:
         """What it has used so far, and uses at this moment, as seen from outside.
 
         None stands for what this host cannot tell, and for a sandbox that was not started.

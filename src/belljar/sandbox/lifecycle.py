@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self
 import anyio
 
 from belljar import events, runtime
-from belljar.backends.base import Guest, GuestSpec, Reading, Whereabouts
+from belljar.backends.base import Guest, GuestSpec, Location, UsageSample
 from belljar.backends.event_loop import Lock
 from belljar.backends.isolation import Isolation
 from belljar.backends.mounts import Scratch
@@ -121,7 +121,7 @@ class Life:
         return self.busy > 0 or self._turn.locked() or self._starting.locked()
 
     @property
-    def whereabouts(self) -> Whereabouts | None:
+    def whereabouts(self) -> Location | None:
         """Where its guest can be seen from outside; None while it has none."""
         return None if self._place is None else self._place.guest.whereabouts
 
@@ -310,14 +310,14 @@ class Life:
         seconds = time.monotonic() - self._made
         events.tell(events.Ended(subject=subject, reason=self._ended or "", seconds=seconds))
 
-    async def usage(self) -> Reading:
+    async def usage(self) -> UsageSample:
         """What it has used so far, and uses at this moment, as seen from outside.
 
         None stands for what this host cannot tell, and for a sandbox that was not started.
         """
         self._check_usable()
         if self._place is None:
-            return Reading(cpu=None, peak_memory=None, memory_kills=0)
+            return UsageSample(cpu=None, peak_memory=None, memory_kills=0)
         return await self._place.guest.reading(now=True)
 
     async def restart(self) -> None:

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from belljar import runtime
-from belljar.backends import workdir as workdirs
+from belljar.backends import mounts as workdirs
 from belljar.backends.docker import settings
 from belljar.backends.docker.settings import Docker
 from belljar.backends.mounts import Mount, Scratch, check_mounts
@@ -135,7 +135,7 @@ def make(
         functions=MappingProxyType(coerce(functions or {})),
         workspace=kept,
         session=None if session is None else sessions.check_name(session),
-        workdir=workdirs.check(workdir, mounted),
+        workdir=workdirs.check_workdir(workdir, mounted),
         mounts=mounted,
         noexec=noexec or docker.noexec,
         record=recorded,

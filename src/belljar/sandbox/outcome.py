@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from belljar.backends import setup
+from belljar.backends import base
 from belljar.errors import CannotTravel, ExecutionError
 from belljar.limits import Limits, format_size
 from belljar.results.execution import Execution, Outcome, Result
@@ -100,7 +100,7 @@ async def _value(run: Run, main: Result | None, limits: Limits) -> tuple[object,
 
 def _longest(limits: Limits) -> int:
     """Bytes of a value that nobody asked for: the number that the worker was given."""
-    most = setup.of(limits, share=False)["result"]
+    most = base.init_settings(limits, share=False)["result"]
     assert isinstance(most, int)
     return most
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import anyio
 
-from belljar.backends.base import Guest, Reading
+from belljar.backends.base import Guest, UsageSample
 from belljar.errors import ProtocolError
 from belljar.files.script import Input, Script
 from belljar.functions.registry import Registry
@@ -417,10 +417,10 @@ class Run:
 
     # -- the verdict ------------------------------------------------------------------------
 
-    async def after(self) -> Reading:
+    async def after(self) -> UsageSample:
         return await self._guest.reading()
 
-    def usage(self, after: Reading) -> Usage:
+    def usage(self, after: UsageSample) -> Usage:
         cpu = None
         if after.cpu is not None and self._before.cpu is not None:
             cpu = max(after.cpu - self._before.cpu, 0.0)
@@ -431,7 +431,7 @@ class Run:
             output_bytes=self.output_bytes,
         )
 
-    def memory_kills(self, after: Reading) -> int:
+    def memory_kills(self, after: UsageSample) -> int:
         return after.memory_kills - self._before.memory_kills
 
     def logs(self) -> Logs:

@@ -17,8 +17,7 @@ import anyio
 
 from belljar import events
 from belljar.backends.docker.settings import Docker
-from belljar.backends.mounts import Mount
-from belljar.backends.workdir import WORKSPACE
+from belljar.backends.mounts import WORKSPACE, Mount
 from belljar.environment.environment import Environment
 from belljar.errors import (
     CannotTravel,

@@ -81,7 +81,7 @@ def test_the_sandbox_of_the_page_on_privacy_and_security(backend, answer_with, d
     assert response.value == "Ada earns 900"
 
 
-GUIDE = DOCS / "coming-from-pandasai.md"
+GUIDE = DOCS / "compat" / "pandasai.md"
 
 
 def test_the_example_of_the_guide(backend, answer_with, capsys):

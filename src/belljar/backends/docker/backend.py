@@ -18,7 +18,7 @@ from typing import Any
 
 import anyio
 
-from belljar.backends import bundle, setup
+from belljar.backends import base, bundle
 from belljar.backends.base import Guest, GuestSpec, Host
 from belljar.backends.docker import (
     detached,
@@ -41,9 +41,8 @@ from belljar.backends.docker.images import resolve
 from belljar.backends.docker.images.resolve import Image
 from belljar.backends.docker.settings import Docker
 from belljar.backends.docker.stream import AttachedStream
-from belljar.backends.isolation import Isolation, Layer
-from belljar.backends.native.layers import mounted
-from belljar.backends.native.plan import PATH, VARIABLES
+from belljar.backends.isolation import Isolation, Layer, describe_mounts
+from belljar.backends.linux.guest_view import PATH, VARIABLES
 from belljar.errors import InvalidOption, StartError
 from belljar.protocol import wire
 from belljar.text import printable
@@ -228,9 +227,11 @@ class DockerBackend:
                 local = guest.meet(int(inspected["State"].get("Pid") or 0))
                 pid = guest.pid if local else 0
                 measured = layers.measured(pid, inspected, facts, asked=asked)
-                limits = setup.with_files(asked, limits, layers.most_files(pid, inspected, facts))
+                limits = base.limit_open_files(
+                    asked, limits, layers.most_files(pid, inspected, facts)
+                )
             guest.isolation = Isolation(
-                backend=self.name, layers=(*measured, *mounted(asked.mounts)), limits=limits
+                backend=self.name, layers=(*measured, *describe_mounts(asked.mounts)), limits=limits
             )
             if said.get("skipped"):
                 log.info("not in the image, and so not preloaded: %s", _words(said, "skipped"))
@@ -248,7 +249,7 @@ class DockerBackend:
         """Start it, and send its program meanwhile; what it says when it is ready."""
         config = {
             "setup": {
-                **setup.of(asked.limits, share=False),
+                **base.init_settings(asked.limits, share=False),
                 "workspace": asked.workdir,
                 "data": None,
                 "archive_size": asked.limits.workspace,
@@ -386,7 +387,7 @@ def _variables(made: Image) -> dict[str, str]:
 
 def _insist(asked: GuestSpec, facts: Facts, warnings: list[str]) -> tuple[Layer, ...]:
     kept = spec.kept(asked.limits, facts, warnings, runtime=asked.docker.runtime)
-    setup.check_limits(asked, kept, "this engine")
+    base.check_limits(asked, kept, "this engine")
     return kept
 
 

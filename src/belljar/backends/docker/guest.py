@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import anyio
 
-from belljar.backends.base import Host, Reading, Whereabouts
+from belljar.backends.base import Host, Location, UsageSample
 from belljar.backends.docker import detached, usage
 from belljar.backends.docker.client.engine import Engine, EngineError
 from belljar.backends.docker.stream import AttachedStream
@@ -65,15 +65,15 @@ class DockerGuest:
         return True
 
     @property
-    def whereabouts(self) -> Whereabouts:
-        return Whereabouts(
+    def whereabouts(self) -> Location:
+        return Location(
             pid=self.pid or None,
             cgroups=self._local.paths if self._local is not None else (),
             container=self.container,
             engine=str(self._engine.endpoint),
         )
 
-    async def reading(self, *, from_now: bool = False, now: bool = False) -> Reading:
+    async def reading(self, *, from_now: bool = False, now: bool = False) -> UsageSample:
         if self._local is not None:
             seen = self._local.read(from_now=from_now, now=now)
             gone = self._local.gone

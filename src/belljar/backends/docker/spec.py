@@ -20,10 +20,9 @@ from belljar.backends.docker import profile, user_name
 from belljar.backends.docker.enforcement import kept
 from belljar.backends.docker.facts import Facts, own_kernel
 from belljar.backends.docker.settings import Docker, parse_device
-from belljar.backends.linux.seccomp import Rule
+from belljar.backends.linux import guest_view, identity
+from belljar.backends.linux.seccomp import HIDDEN_MEMORY, SET_ID, Rule
 from belljar.backends.mounts import Mount
-from belljar.backends.native import plan
-from belljar.backends.native.zygote_client import HIDDEN_MEMORY, SET_ID
 from belljar.errors import BackendUnavailable, InvalidOption, nearest
 from belljar.limits import Limits
 from belljar.protocol.messages import MAX_FILES
@@ -125,7 +124,7 @@ def pick_uid(facts: Facts, mounts: Iterable[Mount] = ()) -> int:
         return USER_ID
     if any(mounts) and os.geteuid() != 0:
         return os.geteuid()
-    return plan.UID_FIRST + random.SystemRandom().randrange(1, plan.UID_COUNT)
+    return identity.UID_FIRST + random.SystemRandom().randrange(1, identity.UID_COUNT)
 
 
 def _group(uid: int) -> int:
@@ -248,7 +247,8 @@ def _ulimits(limits: Limits, facts: Facts) -> dict[str, int]:
     sets a million where it is told nothing, and may not be allowed to.
     """
     wanted = {
-        name.removeprefix("RLIMIT_").lower(): value for name, value in plan.rlimits(limits).items()
+        name.removeprefix("RLIMIT_").lower(): value
+        for name, value in guest_view.rlimits(limits).items()
     }
     wanted["nofile"] = MAX_FILES
     wanted["msgqueue"] = 0  # message queues: in native they are out of reach too

@@ -14,10 +14,10 @@ from typing import Any
 
 import anyio
 
-from belljar.backends.base import Reading
+from belljar.backends.base import UsageSample
 from belljar.backends.docker.client.engine import Engine, EngineError, proper
 from belljar.backends.linux.cgroup import plan
-from belljar.backends.linux.cgroup.meters import Meters
+from belljar.backends.linux.cgroup.group import Meters
 
 TIMEOUT = 5.0
 MOST_KILLS = 10_000
@@ -53,7 +53,7 @@ class Local:
 
     def __init__(self, meters: Meters) -> None:
         self._meters = meters
-        self._last = Reading(cpu=None, peak_memory=None, memory_kills=0)
+        self._last = UsageSample(cpu=None, peak_memory=None, memory_kills=0)
         self._counts_kills = False  # as some kernels do not
         self.gone = False  # with its control group
 
@@ -61,19 +61,18 @@ class Local:
     def paths(self) -> tuple[str, ...]:
         return self._meters.paths
 
-    def read(self, *, from_now: bool, now: bool = False) -> Reading:
+    def read(self, *, from_now: bool, now: bool = False) -> UsageSample:
         if from_now:
             self._meters.reset_peak()
-        cpu, peak = self._meters.cpu_seconds(), self._meters.memory_peak()
-        kills = self._meters.oom_kills()
+        cpu, peak, kills = self._meters.read("cpu", "peak", "oom_kills")
         # The engine removes one hierarchy after the other: a part that is missing is the end.
         self.gone = cpu is None or (kills is None and self._counts_kills)
         self._counts_kills = self._counts_kills or kills is not None
-        if not self.gone:
-            self._last = Reading(cpu=cpu, peak_memory=peak, memory_kills=kills or 0)
+        if cpu is not None and not self.gone:
+            self._last = UsageSample(cpu=cpu / 1e9, peak_memory=peak, memory_kills=kills or 0)
         if not now or self.gone:
             return self._last
-        memory, tasks = self._meters.memory_current(), self._meters.tasks()
+        memory, tasks = self._meters.read("current", "tasks")
         return replace(self._last, memory=memory, processes=tasks)
 
     def close(self) -> None:
@@ -90,7 +89,7 @@ class Remote:
         self._seen: set[str] = set()
         self.gone = False
 
-    async def read(self) -> Reading:
+    async def read(self) -> UsageSample:
         cpu, peak, current, tasks = None, None, None, None
         path = f"/containers/{self._container}/stats"
         try:
@@ -106,7 +105,7 @@ class Remote:
             peak = _whole(stats, "memory_stats", "max_usage") or current
             tasks = _whole(stats, "pids_stats", "current")
         await self._count_kills()
-        return Reading(
+        return UsageSample(
             cpu=cpu,
             peak_memory=peak,
             memory_kills=len(self._seen),

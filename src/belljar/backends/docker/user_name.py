@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from belljar.backends.linux import etc
+from belljar.backends.linux import guest_view
 
 TARGET = "/etc/passwd"
 _NAME = re.compile(r"belljar-passwd-([1-9][0-9]{0,9})-\w+")
@@ -29,7 +29,7 @@ def passwd_file(uid: int) -> Iterator[str]:
     try:
         with open(descriptor, "w") as file:
             os.fchmod(file.fileno(), 0o644)
-            file.write(etc.passwd(uid))
+            file.write(guest_view.passwd(uid))
         yield path
     finally:
         with contextlib.suppress(FileNotFoundError):

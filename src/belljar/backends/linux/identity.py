@@ -10,8 +10,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from belljar.backends.native import plan
 from belljar.errors import BackendUnavailable
+
+# As root, each guest gets a host uid of its own from a range that neither distributions nor
+# systemd (whose containers end at 0x6fffffff) hand out.
+UID_FIRST = 0x7000_0000
+UID_COUNT = 0x0FFD_0000
 
 Map = list[tuple[int, int, int]]  # first uid here, first uid in the namespace above, how many
 
@@ -40,8 +44,8 @@ def has_uid_for_each() -> bool:
 
 
 def covers_range(mapped: Map) -> bool:
-    last = plan.UID_FIRST + plan.UID_COUNT
-    return any(first <= plan.UID_FIRST and first + count >= last for first, _, count in mapped)
+    last = UID_FIRST + UID_COUNT
+    return any(first <= UID_FIRST and first + count >= last for first, _, count in mapped)
 
 
 def uid_above() -> int | None:

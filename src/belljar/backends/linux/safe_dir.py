@@ -2,7 +2,7 @@
 
 What comes out of a sandbox was named by the guest, so no path of it is ever resolved as a whole:
 each component is opened by itself, below the one before, and must not be a link. A file is
-written under a name of ours and then renamed, so that nobody ever sees half of one.
+written under a temporary name and then renamed, so that no reader sees half of one.
 
 This is what openat2 with RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS does, on every kernel.
 """
@@ -204,7 +204,7 @@ class Beneath:
 
 
 class Incoming:
-    """A file that is being written under a name of ours: kept by commit(), else gone."""
+    """A file that is written under a temporary name: commit() keeps it, else it is removed."""
 
     def __init__(self, beneath: Beneath, path: str) -> None:
         parent, self._name = split(path)
@@ -304,7 +304,7 @@ def is_file_name(name: object) -> TypeGuard[str]:
 
 
 def fits(path: str) -> bool:
-    """Whether a path is one that is carried: not nested deeper than anybody means to."""
+    """True if the path is copied: not nested deeper than the limit."""
     return path.count("/") < MAX_DEPTH and len(os.fsencode(path)) <= MAX_PATH
 
 

@@ -1,7 +1,7 @@
 """The seccomp filter: seccomp.json, in Docker's profile format, made into classic BPF.
 
 The same file is handed to Docker, where libseccomp compiles it. Both must mean the same, so a
-profile is read strictly, and what libseccomp would resolve in a way nobody sees is an error here:
+profile is read strictly, and what libseccomp would resolve silently is an error here:
 
 * two entries for one system call with different actions must be provably disjoint;
 * an unconditional entry must be the only one for its system call (libseccomp drops the others);
@@ -17,8 +17,9 @@ This file is pure: loading the filter into the kernel is done elsewhere.
 from __future__ import annotations
 
 import json
+import os
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -334,3 +335,44 @@ def _search(code: _Code, runs: list[tuple[int, int]]) -> int:
     middle = len(runs) // 2
     above = _search(code, runs[middle:])
     return code.branch(_JGE, runs[middle][0], above, _search(code, runs[:middle]))
+
+
+# Pages that can be held without being in any process's memory; refused where no cgroup counts
+# them. mmap: MAP_SHARED and MAP_ANONYMOUS together.
+HIDDEN_MEMORY = (
+    "memfd_create",
+    "shmget",
+    Rule(
+        names=("mmap",),
+        action=ERRNO | EPERM,
+        conditions=(Condition(index=3, op="MASKED_EQ", mask=0x21, value=0x21),),
+    ),
+)
+
+
+_TMPFILE = 0o20000000  # the bit of O_TMPFILE that O_DIRECTORY has not
+
+
+def _refuse(names: Sequence[str], mode: int, flags: int | None = None) -> Iterator[Rule]:
+    """Refuse calls that set a set-id bit: `mode` is the index of the mode argument; `flags` is the
+    index of the argument that says whether a file is created."""
+    action = ERRNO | EPERM
+    for bit in (0o4000, 0o2000):
+        has_bit = Condition(index=mode, op="MASKED_EQ", mask=bit, value=bit)
+        if flags is None:
+            yield Rule(names=tuple(names), action=action, conditions=(has_bit,))
+            continue
+        for made in (os.O_CREAT, _TMPFILE):
+            makes = Condition(index=flags, op="MASKED_EQ", mask=made, value=made)
+            yield Rule(names=tuple(names), action=action, conditions=(has_bit, makes))
+
+
+# For guests with a writable mount: files they make there must not run with the owner's rights.
+# (The guest's mounts are nosuid, the host's view of the same files is not.)
+SET_ID = (
+    *_refuse(["chmod", "fchmod", "creat", "mknod"], mode=1),
+    *_refuse(["fchmodat", "fchmodat2", "mknodat"], mode=2),
+    *_refuse(["open"], mode=2, flags=1),
+    *_refuse(["openat"], mode=3, flags=2),
+    "openat2",  # its mode is behind a pointer
+)

@@ -12,10 +12,10 @@ import threading
 import anyio
 import anyio.to_thread
 
-from belljar.backends import setup
+from belljar.backends import base, isolation
 from belljar.backends.base import Guest, GuestSpec, Host
 from belljar.backends.isolation import Isolation
-from belljar.backends.linux import cgroup, identity, posture
+from belljar.backends.linux import cgroup, guest_view, identity, posture
 from belljar.backends.linux.cgroup import Cgroup
 from belljar.backends.mounts import Mount
 from belljar.backends.native import layers, plan
@@ -63,7 +63,7 @@ class NativeBackend:
         try:
             return await self._start(spec, zygote)
         except (ZygoteGone, Stillborn):
-            # Somebody may have killed the zygote (the kernel, out of memory): once more.
+            # The zygote may have been killed, for example out of memory: try once with a new one.
             if not await anyio.to_thread.run_sync(zygote.died):
                 raise
         return await self._start(spec, await self._zygote(_key(spec)))
@@ -98,7 +98,7 @@ class NativeBackend:
                         if zygote.alive:
                             zygote.users += 1
                             return zygote
-                        zygote.close()  # somebody killed it
+                        zygote.close()  # it was killed
                     started = None
                 if started is None:
                     started = self._zygotes[key] = concurrent.futures.Future()
@@ -125,8 +125,8 @@ class NativeBackend:
             started.set_result(zygote)
 
     def _let_go(self, key: Key, zygote: Zygote) -> None:
-        """A guest with mounts has gone. Others will hardly want the same mounts, so the zygote
-        goes with its last guest. Blocks until it has."""
+        """Release a guest with mounts. Other sandboxes hardly have the same mounts, so the zygote
+        is closed with its last guest. Blocks until it has ended."""
         with self._lock:
             zygote.users -= 1
             started = self._zygotes.get(key)
@@ -158,7 +158,7 @@ class NativeBackend:
     def _make_cgroup(self, spec: GuestSpec, zygote: Zygote) -> Cgroup | None:
         limits = spec.limits
         if not zygote.cgroups.controllers:
-            setup.check_limits(spec, zygote.kept(limits, frozenset()), "this host")
+            base.check_limits(spec, zygote.kept(limits, frozenset()), "this host")
             return None
         try:
             # One more process for init.
@@ -170,7 +170,7 @@ class NativeBackend:
                 raise
             raise ZygoteGone("the zygote is gone, and its scope with it") from error
         try:
-            setup.check_limits(spec, zygote.kept(limits, group.enforced), "this host")
+            base.check_limits(spec, zygote.kept(limits, group.enforced), "this host")
         except BaseException:
             group.remove()
             raise
@@ -207,8 +207,8 @@ class NativeBackend:
             seen = posture.read(pid)
             posture.check(seen, root=zygote.root)
             kept = zygote.kept(spec.limits, in_cgroup)
-            limits = setup.with_files(spec, kept, posture.most_files(pid))
-            measured = (*layers.measured(seen, said), *layers.mounted(spec.mounts))
+            limits = base.limit_open_files(spec, kept, posture.most_files(pid))
+            measured = (*layers.measured(seen, said), *isolation.describe_mounts(spec.mounts))
             guest.isolation = Isolation(backend=self.name, layers=measured, limits=limits)
             if "memory" not in in_cgroup:
                 self._host.mind(guest.watchdog)
@@ -227,11 +227,11 @@ def _request(spec: GuestSpec, zygote: Zygote, in_cgroup: frozenset[str]) -> dict
         "noexec": spec.noexec,
         "workspace": limits.workspace,
         "tmp": limits.tmp,
-        # What a guest shares with the host is counted by its cgroup, or by nobody.
-        **setup.of(limits, share="memory" in in_cgroup),
+        # Memory that a guest shares with the host is counted only by a memory cgroup.
+        **base.init_settings(limits, share="memory" in in_cgroup),
         "data": None if "memory" in in_cgroup else zygote.baseline + limits.memory,
         "meminfo": plan.meminfo(limits.memory),
-        "rlimits": plan.rlimits(limits),
+        "rlimits": guest_view.rlimits(limits),
         "affinity": []
         if "cpus" in in_cgroup
         else plan.affinity(limits.cpus, os.sched_getaffinity(0)),

@@ -13,7 +13,6 @@ import struct
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ..linux import syscalls as sys_
-from . import landlock
 
 INSIDE_ID = 1000  # uid and gid the code sees
 _TMPFS = sys_.MS_NOSUID | sys_.MS_NODEV
@@ -44,7 +43,7 @@ def confine(spec: Dict[str, Any], join: List[int]) -> Dict[str, Any]:
         ("capabilities", _drop_capabilities),
         ("limits", lambda: _set_limits(spec["rlimits"])),
         ("cpus", lambda: _set_affinity(spec["affinity"])),
-        ("landlock", lambda: facts.update(landlock=landlock.restrict(*_writable(spec, facts)))),
+        ("landlock", lambda: facts.update(landlock=restrict_files(*_writable(spec, facts)))),
         # Last: it takes away most calls used above.
         ("seccomp", lambda: sys_.seccomp_filter(spec["seccomp"])),
         ("dumpable", lambda: sys_.prctl(sys_.PR_SET_DUMPABLE, 0)),
@@ -76,7 +75,7 @@ def _enter_namespaces() -> None:
 
 
 def _loopback_up() -> None:
-    """Servers and clients inside the sandbox may talk to each other, and to nobody else."""
+    """Bring up loopback, by which programs inside the sandbox may talk to each other."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         request = struct.pack("16sh22x", b"lo", 1)  # IFF_UP
         fcntl.ioctl(any_socket, 0x8914, request)  # SIOCSIFFLAGS
@@ -247,3 +246,54 @@ def probe() -> List[str]:
 def _connect() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.connect(("192.0.2.1", 9))
+
+
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
+_ALL_V1 = (1 << 13) - 1
+_REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
+_READ = _EXECUTE | _READ_FILE | _READ_DIR
+_ON_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
+_SCOPE_ABSTRACT_SOCKETS, _SCOPE_SIGNALS = 1, 2
+
+
+def landlock_rights(abi: int) -> int:
+    rights = _ALL_V1
+    for since, right in ((2, _REFER), (3, _TRUNCATE), (5, _IOCTL_DEV)):
+        if abi >= since:
+            rights |= right
+    return rights
+
+
+def restrict_files(writable: List[str], devices: List[str]) -> int:
+    """Apply to this process for good; the version applied, 0 where the kernel has none."""
+    abi = sys_.landlock_abi()
+    if abi == 0:
+        return 0
+    rights = landlock_rights(abi)
+    fields = [rights]
+    if abi >= 4:
+        fields.append(0)  # TCP: the network namespace has only its own loopback
+    if abi >= 6:
+        fields.append(_SCOPE_ABSTRACT_SOCKETS | _SCOPE_SIGNALS)
+    ruleset = sys_.landlock_create_ruleset(fields)
+    try:
+        _allow_path(ruleset, "/", _READ & rights)
+        # /proc: kernel files decide for themselves; /proc/self/oom_score_adj and comm are the
+        # sandbox's own business, everything that is the host's is masked.
+        _allow_path(ruleset, "/proc", (_READ | _WRITE_FILE | _TRUNCATE) & rights)
+        for path in writable:
+            _allow_path(ruleset, path, rights)
+        for path in devices:
+            _allow_path(ruleset, path, _ON_FILES & rights)
+        sys_.landlock_restrict_self(ruleset)
+    finally:
+        os.close(ruleset)
+    return abi
+
+
+def _allow_path(ruleset: int, path: str, rights: int) -> None:
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        sys_.landlock_allow(ruleset, fd, rights)
+    finally:
+        os.close(fd)

@@ -15,8 +15,8 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from belljar.backends import readable
-from belljar.backends.base import Reading, Whereabouts
+from belljar.backends import event_loop
+from belljar.backends.base import Location, UsageSample
 from belljar.backends.event_loop import Lock
 from belljar.backends.isolation import Isolation
 from belljar.backends.linux.cgroup import Cgroup
@@ -57,7 +57,7 @@ class SocketStream:
                 data = self._inbox.receive(self.socket)
             except BlockingIOError:
                 self._unpaused = 0
-                await readable.wait(self.socket)
+                await event_loop.wait_readable(self.socket)
             except OSError:
                 return b""  # it is gone, or can be read no more (no memory): of no use then
             else:
@@ -115,29 +115,28 @@ class NativeGuest:
         self.watchdog = watchdog.Watchdog(pid, memory)
 
     @property
-    def whereabouts(self) -> Whereabouts:
+    def whereabouts(self) -> Location:
         paths = self._cgroup.paths if self._cgroup is not None else ()
-        return Whereabouts(pid=self.pid, cgroups=tuple(paths))
+        return Location(pid=self.pid, cgroups=tuple(paths))
 
-    async def reading(self, *, from_now: bool = False, now: bool = False) -> Reading:
+    async def reading(self, *, from_now: bool = False, now: bool = False) -> UsageSample:
         if self._cgroup is None:
             return self.watchdog.reading(from_now=from_now, now=now)
         if from_now:
             self._cgroup.reset_peak()
-        cpu, peak = self._cgroup.cpu_seconds(), self._cgroup.memory_peak()
-        lacking = None in (cpu, peak)
-        memory = tasks = None
-        if now:
-            memory, tasks = self._cgroup.memory_current(), self._cgroup.tasks()
-            lacking = lacking or None in (memory, tasks)
-        fallback = self.watchdog.reading(from_now=from_now, now=now) if lacking else None
-        return Reading(
-            cpu=cpu if fallback is None or cpu is not None else fallback.cpu,
-            peak_memory=peak if fallback is None or peak is not None else fallback.peak_memory,
-            memory_kills=(self._cgroup.oom_kills() or 0) + self.watchdog.kills,
-            memory=memory if fallback is None or memory is not None else fallback.memory,
-            processes=tasks if fallback is None or tasks is not None else fallback.processes,
+        wanted = ("cpu", "peak", "oom_kills", *(("current", "tasks") if now else ()))
+        cpu, peak, kills, *current = self._cgroup.read(*wanted)
+        memory, tasks = current or (None, None)
+        seen = UsageSample(
+            cpu=None if cpu is None else cpu / 1e9,
+            peak_memory=peak,
+            memory_kills=(kills or 0) + self.watchdog.kills,
+            memory=memory,
+            processes=tasks,
         )
+        if None in (cpu, peak, *current):
+            return seen.completed_by(self.watchdog.reading(from_now=from_now, now=now))
+        return seen
 
     def kill(self) -> None:
         with self._signalling:

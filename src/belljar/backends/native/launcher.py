@@ -37,8 +37,8 @@ def main(config: Dict[str, Any]) -> NoReturn:
         if config["scope"] and not control.recv(1):  # sent when this process is in its scope
             os._exit(0)
         if config["root"]:
-            # Sources below directories only root may enter must be bound before the user
-            # namespace, in which root is nobody.
+            # Sources below directories that only root may enter must be bound first: in the user
+            # namespace root has no rights on them.
             step = "mount namespace"
             sys_.unshare(sys_.CLONE_NEWNS)
             step = "root file system"
@@ -62,7 +62,7 @@ def main(config: Dict[str, Any]) -> NoReturn:
 
 
 def _write_maps(pid: int, config: Dict[str, Any]) -> None:
-    """As root: a range of host uids nobody uses, one for each guest. Else: the one uid we are."""
+    """As root: a range of unused host uids, one for each guest. Else: our own uid alone."""
     proc = f"{rootfs.OLD}/proc/{pid}" if config["root"] else f"/proc/{pid}"
     if not config["root"]:
         _write(f"{proc}/setgroups", "deny")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from belljar.backends.isolation import Layer, State
 from belljar.backends.linux import identity, posture
-from belljar.backends.mounts import Mount
 from belljar.limits import Limits, format_size
 
 _DELEGATE = (
@@ -107,21 +106,6 @@ def kept(
                 ("idle", limits.idle),
             )
         ),
-    )
-
-
-def mounted(mounts: Iterable[Mount]) -> tuple[Layer, ...]:
-    """What the caller has let in. Nothing bounds what is written to a writable one."""
-    return tuple(
-        Layer(
-            name=f"mount {mount.guest}",
-            state="enforced" if mount.read_only else "best-effort",
-            detail=f"{mount.host}, read-only"
-            if mount.read_only
-            else f"{mount.host}, writable; how much is written there is not limited",
-            remedy=None if mount.read_only else "mount it read-only, or use `workspace`",
-        )
-        for mount in mounts
     )
 
 

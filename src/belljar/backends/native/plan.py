@@ -12,21 +12,11 @@ import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from belljar.backends.linux import etc
-from belljar.backends.mounts import Mount
-from belljar.backends.workdir import WORKSPACE
+from belljar.backends.linux import guest_view, identity
+from belljar.backends.mounts import WORKSPACE, Mount
 from belljar.environment.interpreter import Interpreter, guest_python
-from belljar.limits import Limits
 
 Step = list[object]
-
-GUEST_ENV = "/opt/env"
-GUEST_PYTHON_PREFIX = "/opt/python"
-
-# As root, each guest gets a host uid of its own from a range that neither distributions nor
-# systemd (whose containers end at 0x6fffffff) hand out.
-UID_FIRST = 0x7000_0000
-UID_COUNT = 0x0FFD_0000
 
 _SYSTEM = ("/usr/bin", "/usr/sbin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec")
 _SYSTEM_DATA = ("/usr/share", "/usr/include")
@@ -56,7 +46,7 @@ def root_steps(
         *_skeleton(directories),
         *_system(),
         *_interpreter(interpreter),
-        ["bind", str(environment), GUEST_ENV, "dir"],
+        ["bind", str(environment), guest_view.GUEST_ENV, "dir"],
         *_etc(),
         *_devices(),
         *_mounts(mounts),
@@ -100,9 +90,9 @@ def _interpreter(interpreter: Interpreter) -> Iterator[Step]:
     """An interpreter outside /usr appears at a fixed place: its own may be somebody's home."""
     if interpreter.prefix == "/usr":
         return
-    yield ["dir", f"{GUEST_PYTHON_PREFIX}/bin"]
+    yield ["dir", f"{guest_view.GUEST_PYTHON_PREFIX}/bin"]
     yield ["bind", interpreter.executable, guest_python(interpreter), "file"]
-    libraries = f"{GUEST_PYTHON_PREFIX}/lib"
+    libraries = f"{guest_view.GUEST_PYTHON_PREFIX}/lib"
     name = "python{}.{}".format(*interpreter.version)
     if interpreter.prefix == "/usr/local":
         # Other software lives there too: only what is Python's.
@@ -116,7 +106,7 @@ def _interpreter(interpreter: Interpreter) -> Iterator[Step]:
 
 
 def _etc() -> Iterator[Step]:
-    for name, text in etc.FILES.items():
+    for name, text in guest_view.FILES.items():
         yield ["file", f"/etc/{name}", text]
     if os.path.exists("/usr/share/zoneinfo/UTC"):
         yield ["symlink", "/usr/share/zoneinfo/UTC", "/etc/localtime"]
@@ -151,7 +141,7 @@ def _mounts(mounts: Iterable[Mount]) -> Iterator[Step]:
 
 def pick_uid(root: bool) -> int:
     """In the zygote's user namespace: one of many as root, else the only one there is."""
-    return random.SystemRandom().randrange(1, UID_COUNT) if root else 0
+    return random.SystemRandom().randrange(1, identity.UID_COUNT) if root else 0
 
 
 def writable(mounts: Iterable[Mount]) -> dict[str, object]:
@@ -160,21 +150,6 @@ def writable(mounts: Iterable[Mount]) -> dict[str, object]:
     return {
         "writable": [mount.guest for mount in open_ones if mount.kind == "dir"],
         "writable_files": [mount.guest for mount in open_ones if mount.kind == "file"],
-    }
-
-
-def rlimits(limits: Limits) -> dict[str, int]:
-    """Of all processes of a guest. Open files and memory are for the code only, not for init."""
-    return {
-        # Not 0, which does not stop a core_pattern that pipes to a program; 1 stops both.
-        "RLIMIT_CORE": 1,
-        "RLIMIT_NPROC": limits.processes + 1,  # and init
-        "RLIMIT_MSGQUEUE": 819200,
-        "RLIMIT_MEMLOCK": 65536,
-        "RLIMIT_SIGPENDING": 1024,
-        "RLIMIT_RTPRIO": 0,
-        "RLIMIT_NICE": 0,
-        "RLIMIT_FSIZE": max(limits.workspace, limits.tmp),
     }
 
 
@@ -195,33 +170,9 @@ def meminfo(memory: int) -> str:
     return "".join(f"{name + ':':<16}{value:>8} kB\n" for name, value in rows.items())
 
 
-# What a guest's environment holds, beside PATH and what the caller adds.
-VARIABLES = {
-    "HOME": "/tmp",
-    "USER": "sandbox",
-    "LOGNAME": "sandbox",
-    "SHELL": "/bin/sh",
-    "TMPDIR": "/tmp",
-    "LANG": "C.UTF-8",
-    "TZ": "UTC",
-    "TERM": "dumb",
-    "PYTHONUNBUFFERED": "1",
-    "PYTHONDONTWRITEBYTECODE": "1",
-    "MPLBACKEND": "Agg",
-    "MPLCONFIGDIR": "/tmp/.matplotlib",
-    # One thread each: more cannot survive the fork that makes a guest.
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "NUMEXPR_NUM_THREADS": "1",
-    "JE_ARROW_MALLOC_CONF": "background_thread:false",
-}
-PATH = f"{GUEST_ENV}/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
-
-
 def environment_variables(interpreter: Interpreter) -> dict[str, str]:
     """All a guest's environment holds, but for what the caller adds."""
-    variables = {"PATH": PATH, **VARIABLES}
+    variables = {"PATH": guest_view.PATH, **guest_view.VARIABLES}
     if interpreter.shared and interpreter.prefix != "/usr":
-        variables["LD_LIBRARY_PATH"] = f"{GUEST_PYTHON_PREFIX}/lib"
+        variables["LD_LIBRARY_PATH"] = f"{guest_view.GUEST_PYTHON_PREFIX}/lib"
     return variables

@@ -45,7 +45,7 @@ def build(steps: list[Step]) -> None:
 
 
 def enter() -> None:
-    """Make NEW the root, with a /proc of this pid namespace, and let go of the host's root.
+    """Make NEW the root, with a /proc of this pid namespace, and unmount the host's root.
 
     The bind onto itself makes a mount that belongs to this user namespace: those it inherited
     are locked and could not become the root.
@@ -88,7 +88,7 @@ def _bind(source: str, target: str, kind: str) -> None:
 
 
 def _mount(source: str, target: str, kind: str, read_only: bool, same: list[int]) -> None:
-    """What the caller wants to be seen. Somebody may have put a link there since it was checked,
+    """A mount of the caller's. A link may have been put there since it was checked,
     so each component is opened by itself, and what is bound is what was opened."""
     fd = _open_beneath(OLD, source)
     try:

@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 
-from belljar.backends.base import Reading
+from belljar.backends.base import UsageSample
 
 _TICK = os.sysconf("SC_CLK_TCK")
 
@@ -51,7 +51,7 @@ class Watchdog:
         adjusted = int(_words(f"/proc/{pid}/oom_score_adj", 0)) / 1000
         return shares[pid] + self._memory * adjusted
 
-    def reading(self, *, from_now: bool = False, now: bool = False) -> Reading:
+    def reading(self, *, from_now: bool = False, now: bool = False) -> UsageSample:
         pids = processes(self._init)
         workers = [pid for pid in pids if pid != self._init]
         if from_now:
@@ -61,7 +61,7 @@ class Watchdog:
         else:
             self._peak = max(self._peak, sum(map(_peak, workers)))
         cpu = sum(map(_cpu, pids))
-        return Reading(
+        return UsageSample(
             cpu=cpu,
             peak_memory=self._peak,
             memory_kills=self.kills,

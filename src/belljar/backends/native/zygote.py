@@ -43,7 +43,7 @@ def main(config: Dict[str, Any]) -> NoReturn:
         # A fork copies one thread only; locks the others held would stay locked for ever.
         _say(control, {"failed": "threads", "message": f"{threads - 1} threads are running"})
         os._exit(1)
-    # Once, for all guests: libraries let go of what a fork must not share, descriptors above all.
+    # Once, for all guests: libraries drop what forks must not share, descriptors above all.
     sys_.run_fork_hooks()
     config["seccomp"] = base64.b64decode(config["seccomp"])
     own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
@@ -69,9 +69,9 @@ def _preload(modules: List[str], warmup: str) -> None:
 
 # -- memory that forks share ----------------------------------------------------------------
 #
-# To fork and to end a process takes time for each page of its own: twice for every guest, init
-# and worker. Huge pages are few. But one that is written to in a fork is small pages again there,
-# so what will be written shall lie together. Nothing here is needed, and nothing fails.
+# Forking and ending a process takes time for each of its pages: twice for every guest, for init
+# and worker. Huge pages are few. A fork that writes to one gets small pages instead, so memory that
+# will be written to is kept together. All of this is optional: a failure changes nothing else.
 
 RESERVED = 48 * 1024 * 1024  # bytes for what is imported; about what pandas and matplotlib take
 LARGEST_BLOCK = 512  # of Python's own allocator; what is larger is malloc's, and together anyway
@@ -153,7 +153,7 @@ def _receive(control: socket.socket) -> Tuple[Dict[str, Any], List[int]]:
 def _fork_guest(
     config: Dict[str, Any], request: Dict[str, Any], fds: List[int], own_pids: int
 ) -> None:
-    """The next child is PID 1 of a new pid namespace; the one after it shall not be."""
+    """Make the next child PID 1 of a new pid namespace, and only that one."""
     try:
         if len(fds) != request["descriptors"]:  # those there was no number left for do not come
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

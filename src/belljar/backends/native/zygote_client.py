@@ -19,11 +19,10 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from belljar.backends import bundle
-from belljar.backends.linux import cgroup, identity, seccomp
+from belljar.backends.linux import cgroup, guest_view, identity, seccomp
 from belljar.backends.linux.cgroup import Cgroups, scope
-from belljar.backends.mounts import Mount
+from belljar.backends.mounts import WORKSPACE, Mount
 from belljar.backends.native import layers, plan
-from belljar.backends.workdir import WORKSPACE
 from belljar.environment.environment import Built
 from belljar.errors import BackendUnavailable, InvalidOption, SandboxError, StartError
 
@@ -31,47 +30,6 @@ CLOSE_TIMEOUT = 10.0
 DEATH_TIMEOUT = 30.0  # for the parent of one that has ended to notice
 MAX_REQUEST = 65536
 START_TIMEOUT = 120.0  # imports of large packages on a cold disk
-
-
-# Pages that can be held without being in any process's memory; refused where no cgroup counts
-# them. mmap: MAP_SHARED and MAP_ANONYMOUS together.
-HIDDEN_MEMORY = (
-    "memfd_create",
-    "shmget",
-    seccomp.Rule(
-        names=("mmap",),
-        action=seccomp.ERRNO | seccomp.EPERM,
-        conditions=(seccomp.Condition(index=3, op="MASKED_EQ", mask=0x21, value=0x21),),
-    ),
-)
-
-
-_TMPFILE = 0o20000000  # the bit of O_TMPFILE that O_DIRECTORY has not
-
-
-def _refuse(names: Sequence[str], mode: int, flags: int | None = None) -> Iterator[seccomp.Rule]:
-    """A file with one of the set-id bits: `mode` is the number of that argument; `flags` of the
-    one that says whether a file is made."""
-    action = seccomp.ERRNO | seccomp.EPERM
-    for bit in (0o4000, 0o2000):
-        has_bit = seccomp.Condition(index=mode, op="MASKED_EQ", mask=bit, value=bit)
-        if flags is None:
-            yield seccomp.Rule(names=tuple(names), action=action, conditions=(has_bit,))
-            continue
-        for made in (os.O_CREAT, _TMPFILE):
-            makes = seccomp.Condition(index=flags, op="MASKED_EQ", mask=made, value=made)
-            yield seccomp.Rule(names=tuple(names), action=action, conditions=(has_bit, makes))
-
-
-# Where a guest may write to a directory of the host: what it makes there shall not run with the
-# rights of its owner. (The guest's own mounts are nosuid, the host's view of them is not.)
-SET_ID = (
-    *_refuse(["chmod", "fchmod", "creat", "mknod"], mode=1),
-    *_refuse(["fchmodat", "fchmodat2", "mknodat"], mode=2),
-    *_refuse(["open"], mode=2, flags=1),
-    *_refuse(["openat"], mode=3, flags=2),
-    "openat2",  # its mode is behind a pointer
-)
 
 
 class ZygoteGone(StartError):
@@ -109,11 +67,11 @@ class Zygote:
 
     def _config(self, built: Built, control: int) -> dict[str, object]:
         profile = seccomp.load_profile()
-        deny = () if all(mount.read_only for mount in self._mounts) else SET_ID
+        deny = () if all(mount.read_only for mount in self._mounts) else seccomp.SET_ID
         machine = platform.machine()
-        first = plan.UID_FIRST if self.root else os.geteuid()
-        group = plan.UID_FIRST if self.root else os.getegid()
-        count = plan.UID_COUNT if self.root else 1
+        first = identity.UID_FIRST if self.root else os.geteuid()
+        group = identity.UID_FIRST if self.root else os.getegid()
+        count = identity.UID_COUNT if self.root else 1
         return {
             "parent": os.getpid(),
             "scope": self._wants_scope,
@@ -124,7 +82,7 @@ class Zygote:
             "steps": plan.root_steps(
                 built.path, built.interpreter, self._mounts, self._directories
             ),
-            "python": f"{plan.GUEST_ENV}/bin/python",
+            "python": f"{guest_view.GUEST_ENV}/bin/python",
             "bootstrap": bundle.BOOTSTRAP,
             "entry": f"{bundle.PACKAGE}.backends.native.zygote",
             "env": plan.environment_variables(built.interpreter),
@@ -133,7 +91,7 @@ class Zygote:
             "warmup": built.environment.warmup,
             "seccomp": _b64(seccomp.compile_profile(profile, machine, deny=deny)),
             "seccomp_stricter": _b64(
-                seccomp.compile_profile(profile, machine, deny=(*deny, *HIDDEN_MEMORY))
+                seccomp.compile_profile(profile, machine, deny=(*deny, *seccomp.HIDDEN_MEMORY))
             ),
         }
 
@@ -248,7 +206,7 @@ class Zygote:
             self.cgroups.close()
 
     def abandon(self) -> None:
-        """In a fork of the host process: let go of what belongs to the parent."""
+        """In a fork of the host process: close our copies; the zygote belongs to the parent."""
         self._let_go()
         self._process.returncode = 0  # so that Popen does not wait for another's child
 
@@ -319,7 +277,7 @@ _REMEDIES = {
 
 
 def failure(answer: Mapping[str, object], environment: str) -> SandboxError:
-    """What a zygote or a guest says went wrong, as the caller shall see it."""
+    """Make the exception for a failure that a zygote or a guest reported."""
     step = str(answer["failed"])
     if step == "preload":
         return StartError(

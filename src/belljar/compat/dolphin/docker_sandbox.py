@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from belljar.backends import workdir
+from belljar.backends import mounts
 from belljar.backends.docker.settings import Docker
 from belljar.compat import where
 from belljar.compat.dolphin import directory, sessions
@@ -245,7 +245,7 @@ def _mount_path(base: str | None, session_id: str) -> str:
     if base is None:
         return MOUNT
     try:
-        return workdir.check(f"{os.fspath(base).rstrip('/')}/{session_id}")
+        return mounts.check_workdir(f"{os.fspath(base).rstrip('/')}/{session_id}")
     except (InvalidOption, TypeError):
         raise InvalidOption(
             f"container_mount_base_dir={base!r}: the files of a session cannot be there",

@@ -6,7 +6,7 @@
     sandbox = DockerSandbox()
     pai.chat("Which city sold most?", frame, sandbox=sandbox)
 
-The extra is `pandasai`; PandasAI 3 is for Python 3.11 and earlier. docs/coming-from-pandasai.md has
+The extra is `pandasai`; PandasAI 3 is for Python 3.11 and earlier. docs/compat/pandasai.md has
 what stays and what differs.
 """
 

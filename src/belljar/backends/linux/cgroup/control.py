@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from belljar.backends.linux.cgroup import tree
-from belljar.backends.linux.cgroup.cgroup_files import Setting, settings
 from belljar.backends.linux.cgroup.group import Cgroup
 from belljar.backends.linux.cgroup.plan import WANTED, Directory, Hierarchy, Plan, plan
+from belljar.backends.linux.cgroup.tree import Setting, settings
 from belljar.errors import StartError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
@@ -211,7 +211,7 @@ def leftovers() -> list[list[str]]:
         us = tree.Owner.current()
         bases = [hierarchy.base for hierarchy in _plan().hierarchies]
     except OSError:
-        return []  # where we cannot tell who lives, nobody is dead
+        return []  # without our own identity we cannot tell which owners are dead
     found: dict[str, list[str]] = {}
     for base in bases:
         for path in tree.subgroups(base):

@@ -6,8 +6,78 @@ import threading
 from collections.abc import Sequence
 
 from belljar.backends.linux.cgroup import tree
-from belljar.backends.linux.cgroup.meters import Meters
 from belljar.backends.linux.cgroup.plan import Hierarchy
+from belljar.backends.linux.cgroup.tree import METERS, Meter
+
+
+class Meters:
+    """The counters of one group, in every hierarchy it is in; the group may be another program's.
+
+    They are read around every cell, so the files are opened once and kept. A value is None where
+    the kernel does not offer it, and after close(). Safe to use from any thread.
+    """
+
+    def __init__(self, places: Sequence[tuple[Hierarchy, str]]) -> None:
+        self._places = {
+            controller: (hierarchy.version, path)
+            for hierarchy, path in places
+            for controller in hierarchy.controllers
+        }
+        self.paths = tuple(path for _, path in places)
+        self._lock = threading.Lock()
+        self._files: dict[str, tuple[int, Meter]] = {}
+        self._closed = False
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            while self._files:
+                os.close(self._files.popitem()[1][0])
+
+    def read(self, *names: str) -> list[int | None]:
+        """Read counters by their names in METERS; CPU time is in nanoseconds."""
+        values: list[int | None] = []
+        with self._lock:
+            for name in names:
+                opened = self._files.get(name) or self._open(name)
+                text = b""
+                if opened is not None:
+                    fd, meter = opened
+                    with contextlib.suppress(OSError):  # ENODEV: the group was removed
+                        text = os.pread(fd, 4096, 0)
+                    if meter.key is not None:
+                        rows = dict(line.partition(b" ")[::2] for line in text.splitlines())
+                        text = rows.get(meter.key, b"")
+                values.append(int(text) * meter.unit if text else None)
+        return values
+
+    def reset_peak(self) -> bool:
+        """Let the peak count from now on; False where it is that of the whole life."""
+        with self._lock:
+            opened = self._open("peak")
+            if opened is None:
+                return False
+            try:
+                # v2 (Linux 6.12) resets it for readers of this very descriptor.
+                os.pwrite(opened[0], b"0", 0)
+            except OSError:
+                return False
+            return True
+
+    def _open(self, what: str) -> tuple[int, Meter] | None:
+        if what in self._files or self._closed:
+            return self._files.get(what)
+        for version, meter in METERS[what].items():
+            place = self._places.get(meter.controller)
+            if place is None or place[0] != version:
+                continue
+            # Before Linux 6.12 the peak of v2 can only be read.
+            for access in (os.O_RDWR, os.O_RDONLY) if what == "peak" else (os.O_RDONLY,):
+                with contextlib.suppress(OSError):
+                    fd = os.open(f"{place[1]}/{meter.file}", access | os.O_CLOEXEC)
+                    self._files[what] = fd, meter
+                    return fd, meter
+        return None
 
 
 class Cgroup(Meters):

@@ -206,7 +206,7 @@ def own_directory(mount: Mount, own: str) -> str | None:
 def places(
     mountinfo: str, cgroup: str, exists: Callable[[str], bool]
 ) -> Iterator[tuple[Hierarchy, str]]:
-    """The groups that a process is in, whoever made them: for readings, not to make more."""
+    """The groups that a process is in, to read their counters; not to make groups below them."""
     mounts = list(parse_mounts(mountinfo))
     paths = parse_own_paths(cgroup)
     left = set(WANTED)

@@ -6,9 +6,11 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
+
+from belljar.backends.linux.cgroup.plan import Hierarchy
 
 _NAME = re.compile(r"belljar-([0-9]+)-([0-9]+)-([0-9]+)")
 # SIGKILL takes effect within milliseconds; only a process stuck in the kernel takes longer.
@@ -92,8 +94,8 @@ def write(path: str, value: str) -> None:
 def members(directory: str) -> set[int]:
     """Processes in this group (not in its children) that our pid namespace can name.
 
-    Opened anew each time: v1 may answer a second read of one descriptor from a list up to a
-    second old.
+    The file is opened for each read: v1 may answer a second read of one descriptor from a list up
+    to a second old.
     """
     try:
         # Those of foreign pid namespaces are listed as 0.
@@ -121,15 +123,15 @@ def walk(directory: str) -> Iterator[str]:
 
 
 _WHILE_KILLING = {
-    "pids.max": "0",  # nobody is born, or a fork bomb outruns us
-    # To exit takes CPU time, which a group that has spent its share gets late.
+    "pids.max": "0",  # no forks, or a fork bomb makes processes faster than we kill them
+    # A process needs CPU time to exit; a group that has spent its quota has to wait for it.
     "cpu.cfs_quota_us": "-1",
     "cpu.max": "max",
 }
 
 
 def kill(directories: Iterable[str], *, patience: float = _PATIENCE) -> bool:
-    """End every process in these trees; True when nobody is left. The groups stay usable."""
+    """Kill every process in these trees; True when none is left. The groups stay usable."""
     groups = [group for directory in directories for group in walk(directory)]
     with contextlib.ExitStack() as afterwards:
         for file, value in _WHILE_KILLING.items():
@@ -147,15 +149,15 @@ def kill(directories: Iterable[str], *, patience: float = _PATIENCE) -> bool:
 
 
 def _offer(path: str, value: str) -> None:
-    """Write if the file is there and takes the value: a help, which nothing relies on."""
+    """Write if the file exists and takes the value. Nothing relies on it."""
     with contextlib.suppress(OSError):
         write(path, value)
 
 
 def _signal(groups: Sequence[str]) -> bool:
-    """Send SIGKILL to all members; False when there was none.
+    """Send SIGKILL to all members; False if there were no members.
 
-    A pid read from a list may belong to a stranger by the time it is signalled. So the process
+    A pid may belong to another process by the time it is signalled. So the process
     is pinned by a pidfd first, and counts only if its pid is still listed after that.
     """
     listed = set[int]().union(*map(members, groups))
@@ -178,7 +180,7 @@ def _signal(groups: Sequence[str]) -> bool:
 
 
 def remove(directories: Iterable[str], *, patience: float = _PATIENCE) -> bool:
-    """Remove trees of groups; True when they are gone, whoever removed them."""
+    """Remove trees of groups; True when they are gone, also if another process removed them."""
     left = list(directories)
     for _ in _attempts(patience):
         # Each is tried, even if another of them will not go.
@@ -199,7 +201,7 @@ def _removed(directory: str) -> bool:
 
 
 def _attempts(patience: float) -> Iterator[None]:
-    """Try, then wait ever longer and try again, until the patience is spent."""
+    """Yield at once, then after longer and longer pauses, for `patience` seconds."""
     deadline = time.monotonic() + patience
     pause = 0.0005
     while True:
@@ -208,3 +210,126 @@ def _attempts(patience: float) -> Iterator[None]:
             return
         time.sleep(pause)
         pause = min(pause * 2, 0.02)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One value for one file of a new group."""
+
+    limit: str
+    file: str
+    value: str
+    tolerate: frozenset[int] = frozenset()  # errors after which the limit still holds
+
+
+def settings(
+    hierarchy: Hierarchy, *, memory: int | None, processes: int | None, cpus: float | None
+) -> list[Setting]:
+    """What to write for these limits, in this order."""
+    v2 = hierarchy.version == 2
+    wanted: list[Setting] = []
+    if memory is not None and "memory" in hierarchy.controllers:
+        wanted += _memory_v2(memory) if v2 else _memory_v1(memory)
+    if processes is not None and "pids" in hierarchy.controllers:
+        wanted.append(Setting(limit="processes", file="pids.max", value=str(processes)))
+    if cpus is not None and "cpu" in hierarchy.controllers:
+        wanted += _cpu_v2(cpus) if v2 else _cpu_v1(cpus)
+    return wanted
+
+
+# Without swap accounting, a file about swap is missing.
+_MISSING = frozenset({errno.ENOENT})
+
+
+_SOCKETS = 16 * 1024 * 1024  # bytes of socket buffers, beside the limit on memory
+
+
+def _memory_v1(memory: int) -> list[Setting]:
+    value = str(memory)
+    return [
+        # memsw (memory and swap together) may never be below the limit on memory: limit first.
+        Setting(limit="memory", file="memory.limit_in_bytes", value=value),
+        Setting(limit="memory", file="memory.memsw.limit_in_bytes", value=value, tolerate=_MISSING),
+        Setting(limit="memory", file="memory.swappiness", value="0", tolerate=_MISSING),
+        # Buffers of sockets have a counter of their own, which counts only once it has a limit.
+        Setting(
+            limit="memory",
+            file="memory.kmem.tcp.limit_in_bytes",
+            value=str(min(memory, _SOCKETS)),
+            tolerate=_MISSING,
+        ),
+    ]
+
+
+def _memory_v2(memory: int) -> list[Setting]:
+    return [
+        Setting(limit="memory", file="memory.max", value=str(memory)),
+        Setting(limit="memory", file="memory.swap.max", value="0", tolerate=_MISSING),
+    ]
+
+
+def _quota(cpus: float) -> tuple[int, int]:
+    """Microseconds of CPU time and the period they are for.
+
+    A group that has spent its quota stands still until the period ends: a short one keeps that
+    pause short. The kernel takes no quota below a millisecond, so small shares need a long one.
+    """
+    period = 20_000 if cpus >= 0.1 else 100_000
+    return max(round(cpus * period), 1_000), period
+
+
+def _cpu_v1(cpus: float) -> list[Setting]:
+    quota, period = _quota(cpus)
+    return [
+        Setting(limit="cpus", file="cpu.cfs_period_us", value=str(period)),
+        # EINVAL: a group above us has a smaller share already, and that one holds for us too.
+        Setting(
+            limit="cpus",
+            file="cpu.cfs_quota_us",
+            value=str(quota),
+            tolerate=frozenset({errno.EINVAL}),
+        ),
+    ]
+
+
+def _cpu_v2(cpus: float) -> list[Setting]:
+    quota, period = _quota(cpus)
+    return [Setting(limit="cpus", file="cpu.max", value=f"{quota} {period}")]
+
+
+@dataclass(frozen=True)
+class Meter:
+    """Where a group's reading stands: the whole file, or the line that starts with a key."""
+
+    controller: str
+    file: str
+    key: bytes | None = None
+    unit: int = 1  # what one counts for
+
+
+METERS: Mapping[str, Mapping[int, Meter]] = {
+    "cpu": {
+        1: Meter("cpuacct", "cpuacct.usage"),
+        2: Meter("cpuacct", "cpu.stat", b"usage_usec", unit=1000),
+    },
+    "peak": {
+        1: Meter("memory", "memory.max_usage_in_bytes"),
+        2: Meter("memory", "memory.peak"),
+    },
+    "current": {
+        1: Meter("memory", "memory.usage_in_bytes"),
+        2: Meter("memory", "memory.current"),
+    },
+    "tasks": {
+        1: Meter("pids", "pids.current"),
+        2: Meter("pids", "pids.current"),
+    },
+    "oom_kills": {
+        1: Meter("memory", "memory.oom_control", b"oom_kill"),
+        2: Meter("memory", "memory.events", b"oom_kill"),
+    },
+    "pids_max_hits": {
+        1: Meter("pids", "pids.events", b"max"),
+        2: Meter("pids", "pids.events", b"max"),
+    },
+}
