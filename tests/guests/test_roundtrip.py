@@ -15,7 +15,7 @@ import pytest
 import census
 from belljar import AsyncSandbox, Outcome
 from belljar.backends import event_loop
-from belljar.guest import files, streams
+from belljar.guest import file_requests, streams
 from belljar.guest.streams import MAX_LASTING, MAX_PASSING
 from belljar.protocol import wire
 from project import ESCAPES
@@ -262,7 +262,7 @@ def test_a_frame_in_tiny_pieces_takes_no_more_than_its_size():
 
 
 def test_a_file_that_comes_at_the_very_moment_of_a_look_is_seen_by_the_next(tmp_path):
-    watched = files.WatchedDirectory(str(tmp_path))
+    watched = file_requests.WatchedDirectory(str(tmp_path))
     for _ in range(200):
         assert watched.take_census() == {}
         (tmp_path / "new").touch()
@@ -271,10 +271,10 @@ def test_a_file_that_comes_at_the_very_moment_of_a_look_is_seen_by_the_next(tmp_
 
 
 def test_an_empty_directory_is_known_again_without_looking_into_it(tmp_path, monkeypatch):
-    watched = files.WatchedDirectory(str(tmp_path))
-    monkeypatch.setattr(files, "TIMESTAMP_STEP", -1)
+    watched = file_requests.WatchedDirectory(str(tmp_path))
+    monkeypatch.setattr(file_requests, "TIMESTAMP_STEP", -1)
     assert watched.take_census() == {}
-    monkeypatch.setattr(files, "take_census", None)
+    monkeypatch.setattr(file_requests, "take_census", None)
     assert watched.take_census() == {}
 
 

@@ -19,7 +19,7 @@ from unittest import mock
 
 import fuzz_frames
 import fuzzing
-from belljar.guest import commands, files, init, worker_process
+from belljar.guest import commands, file_requests, init, worker_process
 from belljar.protocol import wire
 
 _STEP = struct.Struct("=BBI")
@@ -91,7 +91,7 @@ def harmless():
             (commands, "kill_leftovers", lambda init: None),
             (commands, "kill_since", lambda init, began, worker: None),
             (commands, "threads_since", lambda worker, began: False),
-            (files, "serve", lambda init, frame: frame.header["op"]),
+            (file_requests, "serve", lambda init, frame: frame.header["op"]),
             (init.Branches, "_new_worker", _worker),
         ):
             stack.enter_context(mock.patch.object(module, name, instead))

@@ -23,7 +23,7 @@ from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from ..protocol import messages, wire
 from ..protocol.buffers import Inbox, Outbox, close_all
-from . import commands, files, poller
+from . import commands, file_requests, poller
 from .branches import Branches
 from .poller import OutputReader
 from .worker_process import WorkerProcess
@@ -57,7 +57,7 @@ class Cell:
         self.room = limit
         self.calls: Set[int] = set()  # of host functions, under way
         self.watched = False  # the host wants to know which files change
-        self.files: Optional[files.Census] = None  # before the cell
+        self.files: Optional[file_requests.Census] = None  # before the cell
 
 
 class Init:
@@ -88,7 +88,7 @@ class Init:
         self._unwatched: List[OutputReader] = []  # to be watched again when the quiet rounds end
         self._quiet = 0  # rounds that are left
         self._holding = False  # keep frames for the host until the cell is over
-        self._workspace: Optional[files.WatchedDirectory] = None
+        self._workspace: Optional[file_requests.WatchedDirectory] = None
         self._background = bytearray()
         self.branches = Branches(self, setup)
         self._restarts: List[int] = []  # requests that wait for a new interpreter
@@ -98,7 +98,7 @@ class Init:
             wire.KILL: self._serve_kill,
             wire.RESTART: self._serve_restart,
             wire.EXEC: lambda frame: commands.start_command(self, frame),
-            wire.FILE: lambda frame: files.serve(self, frame),
+            wire.FILE: lambda frame: file_requests.serve(self, frame),
             wire.PING: lambda frame: self.send(wire.REPLY, frame.request),
             wire.PART: self._serve_part,
             wire.KEEP: self.branches.keep,
@@ -268,7 +268,7 @@ class Init:
         cell.watched = bool(frame.header.get("watch"))
         if cell.watched:
             if self._workspace is None:
-                self._workspace = files.WatchedDirectory(self.setup["workspace"])
+                self._workspace = file_requests.WatchedDirectory(self.setup["workspace"])
             cell.files = self._workspace.take_census()
         pipes = self._open_pipes()
         fds = (*(writing for _, writing in pipes), *fds)
@@ -485,7 +485,7 @@ class Init:
         if now is None or cell.files is None:
             self.send(wire.CHANGES, cell.request, {"unknown": True})
         elif now != cell.files:
-            found = json.dumps(files.compare_census(cell.files, now)).encode("ascii")
+            found = json.dumps(file_requests.compare_census(cell.files, now)).encode("ascii")
             known = len(found) <= MAX_CHANGES
             header = None if known else {"unknown": True}
             self.send(wire.CHANGES, cell.request, header, found if known else b"")
