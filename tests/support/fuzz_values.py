@@ -69,7 +69,7 @@ def allowance(data):
 def take_apart(data):
     """The text and the buffers, as far as there are any."""
     try:
-        text, spans = parcel._open(memoryview(data), values.MAX_TEXT)
+        text, spans = parcel.open_parcel(memoryview(data), values.MAX_TEXT)
     except (ValueError, values.CannotTravel):
         return bytes(data), []
     return bytes(text), [bytes(data[start : start + size]) for start, size in spans]
