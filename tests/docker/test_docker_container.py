@@ -299,7 +299,7 @@ LIAR = """
     take(int(sizes[8:], 16))
     key, number = take(32), 0
     wire = types.ModuleType("wire")
-    (source,) = [v for k, v in program["sources"].items() if k.endswith(".guest.wire")]
+    (source,) = [v for k, v in program["sources"].items() if k.endswith(".protocol.wire")]
     exec(source, wire.__dict__)
 
     def say(data, length):
