@@ -79,7 +79,7 @@ def following(sandbox: DockerSandboxExecutor, code: str) -> float:
 
 
 def measure(code: str, rounds: int) -> dict[str, float]:
-    engine, image = Engine(endpoint.find()), image_of_data()
+    engine, image = Engine(endpoint.find_endpoint()), image_of_data()
     found: dict[str, list[float]] = {"before, every call": []}
     with tempfile.TemporaryDirectory() as base:
         Path(base).chmod(0o755)

@@ -70,7 +70,9 @@ def image_of_data() -> str:
         sandbox.run_code("1")
         seen = sandbox.whereabouts
         assert seen is not None
-        found = wait(Engine(endpoint.find()).request, "GET", f"/containers/{seen.container}/json")
+        found = wait(
+            Engine(endpoint.find_endpoint()).request, "GET", f"/containers/{seen.container}/json"
+        )
     return str(found["Image"])
 
 
@@ -93,7 +95,7 @@ def _cleanup(executor: DockerExecutor, code: str) -> float:
 
 
 def measure(code: str, rounds: int) -> dict[str, float]:
-    engine, image = Engine(endpoint.find()), image_of_data()
+    engine, image = Engine(endpoint.find_endpoint()), image_of_data()
     config = DockerConfig(export_container_stats=False)
     found: dict[str, list[tuple[float, float]]] = {"before": [], "native": [], "docker": []}
     with (

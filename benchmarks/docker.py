@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from belljar import Sandbox
-from belljar.environment.environment import builtin
+from belljar.environment.environment import BUILTIN
 
 PYTHON = "/opt/env/bin/python"
 SETTINGS = ("--network=none", "--tmpfs=/tmp", "--env=MPLCONFIGDIR=/tmp/.matplotlib")
@@ -59,7 +59,7 @@ def first_result(runtime: str) -> tuple[float, str]:
 
 
 def measure(runtime: str, rounds: int) -> dict[str, float]:
-    modules = ", ".join(builtin("data").preload)
+    modules = ", ".join(BUILTIN["data"].preload)
     _, image = first_result(runtime)  # builds the image, and warms the caches
     run = ["run", "--rm", f"--runtime={runtime}", *SETTINGS, image, PYTHON]
     imports = [*run, "-c", f"import {modules}; print(1 + 1)"]

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from belljar import cli, errors
 from belljar.cli import exit_codes
-from belljar.config import reference as config_reference
-from belljar.conformance import mechanisms, rows
+from belljar.config.schema import make_reference as make_settings_reference
+from belljar.conformance import rows
 from belljar.limits import RULES, format_size
-from belljar.observe import metric_table
+from belljar.observe import metrics
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -64,7 +64,7 @@ def threats() -> str:
     for family in rows.FAMILIES:
         table = ["| | what is tried | what stops it |", "|---|---|---|"]
         for row in (row for row in rows.ROWS if row.family == family):
-            stopped = "; ".join(mechanisms.explain(row.stopped_by, "native", counted=True))
+            stopped = "; ".join(rows.explain_mechanisms(row.stopped_by, "native", counted=True))
             table.append(f"| {row.number} | {row.title} | {stopped} |")
         parts.append(f"## {family}\n\n" + "\n".join(table))
     return "\n\n".join(parts)
@@ -102,8 +102,8 @@ TABLES = {
     "exit codes": exit_code_list,
     "errors": error_tree,
     "command line": command_line,
-    "settings": config_reference.reference,
-    "metrics": metric_table.reference,
+    "settings": make_settings_reference,
+    "metrics": metrics.make_reference,
     "threats": threats,
 }
 

@@ -27,7 +27,7 @@ from rich.table import Table
 
 from belljar import Execution, Limits, Outcome, Sandbox
 from belljar.environment.environment import build
-from belljar.results.execution import printable
+from belljar.text import printable
 
 console = Console(highlight=False, soft_wrap=True)
 PRETTY = console.is_terminal and console.encoding == "utf-8"

@@ -3,7 +3,7 @@
 import sys
 
 from belljar import Outcome, Sandbox
-from belljar.results.execution import printable
+from belljar.text import printable
 
 CODE = """\
 import time

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar import Sandbox, SandboxError
-from belljar.environment.environment import Built, Environment, builtin, resolve
+from belljar.environment.environment import BUILTIN, Built, Environment, resolve
 
 ROOT = Path(__file__).resolve().parents[2]
 REQUIREMENTS = ("ipykernel", "jupyter_client", "llm-sandbox[docker]", "smolagents[docker]")
@@ -141,7 +141,7 @@ def surroundings(built: Built, names: list[str]) -> dict[str, Any]:
     if any(USES_IMAGE.search(name) for name in names):
         images.append(("image", resolve("data")))
     if "smolagents_docker" in names:
-        packages = (*builtin("data").packages, *GATEWAY)
+        packages = (*BUILTIN["data"].packages, *GATEWAY)
         images.append(("gateway_image", Environment(name="gateway", packages=packages)))
     for key, environment in images:
         try:

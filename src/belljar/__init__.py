@@ -54,13 +54,11 @@ if TYPE_CHECKING:
     from belljar.functions.registry import HostFunction
     from belljar.limits import Limits
     from belljar.policy import Policy
-    from belljar.pool.blocking import Pool
+    from belljar.pool.blocking import Pool, SandboxManager
     from belljar.pool.manager import AsyncSandboxManager
-    from belljar.pool.manager_blocking import SandboxManager
-    from belljar.pool.manager_decide import ManagerStats
     from belljar.pool.pool import AsyncPool
     from belljar.pool.snippet import Snippet
-    from belljar.pool.stats import PoolStats
+    from belljar.pool.stats import ManagerStats, PoolStats
     from belljar.results.chart import Chart, ChartType
     from belljar.results.execution import (
         Call,
@@ -85,7 +83,6 @@ __version__ = "0.1.0"
 _HOME = {
     "belljar.backends.docker.settings": ("Docker",),
     "belljar.sandbox.blocking": ("Sandbox",),
-    "belljar.pool.manager_blocking": ("SandboxManager",),
     "belljar.results.chart": ("Chart", "ChartType"),
     "belljar.sandbox.checkpoints": ("Checkpoint",),
     "belljar.environment": ("Environment",),
@@ -138,14 +135,13 @@ _HOME = {
     ),
     "belljar.limits": ("Limits",),
     "belljar.pool.manager": ("AsyncSandboxManager",),
-    "belljar.pool.manager_decide": ("ManagerStats",),
     "belljar.backends.mounts": ("Mount",),
     "belljar.sandbox.oneshot": ("run",),
     "belljar.policy": ("Policy",),
-    "belljar.pool.blocking": ("Pool",),
+    "belljar.pool.blocking": ("Pool", "SandboxManager"),
     "belljar.pool.pool": ("AsyncPool",),
     "belljar.pool.snippet": ("Snippet",),
-    "belljar.pool.stats": ("PoolStats",),
+    "belljar.pool.stats": ("ManagerStats", "PoolStats"),
     "belljar.sandbox.replay": ("Replay", "replay"),
     "belljar.sandbox.sandbox": ("AsyncSandbox",),
     "belljar.sandbox.shell": ("AsyncShell", "Shell"),

@@ -257,6 +257,21 @@ def attribute_error(
     return AttributeError(f"{owner} has no attribute {name!r}{question}", obj=obj)
 
 
+def check_callbacks(**callbacks: object) -> None:
+    """Called before the code runs, so that the error does not wait for the first output."""
+    for name, callback in callbacks.items():
+        if callback is not None and not callable(callback):
+            raise InvalidOption(f"{name} must be callable, not {callback!r}")
+
+
+def check_encodable(what: str, text: str) -> None:
+    """The kernel takes bytes, and some lone surrogates have none."""
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError as error:
+        raise InvalidOption(f"{what} cannot be encoded: {error.reason}: {text!r}") from None
+
+
 def unknown_option(kind: str, word: str, options: Iterable[str]) -> InvalidOption:
     """Make the error for a word that is none of `options`; `kind` says what it should have been.
 

@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from belljar.backends.base import Location as Whereabouts
 from belljar.limits import Limits
@@ -107,19 +107,60 @@ class Ended(Event):
     seconds: float  # since it was made
 
 
+@dataclass(frozen=True, kw_only=True)
+class PoolEvent:
+    """What a pool did with a guest. `subscribe_pools` tells these, not `subscribe`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuestLeased(PoolEvent):
+    """A pool gave a guest to a caller."""
+
+    reason: str  # what the caller waited for: ready, on_demand, at_capacity
+    seconds: float  # from the request to the guest
+    environment: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuestDiscarded(PoolEvent):
+    """A pool ended a guest that was never used."""
+
+    reason: str  # dead, old, room, surplus, closed
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuestStartFailed(PoolEvent):
+    """A pool failed to start a guest."""
+
+    error: Exception
+
+
+class CountedPool(Protocol):
+    """What is asked of an open pool, from any thread."""
+
+    def count_guests(self) -> Mapping[str, int]:
+        """How many guests it has, by their state."""
+
+    @property
+    def waiting(self) -> int: ...
+
+
 Callback = Callable[[Event], None]
 
 
 class Subscription:
     """What `subscribe` gives; `cancel` ends it. May be used as a context manager."""
 
-    def __init__(self, callback: Callback, *, required: bool, cells: bool) -> None:
+    def __init__(
+        self, callback: Callable[[Any], None], *, required: bool, cells: bool, pools: bool = False
+    ) -> None:
         self._callback = callback
         self._required = required
         self.cells = cells
+        self.pools = pools
         self._complained = False
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: Event | PoolEvent) -> None:
         try:
             self._callback(event)
         except Exception:
@@ -131,7 +172,7 @@ class Subscription:
 
     def cancel(self) -> None:
         with _changing:
-            _set(tuple(each for each in _subscriptions if each is not self))
+            _set(tuple(each for each in _all if each is not self))
 
     def __enter__(self) -> Subscription:
         return self
@@ -141,15 +182,20 @@ class Subscription:
 
 
 _changing = threading.Lock()
-_subscriptions: tuple[Subscription, ...] = ()
+_all: tuple[Subscription, ...] = ()
+_subscriptions: tuple[Subscription, ...] = ()  # to events of sandboxes
 _of_cells: tuple[Subscription, ...] = ()  # those who want to know of everything
+_of_pools: tuple[Subscription, ...] = ()
 _live: weakref.WeakSet[Life] = weakref.WeakSet()
+_pools: weakref.WeakSet[CountedPool] = weakref.WeakSet()
 
 
 def _set(subscriptions: tuple[Subscription, ...]) -> None:
-    global _subscriptions, _of_cells
-    _subscriptions = subscriptions
+    global _all, _subscriptions, _of_cells, _of_pools
+    _all = subscriptions
+    _subscriptions = tuple(each for each in subscriptions if not each.pools)
     _of_cells = tuple(each for each in subscriptions if each.cells)
+    _of_pools = tuple(each for each in subscriptions if each.pools)
 
 
 def subscribe(callback: Callback, *, required: bool = False, cells: bool = True) -> Subscription:
@@ -162,7 +208,15 @@ def subscribe(callback: Callback, *, required: bool = False, cells: bool = True)
     """
     made = Subscription(callback, required=required, cells=cells)
     with _changing:
-        _set((*_subscriptions, made))
+        _set((*_all, made))
+    return made
+
+
+def subscribe_pools(callback: Callable[[PoolEvent], None]) -> Subscription:
+    """Have each event of this process's pools told to `callback`."""
+    made = Subscription(callback, required=False, cells=False, pools=True)
+    with _changing:
+        _set((*_all, made))
     return made
 
 
@@ -175,6 +229,27 @@ def tell(event: Event) -> None:
     lives = isinstance(event, (Starting, Started, StartFailed, Ended))
     for subscription in _subscriptions if lives else _of_cells:
         subscription.tell(event)
+
+
+def tell_of_pool(event: PoolEvent) -> None:
+    for subscription in _of_pools:
+        subscription.tell(event)
+
+
+def open_pools() -> list[CountedPool]:
+    """The pools of this process that are open."""
+    with _changing:
+        return list(_pools)
+
+
+def add_pool(pool: CountedPool) -> None:
+    with _changing:
+        _pools.add(pool)
+
+
+def remove_pool(pool: CountedPool) -> None:
+    with _changing:
+        _pools.discard(pool)
 
 
 def live() -> list[Life]:
@@ -195,8 +270,8 @@ def ends(sandbox: Life) -> None:
 
 def _after_fork() -> None:
     """The sandboxes are the parent's, and so are those who watch them."""
-    global _changing, _live
-    _changing, _live = threading.Lock(), weakref.WeakSet()
+    global _changing, _live, _pools
+    _changing, _live, _pools = threading.Lock(), weakref.WeakSet(), weakref.WeakSet()
     _set(())
 
 

@@ -1,16 +1,18 @@
-"""Foreign text, made fit to be shown: in a terminal, a log, one line of a repr."""
+"""Text and values of guests, made safe to show or to write: terminals, logs, reprs, JSON, YAML."""
 
 from __future__ import annotations
 
+import json
 import re
+from typing import Any, NoReturn
 
-# C0 without tab and newline, DEL, C1; the line separators and the controls that reorder what is
-# read (bidirectional overrides); lone surrogates, which no terminal or log file can encode.
+# C0 without tab and newline, DEL, C1; line separators; bidirectional overrides, which reorder what
+# people read; lone surrogates, which no terminal or log file can encode.
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
-    r"""Escape what a terminal or a log would obey instead of show; newline and tab stay.
+    r"""Escape what a terminal or a log would execute instead of show; newline and tab stay.
 
     >>> printable("\x1b]0;owned\x07 done\n")
     '\\x1b]0;owned\\x07 done\n'
@@ -26,3 +28,78 @@ def _escape(match: re.Match[str]) -> str:
 def one_line(text: str, width: int = 60) -> str:
     line = printable(text[:width]).replace("\n", "\\n").replace("\t", "\\t")
     return line if len(text) <= width else f"{line}…"
+
+
+MAX_YAML_DEPTH = 50
+
+
+class UnsafeYAML(ValueError):
+    def __init__(self, problem: str, line: int) -> None:
+        super().__init__(problem)
+        self.line = line
+
+
+def check_yaml(text: str) -> None:
+    """Raise UnsafeYAML for aliases and deep nesting, and yaml.YAMLError for what is not YAML.
+
+    A few lines of aliases stand for more than any memory holds, or for themselves; and the time of
+    the parser grows with the square of the depth. Needs PyYAML.
+    """
+    import yaml
+
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        line = event.start_mark.line + 1 if event.start_mark else 1
+        if isinstance(event, yaml.AliasEvent):
+            raise UnsafeYAML(f"aliases (*{event.anchor}) are not allowed", line)
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_YAML_DEPTH:
+            raise UnsafeYAML("is nested too deeply", line)
+
+
+def parse_json(text: str | bytes) -> object:
+    """Strictly: unlike `json.loads`, refuse NaN and Infinity, which JSON does not have."""
+    parsed: object = json.loads(text, parse_constant=_refuse_constant)
+    return parsed
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+MAX_ITEMS = 100_000  # of an array; JSON is the wrong format for more
+
+
+def as_json(value: object) -> object:
+    """The value in JSON's types, or None if JSON cannot hold it.
+
+    A tuple becomes a list; dates, Decimals and UUIDs become text; numpy scalars become numbers and
+    small arrays lists. A table becomes None: its data are in the result.
+    """
+    try:
+        carried: object = json.loads(json.dumps(value, allow_nan=False, default=_convert_value))
+    except (TypeError, ValueError, RecursionError):
+        return None
+    return carried
+
+
+def _convert_value(value: object) -> object:
+    # Imported here: almost everything imports this module, and few values need these.
+    from datetime import date, datetime, time, timedelta
+    from decimal import Decimal
+    from uuid import UUID
+
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    if isinstance(value, timedelta | Decimal | UUID):
+        return str(value)
+    # By the name of its module, so that numpy is not imported here.
+    if type(value).__module__ == "numpy" and getattr(value, "size", MAX_ITEMS) < MAX_ITEMS:
+        return _convert_array(value)
+    raise TypeError(f"a {type(value).__qualname__} has no form in JSON")
+
+
+def _convert_array(array: Any) -> object:
+    # tolist() alone gives times in nanoseconds as bare numbers.
+    return (array.astype(str) if array.dtype.kind in "mM" else array).tolist()

@@ -145,7 +145,7 @@ def test_learning_says_what_it_could_not_see(backend, said, tmp_path):
     code, out, _ = said("learn", path, *words)
     told = json.loads(out)
     assert code == 0
-    assert any("from reading only" in note for note in told["notes"])
+    assert any("from the text only" in note for note in told["notes"])
     assert told["imports"] == {"json": False, "os": False}
 
 
@@ -154,4 +154,4 @@ def test_what_cannot_be_parsed_is_not_run_and_not_learned(said, tmp_path):
     path.write_text("x = (\n")
     code, out, _ = said("learn", path)
     assert code == 1
-    assert "is denied all the same" in out
+    assert "is still denied" in out

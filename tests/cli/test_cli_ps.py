@@ -15,8 +15,8 @@ from fcntl import ioctl
 
 import pytest
 
-from belljar.cli import sandbox_table
-from belljar.cli.top import split
+from belljar.cli import ps
+from belljar.cli.top import split_keys
 from census import wait_until
 from project import ROOT
 
@@ -241,21 +241,21 @@ def test_what_a_killed_process_leaves_is_an_orphan_until_gc(backend, environ):
 
 
 def test_keys_are_told_apart():
-    assert list(split(b"\x1b[A\x1bOBm\x1b[3~q")) == ["up", "down", "m", "delete", "q"]
-    assert list(split(b"\x1b")) == ["escape"]
-    assert list(split(b"\x1b[15~")) == []
-    assert list(split(b"\x03")) == ["q"]
+    assert list(split_keys(b"\x1b[A\x1bOBm\x1b[3~q")) == ["up", "down", "m", "delete", "q"]
+    assert list(split_keys(b"\x1b")) == ["escape"]
+    assert list(split_keys(b"\x1b[15~")) == []
+    assert list(split_keys(b"\x03")) == ["q"]
 
 
 ROW = ["bj-b31849c6d0584f11", "busy", "native", "python", "168.2", "155.5 MiB", "512.0 MiB"]
 ROW += ["31.4%", "12", "12m05s", "somebody", "1234567", "python busy.py --with many arguments"]
-NAMES = (*sandbox_table.HEADER, *sandbox_table.OWNER)
+NAMES = ps.HEADER
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 160])
 @pytest.mark.parametrize("gap", [2, 4])
 def test_a_narrow_terminal_has_fewer_columns_and_each_of_them_whole(width, gap):
-    kept = sandbox_table.fitting([ROW], width, gap=gap)
+    kept = ps.fit_columns([ROW], width, gap=gap)
     names = [NAMES[number] for number in kept]
     assert sum(room + gap for room in kept.values()) <= width or width == 40
     assert all(room >= len(ROW[n]) for n, room in kept.items() if NAMES[n] != "OWNER")

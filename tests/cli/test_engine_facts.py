@@ -10,7 +10,7 @@ import pytest
 import census
 import docker_census
 from belljar.backends.docker.client.endpoint import Endpoint
-from belljar.cli import engine_facts
+from belljar.cli import host_facts
 from belljar.errors import SandboxError
 from fake_engine import FakeEngine, answer
 
@@ -35,7 +35,7 @@ class Somewhere:
 
 
 def facts(**info):
-    found = engine_facts.facts(Somewhere(), INFO | info, VERSION)
+    found = host_facts.list_engine_facts(Somewhere(), INFO | info, VERSION)
     return {fact.name: fact for fact in found}
 
 
@@ -72,16 +72,16 @@ def test_rootless_engines_and_user_namespaces_are_told_of():
 
 
 def test_runtimes_start_with_the_default_and_leave_out_other_names_of_runc():
-    assert engine_facts.runtimes(INFO) == ("runc", "runsc")
-    assert engine_facts.runtimes(INFO | {"DefaultRuntime": "runsc"}) == ("runsc", "runc")
-    assert engine_facts.runtimes({}) == ()
+    assert host_facts.list_runtimes(INFO) == ("runc", "runsc")
+    assert host_facts.list_runtimes(INFO | {"DefaultRuntime": "runsc"}) == ("runsc", "runc")
+    assert host_facts.list_runtimes({}) == ()
     podman = {"BuildahVersion": "1.28", "Runtimes": {"crun": {}, "kata": {}}}
-    assert engine_facts.runtimes(podman | {"DefaultRuntime": "crun"}) == ("crun",)
+    assert host_facts.list_runtimes(podman | {"DefaultRuntime": "crun"}) == ("crun",)
 
 
 def runc_of(*components):
     version = VERSION | {"Components": [{"Name": "Engine"}, *components]}
-    found = engine_facts.facts(Somewhere(), INFO, version)
+    found = host_facts.list_engine_facts(Somewhere(), INFO, version)
     return [fact for fact in found if fact.name == "runc"]
 
 
@@ -117,7 +117,7 @@ def test_what_is_no_engine_is_an_error_of_ours(short_directory, monkeypatch, sai
     path = f"{short_directory}/e"
     monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
     with FakeEngine(path, answer(said)), pytest.raises(SandboxError):
-        engine_facts.find()
+        host_facts.find_engine()
 
 
 # --- on a real engine ------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def test_doctor_measures_a_guest_on_each_runtime_of_the_engine():
     assert {fact["name"] for fact in report["engine"]} >= {"address", "version", "cgroups"}
     known = docker_census.ask("GET", "/info")
     measured = {each["runtime"]: each for each in report["runtimes"]}
-    assert set(measured) == set(engine_facts.runtimes(known))
+    assert set(measured) == set(host_facts.list_runtimes(known))
     assert [name for name, each in measured.items() if each["default"]] == [known["DefaultRuntime"]]
     for each in measured.values():
         assert each["problem"] is None, each

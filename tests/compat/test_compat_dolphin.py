@@ -377,7 +377,7 @@ def test_a_session_that_ended_goes_on_with_its_files_and_says_so(make):
     sandbox.execute_code("x = 1\nopen('kept.txt', 'w').write('1')")
     sandbox._session._sandbox.kill()  # as its idle time would
     output = sandbox.execute_code("print(open('kept.txt').read(), 'x' in globals())")
-    assert output == "1 False\n[the session was started anew]\n"
+    assert output == "1 False\n[the session was restarted]\n"
 
 
 def test_there_is_one_sandbox_for_a_session(shared):
@@ -461,7 +461,7 @@ def test_a_base_directory_that_others_can_write_is_refused_unless_it_is_sticky(t
     base.mkdir()
     for mode in (0o777, 0o770):
         base.chmod(mode)
-        with pytest.raises(PermissionError, match=r"somebody else .*sandbox_base_dir"):
+        with pytest.raises(PermissionError, match=r"Another user owns .*sandbox_base_dir"):
             DockerSandboxExecutor("one", str(base), backend="native")
         output = sandboxed_python_interpreter("1", {}, backend="native", sandbox_base_dir=str(base))
         assert output.startswith("SANDBOX ERROR:\n")
@@ -480,13 +480,13 @@ def test_a_base_or_a_session_of_another_user_is_refused(tmp_path):
     link = tmp_path / "link"
     link.symlink_to(base)
     os.chown(link, 12345, 12345, follow_symlinks=False)
-    with pytest.raises(PermissionError, match="somebody else"):
+    with pytest.raises(PermissionError, match="Another user"):
         DockerSandboxExecutor("one", str(link), backend="native")
     os.chown(session, 12345, 12345)
     with pytest.raises(PermissionError, match="another user"):
         DockerSandboxExecutor("one", str(base), backend="native")
     os.chown(base, 12345, 12345)
-    with pytest.raises(PermissionError, match="somebody else"):
+    with pytest.raises(PermissionError, match="Another user"):
         DockerSandboxExecutor("two", str(base), backend="native")
 
 
@@ -786,14 +786,14 @@ def test_one_that_is_closed_at_once_has_left_nothing(make, tmp_path):
 
 def test_only_a_few_are_started_ahead_and_all_can_be_used(make):
     made = [make(f"session-{n}") for n in range(4)]
-    ahead = [each._ahead._sandbox for each in made]
-    assert sum(sandbox is not None for sandbox in ahead) <= sessions.MOST_AHEAD
+    ahead = [each._ahead._head_start for each in made]
+    assert sum(each is not None for each in ahead) <= sessions.MOST_AHEAD
     assert made[3].execute_code("print(3)") == "3\n"
 
 
 def test_nothing_is_built_ahead(make, monkeypatch):
-    monkeypatch.setattr("belljar.compat.where.is_built", lambda environment: False)
-    monkeypatch.setattr("belljar.backends.docker.images.resolve.is_there", is_not_there)
+    monkeypatch.setattr("belljar.compat.placement.is_built", lambda environment: False)
+    monkeypatch.setattr("belljar.backends.docker.images.resolve.image_exists", is_not_there)
     asked = []
     monkeypatch.setattr(AsyncSandbox, "start", lambda self: asked.append(self))
     make()
@@ -860,7 +860,7 @@ def test_what_is_not_installed_is_not_promised():
     assert "- pdfplumber\n" in maybe
     data = {
         package.partition(">")[0]
-        for package in belljar.environment.environment.builtin("data").packages
+        for package in belljar.environment.environment.BUILTIN["data"].packages
     }
     named = {
         line[2:].partition(" ")[0] for line in installed.partition("libraries:\n")[2].split("\n")
@@ -869,7 +869,7 @@ def test_what_is_not_installed_is_not_promised():
 
 
 def test_a_library_can_be_added(monkeypatch):
-    monkeypatch.setattr("belljar.compat.dolphin.libraries.ALLOWED_LIBRARIES", {"requests"})
+    monkeypatch.setattr("belljar.compat.dolphin.docker_sandbox.ALLOWED_LIBRARIES", {"requests"})
     assert validate_imports("import requests")[0]
     assert not validate_imports("import numpy")[0]
     assert "numpy" in ALLOWED_LIBRARIES

@@ -17,11 +17,12 @@ import pytest
 
 import setting
 from belljar import InvalidOption
-from belljar.compat import where
-from belljar.compat.executor import direct, docker_executor, orphan_list
+from belljar.compat import placement
+from belljar.compat.executor import container_monitor, docker_executor, translate
 from belljar.compat.executor.docker_config import DockerConfig
 from belljar.compat.executor.docker_executor import DockerExecutor
 from belljar.compat.executor.runtime_monitor import SecurityPolicy
+from belljar.sandbox.blocking import wait
 
 KEYS = {"success", "signal", "error", "execution_time", "container_id", "validated"}
 KEYS |= {"cleanup_success", "logs"}
@@ -420,7 +421,7 @@ def test_a_project_with_a_seccomp_file_of_its_own_runs(backend, here, caplog):
     with DockerExecutor(DockerConfig(**QUICK)) as executor:
         for _ in range(2):
             assert executor.execute("signal = 1")["signal"] == 1
-    warned = [each for each in caplog.messages if "Belljar's own profile holds" in each]
+    warned = [each for each in caplog.messages if "it uses Belljar's own profile" in each]
     assert len(warned) == (0 if setting.DOCKER else 1)
 
 
@@ -439,7 +440,7 @@ def test_the_runtime_monitor_ends_code_and_the_error_says_so(backend):
         assert monitor.get_monitored_containers() == []
         (event,) = monitor.get_security_events()
     assert event.container_id == result["container_id"]
-    said = "Container exited with code 137:\nRuntimeMonitor ended it: memory_spike (memory_percent"
+    said = "Container exited with code 137:\nRuntimeMonitor killed it: memory_spike (memory_percent"
     assert result["error"].startswith(said)
     assert (result["success"], result["cleanup_success"]) == (False, True)
     assert monitor._monitoring_thread.is_alive() is False
@@ -495,7 +496,7 @@ def test_the_fallback_is_loud_and_in_a_process_of_its_own(nothing, caplog):
     assert "WITHOUT a sandbox" in caplog.text
     assert "WITHOUT a sandbox" in result["logs"]
     assert result["logs"].endswith("hi\n")
-    assert result["container_id"] == direct.MARK
+    assert result["container_id"] == translate.DIRECT
     assert result["success"] is True
     assert result["signal"] != os.getpid()
     assert set(result) == KEYS
@@ -506,7 +507,7 @@ def silent_engine(monkeypatch, short_directory):
     """An engine that takes connections, and does not answer."""
     path = f"{short_directory}/engine"
     monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
-    monkeypatch.setattr(where, "PING_TIMEOUT", 0.1)
+    monkeypatch.setattr(placement, "PING_TIMEOUT", 0.1)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen()
@@ -548,7 +549,7 @@ def test_a_sandbox_is_used_as_soon_as_one_can_be_had(monkeypatch, backend):
         result = executor.execute("signal = 1")
         assert executor.client is not None
     assert (result["signal"], result["error"]) == (1, None)
-    assert result["container_id"] != direct.MARK
+    assert result["container_id"] != translate.DIRECT
 
 
 @pytest.mark.filterwarnings("ignore:fallback_to_direct:RuntimeWarning")
@@ -566,13 +567,13 @@ def test_the_fallback_is_never_used_where_a_sandbox_can_be_had(backend, recwarn)
     config = DockerConfig(fallback_to_direct=True, **QUICK)
     with DockerExecutor(config) as executor:
         result = executor.execute("signal = 1")
-    assert result["container_id"] != direct.MARK
+    assert result["container_id"] != translate.DIRECT
     assert [w for w in recwarn if w.category is RuntimeWarning] == []
 
 
 def test_more_orphans_than_the_threshold_are_a_warning(monkeypatch, caplog):
     found = [{"id": str(n)} for n in range(3)]
-    monkeypatch.setattr(orphan_list, "find", lambda: found)
+    monkeypatch.setattr(container_monitor, "find_orphans", lambda: found)
     executor = DockerExecutor(DockerConfig(enabled=False, alert_on_orphaned_containers=2))
     with caplog.at_level(logging.WARNING):
         assert executor.get_orphaned_containers() == found
@@ -599,4 +600,4 @@ def test_an_error_of_the_engine_is_told_as_one(monkeypatch, backend):
 
 def test_an_image_of_ones_own_needs_an_engine():
     with pytest.raises(InvalidOption):
-        where.place_now("native", image="x", default_image="y")
+        wait(placement.place, "native", image="x", default_image="y")

@@ -232,7 +232,7 @@ def test_a_mistake_in_the_file_is_named_with_the_nearest_key(load, text, said):
 
 def test_a_bomb_of_aliases_is_refused_unread(load):
     layers = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
-    with pytest.raises(ValueError, match=r"docker_config\.yaml:2: aliases \(\*a0\) are not taken"):
+    with pytest.raises(ValueError, match=r"config\.yaml:2: aliases \(\*a0\) are not allowed"):
         load("\n".join(["a0: &a0 [x, x, x]", *layers]))
 
 
@@ -260,9 +260,9 @@ def test_a_file_of_another_user_that_nobody_named_is_refused(tmp_path, monkeypat
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "docker_config.yaml").write_text("docker: {enabled: false}")
     os.chown(tmp_path / whose, 12345, 12345)
-    with pytest.raises(ValueError, match="somebody else\n  hint: if it is meant, name it"):
+    with pytest.raises(ValueError, match="or may write to it\n  hint: if you trust it, name it"):
         DockerConfig.from_yaml()
-    with pytest.raises(ValueError, match="somebody else"):
+    with pytest.raises(ValueError, match="another user owns"):
         DockerExecutor()
     assert DockerConfig.from_yaml("config/docker_config.yaml").enabled is False
 
@@ -273,7 +273,7 @@ def test_a_file_that_others_can_write_and_nobody_named_is_refused(tmp_path, monk
     file = tmp_path / "config" / "docker_config.yaml"
     file.write_text("docker: {cpu_limit: 1}")
     file.chmod(0o666)
-    with pytest.raises(ValueError, match="somebody else"):
+    with pytest.raises(ValueError, match="another user owns"):
         DockerConfig.from_yaml()
     file.chmod(0o644)
     assert DockerConfig.from_yaml().cpu_limit == 1

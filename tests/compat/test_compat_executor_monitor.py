@@ -10,7 +10,7 @@ import pytest
 
 import setting
 from belljar import Sandbox
-from belljar.compat.executor import container_monitor, orphan_list
+from belljar.compat.executor import container_monitor
 from belljar.compat.executor.container_monitor import (
     ContainerMonitor,
     ContainerStats,
@@ -196,7 +196,7 @@ def test_a_collector_of_before_is_told():
     ((_, labels),) = collector.metrics["sandbox_container_cpu_percent"].values
     assert labels["container_id"] == "b"
     assert collector.errors == ["orphaned_containers_alert"]
-    with pytest.raises(ValueError, match="takes no metrics"):
+    with pytest.raises(ValueError, match="cannot record metrics"):
         ContainerMonitor(object())
 
 
@@ -235,7 +235,7 @@ def test_own_sandboxes_are_measured_and_no_orphans(backend, monkeypatch):
             # One that lives is not removed, even by its id.
             assert monitor.cleanup_orphaned_containers([stats.container_id]) == 0
             assert sandbox.run_code("len(data)").text == str(50 * 2**20)
-            monkeypatch.setattr(orphan_list, "find", lambda: [left])
+            monkeypatch.setattr(container_monitor, "find_orphans", lambda: [left])
             assert set(monitor.monitor_all_containers()) >= {stats.container_id, left["id"]}
             assert monitor.get_container_stats("left").status is ContainerStatus.DEAD
 

@@ -116,7 +116,10 @@ def test_settings_are_checked_when_given_and_when_changed():
 
 def test_a_dict_is_no_settings():
     for given in ({"memory_limit": "1g"}, "1g"):
-        with pytest.raises(TypeError, match=r"config is a SandboxSettings, .*model_validate\("):
+        with pytest.raises(
+            TypeError,
+            match=r"the attributes of SandboxSettings, .*model_validate\(",
+        ):
             DockerSandbox(given)
 
 
@@ -207,7 +210,7 @@ def test_a_sandbox_is_created_used_and_leaves_nothing(run_async, here):
         assert await sandbox.create() is sandbox
         assert sandbox.container.id == sandbox.terminal.container.id
         assert (len(sandbox.container.id) == 64) == setting.DOCKER
-        with pytest.raises(RuntimeError, match="created already"):
+        with pytest.raises(RuntimeError, match="exists already"):
             await sandbox.create()
         await sandbox.write_file("/workspace/test.py", "print('Hello from Python!')")
         assert await sandbox.run_command("python3 test.py") == "Hello from Python!"
@@ -436,7 +439,7 @@ def test_a_path_that_ends_above_stays_below_the_target(box, tmp_path, source):
 
 
 def test_what_has_no_name_is_not_copied_into_a_directory(box, tmp_path):
-    with pytest.raises(RuntimeError, match="'/' has no name"):
+    with pytest.raises(RuntimeError, match="'/' has no file name"):
         anyio.run(box.copy_from, "/", str(tmp_path))
 
 

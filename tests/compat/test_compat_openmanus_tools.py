@@ -9,7 +9,7 @@ import pytest
 import setting
 from belljar import InvalidOption
 from belljar.compat.openmanus import NormalPythonExecute, PythonExecute
-from belljar.compat.openmanus.tools import BaseTool
+from belljar.compat.openmanus.tool.base import BaseTool
 
 pytestmark = pytest.mark.contract("docker")
 

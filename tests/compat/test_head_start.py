@@ -10,13 +10,13 @@ import pytest
 
 import census
 from belljar import Environment, runtime
-from belljar.compat.head_start import HeadStart
+from belljar.compat.placement import HeadStart
 from belljar.errors import EnvironmentBuildError, InvalidOption
 from host_script import Script
 
 PLACE = {"environment": "python"}
 PREAMBLE = """
-from belljar.compat.head_start import HeadStart
+from belljar.compat.placement import HeadStart
 from belljar import runtime
 import time, warnings
 warnings.simplefilter("ignore", DeprecationWarning)

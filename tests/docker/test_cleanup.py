@@ -72,7 +72,7 @@ class LateEngine:
         if self.lists > 1 and len(self._steps) > 1:
             del self._steps[0]
         labels = owner.labels(SANDBOX)
-        listed = {"Id": ID, "Names": [f"/{owner.name_of(labels)}"], "Labels": labels}
+        listed = {"Id": ID, "Names": [f"/{owner.container_name(labels)}"], "Labels": labels}
         return [listed | {"State": "created"}] if self._step in ("listed", "there") else []
 
 
@@ -82,7 +82,7 @@ def test_a_container_made_after_its_request_was_given_up_is_removed(run, monkeyp
     async def give_up(host):
         engine = LateEngine()
         with pytest.raises(EngineError):
-            await DockerBackend(host)._ask_for(engine, {"name": "x"}, {})
+            await DockerBackend(host)._request_container(engine, {"name": "x"}, {})
         await engine.removed.wait()
         assert engine.lists == 3
 

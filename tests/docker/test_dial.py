@@ -15,10 +15,10 @@ import anyio
 import pytest
 
 import certificates
-from belljar.backends.docker.client import dial as dialing
+from belljar.backends.docker.client import connect as dialing
+from belljar.backends.docker.client.connect import TlsConnection, make_tls_context
 from belljar.backends.docker.client.endpoint import Endpoint, tls_files
 from belljar.backends.docker.client.engine import Engine, EngineError, EngineUnavailable
-from belljar.backends.docker.client.tls import TlsConnection, context
 from fake_engine import SSH, FakeEngine, Relay, answer, close, until_end, write_program
 
 
@@ -252,7 +252,9 @@ def tls_pair(certs):
 
     thread = threading.Thread(target=serve)
     thread.start()
-    connection = TlsConnection(ours, context(tls_files(str(certs[0]), verify=True)), "127.0.0.1")
+    connection = TlsConnection(
+        ours, make_tls_context(tls_files(str(certs[0]), verify=True)), "127.0.0.1"
+    )
     anyio.run(connection.handshake)
     thread.join()
     yield connection, far[0]

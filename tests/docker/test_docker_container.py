@@ -351,8 +351,7 @@ def test_a_guest_that_says_nothing_is_given_up(monkeypatch):
 
 
 def test_a_key_that_is_none_is_no_greeting():
-    words = start_error("say(b'K' * 100, 100 | 1 << 31)")
-    assert "no greeting: the new key of a seal has the wrong size" in words
+    assert "did not send a greeting: " in start_error("say(b'K' * 100, 100 | 1 << 31)")
 
 
 def test_a_greeting_is_shown_without_what_commands_a_terminal():

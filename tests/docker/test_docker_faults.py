@@ -25,7 +25,7 @@ import docker_census
 import setting
 from belljar import AsyncSandbox, Docker, Outcome, Sandbox, SandboxError, runtime
 from belljar.backends.docker import backend as backend_module
-from belljar.backends.docker import health, removal
+from belljar.backends.docker import cleanup, health
 from belljar.backends.docker.client.engine import Engine
 from second_engine import SecondEngine, why_none
 
@@ -226,13 +226,13 @@ def impatient(engine, monkeypatch):
     """While it hangs, that is found out in seven seconds instead of thirteen. Only then: one that
     is just slow must not be taken for it."""
     stop, go_on = engine.stop, engine.go_on
-    usual = health.INTERVAL, health.PING_TIMEOUT, removal.REMOVE_TIMEOUT, removal.PING_TIMEOUT
+    usual = health.INTERVAL, health.PING_TIMEOUT, cleanup.REMOVE_TIMEOUT, cleanup.INSPECT_TIMEOUT
 
     def have_patience(interval, ping, remove, ping_again):
         monkeypatch.setattr(health, "INTERVAL", interval)
         monkeypatch.setattr(health, "PING_TIMEOUT", ping)
-        monkeypatch.setattr(removal, "REMOVE_TIMEOUT", remove)
-        monkeypatch.setattr(removal, "PING_TIMEOUT", ping_again)
+        monkeypatch.setattr(cleanup, "REMOVE_TIMEOUT", remove)
+        monkeypatch.setattr(cleanup, "INSPECT_TIMEOUT", ping_again)
 
     def stop_impatiently():
         stop()

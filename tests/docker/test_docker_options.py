@@ -27,8 +27,8 @@ from belljar.backends.auto import AutoBackend
 from belljar.backends.base import GuestSpec
 from belljar.backends.docker import settings
 from belljar.cli import sandbox_options
-from belljar.compat import where
-from belljar.environment.environment import builtin
+from belljar.compat import placement
+from belljar.environment.environment import BUILTIN
 from belljar.limits import Limits
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
@@ -122,7 +122,7 @@ def test_an_image_and_a_dockerfile_exclude_each_other(tmp_path):
 def test_a_tag_is_for_what_a_dockerfile_becomes(tmp_path):
     (tmp_path / "Dockerfile").write_text("FROM python\n")
     assert Docker(dockerfile=tmp_path, tag="team/app:1.0").tag == "team/app:1.0"
-    with pytest.raises(InvalidOption, match="without a Dockerfile"):
+    with pytest.raises(InvalidOption, match="without dockerfile="):
         Docker(tag="team/app")
     with pytest.raises(InvalidOption, match="has a digest"):
         Docker(dockerfile=tmp_path, tag=f"app@sha256:{'0' * 64}")
@@ -345,7 +345,7 @@ def test_a_sandbox_asks_its_backend_with_them(monkeypatch):
     monkeypatch.setattr(runtime.Runtime, "backend", lambda self, name: Backend())
     with pytest.raises(StartError):
         Sandbox.create(image="python", environment="python", gpus=2)
-    assert asked[0].docker == Docker(image="python", gpus=2)
+    assert asked[0].settings == Docker(image="python", gpus=2)
 
 
 def test_a_package_that_is_missing_is_said_with_the_remedy():
@@ -389,7 +389,7 @@ def auto(native=None, docker=None):
 
 
 def start(backend):
-    spec = GuestSpec(id="bj-1", environment=builtin("python"), limits=Limits())
+    spec = GuestSpec(id="bj-1", environment=BUILTIN["python"], limits=Limits())
     return asyncio.run(backend.start(spec))
 
 
@@ -451,8 +451,8 @@ def test_auto_reads_the_variables_when_it_comes_to_docker(monkeypatch):
     monkeypatch.setenv("BELLJAR_DOCKER_RUNTIME", "runsc")
     backend, native, docker = auto(native=NO_NATIVE)
     start(backend)
-    assert native.asked[0].docker.runtime is None
-    assert docker.asked[0].docker.runtime == "runsc"
+    assert native.asked[0].settings is None
+    assert docker.asked[0].settings.runtime == "runsc"
 
 
 # --- the command -----------------------------------------------------------------------------
@@ -508,11 +508,11 @@ def test_nothing_is_imported_in_advance_in_an_image_unless_asked_for(own, tmp_pa
         assert made.docker.own
         assert (made.environment.preload, made.environment.warmup) == ((), "")
     asked = Environment("own", preload=["json"])
-    for environment, wanted in (("data", builtin("data")), (asked, asked)):
+    for environment, wanted in (("data", BUILTIN["data"]), (asked, asked)):
         assert options(**given, environment=environment).environment == wanted
-    assert options().environment == builtin("data")
+    assert options().environment == BUILTIN["data"]
 
 
 def adapted(backend, **given):
     """What an adapter of another system's gives to Sandbox."""
-    return asyncio.run(where.place(backend, prefer_local=False, **given)).options
+    return asyncio.run(placement.place(backend, prefer_local=False, **given)).options

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from belljar import BackendUnavailable, Docker, InvalidOption, Limits, Mount
 from belljar.backends.base import GuestSpec
 from belljar.backends.docker import profile, spec
-from belljar.backends.docker.facts import Facts
+from belljar.backends.docker.isolation import EngineFacts, describe_limits
 from belljar.backends.linux import guest_view, identity, seccomp
-from belljar.environment.environment import builtin
+from belljar.environment.environment import BUILTIN
 from belljar.protocol.messages import MAX_FILES
 from bpf import run as simulate
 from bpf_profile import AUDIT, EPERM, U64
@@ -59,12 +59,12 @@ PODMAN_INFO = {
 }
 PODMAN_VERSION = {"Components": [{"Name": "Podman Engine"}], "ApiVersion": "1.41"}
 
-FACTS = Facts.of(DOCKER_INFO, DOCKER_VERSION)
-PODMAN = Facts.of(PODMAN_INFO, PODMAN_VERSION)
+FACTS = EngineFacts.parse(DOCKER_INFO, DOCKER_VERSION)
+PODMAN = EngineFacts.parse(PODMAN_INFO, PODMAN_VERSION)
 
 
 def facts(**changes):
-    return Facts.of(DOCKER_INFO | changes, DOCKER_VERSION)
+    return EngineFacts.parse(DOCKER_INFO | changes, DOCKER_VERSION)
 
 
 def made(facts=FACTS, docker=None, mounts=(), limits=None, uid=1879048200, network="none", **more):
@@ -72,13 +72,13 @@ def made(facts=FACTS, docker=None, mounts=(), limits=None, uid=1879048200, netwo
     docker = docker or Docker()
     asked = GuestSpec(
         id="bj-1",
-        environment=builtin("python"),
+        environment=BUILTIN["python"],
         limits=limits or Limits(),
         mounts=tuple(mounts),
-        docker=docker,
+        settings=docker,
         network=network,
     )
-    body = spec.body(
+    body = spec.container_body(
         asked,
         docker,
         facts,
@@ -117,9 +117,9 @@ def test_facts_of_podman():
 
 
 def test_an_engine_that_says_nothing_can_limit_nothing():
-    nothing = Facts.of({}, {})
+    nothing = EngineFacts.parse({}, {})
     assert (nothing.memory_limit, nothing.pids_limit, nothing.cpu_quota) == (False,) * 3
-    assert {layer.state for layer in spec.kept(Limits(), nothing, [])} >= {"absent"}
+    assert {layer.state for layer in describe_limits(Limits(), nothing, [])} >= {"absent"}
 
 
 @given(
@@ -132,7 +132,7 @@ def test_odd_facts_are_no_error(info):
     for name in ("SecurityOptions", "Warnings", "Runtimes"):
         if not isinstance(info.get(name), list):
             info.pop(name, None)
-    assert isinstance(Facts.of(info, {}), Facts)
+    assert isinstance(EngineFacts.parse(info, {}), EngineFacts)
 
 
 # --- isolation -------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ def state(layers, name):
 
 
 def test_limits_have_the_names_of_native_and_are_all_kept():
-    layers = spec.kept(Limits(), FACTS, [])
+    layers = describe_limits(Limits(), FACTS, [])
     assert {layer.name for layer in layers} == set(Limits().to_dict())
     assert {layer.state for layer in layers} == {"enforced"}
 
@@ -308,15 +308,15 @@ def test_limits_have_the_names_of_native_and_are_all_kept():
     ],
 )
 def test_a_limit_the_engine_cannot_keep_is_said_with_a_remedy(missing, limit, want):
-    layer = state(spec.kept(Limits(), facts(**{missing: False}), []), limit)
+    layer = state(describe_limits(Limits(), facts(**{missing: False}), []), limit)
     assert layer.state == want
     assert layer.remedy
 
 
 def test_processes_that_nobody_counts_are_said_too():
     without = {"PidsLimit": False, "SecurityOptions": ["name=rootless"]}
-    assert state(spec.kept(Limits(), facts(**without), []), "processes").state == "absent"
-    own_uid = state(spec.kept(Limits(), facts(PidsLimit=False), []), "processes")
+    assert state(describe_limits(Limits(), facts(**without), []), "processes").state == "absent"
+    own_uid = state(describe_limits(Limits(), facts(PidsLimit=False), []), "processes")
     assert own_uid.state == "enforced"
     assert "RLIMIT_NPROC" in own_uid.detail
 
@@ -336,23 +336,25 @@ WARNINGS = {
 @pytest.mark.parametrize("warning", WARNINGS)
 def test_a_warning_at_creation_takes_a_limit_away(warning):
     limit, want = WARNINGS[warning]
-    layers = spec.kept(Limits(), FACTS, [warning])
+    layers = describe_limits(Limits(), FACTS, [warning])
     assert state(layers, limit).state == want
     assert [layer.name for layer in layers if layer.state != "enforced"] == [limit]
 
 
 def test_other_warnings_take_nothing_away():
-    layers = spec.kept(Limits(), FACTS, ["IPv4 forwarding is disabled. Networking will not work."])
+    layers = describe_limits(
+        Limits(), FACTS, ["IPv4 forwarding is disabled. Networking will not work."]
+    )
     assert {layer.state for layer in layers} == {"enforced"}
 
 
 def test_swap_that_does_not_exist_needs_no_limit():
-    without = Facts.of(PODMAN_INFO | {"SwapLimit": False}, PODMAN_VERSION)
-    assert state(spec.kept(Limits(), without, []), "memory").state == "enforced"
+    without = EngineFacts.parse(PODMAN_INFO | {"SwapLimit": False}, PODMAN_VERSION)
+    assert state(describe_limits(Limits(), without, []), "memory").state == "enforced"
 
 
 def test_as_many_cpus_as_there_are_need_no_quota():
-    layer = state(spec.kept(Limits(cpus=2), facts(CpuCfsQuota=False), []), "cpus")
+    layer = state(describe_limits(Limits(cpus=2), facts(CpuCfsQuota=False), []), "cpus")
     assert layer.state == "enforced"
 
 
@@ -378,7 +380,7 @@ def test_mounts_are_private_binds(directory):
 
 
 def test_a_newer_engine_makes_all_below_a_mount_read_only(directory):
-    newer = Facts.of(DOCKER_INFO, DOCKER_VERSION | {"ApiVersion": "1.44"})
+    newer = EngineFacts.parse(DOCKER_INFO, DOCKER_VERSION | {"ApiVersion": "1.44"})
     _, host = made(newer, mounts=[Mount(directory, "/data")])
     (data,) = host["Mounts"]
     assert data["BindOptions"] == {"Propagation": "rprivate", "ReadOnlyForceRecursive": True}
@@ -392,11 +394,11 @@ def test_a_mount_that_was_exchanged_is_not_mounted(directory):
     with pytest.raises(InvalidOption, match="No such file"):
         spec.check_mounts([mount], 1000)
     (directory / "a").symlink_to("/etc")
-    with pytest.raises(InvalidOption, match="not what it was"):
+    with pytest.raises(InvalidOption, match="was replaced after"):
         spec.check_mounts([mount], 1000)
     (directory / "a").unlink()
     (directory / "a").mkdir(mode=0o755)
-    with pytest.raises(InvalidOption, match="not what it was"):
+    with pytest.raises(InvalidOption, match="was replaced after"):
         spec.check_mounts([mount], 1000)
 
 
@@ -406,7 +408,7 @@ def test_a_mount_the_guests_uid_cannot_use_is_an_error_with_a_remedy(directory):
     with pytest.raises(InvalidOption, match=r"chmod o\+rxw"):
         spec.check_mounts([mount], os.geteuid() + 1)
     spec.check_mounts([mount], os.geteuid())
-    with pytest.raises(InvalidOption, match="nobody's"):  # a number alone is nobody
+    with pytest.raises(InvalidOption, match="has no rights there"):  # a number alone is nobody
         spec.check_mounts([mount], os.geteuid(), same_uids=False)
 
 
@@ -459,8 +461,8 @@ def test_the_runtime_is_passed_on_if_the_engine_has_it():
 
 
 def test_the_platform_goes_into_the_query():
-    assert spec.query(Docker(platform="linux/arm64")) == {"platform": "linux/arm64"}
-    assert spec.query(Docker()) == {}
+    assert spec.create_query(Docker(platform="linux/arm64")) == {"platform": "linux/arm64"}
+    assert spec.create_query(Docker()) == {}
 
 
 # --- the seccomp profile ---------------------------------------------------------------------
@@ -479,7 +481,7 @@ BITS = [0, 0o4000, 0o2000, 0o6755, 0o644, os.O_CREAT, 0o20200000, 0x21, 0x22, 0x
 
 @functools.cache
 def profile_of(machine, deny):
-    return json.loads(profile.text(machine, deny=deny))
+    return json.loads(profile.render_profile(machine, deny=deny))
 
 
 @pytest.mark.parametrize("denied", DENIALS)
@@ -502,7 +504,7 @@ def test_the_profile_means_what_native_filters(machine, denied, data):
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_every_call_of_a_machine_is_named_and_none_of_another(machine):
     """Engines that ignore defaultErrnoRet would refuse with EPERM what has no entry."""
-    document = json.loads(profile.text(machine))
+    document = json.loads(profile.render_profile(machine))
     named = {name for entry in document["syscalls"] for name in entry["names"]}
     assert named == set(NUMBERS[machine])
     assert len(document["architectures"]) == 1
@@ -511,7 +513,7 @@ def test_every_call_of_a_machine_is_named_and_none_of_another(machine):
 def test_rules_of_one_call_never_overlap():
     """libseccomp would drop one of them without a word: so `parse_profile` refuses such."""
     for deny in DENIALS.values():
-        seccomp.parse_profile(json.loads(profile.text("x86_64", deny=deny)))
+        seccomp.parse_profile(json.loads(profile.render_profile("x86_64", deny=deny)))
 
 
 def test_the_filter_fits_the_guest(directory):
@@ -531,16 +533,16 @@ def test_the_filter_fits_the_guest(directory):
 
 def test_a_machine_without_a_profile_is_an_error():
     with pytest.raises(BackendUnavailable, match="riscv64"):
-        profile.text("riscv64")
+        profile.render_profile("riscv64")
 
 
 def test_podman_gets_the_profile_as_a_file(tmp_path, monkeypatch):
     monkeypatch.setenv("BELLJAR_CACHE", str(tmp_path / "cache"))
-    text = profile.text("x86_64")
-    path = profile.as_file(text)
+    text = profile.render_profile("x86_64")
+    path = profile.write_profile(text)
     assert path.read_text() == text
-    assert profile.as_file(text) == path
-    assert profile.as_file(profile.text("aarch64")) != path
+    assert profile.write_profile(text) == path
+    assert profile.write_profile(profile.render_profile("aarch64")) != path
     assert len(list(path.parent.iterdir())) == 2
     _, host = made(PODMAN, filter_=str(path))
     assert f"seccomp={path}" in host["SecurityOpt"]

@@ -7,8 +7,8 @@ import os
 import pytest
 
 from belljar import BackendUnavailable, InvalidOption
-from belljar.backends.docker.client import endpoint, ssh
-from belljar.backends.docker.client.endpoint import Endpoint, Tls, find
+from belljar.backends.docker.client import connect, endpoint
+from belljar.backends.docker.client.endpoint import Endpoint, Tls, find_endpoint
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def make_context(config, name, docker, *files):
     ],
 )
 def test_an_address_is_understood_as_docker_writes_it(text, kind, address, environ):
-    found = find(text, environ)
+    found = find_endpoint(text, environ)
     assert (found.kind, found.address) == (kind, address)
     assert str(found) == f"{kind}://{address}"
 
@@ -103,8 +103,8 @@ def test_an_address_is_understood_as_docker_writes_it(text, kind, address, envir
     ],
 )
 def test_what_is_no_address_is_refused_with_a_hint(text, environ):
-    with pytest.raises(InvalidOption, match="no address of an engine") as caught:
-        find(text, environ)
+    with pytest.raises(InvalidOption, match="not the address of an engine") as caught:
+        find_endpoint(text, environ)
     assert "ssh://" in caught.value.hint
     assert len(str(caught.value)) < 500
 
@@ -112,17 +112,19 @@ def test_what_is_no_address_is_refused_with_a_hint(text, environ):
 def test_the_option_comes_before_variables_and_these_before_contexts(home, environ):
     make_context(home / ".docker", "far", {"Host": "tcp://far:1"})
     environ["CONTAINER_HOST"] = "tcp://podman:1"
-    assert find(None, environ).address == "podman:1"
+    assert find_endpoint(None, environ).address == "podman:1"
     environ["DOCKER_CONTEXT"] = "far"
-    assert find(None, environ).address == "far:1"
+    assert find_endpoint(None, environ).address == "far:1"
     environ["DOCKER_HOST"] = "tcp://variable:1"
-    assert find(None, environ) == Endpoint(kind="tcp", address="variable:1", source="DOCKER_HOST")
-    assert find("tcp://option:1", environ).address == "option:1"
+    assert find_endpoint(None, environ) == Endpoint(
+        kind="tcp", address="variable:1", source="DOCKER_HOST"
+    )
+    assert find_endpoint("tcp://option:1", environ).address == "option:1"
 
 
 def test_the_process_environment_is_the_default(monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", "unix:///run/mine.sock")
-    assert find().address == "/run/mine.sock"
+    assert find_endpoint().address == "/run/mine.sock"
 
 
 # --- sockets ---------------------------------------------------------------------------------
@@ -138,7 +140,7 @@ def test_sockets_are_tried_in_order(home, environ):
         endpoint.SYSTEM_SOCKET,
     ]:
         made = make_socket(path)
-        found.append(find(None, environ))
+        found.append(find_endpoint(None, environ))
         assert found[-1] == Endpoint(kind="unix", address=made, source="default socket")
     assert len(set(found)) == 5
 
@@ -147,14 +149,14 @@ def test_a_socket_that_we_may_not_use_gives_way_to_one_that_we_may(home, environ
     make_socket(endpoint.SYSTEM_SOCKET)
     allowed = []
     monkeypatch.setattr(os, "access", lambda path, mode: path in allowed)
-    assert find(None, environ).address == endpoint.SYSTEM_SOCKET  # it will say why
+    assert find_endpoint(None, environ).address == endpoint.SYSTEM_SOCKET  # it will say why
     allowed.append(make_socket(home / "run/docker.sock"))
-    assert find(None, environ).address == allowed[0]
+    assert find_endpoint(None, environ).address == allowed[0]
 
 
 def test_without_any_engine_the_error_says_what_to_do(environ):
     with pytest.raises(BackendUnavailable, match="no container engine") as caught:
-        find(None, environ)
+        find_endpoint(None, environ)
     assert "DOCKER_HOST" in caught.value.hint
 
 
@@ -164,7 +166,7 @@ def test_without_any_engine_the_error_says_what_to_do(environ):
 def test_the_context_in_use_is_honoured(home, environ):
     make_context(home / ".docker", "rootless", {"Host": "unix:///run/user/7/docker.sock"})
     (home / ".docker/config.json").write_text('{"currentContext": "rootless"}')
-    found = find(None, environ)
+    found = find_endpoint(None, environ)
     assert (str(found), found.source) == (
         "unix:///run/user/7/docker.sock",
         "context 'rootless'",
@@ -175,7 +177,7 @@ def test_docker_config_names_another_directory(tmp_path, environ):
     environ["DOCKER_CONFIG"] = str(tmp_path / "elsewhere")
     make_context(tmp_path / "elsewhere", "a", {"Host": "ssh://me@a"})
     environ["DOCKER_CONTEXT"] = "a"
-    assert str(find(None, environ)) == "ssh://me@a"
+    assert str(find_endpoint(None, environ)) == "ssh://me@a"
 
 
 def test_a_context_has_its_own_certificates_and_no_others(home, environ):
@@ -183,7 +185,7 @@ def test_a_context_has_its_own_certificates_and_no_others(home, environ):
     tls = make_context(
         home / ".docker", "secure", {"Host": "tcp://a"}, "ca.pem", "cert.pem", "key.pem"
     )
-    found = find(None, environ)
+    found = find_endpoint(None, environ)
     assert found.address == "a:2376"
     assert found.tls == Tls(ca=f"{tls}/ca.pem", cert=f"{tls}/cert.pem", key=f"{tls}/key.pem")
 
@@ -191,7 +193,7 @@ def test_a_context_has_its_own_certificates_and_no_others(home, environ):
 def test_a_context_may_skip_verification(home, environ):
     environ["DOCKER_CONTEXT"] = "lax"
     make_context(home / ".docker", "lax", {"Host": "tcp://a", "SkipTLSVerify": True}, "ca.pem")
-    assert find(None, environ).tls.verify is False
+    assert find_endpoint(None, environ).tls.verify is False
 
 
 def test_the_default_context_means_none(home, environ):
@@ -199,14 +201,14 @@ def test_the_default_context_means_none(home, environ):
     (home / ".docker").mkdir()
     (home / ".docker/config.json").write_text('{"currentContext": "default"}')
     environ["CONTAINER_HOST"] = "tcp://podman:1"
-    assert find(None, environ).address == "podman:1"
+    assert find_endpoint(None, environ).address == "podman:1"
 
 
 def test_a_context_that_is_not_there_is_an_error_and_no_other_engine(home, environ):
     make_socket(endpoint.SYSTEM_SOCKET)
     environ["DOCKER_CONTEXT"] = "../../../etc"
     with pytest.raises(BackendUnavailable, match="no Docker context") as caught:
-        find(None, environ)
+        find_endpoint(None, environ)
     assert "DOCKER_CONTEXT" in caught.value.hint
 
 
@@ -215,15 +217,15 @@ def test_a_context_without_an_address_is_an_error(docker, home, environ):
     make_context(home / ".docker", "odd", docker)
     environ["DOCKER_CONTEXT"] = "odd"
     with pytest.raises(BackendUnavailable, match="names no engine"):
-        find(None, environ)
+        find_endpoint(None, environ)
 
 
 @pytest.mark.parametrize("text", ["{", "[" * 100_000, "\xff"])
 def test_a_broken_configuration_is_named(text, home, environ):
     (home / ".docker").mkdir()
     (home / ".docker/config.json").write_text(text, encoding="latin-1")
-    with pytest.raises(BackendUnavailable, match=r"config\.json is no JSON"):
-        find(None, environ)
+    with pytest.raises(BackendUnavailable, match=r"config\.json is not valid JSON"):
+        find_endpoint(None, environ)
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"currentContext": 7}', '{"currentContext": ""}'])
@@ -231,7 +233,7 @@ def test_a_configuration_without_a_context_changes_nothing(text, home, environ):
     (home / ".docker").mkdir()
     (home / ".docker/config.json").write_text(text)
     environ["CONTAINER_HOST"] = "tcp://podman:1"
-    assert find(None, environ).address == "podman:1"
+    assert find_endpoint(None, environ).address == "podman:1"
 
 
 # --- TLS -------------------------------------------------------------------------------------
@@ -241,7 +243,7 @@ def test_docker_tls_verify_takes_the_files_of_the_home(home, environ):
     (home / ".docker").mkdir()
     (home / ".docker/ca.pem").write_text("")
     environ |= {"DOCKER_HOST": "tcp://a", "DOCKER_TLS_VERIFY": "1"}
-    found = find(None, environ)
+    found = find_endpoint(None, environ)
     assert found.address == "a:2376"
     assert found.tls == Tls(ca=str(home / ".docker/ca.pem"))
 
@@ -249,33 +251,33 @@ def test_docker_tls_verify_takes_the_files_of_the_home(home, environ):
 def test_a_certificate_path_alone_means_verified_tls(tmp_path, environ):
     (tmp_path / "ca.pem").write_text("")
     environ |= {"DOCKER_HOST": "tcp://a:1", "DOCKER_CERT_PATH": str(tmp_path)}
-    assert find(None, environ).tls == Tls(ca=str(tmp_path / "ca.pem"), verify=True)
+    assert find_endpoint(None, environ).tls == Tls(ca=str(tmp_path / "ca.pem"), verify=True)
 
 
 def test_docker_tls_alone_does_not_verify(environ):
     environ |= {"DOCKER_HOST": "tcp://a:1", "DOCKER_TLS": "1"}
-    assert find(None, environ).tls == Tls(verify=False)
+    assert find_endpoint(None, environ).tls == Tls(verify=False)
 
 
 def test_a_certificate_path_without_certificates_is_refused(tmp_path, environ):
     environ |= {"DOCKER_HOST": "tcp://a:1", "DOCKER_CERT_PATH": str(tmp_path)}
     with pytest.raises(InvalidOption, match=r"none of ca\.pem"):
-        find(None, environ)
+        find_endpoint(None, environ)
     (tmp_path / "cert.pem").write_text("")
     with pytest.raises(InvalidOption, match="only one of"):
-        find(None, environ)
+        find_endpoint(None, environ)
 
 
 def test_tls_variables_do_not_concern_a_unix_socket(environ):
     environ |= {"DOCKER_HOST": "unix:///x", "DOCKER_TLS_VERIFY": "1", "DOCKER_CERT_PATH": "/no"}
-    assert find(None, environ).tls is None
+    assert find_endpoint(None, environ).tls is None
 
 
 # --- ssh -------------------------------------------------------------------------------------
 
 
 def test_ssh_is_called_so_that_the_address_can_be_nothing_but_an_address():
-    called = ssh.command("me@host:2222")
+    called = connect.ssh_command("me@host:2222")
     assert called[0] == "ssh"
     assert called[called.index("-l") + 1] == "me"
     assert called[called.index("-p") + 1] == "2222"
@@ -284,11 +286,11 @@ def test_ssh_is_called_so_that_the_address_can_be_nothing_but_an_address():
 
 
 def test_a_path_in_an_ssh_address_is_quoted_for_the_shell_there():
-    called = ssh.command("host/run/a $(id).sock")
+    called = connect.ssh_command("host/run/a $(id).sock")
     assert called[-1] == "docker --host 'unix:///run/a $(id).sock' system dial-stdio"
 
 
 @pytest.mark.parametrize("address", ["-oProxyCommand=id", "-x@host", "", "ho st"])
 def test_an_ssh_address_that_was_made_by_hand_is_checked_too(address):
     with pytest.raises(InvalidOption):
-        ssh.command(address)
+        connect.ssh_command(address)

@@ -12,8 +12,8 @@ import anyio
 import pytest
 
 import certificates
-from belljar.backends.docker import removal
-from belljar.backends.docker.client.endpoint import Endpoint, find, tls_files
+from belljar.backends.docker import cleanup
+from belljar.backends.docker.client.endpoint import Endpoint, find_endpoint, tls_files
 from belljar.backends.docker.client.engine import Engine, EngineError
 from fake_engine import SSH, Relay, write_program
 
@@ -44,7 +44,7 @@ def run(case):
 
 @pytest.fixture(scope="module")
 def local():
-    endpoint = find()
+    endpoint = find_endpoint()
     if endpoint.kind != "unix":
         pytest.skip("the engine is not on a local socket")
     return endpoint
@@ -99,7 +99,7 @@ async def create(engine, code):
 async def remove(engine, identity):
     """By more than one attempt: Docker refuses to remove a container that ends meanwhile."""
     with anyio.CancelScope(shield=True):
-        await removal.remove(engine, identity)
+        await cleanup.remove_container(engine, identity)
 
 
 @contextlib.asynccontextmanager

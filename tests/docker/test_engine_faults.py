@@ -20,7 +20,7 @@ from belljar.backends.docker.client import http
 from belljar.backends.docker.client.connect import Connection
 from belljar.backends.docker.client.endpoint import Endpoint
 from belljar.backends.docker.client.engine import Engine, EngineError, EngineUnavailable
-from belljar.backends.docker.client.engine_errors import unreachable
+from belljar.backends.docker.client.engine_errors import unreachable_error
 from fake_engine import FakeEngine, answer, chunked, until_end
 
 EMPTY = answer(b"{}")
@@ -125,7 +125,7 @@ def test_a_path_cannot_add_to_the_request(path, run, fake):
 
 def test_a_header_cannot_add_to_the_request(run, fake):
     async def ask(client):
-        with pytest.raises(InvalidOption, match="over HTTP"):
+        with pytest.raises(InvalidOption, match="not valid HTTP"):
             await client.request("GET", "/info", headers={"X-A": "b\r\nX-C: d"})
 
     with fake() as server:
@@ -299,7 +299,7 @@ def test_a_socket_without_a_listener_is_told_with_what_to_do(run, directory):
     ],
 )
 def test_each_failure_to_connect_has_its_remedy(error, hint):
-    made = unreachable(Endpoint(kind="tcp", address="a:1"), error)
+    made = unreachable_error(Endpoint(kind="tcp", address="a:1"), error)
     assert hint in made.hint
     assert (error.strerror or str(error)) in made.message
 
@@ -382,8 +382,8 @@ def test_lines_are_objects_however_they_are_cut(run, fake):
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
-        (chunked(b"{}\n[]\n"), "no JSON object"),
-        (chunked(b"{}\nnonsense\n"), "no JSON"),
+        (chunked(b"{}\n[]\n"), "not a JSON object"),
+        (chunked(b"{}\nnonsense\n"), "invalid JSON"),
         (chunked(b"{}\n", end=False), "without sending complete message body"),
         (chunked(b"{}\n", b"x" * 5000), "line of more than 1000 bytes"),
     ],
@@ -537,7 +537,7 @@ def test_an_engine_that_only_talks_during_an_upload_is_given_up(run, fake, monke
         until_end(sock)
 
     async def load():
-        with pytest.raises(EngineError, match="too much"):
+        with pytest.raises(EngineError, match="before it had the whole request"):
             await server.client.request("POST", "/images/load", data=Upload().chunks())
 
     with fake(babble) as server:
@@ -722,7 +722,7 @@ def test_a_connection_may_be_shut_and_closed_twice_and_reads_its_end_then(run, p
 def test_what_was_given_back_comes_first(run, pair):
     connection, theirs = pair
     theirs.send(b"cd")
-    connection.give_back(b"ab")
+    connection.unread(b"ab")
     run(connection.wait_readable)
     assert connection.recv(1) + connection.recv(9) + connection.recv(9) == b"abcd"
 

@@ -6,7 +6,7 @@ import traceback
 import anyio
 import pytest
 
-from belljar.backends.docker.images import auth, pull
+from belljar.backends.docker.images import pull
 from belljar.errors import EnvironmentBuildError
 
 
@@ -14,7 +14,7 @@ def header(reference, directory):
     import base64
 
     async def ask():
-        return await auth.header(reference, {"DOCKER_CONFIG": str(directory)})
+        return await pull.pull_auth_header(reference, {"DOCKER_CONFIG": str(directory)})
 
     found = anyio.run(ask)
     if not found:
@@ -50,7 +50,7 @@ def test_broken_configuration_is_named(tmp_path):
 
 def credentials(directory):
     async def ask():
-        return await auth.all_known({"DOCKER_CONFIG": str(directory)})
+        return await pull.build_auth_header({"DOCKER_CONFIG": str(directory)})
 
     return anyio.run(ask)
 
@@ -86,7 +86,7 @@ def test_helper_that_answers_something_else_is_named(tmp_path, monkeypatch, said
     helper.write_text(f"#!/bin/sh\ncat >/dev/null\necho '{said}'\n")
     helper.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    with pytest.raises(EnvironmentBuildError, match="does not answer as it should") as caught:
+    with pytest.raises(EnvironmentBuildError, match="did not print a JSON object") as caught:
         header("quay.example/team/app", tmp_path)
     assert "S3CRET" not in "".join(traceback.format_exception(caught.value))
     helper.write_text('#!/bin/sh\ncat >/dev/null\necho \'{"Username": "<token>"}\'\n')
@@ -94,7 +94,7 @@ def test_helper_that_answers_something_else_is_named(tmp_path, monkeypatch, said
 
 
 def test_progress_of_a_pull_counts_layers_and_bytes():
-    layers = pull.Layers()
+    layers = pull.PullProgress()
     for line in (
         {"status": "Pulling fs layer", "id": "a"},
         {"status": "Already exists", "id": "b"},
@@ -109,12 +109,12 @@ def test_progress_of_a_pull_counts_layers_and_bytes():
     [
         ("dial tcp: lookup registry on 10.0.0.1: no such host", "docker save"),
         ("pull access denied for x, repository does not exist", "docker login"),
-        ("manifest for x:9 not found: manifest unknown", "tag, right?"),
+        ("manifest for x:9 not found: manifest unknown", "and the tag"),
         ("no matching manifest for linux/arm64 in the manifest list", "platform"),
         ("x509: certificate signed by unknown authority", "certs.d"),
     ],
 )
 def test_error_of_a_pull_says_what_to_do(said, hint):
-    error = pull.cannot_pull("x:9", said)
+    error = pull.pull_error("x:9", said)
     assert said in error.message
     assert hint in error.hint

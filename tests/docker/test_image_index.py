@@ -7,9 +7,8 @@ import pytest
 from test_image_key import want
 
 from belljar.backends.docker.images import index
-from belljar.backends.docker.images.build_failure import explained
-from belljar.backends.docker.images.build_stream import Failure
-from belljar.backends.docker.images.progress import Teller
+from belljar.backends.docker.images.build import explain_failure
+from belljar.backends.docker.images.build_stream import Failure, Reporter
 from belljar.errors import EnvironmentBuildError
 
 
@@ -22,7 +21,7 @@ def test_only_what_decides_where_packages_come_from_is_handed_in():
         "AWS_SECRET_ACCESS_KEY": "no",
         "HOME": "/home/me",
     }
-    handed = index.hand_over(env, ["--no-index"], {})
+    handed = index.select_settings(env, ["--no-index"], {})
     assert handed.env == {
         "UV_DEFAULT_INDEX": "https://me:pw@mirror.example/simple",
         "UV_INDEX_PRIVATE_PASSWORD": "pw",
@@ -38,7 +37,7 @@ def test_places_of_this_host_are_left_out_with_a_note():
         "UV_EXTRA_INDEX_URL": "file:///srv/a https://b.example/simple",
         "UV_FIND_LINKS": "/srv/wheels,https://c.example/links",
     }
-    handed = index.hand_over(env, [], {})
+    handed = index.select_settings(env, [], {})
     assert handed.env["UV_EXTRA_INDEX_URL"] == "https://b.example/simple"
     assert handed.env["UV_FIND_LINKS"] == "https://c.example/links"
     [note] = handed.notes
@@ -47,13 +46,13 @@ def test_places_of_this_host_are_left_out_with_a_note():
 
 
 def test_mirror_that_is_left_out_is_not_replaced_by_the_public_index():
-    alone = index.hand_over({"UV_INDEX_URL": "file:///srv/simple"}, [], {})
+    alone = index.select_settings({"UV_INDEX_URL": "file:///srv/simple"}, [], {})
     assert alone.arguments == ["--no-index"]
     env = {
         "UV_INDEX_URL": "file:///srv",
         "UV_EXTRA_INDEX_URL": "https://a.example https://b.example",
     }
-    others = index.hand_over(env, [], {})
+    others = index.select_settings(env, [], {})
     assert others.arguments == []
     assert others.env["UV_DEFAULT_INDEX"] == "https://b.example"
     assert others.env["UV_EXTRA_INDEX_URL"] == "https://a.example"
@@ -69,7 +68,7 @@ def test_configuration_of_uv_goes_in_without_what_is_about_this_host(tmp_path):
     )
     environ = {"UV_CONFIG_FILE": str(tmp_path / "uv.toml"), "HOME": str(tmp_path)}
     settings = index.read_uv_files(environ)
-    handed = index.hand_over({}, [], settings)
+    handed = index.select_settings({}, [], settings)
     written = tomllib.loads(handed.files["uv.toml"].decode())
     assert written == {
         "index-strategy": "unsafe-best-match",
@@ -90,7 +89,7 @@ def test_of_netrc_only_the_machines_of_the_indexes_go_in(tmp_path):
         "PIP_CONFIG_FILE": os.devnull,
         "UV_DEFAULT_INDEX": "https://mirror.example/simple",
     }
-    handed = index.collect(environ, None)
+    handed = index.collect_settings(environ, None)
     assert handed.files["netrc"] == b"machine mirror.example login me password pw\n"
 
 
@@ -116,17 +115,17 @@ def test_what_was_handed_over_in_secret_is_hidden_wherever_it_turns_up(tmp_path,
         "UV_INDEX_B_PASSWORD": "of-password",
         "HTTPS_PROXY": "http://me:of-proxy@proxy.example",
     }
-    handed = index.collect(environ, None)
+    handed = index.collect_settings(environ, None)
     said = "of-netrc|of-uv-toml|of%20index|of index|of-query|of-token|of-links|of-user|of-proxy"
     said += "|of-password|somebody|mirror.example"
-    error = explained(Failure(said, "install", (said,)), want(), handed.secrets)
+    error = explain_failure(Failure(said, "install", (said,)), want(), handed.secrets)
     shown = "***|" * 10 + "somebody|mirror.example"
     assert str(error).count(shown) == 2
     assert "of-" not in str(error)
 
     news = []
     for listener, prints in ((news.append, False), (news.append, True)):
-        teller = Teller("a", listener, prints=prints)
+        teller = Reporter("a", listener, prints=prints)
         teller.hide(handed.secrets)
         teller.say("resolving", said)
         for note in handed.notes:
@@ -137,7 +136,7 @@ def test_what_was_handed_over_in_secret_is_hidden_wherever_it_turns_up(tmp_path,
 
 
 def test_short_passwords_make_no_holes_in_messages():
-    assert index.secrets_of(["https://a:b@example.org/?c=d"]) == frozenset()
+    assert index.find_secrets(["https://a:b@example.org/?c=d"]) == frozenset()
 
 
 def test_broken_files_with_passwords_are_named_by_line_only(tmp_path, home):
@@ -147,13 +146,13 @@ def test_broken_files_with_passwords_are_named_by_line_only(tmp_path, home):
     pip = tmp_path / "pip.conf"
     failures = []
     with pytest.raises(EnvironmentBuildError, match="line 3, or the one above") as caught:
-        index.collect(home, None)
+        index.collect_settings(home, None)
     failures.append(caught.value)
     netrc.unlink()
     for text in ("index-url = https://me:S3CRETPW@h\n", "[global]\nS3CRETPW\n"):
         pip.write_text(text)
         with pytest.raises(EnvironmentBuildError, match=r"pip\.conf: line \d cannot") as caught:
-            index.collect(home | {"PIP_CONFIG_FILE": str(pip)}, None)
+            index.collect_settings(home | {"PIP_CONFIG_FILE": str(pip)}, None)
         failures.append(caught.value)
     for each in failures:
         assert "S3CRETPW" not in "".join(traceback.format_exception(each))
@@ -175,7 +174,7 @@ def test_configuration_that_uv_cannot_understand_is_not_passed_over(tmp_path, ho
     """It may name the only index that is to be asked."""
     (tmp_path / "uv.toml").write_text(text)
     with pytest.raises(EnvironmentBuildError, match=r"uv\.toml.*does not understand"):
-        index.collect(home | {"UV_CONFIG_FILE": str(tmp_path / "uv.toml")}, None)
+        index.collect_settings(home | {"UV_CONFIG_FILE": str(tmp_path / "uv.toml")}, None)
 
 
 def test_certificates_are_read_on_this_host(tmp_path):
@@ -183,11 +182,11 @@ def test_certificates_are_read_on_this_host(tmp_path):
     bundle.write_text("-----BEGIN CERTIFICATE-----\n")
     environ = {"HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull}
     for variable in ("BELLJAR_CA_BUNDLE", "SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE"):
-        handed = index.collect({**environ, variable: str(bundle)}, None)
+        handed = index.collect_settings({**environ, variable: str(bundle)}, None)
         assert handed.files == {"ca.pem": bundle.read_bytes()}
         assert handed.paths == {"SSL_CERT_FILE": "ca.pem"}
     bundle.write_text("no certificate")
     with pytest.raises(EnvironmentBuildError, match="no certificate"):
-        index.collect(environ, bundle)
+        index.collect_settings(environ, bundle)
     with pytest.raises(EnvironmentBuildError, match="cannot read"):
-        index.collect(environ, tmp_path / "nothing")
+        index.collect_settings(environ, tmp_path / "nothing")

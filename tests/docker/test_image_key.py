@@ -3,16 +3,18 @@
 import pytest
 
 from belljar import Environment
-from belljar.backends.docker.images import build_script, key, print_dockerfile
-from belljar.backends.docker.images.build_failure import explained
-from belljar.backends.docker.images.build_inputs import Order, pack
-from belljar.backends.docker.images.build_stream import Failure
+from belljar.backends.docker.images import build_script, dockerfile, image_store
+from belljar.backends.docker.images.build import explain_failure
+from belljar.backends.docker.images.build_stream import BuildOrder, Failure, collect_inputs
 from belljar.backends.docker.settings import check_image
+from belljar.environment.addresses import hide_credentials
 from wheels import make_wheel
 
 
 def want(environment=None, base="base:1", platform=None):
-    return key.want(environment or Environment("a", packages=["numpy"]), base, platform)
+    return image_store.plan_image(
+        environment or Environment("a", packages=["numpy"]), base, platform
+    )
 
 
 def test_key_depends_on_all_that_decides_the_content_and_on_nothing_else(tmp_path):
@@ -42,7 +44,7 @@ def test_key_of_a_wheel_is_that_of_its_content(tmp_path):
 
 @pytest.mark.parametrize(("python", "base"), [("3.12", "3.12"), ("3.12.4", "3.12")])
 def test_default_base_is_the_slim_image_of_the_python_asked_for(python, base):
-    found = key.want(Environment("a", python=python), None, None)
+    found = image_store.plan_image(Environment("a", python=python), None, None)
     assert found.base == f"python:{base}-slim"
 
 
@@ -50,7 +52,7 @@ def test_default_base_is_the_slim_image_of_the_python_asked_for(python, base):
 def test_every_name_of_an_environment_makes_a_tag(name):
 
     Environment(name)
-    tag = f"{key.repository(name)}:0123456789abcdef"
+    tag = f"{image_store.repository_name(name)}:0123456789abcdef"
     assert check_image("image", tag) == tag
 
 
@@ -76,19 +78,19 @@ ADDRESSES = [
 def test_passwords_in_addresses_are_seen_nowhere(address, tmp_path):
     environment = Environment("a", packages=[f"b @ {address}"])
     wanted = want(environment)
-    labels = key.labels(wanted, "k", {"lock": "l", "python": "3.11.2"})
+    labels = image_store.image_labels(wanted, "k", {"lock": "l", "python": "3.11.2"})
     assert "S3CRET" not in str(labels)
-    order = Order(wanted=wanted, key="k", base={"Architecture": "none"})
-    luggage = pack(order)
+    order = BuildOrder(plan=wanted, key="k", base={"Architecture": "none"})
+    luggage = collect_inputs(order)
     assert "S3CRET" not in str(luggage.request["description"])
-    assert "S3CRET" not in print_dockerfile.written(wanted)
+    assert "S3CRET" not in dockerfile.render_dockerfile(wanted)
     lock = tmp_path / "lock"
     lock.write_text(f"b @ {address} \\\n    --hash=sha256:00\nc==1\n")
     build_script.clean_lock(str(lock))
     assert "S3CRET" not in lock.read_text()
     assert lock.read_text().endswith("\\\n    --hash=sha256:00\nc==1\n")
     for line in (f"error: invalid value '{address}' for '--index'", f"for url ({address}), twice"):
-        error = explained(Failure(line, "install", (line,)), wanted, luggage.secrets)
+        error = explain_failure(Failure(line, "install", (line,)), wanted, luggage.secrets)
         assert "S3CRET" not in str(error)
 
 
@@ -98,18 +100,18 @@ def test_what_is_no_password_in_an_address_stays():
         "for url (https://example.org:8080/simple/b/), twice",
         "https://[::1]:80/b.whl#sha256=00 me@example.org a?b",
     ):
-        assert key.without_password(text) == text
+        assert hide_credentials(text) == text
 
 
 def test_text_from_a_container_is_made_safe_in_a_time_that_grows_with_its_length():
     for piece in ("://", "a:/#", "?@", "://@?#"):
-        key.without_password(piece * 300_000)  # or the time-out of the test
+        hide_credentials(piece * 300_000)  # or the time-out of the test
 
 
 def test_labels_hold_no_password_and_no_directory(tmp_path):
     wheel = make_wheel(tmp_path, "demo")
     environment = Environment("a", packages=[str(wheel), "b @ https://me:secret@example.org/b.whl"])
-    labels = key.labels(want(environment), "k", {"lock": "l", "python": "3.11.2"})
+    labels = image_store.image_labels(want(environment), "k", {"lock": "l", "python": "3.11.2"})
     assert "secret" not in str(labels)
     assert str(tmp_path) not in str(labels)
     assert wheel.name in labels["belljar.packages"]

@@ -12,21 +12,12 @@ import pytest
 from test_image_key import want
 
 from belljar import Docker, Environment
-from belljar.backends.docker import backend as backend_module
-from belljar.backends.docker import owner
-from belljar.backends.docker.client.engine import EngineError, proper
-from belljar.backends.docker.images import (
-    build,
-    build_stream,
-    image_store,
-    key,
-    print_dockerfile,
-    resolve,
-    single_flight,
-)
-from belljar.backends.docker.images.build_failure import explained
-from belljar.backends.docker.images.build_inputs import Order
-from belljar.backends.docker.images.build_stream import Failure, Talk
+from belljar.backends import single_flight
+from belljar.backends.docker import guest, owner
+from belljar.backends.docker.client.engine import EngineError, parsing_answer
+from belljar.backends.docker.images import build, build_stream, dockerfile, image_store, resolve
+from belljar.backends.docker.images.build import explain_failure
+from belljar.backends.docker.images.build_stream import BuildOrder, BuildStream, Failure
 from belljar.environment.environment import BUILTIN
 from belljar.errors import EnvironmentBuildError, InvalidOption
 from project import DOCS
@@ -36,17 +27,13 @@ from wheels import make_wheel
 @pytest.mark.parametrize(
     "name",
     [
-        "dockerfile",
-        "auth",
-        "context",
-        "index",
-        "key",
-        "build_script",
-        "pull",
+        *(f"backends.docker.images.{name}" for name in ("context", "dockerfile", "index")),
+        *(f"backends.docker.images.{name}" for name in ("image_store", "pull")),
+        "environment.addresses",
     ],
 )
 def test_examples_in_the_source_are_true(name):
-    module = importlib.import_module(f"belljar.backends.docker.images.{name}")
+    module = importlib.import_module(f"belljar.{name}")
     result = doctest.testmod(module)
     assert result.attempted
     assert not result.failed
@@ -67,14 +54,14 @@ def test_examples_in_the_source_are_true(name):
 )
 def test_what_uv_complains_about_has_a_remedy(line, hint):
     wanted = want(Environment("a", packages=["x @ https://me:secret@example.org/x.whl"]))
-    error = explained(Failure("uv: exit status 1", "install", (line,)), wanted)
+    error = explain_failure(Failure("uv: exit status 1", "install", (line,)), wanted)
     assert line in str(error)
     assert hint in error.hint
     assert "secret" not in str(error)
 
 
 def test_build_that_breaks_off_says_what_was_last_heard():
-    error = explained(Failure("the container ended", "ended", ("Killed",)), want())
+    error = explain_failure(Failure("the container ended", "ended", ("Killed",)), want())
     assert "the container ended" in str(error)
     assert "Killed" in str(error)
     assert "memory" in error.hint
@@ -96,12 +83,12 @@ def test_only_an_image_without_python_is_said_to_have_none():
         id="sha256:1", reference="team/app:1", python="python3", preload=(), warmup="", own=True
     )
     for words in MISSING:
-        error = backend_module._explained(EngineError(words), made)
+        error = guest.explain_start_error(EngineError(words), made)
         assert "has no 'python3'" in str(error)
-        assert "has no python3" in str(explained(Failure(words, "start"), want()))
-    error = backend_module._explained(EngineError(OTHER), made)
+        assert "has no python3" in str(explain_failure(Failure(words, "start"), want()))
+    error = guest.explain_start_error(EngineError(OTHER), made)
     assert "the container did not start: error mounting" in str(error)
-    assert "does not start: error mounting" in str(explained(Failure(OTHER, "start"), want()))
+    assert "does not start: error mounting" in str(explain_failure(Failure(OTHER, "start"), want()))
 
 
 # --- what a build container says ---------------------------------------------------------------
@@ -135,8 +122,8 @@ async def nothing():
 
 def heard(said, news=None):
     async def listen():
-        with resolve.telling("a", (lambda each: None) if news is None else news) as teller:
-            return await Talk(Saying(said), teller).run(nothing())
+        with resolve.reporting("a", (lambda each: None) if news is None else news) as teller:
+            return await BuildStream(Saying(said), teller).run(nothing())
 
     return anyio.run(listen)
 
@@ -164,7 +151,9 @@ def heard(said, news=None):
 )
 def test_lines_that_no_steps_would_say_end_a_build(line):
     told = heard(line.encode() + b"\n" + json.dumps(GOOD).encode() + b"\n")
-    assert told == Failure("the container said what cannot be understood", "ended")
+    assert told == Failure(
+        "the container sent something that is not a report of the build", "ended"
+    )
 
 
 def test_the_facts_at_the_end_of_a_build_are_those_that_labels_are_made_of():
@@ -181,8 +170,8 @@ def test_a_container_that_never_stops_talking_holds_up_nobody(loop, monkeypatch)
     flood = Saying(b'{"alive":true}\n' * 4000, for_ever=True)
 
     async def main():
-        with resolve.telling("a", lambda each: None) as teller, anyio.move_on_after(0.3) as scope:
-            await Talk(flood, teller).run(nothing())
+        with resolve.reporting("a", lambda each: None) as teller, anyio.move_on_after(0.3) as scope:
+            await BuildStream(flood, teller).run(nothing())
         return scope.cancelled_caught
 
     assert anyio.run(main, backend=loop)
@@ -193,10 +182,10 @@ def test_of_a_container_that_never_stops_talking_only_so_much_is_heard(monkeypat
     flood = Saying(b'{"alive":true}\n' * 4000, for_ever=True)
 
     async def main():
-        with resolve.telling("a", lambda each: None) as teller:
-            return await Talk(flood, teller).run(nothing())
+        with resolve.reporting("a", lambda each: None) as teller:
+            return await BuildStream(flood, teller).run(nothing())
 
-    assert anyio.run(main) == Failure("the container did not stop talking", "ended")
+    assert anyio.run(main) == Failure("the container sent more than 1048576 bytes", "ended")
 
 
 # --- who builds ------------------------------------------------------------------------------
@@ -204,7 +193,7 @@ def test_of_a_container_that_never_stops_talking_only_so_much_is_heard(monkeypat
 
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
 def test_what_many_want_is_made_by_one(loop):
-    shared, made = single_flight.Shared(), []
+    shared, made = single_flight.SingleFlight(), []
 
     async def make():
         made.append(1)
@@ -228,7 +217,7 @@ def test_what_many_want_is_made_by_one(loop):
 
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
 def test_error_is_for_all_but_a_cancellation_only_for_its_task(loop):
-    shared, made = single_flight.Shared(), []
+    shared, made = single_flight.SingleFlight(), []
 
     async def hang():
         await anyio.sleep(60)
@@ -287,10 +276,10 @@ def test_build_container_is_abandoned_only_when_nobody_can_come_back():
 
 
 def test_build_container_has_no_environment_variable_of_ours():
-    order = Order(wanted=want(), key="k", base={"Id": "x"})
-    from belljar.backends.docker.facts import Facts
+    order = BuildOrder(plan=want(), key="k", base={"Id": "x"})
+    from belljar.backends.docker.isolation import EngineFacts
 
-    body = build.created(order, Facts(runtimes=("runc",), default_runtime="runc"))
+    body = build.container_body(order, EngineFacts(runtimes=("runc",), default_runtime="runc"))
     assert "Env" not in body
     assert "Runtime" not in body["HostConfig"]
     assert "NetworkMode" not in body["HostConfig"]
@@ -307,12 +296,12 @@ def test_a_build_of_somebody_else_that_never_ends_is_not_waited_for_without_end(
             return container(elsewhere, running=True)
 
     async def wait():
-        with resolve.telling("a", lambda each: None) as teller:
-            await resolve._wait(Engine(), Order(wanted=want(), key="k", base={"Id": "x"}), teller)
+        with resolve.reporting("a", lambda each: None) as teller:
+            await resolve._wait_for_build(
+                Engine(), BuildOrder(plan=want(), key="k", base={"Id": "x"}), teller
+            )
 
-    with pytest.raises(
-        EnvironmentBuildError, match=r"belljar-build-k.* not come to an end"
-    ) as caught:
+    with pytest.raises(EnvironmentBuildError, match="belljar-build-k has not ended") as caught:
         anyio.run(wait)
     assert "docker rm" in caught.value.hint
 
@@ -321,7 +310,7 @@ def test_a_build_of_somebody_else_that_never_ends_is_not_waited_for_without_end(
 
 
 def listed(name, key, created, *, containers=0, dockerfile=""):
-    return image_store.Listed(
+    return image_store.ListedImage(
         name=name,
         key=key,
         tag=f"belljar/{name}:{key}",
@@ -346,9 +335,9 @@ def test_prune_keeps_what_is_used_current_or_newest():
         listed("geo", "dockerfile", 0, dockerfile="Dockerfile"),
         listed("gone", "only", 1),
     ]
-    found = image_store.superfluous(images, {"data": "current", "gone": "not there"})
+    found = image_store.find_unneeded(images, {"data": "current", "gone": "not there"})
     assert {each.key for each in found} == {"newer-but-of-another-base", "old"}
-    everything = image_store.superfluous(images, {}, everything=True)
+    everything = image_store.find_unneeded(images, {}, everything=True)
     assert {each.key for each in images} - {each.key for each in everything} == {"used"}
 
 
@@ -356,9 +345,12 @@ def test_a_wrong_option_is_not_taken_for_a_wrong_answer():
     class Somewhere:
         endpoint = "unix:///somewhere"
 
-    with pytest.raises(InvalidOption, match="mine"), proper(Somewhere(), "about an image"):
+    with pytest.raises(InvalidOption, match="mine"), parsing_answer(Somewhere(), "about an image"):
         raise InvalidOption("mine")
-    with pytest.raises(EngineError, match="no proper answer"), proper(Somewhere(), "about it"):
+    with (
+        pytest.raises(EngineError, match="an unexpected answer"),
+        parsing_answer(Somewhere(), "about it"),
+    ):
         raise ValueError("its")
 
 
@@ -384,9 +376,9 @@ def test_a_container_that_is_only_listed_does_not_use_its_image():
 def test_image_is_ours_by_its_labels_and_its_name():
     labels = {"belljar.image": "1", "belljar.key": "k"}
     tags = ["belljar/a:k", "belljar/a:other", "team/app:k", "localhost/belljar/a:k"]
-    found = key.own_tags({"Labels": labels, "RepoTags": tags})
+    found = image_store.own_tags({"Labels": labels, "RepoTags": tags})
     assert found == ["belljar/a:k", "localhost/belljar/a:k"]
-    assert key.own_tags({"Labels": {}, "RepoTags": tags}) == []
+    assert image_store.own_tags({"Labels": {}, "RepoTags": tags}) == []
 
 
 # --- the Dockerfile for others ---------------------------------------------------------------
@@ -395,7 +387,7 @@ def test_image_is_ours_by_its_labels_and_its_name():
 def test_dockerfile_for_others_has_the_packages_and_no_password(tmp_path):
     wheel = make_wheel(tmp_path, "demo")
     packages = ["a>=1", "b @ https://me:secret@example.org/b.whl", str(wheel)]
-    text = print_dockerfile.written(want(Environment("x", packages=packages, preload=["a"])))
+    text = dockerfile.render_dockerfile(want(Environment("x", packages=packages, preload=["a"])))
     assert "ARG BASE=base:1" in text
     assert "'a>=1'" in text
     assert "secret" not in text.replace("type=secret", "").replace("secrets", "").replace(
@@ -408,8 +400,8 @@ def test_dockerfile_for_others_has_the_packages_and_no_password(tmp_path):
 
 
 def test_environment_without_packages_has_no_dockerfile():
-    with pytest.raises(InvalidOption, match="base:1 is its image"):
-        print_dockerfile.written(want(BUILTIN["python"]))
+    with pytest.raises(InvalidOption, match="its image is base:1"):
+        dockerfile.render_dockerfile(want(BUILTIN["python"]))
 
 
 # --- the guide -------------------------------------------------------------------------------

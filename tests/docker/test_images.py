@@ -23,15 +23,9 @@ from belljar import Docker, Environment
 from belljar.backends.docker import owner
 from belljar.backends.docker.client import endpoint
 from belljar.backends.docker.client.engine import Engine, EngineError
-from belljar.backends.docker.facts import Facts
-from belljar.backends.docker.images import (
-    build,
-    build_inputs,
-    build_stream,
-    image_store,
-    key,
-    resolve,
-)
+from belljar.backends.docker.images import build, build_stream, image_store, resolve
+from belljar.backends.docker.images.build_stream import BuildOrder
+from belljar.backends.docker.isolation import EngineFacts
 from belljar.environment.environment import BUILTIN
 from belljar.environment.uv import find_uv
 from belljar.errors import EnvironmentBuildError
@@ -45,13 +39,13 @@ SECRET = "correct-horse-battery-staple"
 
 @pytest.fixture(scope="module")
 def engine():
-    return Engine(endpoint.find())
+    return Engine(endpoint.find_endpoint())
 
 
 @pytest.fixture(scope="module")
 def facts(engine):
     async def ask():
-        return Facts.of(
+        return EngineFacts.parse(
             await engine.request("GET", "/info"), await engine.request("GET", "/version")
         )
 
@@ -103,7 +97,7 @@ def ensure(engine, facts):
     def run(environment, *, loop="asyncio", progress=None, **settings):
         async def make():
             docker = Docker(**settings)
-            return await resolve.ensure(engine, environment, docker, facts, progress=progress)
+            return await resolve.ensure_image(engine, environment, docker, facts, progress=progress)
 
         return anyio.run(make, backend=loop)
 
@@ -328,8 +322,8 @@ def test_base_that_keeps_opt_in_a_volume_is_refused(describe, ensure, context, b
 @pytest.mark.parametrize(
     ("program", "complaint"),
     [
-        ("exec yes '{\"alive\": true}'", "did not stop talking"),
-        ("echo '{\"done\": {}}'; exec sleep 1000", "cannot be understood"),
+        ("exec yes '{\"alive\": true}'", "sent more than"),
+        ("echo '{\"done\": {}}'; exec sleep 1000", "not a report of the build"),
     ],
 )
 def test_base_with_a_python_that_is_none_is_given_up(
@@ -366,7 +360,7 @@ def foreign_uv(tmp_path, monkeypatch):
     program = tmp_path / "uv"
     program.write_text("#!/nowhere\n")
     program.chmod(0o755)
-    monkeypatch.setattr(build_inputs, "find_uv", lambda: str(program))
+    monkeypatch.setattr(build_stream, "find_uv", lambda: str(program))
 
 
 def test_uv_of_the_image_is_used_when_that_of_this_host_cannot_be(
@@ -384,7 +378,7 @@ def test_uv_of_the_image_is_used_when_that_of_this_host_cannot_be(
 def test_base_in_which_there_is_no_uv_to_be_had_is_refused(describe, ensure, foreign_uv):
     with pytest.raises(EnvironmentBuildError) as caught:
         ensure(describe())
-    assert "uv could not be had" in str(caught.value)
+    assert "uv could not be installed" in str(caught.value)
     assert "pip" in caught.value.hint
 
 
@@ -420,7 +414,7 @@ def test_tasks_that_want_the_same_image_wait_for_one_build(engine, facts, descri
 
     async def one():
         made.append(
-            await resolve.ensure(engine, environment, Docker(), facts, progress=news.append)
+            await resolve.ensure_image(engine, environment, Docker(), facts, progress=news.append)
         )
 
     async def main():
@@ -465,14 +459,16 @@ def test_cancelled_builder_leaves_nothing_and_the_next_takes_over(engine, facts,
 
             async with anyio.create_task_group() as group:
                 group.start_soon(second, begun)
-                await resolve.ensure(engine, environment, Docker(), facts, progress=cancel)
+                await resolve.ensure_image(engine, environment, Docker(), facts, progress=cancel)
         return scope.cancelled_caught
 
     async def second(begun):
         with anyio.CancelScope(shield=True):
             await begun.wait()  # else it might be the first that builds
             result.append(
-                await resolve.ensure(engine, environment, Docker(), facts, progress=news.append)
+                await resolve.ensure_image(
+                    engine, environment, Docker(), facts, progress=news.append
+                )
             )
 
     assert anyio.run(main, backend=loop)
@@ -492,7 +488,7 @@ def test_cancelled_build_leaves_no_container_and_no_image(engine, facts, describ
                 if each.step == "compiling":
                     scope.cancel()
 
-            await resolve.ensure(engine, environment, Docker(), facts, progress=cancel)
+            await resolve.ensure_image(engine, environment, Docker(), facts, progress=cancel)
         assert scope.cancelled_caught
 
     anyio.run(main, backend=loop)
@@ -514,7 +510,7 @@ PROGRAM = textwrap.dedent(
     from belljar.backends.docker.client import endpoint
     from belljar.backends.docker.images import resolve as image
     from belljar.backends.docker.client.engine import Engine
-    from belljar.backends.docker.facts import Facts
+    from belljar.backends.docker.isolation import EngineFacts
 
     name, wheel, at, flag = sys.argv[1:]
 
@@ -525,11 +521,11 @@ PROGRAM = textwrap.dedent(
                 time.sleep(0.01)
 
     async def main():
-        engine = Engine(endpoint.find())
+        engine = Engine(endpoint.find_endpoint())
         info = await engine.request("GET", "/info")
-        facts = Facts.of(info, await engine.request("GET", "/version"))
+        facts = EngineFacts.parse(info, await engine.request("GET", "/version"))
         environment = Environment(name, packages=[wheel])
-        made = await image.ensure(engine, environment, Docker(), facts, progress=news)
+        made = await image.ensure_image(engine, environment, Docker(), facts, progress=news)
         print("made", made.id, flush=True)
 
     anyio.run(main)
@@ -591,7 +587,7 @@ def create_build_container(engine, key, labels):
 
 
 def key_of(environment, base):
-    return key.want(environment, base, None).key(inspect(base)["Id"])
+    return image_store.plan_image(environment, base, None).key(inspect(base)["Id"])
 
 
 def test_build_container_of_a_dead_process_is_no_obstacle(describe, ensure, engine, base):
@@ -625,7 +621,7 @@ def test_build_container_that_is_removed_by_hand_is_a_clear_error(describe, engi
             engine_view.ask(f"/containers/{container['Id']}?force=1", "DELETE")
 
     async def main():
-        await resolve.ensure(engine, environment, Docker(), facts, progress=remove)
+        await resolve.ensure_image(engine, environment, Docker(), facts, progress=remove)
 
     with pytest.raises((EnvironmentBuildError, EngineError)):
         anyio.run(main)
@@ -635,10 +631,10 @@ def test_build_container_that_is_removed_by_hand_is_a_clear_error(describe, engi
 
 def test_build_container_is_confined_and_off_the_default_runtime_of_gvisor(describe, base):
     environment = describe()
-    wanted = key.want(environment, base, None)
-    order = build.Order(wanted=wanted, key="k", base={"Id": "x"}, network="none")
-    facts = Facts(runtimes=("runc", "runsc"), default_runtime="runsc")
-    host = build.created(order, facts)["HostConfig"]
+    wanted = image_store.plan_image(environment, base, None)
+    order = BuildOrder(plan=wanted, key="k", base={"Id": "x"}, network="none")
+    facts = EngineFacts(runtimes=("runc", "runsc"), default_runtime="runsc")
+    host = build.container_body(order, facts)["HostConfig"]
     assert host["Runtime"] == "runc"
     assert host["CapDrop"] == ["ALL"]
     assert host["NetworkMode"] == "none"
@@ -657,7 +653,7 @@ def test_image_of_the_caller_is_used_as_it_is(ensure, base):
 
 def test_what_would_have_to_be_built_or_fetched_is_not_there(engine, ensure, describe, base):
     def is_there(environment, **settings):
-        return anyio.run(partial(resolve.is_there, engine, environment, Docker(**settings)))
+        return anyio.run(partial(resolve.image_exists, engine, environment, Docker(**settings)))
 
     environment = describe()
     assert not is_there(environment, base=base)
@@ -713,14 +709,14 @@ def test_image_that_cannot_be_pulled_says_what_to_do(ensure):
         with pytest.raises(EnvironmentBuildError) as caught:
             ensure(BUILTIN["python"], image=nowhere)
     assert nowhere in str(caught.value)
-    assert "right?" in caught.value.hint
+    assert "check the name" in caught.value.hint
     with pytest.raises(EnvironmentBuildError) as caught:  # the registry is gone
         ensure(BUILTIN["python"], image=nowhere)
     assert "docker save" in caught.value.hint
 
 
 def test_engine_that_may_not_pull_does_not(ensure):
-    with pytest.raises(EnvironmentBuildError, match="was told not to pull"):
+    with pytest.raises(EnvironmentBuildError, match="forbids to pull it"):
         ensure(BUILTIN["python"], image="belljar-test/nothing:1", pull="never")
 
 
@@ -863,7 +859,7 @@ def test_image_that_was_built_on_one_of_ours_is_not_taken_for_it(describe, ensur
         timeout=60,
     )
     try:
-        listed = anyio.run(image_store.list_images, Engine(endpoint.find()))
+        listed = anyio.run(image_store.list_images, Engine(endpoint.find_endpoint()))
         assert foreign not in {each.tag for each in listed}
         subprocess.run(["docker", "rmi", ours.reference], check=True, capture_output=True)
         again = ensure(environment)

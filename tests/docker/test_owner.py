@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import census
 from belljar import __version__
 from belljar.backends.docker import owner
-from belljar.backends.docker.sweep import decide, found
+from belljar.backends.docker.cleanup import find_leftovers, parse_container
 
 LABELS = (
     *("belljar.sandbox", "belljar.owner.pid", "belljar.owner.started", "belljar.owner.host"),
@@ -301,39 +301,41 @@ def test_no_made_up_labels_are_an_orphans(labels):
 
 def container(labels, **fields):
     name = f"/belljar-{(labels or {}).get('belljar.sandbox', 'x')}"
-    return found({"Id": "f" * 64, "Names": [name], "Labels": labels, "State": "running"} | fields)
+    return parse_container(
+        {"Id": "f" * 64, "Names": [name], "Labels": labels, "State": "running"} | fields
+    )
 
 
 def test_only_orphans_are_leftovers(ours, dead):
     orphan = container(dead)
     others = [container(ours), container(None), container({}), container({"belljar.sandbox": "x"})]
-    assert decide([*others, orphan]) == [orphan]
+    assert find_leftovers([*others, orphan]) == [orphan]
 
 
 def test_the_labels_of_a_sandbox_under_another_name_make_no_leftover(ours, dead):
-    assert decide([container(dead, Names=["/mine"]), container(dead, Names=[])]) == []
-    assert decide([container(ours, Names=["/mine"])], living=set()) == []
+    assert find_leftovers([container(dead, Names=["/mine"]), container(dead, Names=[])]) == []
+    assert find_leftovers([container(ours, Names=["/mine"])], living=set()) == []
 
 
 def test_of_our_own_only_what_no_living_sandbox_has_is_left_over(ours):
     mine = container(ours)
-    assert decide([mine]) == []
-    assert decide([mine], living={"a1b2"}) == []
-    assert decide([mine], living=set()) == [mine]
+    assert find_leftovers([mine]) == []
+    assert find_leftovers([mine], living={"a1b2"}) == []
+    assert find_leftovers([mine], living=set()) == [mine]
 
 
 def test_what_another_living_process_has_is_never_left_over(ours, child):
-    assert decide([container(labels_of(child, ours))], living=set()) == []
+    assert find_leftovers([container(labels_of(child, ours))], living=set()) == []
 
 
 def test_our_own_builds_are_not_taken_for_left_over_sandboxes(ours, dead):
     build = {"belljar.build": "data"}
-    assert decide([container(ours | build)], living=set()) == []
-    assert len(decide([container(dead | build)])) == 1
+    assert find_leftovers([container(ours | build)], living=set()) == []
+    assert len(find_leftovers([container(dead | build)])) == 1
 
 
 def test_a_label_inherited_from_a_built_image_makes_no_build_container(ours):
-    assert len(decide([container(ours | {"belljar.build": ""})], living=set())) == 1
+    assert len(find_leftovers([container(ours | {"belljar.build": ""})], living=set())) == 1
 
 
 @pytest.mark.parametrize("state", ["running", "paused", "restarting", "removing", None, "new word"])

@@ -13,10 +13,10 @@ import pytest
 
 import census
 import docker_census
-from belljar.backends.docker import owner, removal
+from belljar.backends.docker import cleanup, owner
+from belljar.backends.docker.cleanup import sweep_leftovers
 from belljar.backends.docker.client import endpoint
 from belljar.backends.docker.client.engine import Engine, EngineError
-from belljar.backends.docker.sweep import sweep
 from belljar.observe import orphans
 from fake_engine import FakeEngine, answer
 
@@ -28,7 +28,7 @@ IMAGE = os.environ.get("BELLJAR_DOCKER_BASE", "belljar-base:bookworm")
 @pytest.fixture(params=["asyncio", "trio"])
 def call(request):
     """Calls an async function with an engine, under each event loop."""
-    engine = Engine(endpoint.find())
+    engine = Engine(endpoint.find_endpoint())
 
     def call(function, *args, **options):
         task = functools.partial(function, engine, *args, **options)
@@ -66,7 +66,9 @@ def make():
 @pytest.fixture(autouse=True)
 def on_a_host_of_our_own(monkeypatch):
     """Others that use this engine, such as tests of another setting, must not sweep for us."""
-    monkeypatch.setattr(owner, "_host", lambda: (uuid.uuid5(HERE, "m").hex[:16], HERE.hex[:16]))
+    monkeypatch.setattr(
+        owner, "_read_host", lambda: (uuid.uuid5(HERE, "m").hex[:16], HERE.hex[:16])
+    )
 
 
 HERE = uuid.uuid4()
@@ -124,7 +126,7 @@ def test_what_a_dead_process_left_is_removed_whatever_its_state(call, make, dead
     census.wait_until(lambda: not inspect(ended)["State"]["Running"], what="the end")
     leftovers = {created, running, ended, paused}
 
-    swept = call(sweep, timeout=60)
+    swept = call(sweep_leftovers, timeout=60)
 
     mine = [each for each in swept if each.id in leftovers]
     assert {each.id for each in mine} == leftovers
@@ -136,7 +138,7 @@ def test_what_a_dead_process_left_is_removed_whatever_its_state(call, make, dead
 
 def test_a_dry_run_tells_what_would_go_and_removes_nothing(call, make, dead):
     container = make(dead, start=True)
-    (seen,) = [each for each in call(sweep, dry_run=True) if each.id == container]
+    (seen,) = [each for each in call(sweep_leftovers, dry_run=True) if each.id == container]
     assert not seen.removed
     assert seen.problem is None
     assert inspect(container)["State"]["Running"]
@@ -146,14 +148,14 @@ def test_the_volumes_that_came_with_a_container_go_with_it(call, make, dead):
     container = make(dead, start=True, Volumes={"/data": {}})
     (volume,) = [mount["Name"] for mount in inspect(container)["Mounts"]]
     assert volume in docker_census.take().volumes
-    call(sweep)
+    call(sweep_leftovers)
     assert not exists(container)
     assert volume not in docker_census.take().volumes
 
 
 def test_a_left_over_build_container_goes_and_is_called_one(call, make, dead):
     container = make(dead | {"belljar.build": "data"}, start=True)
-    (swept,) = [each for each in call(sweep) if each.id == container]
+    (swept,) = [each for each in call(sweep_leftovers) if each.id == container]
     assert swept.build
     assert not exists(container)
 
@@ -176,8 +178,8 @@ def test_nothing_of_anybody_else_is_touched(call, make, dead, living):
         make(living, start=True),
         make(owner.labels("x"), start=True),
     ]
-    swept = call(sweep)
-    swept += call(sweep, living={sandbox_of(spared[-1])})
+    swept = call(sweep_leftovers)
+    swept += call(sweep_leftovers, living={sandbox_of(spared[-1])})
     assert not {each.id for each in swept} & set(spared)
     assert all(map(exists, spared))
     started = [container for container in spared if inspect(container)["State"]["StartedAt"] > "1"]
@@ -192,7 +194,7 @@ def test_what_somebody_made_of_a_sandboxs_image_is_not_touched(call, make, dead)
     copy = make({}, Image=image, start=True)
     try:
         assert inspect(copy)["Config"]["Labels"]["belljar.owner.pid"] == dead["belljar.owner.pid"]
-        call(sweep)
+        call(sweep_leftovers)
         assert not exists(sandbox)
         assert inspect(copy)["State"]["Running"]
     finally:
@@ -203,8 +205,8 @@ def test_what_somebody_made_of_a_sandboxs_image_is_not_touched(call, make, dead)
 def test_of_our_own_only_what_no_living_sandbox_has_goes(call, make):
     wanted, left = make(owner.labels("x"), start=True), make(owner.labels("x"), start=True)
     build = make(owner.labels("x") | {"belljar.build": "data"})
-    assert not {each.id for each in call(sweep)} & {wanted, left}
-    swept = {each.id: each.removed for each in call(sweep, living=[sandbox_of(wanted)])}
+    assert not {each.id for each in call(sweep_leftovers)} & {wanted, left}
+    swept = {each.id: each.removed for each in call(sweep_leftovers, living=[sandbox_of(wanted)])}
     assert swept[left]
     assert not {wanted, build} & set(swept)
     assert exists(wanted)
@@ -217,15 +219,15 @@ def test_of_our_own_only_what_no_living_sandbox_has_goes(call, make):
 def test_one_that_cannot_be_removed_does_not_stop_the_others(call, make, dead, monkeypatch):
     containers = [make(dead) for _ in range(6)]
     stuck = containers[2]
-    remove = removal.remove
+    remove = cleanup.remove_container
 
     async def failing(engine, container):
         if container == stuck:
             raise EngineError("device or resource busy", status=500)
         await remove(engine, container)
 
-    monkeypatch.setattr(removal, "remove", failing)
-    swept = {each.id: each for each in call(sweep)}
+    monkeypatch.setattr(cleanup, "remove_container", failing)
+    swept = {each.id: each for each in call(sweep_leftovers)}
     assert not swept[stuck].removed
     assert swept[stuck].problem == "device or resource busy"
     assert [container for container in containers if exists(container)] == [stuck]
@@ -237,15 +239,15 @@ def test_a_sweep_that_runs_out_of_time_says_what_it_did_not_do(call, make, dead,
     async def endless(engine, container):
         await anyio.sleep_forever()
 
-    monkeypatch.setattr(removal, "remove", endless)
-    (swept,) = [each for each in call(sweep, timeout=0.2) if each.id == container]
+    monkeypatch.setattr(cleanup, "remove_container", endless)
+    (swept,) = [each for each in call(sweep_leftovers, timeout=0.2) if each.id == container]
     assert not swept.removed
-    assert "no time" in swept.problem
+    assert "the time for removals was over" in swept.problem
 
 
 def test_an_engine_that_is_not_there_is_an_error_of_the_sweep(call):
     async def elsewhere(engine):
-        await sweep(Engine(endpoint.find("unix:///nowhere/docker.sock")))
+        await sweep_leftovers(Engine(endpoint.find_endpoint("unix:///nowhere/docker.sock")))
 
     with pytest.raises(EngineError):
         call(elsewhere)
@@ -255,12 +257,12 @@ def test_an_engine_that_is_not_there_is_an_error_of_the_sweep(call):
 
 
 def test_removing_what_is_gone_is_fine(call):
-    call(removal.remove, "belljar-test-never-was")
+    call(cleanup.remove_container, "belljar-test-never-was")
 
 
 def test_a_container_can_be_removed_by_its_name(call, make):
     container = make({}, start=True)
-    call(removal.remove, inspect(container)["Name"].removeprefix("/"))
+    call(cleanup.remove_container, inspect(container)["Name"].removeprefix("/"))
     assert not exists(container)
 
 
@@ -270,7 +272,7 @@ def test_several_may_remove_the_same_container_at_once(call, make):
     async def all_at_once(engine):
         async with anyio.create_task_group() as group:
             for _ in range(5):
-                group.start_soon(removal.remove, engine, container)
+                group.start_soon(cleanup.remove_container, engine, container)
 
     call(all_at_once)
     assert not exists(container)
@@ -280,7 +282,7 @@ def test_a_removal_never_asks_politely_and_waits(call, make):
     """A process that ignores SIGTERM would be given ten seconds."""
     began = str(int(time.time()))
     container = make({}, start=True, command="trap '' TERM; while :; do sleep 1; done")
-    call(removal.remove, container)
+    call(cleanup.remove_container, container)
     assert not exists(container)
     events = signals_sent_to(container, began)
     assert "9" in events
@@ -299,7 +301,7 @@ def test_when_one_way_fails_the_next_stronger_one_is_taken(call, make, failing):
     container = make({}, start=True)
 
     async def remove(engine):
-        await removal.remove(Refusing(engine, failing), container)
+        await cleanup.remove_container(Refusing(engine, failing), container)
 
     call(remove)
     assert not exists(container)
@@ -309,7 +311,7 @@ def test_when_every_way_fails_the_reason_is_raised(call, make):
     container = make({}, start=True)
 
     async def remove(engine):
-        await removal.remove(Refusing(engine, 99), container)
+        await cleanup.remove_container(Refusing(engine, 99), container)
 
     with pytest.raises(EngineError, match="device or resource busy"):
         call(remove)
@@ -400,4 +402,4 @@ def test_a_list_of_containers_that_is_none_is_an_error_of_the_engine(
     path = f"{short_directory}/e"
     monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
     with FakeEngine(path, answer(said)), pytest.raises(EngineError):
-        orphans.find("docker")
+        orphans.find_orphans("docker")

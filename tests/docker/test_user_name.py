@@ -10,7 +10,7 @@ from textwrap import dedent
 import pytest
 
 from belljar import Docker, InvalidOption
-from belljar.backends.docker import user_name
+from belljar.backends.docker import profile
 
 
 @pytest.fixture
@@ -20,12 +20,12 @@ def directory(tmp_path, monkeypatch):
 
 
 def test_the_file_names_the_user_and_goes_with_the_start(directory):
-    with user_name.passwd_file(2_000_000_001) as path:
+    with profile.passwd_file(2_000_000_001) as path:
         lines = Path(path).read_text().splitlines()
         assert lines[1].split(":")[:4] == ["sandbox", "x", "2000000001", "2000000001"]
         assert os.stat(path).st_mode & 0o777 == 0o644
-        assert user_name.mount(path)["ReadOnly"] is True
-        user_name.sweep()  # another start, meanwhile
+        assert profile.passwd_mount(path)["ReadOnly"] is True
+        profile.remove_stale_passwd_files()  # another start, meanwhile
         assert os.listdir(directory) == [os.path.basename(path)]
     assert os.listdir(directory) == []
 
@@ -33,15 +33,15 @@ def test_the_file_names_the_user_and_goes_with_the_start(directory):
 def test_what_a_killed_process_left_is_swept_and_nothing_else(directory):
     program = dedent("""
         import os, signal, sys, tempfile
-        from belljar.backends.docker import user_name
+        from belljar.backends.docker import profile
         tempfile.tempdir = sys.argv[1]
-        with user_name.passwd_file(1000):
+        with profile.passwd_file(1000):
             os.kill(os.getpid(), signal.SIGKILL)
     """)
     subprocess.run([sys.executable, "-c", program, str(directory)], check=False)
     assert len(os.listdir(directory)) == 1
     (directory / "belljar-passwd-x").write_text("of somebody else")
-    user_name.sweep()
+    profile.remove_stale_passwd_files()
     assert os.listdir(directory) == ["belljar-passwd-x"]
 
 

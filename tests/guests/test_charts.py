@@ -340,13 +340,13 @@ LINE = {
 
 
 def parsed(**changes):
-    return chart.parse(json.dumps({**LINE, **changes}))
+    return chart.parse_chart(json.dumps({**LINE, **changes}))
 
 
 def test_a_chart_survives_json():
     found = parsed(truncated=True)
     assert found.elements[0].points == ((1.0, 2.5), ("2024-01-01", None))
-    assert chart.parse(json.dumps(found.to_dict())) == found
+    assert chart.parse_chart(json.dumps(found.to_dict())) == found
     assert found.to_dict()["elements"] == [
         {"label": "a", "points": [[1.0, 2.5], ["2024-01-01", None]]}
     ]
@@ -385,7 +385,7 @@ def test_a_chart_survives_json():
     ids=lambda text: text[:30],
 )
 def test_a_forged_chart_is_none(forged):
-    assert chart.parse(forged) is None
+    assert chart.parse_chart(forged) is None
 
 
 json_values = st.recursive(
@@ -400,7 +400,7 @@ def test_whatever_the_guest_says_is_a_chart_or_none(changes):
     found = parsed(**changes)
     assert found is None or isinstance(found, Chart)
     if found is not None:
-        assert chart.parse(json.dumps(found.to_dict(), allow_nan=False)) == found
+        assert chart.parse_chart(json.dumps(found.to_dict(), allow_nan=False)) == found
 
 
 def test_a_guest_that_forges_its_chart_gets_none_or_what_it_said(sandbox):

@@ -20,11 +20,12 @@ from pathlib import Path
 import pytest
 
 from belljar import Sandbox
-from belljar.environment import environment, requirement, saved_names
-from belljar.environment.build_progress import BuildProgress
-from belljar.environment.environment import Environment, Interpreter, build, list_built, remove
-from belljar.environment.store import Store, cache_root
+from belljar.environment import environment, interpreter, requirement
+from belljar.environment.environment import Environment, build, remove
+from belljar.environment.interpreter import Interpreter
+from belljar.environment.store import Store, cache_root, list_built
 from belljar.environment.uv import read_pip_files, uv_settings
+from belljar.environment.uv_build import BuildProgress
 from belljar.errors import EnvironmentBuildError, InvalidOption, SandboxError
 from wheels import make_source_distribution, make_wheel
 
@@ -99,7 +100,7 @@ def test_what_is_no_package_is_refused(package):
 
 
 def test_a_package_that_looks_like_an_option_is_refused_with_the_reason():
-    with pytest.raises(InvalidOption, match="would take for an option"):
+    with pytest.raises(InvalidOption, match="would read it as an option"):
         Environment("x", packages=["--extra-index-url=http://evil.example"])
 
 
@@ -145,47 +146,49 @@ def test_documentation_examples_hold():
 
 
 def test_the_key_depends_on_content_and_not_on_name_or_preload(wheels):
-    python = environment.interpreter()
-    key = environment.key_of(Environment("x", packages=["alpha"]), python)
-    assert key == environment.key_of(Environment("y", packages=["Alpha"], preload=["os"]), python)
-    assert key != environment.key_of(Environment("x", packages=["alpha", "beta"]), python)
+    python = interpreter.find_interpreter()
+    key = environment.compute_key(Environment("x", packages=["alpha"]), python)
+    assert key == environment.compute_key(
+        Environment("y", packages=["Alpha"], preload=["os"]), python
+    )
+    assert key != environment.compute_key(Environment("x", packages=["alpha", "beta"]), python)
 
 
 def test_the_key_follows_the_content_of_a_local_wheel(wheels):
     wheel = wheels / "alpha-1.0-py3-none-any.whl"
     local = Environment("x", packages=[str(wheel)])
-    before = environment.key_of(local, environment.interpreter())
+    before = environment.compute_key(local, interpreter.find_interpreter())
     with zipfile.ZipFile(wheel, "a") as archive:
         archive.writestr("more.py", "")
-    assert environment.key_of(local, environment.interpreter()) != before
+    assert environment.compute_key(local, interpreter.find_interpreter()) != before
 
 
 # --- the interpreter -------------------------------------------------------------------------
 
 
 def test_the_running_interpreter_and_the_same_one_asked_agree():
-    own = environment.interpreter()
-    assert environment.interpreter(own.executable) == own
-    assert environment.interpreter(sys.executable) == own
+    own = interpreter.find_interpreter()
+    assert interpreter.find_interpreter(own.executable) == own
+    assert interpreter.find_interpreter(sys.executable) == own
     assert own.version == sys.version_info[:3]
     assert Path(own.stdlib, "os.py").is_file()
 
 
 def test_a_python_that_is_none_is_refused():
     with pytest.raises(EnvironmentBuildError, match="no usable Python"):
-        environment.interpreter("/bin/true")
+        interpreter.find_interpreter("/bin/true")
     with pytest.raises(EnvironmentBuildError, match="uv python install"):
-        environment.interpreter("3.99")
+        interpreter.find_interpreter("3.99")
 
 
 def test_a_python_that_is_too_old_is_refused(tmp_path):
-    facts = {**environment.interpreter().__dict__, "version": [3, 8, 1]}
+    facts = {**interpreter.find_interpreter().__dict__, "version": [3, 8, 1]}
     facts |= {"implementation": "cpython", "system": "linux"}
     fake = tmp_path / "python3.8"
     fake.write_text(f"#!/bin/sh\necho '{json.dumps(facts)}'\n")
     fake.chmod(0o755)
     with pytest.raises(EnvironmentBuildError, match=r"is Python 3\.8; 3\.9 or newer"):
-        environment.interpreter(str(fake))
+        interpreter.find_interpreter(str(fake))
 
 
 def test_the_guest_sees_usr_in_place_and_any_other_prefix_at_opt_python():
@@ -199,8 +202,8 @@ def test_the_guest_sees_usr_in_place_and_any_other_prefix_at_opt_python():
             libdir=f"{prefix}/lib",
         )
 
-    assert environment.guest_python(of("/usr")) == "/usr/bin/python3.12"
-    assert environment.guest_python(of("/home/me/py")) == "/opt/python/bin/python3.12"
+    assert interpreter.guest_python(of("/usr")) == "/usr/bin/python3.12"
+    assert interpreter.guest_python(of("/home/me/py")) == "/opt/python/bin/python3.12"
 
 
 # --- building --------------------------------------------------------------------------------
@@ -209,7 +212,7 @@ def test_the_guest_sees_usr_in_place_and_any_other_prefix_at_opt_python():
 def test_a_built_environment_has_the_layout_guests_mount(cache, tmp_path):
     built = build(Environment("demo", packages=["alpha", "beta"]), progress=None)
     assert built.path == cache / f"demo-{built.key}"
-    guest = environment.guest_python(built.interpreter)
+    guest = interpreter.guest_python(built.interpreter)
     short = ".".join(map(str, sys.version_info[:2]))
     for name in ("python", "python3", f"python{short}"):
         assert os.readlink(built.path / "bin" / name) == guest
@@ -365,7 +368,7 @@ def test_directories_above_the_environments_have_their_mode_under_any_umask(
 def test_a_cache_that_others_can_write_to_is_refused(cache):
     build("python", progress=None)
     cache.chmod(0o777)
-    with pytest.raises(EnvironmentBuildError, match="somebody else"):
+    with pytest.raises(EnvironmentBuildError, match="another user can write"):
         build("python", progress=None)
 
 
@@ -416,7 +419,7 @@ def test_threads_that_want_the_same_environment_build_it_once(cache):
 
 def test_who_has_to_wait_for_another_build_says_so(cache):
     demo = Environment("demo", packages=["alpha", "beta"])
-    key = environment.key_of(demo, environment.interpreter())
+    key = environment.compute_key(demo, interpreter.find_interpreter())
     with Store.default().building(key, lambda: None):
         other = in_another_process("""
             from belljar.environment import Environment, build
@@ -625,7 +628,7 @@ def test_uv_gets_no_variable_that_it_does_not_need():
 
 def test_no_password_of_an_address_is_shown():
     given = "x @ https://me:secret@a.example/x.whl?t=1"
-    assert requirement.shown(given) == "x @ https://***@a.example/x.whl?***"
+    assert requirement.hide_secrets(given) == "x @ https://***@a.example/x.whl?***"
 
 
 def test_variables_that_would_redirect_the_installation_are_not_inherited():
@@ -687,19 +690,19 @@ def test_what_extends_another_has_all_it_has_and_more():
     assert made.python == "3.12"
     assert Environment("own", extends=base, python="3.13").python == "3.13"
     assert (
-        Environment(extends="data", packages=["x"]).preload == environment.builtin("data").preload
+        Environment(extends="data", packages=["x"]).preload == environment.BUILTIN["data"].preload
     )
 
 
 def test_a_name_is_needed_without_a_base():
-    with pytest.raises(InvalidOption, match="has a name"):
+    with pytest.raises(InvalidOption, match="needs a name"):
         Environment(packages=["alpha"])
 
 
 def test_packages_that_are_there_change_nothing():
-    data = environment.builtin("data")
-    assert environment.extended(data, ["Pandas", "numpy"]) is data
-    assert environment.extended(data, ["pandas>=2"]).packages == (
+    data = environment.BUILTIN["data"]
+    assert environment.add_packages(data, ["Pandas", "numpy"]) is data
+    assert environment.add_packages(data, ["pandas>=2"]).packages == (
         *data.packages[: data.packages.index("pandas") + 1],
         "pandas>=2",
         *data.packages[data.packages.index("pandas") + 1 :],
@@ -760,7 +763,11 @@ def contents(directory):
     [
         (["no-such-package"], "^there is no package 'no-such-package' in the", "spelling"),
         (["alpha==9"], "^there is no version 'alpha==9' in the package index", "spelling"),
-        (["alpha==1.0", "alpha==0.5"], "^the packages exclude each other; ", "exclude each other"),
+        (
+            ["alpha==1.0", "alpha==0.5"],
+            "^the packages conflict with each other; ",
+            "packages conflict",
+        ),
     ],
 )
 def test_what_cannot_be_installed_is_said_in_plain_words(cache, wheels, packages, message, hint):
@@ -772,7 +779,7 @@ def test_what_cannot_be_installed_is_said_in_plain_words(cache, wheels, packages
 
 def test_saved_names_are_known_wherever_an_environment_is_named(cache):
     saved = Environment("saved", packages=["alpha"])
-    saved_names.save(saved)
+    environment.save(saved)
     assert environment.resolve("saved") == saved
     assert Environment(extends="saved", packages=["beta"]).packages == ("alpha", "beta")
     assert Sandbox(environment="saved", packages=["beta"]).environment.packages == ("alpha", "beta")

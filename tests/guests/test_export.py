@@ -20,7 +20,7 @@ from belljar import Environment, InvalidOption, Limits, Sandbox
 from belljar.record import Recorder, read
 from belljar.record.export import FORMATS, render
 from belljar.record.export import notebook as ipynb
-from belljar.record.export.highlight import LONGEST, highlighted
+from belljar.record.export.export_text import MAX_HIGHLIGHTED, highlight_code
 from belljar.record.export.page import MOST
 
 PNG = base64.b64decode(
@@ -283,17 +283,17 @@ def test_outcomes_and_costs_are_told(page):
         "a\rb\r\nc = 1",
         "f'{" * 300,
         "0x" + "9" * 5000,
-        "x" * (LONGEST + 1),
+        "x" * (MAX_HIGHLIGHTED + 1),
     ],
 )
 def test_highlighting_changes_no_character(code):
-    page = Page(f"<pre>{highlighted(code)}</pre>")
+    page = Page(f"<pre>{highlight_code(code)}</pre>")
     assert page.text == code
     assert {element.tag for element in page.elements} <= {"pre", "span"}
 
 
 def test_highlighting_knows_keywords_strings_comments_and_numbers():
-    marked = highlighted("for x in 'a', 1: print(x.print)  # c")
+    marked = highlight_code("for x in 'a', 1: print(x.print)  # c")
     assert '<span class="k">for</span>' in marked
     assert '<span class="s">&#x27;a&#x27;</span>' in marked
     assert '<span class="n">1</span>' in marked

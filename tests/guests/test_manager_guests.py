@@ -13,10 +13,10 @@ import pytest
 import census
 from belljar import AsyncSandbox, Limits, Outcome, Sandbox
 from belljar.errors import SandboxMissing
-from belljar.pool import manager_entry, manager_settings
+from belljar.pool import manager_table, settings
+from belljar.pool.blocking import SandboxManager
 from belljar.pool.manager import AsyncSandboxManager
-from belljar.pool.manager_blocking import SandboxManager
-from belljar.pool.manager_decide import Reason
+from belljar.pool.manager_table import Reason
 from host_script import Script
 from project import BENCHMARKS
 
@@ -62,7 +62,7 @@ def test_a_named_sandbox_keeps_its_state_and_its_death_is_noticed(run_async, mon
                 tasks.start_soon(work)
                 await began.wait()
                 with monkeypatch.context() as patch:
-                    patch.setattr(manager_entry, "now", lambda: time.monotonic() + 7200)
+                    patch.setattr(manager_table, "now", lambda: time.monotonic() + 7200)
                     assert await manager.sweep() == {}
                 sandbox._place.guest.kill()
             assert ended[0].outcome in (Outcome.lost, Outcome.killed)
@@ -107,7 +107,7 @@ def test_threads_share_a_blocking_manager(backend):
 
 
 def test_limits_of_every_sandbox_stay_when_one_asks_for_other_ones():
-    merged = manager_settings.merge(
+    merged = settings.merge_options(
         {"limits": Limits(memory="64m"), "environment": "python"}, {"limits": {"timeout": 5}}
     )
     assert (merged["limits"].memory, merged["limits"].timeout) == (64 * 2**20, 5.0)
@@ -116,7 +116,7 @@ def test_limits_of_every_sandbox_stay_when_one_asks_for_other_ones():
 
 MANAGER = """
     import anyio
-    from belljar.pool.manager_blocking import SandboxManager
+    from belljar.pool.blocking import SandboxManager
     manager = SandboxManager(environment="python", cleanup_interval=0.05)
     for name in "ab":
         manager.create(name)
@@ -133,7 +133,7 @@ def test_nothing_is_left_of_a_manager_whose_process_was_killed(script):
     assert census.settle(before, timeout=30, ignore=["thread", *census.NOT_SWEPT]) == []
     next_one = script(
         """
-        from belljar.pool.manager_blocking import SandboxManager
+        from belljar.pool.blocking import SandboxManager
         with SandboxManager(environment="python") as manager:
             print(manager.run_code(manager.create("a"), "1 + 1").value)
         """
@@ -165,7 +165,7 @@ def test_a_fork_leaves_the_parents_manager_alone(script):
     status, out, err = made.end()
     assert status == 0, err
     assert out.splitlines() == [
-        "child: this manager belongs to the process that made it",
+        "child: this manager belongs to the process that forked this one",
         "parent: None 2",
     ]
 

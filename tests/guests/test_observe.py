@@ -20,7 +20,7 @@ import setting
 from belljar import AsyncSandbox, Sandbox, events
 from belljar.observe import Audit, AuditFailed, Metrics, Monitor, Rules, Tracing, enable, presence
 from belljar.observe.audit import verify
-from belljar.observe.live_sandboxes import Sightings, kill
+from belljar.observe.live_sandboxes import LiveSandboxes, kill
 from census import wait_until
 
 BUSY = "while True: pass"
@@ -260,7 +260,7 @@ def by_id(sightings):
 
 
 def test_a_live_sandbox_is_seen_with_what_it_uses(seen, directory):
-    with Sightings() as sightings:
+    with LiveSandboxes() as sightings:
 
         def busy():
             found = by_id(sightings)[seen.id]
@@ -276,7 +276,7 @@ def test_a_live_sandbox_is_seen_with_what_it_uses(seen, directory):
 
 
 def test_idle_is_told_from_busy_and_the_end_from_both(backend, directory, seen):
-    with Sandbox(environment="python") as other, Sightings() as sightings:
+    with Sandbox(environment="python") as other, LiveSandboxes() as sightings:
         other.run_code("1")
 
         def states():
@@ -309,11 +309,11 @@ def test_a_sandbox_that_nobody_closed_is_not_seen_for_ever(backend, directory, s
         id = forgotten()
     assert any(id in str(each.message) for each in caught)
     assert id not in {sandbox.id for sandbox in events.live()}
-    with Sightings() as sightings:
+    with LiveSandboxes() as sightings:
         wait_until(
             lambda: (found := by_id(sightings).get(id)) is None or not found.live,
             LONG,
             "its end",
         )
-    presence._installed[0].forget_dead(at_least=0)
+    presence._installed[0].remove_dead(at_least=0)
     assert not (directory / id).exists()

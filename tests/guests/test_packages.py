@@ -14,7 +14,7 @@ import engine_view
 import setting
 from belljar import AsyncSandbox, Environment, InvalidOption, Pool, Sandbox, SandboxManager, config
 from belljar.cli import script_header
-from belljar.environment.environment import builtin
+from belljar.environment.environment import BUILTIN
 from wheels import make_wheel
 
 
@@ -76,7 +76,7 @@ def test_packages_are_added_to_the_environment(backend, wheel):
     assert execution.text.startswith("'/opt/env/lib/python3.")
     assert execution.logs.stdout == (f"{module} 1.0\n",)
     assert sandbox.environment.name == f"python-with-{module}"
-    assert sandbox.environment.preload == builtin("python").preload
+    assert sandbox.environment.preload == BUILTIN["python"].preload
 
 
 def test_every_way_in_takes_packages():
@@ -259,7 +259,7 @@ def test_packages_of_a_header_are_not_preloaded_and_not_built(monkeypatch):
     assert (environment.preload, environment.warmup) == ((), "")
     assert not environment.allow_builds
     there = script_header.read("a.py", header('dependencies = ["pandas"]'))
-    assert there.added_to({}, quiet=True)["environment"] == builtin("data")
+    assert there.added_to({}, quiet=True)["environment"] == BUILTIN["data"]
 
 
 def test_packages_of_a_header_are_left_out_beside_an_image(capsys):

@@ -17,7 +17,7 @@ import pytest
 import census
 import setting
 from belljar import AsyncPool, AsyncSandbox, InvalidOption, Outcome, Pool, Sandbox, Snippet
-from belljar.environment.environment import builtin
+from belljar.environment.environment import BUILTIN
 from belljar.errors import (
     GuestLost,
     PoolClosed,
@@ -27,11 +27,12 @@ from belljar.errors import (
     StartError,
 )
 from belljar.observe.metrics import Metrics
-from belljar.pool import guests as stock_module
-from belljar.pool import items, warmup
+from belljar.pool import guests as guests_module
 from belljar.pool import pool as pool_module
-from belljar.pool.guests import Stock
-from belljar.pool.idle_guest import Warm
+from belljar.pool import pooled_sandbox
+from belljar.pool import snippet as items
+from belljar.pool.guests import Guests
+from belljar.pool.pooled_sandbox import IdleGuest
 from project import ESCAPES
 
 pytestmark = pytest.mark.contract("native")
@@ -41,7 +42,7 @@ HOSTILE = ESCAPES / "hostile.py"
 
 @pytest.fixture(autouse=True)
 def often_looked_after(monkeypatch):
-    monkeypatch.setattr(pool_module, "TICK", 0.1)
+    monkeypatch.setattr(pool_module, "CHECK_INTERVAL", 0.1)
 
 
 def a_pool(kind=AsyncPool, **options):
@@ -59,7 +60,11 @@ async def eventually(holds):
 
 def guests_of(pool):
     """The warm ones that wait, themselves."""
-    return [warm._guest for warm in pool._guests._warm.values()]
+    return [
+        ready.guest._guest
+        for bucket in pool._guests.state.buckets.values()
+        for ready in bucket.ready
+    ]
 
 
 # -- rehearsals --------------------------------------------------------------------------------
@@ -109,11 +114,13 @@ def test_a_rehearsal_of_ours_needs_no_package(run_async):
     """An image of the caller's need not have those that the environment is said to preload."""
 
     async def test():
-        async with a_pool(rehearsal=warmup.code_for(builtin("data"), None)) as pool:
+        async with a_pool(
+            rehearsal=pooled_sandbox.choose_warmup_code(BUILTIN["data"], None)
+        ) as pool:
             await pool.warm_up()
             assert pool.stats().start_failures == 0
 
-    assert "pandas" in warmup.code_for(builtin("data"), None)
+    assert "pandas" in pooled_sandbox.choose_warmup_code(BUILTIN["data"], None)
     run_async(test)
 
 
@@ -328,12 +335,12 @@ def test_a_warm_guest_that_does_not_answer_is_replaced(run_async, monkeypatch):
             await pool.warm_up()
             asked = []
 
-            async def ready(self):
+            async def answers(self):
                 asked.append(self)
                 return len(asked) > 1
 
-            monkeypatch.setattr(Warm, "ready", ready)
-            monkeypatch.setattr(stock_module, "CHECK", 0.0)
+            monkeypatch.setattr(IdleGuest, "answers", answers)
+            monkeypatch.setattr(guests_module, "CHECK", 0.0)
             await eventually(lambda: len(asked) > 1)
             assert pool.stats().discarded["dead"] == 1
             await pool.warm_up()
@@ -346,7 +353,7 @@ def test_a_warm_guest_that_is_too_old_is_replaced_and_never_given(run_async, mon
         async with a_pool(max_age=1000) as pool:
             await pool.warm_up()
             (old,) = guests_of(pool)
-            monkeypatch.setattr(stock_module, "now", lambda: time.monotonic() + 2000)
+            monkeypatch.setattr(guests_module, "now", lambda: time.monotonic() + 2000)
             async with pool.acquire() as sandbox:
                 assert sandbox.whereabouts != old.whereabouts
             assert pool.stats().discarded["old"] == 1
@@ -365,7 +372,7 @@ def test_another_kind_of_guest_has_a_shelf_of_its_own_and_makes_room(run_async, 
             stats = pool.stats()
             assert stats.discarded["room"] == 1
             assert len(stats.shelves) == 2
-            monkeypatch.setattr(stock_module, "now", lambda: time.monotonic() + 100)
+            monkeypatch.setattr(guests_module, "now", lambda: time.monotonic() + 100)
             await eventually(lambda: len(pool.stats().shelves) == 1)
             await pool.warm_up()
             assert pool.stats().ready == 2
@@ -487,7 +494,7 @@ def test_a_start_that_fails_is_told_to_who_asks_and_not_repeated_at_once(run_asy
             raise StartError("no guest today")
 
         with monkeypatch.context() as patch:
-            patch.setattr(Warm, "start", start)
+            patch.setattr(IdleGuest, "start", start)
             async with a_pool(min_ready=1) as pool:
                 with pytest.raises(StartError, match="today"):
                     await pool.warm_up()
@@ -515,7 +522,7 @@ def test_snippets_whose_guest_dies_before_they_begin_are_run_on_another(run_asyn
     async def test():
         async with a_pool() as pool:
             killed = []
-            prepare = items.prepare
+            prepare = items.send_inputs
 
             async def prepare_and_die(tenant, part):
                 await prepare(tenant, part)
@@ -524,7 +531,7 @@ def test_snippets_whose_guest_dies_before_they_begin_are_run_on_another(run_asyn
                     tenant._place.guest.kill()
                     await eventually(lambda: not tenant.alive)
 
-            monkeypatch.setattr(items, "prepare", prepare_and_die)
+            monkeypatch.setattr(items, "send_inputs", prepare_and_die)
             snippet = Snippet("x + int(open('a').read())", variables={"x": 40}, files={"a": "2"})
             assert [each.value async for each in pool.map([snippet])] == [42]
             assert len(killed) == 2
@@ -551,7 +558,7 @@ def test_who_is_cancelled_leaves_neither_a_place_nor_a_guest_behind(run_async, m
             assert pool.stats().waiting == 0
 
             # Given to him in the very moment in which he is cancelled.
-            give = Stock._give
+            give = Guests._give
 
             def give_and_cancel(self, ticket, idle):
                 given = give(self, ticket, idle)
@@ -561,13 +568,13 @@ def test_who_is_cancelled_leaves_neither_a_place_nor_a_guest_behind(run_async, m
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(other.close)
                 with monkeypatch.context() as patch, anyio.CancelScope() as scope:
-                    patch.setattr(Stock, "_give", give_and_cancel)
+                    patch.setattr(Guests, "_give", give_and_cancel)
                     await pool.acquire()
             assert scope.cancelled_caught
             assert pool.stats().leased == 1
             await tenant.close()
             with monkeypatch.context() as patch, anyio.CancelScope() as scope:
-                patch.setattr(Stock, "_give", give_and_cancel)
+                patch.setattr(Guests, "_give", give_and_cancel)
                 await pool.acquire()  # there at once
             assert scope.cancelled_caught
             assert pool.stats().leased == 0
@@ -827,6 +834,50 @@ def test_map_that_is_left_early_leaves_nothing(run_async):
     run_async(test)
 
 
+def test_an_input_that_a_thread_reads_may_wait_for_results(run_async):
+    async def test():
+        async with a_pool() as pool:
+            done, closed = threading.Semaphore(0), threading.Event()
+
+            def codes():
+                try:
+                    for number in range(3):
+                        yield f"{number}"
+                        assert done.acquire(timeout=30)
+                    raise LookupError("no more")
+                finally:
+                    closed.set()
+
+            results = pool.map(codes(), concurrency=2, read_in_thread=True)
+            for number in range(3):
+                assert (await anext(results)).value == number
+                done.release()
+            with pytest.raises(LookupError):
+                await anext(results)
+            assert closed.is_set()
+
+    run_async(test)
+
+
+def test_a_thread_reads_no_further_than_the_window_and_ends_with_its_map(backend):
+    def codes():
+        for number in range(10**6):
+            taken.append(number)
+            yield f"{number}"
+
+    def readers():
+        return [each for each in threading.enumerate() if each.name == "belljar-input"]
+
+    taken = []
+    with a_pool(Pool, max_total=4) as pool:
+        with pool.map(codes(), concurrency=2, window=5, read_in_thread=True) as results:
+            assert [next(results).value for _ in range(3)] == [0, 1, 2]
+            assert len(readers()) == 1
+            time.sleep(0.2)
+            assert len(taken) <= 3 + 5
+        census.wait_until(lambda: not readers(), 30, "that the thread ends")
+
+
 def test_what_the_input_or_the_callback_raises_is_raised_in_its_place(run_async):
     async def test():
         async with a_pool(max_total=4) as pool:
@@ -984,7 +1035,7 @@ def test_ill_formed_options_are_said_at_once():
 
 def test_both_pools_have_the_same_names_and_documentation():
     def public(cls):
-        return {name for name in dir(cls) if not name.startswith("_")} - {"flight"}
+        return {name for name in dir(cls) if not name.startswith("_")}
 
     assert public(Pool) == public(AsyncPool)
     for name in public(Pool):

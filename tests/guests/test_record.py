@@ -154,7 +154,7 @@ def test_a_record_goes_to_an_ordinary_file_or_nowhere(made, path, tmp_path):
         path = tmp_path / "no" / "session.jsonl"
     with pytest.raises((InvalidOption, FileError)) as caught:
         Sandbox(record=path)
-    assert caught.value.hint or "ordinary" in str(caught.value)
+    assert caught.value.hint or "regular" in str(caught.value)
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -196,7 +196,7 @@ def test_bytes_of_events_are_kept_up_to_a_limit(path):
     recorder.event("write", path="a", content=b"\0\xff", began=5.0)
     recorder.event("write", path="b", content=bytes(INLINE + 1))
     recorder.event("odd", thing=object())
-    assert "cannot be written down" in recorder.failed
+    assert "cannot be recorded" in recorder.failed
     recorder.close()
     small, large = read(path).sessions[0].steps
     assert (small.began, small.fields["content"]) == (5.0, {"base64": "AP8="})
@@ -327,7 +327,7 @@ def test_a_line_that_is_broken_in_the_middle_is_an_error_with_its_number(recorde
         (lambda all: all[0].update(limits={"memory": "lots"}), "not a size"),
         (lambda all: all[0].update(environment=7), "environment is not an object"),
         (lambda all: all[1].pop("session"), "session is not a text"),
-        (lambda all: all[1].update(session="other"), "has not begun"),
+        (lambda all: all[1].update(session="other"), "has not started"),
         (lambda all: all[1].update(code=["1"]), "code is not a text"),
         (lambda all: all[1]["execution"].update(outcome="great"), "outcome"),
         (lambda all: all[1]["execution"].update(stdout=7), "execution.stdout is not a text"),

@@ -18,10 +18,10 @@ import pytest
 from rich.console import Console
 
 from belljar import Environment, Limits, Outcome, SandboxError
-from belljar.cli.results import ResultFiles
+from belljar.cli.terminal import ResultFiles
 from belljar.errors import FileError
 from belljar.protocol import values
-from belljar.results import rich_view
+from belljar.results import display
 from belljar.results.display import MAX_PAGE
 from belljar.results.execution import Call, ErrorInfo, Execution, FileChanges, Logs, Result, Usage
 from belljar.results.result import TABLE
@@ -597,7 +597,7 @@ def test_a_page_about_an_execution_has_an_end():
     picture = made({"image/png": b"x" * (MAX_PAGE // 3)})
     shown = execution(results=(picture,) * 10, stdout="x" * MAX_PAGE)._repr_html_()
     assert len(shown) < MAX_PAGE + 10_000
-    assert "too large to be shown" in shown
+    assert "too large to show" in shown
     assert "characters more" in shown
 
 
@@ -641,7 +641,7 @@ def test_a_terminal_by_rich_shows_text_as_text_and_tables_as_tables(data_sandbox
 def test_every_kind_of_frame_can_be_drawn(make, words):
     names = ("numpy", "pandas", "polars", "pyarrow")
     frame = eval(make, {name: pytest.importorskip(name) for name in names})
-    drawn = rich_view.table(made({TABLE: values.encode(frame).join()}))
+    drawn = display.render_table(made({TABLE: values.encode(frame).join()}))
     console = Console(file=io.StringIO(), width=200)
     console.print(drawn)
     for word in words:
@@ -649,9 +649,9 @@ def test_every_kind_of_frame_can_be_drawn(make, words):
 
 
 def test_what_is_no_frame_is_not_drawn():
-    assert rich_view.table(made({TABLE: values.encode({"a": 1}).join()})) is None
-    assert rich_view.table(made({TABLE: b"hostile"})) is None
-    assert rich_view.table(made({})) is None
+    assert display.render_table(made({TABLE: values.encode({"a": 1}).join()})) is None
+    assert display.render_table(made({TABLE: b"hostile"})) is None
+    assert display.render_table(made({})) is None
 
 
 def test_calls_and_files_are_in_the_record_of_a_run_and_in_what_is_shown():
@@ -688,7 +688,7 @@ def test_a_table_that_no_library_can_show_is_shown_as_text(frame, tmp_path):
     raw = {TABLE: values.encode(frame).join(), "text/plain": "the text"}
     result = Result(raw=raw, is_main_result=True)
     console = Console(file=io.StringIO(), width=80)
-    console.print(rich_view.result(result))
+    console.print(display.render_result(result))
     assert console.file.getvalue().strip() == "the text"
     saved, remarks = ResultFiles(tmp_path).save(result)
     assert saved or remarks
@@ -723,13 +723,13 @@ def amplified():
 MEASURE = """
 import pathlib, resource, sys
 from belljar import Result
-from belljar.results import rich_view
+from belljar.results import display
 from belljar.results.result import TABLE
 import pandas, polars, pyarrow.csv
 made = Result(raw={TABLE: pathlib.Path(sys.argv[1]).read_bytes()}, is_main_result=True)
 made.data
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-assert rich_view.table(made) is not None
+assert display.render_table(made) is not None
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 

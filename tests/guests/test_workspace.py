@@ -21,7 +21,7 @@ from belljar import InvalidOption, Limits, ProtocolError, Sandbox
 from belljar.backends.linux import cgroup, safe_dir
 from belljar.backends.linux.safe_dir import PARTIAL, Beneath, Found, Incoming, stays_inside
 from belljar.files import sessions, tree_protocol
-from belljar.files.sync import PAGE, Known, Ledger, Save, decide
+from belljar.files.sync import PAGE, Known, Ledger, Save, plan_save
 from belljar.protocol import removal
 
 MB = 1 << 20
@@ -350,7 +350,7 @@ def test_what_is_larger_on_paper_than_the_limit_does_not_fill_the_host(make_sand
     sandbox = make_sandbox(workspace=place, limits=Limits(workspace="1m"))
     execution = sandbox.run_code("import os\n" + code)
     assert execution.ok, execution
-    assert "more than the limit of 1m" in execution.notes[0]
+    assert "would exceed the limit of 1m" in execution.notes[0]
     assert 0 < sum(path.stat().st_size for path in place.iterdir()) <= MB
 
 
@@ -486,7 +486,7 @@ def test_a_guest_that_answers_too_slowly_is_given_up(make_sandbox, place, monkey
     sandbox = make_sandbox(workspace=place)
     monkeypatch.setattr("belljar.files.workspace.SAVE_TIMEOUT", 0.0)
     execution = sandbox.run_code("open('f', 'w').close()")
-    assert any("took too long" in note for note in execution.notes)
+    assert any("took longer than" in note for note in execution.notes)
 
 
 def test_a_workspace_that_cannot_be_read_is_a_note_and_no_error(make_sandbox, place):
@@ -494,7 +494,7 @@ def test_a_workspace_that_cannot_be_read_is_a_note_and_no_error(make_sandbox, pl
     sandbox.run_code("import os; open('f', 'w').write('1')")
     execution = sandbox.run_code("os.chmod('/workspace', 0)")
     assert execution.ok, execution
-    assert any("brought back" in note for note in execution.notes)
+    assert any("copied back" in note for note in execution.notes)
     assert below(place) == {"f": "1"}
     sandbox.run_code("os.chmod('/workspace', 0o700); open('f', 'w').write('2')")
     assert below(place) == {"f": "2"}
@@ -749,7 +749,7 @@ def ledger(known, limit=MB, most=100):
 
 
 def planned(known, seen, **limits):
-    return decide(known, seen, ledger(known, **limits))
+    return plan_save(known, seen, ledger(known, **limits))
 
 
 def fetched(plan):
@@ -822,7 +822,7 @@ def test_a_long_link_counts_as_the_page_it_takes():
 
 
 def part(path, data=b"", size=None, **more):
-    return tree_protocol.Part(
+    return tree_protocol.FilePart(
         path, data=data, found=file(len(data) if size is None else size), **more
     )
 
@@ -841,7 +841,7 @@ def test_a_file_that_is_larger_than_it_was_said_to_be_is_not_kept(saving, place)
     save, known = saving
     save.take([part("a", bytes(PAGE), last=True), part("b", b"x", size=3 * PAGE)])
     assert len(partials(place)) == 0
-    save.take([tree_protocol.Part("b", 1, bytes(3 * PAGE), file(3 * PAGE), True)])
+    save.take([tree_protocol.FilePart("b", 1, bytes(3 * PAGE), file(3 * PAGE), True)])
     save.take([part("c", bytes(PAGE), last=True), part("d", b"x", last=True)])
     assert sorted(known) == sorted(os.listdir(place)) == ["a", "c"]
 
@@ -850,7 +850,7 @@ def test_the_room_of_a_file_is_free_only_when_another_has_its_place(saving, plac
     save, known = saving
     save.take([part("a", bytes(2 * PAGE), last=True)])
     save.take(
-        [part("a", b"", size=1), tree_protocol.Part("a", error=5), part("b", b"x", last=True)]
+        [part("a", b"", size=1), tree_protocol.FilePart("a", error=5), part("b", b"x", last=True)]
     )
     assert sorted(known) == os.listdir(place) == ["a"]
     save.take([part("a", b"1", last=True), part("b", b"2", last=True)])
@@ -860,7 +860,7 @@ def test_the_room_of_a_file_is_free_only_when_another_has_its_place(saving, plac
 def test_what_follows_a_file_that_could_not_be_read_is_not_taken_for_it(saving, place):
     save, known = saving
     save.take(
-        [part("a", b"x", size=9), tree_protocol.Part("a", error=5), part("b", b"y", last=True)]
+        [part("a", b"x", size=9), tree_protocol.FilePart("a", error=5), part("b", b"y", last=True)]
     )
     assert below(place) == {"b": "y"}
     assert list(known) == ["b"]
@@ -925,7 +925,7 @@ def test_a_listing_no_honest_guest_sends_is_refused(run_async, row):
 
     async def ask():
         with pytest.raises(ProtocolError):
-            await tree_protocol.scan(Liar(), "/workspace", most=10)
+            await tree_protocol.scan_tree(Liar(), "/workspace", most=10)
 
     run_async(ask)
 
@@ -956,9 +956,11 @@ def test_whatever_a_guest_answers_is_taken_or_refused(answer, data):
 
     async def ask():
         for act in (
-            lambda: tree_protocol.scan(Liar(), "/", most=10),
-            lambda: tree_protocol.fetch(Liar(), "/", [("f", 10)], tree_protocol.Budget(100), sink),
-            lambda: tree_protocol.push(Liar(), "/", [tree_protocol.Order("dir", "d")]),
+            lambda: tree_protocol.scan_tree(Liar(), "/", most=10),
+            lambda: tree_protocol.fetch_files(
+                Liar(), "/", [("f", 10)], tree_protocol.Budget(100), sink
+            ),
+            lambda: tree_protocol.push_orders(Liar(), "/", [tree_protocol.Order("dir", "d")]),
         ):
             try:
                 await act()

@@ -14,9 +14,9 @@ from belljar import InvalidOption, Sandbox
 from belljar.backends.isolation import Isolation, Layer
 from belljar.cli import conformance as command
 from belljar.cli import main
-from belljar.conformance import mechanisms, proofs, report_html, report_json, report_text, runner
+from belljar.conformance import controls, report_data, report_html, report_text, rows, runner
 from belljar.conformance.canaries import ENVIRONMENT_SECRET, VARIABLE
-from belljar.conformance.results import (
+from belljar.conformance.report_data import (
     Attempt,
     ControlResult,
     Head,
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.contract("native")]
 
 
 def run(*rows, make=None, controls=True):
-    wanted = runner.Wanted(setting=oracles.SETTING, rows=rows, controls=controls)
+    wanted = runner.Selection(setting=oracles.SETTING, rows=rows, controls=controls)
     return runner.run(wanted, lambda done, total, what: None, make)
 
 
@@ -58,13 +58,13 @@ def test_what_has_just_happened_to_the_host_is_seen():
     with oracles.Canaries() as canaries:
         for _ in range(5):
             canaries.process.kill()  # its death takes a moment
-            assert set(canaries.wrongs()) == {"process"}
-            canaries.revive()
+            assert set(canaries.find_damage()) == {"process"}
+            canaries.restore()
             with socket.socket(socket.AF_UNIX) as caller:  # has no packets that may be late
                 caller.connect(canaries.unix_path)
-            assert set(canaries.wrongs()) == {"hits"}
+            assert set(canaries.find_damage()) == {"hits"}
             canaries.reset()
-            assert canaries.wrongs() == {}
+            assert canaries.find_damage() == {}
 
 
 def test_rows_hold_here_and_their_controls_trip(backend):
@@ -96,7 +96,7 @@ def test_a_sandbox_without_its_limit_fails_its_row(backend):
 @pytest.mark.native_only("the same code judges containers")
 def test_a_control_that_does_not_trip_makes_its_row_vacuous(backend, monkeypatch):
     blind = ControlResult(kind="an unprivileged process", tripped=False, showed="nothing")
-    monkeypatch.setattr(proofs, "unstopped", lambda *args: blind)
+    monkeypatch.setattr(controls, "run_unstopped", lambda *args: blind)
     report = run(4)
     assert report.rows[0].state == "vacuous"
     assert not report.held
@@ -108,7 +108,7 @@ def test_what_cannot_be_judged_is_a_failure_and_ends_no_other_row(backend, monke
     def broken(*args, **options):
         raise OSError("no such luck")
 
-    monkeypatch.setattr(runner.attempts, "release", broken)
+    monkeypatch.setattr(runner.attempts, "try_program", broken)
     report = run(4, 62)
     assert [row.state for row in report.rows] == ["failed", "held"]
 
@@ -129,7 +129,7 @@ def test_an_attempt_that_was_only_slow_is_tried_once_more(monkeypatch):
         def close_all():
             pass
 
-    attempt = runner.attempt(Slow, Nowhere, None)
+    attempt = runner.make_attempt(Slow, Nowhere, None)
     assert (attempt.state, len(looks)) == ("held", 2)
     assert "at the first try it took 10.0 s" in attempt.evidence[-1]
     late = Look()
@@ -148,7 +148,7 @@ def test_every_row_is_described_once_and_its_mechanisms_are_known():
         assert row.family in FAMILIES
         for kind in ("native", "docker", "gvisor"):
             for counted in (True, False):
-                assert mechanisms.explain(row.stopped_by, kind, counted=counted)
+                assert rows.explain_mechanisms(row.stopped_by, kind, counted=counted)
 
 
 def test_a_row_is_what_the_worst_of_its_attempts_is():
@@ -252,7 +252,7 @@ def test_text_is_printable_and_complete():
 
 
 def test_the_fields_of_the_json_stay_as_they_are():
-    found = json.loads(report_json.render(a_report(HOSTILE)))
+    found = json.loads(report_data.render_json(a_report(HOSTILE)))
     assert found["schema"] == 1
     assert sorted(found) == [
         *("belljar", "controls", "date", "held", "isolation", "left_behind", "rows"),

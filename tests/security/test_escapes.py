@@ -19,13 +19,13 @@ import census
 import gvisor
 import oracles
 from belljar import FileError, Sandbox, SandboxError
-from belljar.conformance import alone, attempts, proofs
+from belljar.conformance import attempts, controls, setting
+from belljar.conformance.attempts import LOOKS
 from belljar.conformance.checks import checks
-from belljar.conformance.looks import LOOKS
+from belljar.conformance.controls import SIMULATIONS, run_simulation
 from belljar.conformance.programs import UNSTOPPED, programs
-from belljar.conformance.results import Look, NotHere, NotRun
+from belljar.conformance.report_data import Look, NotHere, NotRun
 from belljar.conformance.rows import ROWS
-from belljar.conformance.simulations import SIMULATIONS, simulate
 from belljar.conformance.stage import Stage
 from oracles import Canaries, init_of, tree, worker_of
 
@@ -46,7 +46,7 @@ def undisturbed(request):
     if request.node.get_closest_marker("disturbs"):
         yield
     else:
-        with alone.undisturbed():
+        with setting.machine_lock():
             yield
 
 
@@ -80,7 +80,7 @@ def stage(stage_of_all):
 @pytest.mark.parametrize("guest", **_ids(HERE))
 def test_hostile_guest_is_contained(guest, stage):
     look = Look()
-    told = attempts.release(guest, stage, look)
+    told = attempts.try_program(guest, stage, look)
     assert look.problems == [], told
     assert look.evidence
 
@@ -103,7 +103,7 @@ def test_check_holds_and_sees(check, stage):
 @pytest.mark.disturbs
 @pytest.mark.parametrize("guest", **_ids([p for p in HERE if p.control in UNSTOPPED]))
 def test_control_where_nothing_stops_it_the_oracle_trips(guest, canaries):
-    result = proofs.unstopped(guest, canaries)
+    result = controls.run_unstopped(guest, canaries)
     if result.tripped is None and guest.control == "saved-root":
         pytest.skip(result.showed)
     assert result.tripped, result.showed
@@ -113,7 +113,7 @@ def test_control_where_nothing_stops_it_the_oracle_trips(guest, canaries):
 @pytest.mark.contract("docker", "gvisor")
 @pytest.mark.parametrize("guest", **_ids([p for p in HERE if p.control == "larger"]))
 def test_control_under_larger_limits_the_counter_passes_the_small_one(guest, stage):
-    result = proofs.larger(guest, stage)
+    result = controls.run_with_larger_limits(guest, stage)
     if result.tripped is None:
         pytest.skip(result.showed)
     assert result.tripped, result.showed
@@ -123,7 +123,7 @@ def test_control_under_larger_limits_the_counter_passes_the_small_one(guest, sta
 @pytest.mark.contract("docker", "gvisor")
 @pytest.mark.parametrize("name", SIMULATIONS)
 def test_control_that_is_simulated_is_seen(name, stage):
-    result = simulate(name, stage)
+    result = run_simulation(name, stage)
     assert result.tripped, result.showed
 
 
@@ -138,7 +138,7 @@ def test_every_program_says_what_it_is_and_has_a_control():
             assert program.head.get("larger"), program.name
         else:
             assert program.control == "simulated", program.name
-            assert proofs.simulated_by(program)[0] in known, program.name
+            assert controls.simulated_by(program)[0] in known, program.name
 
 
 def test_every_row_has_a_program_or_a_check():

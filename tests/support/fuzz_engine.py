@@ -18,12 +18,12 @@ from unittest import mock
 import anyio
 
 import fuzzing
-from belljar.backends.docker import owner, removal, sweep, usage
+from belljar.backends.docker import cleanup, guest, owner
 from belljar.backends.docker.client import engine as client
 from belljar.backends.docker.client.connect import Connection
 from belljar.backends.docker.client.endpoint import Endpoint
-from belljar.backends.docker.facts import Facts
-from belljar.backends.docker.images import image_store, key, pull
+from belljar.backends.docker.images import image_store, pull
+from belljar.backends.docker.isolation import EngineFacts
 from belljar.backends.docker.stream import AttachedStream
 from belljar.errors import SandboxError
 from belljar.protocol import wire
@@ -88,25 +88,25 @@ async def _attach(engine):
 async def _facts(engine):
     info = await engine.request("GET", "/info")
     version = await engine.request("GET", "/version")
-    with client.proper(engine, "about itself"):
-        Facts.of(info, version)
+    with client.parsing_answer(engine, "about itself"):
+        EngineFacts.parse(info, version)
 
 
 async def _reading(engine):
-    seen = await usage.Remote(engine, "c").read()
+    seen = await guest.RemoteUsage(engine, "c").read()
     for each in (seen.peak_memory, seen.memory, seen.processes, seen.memory_kills):
         if each is not None and type(each) is not int:
             raise Wrong(f"a reading of {each!r}")
 
 
 async def _image(engine):
-    with client.proper(engine, "about an image"):
-        await pull.inspect(engine, "python:3.12", "linux/amd64")
-        await pull.pull(engine, "python:3.12", None, Teller())
+    with client.parsing_answer(engine, "about an image"):
+        await image_store.inspect_image(engine, "python:3.12", "linux/amd64")
+        await pull.pull_image(engine, "python:3.12", None, Teller())
 
 
 async def _images(engine):
-    with client.proper(engine, "about its images"):
+    with client.parsing_answer(engine, "about its images"):
         await image_store.list_images(engine)
 
 
@@ -117,11 +117,11 @@ WORK = [
     _attach,
     _facts,
     _reading,
-    lambda engine: usage.ran_out_of_memory(engine, "c"),
-    lambda engine: sweep.sweep(engine, living=(), dry_run=True),
+    lambda engine: guest.ran_out_of_memory(engine, "c"),
+    lambda engine: cleanup.sweep_leftovers(engine, living=(), dry_run=True),
     _image,
     _images,
-    lambda engine: removal.remove(engine, "c"),
+    lambda engine: cleanup.remove_container(engine, "c"),
 ]
 
 
@@ -168,8 +168,8 @@ async def play(work, cut, answers):
     quick = mock.patch.multiple
     with (
         quick(client, dial=there.dial),
-        quick(usage, TIMEOUT=QUICK, REASON=0.0),
-        quick(removal, GONE_TIMEOUT=QUICK, PAUSE=0.0),
+        quick(guest, USAGE_TIMEOUT=QUICK, REASON_TIMEOUT=0.0),
+        quick(cleanup, GONE_TIMEOUT=QUICK, RETRY_PAUSE=0.0),
     ):
         await _play(work, there)
 
@@ -230,7 +230,12 @@ def allowance(data):
 # --- cases -----------------------------------------------------------------------------------
 
 ID = "0" * 64
-LABELS = {**owner.labels("x"), key.IMAGE: "1", key.KEY: "k", key.PYTHON: "3"}
+LABELS = {
+    **owner.labels("x"),
+    image_store.IMAGE: "1",
+    image_store.KEY: "k",
+    image_store.PYTHON_LABEL: "3",
+}
 STATE = {"Running": False, "OOMKilled": False, "ExitCode": 137, "Pid": 7}
 OBJECTS = [
     {"Id": ID, "State": STATE, "Name": "/x", "HostConfig": {}},

@@ -40,11 +40,11 @@ class Escaped(Exception):
 def _absolute(field, names, data):
     for name in names:
         with contextlib.suppress(SandboxError):
-            path = api.absolute(name, "/workspace")
+            path = api.absolute_path(name, "/workspace")
             if not path.startswith("/") or "\0" in path or "/./" in f"{path}/":
                 raise Escaped(path)
         with contextlib.suppress(SandboxError):
-            api.local_path(name)
+            api.check_local_path(name)
 
 
 def _session(field, names, data):

@@ -7,11 +7,9 @@ which setting this run is.
 import os
 
 import setting
-from belljar.conformance import canaries, guests
-from belljar.conformance.canaries import ENVIRONMENT_SECRET, everything
+from belljar.conformance import canaries, processes
+from belljar.conformance.canaries import ENVIRONMENT_SECRET, collect_output
 from belljar.conformance.controls import Control
-from belljar.conformance.counters import Counters, own_memory, tasks_below
-from belljar.conformance.guests import init_of
 from belljar.conformance.posture import (
     NAMESPACES,
     STORE,
@@ -20,10 +18,9 @@ from belljar.conformance.posture import (
     mounts,
     posture,
     status,
-    threads,
     unusual,
 )
-from belljar.conformance.processes import tree
+from belljar.conformance.processes import Counters, init_of, own_memory, tasks_below, threads, tree
 from belljar.conformance.programs import ESCAPES
 from belljar.conformance.setting import NOBODY, ROOT, Setting
 
@@ -38,9 +35,9 @@ __all__ = [
     "Canaries",
     "Control",
     "Counters",
+    "collect_output",
     "descriptors",
     "drift",
-    "everything",
     "init_of",
     "mounts",
     "own_memory",
@@ -67,4 +64,4 @@ def Canaries():
 
 
 def worker_of(sandbox):
-    return guests.worker_of(sandbox, gvisor=setting.GVISOR)
+    return processes.worker_of(sandbox, gvisor=setting.GVISOR)

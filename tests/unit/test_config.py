@@ -203,7 +203,7 @@ def test_settings_that_exclude_each_other_are_said_with_their_places(place):
     said = place.problems("[docker]\nimage = 'a'\nbase = 'b'\n")
     assert "belljar.toml:2" in said
     assert "belljar.toml:3" in said
-    assert "base has no meaning beside an image" in said
+    assert "base has no meaning together with image" in said
 
 
 # --- wrong ones ------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ def test_a_file_that_is_not_there_or_cannot_be_read_is_an_error(place, tmp_path)
     with pytest.raises(config.ConfigError, match="BELLJAR_CONFIG: there is no file"):
         place.load(BELLJAR_CONFIG="nowhere.toml")
     (tmp_path / "a.ini").write_text("")
-    with pytest.raises(config.ConfigError, match=r"is none of \.toml"):
+    with pytest.raises(config.ConfigError, match=r"does not end in \.toml"):
         place.load(tmp_path / "a.ini")
     (tmp_path / "a.toml").write_bytes(b"a = '\xff'")
     with pytest.raises(config.ConfigError, match="is not UTF-8: byte 5"):
@@ -300,7 +300,7 @@ def test_two_files_of_one_project_are_an_error(place):
 def test_a_file_of_somebody_else_in_the_current_directory_is_not_trusted(place):
     path = place.project_file("network = 'none'")
     path.chmod(0o666)
-    with pytest.raises(config.ConfigError, match="written by, somebody else"):
+    with pytest.raises(config.ConfigError, match="another user can write it"):
         place.load()
     assert config.load(path, place.environ, project=False).sources["network"] == f"{path}:1"
 
@@ -403,17 +403,11 @@ def defaults(function, *without):
     }
 
 
-def test_the_schema_has_what_the_classes_have_with_their_defaults():
-    assert {name: schema()[f"limits.{name}"].default for name in keys("limits")} == {
-        name: rule.default for name, rule in RULES.items()
-    }
-    docker = {field.name: field.default for field in fields(Docker) if field.name != "noexec"}
-    assert {name: schema()[f"docker.{name}"].default for name in keys("docker")} == docker
-    manager = defaults(AsyncSandboxManager.__init__, "factory")
-    assert {name: schema()[f"manager.{name}"].default for name in keys("manager")} == manager
-    alerts = {field.name: field.default for field in fields(Rules)}
-    del_enabled = keys("observe.alerts") - {"enabled"}
-    assert {name: schema()[f"observe.alerts.{name}"].default for name in del_enabled} == alerts
+def test_the_schema_has_every_option_of_limits_docker_manager_and_alerts():
+    assert keys("limits") == RULES.keys()
+    assert keys("docker") == {field.name for field in fields(Docker)} - {"noexec"}
+    assert keys("manager") == defaults(AsyncSandboxManager.__init__, "factory").keys()
+    assert keys("observe.alerts") == {field.name for field in fields(Rules)} | {"enabled"}
 
 
 def test_the_schema_has_every_option_of_a_sandbox_that_is_not_of_one_sandbox_alone():

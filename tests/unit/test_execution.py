@@ -26,8 +26,8 @@ from belljar.results.execution import (
     Outcome,
     Result,
     Usage,
-    printable,
 )
+from belljar.text import printable
 
 USAGE = Usage(wall=0.0012, cpu=0.001, peak_memory=None, output_bytes=0)
 ZERO_DIVISION = ErrorInfo(

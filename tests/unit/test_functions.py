@@ -24,17 +24,16 @@ import pytest
 import belljar
 from belljar.errors import InvalidOption
 from belljar.functions import signature
-from belljar.functions.disclosure import MAX_MESSAGE, scrub
 from belljar.functions.registry import (
     MAX_SPEC,
     MAX_SPECS,
     HostFunction,
     Registry,
-    coerce,
-    describe,
-    spec,
+    coerce_functions,
+    describe_function,
     stubs,
 )
+from belljar.functions.signature import MAX_MESSAGE, describe_error, remove_host_details
 from belljar.guest import functions
 from belljar.protocol import messages
 from interpreters import interpreters
@@ -113,19 +112,21 @@ SHAPES = [
 
 def test_functions_are_named_by_the_mapping_or_by_themselves():
     own = HostFunction(len, name="size", max_calls=3)
-    found = coerce([plain, own, Thing(1).method])
+    found = coerce_functions([plain, own, Thing(1).method])
     assert list(found) == ["plain", "size", "method"]
     assert found["size"] == own
-    assert coerce({"length": own})["length"] == HostFunction(len, name="length", max_calls=3)
-    assert list(coerce({"f": lambda: 1})) == ["f"]
-    assert coerce(iter([nothing]))["nothing"].function is nothing
-    assert coerce(None) == coerce({}) == coerce([]) == {}
+    assert coerce_functions({"length": own})["length"] == HostFunction(
+        len, name="length", max_calls=3
+    )
+    assert list(coerce_functions({"f": lambda: 1})) == ["f"]
+    assert coerce_functions(iter([nothing]))["nothing"].function is nothing
+    assert coerce_functions(None) == coerce_functions({}) == coerce_functions([]) == {}
 
 
 def test_one_name_has_one_spelling():
-    assert list(coerce({"ﬁnd": nothing})) == ["find"]
-    with pytest.raises(InvalidOption, match="two host functions are called 'find'"):
-        coerce({"ﬁnd": nothing, "find": plain})
+    assert list(coerce_functions({"ﬁnd": nothing})) == ["find"]
+    with pytest.raises(InvalidOption, match="two host functions are named 'find'"):
+        coerce_functions({"ﬁnd": nothing, "find": plain})
 
 
 @pytest.mark.parametrize(
@@ -138,22 +139,22 @@ def test_one_name_has_one_spelling():
         ([Thing(1)], "a Thing has no name"),
         ([functools.partial(plain)], "a partial has no name"),
         ([plain, plain], "two host functions"),
-        ({"f": 3}, "a callable, not int"),
-        ({"f": None}, "a callable, not NoneType"),
+        ({"f": 3}, "callable, not int"),
+        ({"f": None}, "callable, not NoneType"),
         ({"class": plain}, "cannot be the name"),
         ({"a b": plain}, "cannot be the name"),
         ({"a.b": plain}, "cannot be the name"),
         ({"": plain}, "cannot be the name"),
         ({"x" * 65: plain}, "cannot be the name"),
-        ({"__import__": plain}, "keeps for itself"),
-        ({3: plain}, "is a str, not 3"),
-        ({None: plain}, "is a str, not None"),
+        ({"__import__": plain}, "Python reserves"),
+        ({3: plain}, "must be a str, not 3"),
+        ({None: plain}, "must be a str, not None"),
         ({f"f{i}": plain for i in range(201)}, "201 host functions are more than 200"),
     ],
 )
 def test_what_cannot_be_exposed_is_said_at_once(given, words):
     with pytest.raises(InvalidOption, match=re.escape(words)):
-        coerce(given)
+        coerce_functions(given)
 
 
 @pytest.mark.parametrize(
@@ -237,7 +238,7 @@ def test_generators_and_coroutines_are_no_host_functions():
     ],
 )
 def test_annotations_are_short_texts(annotation, text):
-    assert signature.annotation(annotation) == text
+    assert signature.format_annotation(annotation) == text
 
 
 def test_classes_are_named_by_their_public_module(monkeypatch):
@@ -246,18 +247,20 @@ def test_classes_are_named_by_their_public_module(monkeypatch):
     outer.Frame = inner.Frame = type("Frame", (), {"__module__": inner.__name__})
     inner.Local = type("Local", (), {"__module__": inner.__name__})
     monkeypatch.setitem(sys.modules, "outermost", outer)
-    assert signature.annotation(inner.Frame) == "outermost.Frame"
-    assert signature.annotation(inner.Local) == "outermost.core.frame.Local"
+    assert signature.format_annotation(inner.Frame) == "outermost.Frame"
+    assert signature.format_annotation(inner.Local) == "outermost.core.frame.Local"
 
 
 def test_a_class_made_in_a_function_is_named_without_it():
     class Inner: ...
 
-    assert signature.annotation(Inner) == f"{__name__}.Inner"
+    assert signature.format_annotation(Inner) == f"{__name__}.Inner"
 
 
 def test_defaults_are_literals_or_dots():
-    told = {p["name"]: p["default"] for p in spec(HostFunction(odd_defaults))["parameters"]}
+    told = {
+        p["name"]: p["default"] for p in describe_function(HostFunction(odd_defaults))["parameters"]
+    }
     assert told == {
         "a": "...",
         "b": "...",
@@ -268,23 +271,30 @@ def test_defaults_are_literals_or_dots():
 
 
 def test_defaults_do_not_tell_paths_of_the_host():
-    told = {p["name"]: p["default"] for p in spec(HostFunction(path_defaults))["parameters"]}
+    told = {
+        p["name"]: p["default"]
+        for p in describe_function(HostFunction(path_defaults))["parameters"]
+    }
     assert told == {"a": "...", "b": "'/'", "c": "'a/b'", "d": "..."}
 
 
 def test_a_default_that_contains_itself_is_dots():
     loop: list[object] = []
     loop.append(loop)
-    assert signature.default(loop) == "..."
-    assert signature.default("x" * 1000) == "..."
+    assert signature.format_default(loop) == "..."
+    assert signature.format_default("x" * 1000) == "..."
 
 
 def test_a_signature_that_cannot_be_read_takes_anything():
-    assert str(messages.build_signature(spec(HostFunction(max)))) == "(*args, **kwargs)"
+    assert (
+        str(messages.build_signature(describe_function(HostFunction(max)))) == "(*args, **kwargs)"
+    )
 
 
 def test_nothing_that_is_told_has_an_address():
-    text = json.dumps([spec(function) for function in coerce(SHAPES).values()])
+    text = json.dumps(
+        [describe_function(function) for function in coerce_functions(SHAPES).values()]
+    )
     assert "0x" not in text
     assert str(Path.home()) not in text
 
@@ -294,13 +304,13 @@ def test_a_spec_is_bounded():
         pass
 
     long.__doc__ = "ü" * 100_000
-    told = spec(HostFunction(long))
+    told = describe_function(HostFunction(long))
     assert len(json.dumps(told)) <= MAX_SPEC
     assert told["doc"].endswith("…")
     names = ", ".join(f"a{i}: 'list[{'x' * 100}]' = {'y' * 50!r}" for i in range(100))
     made: dict[str, typing.Any] = {}
     exec(f"def wide({names}): 'doc'", made)
-    told = spec(HostFunction(made["wide"]))
+    told = describe_function(HostFunction(made["wide"]))
     assert len(json.dumps(told)) <= MAX_SPEC
     assert len(told["parameters"]) == 100
     assert told["parameters"][0] == {
@@ -310,7 +320,10 @@ def test_a_spec_is_bounded():
         "default": "...",
     }
     exec(f"def wider({', '.join(f'a{i}' * 20 for i in range(1000))}): 'doc'", made)
-    assert str(messages.build_signature(spec(HostFunction(made["wider"])))) == "(*args, **kwargs)"
+    assert (
+        str(messages.build_signature(describe_function(HostFunction(made["wider"]))))
+        == "(*args, **kwargs)"
+    )
 
 
 def test_the_specs_of_all_fit_one_header():
@@ -320,7 +333,7 @@ def test_the_specs_of_all_fit_one_header():
     long.__doc__ = "\U0001f40d" * 10_000
     # Letters that take twelve bytes of JSON each.
     names = (f"{chr(0x20000 + i)}{chr(0x20000) * 63}" for i in range(200))
-    registry = Registry(coerce(dict.fromkeys(names, long)).values())
+    registry = Registry(coerce_functions(dict.fromkeys(names, long)).values())
     assert len(json.dumps({"functions": registry.specs()})) <= MAX_SPECS
 
 
@@ -329,17 +342,20 @@ def test_the_specs_of_all_fit_one_header():
 
 @pytest.mark.parametrize("function", SHAPES, ids=lambda f: getattr(f, "name", None) or f.__name__)
 def test_stubs_are_python_of_the_same_signature(function):
-    ((name, exposed),) = coerce([function]).items()
+    ((name, exposed),) = coerce_functions([function]).items()
     text = stubs([function])
     tree = ast.parse(text)
     assert [type(node) for node in tree.body] == [ast.FunctionDef]
     made: dict[str, typing.Any] = {}
     exec("from __future__ import annotations\n" + text, made)
-    again, told = inspect.signature(made[name]), messages.build_signature(spec(exposed))
+    again, told = (
+        inspect.signature(made[name]),
+        messages.build_signature(describe_function(exposed)),
+    )
     assert [(p.name, p.kind) for p in again.parameters.values()] == [
         (p.name, p.kind) for p in told.parameters.values()
     ]
-    original = signature.read(exposed.function)
+    original = signature.read_signature(exposed.function)
     if original is not None:
         assert str(again.replace(return_annotation=again.empty)).count("=") == (
             str(told.replace(return_annotation=told.empty)).count("=")
@@ -385,7 +401,7 @@ def test_a_docstring_is_text():
     def function(): ...
 
     function.__doc__ = "a\ud800b"
-    assert spec(HostFunction(function))["doc"] == "a?b"
+    assert describe_function(HostFunction(function))["doc"] == "a?b"
 
 
 def test_stubs_of_a_registry_are_those_of_its_functions():
@@ -445,7 +461,7 @@ def caught(action):
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
 )
 def test_an_error_is_told_by_name_and_message(error, name, message):
-    told = describe(error)
+    told = describe_error(error)
     assert told[0] == name
     assert message is None or told[1] == message
 
@@ -459,7 +475,7 @@ def test_causes_and_notes_are_not_told():
 
     error = caught(fail)
     error.add_note("see /home/me/secret")
-    assert describe(error) == ("ValueError", "bad")
+    assert describe_error(error) == ("ValueError", "bad")
 
 
 def test_a_long_message_is_cut_without_much_work():
@@ -471,7 +487,7 @@ def test_a_long_message_is_cut_without_much_work():
         "\\" * 10**6,
         "//:" * 10**6,
     ):
-        assert len(describe(ValueError(text))[1]) <= MAX_MESSAGE
+        assert len(describe_error(ValueError(text))[1]) <= MAX_MESSAGE
 
 
 @pytest.mark.parametrize(
@@ -507,8 +523,8 @@ def test_a_long_message_is_cut_without_much_work():
     ],
 )
 def test_paths_and_addresses_are_taken_out(text, left):
-    assert scrub(text) == left
-    assert scrub(left) == left
+    assert remove_host_details(text) == left
+    assert remove_host_details(left) == left
 
 
 @pytest.mark.parametrize(
@@ -520,17 +536,18 @@ def test_paths_and_addresses_are_taken_out(text, left):
     ],
 )
 def test_other_texts_are_left_alone(text):
-    assert scrub(text) == text
+    assert remove_host_details(text) == text
 
 
 # --- in the guest ----------------------------------------------------------------------------
 
 
 def stub(function, sent=None):
-    ((_, exposed),) = coerce([function]).items()
+    ((_, exposed),) = coerce_functions([function]).items()
     sent = [] if sent is None else sent
     return functions.make_stub(
-        json.loads(json.dumps(spec(exposed))), lambda *call: sent.append(call) or len(sent)
+        json.loads(json.dumps(describe_function(exposed))),
+        lambda *call: sent.append(call) or len(sent),
     )
 
 
@@ -633,7 +650,9 @@ for name in ("KeyError", "UnicodeDecodeError", "OSError", "ExceptionGroup", "Odd
 
 @pytest.mark.parametrize("python", interpreters().values(), ids=interpreters())
 def test_stubs_work_on_every_python(python):
-    told = json.dumps([spec(function) for function in coerce(SHAPES).values()])
+    told = json.dumps(
+        [describe_function(function) for function in coerce_functions(SHAPES).values()]
+    )
     command = [
         python or sys.executable,
         "-W",
@@ -656,5 +675,5 @@ def test_stubs_work_on_every_python(python):
 def test_an_error_full_of_blanks_takes_no_time():
     """It is scrubbed on the event loop, which others need too: a second run must not take long."""
     began = time.process_time()
-    describe(TypeError("unexpected argument '" + " " * 200_000 + "'"))
+    describe_error(TypeError("unexpected argument '" + " " * 200_000 + "'"))
     assert time.process_time() - began < 1.0

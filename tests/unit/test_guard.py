@@ -13,7 +13,7 @@ def limits():
     import guard_limits
 
     yield guard_limits
-    sys.path.remove(BENCHMARKS)
+    sys.path.remove(str(BENCHMARKS))
 
 
 def samples(limits, times):

@@ -10,7 +10,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from belljar.functions.registry import HostFunction, Registry, coerce
+from belljar.functions.registry import HostFunction, Registry, coerce_functions
 
 VARIABLE = contextvars.ContextVar("VARIABLE", default="unset")
 
@@ -24,7 +24,7 @@ def run(request):
 
 
 def registry(*functions, **named):
-    return Registry([*coerce(functions).values(), *coerce(named).values()])
+    return Registry([*coerce_functions(functions).values(), *coerce_functions(named).values()])
 
 
 def call(run, function, *args, **kwargs):
@@ -91,7 +91,7 @@ def test_a_name_that_was_not_exposed_is_not_found(run):
         return await table.call(name, (), {})
 
     for name in ("", "later2", "__class__", "call", "_functions", "later.__globals__", "x" * 10**6):
-        with pytest.raises(NameError, match="no function of the host") as info:
+        with pytest.raises(NameError, match="no host function named") as info:
             run(main, name)
         assert len(str(info.value)) < 200
 

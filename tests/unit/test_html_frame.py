@@ -6,9 +6,9 @@ import pandas
 import polars
 import pytest
 
-from belljar.results import html_frame, sanitize
+from belljar.results import display, sanitize
+from belljar.results.display import frame_height as height
 from belljar.results.execution import Result
-from belljar.results.html_frame import height
 
 TABLE = pandas.DataFrame({"city": ["Bern", "Ulm", "Graz"], "n": [1, 2, 3]})
 
@@ -29,7 +29,7 @@ def test_a_long_table_is_scrolled_in_its_frame():
 
 
 def test_a_frame_and_a_picture_are_no_text_with_a_gap_below_it():
-    assert 'style="display:block;' in html_frame.frame("x")
+    assert 'style="display:block;' in display.html_frame("x")
     assert 'style="display:block;' in sanitize.image("image/png", b"")
 
 

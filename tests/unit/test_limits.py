@@ -272,5 +272,5 @@ def test_best_effort_is_a_warning_for_a_limit_that_was_set_and_silence_for_a_def
 def test_a_limit_that_nothing_keeps_or_that_must_be_enforced_is_refused(state, options):
     with pytest.raises(LimitNotEnforceable, match="memory") as caught:
         check(state, **options)
-    assert caught.value.hint == "get one; strict=False starts all the same"
+    assert caught.value.hint == "get one; strict=False starts without it"
     assert check("absent", memory="64m", strict=False) == []

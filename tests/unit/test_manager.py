@@ -24,10 +24,11 @@ from belljar.errors import (
     QuotaExceeded,
     SandboxMissing,
 )
-from belljar.pool import manager_entry
+from belljar.pool import manager_table
+from belljar.pool.blocking import SandboxManager
 from belljar.pool.manager import AsyncSandboxManager
-from belljar.pool.manager_blocking import SandboxManager
-from belljar.pool.manager_decide import ManagerStats, Reason
+from belljar.pool.manager_table import Reason
+from belljar.pool.stats import ManagerStats
 from fake_sandboxes import Clock, FakeFactory
 from project import DOCS
 
@@ -40,7 +41,7 @@ def factory():
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    monkeypatch.setattr(manager_entry, "now", made)
+    monkeypatch.setattr(manager_table, "now", made)
     return made
 
 
@@ -574,14 +575,14 @@ def test_operations_may_finish_within_the_grace(loop, make, factory):
 
 
 def test_close_does_not_wait_for_ever(loop, make, factory, monkeypatch):
-    monkeypatch.setattr("belljar.pool.manager_end.END_TIMEOUT", 0.05)
+    monkeypatch.setattr("belljar.pool.loop_binding.CLOSE_TIMEOUT", 0.05)
 
     async def test():
         manager = make()
         await manager.create("a")
         factory.made[0].hangs = True
         async with manager.operation("a"):
-            with pytest.raises(SandboxError, match=r"a: did not end within 0\.05 s"):
+            with pytest.raises(SandboxError, match=r"a: did not close within 0\.05 s"):
                 await manager.close(grace=0.01)
         assert factory.made[0].ended == ["close", "kill"]
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.pool.manager_decide import Reason, Seen, decide
+from belljar.pool.manager_table import Reason, Seen, decide
 
 
 def seen(**changes):

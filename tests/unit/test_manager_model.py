@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from belljar import SandboxError
 from belljar.errors import ManagerFull, NameTaken, SandboxMissing
-from belljar.pool import manager_entry
+from belljar.pool import manager_table
 from belljar.pool.manager import AsyncSandboxManager
 from fake_sandboxes import Clock, FakeFactory
 
@@ -24,7 +24,7 @@ class Life(RuleBasedStateMachine):
         super().__init__()
         self.runner = asyncio.Runner()
         self.clock = Clock()
-        self.patch = mock.patch.object(manager_entry, "now", self.clock)
+        self.patch = mock.patch.object(manager_table, "now", self.clock)
         self.patch.start()
         self.factory = FakeFactory()
         self.pending = {}  # creations that are held up: label -> task
@@ -165,7 +165,7 @@ class Life(RuleBasedStateMachine):
     def sweep(self):
         self.do(self.manager.sweep())
         for entry in self.manager._table.there:
-            seen = entry.seen()
+            seen = entry.observe()
             assert seen.busy or (seen.alive and seen.idle <= IDLE and seen.age <= LIFETIME)
 
     # -- what always holds ------------------------------------------------------------------

@@ -8,12 +8,14 @@ import pytest
 
 from belljar import InvalidOption
 from belljar.observe import enable
-from belljar.observe.alerts import Alerts, Observation, Rules, State, decide
+from belljar.observe.alerts import Alerts, Rules, State, decide
+from belljar.observe.sampling import Sample
 
 
 def seen(memory=0.0, cpu=None, sandbox="bj-1"):
     """Shares of the limit, of a sandbox with 100 bytes and 2 processors."""
-    return Observation(
+    return Sample(
+        time=0.0,
         sandbox=sandbox,
         memory=None if memory is None else int(memory * 100),
         memory_limit=100,
@@ -124,7 +126,7 @@ def test_a_callback_that_fails_does_not_keep_others_from_being_told(caplog):
 
     Alerts(Rules(samples=1), broken, told.append).look([seen(0.95)])
     assert len(told) == 1
-    assert "a callback for alerts failed" in caplog.text
+    assert "an on_alert callback failed" in caplog.text
 
 
 @pytest.mark.parametrize(

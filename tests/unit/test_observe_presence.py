@@ -15,8 +15,8 @@ import pytest
 import observe_events as made
 import setting
 from belljar import events
-from belljar.observe import orphans, presence, processes, runtime_directory
-from belljar.observe.live_sandboxes import Sightings, is_there, kill
+from belljar.observe import orphans, presence, presence_file
+from belljar.observe.live_sandboxes import LiveSandboxes, is_there, kill
 from belljar.observe.presence import Presence
 
 ID = "bj-0123456789abcdef"
@@ -60,7 +60,7 @@ def rewrite(file, **changes):
 
 
 def test_a_file_says_what_there_is_and_goes_at_the_end(writer, file, directory):
-    (note,) = presence.notes()
+    (note,) = presence.read_notes()
     assert (note.id, note.backend, note.environment) == (ID, "native", "python")
     assert note.owner.pid == note.pid == os.getpid()
     assert note.metadata == {"owner": "ann"}
@@ -90,15 +90,15 @@ def test_a_file_says_what_there_is_and_goes_at_the_end(writer, file, directory):
     ids=str,
 )
 def test_a_file_that_we_would_not_have_written_is_not_believed(file, changes):
-    assert len(presence.notes()) == 1
+    assert len(presence.read_notes()) == 1
     rewrite(file, **changes)
-    assert presence.notes() == []
+    assert presence.read_notes() == []
 
 
 @pytest.mark.parametrize("data", [b"", b"1", b"{}", b"[]", b"[" * 10_000, b"\xff" * 99])
 def test_rubbish_is_not_believed(file, data):
     file.write_bytes(data)
-    assert presence.notes() == []
+    assert presence.read_notes() == []
 
 
 def test_links_fifos_and_large_files_are_left_alone(file, directory):
@@ -107,44 +107,44 @@ def test_links_fifos_and_large_files_are_left_alone(file, directory):
     other.write_bytes(data)
     file.unlink()
     file.symlink_to(other)
-    assert presence.notes() == []
+    assert presence.read_notes() == []
     file.unlink()
     os.mkfifo(file)
-    assert presence.notes() == []  # and comes to an end
+    assert presence.read_notes() == []  # and comes to an end
     file.unlink()
     file.write_bytes(data + b" " * presence.MAX_FILE)
-    assert presence.notes() == []
+    assert presence.read_notes() == []
 
 
 def test_a_directory_that_others_can_write_is_neither_read_nor_written(file, directory, writer):
     directory.chmod(0o777)
-    assert presence.notes() == []
+    assert presence.read_notes() == []
     with pytest.raises(Exception, match="BELLJAR_RUNTIME_DIR"):
-        runtime_directory.prepare()
+        presence_file.prepare_directory()
     directory.chmod(0o700)
 
 
 @pytest.mark.root_only
 def test_another_users_file_in_a_directory_of_ours_is_not_believed(file):
     os.chown(file, 12345, 12345)
-    assert presence.notes() == []
+    assert presence.read_notes() == []
 
 
 def test_a_process_that_is_no_guest_is_neither_read_nor_killed(file):
     """A file may name any process: here it names the test's own."""
-    (note,) = presence.notes()
-    assert processes.started(note.pid) == note.pid_started
+    (note,) = presence.read_notes()
+    assert presence_file.process_started(note.pid) == note.pid_started
     assert not is_there(note)
     kill(note)
-    with Sightings() as sightings:
+    with LiveSandboxes() as sightings:
         (seen,) = sightings.look()
     assert (seen.state, seen.memory) == ("ended", None)
 
 
 def test_a_child_that_is_not_the_first_of_a_namespace_is_not_killed(file):
     with subprocess.Popen(["sleep", "60"]) as child:
-        rewrite(file, pid=child.pid, pid_started=processes.started(child.pid))
-        (note,) = presence.notes()
+        rewrite(file, pid=child.pid, pid_started=presence_file.process_started(child.pid))
+        (note,) = presence.read_notes()
         kill(note)
         assert child.poll() is None
         child.kill()
@@ -164,15 +164,15 @@ def left_by_a_dead_process(directory):
 
 def test_files_of_dead_processes_are_told_and_swept(directory):
     file = left_by_a_dead_process(directory)
-    (note,) = presence.stale()
+    (note,) = presence.read_stale_notes()
     assert note.path == str(file)
-    found = [each for each in orphans.find("native").leftovers if each.kind == "presence"]
+    found = [each for each in orphans.find_orphans("native").leftovers if each.kind == "presence"]
     assert [(each.name, each.owner, each.removed) for each in found] == [
         (str(file), note.owner.pid, False)
     ]
     assert file.exists()
     assert found[0].kind not in orphans.RUNNING  # a note alone is no sandbox that runs
-    orphans.collect("native")
+    orphans.collect_orphans("native")
     assert not file.exists()
 
 
@@ -193,10 +193,10 @@ def test_the_first_sandbox_of_a_process_sweeps_the_files_of_its_own_backend(dire
 
 def test_a_file_that_a_living_process_has_written_meanwhile_is_not_swept(directory, writer):
     left_by_a_dead_process(directory)
-    (note,) = presence.stale()
+    (note,) = presence.read_stale_notes()
     writer.observe(made.started(pid=os.getpid()))
-    assert not presence.remove(note)
-    assert len(presence.notes()) == 1
+    assert not presence.remove_stale(note)
+    assert len(presence.read_notes()) == 1
 
 
 def test_thousands_of_files_are_looked_at_a_few_at_a_time(file, directory, monkeypatch):
@@ -215,8 +215,8 @@ def test_thousands_of_files_are_looked_at_a_few_at_a_time(file, directory, monke
         now -= 1
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(Sightings, "_read", read)
-    with Sightings() as sightings:
+    monkeypatch.setattr(LiveSandboxes, "_read", read)
+    with LiveSandboxes() as sightings:
         states = {each.state for each in sightings.look()}
     assert states == {"unknown"}
     assert 1 < most <= 16
@@ -226,9 +226,9 @@ def test_what_there_is_no_time_to_look_at_is_unknown(file, monkeypatch):
     async def read(self, note):
         await anyio.sleep_forever()
 
-    monkeypatch.setattr(Sightings, "_read", read)
+    monkeypatch.setattr(LiveSandboxes, "_read", read)
     monkeypatch.setattr("belljar.observe.live_sandboxes.LOOK_TIMEOUT", 0.01)
-    with Sightings() as sightings:
+    with LiveSandboxes() as sightings:
         assert [each.state for each in sightings.look()] == ["unknown"]
 
 
@@ -238,7 +238,7 @@ def test_files_from_before_a_reboot_are_stale(file):
     earlier = {**said["owner"], "host": f"{machine}.{'0' * 16}"}
     uptime = float(Path("/proc/uptime").read_text().split()[0])
     rewrite(file, owner=earlier, created=time.time() - uptime - 3600)
-    (note,) = presence.notes()
+    (note,) = presence.read_notes()
     assert note.stale is (True if machine != "unknown" else None)
 
 
@@ -266,14 +266,14 @@ def test_without_a_runtime_directory_the_cache_is_used(monkeypatch, tmp_path):
     monkeypatch.delenv("BELLJAR_RUNTIME_DIR")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "not-there"))
     monkeypatch.setenv("BELLJAR_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(runtime_directory, "USERS", str(tmp_path / "nobody"))
-    monkeypatch.setattr(runtime_directory, "SYSTEM", str(tmp_path / "no" / "run"))
-    assert runtime_directory.prepare() == str(tmp_path / "cache" / "live")
+    monkeypatch.setattr(presence_file, "USER_DIRECTORIES", str(tmp_path / "nobody"))
+    monkeypatch.setattr(presence_file, "SYSTEM_DIRECTORY", str(tmp_path / "no" / "run"))
+    assert presence_file.prepare_directory() == str(tmp_path / "cache" / "live")
     (tmp_path / "not-there").mkdir(mode=0o700)
-    assert runtime_directory.prepare() == str(tmp_path / "not-there" / "belljar")
+    assert presence_file.prepare_directory() == str(tmp_path / "not-there" / "belljar")
     # Both are looked at: who wrote to one may have had another environment.
     assert {str(tmp_path / "cache" / "live"), str(tmp_path / "not-there" / "belljar")} <= set(
-        runtime_directory.candidates()
+        presence_file.candidate_directories()
     )
 
 
@@ -282,15 +282,15 @@ def test_where_no_file_can_be_written_the_sandbox_is_only_not_seen(writer, direc
     with caplog.at_level("INFO", logger="belljar.observe"):
         writer.observe(made.started(pid=os.getpid()))
     assert [record.levelname for record in caplog.records] == ["INFO"]
-    assert presence.notes() == []
+    assert presence.read_notes() == []
 
 
 @pytest.mark.root_only
 def test_root_looks_at_the_directories_of_all_users(monkeypatch, tmp_path):
     monkeypatch.delenv("BELLJAR_RUNTIME_DIR")
-    monkeypatch.setattr(runtime_directory, "USERS", str(tmp_path))
+    monkeypatch.setattr(presence_file, "USER_DIRECTORIES", str(tmp_path))
     (tmp_path / "1234").mkdir()
-    found = runtime_directory.candidates(everybody=True)
+    found = presence_file.candidate_directories(everybody=True)
     assert f"{tmp_path}/1234/belljar" in found
     assert len(found) > 3
     assert setting.ROOT

@@ -11,7 +11,7 @@ from belljar.errors import SandboxClosed
 from belljar.limits import Limits
 from belljar.observe import enable
 from belljar.observe.metrics import Metrics
-from belljar.observe.sampling import Monitor, percent
+from belljar.observe.sampling import Monitor, compute_percent
 from census import wait_until
 
 
@@ -34,11 +34,11 @@ class Fake:
 
 
 def test_cpu_is_the_difference_of_two_readings():
-    assert percent((10.0, 1.0), (11.0, 3.0)) == 200.0
-    assert percent(None, (11.0, 3.0)) is None
-    assert percent((10.0, None), (11.0, 3.0)) is None
-    assert percent((10.0, 1.0), (10.0, 3.0)) is None
-    assert percent((10.0, 5.0), (11.0, 1.0)) is None, "a new guest counts from 0"
+    assert compute_percent((10.0, 1.0), (11.0, 3.0)) == 200.0
+    assert compute_percent(None, (11.0, 3.0)) is None
+    assert compute_percent((10.0, None), (11.0, 3.0)) is None
+    assert compute_percent((10.0, 1.0), (10.0, 3.0)) is None
+    assert compute_percent((10.0, 5.0), (11.0, 1.0)) is None, "a new guest counts from 0"
 
 
 def test_each_sandbox_has_a_ring_of_its_last_samples():
@@ -76,7 +76,7 @@ def test_a_callback_that_fails_does_not_end_the_sampling(caplog):
 
     with Monitor(interval=0.01, sandboxes=lambda: [Fake()], on_samples=[broken]) as monitor:
         wait_until(lambda: monitor.rounds > 2, 30, "more samples")
-    assert "a callback for samples failed" in caplog.text
+    assert "an on_samples callback failed" in caplog.text
 
 
 def test_its_thread_ends_with_it_and_may_begin_again():

@@ -45,6 +45,35 @@ def test_a_policy_is_read_by_the_suffix_of_its_file(tmp_path, suffix):
     assert Policy.coerce(str(path)) == policy
 
 
+BOMB = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("\n".join(["a0: &a0 [x, x, x]", *BOMB]), "alias"),
+        ("a: &a [*a]", "alias"),
+        ("rules: " + "[" * 5000 + "]" * 5000, "nested too deeply"),
+        ("!!timestamp 9999-99-99", "is not YAML"),
+    ],
+)
+def test_yaml_that_would_take_too_much_is_refused_unread(tmp_path, text, problem):
+    pytest.importorskip("yaml")
+    path = tmp_path / "p.yaml"
+    path.write_text(text)
+    began = time.thread_time()
+    with pytest.raises(InvalidOption, match=problem):
+        Policy.load(path)
+    assert time.thread_time() - began < 5
+
+
+def test_toml_that_is_nested_too_deeply_is_refused(tmp_path):
+    path = tmp_path / "p.toml"
+    path.write_text("rules = " + "[" * 50_000)
+    with pytest.raises(InvalidOption, match="is not TOML"):
+        Policy.load(path)
+
+
 def test_a_missing_yaml_library_names_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "yaml", None)
     path = tmp_path / "p.yaml"

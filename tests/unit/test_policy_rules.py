@@ -67,6 +67,12 @@ def test_honest_code_raises_no_alarm(code):
     assert report.verdict is Verdict.allow, report.summary()
 
 
+def test_globals_gives_the_variable_of_the_module_not_the_local_one():
+    code = "import os\nx = os.system\ndef f():\n    x = print\n    globals()['x']('id')\n"
+    policy = Policy.from_dict({"imports": {"allow": ["os"]}})
+    assert [each.line for each in policy.check(code).findings if each.rule == "BJ601"] == [2, 5]
+
+
 def test_yaml_with_a_safe_loader_is_not_an_alarm():
     policy = Policy.from_dict({"rules": {"BJ102": "off"}})
     assert not rules("import yaml\nyaml.load(x, Loader=yaml.SafeLoader)", policy)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.record.export import notebook, page_results
+from belljar.record.export import notebook, page
 from belljar.results import sanitize
 from belljar.results.execution import Execution, Logs, Outcome, Usage
 from belljar.results.result import Result
@@ -243,6 +243,7 @@ KEPT = [
     '<table border="1"><tbody><tr><th colspan="2">a</th></tr></tbody></table>',
     '<b>1 &lt; 2</b> &amp; <i style="color: red">x</i><br>',
     f'<img src="{PIXEL}" alt="x" width="10">',
+    f'<img height="50" src="{PIXEL}">',
     "<h1>T</h1><p>a <code>b</code> <em>c</em></p><ul><li>d</li></ul><pre>e\n f</pre>",
     '<ol start="3"><li>x</li></ol><blockquote>q</blockquote><hr>',
     '<p style="background: linear-gradient(90deg, #d65f5f 50.0%, transparent 50.0%)">x</p>',
@@ -373,9 +374,7 @@ def test_without_nh3_text_is_shown_everywhere_and_it_is_said(no_nh3):
     assert table._repr_mimebundle_() == {"text/plain": "one"}
     assert notebook._bundle(table) == {"text/plain": "one"}
     assert notebook._bundle(only) == {"text/plain": "<b onclick=x>1"}
-    assert page_results.shown(only, 100) == (
-        '<div class="result main"><pre>&lt;b onclick=x&gt;1</pre></div>'
-    )
+    assert page._result(only) == ('<div class="result main"><pre>&lt;b onclick=x&gt;1</pre></div>')
     assert sanitize.MISSING in execution(table)._repr_html_()
     assert sanitize.MISSING not in execution(shown(text_plain="one"))._repr_html_()
 
@@ -447,7 +446,7 @@ def test_html_of_a_notebook_file_is_clean_and_its_mathematics_stays_text():
 
 def test_markdown_is_html_in_a_notebook_file_and_on_the_page():
     result = shown(text_markdown="**b** <script>alert(1)</script>")
-    for text in (notebook._bundle(result)["text/html"], page_results.shown(result, 1000)):
+    for text in (notebook._bundle(result)["text/html"], page._result(result)):
         assert "<script" not in text
         assert "<strong>b</strong>" in text or "&lt;strong&gt;b" in text
 

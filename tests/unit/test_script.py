@@ -47,9 +47,9 @@ def test_what_cannot_be_run_or_read_is_said_before_anything_starts(tmp_path):
     sandbox = belljar.Sandbox(environment="python")
     with pytest.raises(InvalidOption, match=r"cannot read .*missing\.py"):
         sandbox.run_code(tmp_path / "missing.py")
-    with pytest.raises(InvalidOption, match="code is a str or the path of a file, not bytes"):
+    with pytest.raises(InvalidOption, match="code must be a str or the path of a file, not bytes"):
         sandbox.run_code(b"1")
-    with pytest.raises(InvalidOption, match="stdin is str or bytes, not int"):
+    with pytest.raises(InvalidOption, match="stdin must be str or bytes, not int"):
         sandbox.run_code("1", stdin=3)
     sandbox.close()
 

@@ -43,7 +43,9 @@ class AutoBackend:
         return await self._start_in_docker(spec)
 
     async def _start_in_docker(self, spec: GuestSpec) -> Guest:
-        spec = replace(spec, docker=settings.complete(spec.docker))
+        spec = replace(
+            spec, settings=settings.fill_from_environment(settings.docker_settings(spec.settings))
+        )
         try:
             guest = await self._backend("docker").start(spec)
         except LimitNotEnforceable:

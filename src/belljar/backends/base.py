@@ -11,7 +11,6 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Protocol
 
-from belljar.backends.docker.settings import Docker
 from belljar.backends.isolation import Isolation, Layer
 from belljar.backends.mounts import WORKSPACE, Mount
 from belljar.environment.environment import Environment
@@ -35,7 +34,7 @@ class GuestSpec:
     noexec: bool = False  # nothing that lies in these, the workspace or /tmp can be executed
     workdir: str = WORKSPACE  # where its workspace is
     network: str = "none"
-    docker: Docker = field(default_factory=Docker)  # for the docker backend alone
+    settings: object = None  # of the one backend that takes some
 
 
 @dataclass(frozen=True, kw_only=True)

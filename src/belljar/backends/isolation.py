@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from html import escape
 from typing import Literal
 
 from belljar.backends.mounts import Mount
 from belljar.text import printable
 
 State = Literal["enforced", "best-effort", "absent"]
+_SIGNS = {"enforced": "✓", "best-effort": "~", "absent": "✗"}
+_STATES = {"enforced": "", "best-effort": "color:#b36b00", "absent": "color:#d33"}
+# Styles of the HTML table, for whatever background the notebook has.
+_TABLE = "border:0;border-collapse:collapse;margin:0;font-size:inherit"
+_CAPTION = "caption-side:top;color:inherit;padding:2px 8px;text-align:left;font-weight:bold"
+_CELL = (
+    "border:0;border-bottom:1px solid #8886;padding:2px 8px;text-align:left;vertical-align:top;"
+    "white-space:normal;overflow-wrap:break-word;max-width:32em"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +72,30 @@ class Isolation:
         return printable("\n".join(lines))
 
     def _repr_html_(self) -> str:
-        """Show it in a notebook as a table."""
-        from belljar.results import display
+        """Show it in a notebook as a table: a sign and a word give each state, not colour alone."""
+        groups = (("layer", self.layers), ("limit", self.limits))
+        has_remedy = any(layer.remedy for _, layers in groups for layer in layers)
+        rows = []
+        for kind, layers in groups:
+            heads = (kind, "state", "detail", *(["remedy"] if has_remedy else []))
+            cells = [f'<th scope="col" style="{_CELL}">{head}</th>' for head in heads]
+            rows += [cells] if layers else []
+            rows += [_html_cells(layer, has_remedy) for layer in layers]
+        shown = "".join(f'<tr style="background:none">{"".join(cells)}</tr>' for cells in rows)
+        return (
+            f'<table style="{_TABLE}"><caption style="{_CAPTION}">'
+            f"{escape(printable(repr(self)[1:-1]))}</caption><tbody>{shown}</tbody></table>"
+        )
 
-        return display.isolation_table(self)
+
+def _html_cells(layer: Layer, has_remedy: bool) -> list[str]:
+    state = f"{_SIGNS[layer.state]} {layer.state}"
+    texts = [layer.name, state, layer.detail, *([layer.remedy or ""] if has_remedy else [])]
+    styles = [_CELL, f"{_CELL};white-space:nowrap;{_STATES[layer.state]}", _CELL, _CELL]
+    return [
+        f'<td style="{style}">{escape(printable(text))}</td>'
+        for text, style in zip(texts, styles, strict=False)
+    ]
 
 
 def describe_mounts(mounts: Iterable[Mount]) -> tuple[Layer, ...]:

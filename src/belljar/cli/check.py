@@ -1,4 +1,5 @@
-"""`belljar check FILE…`: what a policy says about code, without running it."""
+"""`belljar check FILE…` applies a policy to code without running it. `belljar learn FILE…` runs
+code and prints the smallest policy that allows it."""
 
 from __future__ import annotations
 
@@ -11,18 +12,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from belljar.cli import exit_codes
-from belljar.errors import InvalidOption
+from belljar.cli import exit_codes, sandbox_options, terminal, transfer
+from belljar.errors import InvalidOption, SandboxError
 
 if TYPE_CHECKING:
     from belljar.policy import Policy, Report
+    from belljar.policy.learning import Observed
 
-SUMMARY = "say what a policy thinks of code, without running it"
+
+SUMMARY = "apply a policy to code, without running it"
 DEFAULT_POLICY = "data-science"
 
 _DESCRIPTION = """\
-Read Python (it is parsed, never run) and say what a policy thinks of it. This is advice, not the
-boundary: what holds code that passes, or that lies, is the sandbox.
+Parse Python code, without running it, and report what a policy denies. This is advice: the sandbox,
+not the policy, confines code that passes or deceives the check.
 """
 _EPILOG = """\
 examples:
@@ -39,31 +42,30 @@ exit codes:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = _DESCRIPTION
     parser.epilog = _EPILOG
     parser.add_argument(
         "files",
         metavar="FILE",
         nargs="*",
-        help="the code; `-` is standard input, of a directory every *.py below it",
+        help="the code; `-` is standard input, a directory means every *.py below it",
     )
     parser.add_argument("-c", dest="code", metavar="CODE", help="check this text")
     add_policy(parser, None, "the policy", f"the configured one, else {DEFAULT_POLICY}")
     parser.add_argument(
         "--format", choices=("text", "json", "sarif"), default="text", help="(default: text)"
     )
-    parser.add_argument("-q", "--quiet", action="store_true", help="say nothing of what passes")
-    parser.add_argument("--list-rules", action="store_true", help="list the rules, and end")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print only files with findings")
+    parser.add_argument("--list-rules", action="store_true", help="list the rules and exit")
     parser.add_argument(
-        "--show-policy", action="store_true", help="print the policy as TOML, and end"
+        "--show-policy", action="store_true", help="print the policy as TOML and exit"
     )
 
 
 def add_policy(
     parser: argparse.ArgumentParser, default: str | None, meaning: str, without: str = ""
 ) -> None:
-    """`without`: what it means to give none, if there is no default here."""
+    """`without`: the default in words, if it is decided later."""
     parser.add_argument(
         "--policy",
         metavar="NAME|PATH",
@@ -87,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     if args.code is not None:
         sources.append(("<code>", args.code))
     if not sources:
-        raise InvalidOption("nothing to check", hint="name a file, or give code with -c")
+        raise InvalidOption("there is nothing to check", hint="name a file, or give code with -c")
     reports = {name: policy.check(code) for name, code in sources}
     _show(reports, policy, args)
     denied = any(not report.allowed for report in reports.values())
@@ -95,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _configured() -> Policy | None:
-    """Not by the file of the current directory, as for `belljar run`."""
+    """The file of the current directory does not count, as for `belljar run`."""
     from belljar import config
     from belljar.policy import Policy
 
@@ -118,8 +120,8 @@ def _sources(names: list[str]) -> list[tuple[str, str]]:
 
 
 def read_source(name: str) -> str:
-    """The text as Python would read it. What does not decode is checked all the same, and denied:
-    its undecodable bytes become characters that no source may have."""
+    """The text as Python would read it. A text that does not decode is checked and denied: its bad
+    bytes become characters that no source may have."""
     try:
         raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
     except OSError as error:
@@ -132,19 +134,19 @@ def read_source(name: str) -> str:
 
 def _show(reports: dict[str, Report], policy: Policy, args: argparse.Namespace) -> None:
     if args.format == "json":
-        told = {
+        document = {
             "policy": f"{policy.name}@{policy.version}",
             "digest": policy.digest,
             "allowed": all(report.allowed for report in reports.values()),
             "files": {name: report.to_dict() for name, report in reports.items()},
         }
-        print(json.dumps(told, indent=2))
+        print(json.dumps(document, indent=2))
     elif args.format == "sarif":
-        from belljar.policy.sarif import sarif
+        from belljar.policy.report import make_sarif
 
-        print(json.dumps(sarif(reports, policy), indent=2))
+        print(json.dumps(make_sarif(reports, policy), indent=2))
     else:
-        from belljar.policy.render import render
+        from belljar.policy.report import render
 
         shown = [
             render(name, report)
@@ -170,7 +172,6 @@ def _list_rules(policy: Policy, *, as_json: bool) -> None:
         ]
         print(json.dumps(rows, indent=2))
         return
-    from belljar.cli import terminal
 
     terminal.table(
         [
@@ -179,3 +180,93 @@ def _list_rules(policy: Policy, *, as_json: bool) -> None:
         ],
         ("RULE", "NAME", policy.name.upper(), "SAYS"),
     )
+
+
+LEARN_SUMMARY = "run code and print the smallest policy that would allow it"
+
+_LEARN_DESCRIPTION = """\
+Run each file in a new sandbox under the policy `permissive`, and print the smallest policy that
+allows all of them: it allows exactly their imports, and the other things that --policy would deny.
+The exit code says whether the printed policy allows the code.
+
+Imports are found in two ways: in the code, and from what the code imported while it ran (which also
+finds names that are computed at run time). The guest reports the second, and code can deceive it:
+read the policy before you use it.
+"""
+_LEARN_EPILOG = """\
+exit codes:
+  0     the printed policy allows the code
+  1     it does not; for instance, the code cannot be parsed
+  2     wrong usage, or a file that cannot be read
+  120   a sandbox could not be started or used
+"""
+_TIMEOUT = 30.0  # seconds, for cells of Belljar's own that take a millisecond
+
+
+def add_learn_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = _LEARN_DESCRIPTION
+    parser.epilog = _LEARN_EPILOG
+    parser.add_argument("files", metavar="FILE", nargs="+", help="the code; `-` is standard input")
+    add_policy(parser, "strict", "the policy to start from")
+    parser.add_argument("--format", choices=("toml", "json"), default="toml")
+    transfer.add_put(parser)
+    sandbox_options.add_files(parser)
+    sandbox_options.add_all(parser)
+
+
+def run_learn(args: argparse.Namespace) -> int:
+    from belljar.policy import Policy
+    from belljar.policy.document import parse_toml
+    from belljar.policy.learning import Learned, learn
+
+    base = Policy.coerce(args.policy)
+    puts = transfer.load_all(args.put)
+    codes = [("<stdin>" if name == "-" else name, read_source(name)) for name in args.files]
+    learned: Learned = learn([observe(args, name, code, puts) for name, code in codes], base)
+    printed = learned.to_toml()
+    if args.format == "json":
+        document = {
+            "policy": learned.policy.to_dict(),
+            "imports": learned.imports,
+            "rules": learned.rules,
+            "notes": learned.notes,
+        }
+        print(json.dumps(document, indent=2))
+    else:
+        print(printed, end="")
+    # Check the printed text, because that is what the user will save and load.
+    policy = Policy.from_dict(parse_toml(printed, "learned"))
+    allowed = all(policy.check(code).allowed for _, code in codes)
+    return exit_codes.OK if allowed else exit_codes.ERROR
+
+
+def observe(args: argparse.Namespace, name: str, code: str, puts: Mapping[str, bytes]) -> Observed:
+    """Run it and record its imports. Its output goes to stderr; stdout is for the policy."""
+    from belljar.files.script import Script
+    from belljar.policy import Policy
+    from belljar.policy.learning import TELL, WATCH, Observed, parse_told
+
+    report = Policy.preset("permissive").check(code)
+    if not report.allowed:
+        return Observed(name=name, code=code, outcome=f"not run ({report.summary()})", imported=())
+    args.record = None
+    with sandbox_options.make(args) as sandbox:
+        for path, content in puts.items():
+            sandbox.files.write(path, content)
+        sandbox.run_code(WATCH, timeout=_TIMEOUT).raise_for_outcome()
+        file = None if name == "<stdin>" else Path(name).name
+        script = Script(code=code, name=file, argv=None if file is None else (file,))
+        execution = sandbox.run_code(script, on_stdout=_to_stderr, on_stderr=_to_stderr)
+        imported = None
+        try:
+            told = sandbox.run_code(TELL, timeout=_TIMEOUT)
+            imported = parse_told(told.stdout) if told.ok else None
+        except SandboxError as error:
+            print(f"belljar: {name}: {error.message}", file=sys.stderr)
+    return Observed(name=name, code=code, outcome=execution.outcome.value, imported=imported)
+
+
+def _to_stderr(text: str) -> None:
+    from belljar.text import printable
+
+    sys.stderr.write(printable(text))

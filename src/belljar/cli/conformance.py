@@ -1,4 +1,4 @@
-"""`belljar conformance`: the threat list, tried on this machine, with a report."""
+"""`belljar conformance`: try the threat list on this machine, and write a report."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from belljar.cli import exit_codes
+from belljar.cli import exit_codes, host_facts, terminal
 from belljar.errors import InvalidOption
 
 if TYPE_CHECKING:
-    from belljar.conformance.results import Report
+    from belljar.conformance.report_data import Report
     from belljar.conformance.setting import Setting
 
-SUMMARY = "try every known attack here, and report what held"
+SUMMARY = "try the known attacks on this machine, and report what held"
 FORMATS = ("text", "json", "html")
 
 _DESCRIPTION = """\
-Release hostile programs into sandboxes on this machine, row by row of the threat list, and judge
-each from outside: canaries, /proc, control groups, listeners, what is left. For most rows a control
-runs the same program where nothing stops it, and must be seen. Takes minutes. How to
-read the report: docs/reports/conformance.md.
+Run hostile programs in sandboxes on this machine, for each row of the threat list, and judge each
+from outside by canaries, /proc, control groups, listeners and leftovers. For most rows a control
+runs the same program where nothing stops it, to prove that the checks notice it. This takes
+minutes; docs/reports/conformance.md explains the report.
 """
 _EPILOG = """\
 exit codes:
-  0     every row that applies held, or is best effort here and said to be so
-  1     a row failed, or its control did not trip, or something was left behind
+  0     every row that applies held, or is reported as best effort here
+  1     a row failed, its control did not trip, or something was left behind
   2     wrong usage
   120   no sandbox can be started here; see `belljar doctor`
   130   interrupted (Ctrl-C)
@@ -35,13 +35,12 @@ exit codes:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = _DESCRIPTION
     parser.epilog = _EPILOG
     parser.add_argument(
         "--backend",
         choices=("native", "docker"),
-        help="where the guests are (default: as a Sandbox would choose)",
+        help="where the guests run (default: as a Sandbox would choose)",
     )
     parser.add_argument(
         "--runtime", metavar="NAME", help="runc or runsc (gVisor); means --backend docker"
@@ -54,35 +53,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="only these rows, such as: --row 1 20-29",
     )
-    parser.add_argument("--format", choices=FORMATS, default="text", help="default: text")
+    parser.add_argument("--format", choices=FORMATS, default="text", help="(default: text)")
     parser.add_argument(
-        "--out", metavar="FILE", help="write the report to FILE, and a summary to stdout"
+        "--out", metavar="FILE", help="write the report to FILE, and print a summary"
     )
-    parser.add_argument("--no-controls", action="store_true", help="leave the controls out")
+    parser.add_argument("--no-controls", action="store_true", help="do not run the controls")
     parser.add_argument("--list", action="store_true", help="list the rows, and run nothing")
 
 
 def run(args: argparse.Namespace) -> int:
     from belljar.conformance import runner
-    from belljar.conformance.progress import Line
+    from belljar.conformance.runner import ProgressLine
 
     rows = chosen(args.rows)
     if args.list:
         _list(rows)
         return exit_codes.OK
     if args.runtime and args.backend == "native":
-        raise InvalidOption("--runtime is for containers", hint="leave out --backend native")
+        raise InvalidOption("--runtime needs the docker backend", hint="omit --backend native")
     if args.out:
         _check_out(Path(args.out).absolute())
     setting = _setting(args.backend, args.runtime)
-    wanted = runner.Wanted(setting=setting, rows=rows, controls=not args.no_controls)
-    report = runner.run(wanted, Line())
+    wanted = runner.Selection(setting=setting, rows=rows, controls=not args.no_controls)
+    report = runner.run(wanted, ProgressLine())
     _write(report, args.format, args.out)
     return exit_codes.OK if report.held else exit_codes.ERROR
 
 
 def _check_out(out: Path) -> None:
-    """Before minutes are spent on what could not be written."""
+    """Fail now, not after minutes of work."""
     if out.is_dir() or not out.parent.is_dir():
         wrong = "is a directory" if out.is_dir() else f"there is no directory {str(out.parent)!r}"
         raise InvalidOption(f"--out {str(out)!r}: {wrong}")
@@ -91,7 +90,7 @@ def _check_out(out: Path) -> None:
 
 
 def chosen(words: list[str] | None) -> frozenset[int]:
-    """The numbers of the rows that are asked for; all, if none are named."""
+    """The row numbers that the words name; all rows without words."""
     from belljar.conformance.rows import ROWS
 
     first, last = ROWS[0].number, ROWS[-1].number
@@ -112,12 +111,11 @@ def chosen(words: list[str] | None) -> frozenset[int]:
 
 
 def _list(rows: frozenset[int]) -> None:
-    from belljar.cli import terminal
     from belljar.conformance.rows import ROWS
-    from belljar.conformance.runner import parts_of
+    from belljar.conformance.runner import list_attempts
 
     table = [
-        [str(row.number), row.family, row.title, str(len(parts_of(row)))]
+        [str(row.number), row.family, row.title, str(len(list_attempts(row)))]
         for row in ROWS
         if row.number in rows
     ]
@@ -125,7 +123,8 @@ def _list(rows: frozenset[int]) -> None:
 
 
 def _setting(backend: str | None, runtime: str | None) -> Setting:
-    """As measured on a guest: which backend it has, and whether its memory is counted."""
+    """Measure on a guest which backend it has, and whether control groups limit its memory."""
+    from belljar.backends.docker import settings
     from belljar.conformance.setting import Setting
     from belljar.sandbox.blocking import Sandbox
 
@@ -133,22 +132,24 @@ def _setting(backend: str | None, runtime: str | None) -> Setting:
     with Sandbox(backend=asked, runtime=runtime, environment="python", strict=False) as sandbox:
         isolation = sandbox.isolation
     counted = isolation.layer("memory").state == "enforced"
-    if isolation.backend == "docker":
-        runtime = runtime or _default_runtime()
-    return Setting(backend=isolation.backend, runtime=runtime, counted=counted)
-
-
-def _default_runtime() -> str:
-    from belljar.backends.docker import settings
-    from belljar.cli import engine_facts
-
-    return settings.complete(settings.Docker()).runtime or engine_facts.find().runtimes[0]
+    if isolation.backend != "docker":
+        return Setting(backend=isolation.backend, counted=counted)
+    found = host_facts.find_engine()
+    version = {fact.name: fact.detail for fact in found.facts}.get("version", "unknown")
+    runtime = (
+        runtime or settings.fill_from_environment(settings.Docker()).runtime or found.runtimes[0]
+    )
+    return Setting(backend="docker", runtime=runtime, counted=counted, engine=version)
 
 
 def _write(report: Report, format_: str, out: str | None) -> None:
-    from belljar.conformance import report_html, report_json, report_text
+    from belljar.conformance import report_data, report_html, report_text
 
-    render = {"text": report_text, "json": report_json, "html": report_html}[format_].render
+    render = {
+        "text": report_text.render,
+        "json": report_data.render_json,
+        "html": report_html.render,
+    }[format_]
     if out is None:
         print(render(report), end="")
         return

@@ -1,6 +1,6 @@
-"""`belljar`: parse the command line, hand over to a command, answer for every error.
+"""`belljar`: parse the command line, run the command, turn every error into a message.
 
-Nothing heavy is imported here: `belljar --version` and `--help` answer at once.
+Nothing heavy is imported here, so that `belljar --version` and `--help` answer at once.
 """
 
 from __future__ import annotations
@@ -21,20 +21,19 @@ from typing import NoReturn
 from belljar import __version__
 from belljar.cli import (
     check,
-    config,
+    configuration,
     conformance,
     doctor,
     env,
     exit_codes,
     export,
-    gc,
     image,
-    learn,
     ps,
     repl,
     replay,
     run,
     session,
+    terminal,
     top,
 )
 from belljar.cli import map as map_
@@ -45,29 +44,45 @@ from belljar.errors import (
     SandboxError,
     unknown_option,
 )
+from belljar.text import printable
 
 Command = Callable[[argparse.Namespace], int]
+Parsers = dict[str, argparse.ArgumentParser]  # by the words that choose them: "env build"
 
-_DESCRIPTION = "Run Python that nobody has read, and get back everything it did."
+_COMMANDS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None], Command], ...] = (
+    ("run", run.SUMMARY, run.add_arguments, run.run),
+    ("map", map_.SUMMARY, map_.add_arguments, map_.run),
+    ("repl", repl.SUMMARY, repl.add_arguments, repl.run),
+    ("replay", replay.SUMMARY, replay.add_arguments, replay.run),
+    ("export", export.SUMMARY, export.add_arguments, export.run),
+    ("check", check.SUMMARY, check.add_arguments, check.run),
+    ("learn", check.LEARN_SUMMARY, check.add_learn_arguments, check.run_learn),
+    ("ps", ps.SUMMARY, ps.add_arguments, ps.run),
+    ("top", top.SUMMARY, top.add_arguments, top.run),
+    ("doctor", doctor.SUMMARY, doctor.add_arguments, doctor.run),
+    ("gc", ps.GC_SUMMARY, ps.add_gc_arguments, ps.run_gc),
+    ("conformance", conformance.SUMMARY, conformance.add_arguments, conformance.run),
+)
+_GROUPS = {"config": configuration, "env": env, "image": image, "session": session}
 _EPILOG = """\
 start here:
   belljar doctor                      what this host can enforce
   belljar run script.py               run a file
-  belljar repl                        try things out
+  belljar repl                        a Python prompt
 
-`belljar help COMMAND` tells the rest.
+`belljar help COMMAND` shows the options of a command.
 """
 
 
 class Parser(argparse.ArgumentParser):
-    """Its errors are ours: one sentence and a hint, instead of a page of usage."""
+    """An error is one sentence and a hint, instead of a page of usage."""
 
     def error(self, message: str) -> NoReturn:
         raise InvalidOption(message, hint=f"see `{self.prog} --help`")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The console script. Gives the exit code; see `exit_codes`."""
+    """The console script. Returns the exit code; see `exit_codes`."""
     _prepare_streams()
     try:
         args = parse(sys.argv[1:] if argv is None else list(argv))
@@ -76,46 +91,41 @@ def main(argv: Sequence[str] | None = None) -> int:
             command: Command = args.command
             return command(args)
     except SandboxError as error:
-        return _explain(error)
+        return _report(error)
     except KeyboardInterrupt:
         print("belljar: interrupted", file=sys.stderr)
         return exit_codes.INTERRUPTED
-    except BrokenPipeError:  # the reader has enough (`| head`)
-        _give_up_stdout()
+    except BrokenPipeError:  # the reader has closed the pipe (`| head`)
+        _discard_stdout()
         return 128 + signal.SIGPIPE
-    except OSError as error:  # output that cannot be written: the disk is full
-        _give_up_stdout()
+    except OSError as error:  # the output cannot be written: the disk is full
+        _discard_stdout()
         print(f"belljar: {error.strerror}", file=sys.stderr)
         return exit_codes.FILE
     except Exception:
-        # A mistake of ours must not look like one of the code (exit code 1).
+        # A bug in Belljar must not look like an exception of the code (exit code 1).
         traceback.print_exc()
         return exit_codes.CANNOT_RUN
 
 
-def _give_up_stdout() -> None:
-    """The interpreter flushes once more at its end, and must not fail at it."""
+def _discard_stdout() -> None:
+    """The interpreter flushes stdout once more when it exits; that must not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _show_warning(
     default: Callable[..., None], message: Warning | str, category: type[Warning], *rest: object
 ) -> None:
-    if category is not RuntimeWarning:  # those of the engine are RuntimeWarnings
+    if category is not RuntimeWarning:  # Belljar's own warnings are RuntimeWarnings
         return default(message, category, *rest)
-    from belljar.cli import terminal
-
     terminal.say(f"warning: {message}".replace("strict=True", "--require-limits"))
 
 
-def _explain(error: SandboxError) -> int:
-    from belljar.results.execution import printable
-
+def _report(error: SandboxError) -> int:
     text = str(error)
-    if isinstance(error, LimitNotEnforceable):  # its own hint is for those who write Python
-        text = f"{error.message}\n  hint: --best-effort starts all the same; see `belljar doctor`"
-    # A message may quote the guest.
-    print(f"belljar: {printable(text)}", file=sys.stderr)
+    if isinstance(error, LimitNotEnforceable):  # its own hint is for Python callers
+        text = f"{error.message}\n  hint: --best-effort starts without it; see `belljar doctor`"
+    print(f"belljar: {printable(text)}", file=sys.stderr)  # a message may quote the guest
     if isinstance(error, InvalidOption):
         return exit_codes.USAGE
     return exit_codes.FILE if isinstance(error, FileError) else exit_codes.CANNOT_RUN
@@ -127,39 +137,34 @@ def _explain(error: SandboxError) -> int:
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = Parser(
         prog="belljar",
-        description=_DESCRIPTION,
+        description="Run untrusted Python in a sandbox, and get back everything it did.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"belljar {__version__}")
-    parser.set_defaults(command=lambda args: _help(parser))
+    parser.set_defaults(command=functools.partial(_print_help, parser))
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
-    parsers: dict[str, argparse.ArgumentParser] = {"": parser}
-    for name, module in (
-        *(("run", run), ("map", map_), ("repl", repl), ("replay", replay)),
-        *(("export", export), ("check", check), ("learn", learn)),
-        *(("ps", ps), ("top", top), ("doctor", doctor), ("gc", gc)),
-        ("conformance", conformance),
-    ):
-        parsers[name] = commands.add_parser(name, help=module.SUMMARY, allow_abbrev=False)
-        parsers[name].set_defaults(command=module.run)
-        module.add_arguments(parsers[name])
-    for name, group in (
-        *(("config", config), ("env", env)),
-        *(("image", image), ("session", session)),
-    ):
+    parsers: Parsers = {"": parser}
+    for name, summary, add_arguments, command in _COMMANDS:
+        parsers[name] = commands.add_parser(
+            name,
+            help=summary,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        parsers[name].set_defaults(command=command)
+        add_arguments(parsers[name])
+    for name, group in _GROUPS.items():
         above = parsers[name] = commands.add_parser(name, help=group.SUMMARY, allow_abbrev=False)
-        above.set_defaults(command=functools.partial(_show_help, above))
+        above.set_defaults(command=functools.partial(_print_help, above))
         parsers |= {f"{name} {each}": sub for each, sub in group.add_commands(above).items()}
     return _parse(argv, parser, parsers)
 
 
-def _parse(
-    argv: Sequence[str], top: Parser, parsers: dict[str, argparse.ArgumentParser]
-) -> argparse.Namespace:
-    """Before argparse says that a word is wrong, say which one was probably meant."""
-    argv, arguments = _cut(_meant(argv, parsers))
+def _parse(argv: Sequence[str], top: Parser, parsers: Parsers) -> argparse.Namespace:
+    """Suggests the right word for a mistyped one; argparse would only reject it."""
+    argv, arguments = _split_arguments(_expand_shorthand(argv, parsers))
     chosen = ""
     for word in argv[:2]:
         above = f"{chosen} " if chosen else ""
@@ -180,13 +185,13 @@ def _parse(
     if unknown:
         message = f"too many arguments: {' '.join(unknown)}"
         if chosen == "run":
-            raise InvalidOption(message, hint="those for the code itself come after `--`")
+            raise InvalidOption(message, hint="put arguments for the code itself after `--`")
         parsers[chosen].error(message)
     args.arguments = arguments
     return args
 
 
-def _meant(argv: Sequence[str], parsers: dict[str, argparse.ArgumentParser]) -> Sequence[str]:
+def _expand_shorthand(argv: Sequence[str], parsers: Parsers) -> Sequence[str]:
     """`belljar help COMMAND` is `belljar COMMAND --help`, `belljar FILE` is `belljar run FILE`."""
     first = argv[0] if argv else ""
     if first == "help":
@@ -197,19 +202,15 @@ def _meant(argv: Sequence[str], parsers: dict[str, argparse.ArgumentParser]) -> 
     return ["run", *argv] if is_file else argv
 
 
-def _cut(argv: Sequence[str]) -> tuple[Sequence[str], list[str]]:
-    """`belljar run FILE -- ARG...`: what follows is the code's, whatever it looks like."""
+def _split_arguments(argv: Sequence[str]) -> tuple[Sequence[str], list[str]]:
+    """`belljar run FILE -- ARG...`: everything after `--` goes to the code unchanged."""
     if argv[:1] != ["run"] or "--" not in argv:
         return argv, []
     at = argv.index("--")
     return argv[:at], list(argv[at + 1 :])
 
 
-def _show_help(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
-    return _help(parser)
-
-
-def _help(parser: argparse.ArgumentParser) -> int:
+def _print_help(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     parser.print_help()
     return exit_codes.OK
 
@@ -218,7 +219,7 @@ def _help(parser: argparse.ArgumentParser) -> int:
 
 
 def _prepare_streams() -> None:
-    """A stream that is closed, or cannot encode a character, is no reason to fail."""
+    """Make sure that a closed stream, or a character it cannot encode, is not an error."""
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     if sys.stderr is None:
@@ -229,24 +230,24 @@ def _prepare_streams() -> None:
 
 
 class _Signals:
-    """Ends by SIGTERM and SIGHUP are orderly too: `with` blocks close their sandboxes.
+    """SIGTERM and SIGHUP end the process in order: `with` blocks close their sandboxes.
 
-    (Death without a chance, SIGKILL, is the backend's to survive.)
+    (The backend cleans up after a process that SIGKILL ended.)
     """
 
     def __enter__(self) -> None:
-        self._before: list[signal.Signals] = []
+        self._handled: list[signal.Signals] = []
         if threading.current_thread() is not threading.main_thread():
             return
         for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is signal.SIG_DFL:  # nohup and the like stay as they are
-                signal.signal(number, self._leave)
-                self._before.append(number)
+            if signal.getsignal(number) is signal.SIG_DFL:  # leave it alone under nohup
+                signal.signal(number, self._exit)
+                self._handled.append(number)
 
     def __exit__(self, *exception: object) -> None:
-        for number in self._before:
+        for number in self._handled:
             signal.signal(number, signal.SIG_DFL)
 
     @staticmethod
-    def _leave(number: int, frame: FrameType | None) -> None:
+    def _exit(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)

@@ -1,4 +1,4 @@
-"""`belljar env list|build|remove`: the environments in the cache."""
+"""`belljar env list|build|remove`: environments, the packages that the code has."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from belljar.cli import terminal
 from belljar.errors import InvalidOption, unknown_option
 
 if TYPE_CHECKING:
     from belljar.environment.environment import Environment
 
 SUMMARY = "list, build and remove environments (sets of packages)"
-_SHOWN = 5  # packages of one environment in the table; --json has all
+_SHOWN = 5  # packages of one environment in the table; --json has all of them
 
 
 def add_commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     parser.description = "Environments: which Python and which packages the code in a sandbox has."
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    listing = commands.add_parser("list", help="what there is", allow_abbrev=False)
-    listing.add_argument("--json", action="store_true", help="as JSON")
+    listing = commands.add_parser("list", help="list environments", allow_abbrev=False)
+    listing.add_argument("--json", action="store_true", help="print JSON")
     listing.set_defaults(command=show)
 
     building = commands.add_parser(
         "build",
-        help="build one now, instead of at its first use",
-        description="Build an environment. With --extends, --packages, --python or --preload it is "
-        "a new one, whose name `--env` and Sandbox(environment=...) know from then on.",
+        help="build an environment now, instead of at its first use",
+        description="Build an environment. With --extends, --packages, --python or --preload this "
+        "is a new one, which `--env` and Sandbox(environment=...) then know by its name.",
         epilog="examples:\n"
         "  belljar env build geo --extends data --packages geopandas\n"
         "  belljar env build text --packages 'spacy>=3' numpy --preload spacy",
@@ -36,45 +37,40 @@ def add_commands(parser: argparse.ArgumentParser) -> dict[str, argparse.Argument
         allow_abbrev=False,
     )
     building.add_argument("name", metavar="NAME")
-    building.add_argument(
-        "--packages",
-        metavar="PACKAGE",
-        nargs="+",
-        action="extend",
-        default=[],
-        help="as for pip, or wheels",
-    )
-    building.add_argument("--extends", metavar="NAME", help="add all this to that environment")
-    building.add_argument("--python", help='a version such as "3.12", or the path of a python')
-    building.add_argument(
-        "--preload",
-        metavar="MODULE",
-        nargs="+",
-        action="extend",
-        default=[],
-        help="import it once, before any sandbox starts",
-    )
-    building.add_argument(
-        "--allow-builds",
-        action="store_true",
-        help="also packages without a wheel; building them runs their code on this host",
-    )
-    building.add_argument("--json", action="store_true", help="say what was built as JSON")
+    add_description(building, 'a version such as "3.12", or the path of a python', "on this host")
+    building.add_argument("--json", action="store_true", help="print what was built as JSON")
     building.set_defaults(command=build)
 
     removing = commands.add_parser("remove", help="remove from the cache", allow_abbrev=False)
-    removing.add_argument("names", metavar="NAME", nargs="+", help="a name or a key of the list")
+    removing.add_argument("names", metavar="NAME", nargs="+", help="a name or a key from the list")
     removing.set_defaults(command=remove)
     return {"list": listing, "build": building, "remove": removing}
 
 
+def add_description(parser: argparse.ArgumentParser, python: str, where: str) -> None:
+    """The options that describe a new environment; `image build` has them too."""
+    for option, metavar, meaning in (
+        ("--packages", "PACKAGE", "requirements as for pip, or wheels"),
+        ("--preload", "MODULE", "import it once, before any sandbox starts"),
+    ):
+        parser.add_argument(
+            option, metavar=metavar, nargs="+", action="extend", default=[], help=meaning
+        )
+    parser.add_argument("--extends", metavar="NAME", help="the environment to add to")
+    parser.add_argument("--python", help=python)
+    parser.add_argument(
+        "--allow-builds",
+        action="store_true",
+        help=f"allow packages without a wheel; building them runs their code {where}",
+    )
+
+
 def show(args: argparse.Namespace) -> int:
-    from belljar.cli import terminal
-    from belljar.environment import saved_names
-    from belljar.environment.environment import list_built
+    from belljar.environment import environment
+    from belljar.environment.store import list_built
 
     built = list_built()
-    named = saved_names.names()
+    named = environment.known_names()
     missing = [name for name in named if name not in {each.name for each in built}]
     if args.json:
         described: list[dict[str, object]] = [
@@ -113,13 +109,12 @@ def show(args: argparse.Namespace) -> int:
 
 
 def build(args: argparse.Namespace) -> int:
-    from belljar.cli import terminal
-    from belljar.environment import environment, saved_names
+    from belljar.environment import environment
 
     new = described(args)
     built = environment.build(new or args.name)
     if new is not None:
-        saved_names.save(new)  # only now: what cannot be built is not worth a name
+        environment.save(new)  # only after it was built
     python = ".".join(map(str, built.interpreter.version))
     if args.json:
         facts = {"name": args.name, "key": built.key, "path": str(built.path), "python": python}
@@ -130,15 +125,15 @@ def build(args: argparse.Namespace) -> int:
 
 
 def described(args: argparse.Namespace) -> Environment | None:
-    """The new environment that the options describe; None if there are none."""
+    """The new environment that the options describe; None without such options."""
     from belljar.environment.environment import BUILTIN, Environment
 
     if not (args.extends or args.packages or args.python or args.preload):
         return None
     if args.name in BUILTIN:
         raise InvalidOption(
-            f"the environment {args.name!r} comes with Belljar and cannot be described anew",
-            hint=f"choose another name; --extends {args.name} adds to what it has",
+            f"the environment {args.name!r} comes with Belljar and cannot be changed",
+            hint=f"choose another name; --extends {args.name} adds to it",
         )
     return Environment(
         args.name,
@@ -157,14 +152,13 @@ def _few(packages: Sequence[str]) -> str:
 
 
 def remove(args: argparse.Namespace) -> int:
-    from belljar.cli import terminal
-    from belljar.environment import environment, saved_names
+    from belljar.environment import environment, store
 
     for name in args.names:
         removed = environment.remove(name)
-        forgotten = saved_names.forget(name)
+        forgotten = store.remove_saved(name)
         if not removed and not forgotten:
-            known = {each.name for each in environment.list_built()}
-            raise unknown_option("environment", name, sorted(known | {*saved_names.names()}))
+            known = {each.name for each in store.list_built()}
+            raise unknown_option("environment", name, sorted(known | {*environment.known_names()}))
         terminal.say(f"removed {name}")
     return 0

@@ -1,4 +1,4 @@
-"""What the exit code of `belljar` says. The help, the commands and the tests read this table."""
+"""The exit codes of `belljar`. The help, the commands and the tests read this table."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ exit codes:
   122   the sandbox was lost while the code ran
   123   the code wrote more than --output
   124   the code ran longer than --timeout
-  125   the code wanted more than --memory
-  126   the code was rejected; nothing ran
-  128   the code's process ended itself without Python's leave (os._exit)
+  125   the code needed more than --memory
+  126   a policy rejected the code; nothing ran
+  128   the code ended its process without Python's exit (os._exit)
   128+N the code's process was killed by signal N (139: it crashed)
   130   interrupted (Ctrl-C)
 """
 
 
-def of(execution: Execution) -> int:
-    """The exit code that tells this outcome from the others."""
+def from_execution(execution: Execution) -> int:
+    """The exit code for this outcome."""
     if execution.outcome == "exit":
         return (execution.exit_code or 0) & 0xFF
     if execution.outcome == "killed":

@@ -1,4 +1,4 @@
-"""`belljar export FILE --to ipynb|py|html`: a record as something to read or to go on with."""
+"""`belljar export FILE --to ipynb|py|html`: turn a record into a notebook, script or page."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from belljar.cli import exit_codes
-from belljar.errors import FileError, InvalidOption
+from belljar.cli import exit_codes, terminal
+from belljar.errors import InvalidOption
 
 if TYPE_CHECKING:
     from belljar.record.reader import Record
 
-SUMMARY = "make a notebook, a script or a page of a record"
+SUMMARY = "turn a record into a notebook, a script or a page"
 
 _EPILOG = """\
 formats:
   ipynb   a notebook for Jupyter, with all outputs
-  py      a script with one `# %%` cell for each; --outputs adds what came out, as comments
+  py      a script with a `# %%` line before each cell; --outputs adds the outputs as comments
   html    a page for a browser, complete in one file; scripts in it do not run
 
 examples:
@@ -30,25 +30,25 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.description = "Make a notebook, a script or a page of a record (see `run --record`)."
+    parser.description = "Turn a record (see `run --record`) into a notebook, a script or a page."
     parser.epilog = _EPILOG
     parser.add_argument("file", metavar="FILE", help="the record")
-    parser.add_argument("--to", metavar="FORMAT", help="ipynb, py or html (default: that of -o)")
+    parser.add_argument(
+        "--to", metavar="FORMAT", help="ipynb, py or html (default: the ending of -o)"
+    )
     parser.add_argument(
         "-o",
         "--out",
         metavar="OUT",
-        help="the file to write; `-` is standard output (default: beside FILE, with its name)",
+        help="the file to write; `-` is standard output (default: FILE with another ending)",
     )
     parser.add_argument(
-        "--outputs", action="store_true", help="in a script: what came out, as comments"
+        "--outputs", action="store_true", help="add the outputs to a script, as comments"
     )
     parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
 
 
 def run(args: argparse.Namespace) -> int:
-    from belljar.cli import terminal
     from belljar.record import read
     from belljar.record.export import render
     from belljar.results import sanitize
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     to = _format(args.to, args.out)
     if args.outputs and to != "py":
         raise InvalidOption(
-            "--outputs is for scripts", hint="a notebook and a page have them anyway"
+            "--outputs is for scripts only", hint="a notebook and a page always have the outputs"
         )
     target = None if args.out == "-" else Path(args.out or Path(args.file).with_suffix(f".{to}"))
     if target is not None:
@@ -84,14 +84,14 @@ def _format(given: str | None, out: str | None) -> str:
         suffix = Path(out or "").suffix.removeprefix(".")
         if suffix in FORMATS:
             return suffix
-        raise InvalidOption("which format?", hint=f"--to {', --to '.join(FORMATS)}")
+        raise InvalidOption("no format was given", hint=f"use --to {' or --to '.join(FORMATS)}")
     if given not in FORMATS:
         raise unknown_option("format", given, FORMATS)
     return given
 
 
 def _check(target: Path, source: Path, *, force: bool) -> None:
-    """Before the work is done, and never over the record itself."""
+    """Refuse a bad target before the work, and never overwrite the record itself."""
     if not target.parent.is_dir():
         raise InvalidOption(f"there is no directory {str(target.parent)!r} to write to")
     if target.is_dir():
@@ -99,13 +99,13 @@ def _check(target: Path, source: Path, *, force: bool) -> None:
     if not os.path.lexists(target):
         return
     if source.exists() and target.exists() and target.samefile(source):
-        raise InvalidOption(f"{str(target)!r} is the record itself", hint="give another name: -o")
+        raise InvalidOption(f"{str(target)!r} is the record itself", hint="name another file: -o")
     if not force:
         raise InvalidOption(f"{str(target)!r} exists", hint="--force replaces it")
 
 
 def _write(target: Path, text: str, *, force: bool) -> None:
-    """Beside it first: what is there already is replaced by the whole, or stays."""
+    """Write a temporary file first: an existing file is replaced completely or not at all."""
     raw = text.encode("utf-8")
     try:
         file, scratch = tempfile.mkstemp(dir=target.parent, prefix=".belljar-export-")
@@ -116,20 +116,16 @@ def _write(target: Path, text: str, *, force: bool) -> None:
             if force:
                 os.replace(scratch, target)
             else:
-                os.link(scratch, target)  # fails if somebody has made it meanwhile
+                os.link(scratch, target)  # fails if another process has created it meanwhile
         finally:
             if os.path.lexists(scratch):
                 os.unlink(scratch)
     except OSError as error:
-        raise FileError(
-            f"cannot write {str(target)!r}: {error.strerror}",
-            errno=error.errno or 0,
-            path=str(target),
-        ) from error
+        raise terminal.cannot_write(target, error) from error
 
 
 def _umask() -> int:
-    """There is no way to ask for it but to set it."""
+    """The umask can only be read by setting it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

@@ -1,19 +1,25 @@
-"""What this host offers a sandbox, found out before any guest starts."""
+"""What this host and its container engine offer a sandbox, found out before any guest starts."""
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from belljar.errors import SandboxError
 
 if TYPE_CHECKING:
+    from belljar.backends.docker.client.engine import Engine
     from belljar.environment.environment import Environment
 
-# Run in a process of its own, because a namespace once entered cannot be left.
+
+# Runs in a separate process, because a process cannot leave a namespace.
 _TRY_USER_NAMESPACE = """
 import ctypes, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -42,7 +48,15 @@ class Fact:
     remedy: str | None = None
 
 
-def gather(environment: Environment) -> list[Fact]:
+def _ok(name: str, detail: str) -> Fact:
+    return Fact(name=name, state="ok", detail=detail)
+
+
+def _no(name: str, detail: str, remedy: str | None = None) -> Fact:
+    return Fact(name=name, state="no", detail=detail, remedy=remedy)
+
+
+def list_host_facts(environment: Environment) -> list[Fact]:
     return [
         _kernel(),
         _user(),
@@ -68,15 +82,15 @@ def _kernel() -> Fact:
 def _user() -> Fact:
     from belljar.backends.linux import identity
 
-    detail = "an ordinary user, whose uid all guests have"
+    detail = "an ordinary user; all guests run with this uid"
     if os.geteuid() == 0:
         detail = (
-            "root; each guest gets a host uid of its own"
+            "root; each guest gets its own host uid"
             if identity.has_uid_for_each()
-            else "root of a user namespace that has no uids for guests: they have its own, "
-            f"{identity.uid_above()} in the namespace above"
+            else "root of a user namespace without uids for guests; all guests run with its uid, "
+            f"{identity.uid_above()} in the parent namespace"
         )
-    return Fact(name="user", state="ok", detail=f"uid {os.geteuid()}, {detail}")
+    return _ok("user", f"uid {os.geteuid()}, {detail}")
 
 
 def _user_namespaces() -> Fact:
@@ -85,7 +99,7 @@ def _user_namespaces() -> Fact:
     )
     remedies = [remedy for path, bad, remedy in _USER_NAMESPACE_SETTINGS if _reads(path, bad)]
     if tried.returncode == 0:
-        # AppArmor lets the call succeed and takes the rights away afterwards.
+        # AppArmor lets the call succeed and removes the capabilities afterwards.
         restricted = bool(remedies) and os.geteuid() != 0
         return Fact(
             name="user namespaces",
@@ -93,12 +107,11 @@ def _user_namespaces() -> Fact:
             detail="allowed, but restricted by a setting" if restricted else "allowed (tried)",
             remedy="; ".join(remedies) if restricted else None,
         )
-    return Fact(
-        name="user namespaces",
-        state="no",
-        detail=f"refused: {os.strerror(tried.returncode)}",
-        remedy="; ".join(remedies)
-        or "in a container, its seccomp profile or security options have to allow unshare(2)",
+    return _no(
+        "user namespaces",
+        f"refused: {os.strerror(tried.returncode)}",
+        "; ".join(remedies)
+        or "in a container: its seccomp profile or security options must allow unshare(2)",
     )
 
 
@@ -113,13 +126,8 @@ def _seccomp() -> Fact:
     try:
         actions = Path("/proc/sys/kernel/seccomp/actions_avail").read_text().split()
     except OSError:
-        return Fact(
-            name="seccomp",
-            state="no",
-            detail="not in this kernel",
-            remedy="a kernel with CONFIG_SECCOMP_FILTER",
-        )
-    return Fact(name="seccomp", state="ok", detail=f"actions: {' '.join(actions)}")
+        return _no("seccomp", "not in this kernel", "use a kernel with CONFIG_SECCOMP_FILTER")
+    return _ok("seccomp", f"actions: {' '.join(actions)}")
 
 
 def _landlock() -> Fact:
@@ -127,12 +135,11 @@ def _landlock() -> Fact:
 
     version = syscalls.landlock_abi()
     if version:
-        return Fact(name="landlock", state="ok", detail=f"version {version}")
-    return Fact(
-        name="landlock",
-        state="no",
-        detail="not in this kernel, or not enabled",
-        remedy="Linux 5.13 or later with landlock among the lsm= of the kernel's command line",
+        return _ok("landlock", f"version {version}")
+    return _no(
+        "landlock",
+        "not in this kernel, or not enabled",
+        "use Linux 5.13 or later with landlock in lsm= on the kernel's command line",
     )
 
 
@@ -143,9 +150,9 @@ def _cgroups() -> list[Fact]:
     found = cgroup.detect()
     try:
         if "memory" not in found.controllers and scope.is_available():
-            detail = "a sandbox gets one from the user's systemd when it starts: see its limits"
-            return [Fact(name="cgroups", state="ok", detail=detail)]
-        what = f"version {found.version}" if found.version else "none to be had"
+            detail = "the user's systemd gives each sandbox one when it starts: see its limits"
+            return [_ok("cgroups", detail)]
+        what = f"version {found.version}" if found.version else "not available"
         usable = ", ".join(sorted(found.controllers)) or "no controllers"
         facts = [
             Fact(name="cgroups", state="ok" if found.version else "no", detail=f"{what}: {usable}")
@@ -153,31 +160,164 @@ def _cgroups() -> list[Fact]:
         names: dict[str, list[str]] = {}
         for name, why in sorted(found.why.items()):
             names.setdefault(why, []).append(name)
-        return facts + [
-            Fact(name=f"cgroup {', '.join(those)}", state="no", detail=why)
-            for why, those in names.items()
-        ]
+        return facts + [_no(f"cgroup {', '.join(those)}", why) for why, those in names.items()]
     finally:
         found.close()
 
 
 def _interpreter(environment: Environment) -> Fact:
     from belljar.backends.linux import identity
-    from belljar.environment.environment import interpreter
-    from belljar.errors import SandboxError
+    from belljar.environment.interpreter import find_interpreter
 
     try:
-        found = interpreter(environment.python)
+        found = find_interpreter(environment.python)
     except SandboxError as error:
-        return Fact(name="interpreter", state="no", detail=error.message, remedy=error.hint)
+        return _no("interpreter", error.message, error.hint)
     detail = f"Python {'.'.join(map(str, found.version))}, {found.executable}"
-    # As root the guest runs under another uid, so it is the others' rights that count.
+    # As root the guest runs under another uid, so the permissions for others count.
     mode = os.stat(found.executable).st_mode
     if identity.has_uid_for_each() and mode & 0o005 != 0o005:
-        return Fact(
-            name="interpreter",
-            state="no",
-            detail=f"{detail}: other users may not run it",
-            remedy=f"chmod o+rx {found.executable}",
+        return _no(
+            "interpreter", f"{detail}: other users may not run it", f"chmod o+rx {found.executable}"
         )
-    return Fact(name="interpreter", state="ok", detail=detail)
+    return _ok("interpreter", detail)
+
+
+# -- the container engine -------------------------------------------------------------------------
+
+INFO_TIMEOUT = 10.0  # seconds
+# Docker lists the shim of runc as another runtime.
+_SAME_AS_RUNC = ("io.containerd.runc.v2", "io.containerd.runtime.v1.linux")
+
+# The first release of each series that follows no link of an image when it masks and mounts.
+_RUNC_FIXED: dict[tuple[int, ...], tuple[int, ...]] = {(1, 2): (1, 2, 8), (1, 3): (1, 3, 3)}
+
+# A field of /info that says whether the engine can enforce a limit, its name, and the remedy.
+_LIMITS = (
+    ("MemoryLimit", "memory limit", "boot the engine's host with cgroup_enable=memory"),
+    ("SwapLimit", "swap accounting", "boot the engine's host with swapaccount=1, or turn swap off"),
+    ("PidsLimit", "process limit", "the engine's host needs the pids control group"),
+    ("CpuCfsQuota", "cpu limit", "the engine's host needs the cpu control group with its quota"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineFound:
+    facts: list[Fact]
+    runtimes: tuple[str, ...]  # the default one first
+
+
+def find_engine() -> EngineFound:
+    """Ask the engine that the docker backend would use. Raises SandboxError without an engine."""
+    from belljar.backends.docker.client import endpoint
+    from belljar.backends.docker.client.engine import Engine, parsing_answer
+
+    engine = Engine(endpoint.find_endpoint())
+    with parsing_answer(engine, "about itself"):
+        info, version = _ask_engine(engine)
+        return EngineFound(
+            facts=list(list_engine_facts(engine, info, version)), runtimes=list_runtimes(info)
+        )
+
+
+def _ask_engine(engine: Engine) -> tuple[dict[str, Any], dict[str, Any]]:
+    import anyio
+
+    async def ask() -> tuple[dict[str, Any], dict[str, Any]]:
+        return (
+            await engine.request("GET", "/info", timeout=INFO_TIMEOUT),
+            await engine.request("GET", "/version", timeout=INFO_TIMEOUT),
+        )
+
+    return anyio.run(ask)
+
+
+def list_runtimes(info: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names, the default one first. For Podman only the default: its API accepts no other, and its
+    list names runtimes that are not installed.
+
+    >>> runtimes({"Runtimes": {"runsc": {}, "runc": {}}, "DefaultRuntime": "runc"})
+    ('runc', 'runsc')
+    """
+    default = str(info.get("DefaultRuntime") or "")
+    names = sorted(info.get("Runtimes") or ())
+    others = [name for name in names if name != default and name not in _SAME_AS_RUNC]
+    if "BuildahVersion" in info:
+        others = []
+    return (default, *others) if default else tuple(others)
+
+
+def list_engine_facts(
+    engine: Engine, info: Mapping[str, Any], version: Mapping[str, Any]
+) -> Iterator[Fact]:
+    where = engine.endpoint
+    yield _ok("address", f"{where} ({where.source})")
+    yield _ok("version", _engine_version(info, version))
+    yield from _runc_facts(version)
+    options = [str(option) for option in info.get("SecurityOptions") or ()]
+    yield _ok("user", _engine_user(options))
+    yield from _engine_cgroups(info)
+    yield _engine_seccomp(options)
+
+
+def _engine_version(info: Mapping[str, Any], version: Mapping[str, Any]) -> str:
+    components = version.get("Components") or [{}]
+    name = str(components[0].get("Name") or "Engine")
+    name = "Docker Engine" if name == "Engine" else name
+    place = f"{info.get('OperatingSystem')}, {info.get('Architecture')}"
+    return f"{name} {version.get('Version')}, API {version.get('ApiVersion')}, on {place}"
+
+
+def _runc_facts(version: Mapping[str, Any]) -> Iterator[Fact]:
+    """runc mounts inside the image's file tree; old releases follow links there."""
+    for each in version.get("Components") or ():
+        found = re.search(r"(\d+)\.(\d+)\.(\d+)", str(each.get("Version")))
+        if "runc" not in str(each.get("Name")) or found is None:
+            continue
+        numbers = tuple(map(int, found.groups()))
+        fixed = _RUNC_FIXED.get(numbers[:2], _RUNC_FIXED[1, 2])
+        if numbers >= fixed:
+            yield _ok("runc", found[0])
+            continue
+        first = ".".join(map(str, fixed))
+        yield _no(
+            "runc",
+            f"{found[0]}: older than {first}, the first with the fixes of November 2025, "
+            "unless your distribution has added them",
+            "upgrade runc, or use runtime='runsc' for images you do not trust",
+        )
+
+
+def _engine_user(options: list[str]) -> str:
+    if any("rootless" in option for option in options):
+        return "rootless: the engine runs as an ordinary user"
+    if any("userns" in option for option in options):
+        return "root, with user namespaces: root in a container has no rights outside"
+    return "root, without user namespaces"
+
+
+def _engine_cgroups(info: Mapping[str, Any]) -> Iterator[Fact]:
+    version, driver = info.get("CgroupVersion") or "1", info.get("CgroupDriver") or "none"
+    yield Fact(
+        name="cgroups",
+        state="no" if driver == "none" else "ok",
+        detail=f"version {version}, driver {driver}",
+        remedy="rootless engines need cgroup v2 with delegation" if driver == "none" else None,
+    )
+    for field, name, remedy in _LIMITS:
+        # Some engines (Podman) leave out a field although they enforce the limit.
+        if info.get(field) is False:
+            yield _no(name, "the engine cannot enforce it", remedy)
+        else:
+            yield _ok(name, "enforced by the engine")
+
+
+def _engine_seccomp(options: list[str]) -> Fact:
+    found = next((option for option in options if "seccomp" in option), None)
+    if found is None:
+        return _no(
+            "seccomp",
+            "the engine has no seccomp support",
+            "use a kernel with CONFIG_SECCOMP_FILTER, and an engine built with seccomp",
+        )
+    return _ok("seccomp", "filters can be set")

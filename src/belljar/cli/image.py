@@ -8,6 +8,7 @@ import json
 import time
 from typing import TYPE_CHECKING
 
+from belljar.cli import env, exit_codes, terminal
 from belljar.errors import InvalidOption, SandboxError, unknown_option
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from belljar.backends.docker.client.engine import Engine
-    from belljar.backends.docker.images.image_store import Listed
+    from belljar.backends.docker.images.image_store import ListedImage
     from belljar.backends.docker.images.resolve import Image
     from belljar.backends.docker.settings import Docker
     from belljar.environment.environment import Environment
@@ -26,42 +27,42 @@ SUMMARY = "build, list and remove images (environments for the docker backend)"
 
 
 def add_commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    parser.description = "Images: what environments become for sandboxes in containers."
+    parser.description = "Images: environments for sandboxes in containers."
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     added = {
         "build": _add_build(commands),
-        "list": commands.add_parser("list", help="what there is", allow_abbrev=False),
+        "list": commands.add_parser("list", help="list images", allow_abbrev=False),
         "remove": commands.add_parser("remove", help="remove from the engine", allow_abbrev=False),
         "prune": commands.add_parser(
             "prune",
-            help="remove what nobody needs any more",
+            help="remove images that are no longer needed",
             description="Remove images that Belljar has built, if no container uses them and there "
-            "is a newer one of the same name. Images of anybody else are not touched.",
+            "is a newer one of the same name. Other images are not touched.",
             allow_abbrev=False,
         ),
         "dockerfile": commands.add_parser(
             "dockerfile",
             help="print a Dockerfile that makes the same image",
-            description="Print a Dockerfile that makes the image of an environment, to be built "
-            "elsewhere. It needs BuildKit.",
+            description="Print a Dockerfile that builds the image of an environment elsewhere. It "
+            "needs BuildKit.",
             allow_abbrev=False,
         ),
     }
-    added["list"].add_argument("--json", action="store_true", help="as JSON")
+    added["list"].add_argument("--json", action="store_true", help="print JSON")
     added["list"].set_defaults(command=show)
     added["remove"].add_argument(
-        "names", metavar="NAME", nargs="+", help="a name, key or tag of the list"
+        "names", metavar="NAME", nargs="+", help="a name, key or tag from the list"
     )
     added["remove"].set_defaults(command=remove)
     added["prune"].add_argument(
-        "names", metavar="NAME", nargs="*", help="only images of these names"
+        "names", metavar="NAME", nargs="*", help="only images with these names"
     )
     added["prune"].add_argument("--all", action="store_true", help="also the newest of each name")
-    added["prune"].add_argument("--dry-run", action="store_true", help="only list them")
-    added["prune"].add_argument("--json", action="store_true", help="as JSON")
+    added["prune"].add_argument("--dry-run", action="store_true", help="only list the images")
+    added["prune"].add_argument("--json", action="store_true", help="print JSON")
     added["prune"].set_defaults(command=prune)
     added["dockerfile"].add_argument("name", metavar="ENV")
-    added["dockerfile"].add_argument("--base", help="the image it starts from")
+    added["dockerfile"].add_argument("--base", help="the base image")
     added["dockerfile"].set_defaults(command=dockerfile)
     for name in ("build", "list", "remove", "prune"):
         added[name].add_argument("--host", help="the engine's address (default: as for docker)")
@@ -73,53 +74,41 @@ def _add_build(
 ) -> argparse.ArgumentParser:
     building = commands.add_parser(
         "build",
-        help="build one now, instead of at its first use",
+        help="build an image now, instead of at its first use",
         description="Build the image of an environment, or of a Dockerfile. With --extends, "
-        "--packages, --python or --preload the environment is a new one, whose name `--env` and "
-        "Sandbox(environment=...) know from then on.",
+        "--packages, --python or --preload this is a new environment, which `--env` and "
+        "Sandbox(environment=...) then know by its name.",
         epilog="example: belljar image build geo --packages 'shapely>=2' numpy --preload shapely",
         allow_abbrev=False,
     )
     building.add_argument("name", metavar="ENV", nargs="?", help="the environment's name")
-    for option, metavar, meaning in (
-        ("--packages", "PACKAGE", "as for pip, or wheels"),
-        ("--preload", "MODULE", "import it once, before any sandbox starts"),
-    ):
-        building.add_argument(
-            option, metavar=metavar, nargs="+", action="extend", default=[], help=meaning
-        )
-    building.add_argument("--extends", metavar="ENV", help="add all this to that environment")
-    building.add_argument("--python", help='a version such as "3.12"')
-    building.add_argument(
-        "--allow-builds",
-        action="store_true",
-        help="also packages without a wheel; building them runs their code in the build container",
-    )
+    env.add_description(building, 'a version such as "3.12"', "in the build container")
     building.add_argument(
         "--dockerfile", metavar="PATH", help="a Dockerfile, or the directory with it"
     )
     building.add_argument("--base", metavar="IMAGE", help="build on this image")
-    building.add_argument(
-        "--ca-bundle", metavar="FILE", help="certificates that the build shall trust"
-    )
+    building.add_argument("--ca-bundle", metavar="FILE", help="certificates that the build trusts")
     building.add_argument("--platform", help='such as "linux/arm64"')
     building.add_argument(
-        "--pull", choices=("missing", "always", "never"), default="missing", help="the base image"
+        "--pull",
+        choices=("missing", "always", "never"),
+        default="missing",
+        help="when to pull the base image (default: missing)",
     )
-    building.add_argument("--json", action="store_true", help="say what was built as JSON")
+    building.add_argument("--json", action="store_true", help="print what was built as JSON")
     building.set_defaults(command=build)
     return building
 
 
-def _ask(args: argparse.Namespace, question: Callable[[Engine], Awaitable[Answer]]) -> Answer:
-    """What `question` finds out from the engine that the options mean."""
+def ask_engine(host: str | None, question: Callable[[Engine], Awaitable[Answer]]) -> Answer:
+    """Run `question` with the engine at this address (None: the one that docker uses)."""
     import anyio
 
     from belljar.backends.docker.client import endpoint
-    from belljar.backends.docker.client.engine import Engine, proper
+    from belljar.backends.docker.client.engine import Engine, parsing_answer
 
-    engine = Engine(endpoint.find(args.host))
-    with proper(engine, "about its images"):
+    engine = Engine(endpoint.find_endpoint(host))
+    with parsing_answer(engine, "about its images"):
         return anyio.run(question, engine)
 
 
@@ -127,19 +116,17 @@ def _ask(args: argparse.Namespace, question: Callable[[Engine], Awaitable[Answer
 
 
 def build(args: argparse.Namespace) -> int:
-    from belljar.cli import env, terminal
-    from belljar.environment import saved_names
-    from belljar.environment.environment import builtin, resolve
+    from belljar.environment.environment import BUILTIN, resolve, save
 
     docker, described = _docker(args), env.described(args)
     environment = described
     if environment is None:
-        # The packages of a Dockerfile's image are its own.
-        named = builtin("python") if args.dockerfile else resolve(args.name)
+        # A Dockerfile's image has its own packages.
+        named = BUILTIN["python"] if args.dockerfile else resolve(args.name)
         environment = named
-    made = _ask(args, lambda engine: _ensure(engine, environment, docker))
+    made = ask_engine(args.host, lambda engine: ensure(engine, environment, docker))
     if described is not None:
-        saved_names.save(described)  # only now: what cannot be built is not worth a name
+        save(described)  # only after it was built
     if args.json:
         facts = {"name": args.name, "image": made.reference, "id": made.id, "python": made.python}
         print(json.dumps(facts, indent=2))
@@ -148,13 +135,14 @@ def build(args: argparse.Namespace) -> int:
     return 0
 
 
-async def _ensure(engine: Engine, environment: Environment, docker: Docker) -> Image:
-    from belljar.backends.docker.images.resolve import ensure
-    from belljar.backends.docker.spec import Facts
+async def ensure(engine: Engine, environment: Environment, docker: Docker) -> Image:
+    """Build the image of the environment, unless the engine has it."""
+    from belljar.backends.docker.images.resolve import ensure_image
+    from belljar.backends.docker.isolation import EngineFacts
 
     info = await engine.request("GET", "/info")
     version = await engine.request("GET", "/version")
-    return await ensure(engine, environment, docker, Facts.of(info, version))
+    return await ensure_image(engine, environment, docker, EngineFacts.parse(info, version))
 
 
 def _docker(args: argparse.Namespace) -> Docker:
@@ -166,12 +154,12 @@ def _docker(args: argparse.Namespace) -> Docker:
         for option, value in given.items():
             if value:
                 raise InvalidOption(
-                    f"{option} has no meaning beside --dockerfile",
-                    hint="the image is what the Dockerfile makes it",
+                    f"{option} cannot be used with --dockerfile",
+                    hint="the Dockerfile alone describes the image",
                 )
     elif args.name is None:
         raise InvalidOption(
-            "what is to be built?", hint="the name of an environment, or --dockerfile PATH"
+            "there is nothing to build", hint="name an environment, or use --dockerfile PATH"
         )
     return Docker(
         dockerfile=args.dockerfile,
@@ -183,14 +171,13 @@ def _docker(args: argparse.Namespace) -> Docker:
     )
 
 
-# -- what there is ------------------------------------------------------------------------------
+# -- list and remove ----------------------------------------------------------------------------
 
 
 def show(args: argparse.Namespace) -> int:
     from belljar.backends.docker.images.image_store import list_images
-    from belljar.cli import terminal
 
-    images = _ask(args, list_images)
+    images = ask_engine(args.host, list_images)
     if args.json:
         print(json.dumps([dataclasses.asdict(each) for each in images], indent=2))
         return 0
@@ -211,7 +198,7 @@ def show(args: argparse.Namespace) -> int:
     return 0
 
 
-def _content(image: Listed) -> str:
+def _content(image: ListedImage) -> str:
     if image.dockerfile:
         return f"({image.dockerfile})"
     return " ".join(image.packages) or "-"
@@ -219,20 +206,19 @@ def _content(image: Listed) -> str:
 
 def remove(args: argparse.Namespace) -> int:
     from belljar.backends.docker.images import image_store
-    from belljar.cli import terminal
 
     async def act(engine: Engine) -> None:
         images = await image_store.list_images(engine)
-        for name in args.names:  # all of them are looked up before any is removed
-            if not image_store.named(images, name):
+        for name in args.names:  # check every name before removing any image
+            if not image_store.find_by_name(images, name):
                 known = {each.name for each in images} | {each.key for each in images}
                 raise unknown_option("image", name, sorted(known))
         for name in args.names:
-            for each in image_store.named(images, name):
-                await image_store.remove(engine, each)
+            for each in image_store.find_by_name(images, name):
+                await image_store.remove_image(engine, each)
             terminal.say(f"removed {name}")
 
-    _ask(args, act)
+    ask_engine(args.host, act)
     return 0
 
 
@@ -241,31 +227,30 @@ def remove(args: argparse.Namespace) -> int:
 
 def prune(args: argparse.Namespace) -> int:
     from belljar.backends.docker.images import image_store
-    from belljar.backends.docker.settings import Docker, complete
-    from belljar.cli import exit_codes, terminal
-    from belljar.environment import saved_names
+    from belljar.backends.docker.settings import Docker, fill_from_environment
+    from belljar.environment import environment
     from belljar.environment.environment import resolve
 
-    known = [resolve(name) for name in saved_names.names()]
+    known = [resolve(name) for name in environment.known_names()]
 
-    async def act(engine: Engine) -> list[tuple[Listed, str | None]]:
+    async def act(engine: Engine) -> list[tuple[ListedImage, str | None]]:
         images = await image_store.list_images(engine)
         if args.names:
             images = [each for each in images if each.name in args.names]
-        current = await image_store.current_keys(engine, known, complete(Docker()))
-        found = image_store.superfluous(images, current, everything=args.all)
-        done: list[tuple[Listed, str | None]] = []
+        current = await image_store.current_keys(engine, known, fill_from_environment(Docker()))
+        found = image_store.find_unneeded(images, current, everything=args.all)
+        done: list[tuple[ListedImage, str | None]] = []
         for each in found:
             problem = None
             if not args.dry_run:
                 try:
-                    await image_store.remove(engine, each)
+                    await image_store.remove_image(engine, each)
                 except SandboxError as error:
                     problem = error.message
             done.append((each, problem))
         return done
 
-    done = _ask(args, act)
+    done = ask_engine(args.host, act)
     if args.json:
         described = [
             {**dataclasses.asdict(each), "removed": not args.dry_run and not why, "problem": why}
@@ -274,9 +259,9 @@ def prune(args: argparse.Namespace) -> int:
         print(json.dumps(described, indent=2))
     else:
         for each, problem in done:
-            freed = f"{each.tag} ({terminal.size(each.size)} with what it shares)"
+            freed = f"{each.tag} ({terminal.size(each.size)}, including shared layers)"
             word = "would remove" if args.dry_run else "removed"
-            terminal.say(f"{each.tag} stays: {problem}" if problem else f"{word} {freed}")
+            terminal.say(f"{each.tag} was not removed: {problem}" if problem else f"{word} {freed}")
         if not done:
             terminal.say("nothing to remove")
     return exit_codes.ERROR if any(problem for _, problem in done) else exit_codes.OK
@@ -286,11 +271,12 @@ def prune(args: argparse.Namespace) -> int:
 
 
 def dockerfile(args: argparse.Namespace) -> int:
-    from belljar.backends.docker.images import key, print_dockerfile
-    from belljar.backends.docker.settings import Docker, complete
+    from belljar.backends.docker.images import image_store
+    from belljar.backends.docker.images.dockerfile import render_dockerfile
+    from belljar.backends.docker.settings import Docker, fill_from_environment
     from belljar.environment.environment import resolve
 
     environment = resolve(args.name)
-    settings = complete(Docker(base=args.base))
-    print(print_dockerfile.written(key.want(environment, settings.base, None)), end="")
+    settings = fill_from_environment(Docker(base=args.base))
+    print(render_dockerfile(image_store.plan_image(environment, settings.base, None)), end="")
     return 0

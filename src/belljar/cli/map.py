@@ -1,32 +1,45 @@
-"""`belljar map FILE.jsonl|DIR|-`: many snippets, each in a sandbox of its own."""
+"""`belljar map FILE.jsonl|DIR|-`: run many snippets, each in a new sandbox."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
+import json
+import os
+import select
+import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from belljar.cli import exit_codes, map_input, map_output, sandbox_options
-from belljar.cli.map_input import Common, Entry
-from belljar.cli.map_output import Done
+from belljar.cli import exit_codes, sandbox_options, terminal, transfer
+from belljar.cli.run import read_code
+from belljar.errors import InvalidOption, unknown_option
 
-SUMMARY = "run many snippets, each in a sandbox of its own"
+if TYPE_CHECKING:
+    from io import RawIOBase
+
+    from belljar.results.execution import Execution
+
+SUMMARY = "run many snippets, each in a new sandbox"
 
 _DESCRIPTION = """\
-Run many snippets, each in a fresh sandbox out of a warm pool. They come from a file of JSON lines
-(`-`: standard input) or are the *.py of a directory. A line is a text of code, or an object:
+Run many snippets, each in a new sandbox from a warm pool. They come from a file of JSON lines
+(`-`: standard input) or are the *.py files of a directory. A line is a string of code, or an
+object:
 
   {"code": "...", "id": "a1", "then": "tests", "variables": {}, "files": {}, "env": {},
    "timeout": 5, "metadata": ...}
 
-Only "code" must be there. "then" runs after code that went well, in the same sandbox, and what
-comes of it counts. Without "id", a line has its number, a file its name; no two have the same.
-"metadata" is your own, and comes back. Results are lines of JSON in the order of the input, each as
-soon as it is there: {"id": ..., "outcome": ..., "text": ..., "stdout": ..., ...}. "input" is a
-digest of the snippet, by which --resume knows whether it is still the same. A snippet that cannot
-be run (too large, a file with an impossible name) has the outcome "error" and "execution_count" 0.
+Only "code" is required. "then" is code that runs in the same sandbox after "code" succeeded; its
+result then counts. Without "id", a line has its number and a file its name; ids are unique.
+"metadata" is copied to the result. Results are JSON lines in the order of the input, each written
+as soon as it is known: {"id": ..., "outcome": ..., "text": ..., "stdout": ..., ...}. "input" is a
+digest of the snippet, by which --resume notices changes. A snippet that cannot be run (too large, a
+file with an impossible name) has the outcome "error" and "execution_count" 0.
 """
 _EPILOG = """\
 examples:
@@ -41,12 +54,14 @@ exit codes:
   1     at least one did not
   2     wrong usage, or an input that cannot be read
   120   sandboxes could not be started or used
-  130   interrupted (Ctrl-C); what --out has by then, --resume leaves out
+  130   interrupted (Ctrl-C); --resume continues after what --out has
 """
+_PARTS = ("code", "then", "variables", "files", "env", "timeout")
+_KNOWN = (*_PARTS, "id", "metadata")
+_CHUNK = 1 << 16
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = _DESCRIPTION
     parser.epilog = _EPILOG
     parser.add_argument(
@@ -63,21 +78,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="leave out what --out has a result of, and append the rest to it",
+        help="skip snippets that have a result in --out, and append the others to it",
     )
     parser.add_argument(
-        "--overwrite", action="store_true", help="write --out anew, though there is something in it"
+        "--overwrite", action="store_true", help="replace --out, even if it has results"
     )
     parser.add_argument(
         "--then", metavar="FILE", help='code to run after each snippet that has no "then" itself'
     )
-    parser.add_argument(
-        "--put",
-        metavar="FILE[:PATH]",
-        action="append",
-        default=[],
-        help="copy a file of this host into every sandbox, below /workspace (repeatable)",
-    )
+    transfer.add_put(parser, "every sandbox")
     parser.add_argument("--json", action="store_true", help="write the results to standard output")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress, no summary")
     parser.set_defaults(record=None, workspace=None, session=None, mounts=[])
@@ -85,8 +94,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sandbox_options.add_all(parser)
 
 
+def _count(text: str) -> int:
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"a number, 1 or more, not {text!r}")
+    return int(text)
+
+
 def run(args: argparse.Namespace) -> int:
-    map_output.check(args)
+    check_output(args)
     with sandbox_options.watching(args):
         return _run(args)
 
@@ -95,18 +110,24 @@ def _run(args: argparse.Namespace) -> int:
     from belljar.pool.blocking import Pool
 
     options = sandbox_options.options(args)
-    common = _common(args)
-    done = map_output.done(Path(args.out)) if args.resume else map_output.Done()
-    streamed = map_input.comes_by_and_by(args.input)
-    # What is wrong with a file is said before anything of it runs.
-    total = None if streamed else sum(1 for _ in _entries(args.input, common, done))
+    common = Common(
+        then=None if args.then is None else read_code(args.then), files=transfer.load_all(args.put)
+    )
+    done = read_done(Path(args.out)) if args.resume else Done()
+
+    def entries() -> Iterator[Entry]:
+        return (entry for entry in read_entries(args.input, common) if not done.has(entry))
+
+    streamed = is_stream(args.input)
+    # Report mistakes in a file before any of it runs.
+    total = None if streamed else sum(1 for _ in entries())
     counts: Counter[str] = Counter()
     with contextlib.ExitStack() as stack:
-        write = map_output.writer(args, stack)
-        show = map_output.progress(args, stack, total)
+        write = open_writer(args, stack)
+        show = open_progress(args, stack, total)
         most = args.concurrency
         pool = stack.enter_context(Pool(min_ready=0, max_total=max(32, 2 * (most or 1)), **options))
-        snippets = ({**e.parts, "metadata": e} for e in _entries(args.input, common, done))
+        snippets = ({**entry.parts, "metadata": entry} for entry in entries())
         results = pool.map(snippets, concurrency=most, read_in_thread=streamed)
         for item, execution in stack.enter_context(results).pairs():
             assert isinstance(item, dict)
@@ -114,26 +135,250 @@ def _run(args: argparse.Namespace) -> int:
             write(item["metadata"], execution)
             show(counts)
     if not args.quiet:
-        map_output.summary(counts, done.counts)
+        _print_summary(counts, done.counts)
     return exit_codes.OK if {*counts, *done.counts} <= {"ok", "unknown"} else exit_codes.ERROR
 
 
-def _entries(name: str, common: Common, done: Done) -> Iterator[Entry]:
-    """Those that have no result yet."""
-    return (entry for entry in map_input.read(name, common) if not done.has(entry))
+# -- input ----------------------------------------------------------------------------------------
 
 
-def _common(args: argparse.Namespace) -> Common:
-    from belljar.cli import run, transfer
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    id: str
+    where: str  # for messages
+    metadata: object
+    parts: Mapping[str, Any]  # of the Snippet
 
-    puts = map(transfer.parse_put, args.put)
-    return Common(
-        then=None if args.then is None else run.read_code(args.then),
-        files={put.target: transfer.load(put) for put in puts},
-    )
+    @property
+    def digest(self) -> str:
+        """Of everything that runs; it is stored with the result."""
+        text = json.dumps(self.parts, sort_keys=True, default=repr)
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def _count(text: str) -> int:
-    if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"a number, 1 or more, not {text!r}")
-    return int(text)
+@dataclass(frozen=True, kw_only=True)
+class Common:
+    """Parts for every snippet that does not set them itself."""
+
+    then: str | None = None
+    files: Mapping[str, bytes] | None = None
+
+    def add_to(self, parts: dict[str, Any]) -> dict[str, Any]:
+        if self.then is not None:
+            parts.setdefault("then", self.then)
+        if self.files and isinstance(parts.get("files", {}), dict):
+            parts["files"] = {**self.files, **parts.get("files", {})}
+        return parts
+
+
+def is_stream(name: str) -> bool:
+    """True for a pipe; its writer may wait for results before it writes more."""
+    return name == "-" or not (Path(name).is_file() or Path(name).is_dir())
+
+
+def read_entries(name: str, common: Common) -> Iterator[Entry]:
+    """Read snippets as they are needed. Raises if an id occurs twice."""
+    seen: dict[str, str] = {}
+    read = _read_directory if Path(name).is_dir() else _read_file
+    for entry in read(name, common):
+        if entry.id in seen:
+            raise InvalidOption(
+                f"two snippets have the id {entry.id!r}: {seen[entry.id]}, and {entry.where}",
+                hint='a line without "id" has its number as id',
+            )
+        seen[entry.id] = entry.where
+        yield entry
+
+
+def _read_directory(name: str, common: Common) -> Iterator[Entry]:
+    found = sorted(path for path in Path(name).rglob("*.py") if path.is_file())
+    if not found:
+        raise InvalidOption(f"there is no *.py below {name!r}")
+    for path in found:
+        parts = common.add_to({"code": read_code(str(path))})
+        id_ = str(path.relative_to(name))
+        yield Entry(id=id_, where=repr(str(path)), metadata=None, parts=parts)
+
+
+def _read_file(name: str, common: Common) -> Iterator[Entry]:
+    for number, line in enumerate(_read_lines(name), 1):
+        if line.strip():
+            yield _parse_line(f"line {number} of {name!r}", number, line, common)
+
+
+def _read_lines(name: str) -> Iterator[bytes]:
+    if name == "-":
+        # Not through the buffer: a thread that waits in it would block the interpreter's exit.
+        buffer: Any = sys.stdin.buffer
+        yield from _split_stream(getattr(buffer, "raw", buffer))
+        return
+    try:
+        with open(name, "rb", buffering=0) as file:
+            yield from _split_stream(file)
+    except OSError as error:
+        raise InvalidOption(f"cannot read {name!r}: {error.strerror}") from error
+
+
+def _split_stream(stream: RawIOBase) -> Iterator[bytes]:
+    """Each line as soon as it is complete."""
+    parts: list[bytes] = []
+    while (chunk := stream.read(_CHUNK)) != b"":
+        if chunk is None:  # a stream that does not block
+            select.select([stream], [], [])
+            continue
+        *lines, last = chunk.split(b"\n")
+        for line in lines:
+            yield b"".join([*parts, line])
+            parts.clear()
+        parts.append(last)
+    yield b"".join(parts)
+
+
+def _parse_line(where: str, number: int, line: bytes, common: Common) -> Entry:
+    try:
+        given = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InvalidOption(f"{where} is not JSON: {error}") from error
+    if isinstance(given, str):
+        given = {"code": given}
+    if not isinstance(given, dict) or not isinstance(given.get("code"), str):
+        raise InvalidOption(
+            f"{where} has no code", hint='write {"code": "print(6 * 7)"}, or a string'
+        )
+    for key in given:
+        if key not in _KNOWN:
+            unknown = unknown_option("part of a snippet", key, _KNOWN)
+            hint = f'{unknown.hint}; put your own data into "metadata"'
+            raise InvalidOption(f"{where}: {unknown.message}", hint=hint)
+    id_ = given.get("id")
+    id_ = number if id_ is None else id_
+    if isinstance(id_, bool) or not isinstance(id_, (str, int)):
+        raise InvalidOption(f"{where}: id must be a string or a whole number, not {id_!r}")
+    parts = common.add_to({part: given[part] for part in _PARTS if given.get(part) is not None})
+    return Entry(id=str(id_), where=where, metadata=given.get("metadata"), parts=parts)
+
+
+# -- output ---------------------------------------------------------------------------------------
+
+
+class Done:
+    """The results that --out has, by their ids."""
+
+    def __init__(self) -> None:
+        self.digests: dict[str, str | None] = {}
+        self.counts: Counter[str] = Counter()
+
+    def has(self, entry: Entry) -> bool:
+        """True if there is a result of it; raises if it has changed since."""
+        if entry.id not in self.digests:
+            return False
+        digest = self.digests[entry.id]
+        if digest is not None and digest != entry.digest:
+            raise InvalidOption(
+                f"{entry.where} has changed since its result {entry.id!r} was written",
+                hint='run everything again (--overwrite), or give each line a fixed "id"',
+            )
+        return True
+
+
+def check_output(args: argparse.Namespace) -> None:
+    """Existing results are kept, unless the user asks to replace them."""
+    if args.resume and not args.out:
+        raise InvalidOption("--resume needs --out", hint="--out names the file with the results")
+    if args.resume and args.overwrite:
+        raise InvalidOption("--resume and --overwrite exclude each other", hint="choose one")
+    if not args.out:
+        return
+    out = Path(args.out)
+    if _is_input(args.input, out):
+        raise InvalidOption(
+            f"--out {args.out!r} is the input, not a file of results", hint="name another file"
+        )
+    if out.is_file() and out.stat().st_size and not (args.resume or args.overwrite):
+        raise InvalidOption(
+            f"{args.out!r} exists already", hint="--resume continues it, --overwrite replaces it"
+        )
+
+
+def _is_input(name: str, out: Path) -> bool:
+    try:
+        given = os.fstat(sys.stdin.fileno()) if name == "-" else os.stat(name)
+        return out.is_file() and os.path.samestat(given, out.stat())
+    except (OSError, ValueError):  # no such file, or stdin has no descriptor
+        return False
+
+
+def read_done(out: Path) -> Done:
+    """Read the results of an earlier run. An incomplete last line is removed."""
+    found = Done()
+    if not out.exists():
+        return found
+    end = 0
+    with open(out, "rb+") as file:
+        for line in file:
+            if not line.endswith(b"\n") and b'{"id": '.startswith(line[:7]):
+                break
+            end += len(line)
+            try:
+                result = json.loads(line)
+                found.digests[str(result["id"])] = result.get("input")
+                found.counts[result.get("outcome", "unknown")] += 1
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise InvalidOption(
+                    f"{str(out)!r} is not a file of results", hint="--resume needs one"
+                ) from error
+        file.truncate(end)
+    return found
+
+
+def open_writer(
+    args: argparse.Namespace, stack: contextlib.ExitStack
+) -> Callable[[Entry, Execution], None]:
+    files: list[Any] = [sys.stdout] if args.json or not args.out else []
+    if args.out:
+        try:
+            file = open(args.out, "a" if args.resume else "w", encoding="utf-8")  # noqa: SIM115
+        except OSError as error:
+            raise InvalidOption(f"cannot write {args.out!r}: {error.strerror}") from error
+        files.append(stack.enter_context(file))
+
+    def write(entry: Entry, execution: Execution) -> None:
+        own = {} if entry.metadata is None else {"metadata": entry.metadata}
+        result = {"id": entry.id, **own, "input": entry.digest, **execution.to_dict()}
+        line = json.dumps(result, allow_nan=False)
+        for each in files:
+            each.write(line + "\n")
+            each.flush()  # an interrupted run keeps what it has done
+
+    return write
+
+
+def open_progress(
+    args: argparse.Namespace, stack: contextlib.ExitStack, total: int | None
+) -> Callable[[Counter[str]], None]:
+    """A progress bar on a terminal, nothing elsewhere."""
+    if args.quiet or not sys.stderr.isatty():
+        return lambda counts: None
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    outcomes = TextColumn("{task.fields[outcomes]}")
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), outcomes)
+    bar = stack.enter_context(Progress(*columns, console=Console(stderr=True), transient=True))
+    task = bar.add_task("", total=total, outcomes="")
+
+    def show(counts: Counter[str]) -> None:
+        bar.update(task, completed=counts.total(), outcomes=_list_counts(counts))
+
+    return show
+
+
+def _list_counts(counts: Counter[str]) -> str:
+    return ", ".join(f"{number} {outcome}" for outcome, number in counts.most_common())
+
+
+def _print_summary(counts: Counter[str], before: Counter[str]) -> None:
+    listed = _list_counts(counts)
+    earlier = f" ({before.total()} were done before)" if before else ""
+    what = "snippet" if counts.total() == 1 else "snippets"
+    terminal.say(f"{counts.total()} {what}{earlier}{': ' if listed else ''}{listed}")

@@ -1,4 +1,4 @@
-"""`belljar repl`: a session at a terminal, or statements out of a pipe."""
+"""`belljar repl`: a Python prompt at a terminal, or statements from a pipe."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from belljar.cli import exit_codes, sandbox_options
+from belljar.cli import exit_codes, sandbox_options, terminal, transfer
 from belljar.cli.statements import Splitter
-from belljar.environment import directories
+from belljar.cli.terminal import Presenter, ResultFiles
+from belljar.environment import store
 from belljar.errors import InvalidOption, SandboxClosed, SandboxError, unknown_option
 
 if TYPE_CHECKING:
-    from belljar.cli.presenter import Presenter
+    from belljar.cli.terminal import Presenter
     from belljar.sandbox.blocking import Sandbox
 
-SUMMARY = "a Python prompt in a sandbox"
+SUMMARY = "open a Python prompt in a sandbox"
 HISTORY_LENGTH = 2000
-PATIENCE = 1.0  # seconds after Ctrl-C before we say how to insist
+PATIENCE = 1.0  # seconds after Ctrl-C before a message says what a second one does
 
 HELP = """\
 %help                 this text
-%reset                a fresh interpreter: variables are gone, files stay
-%files [PATH]         what is in /workspace, or in PATH
+%reset                start a new interpreter: variables are lost, files stay
+%files [PATH]         list /workspace, or PATH
 %put FILE[:PATH]      copy a file of this host into the sandbox
 %get PATH[:DEST]      copy a file out of the sandbox
-%isolation            what holds this sandbox
+%isolation            show the layers and limits of this sandbox
 %exit                 leave (also Ctrl-D)
 
-Ctrl-C interrupts the code that runs and keeps the session; twice ends its process if it must."""
+Ctrl-C interrupts the code and keeps the session; a second Ctrl-C ends its process if needed."""
 
 
 class Leave(Exception):
@@ -48,18 +49,20 @@ class Leave(Exception):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "A Python prompt in a sandbox: variables persist, an empty line ends a block, %help lists "
-        "the commands. From a pipe, statement after statement is run; the exit code is then that "
-        "of the first one that failed (as of `belljar run`)."
+        "A Python prompt in a sandbox: variables persist, an empty line ends a block, %help lists\n"
+        "the commands. Statements from a pipe run one after the other; the exit code is then that\n"
+        "of the first one that failed (see `belljar run`)."
     )
     parser.add_argument(
-        "--out", metavar="DIR", help="save pictures and the like: DIR/result-1.png, ..."
+        "--out", metavar="DIR", help="save pictures and other results: DIR/result-1.png, ..."
     )
     parser.add_argument(
         "--raw", action="store_true", help="do not escape control characters on a terminal"
     )
     parser.add_argument("-q", "--quiet", action="store_true", help="no greeting, no notes")
-    parser.add_argument("-v", "--verbose", action="store_true", help="say what each statement cost")
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="print the time and memory of each statement"
+    )
     sandbox_options.add_record(parser)
     sandbox_options.add_files(parser)
     sandbox_options.add_policy(parser)
@@ -67,9 +70,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from belljar.cli.presenter import Presenter
-    from belljar.cli.results import ResultFiles
-
     presenter = Presenter(
         raw=args.raw,
         quiet=args.quiet,
@@ -116,14 +116,14 @@ def _at_terminal(session: Session) -> int:
                 return exit_codes.OK
             except KeyboardInterrupt:
                 print("\nKeyboardInterrupt")
-                splitter.discard()
+                splitter.clear()
                 continue
             session.take(splitter, line)
 
 
 def _from_pipe(session: Session) -> int:
     splitter = Splitter(empty_line_ends_block=False)
-    # Bytes that are no text become an error in the guest, not here.
+    # Bytes that are not text become an error in the guest, not here.
     sys.stdin.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
     for line in sys.stdin:
         session.take(splitter, line.rstrip("\r\n"))
@@ -134,14 +134,14 @@ def _from_pipe(session: Session) -> int:
 
 @contextmanager
 def _history() -> Iterator[None]:
-    """Line editing and a history that lasts, where this Python has readline."""
+    """Line editing and a persistent history, if this Python has readline."""
     try:
         import readline
     except ImportError:
         yield
         return
     path = history_path()
-    # History is a convenience: a home that cannot be written to is no reason to fail.
+    # The history is a convenience: an unwritable home directory is not an error.
     with suppress(OSError):
         readline.read_history_file(path)
     readline.set_history_length(HISTORY_LENGTH)
@@ -151,8 +151,8 @@ def _history() -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            directories.make(path.parent, directories.STATE)
-            path.touch(mode=0o600)  # what one types is nobody else's business
+            store.make_directory(path.parent, store.STATE_MODE)
+            path.touch(mode=0o600)  # private: it has everything the user typed
             readline.write_history_file(path)
 
 
@@ -164,7 +164,7 @@ def history_path() -> Path:
 
 
 def _indent(text: str, state: int) -> str | None:
-    """The tab key indents; names of this host's files are no completion for the guest's code."""
+    """The tab key indents: the default, this host's file names, makes no sense for a guest."""
     return "    " if state == 0 and not text else None
 
 
@@ -179,12 +179,12 @@ class Session:
         self.first_failure = exit_codes.OK
 
     def take(self, splitter: Splitter, line: str) -> None:
-        """One line of input: run what is complete with it."""
+        """Add one line of input, and run the statements that it completes."""
         # No statement of Python begins with "%".
         if line.startswith("%") and splitter.at_rest:
             for statement in splitter.finish():
                 self.run(statement)
-            self._guarded(lambda: self.command(line))
+            self._report_errors(lambda: self.command(line))
             return
         if line.strip() in ("exit", "quit") and not splitter.pending:
             raise self._leave()
@@ -192,7 +192,7 @@ class Session:
             self.run(statement)
 
     def run(self, statement: str) -> None:
-        self._guarded(lambda: self._run(statement))
+        self._report_errors(lambda: self._run(statement))
 
     def _run(self, statement: str) -> None:
         from belljar.files.script import Script
@@ -205,19 +205,18 @@ class Session:
                 on_result=self._presenter.on_result,
             )
         self._presenter.finish(execution)
-        exit_code = exit_codes.of(execution)
+        exit_code = exit_codes.from_execution(execution)
         if execution.outcome == "exit":
             raise self._leave(exit_code)
         self.first_failure = self.first_failure or exit_code
 
-    def _guarded(self, action: Callable[[], None]) -> None:
-        """What fails is said, and the session goes on, as long as there is a sandbox."""
-        from belljar.cli import terminal
+    def _report_errors(self, action: Callable[[], None]) -> None:
+        """Print an error and go on, as long as the sandbox is open."""
 
         try:
             action()
         except KeyboardInterrupt:
-            terminal.say("the statement was stopped; its process may have been ended with it")
+            terminal.say("the statement was stopped; its process may have been killed")
             self.first_failure = self.first_failure or exit_codes.INTERRUPTED
         except SandboxClosed:
             raise
@@ -247,7 +246,6 @@ class Session:
         commands[name](words)
 
     def _files(self, words: list[str]) -> None:
-        from belljar.cli import terminal
 
         found = self._sandbox.files.list(words[0] if words else "/workspace")
         rows = [
@@ -258,19 +256,16 @@ class Session:
             terminal.table(rows)
 
     def _put(self, words: list[str]) -> None:
-        from belljar.cli import transfer
 
         for put in map(transfer.parse_put, words):
             self._sandbox.files.write(put.target, transfer.load(put))
 
     def _get(self, words: list[str]) -> None:
-        from belljar.cli import transfer
 
         for get in map(transfer.parse_get, words):
             transfer.fetch(self._sandbox, get)
 
     def _isolation(self, words: list[str]) -> None:
-        from belljar.cli import terminal
 
         isolation = self._sandbox.isolation
         terminal.table(
@@ -284,43 +279,40 @@ class Session:
         raise self._leave()
 
     def _leave(self, exit_code: int = exit_codes.OK) -> Leave:
-        """A person has seen what failed; a script has to be told at the end."""
+        """A person has seen the errors; a script gets the exit code of the first one."""
         return Leave(exit_code if self._at_terminal else self.first_failure or exit_code)
 
 
 def _unknown(name: str, commands: Iterable[str]) -> InvalidOption:
-    """Who types the beginning of a command means that one, however near another one is."""
+    """Suggest commands that begin with `name` before commands that are spelled like it."""
     begun = [each for each in commands if each.startswith(name) and name != "%"]
     if not begun:
         return unknown_option("command", name, commands)
     meant = " or ".join(map(repr, begun))
     return InvalidOption(
-        f"unknown command {name!r}",
-        hint=f"did you mean {meant}? options: {', '.join(commands)}",
+        f"unknown command {name!r}", hint=f"did you mean {meant}? options: {', '.join(commands)}"
     )
 
 
 @contextmanager
 def _interrupting(sandbox: Sandbox) -> Iterator[None]:
-    """The first Ctrl-C interrupts the cell, and its traceback is shown; the second gives it up."""
-    from belljar.cli import terminal
-
+    """The first Ctrl-C interrupts the cell, which prints a traceback; the second stops waiting."""
     pressed = 0
     ended = threading.Event()
 
     def interrupt() -> None:
-        # If it is closed meanwhile, the cell itself tells.
+        # If the sandbox is closed meanwhile, the cell reports it.
         with suppress(SandboxError):
             sandbox.interrupt()
         if not ended.wait(PATIENCE):
-            terminal.say("the code does not stop; Ctrl-C once more ends its process")
+            terminal.say("the code does not stop; press Ctrl-C again to end its process")
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         nonlocal pressed
         pressed += 1
         if pressed > 1:
             raise KeyboardInterrupt
-        # In a thread: this one waits for the cell, and a handler must not wait.
+        # In a thread, because a signal handler must not wait.
         threading.Thread(target=interrupt, daemon=True).start()
 
     before = signal.signal(signal.SIGINT, on_signal)

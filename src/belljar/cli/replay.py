@@ -1,21 +1,30 @@
-"""`belljar replay FILE`: run a record again, and show what differs."""
+"""`belljar replay FILE`: run a record again, and show the differences."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Self
 
-from belljar.cli import exit_codes, sandbox_options
+from belljar.cli import exit_codes, sandbox_options, terminal
 from belljar.errors import InvalidOption
+from belljar.text import printable
 
 if TYPE_CHECKING:
-    from belljar.environment.environment import Environment
-    from belljar.record.reader import Record
+    from rich.console import Console
+    from rich.status import Status
 
-SUMMARY = "run a record again and show what differs"
+    from belljar.environment.environment import Environment
+    from belljar.record.comparison import Difference
+    from belljar.record.reader import Record
+    from belljar.sandbox.replay import Replay, ReplayedCell
+
+
+SUMMARY = "run a record again and show the differences"
 SAME, DIFFERS = exit_codes.OK, exit_codes.ERROR
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 
@@ -30,49 +39,46 @@ exit codes:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = (
-        "Run every cell of a record again, in a fresh sandbox with the recorded environment and\n"
-        "limits, and show what differs: outcome, output, values, pictures. Times, memory and the\n"
-        "addresses of objects are no difference."
+        "Run every cell of a record again, in a new sandbox with the recorded environment and\n"
+        "limits, and show differences in outcome, output, values and pictures. Times, memory and\n"
+        "addresses of objects are not compared."
     )
     parser.epilog = _EPILOG
     parser.add_argument("file", metavar="FILE", help="the record")
-    parser.add_argument("--json", action="store_true", help="print what differs as JSON")
+    parser.add_argument("--json", action="store_true", help="print the differences as JSON")
     parser.add_argument(
         "--strict",
         dest="exact",
         action="store_true",
-        help="addresses of objects and tracebacks count too",
+        help="compare addresses of objects and tracebacks too",
     )
     parser.add_argument(
-        "--stop-at-first", action="store_true", help="run no more after a cell that differs"
+        "--stop-at-first", action="store_true", help="stop after the first cell that differs"
     )
     parser.add_argument(
         "--cells",
         metavar="N-M",
-        help="compare these only, such as 2-4,7; those before them run for their variables",
+        help="compare only these, such as 2-4,7; earlier cells run for their variables",
     )
     parser.add_argument(
         "--functions",
         metavar="FILE.py",
-        help="the host's functions that the code may call: the public functions of this module, "
-        "which is run on this host",
+        help="host functions that the code may call: the public functions of this module, which "
+        "runs on this host",
     )
     parser.add_argument(
         "--trust-environment",
         action="store_true",
         help="build the environment as the record describes it; its packages are imported outside "
-        "of any sandbox",
+        "the sandbox",
     )
-    parser.add_argument("-q", "--quiet", action="store_true", help="only what differs")
-    parser.add_argument("-v", "--verbose", action="store_true", help="also how long each cell took")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print only differences")
+    parser.add_argument("-v", "--verbose", action="store_true", help="also print times")
     sandbox_options.add_all(parser, environment=None)
 
 
 def run(args: argparse.Namespace) -> int:
-    from belljar.cli import terminal
-    from belljar.cli.replay_view import View
     from belljar.environment.environment import resolve
     from belljar.record import read
     from belljar.sandbox.replay import replay
@@ -101,9 +107,9 @@ def run(args: argparse.Namespace) -> int:
             cells=cells,
             exact=args.exact,
             stop_at_first=args.stop_at_first,
-            on_cell=view.cell,
+            on_cell=view.show_cell,
         )
-        view.rest(replayed)
+        view.finish(replayed)
     if args.json:
         print(json.dumps(replayed.to_dict(), indent=2))
     else:
@@ -113,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _timeout(limits: Mapping[str, object]) -> float | None:
-    """--timeout is for every cell, also for one that was recorded with its own."""
+    """--timeout applies to every cell, also to one that was recorded with its own."""
     timeout = limits.get("timeout")
     return timeout if isinstance(timeout, float) else None
 
@@ -127,14 +133,14 @@ def _cells(text: str | None) -> set[int] | None:
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
         if not 1 <= first <= last or last - first > 10**6:
             raise InvalidOption(
-                f"--cells {text!r} names no cells", hint="write --cells 3, or --cells 1-3,7"
+                f"--cells {text!r} does not name cells", hint="write --cells 3, or --cells 1-3,7"
             )
         chosen.update(range(first, last + 1))
     return chosen
 
 
 def _functions(path: str | None) -> dict[str, Callable[..., object]]:
-    """The public functions a module defines; the user chose it, and it runs with his rights."""
+    """The public functions that a module defines. It runs with the rights of the user."""
     if path is None:
         return {}
     import inspect
@@ -160,16 +166,15 @@ def _functions(path: str | None) -> dict[str, Callable[..., object]]:
 
 def _known(record: Record) -> dict[str, Environment]:
     """The environments of this host that the record names."""
-    from belljar.environment import saved_names
+    from belljar.environment import environment
     from belljar.environment.environment import resolve
 
     wanted = {session.environment.name for session in record.sessions}
-    return {name: resolve(name) for name in saved_names.names() if name in wanted}
+    return {name: resolve(name) for name in environment.known_names() if name in wanted}
 
 
 def _introduce(record: Record) -> None:
-    """Who runs a record of somebody else shall see what it takes."""
-    from belljar.cli import terminal
+    """Print what the record will use, because it may come from another person."""
     from belljar.limits import format_size
 
     for session in record.sessions:
@@ -180,3 +185,107 @@ def _introduce(record: Record) -> None:
             f"{len(session.cells)} cells, environment {session.environment.name!r}, "
             f"memory {format_size(session.limits.memory)}, {time} for each cell"
         )
+
+
+_SAME_STYLE, _DIFFERS_STYLE = "green", "red"
+_DIFF_STYLES = {"-": "red", "+": "green", "@": "cyan"}
+Piece = tuple[str, str]  # part of a line, and its style
+
+
+class View:
+    """Shows a replay as it goes: one line for each cell, and its differences below."""
+
+    def __init__(
+        self,
+        total: int,
+        *,
+        silent: bool,  # print nothing: the caller prints JSON
+        quiet: bool,  # print only differences
+        times: bool,
+    ) -> None:
+        self._total = total
+        self._silent = silent
+        self._quiet = quiet
+        self._times = times
+        self._done = 0
+        self._console: Console | None = None
+        self._status: Status | None = None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        """Show a progress line on a terminal; it disappears at the end."""
+        if not self._silent and sys.stdout.isatty():
+            from rich.console import Console
+
+            # The same Console prints everything, so that the progress line stays separate.
+            self._console = Console(highlight=False)
+            self._status = self._stack.enter_context(self._console.status(self._progress()))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    def _progress(self) -> str:
+        return f"cell {min(self._done + 1, self._total)} of {self._total}"
+
+    def show_cell(self, cell: ReplayedCell) -> None:
+        first = cell.recorded.code.strip().partition("\n")[0]
+        times = ""
+        if self._times and cell.replayed is not None:
+            before, after = cell.recorded.execution.usage.wall, cell.replayed.usage.wall
+            times = f"{terminal.seconds(before)} -> {terminal.seconds(after)}"
+        self._show(f"cell {cell.recorded.number}", cell.differences, first, times)
+        self._done += 1
+        if self._status is not None:
+            self._status.update(self._progress())
+
+    def finish(self, replay: Replay) -> None:
+        for command in replay.commands:
+            words = command.command
+            text = words if isinstance(words, str) else " ".join(words)
+            self._show(f"command, line {command.line}", command.differences, text)
+        if not self._quiet:
+            found = [cell.differences for cell in replay.cells]
+            found += [command.differences for command in replay.commands]
+            differ = sum(map(bool, found))
+            verdict = (
+                f"{differ} of {len(found)} differ" if differ else f"all {len(found)} as recorded"
+            )
+            self._print((verdict, "bold"))
+
+    def _show(
+        self, label: str, differences: tuple[Difference, ...], code: str, times: str = ""
+    ) -> None:
+        if self._quiet and not differences:
+            return
+        what = ", ".join(each.what for each in differences)
+        pieces: list[Piece] = [(label, "")]
+        pieces.append(
+            (f"differs: {what}", _DIFFERS_STYLE) if differences else ("same", _SAME_STYLE)
+        )
+        pieces += [(times, "dim")] if times else []
+        self._print(*pieces, (code[:60], "dim"))
+        for each in differences:
+            self._difference(each)
+
+    def _difference(self, difference: Difference) -> None:
+        diff = difference.diff()
+        if not diff:
+            self._print(("  ", ""), (str(difference), ""))
+            return
+        self._print(("  ", ""), (difference.what, "bold"))
+        for line in diff.split("\n"):
+            self._print(("  ", ""), (line, _DIFF_STYLES.get(line[:1], "")))
+
+    def _print(self, *pieces: Piece) -> None:
+        """Print one line; text from the guest is escaped here."""
+        if self._silent:
+            return
+        shown = [(printable(text).replace("\n", "\\n"), style) for text, style in pieces if text]
+        if self._console is None:
+            print("  ".join(text for text, _ in shown), flush=True)
+            return
+        from rich.text import Text
+
+        line = Text("  ").join(Text(text, style=style) for text, style in shown)
+        self._console.print(line, no_wrap=True, overflow="ellipsis")

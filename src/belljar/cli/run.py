@@ -1,4 +1,4 @@
-"""`belljar run FILE|-|-c CODE`: one piece of code in a sandbox of its own."""
+"""`belljar run FILE|-|-c CODE`: run code in a new sandbox."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from belljar.cli import exit_codes, host_files, sandbox_options, script_header, stdin, transfer
+from belljar.cli import exit_codes, sandbox_options, script_header, terminal, transfer
+from belljar.cli.terminal import Presenter, ResultFiles
 from belljar.errors import FileMissing, InvalidOption, SandboxError
 
 if TYPE_CHECKING:
-    from belljar.cli.presenter import Presenter
+    from belljar.cli.terminal import Presenter
     from belljar.cli.transfer import Get
     from belljar.files.script import Script
     from belljar.results.execution import Execution
@@ -34,18 +35,15 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.usage = "%(prog)s [OPTION ...] FILE|-c CODE [-- ARG ...]"
     parser.description = (
-        "Run a file of Python in a sandbox of its own. Its output passes through as it comes; the\n"
-        "value of a last expression is printed as in a REPL; a traceback goes to stderr. It reads\n"
-        "this command's standard input by input() and sys.stdin; programs that it starts do not.\n"
-        "What follows `--` are the code's own arguments, sys.argv[1:]."
+        "Run a file of Python in a new sandbox. Its output is passed on as it comes; the value of\n"
+        "a last expression is printed as in a REPL; a traceback goes to stderr. input() and\n"
+        "sys.stdin read this command's standard input; programs that the code starts do not.\n"
+        "Words after `--` are the code's arguments, sys.argv[1:]."
     )
     parser.epilog = _EXAMPLES + exit_codes.HELP
-    parser.add_argument(
-        "file", metavar="FILE", nargs="?", help="the code; `-`: it comes by standard input"
-    )
+    parser.add_argument("file", metavar="FILE", nargs="?", help="the code; `-` is standard input")
     parser.add_argument("-c", dest="code", metavar="CODE", help="the code itself")
     transfer.add_put(parser)
     parser.add_argument(
@@ -53,37 +51,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH[:DEST]",
         action="append",
         default=[],
-        help="copy a file out of the sandbox afterwards, also if the code failed, to the current "
+        help="after the run, also a failed one, copy a file from the sandbox to the current "
         "directory or DEST (repeatable)",
     )
     parser.add_argument(
         "--out",
         metavar="DIR",
-        help="save pictures, tables and the like that the code shows: DIR/result-1.png, ...",
+        help="save the pictures, tables and other results that the code shows: "
+        "DIR/result-1.png, ...",
     )
     parser.add_argument(
         "--json",
         action="store_true",
-        help="print all that is known of the run as JSON, instead of its output",
+        help="print everything known about the run as JSON, instead of its output",
     )
     parser.add_argument(
         "--raw",
         action="store_true",
-        help="do not escape control characters on a terminal (the code can then drive it)",
+        help="do not escape control characters on a terminal (the code can then control it)",
     )
     parser.add_argument(
-        "-q", "--quiet", action="store_true", help="the code's own output and errors only"
+        "-q", "--quiet", action="store_true", help="print only the code's output and errors"
     )
     parser.add_argument(
         "-v",
         "--verbose",
         action="store_true",
-        help="say on stderr what the run cost (on a terminal this is the default)",
+        help="print time, memory and output size to stderr (the default on a terminal)",
     )
     parser.add_argument(
         "--no-script-packages",
         action="store_true",
-        help="leave the file's `# /// script` header (PEP 723) out of account",
+        help="ignore the file's `# /// script` header (PEP 723)",
     )
     sandbox_options.add_record(parser)
     sandbox_options.add_files(parser)
@@ -97,12 +96,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from belljar.cli.presenter import Presenter
-    from belljar.cli.results import ResultFiles
-
-    # Everything the user may have mistyped is found before anything is started.
+    # Find mistakes in the options before anything starts.
     gets = [transfer.parse_get(text) for text in args.get]
-    puts = [(put.target, transfer.load(put)) for put in map(transfer.parse_put, args.put)]
+    puts = transfer.load_all(args.put)
     code = _code(args)
     args.header = None
     if args.code is None and not args.no_script_packages:
@@ -117,17 +113,17 @@ def _run(args: argparse.Namespace) -> int:
     )
     missed: list[Get] = []
     if sandbox.policy is not None and not sandbox.policy.check(code).allowed:
-        execution = _execute(sandbox, args, code, presenter)  # says so, starts nothing
+        execution = _execute(sandbox, args, code, presenter)  # reports it, starts nothing
         sandbox.close()
     else:
         with sandbox:
-            for path, content in puts:
+            for path, content in puts.items():
                 sandbox.files.write(path, content)
             if args.header is not None:
                 args.header.check_guest(sandbox)
             execution = _execute(sandbox, args, code, presenter)
             missed = [get for get in gets if not _fetch(sandbox, get)]
-    exit_code = exit_codes.of(execution)
+    exit_code = exit_codes.from_execution(execution)
     incomplete = bool(missed) or presenter.failed_to_save or execution.saved is False
     return exit_codes.FILE if incomplete and exit_code == exit_codes.OK else exit_code
 
@@ -136,7 +132,8 @@ def _code(args: argparse.Namespace) -> str:
     if (args.file is None) == (args.code is None):
         raise InvalidOption(
             "there is no code to run" if args.file is None else "FILE and -c exclude each other",
-            hint="belljar run FILE, belljar run -c CODE, or belljar run - for standard input",
+            hint="use `belljar run FILE`, `belljar run -c CODE`, or `belljar run -` for standard "
+            "input",
         )
     return read_code(args.file) if args.code is None else str(args.code)
 
@@ -146,20 +143,20 @@ def read_code(name: str) -> str:
     from belljar.files import script
 
     if name == "-":
-        return script.decode(sys.stdin.buffer.read(), name)
-    return script.read(Path(name))
+        return script.decode_source(sys.stdin.buffer.read(), name)
+    return script.read_source(Path(name))
 
 
 @contextlib.contextmanager
 def _script(args: argparse.Namespace, code: str) -> Iterator[Script]:
-    """The code with its name, which says nothing of where it lies on this host, its arguments,
-    and this command's standard input, unless the code itself came by it."""
+    """The code, its base name (without this host's directories), its arguments, and standard
+    input, unless the code itself came from there."""
     from belljar.files.script import Script, check_arguments
 
     name = None if args.file in (None, "-") else Path(args.file).name
     first = name or args.file or "-c"
     argv = check_arguments((first, *args.arguments))
-    with contextlib.nullcontext() if args.file == "-" else stdin.opened() as given:
+    with contextlib.nullcontext() if args.file == "-" else transfer.open_stdin() as given:
         yield Script(code=code, name=name, argv=argv, stdin=given, csv=bool(args.out))
 
 
@@ -176,7 +173,7 @@ def _execute(
                 on_stderr=presenter.on_stderr,
                 on_result=presenter.on_result,
             )
-    missing = host_files.find_missing(execution, args.file)
+    missing = transfer.find_missing_file(execution, args.file)
     if args.json:
         for result in execution.results:
             presenter.save(result)
@@ -191,13 +188,11 @@ def _execute(
 
 
 def _fetch(sandbox: Sandbox, get: Get) -> bool:
-    """One that fails must hide neither the outcome nor the other files."""
-    from belljar.cli import terminal, transfer
-
+    """False if it failed; that must not hide the outcome or the other files."""
     try:
         transfer.fetch(sandbox, get)
     except FileMissing:
-        terminal.say(f"--get: the code left no {get.path!r}")
+        terminal.say(f"--get: there is no {get.path!r} in the sandbox")
         return False
     except SandboxError as error:
         terminal.say(str(error))

@@ -1,4 +1,4 @@
-"""The options that every command with a sandbox has, and the Sandbox they describe."""
+"""The options of every command with a sandbox, and the Sandbox that they describe."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from belljar.backends.mounts import WORKSPACE
+from belljar.cli import terminal
 from belljar.errors import InvalidOption
 from belljar.limits import RULES, Rule, format_size
 
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
     from belljar.sandbox.blocking import Sandbox
 
 
-_FLAGS = {"workspace": "workspace_size"}  # of limits; --workspace is the directory itself
+_FLAGS = {"workspace": "workspace_size"}  # --workspace names the directory
 
 
 def add_environment(
     parser: argparse.ArgumentParser, default: str | None, meaning: str | None = None
 ) -> None:
-    """`meaning`: what it means to give none, if there is no default here."""
+    """`meaning`: the default in words, if it is decided later."""
     parser.add_argument(
         "--env",
         "--environment",
@@ -34,7 +35,7 @@ def add_environment(
         dest="environment",
         metavar="NAME",
         default=default,
-        help=f"the packages the code has: python, data, or one of `belljar env build` "
+        help=f"the code's packages: python, data, or a name given to `belljar env build` "
         f"(default: {default or meaning})",
     )
 
@@ -46,8 +47,8 @@ def add_packages(parser: argparse.ArgumentParser) -> None:
         metavar="PACKAGE",
         action="append",
         default=[],
-        help="add a package to those of --env, as for pip (repeatable, or with commas between); "
-        "built once, then kept",
+        help="add a package to --env, as for pip (repeatable, or separated by commas); it is "
+        "installed once and then kept",
     )
 
 
@@ -55,8 +56,7 @@ def add_record(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--record",
         metavar="FILE",
-        help="append what is run and what comes of it to FILE, for `belljar replay` and "
-        "`belljar export`",
+        help="append the code and its results to FILE, for `belljar replay` and `belljar export`",
     )
 
 
@@ -65,7 +65,7 @@ def add_files(parser: argparse.ArgumentParser) -> None:
     kept.add_argument(
         "--workspace",
         metavar="DIR",
-        help="keep the files of /workspace in DIR: they are brought in, and changes back",
+        help="keep the files of /workspace in DIR: they are copied in, and changes are copied back",
     )
     kept.add_argument(
         "--session",
@@ -90,13 +90,13 @@ def add_all(parser: argparse.ArgumentParser, *, environment: str | None = "data"
         metavar="KEY=VALUE",
         action="append",
         default=[],
-        help="set an environment variable for the code (repeatable; --env is something else)",
+        help="set an environment variable for the code (repeatable; --env names packages)",
     )
     parser.add_argument(
         "--backend",
         default=None if environment is not None else "auto",
-        help="auto, native or docker (default: auto, which is $BELLJAR_BACKEND if that is set, "
-        "else native where this host allows it, else docker)",
+        help="auto, native or docker (default: auto: $BELLJAR_BACKEND if set, else native if this "
+        "host allows it, else docker)",
     )
     unenforced = parser.add_mutually_exclusive_group()
     unenforced.add_argument(
@@ -134,7 +134,7 @@ def add_policy(parser: argparse.ArgumentParser) -> None:
         dest="sandbox_policy",
         metavar="NAME|FILE",
         help="reject code that this policy denies, before anything starts (see `belljar check`); "
-        "none: no policy, whatever is configured",
+        "none: no policy, not even the configured one",
     )
 
 
@@ -142,7 +142,8 @@ def _add_more(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help="settings for what is not said here (default: your own file; see `belljar config`)",
+        help="a file of settings for options not given here (default: your own file; see "
+        "`belljar config`)",
     )
     parser.add_argument(
         "--workdir",
@@ -152,18 +153,19 @@ def _add_more(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--noexec",
         action="store_true",
-        help="nothing that lies in the workspace or in /tmp can be executed",
+        help="files in the workspace and in /tmp cannot be executed",
     )
     parser.add_argument(
         "--network",
-        help="none, or open: all that the engine's network reaches (docker only; default: none)",
+        help="none, or open: everything that the engine's network reaches (docker only; default: "
+        "none)",
     )
 
 
 def add_docker(parser: argparse.ArgumentParser) -> None:
     docker = parser.add_argument_group("docker", "each of these means --backend docker")
     docker.add_argument(
-        "--image", metavar="NAME", help="run in this image, as it is, instead of an environment"
+        "--image", metavar="NAME", help="run in this image, unchanged, instead of an environment"
     )
     docker.add_argument(
         "--dockerfile", metavar="PATH", help="build the image from a Dockerfile or its directory"
@@ -190,14 +192,14 @@ def _default(rule: Rule) -> str:
 
 
 def make(args: argparse.Namespace) -> Sandbox:
-    """The sandbox that was asked for, not started yet."""
+    """The sandbox that the options describe, not started yet."""
     from belljar.sandbox.blocking import Sandbox
 
     return Sandbox(**options(args))
 
 
 def options(args: argparse.Namespace) -> dict[str, Any]:
-    """Those of the sandbox that was asked for, by their names."""
+    """The keyword arguments of the sandbox that the command line describes."""
     from belljar import config
     from belljar.backends.docker.settings import FLAT
     from belljar.environment.requirement import split_packages
@@ -220,19 +222,19 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
         **{name: getattr(args, name) for name in FLAT},
     }
     given = {name: value for name, value in given.items() if value not in (None, [], {})}
-    # Not the file of the current directory, which may have come with the code.
+    # Without the file of the current directory, which may have come with the code.
     made = config.load(args.config, project=False).sandbox_options(**given)
-    if getattr(args, "sandbox_policy", "none") == "none":  # said, or a command that has no policy
+    if getattr(args, "sandbox_policy", "none") == "none":  # `--policy none`, or no such option
         made.pop("policy", None)
     if args.config is None:
         _remark_project_file()
-    header: Header | None = getattr(args, "header", None)  # of the file that is to run
-    return made if header is None else header.added_to(made, quiet=args.quiet)
+    header: Header | None = getattr(args, "header", None)  # of the file to run
+    return made if header is None else header.add_to(made, quiet=args.quiet)
 
 
 @contextlib.contextmanager
 def watching(args: argparse.Namespace) -> Iterator[None]:
-    """What the configuration says about audit logs, metrics and alerts holds while this lasts."""
+    """Turn on the configured audit logs, metrics and alerts for the body."""
     from belljar import config
 
     configured = config.load(args.config, project=False)
@@ -244,20 +246,22 @@ def watching(args: argparse.Namespace) -> Iterator[None]:
 
 
 def _remark_project_file() -> None:
-    """It is what `belljar config show` shows, and a program reads; so its absence is said."""
-    from belljar.cli import terminal
-    from belljar.config import files
+    """`belljar config show` and programs read that file; so say that this command does not."""
+    from belljar.config import config_files
 
-    found = files.in_directory(Path.cwd())
+    found = config_files.find_project_file(Path.cwd())
     if found is not None and not os.environ.get("BELLJAR_CONFIG"):
-        terminal.say(f"{found.name} is not read, it may be a stranger's: --config {found.name}")
+        terminal.say(
+            f"{found.name} was not read, because it may have come with the code; to use it: "
+            f"--config {found.name}"
+        )
 
 
 def directory(text: str | None) -> str | None:
     if text is not None and re.fullmatch(r"\d+[kmgt]?", text) and not os.path.isdir(text):
         raise InvalidOption(
-            f"--workspace {text} names a directory",
-            hint=f"its size is --workspace-size {text}; the directory would be ./{text}",
+            f"--workspace takes a directory, not the size {text}",
+            hint=f"use --workspace-size {text} for the size, or ./{text} for a directory",
         )
     return text
 
@@ -270,13 +274,13 @@ def mount(text: str) -> Mount:
     host, colon, guest = (rest if colon and word in ("rw", "ro") else text).rpartition(":")
     if not colon or not host or not guest:
         raise InvalidOption(
-            f"--mount {text!r} does not say where", hint="write --mount HOST:GUEST[:rw]"
+            f"--mount {text!r} has no path in the sandbox", hint="write --mount HOST:GUEST[:rw]"
         )
     return Mount(os.path.abspath(os.path.expanduser(host)), guest, read_only=not writable)
 
 
 def limits(args: argparse.Namespace) -> dict[str, object]:
-    """Only what was given: a limit somebody asked for must be enforced, a default need not."""
+    """Only limits that were given: those must be enforced, a default need not."""
     given = {name: getattr(args, f"limit_{name}") for name in RULES}
     return {
         name: _value(name, RULES[name], text) for name, text in given.items() if text is not None
@@ -291,7 +295,7 @@ def _value(name: str, rule: Rule, text: str) -> object:
     try:
         return int(text) if rule.kind == "count" else float(text)
     except ValueError:
-        return text  # the Rule says what is wrong with it
+        return text  # the Rule reports what is wrong with it
 
 
 def variables(given: Sequence[str]) -> dict[str, str]:

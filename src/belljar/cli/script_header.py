@@ -1,13 +1,12 @@
-"""Inline script metadata (PEP 723): what a file says about the packages and the Python it needs.
+"""Inline script metadata (PEP 723): the packages and the Python that a file asks for.
 
     # /// script
     # requires-python = ">=3.11"
     # dependencies = ["geopandas", "shapely>=2"]
     # ///
 
-The file may be a stranger's, and its header is his word on what is installed here. So it can name
-packages of the index only (no address, no file of this host), nothing is built from source, and
-nothing of an environment that has them is imported before its guests are confined.
+The file is not trusted. So its header can only name packages of the index (no address, no file of
+this host), nothing is built from source, and the packages are not imported outside confined guests.
 """
 
 from __future__ import annotations
@@ -18,13 +17,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from belljar.cli import terminal
 from belljar.environment.requirement import check_package, python_fits
 from belljar.errors import InvalidOption
 
 if TYPE_CHECKING:
     from belljar.sandbox.blocking import Sandbox
 
-_TIMEOUT = 30.0  # seconds, for what takes a millisecond
+_TIMEOUT = 30.0  # seconds, for a command that takes a millisecond
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,23 +33,23 @@ class Header:
     packages: tuple[str, ...]
     python: str | None  # conditions on its version
 
-    def added_to(self, options: Mapping[str, Any], *, quiet: bool) -> dict[str, Any]:
-        """The options of the sandbox, with the packages added to its environment."""
+    def add_to(self, options: Mapping[str, Any], *, quiet: bool) -> dict[str, Any]:
+        """The options of the sandbox with the packages added to its environment."""
         from belljar.backends.docker.settings import Docker
-        from belljar.cli import terminal
-        from belljar.environment.environment import extended, interpreter, resolve
+        from belljar.environment.environment import add_packages, resolve
+        from belljar.environment.interpreter import find_interpreter
 
         backend = options.get("backend", "auto")
         docker = isinstance(backend, Docker)
         if options.get("image") or options.get("dockerfile") or (docker and backend.own):
             if self.packages and not quiet:
-                terminal.say(f"the image has its own packages; not added: {self._listing()}")
+                terminal.say(f"an image has its own packages; not added: {self._listing()}")
             return dict(options)
         environment = resolve(options.get("environment") or "data")
-        environment = extended(environment, options.get("packages", ()))
-        if not docker and backend != "docker":  # whose Python the guest alone can tell
-            self._check_python(interpreter(environment.python).version)
-        more = extended(environment, self.packages)
+        environment = add_packages(environment, options.get("packages", ()))
+        if not docker and backend != "docker":  # there only the guest knows its Python
+            self._check_python(find_interpreter(environment.python).version)
+        more = add_packages(environment, self.packages)
         if more is not environment:
             more = replace(more, preload=(), warmup="", allow_builds=False)
             if not quiet:
@@ -57,7 +57,7 @@ class Header:
         return {**options, "environment": more, "packages": ()}
 
     def check_guest(self, sandbox: Sandbox) -> None:
-        """Raises InvalidOption if its Python is not what the file needs."""
+        """Raises InvalidOption if the guest's Python is not the version that the file needs."""
         if self.python is None:
             return
         code = "import sys; print(*sys.version_info[:3])"
@@ -69,9 +69,10 @@ class Header:
     def _check_python(self, version: tuple[int, ...]) -> None:
         if self.python is not None and not python_fits(version, self.python):
             raise InvalidOption(
-                f"{self.file} requires Python {self.python}, and the sandbox has "
+                f"{self.file} requires Python {self.python}, but the sandbox has "
                 f"{'.'.join(map(str, version))}",
-                hint="belljar env build NAME --extends data --python VERSION, then --env NAME",
+                hint="run `belljar env build NAME --extends data --python VERSION`, then use "
+                "--env NAME",
             )
 
     def _listing(self) -> str:
@@ -93,16 +94,16 @@ def read(file: str, code: str) -> Header | None:
         why = re.sub(r" \(at [^)]*\)$", "", str(error))
         raise InvalidOption(
             f"{file}, {place}: the `# /// script` header is not TOML: {why}",
-            hint="repair it, or leave it out of account with --no-script-packages",
+            hint="correct it, or ignore it with --no-script-packages",
         ) from None
     packages, python = told.get("dependencies", []), told.get("requires-python")
     if not isinstance(packages, list) or not all(isinstance(each, str) for each in packages):
-        raise InvalidOption(f"{file}: `dependencies` of its header is a list of texts")
+        raise InvalidOption(f"{file}: `dependencies` in its header must be a list of strings")
     if not isinstance(python, (str, type(None))):
-        raise InvalidOption(f"{file}: `requires-python` of its header is a text")
+        raise InvalidOption(f"{file}: `requires-python` in its header must be a string")
     try:
         if python is not None:
-            python_fits((3, 0, 0), python)  # for its own errors
+            python_fits((3, 0, 0), python)  # raises if it is not a version
         return Header(file=file, packages=tuple(map(_package, packages)), python=python)
     except InvalidOption as error:
         raise InvalidOption(f"{file}, its header: {error.message}", hint=error.hint) from None
@@ -112,9 +113,9 @@ def _package(text: str) -> str:
     package = check_package(text)
     if package.startswith("/") or "@" in package:
         raise InvalidOption(
-            f"{text!r}: the header of a script can name packages of the index only",
-            hint="if you trust it: --no-script-packages and --with, which takes addresses and "
-            "wheels too",
+            f"{text!r}: the header of a script can only name packages of the index",
+            hint="if you trust it, use --no-script-packages and --with, which also takes "
+            "addresses and wheels",
         )
     return package
 
@@ -131,12 +132,12 @@ def _block(file: str, code: str) -> tuple[int, str] | None:
         start = end = number
         while end < len(lines) and (lines[end] == "#" or lines[end].startswith("# ")):
             end += 1
-        # It reaches to the last of what could be its end; without any it is an ordinary comment.
+        # The block ends at the last possible end; without one it is an ordinary comment.
         closing = [at for at in range(start, end) if lines[at] == "# ///"]
         if not closing:
             continue
         if found is not None:
-            raise InvalidOption(f"{file}, line {start}: it has a second `# /// script` header")
+            raise InvalidOption(f"{file}, line {start}: this is a second `# /// script` header")
         found = start + 1, "\n".join(line[2:] for line in lines[start : closing[-1]])
         number = closing[-1] + 1
     return found

@@ -1,4 +1,4 @@
-"""`belljar session list|path|remove`: workspaces that are kept by name."""
+"""`belljar session list|path|remove`: workspaces that are kept under a name."""
 
 from __future__ import annotations
 
@@ -6,31 +6,34 @@ import argparse
 import json
 import time
 
+from belljar.cli import terminal
+
 SUMMARY = "list and remove sessions (workspaces kept by name)"
 
 
 def add_commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     parser.description = (
-        "Sessions: `belljar run --session NAME` keeps the files of /workspace under a name, and "
-        "the next run with that name has them again."
+        "Sessions: `belljar run --session NAME` keeps the files of /workspace under a name; the "
+        "next run with that name gets them back."
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    listing = commands.add_parser("list", help="what there is", allow_abbrev=False)
-    listing.add_argument("--json", action="store_true", help="as JSON")
+    listing = commands.add_parser("list", help="list sessions", allow_abbrev=False)
+    listing.add_argument("--json", action="store_true", help="print JSON")
     listing.set_defaults(command=show)
 
-    finding = commands.add_parser("path", help="where its files are", allow_abbrev=False)
+    finding = commands.add_parser("path", help="print where its files are", allow_abbrev=False)
     finding.add_argument("name", metavar="NAME")
     finding.set_defaults(command=path)
 
-    removing = commands.add_parser("remove", help="remove it, with its files", allow_abbrev=False)
+    removing = commands.add_parser(
+        "remove", help="remove a session and its files", allow_abbrev=False
+    )
     removing.add_argument("names", metavar="NAME", nargs="+")
     removing.set_defaults(command=remove)
     return {"list": listing, "path": finding, "remove": removing}
 
 
 def show(args: argparse.Namespace) -> int:
-    from belljar.cli import terminal
     from belljar.files import sessions
 
     found = sessions.listing()
@@ -73,7 +76,6 @@ def path(args: argparse.Namespace) -> int:
 
 
 def remove(args: argparse.Namespace) -> int:
-    from belljar.cli import terminal
     from belljar.files import sessions
 
     for name in args.names:

@@ -1,8 +1,7 @@
-"""Cut lines of Python into statements, as they are typed or piped in.
+"""Split lines of Python into statements, as they are typed or piped in.
 
-The text is not compiled here: it may be hostile, the compiler of this process need not meet it, and
-the guest may speak another version of the language. Counting brackets and quotes is enough; what is
-not valid Python is handed on, and the guest says so.
+The text is not compiled here, because it may be hostile and the guest may have another version of
+Python. Counting brackets and quotes is enough; the guest reports invalid Python.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ _TOKEN = re.compile(r"#|'''|\"\"\"|'|\"|[()\[\]{}]")
 _STRING_END = {
     quote: re.compile(rf"(?:\\.|(?!{quote})[^\\])*{quote}") for quote in ("'", '"', "'''", '"""')
 }
-# These go on until a line that does not belong to them, even if they fit into one line.
+# These continue until a line that does not belong to them, even if they fit into one line.
 _COMPOUND = re.compile(r"(?:if|for|while|try|with|def|class|async)\b|@")
 _CONTINUES = re.compile(r"(?:else|elif|except|finally)\b")
 
 
 class Lexer:
-    """What is still open at the end of a line: a string, brackets, a backslash."""
+    """Tracks what is open at the end of a line: a string, brackets, a backslash."""
 
     def __init__(self) -> None:
         self._quote = ""
@@ -29,7 +28,7 @@ class Lexer:
 
     @property
     def at_rest(self) -> bool:
-        """The next line begins a new logical line."""
+        """True if the next line begins a new logical line."""
         return not (self._quote or self._depth or self._joined)
 
     def feed(self, line: str) -> None:
@@ -59,8 +58,8 @@ class Lexer:
             else:
                 self._depth = max(0, self._depth + (1 if token[0] in "([{" else -1))
                 code += token[0]
-        # Only a long string, or one with a backslash at its end, goes on in the next line; a short
-        # one that does not is an error, for the guest to tell.
+        # Only a triple-quoted string, or one with a backslash at its end, continues on the next
+        # line. Any other open string is an error that the guest reports.
         if len(self._quote) == 1 and not _ends_in_backslash(line):
             self._quote = ""
         return code
@@ -73,8 +72,8 @@ def _ends_in_backslash(line: str) -> bool:
 class Splitter:
     """Lines in, statements out.
 
-    At a terminal an empty line ends a block (there is no other way to say so); in a pipe it does
-    not, because functions in files have empty lines.
+    At a terminal an empty line ends a block (there is no other sign); in a pipe it does not,
+    because functions in files have empty lines.
 
     >>> splitter = Splitter(empty_line_ends_block=False)
     >>> splitter.feed("if x:"), splitter.feed("    y()"), splitter.feed("z = 1")
@@ -83,9 +82,9 @@ class Splitter:
 
     def __init__(self, *, empty_line_ends_block: bool) -> None:
         self._empty_line_ends_block = empty_line_ends_block
-        self._clear()
+        self.clear()
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
         self._lexer = Lexer()
         self._lines: list[str] = []
         self._in_block = False
@@ -93,7 +92,7 @@ class Splitter:
 
     @property
     def pending(self) -> bool:
-        """Something is begun and not ended."""
+        """True if a statement has begun and is not complete."""
         return bool(self._lines)
 
     @property
@@ -101,7 +100,7 @@ class Splitter:
         return self._lexer.at_rest
 
     def feed(self, line: str) -> list[str]:
-        """The statements that are complete now; at most two."""
+        """Add a line; returns the statements that it completes, at most two."""
         done: list[str] = []
         if self._lexer.at_rest:
             empty = not line.strip()
@@ -127,10 +126,7 @@ class Splitter:
         return not (indented or self._decorated or line.startswith("#") or _CONTINUES.match(line))
 
     def finish(self) -> list[str]:
-        """What is left, complete or not: the input has ended."""
+        """The input has ended: returns what is left, complete or not."""
         left = ["\n".join(self._lines)] if self._lines else []
-        self._clear()
+        self.clear()
         return left
-
-    def discard(self) -> None:
-        self._clear()

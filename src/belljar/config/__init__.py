@@ -8,10 +8,8 @@
 Nothing is read before load() is called.
 """
 
-from belljar.config.config import Config
-from belljar.config.errors import ConfigError
-from belljar.config.loading import load
+from belljar.config.config_files import ConfigError, substitute
+from belljar.config.loading import Config, load
 from belljar.config.schema import Setting, schema
-from belljar.config.substitute import substitute
 
 __all__ = ["Config", "ConfigError", "Setting", "load", "schema", "substitute"]

@@ -1,7 +1,7 @@
-"""What a value may be: how it is read from text, and how it is checked.
+"""Kinds of values: how a value is read from text, and how it is checked.
 
-Every check is the one that Sandbox, Limits, Docker, the manager or the observers make themselves;
-nothing is checked twice in two ways. They are imported when they are used.
+The checks are those of Sandbox, Limits, Docker, the manager and the observers. Modules that load
+the engine are imported when a check runs.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from belljar.backends.docker.settings import Docker
 from belljar.errors import InvalidOption, unknown_option
 from belljar.limits import RULES, parse_size
+from belljar.observe.alerts import Rules
+from belljar.pool.settings import check_count, check_seconds
 
 # Checks take the value and the directory that relative paths in it start from.
 Check = Callable[[object, Path], object]
@@ -21,17 +24,17 @@ _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    words: str  # what it is, for the reference
+    words: str  # for the reference
     check: Check
     parse: Callable[[str], object] = str  # of an environment variable's text
-    in_variable: bool = True  # whether a text can say it at all
+    in_variable: bool = True  # whether a text can express it
 
 
 # -- from text ----------------------------------------------------------------------------------
 
 
-def number(text: str) -> object:
-    """A number, or None for "none"; what is neither is left for the check to refuse."""
+def parse_number(text: str) -> object:
+    """A number, or None for "none"; the check refuses everything else."""
     if text.strip().lower() == "none":
         return None
     for kind in (int, float):
@@ -42,25 +45,25 @@ def number(text: str) -> object:
     return text
 
 
-def text_or_none(text: str) -> object:
+def parse_text_or_none(text: str) -> object:
     return None if text.strip().lower() == "none" else text
 
 
-def flag(text: str) -> object:
+def parse_flag(text: str) -> object:
     word = text.strip().lower()
     if word in _TRUE or word in _FALSE:
         return word in _TRUE
-    return text_or_none(text)
+    return parse_text_or_none(text)
 
 
-def items(text: str) -> object:
+def parse_items(text: str) -> object:
     return [item.strip() for item in text.split(",") if item.strip()]
 
 
 # -- checks -------------------------------------------------------------------------------------
 
 
-def choice(known: Callable[[], Sequence[str]]) -> Check:
+def check_choice(known: Callable[[], Sequence[str]]) -> Check:
     def check(value: object, base: Path) -> object:
         if not isinstance(value, str):
             raise InvalidOption(f"is a text, not {value!r}", hint=f"one of {', '.join(known())}")
@@ -71,7 +74,7 @@ def choice(known: Callable[[], Sequence[str]]) -> Check:
     return check
 
 
-def boolean(optional: bool) -> Check:
+def check_boolean(optional: bool) -> Check:
     def check(value: object, base: Path) -> object:
         if isinstance(value, bool) or (optional and value is None):
             return value
@@ -80,7 +83,7 @@ def boolean(optional: bool) -> Check:
     return check
 
 
-def path(value: object, base: Path) -> object:
+def check_path(value: object, base: Path) -> object:
     if value is None:
         return None
     if not isinstance(value, str) or not value or "\0" in value:
@@ -88,7 +91,7 @@ def path(value: object, base: Path) -> object:
     return base / Path(value).expanduser()
 
 
-def texts(option: str) -> Check:
+def check_texts(option: str) -> Check:
     def check(value: object, base: Path) -> object:
         from belljar.sandbox import options
 
@@ -99,21 +102,19 @@ def texts(option: str) -> Check:
     return check
 
 
-def limit(name: str) -> Check:
+def check_limit(name: str) -> Check:
     return lambda value, base: RULES[name].check(name, value)
 
 
-def docker(name: str, *, is_path: bool) -> Check:
+def check_docker(name: str, *, is_path: bool) -> Check:
     def check(value: object, base: Path) -> object:
-        from belljar.backends.docker.settings import Docker
-
-        given = path(value, base) if is_path else value
+        given = check_path(value, base) if is_path else value
         return getattr(Docker(**{name: given}), name)  # type: ignore[arg-type]
 
     return check
 
 
-def environment(value: object, base: Path) -> object:
+def check_environment(value: object, base: Path) -> object:
     """A name, or a description: a table with name, extends, packages, python, preload, ..."""
     from dataclasses import fields
 
@@ -132,7 +133,7 @@ def environment(value: object, base: Path) -> object:
         raise InvalidOption(f"is not an environment: {error}") from None
 
 
-def packages(value: object, base: Path) -> object:
+def check_packages(value: object, base: Path) -> object:
     from belljar.environment.requirement import check_package
 
     if isinstance(value, str) or not isinstance(value, Sequence):
@@ -140,7 +141,7 @@ def packages(value: object, base: Path) -> object:
     return tuple(check_package(package) for package in value)
 
 
-def policy(value: object, base: Path) -> object:
+def check_policy(value: object, base: Path) -> object:
     """The name of a preset, a path, or the rules themselves."""
     if value is None:
         return None
@@ -149,13 +150,13 @@ def policy(value: object, base: Path) -> object:
     if not isinstance(value, (str, Mapping)):
         raise InvalidOption(f"is a preset, a path or a table, not {value!r}")
     if isinstance(value, str) and ("/" in value or Path(value).suffix):
-        where = path(value, base)
+        where = check_path(value, base)
         assert isinstance(where, Path)
         return Policy.load(where)
     return Policy.coerce(value)
 
 
-def mounts(value: object, base: Path) -> object:
+def check_mounts(value: object, base: Path) -> object:
     from belljar.backends.mounts import Mount, check_mounts
 
     if not isinstance(value, list) or not all(isinstance(each, Mapping) for each in value):
@@ -167,65 +168,59 @@ def mounts(value: object, base: Path) -> object:
                 raise unknown_option("key of a mount", str(name), ("host", "guest", "read_only"))
         if not {"host", "guest"} <= set(each):
             raise InvalidOption("a mount has host and guest")
-        made.append(Mount(**{**each, "host": str(path(each["host"], base))}))
+        made.append(Mount(**{**each, "host": str(check_path(each["host"], base))}))
     return check_mounts(made)
 
 
-def workdir(value: object, base: Path) -> object:
+def check_workdir(value: object, base: Path) -> object:
     from belljar.backends.mounts import check_workdir
 
     return check_workdir(value)
 
 
-def managed(name: str) -> Check:
+def check_manager(name: str) -> Check:
     def check(value: object, base: Path) -> object:
-        from belljar.pool import manager_settings
-
         if name in ("max_sandboxes", "max_per_owner"):
             if not (name == "max_per_owner" and value is None):
-                manager_settings.count(name, value)
+                check_count(name, value)
         elif name == "cleanup_interval" or value is not None:
-            manager_settings.seconds(name, value)
+            check_seconds(name, value)
         return value
 
     return check
 
 
-def alert(name: str) -> Check:
+def check_alert(name: str) -> Check:
     def check(value: object, base: Path) -> object:
-        from belljar.observe.alerts import Rules
-
         return getattr(Rules(**{name: value}), name)  # type: ignore[arg-type]
 
     return check
 
 
-def port(value: object, base: Path) -> object:
+def check_port(value: object, base: Path) -> object:
     if value is None or (type(value) is int and 0 <= value <= 0xFFFF):
         return value
-    raise InvalidOption(f"{value!r} is no port", hint="0 to 65535; 0 takes a free one")
+    raise InvalidOption(f"{value!r} is not a port", hint="give 0 to 65535; 0: a free one")
 
 
-def interval(optional: bool) -> Check:
+def check_interval(optional: bool) -> Check:
     def check(value: object, base: Path) -> object:
-        from belljar.pool import manager_settings
-
         if not (optional and value is None):
-            manager_settings.seconds("it", value)
+            check_seconds("it", value)
         return value
 
     return check
 
 
-def size(value: object, base: Path) -> object:
+def check_size(value: object, base: Path) -> object:
     return None if value is None else parse_size(value, field="size")  # type: ignore[arg-type]
 
 
-def text(value: object, base: Path) -> object:
+def check_text(value: object, base: Path) -> object:
     if isinstance(value, str) and value:
         return value
     raise InvalidOption(f"is a text, not {value!r}")
 
 
-def anything(value: object, base: Path) -> object:
+def check_anything(value: object, base: Path) -> object:
     return value

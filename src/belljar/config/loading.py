@@ -1,4 +1,4 @@
-"""`load`: every source, the weakest first, checked against the schema; all that is wrong at once.
+"""`load` reads every source, the strongest first in this list; `Config` is what it found.
 
 arguments in code               Config.sandbox_options(limits=...)
 environment variables           BELLJAR_LIMITS_MEMORY=1g
@@ -16,23 +16,130 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from belljar.config import files
-from belljar.config.config import DEFAULT, Config
-from belljar.config.errors import ConfigError
-from belljar.config.files import Document
+from belljar.backends.docker.settings import Docker
+from belljar.config import config_files
+from belljar.config.config_files import ConfigError, Document, substitute
 from belljar.config.schema import Setting, schema, sections
-from belljar.config.substitute import substitute
-from belljar.errors import InvalidOption, SandboxError, nearest
+from belljar.errors import InvalidOption, SandboxError, nearest, unknown_option
+from belljar.pool.settings import merge_options
 
-# A variable that begins like these is meant for us; others of the prefix may be anybody's.
+if TYPE_CHECKING:
+    from belljar.observe.setup import Observing
+
+
+DEFAULT = "default"
+# A Sandbox reads these variables itself: they do not choose the docker backend.
+_LOOKED_UP = ("docker.runtime", "docker.base", "docker.ca_bundle", "docker.build_network")
+_OF_SANDBOX = (
+    *("environment", "packages", "network", "policy", "strict", "noexec", "workdir"),
+    *("record", "mounts", "env", "metadata"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """What is configured: `config["limits.memory"]`, and `config.sources["limits.memory"]`."""
+
+    values: Mapping[str, object]  # every key
+    sources: Mapping[str, str]  # every key: "default", "variable NAME", "file:line"
+
+    def __getitem__(self, key: str) -> object:
+        if key not in self.values:
+            raise unknown_option("key", key, self.values)
+        return self.values[key]
+
+    def given(self, section: str) -> dict[str, Any]:
+        """The settings of a section that a source has set, by name."""
+        return {
+            key.removeprefix(f"{section}."): value
+            for key, value in self.values.items()
+            if schema()[key].section == section and self.sources[key] != DEFAULT
+        }
+
+    # -- options ----------------------------------------------------------------------------
+
+    def sandbox_options(self, **arguments: Any) -> dict[str, Any]:
+        """The options for `Sandbox(**config.sandbox_options())`: those that a source has set.
+
+        `arguments` are the caller's own, and win; limits are merged one by one. The section
+        `docker` counts if the backend is docker. If the backend is not set, it chooses docker, as
+        it does for a Sandbox.
+        """
+        options = {name: self.values[name] for name in _OF_SANDBOX if self._is_given(name)}
+        if limits := self.given("limits"):
+            options["limits"] = limits
+        own = not {"image", "dockerfile"}.isdisjoint(arguments)
+        if "backend" not in arguments and (backend := self._backend(own)) is not None:
+            options["backend"] = backend
+        elif arguments.get("backend") == "docker" and (docker := self._docker(own)):
+            arguments = arguments | {"backend": Docker(**docker)}
+        return merge_options(options, arguments)
+
+    def manager_options(self, **arguments: Any) -> dict[str, Any]:
+        """The options for `SandboxManager(**config.manager_options())`: those of the manager, and
+        those of every sandbox."""
+        return {**self.given("manager"), **self.sandbox_options(**arguments)}
+
+    def observe(self) -> Observing:
+        """Watch the sandboxes of this process as the section `observe` says, until the returned
+        handle is closed: `with config.observe(): ...`."""
+        from belljar.observe.alerts import Rules
+        from belljar.observe.audit import Audit
+        from belljar.observe.setup import enable
+
+        given, alerts = self.given("observe"), self.given("observe.alerts")
+        audit = {name[6:]: given.pop(name) for name in list(given) if name.startswith("audit_")}
+        if alerts.pop("enabled", bool(alerts)):
+            given["alerts"] = Rules(**alerts)
+        if given.get("audit") is not None:
+            given["audit"] = Audit(given["audit"], **audit)
+        return enable(**given)
+
+    def _is_given(self, key: str) -> bool:
+        return self.sources[key] != DEFAULT
+
+    def _backend(self, own: bool) -> object:
+        name, docker = self.values["backend"], self._docker(own)
+        chosen = [key for key in docker if self._chooses(f"docker.{key}")]
+        if docker and (name == "docker" or (name == "auto" and chosen)):
+            return Docker(**docker)
+        return name if self._is_given("backend") else None
+
+    def _docker(self, own: bool = False) -> dict[str, Any]:
+        """`own`: the caller gives an image."""
+        given = self.given("docker")
+        if (own or {"image", "dockerfile"} & set(given)) and not self._chooses("docker.base"):
+            given.pop("base", None)  # a variable of the machine; an image needs no base
+        return given
+
+    def _chooses(self, key: str) -> bool:
+        return not (key in _LOOKED_UP and self.sources[key].startswith("variable "))
+
+    # -- together ---------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise InvalidOption for values that exclude each other."""
+        docker = self._docker()
+        try:
+            Docker(**docker)
+        except InvalidOption as error:
+            places = sorted({self.sources[f"docker.{name}"] for name in docker})
+            raise InvalidOption(
+                f"{', '.join(places)}: docker: {error.message}", hint=error.hint
+            ) from None
+
+
+# -- loading ------------------------------------------------------------------------------------
+
+# Variables that begin like these are certainly meant for Belljar; others may not be.
 _OURS = ("BELLJAR_LIMITS_", "BELLJAR_DOCKER_", "BELLJAR_MANAGER_", "BELLJAR_OBSERVE_")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A value of some source, or what is wrong there."""
+    """A value of a source, or the problem with it."""
 
     key: str
     where: str
@@ -52,19 +159,21 @@ def load(
 ) -> Config:
     """The configuration of this process. `path` is a file in place of that of BELLJAR_CONFIG,
     `environ` the environment variables (None: those of the process). Without `project` the file in
-    the current directory is not looked at, without `user` that of the user.
+    the current directory is ignored, without `user` the file of the user.
 
-    Raises ConfigError with everything that is wrong, and where.
+    Raises ConfigError with all problems, and where they are.
     """
     if path is not None and not isinstance(path, (str, os.PathLike)):
-        raise ConfigError(f"the path of a configuration is a path, not {path!r}")
+        raise ConfigError(f"the path of a configuration must be a path, not {path!r}")
     variables = os.environ if environ is None else environ
     values = {key: setting.default for key, setting in schema().items()}
     sources = dict.fromkeys(values, DEFAULT)
     problems = []
-    for found in _everything(files.find(path, variables, project=project, user=user), variables):
+    for found in _find_all(
+        config_files.find_files(path, variables, project=project, user=user), variables
+    ):
         if found.problem is not None:
-            problems.append(_sentence(found))
+            problems.append(_describe_problem(found))
         else:
             values[found.key], sources[found.key] = found.value, found.where
     config = Config(values=MappingProxyType(values), sources=MappingProxyType(sources))
@@ -78,24 +187,24 @@ def load(
     return config
 
 
-def _sentence(found: Found) -> str:
+def _describe_problem(found: Found) -> str:
     assert found.problem is not None
     key = f"{found.key}: " if found.key else ""
     hint = f"\n  hint: {found.problem.hint}" if found.problem.hint else ""
     return f"{found.where}: {key}{found.problem.message}{hint}"
 
 
-def _everything(paths: Iterable[tuple[Path, bool]], environ: Mapping[str, str]) -> Iterator[Found]:
-    for path, met in paths:
-        document = files.read(path, met=met)
-        yield from _of_table(document, document.data, "", environ)
-    yield from _of_variables(environ)
+def _find_all(paths: Iterable[tuple[Path, bool]], environ: Mapping[str, str]) -> Iterator[Found]:
+    for path, found in paths:
+        document = config_files.read_document(path, found=found)
+        yield from _read_table(document, document.data, "", environ)
+    yield from _read_variables(environ)
 
 
 # -- files --------------------------------------------------------------------------------------
 
 
-def _of_table(
+def _read_table(
     document: Document, table: Mapping[str, Any], above: str, environ: Mapping[str, str]
 ) -> Iterator[Found]:
     for name, value in table.items():
@@ -103,17 +212,17 @@ def _of_table(
         where = document.where(key)
         setting = schema().get(key)
         if setting is not None:
-            yield _checked(setting, value, where, document.path.parent, environ)
+            yield _check_value(setting, value, where, document.path.parent, environ)
         elif key not in sections():
-            yield Found(key=key, where=where, problem=_unknown(key))
+            yield Found(key=key, where=where, problem=_unknown_key(key))
         elif not isinstance(value, dict):
-            problem = InvalidOption(f"is a table, not {_shown(value)}")
+            problem = InvalidOption(f"is a table, not {_show_value(value)}")
             yield Found(key=key, where=where, problem=problem)
         else:
-            yield from _of_table(document, value, key, environ)
+            yield from _read_table(document, value, key, environ)
 
 
-def _checked(
+def _check_value(
     setting: Setting, value: object, where: str, base: Path, environ: Mapping[str, str]
 ) -> Found:
     try:
@@ -121,41 +230,41 @@ def _checked(
             raise InvalidOption(
                 "cannot be set in a file", hint=f"set the variable {setting.variable}"
             )
-        put = _substituted(value, environ)
-        # A variable's value is a text, whatever it stands for; and TOML has no null.
+        put = _substitute_all(value, environ)
+        # The value of a variable is always a text; and TOML has no null.
         if isinstance(put, str) and (put != value or put.strip().lower() == "none"):
             put = setting.kind.parse(put)
         return Found(key=setting.key, where=where, value=setting.kind.check(put, base))
     except _UNUSABLE as error:
-        return Found(key=setting.key, where=where, problem=_problem(error))
+        return Found(key=setting.key, where=where, problem=_make_problem(error))
 
 
-def _shown(value: object) -> str:
+def _show_value(value: object) -> str:
     """Python refuses to print very long integers."""
     if isinstance(value, int) and value.bit_length() > 1000:
         return f"an integer of {value.bit_length()} bits"
     return repr(value)[:200]
 
 
-def _problem(error: Exception) -> SandboxError:
-    """Numbers that nobody can print, names no file system takes, homes of nobody."""
+def _make_problem(error: Exception) -> SandboxError:
+    """Errors of Python itself: huge numbers, impossible file names, users without a home."""
     if isinstance(error, SandboxError):
         return error
     return InvalidOption(f"cannot be used: {str(error)[:200]}")
 
 
-def _substituted(value: object, environ: Mapping[str, str]) -> object:
+def _substitute_all(value: object, environ: Mapping[str, str]) -> object:
     if isinstance(value, str):
         return substitute(value, environ)
     if isinstance(value, dict):
-        return {name: _substituted(each, environ) for name, each in value.items()}
+        return {name: _substitute_all(each, environ) for name, each in value.items()}
     if isinstance(value, list):
-        return [_substituted(each, environ) for each in value]
+        return [_substitute_all(each, environ) for each in value]
     return value
 
 
-def _unknown(key: str) -> InvalidOption:
-    """The nearest name beside it; or the same name elsewhere."""
+def _unknown_key(key: str) -> InvalidOption:
+    """Suggests the nearest name in the same section, or the same name in another one."""
     above, _, name = key.rpartition(".")
     prefix = f"{above}." if above else ""
     beside = {
@@ -177,31 +286,31 @@ def _unknown(key: str) -> InvalidOption:
 # -- environment variables ----------------------------------------------------------------------
 
 
-def _of_variables(environ: Mapping[str, str]) -> Iterator[Found]:
+def _read_variables(environ: Mapping[str, str]) -> Iterator[Found]:
     known = {setting.variable: setting for setting in schema().values() if setting.variable}
     for name, text in environ.items():
         if not name.startswith("BELLJAR_") or name == "BELLJAR_CONFIG":
             continue
-        if name in known and text:  # an empty one is as none
-            yield _variable(known[name], text)
+        if name in known and text:  # an empty one counts as unset
+            yield _read_variable(known[name], text)
             continue
-        guess = nearest(name, known) if name.startswith(_OURS) else _slip(name, known)
+        guess = nearest(name, known) if name.startswith(_OURS) else _find_similar(name, known)
         if name not in known and (guess or name.startswith(_OURS)):
             hint = f"did you mean {guess}?" if guess else "`belljar config show` lists them"
             problem = InvalidOption("unknown variable", hint=hint)
             yield Found(key="", where=f"variable {name}", problem=problem)
 
 
-def _slip(name: str, known: Iterable[str]) -> str | None:
-    """The variable that this one is nearly: others may be anybody's, and are not ours to refuse."""
+def _find_similar(name: str, known: Iterable[str]) -> str | None:
+    """The variable that is probably meant. Other variables may belong to other programs."""
     close = difflib.get_close_matches(name[8:], [each[8:] for each in known], n=1, cutoff=0.85)
     return f"BELLJAR_{close[0]}" if close else None
 
 
-def _variable(setting: Setting, text: str) -> Found:
+def _read_variable(setting: Setting, text: str) -> Found:
     where = f"variable {setting.variable}"
     try:
         value = setting.kind.check(setting.kind.parse(text), Path.cwd())
     except _UNUSABLE as error:
-        return Found(key=setting.key, where=where, problem=_problem(error))
+        return Found(key=setting.key, where=where, problem=_make_problem(error))
     return Found(key=setting.key, where=where, value=value)

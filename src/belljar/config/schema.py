@@ -1,7 +1,7 @@
-"""Every value that a host process can configure: key, default, meaning, kind, variable.
+"""Every setting of a host process: key, default, meaning, kind, variable; and the reference table.
 
-The loader, `belljar config`, and the reference in the documentation read this table; a test
-compares it with the classes that take the values.
+The loader, `belljar config` and the documentation read this table. Defaults come from the classes
+that take the values.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from belljar.backends.docker.settings import Docker
 from belljar.config import kinds
 from belljar.config.kinds import Kind
 from belljar.environment.requirement import split_packages
 from belljar.limits import RULES, format_size
+from belljar.observe.alerts import Rules
+from belljar.pool.settings import ManagerSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +27,7 @@ class Setting:
     meaning: str
     kind: Kind
     variable: str | None  # the environment variable that sets it
-    in_files: bool = True  # False: the variable alone can, because it is read before any file
+    in_files: bool = True  # False: only the variable, which is read before any file
     secret: bool = False  # not to be shown
 
     @property
@@ -33,11 +36,11 @@ class Setting:
 
     @property
     def shown_default(self) -> str:
-        return show(self.key, self.default)
+        return format_value(self.key, self.default)
 
 
-def show(key: str, value: object) -> str:
-    """A value as a configuration would write it, or nearly."""
+def format_value(key: str, value: object) -> str:
+    """A value, nearly as a configuration file writes it."""
     section, _, name = key.rpartition(".")
     if section == "limits" and isinstance(value, int) and RULES[name].kind == "size":
         return format_size(value)
@@ -57,7 +60,7 @@ def show(key: str, value: object) -> str:
     return str(value)
 
 
-# What has had a variable before there was a schema.
+# Variables that are older than the schema.
 _VARIABLES = {
     "docker.ca_bundle": "BELLJAR_CA_BUNDLE",
     "docker.build_network": "BELLJAR_BUILD_NETWORK",
@@ -73,26 +76,26 @@ _DOCKER = {
     "devices": ("devices of the engine's host that the code may use", "list"),
     "host": ("the engine's address; none: as the docker command finds it", "text"),
     "base": ("the image that environments are built on", "name"),
-    "ca_bundle": ("certificates that a build shall trust", "path"),
+    "ca_bundle": ("certificates that a build trusts", "path"),
     "build_network": ("the network of builds: host, none, ...", "name"),
     "pull": ("when an image is fetched: missing, always, never", "text"),
     "seccomp": ("a seccomp profile in place of Belljar's own", "path"),
     "project": ("a label of the containers, to tell them apart", "text"),
     "named_user": ("whether the user has a name in /etc/passwd, `sandbox`", "true or false"),
 }
-_MANAGER: dict[str, tuple[object, str, str]] = {
-    "max_sandboxes": (100, "sandboxes at once", "count"),
-    "idle_timeout": (3600.0, "seconds without use after which one is swept", "seconds or none"),
-    "cleanup_interval": (300.0, "seconds between two sweeps", "seconds"),
-    "lifetime": (None, "seconds after which one that is not busy is swept", "seconds or none"),
-    "max_per_owner": (None, "sandboxes at once of one owner", "count or none"),
+_MANAGER = {
+    "max_sandboxes": ("sandboxes at once", "count"),
+    "idle_timeout": ("seconds without use after which one is swept", "seconds or none"),
+    "cleanup_interval": ("seconds between two sweeps", "seconds"),
+    "lifetime": ("seconds after which one that is not busy is swept", "seconds or none"),
+    "max_per_owner": ("sandboxes at once of one owner", "count or none"),
 }
-_ALERTS: dict[str, tuple[object, str]] = {
-    "memory": (0.9, "tell when a sandbox uses more than this share of its memory"),
-    "cpu": (0.9, "tell when a sandbox uses more than this share of its processors"),
-    "samples": (3, "so many readings in a row"),
-    "margin": (0.1, "an alert ends so far below its threshold"),
-    "orphans": (3, "tell when there are more orphans than this"),
+_ALERTS = {
+    "memory": "tell when a sandbox uses more than this share of its memory",
+    "cpu": "tell when a sandbox uses more than this share of its processors",
+    "samples": "so many readings in a row",
+    "margin": "an alert ends so far below its threshold",
+    "orphans": "tell when there are more orphans than this",
 }
 
 
@@ -117,21 +120,21 @@ def _settings() -> Iterator[Setting]:
         words = {"size": "size", "count": "count", "number": "number"}[rule.kind]
         kind = Kind(
             words=words + " or none" * rule.optional,
-            check=kinds.limit(name),
-            parse=kinds.text_or_none if rule.kind == "size" else kinds.number,
+            check=kinds.check_limit(name),
+            parse=kinds.parse_text_or_none if rule.kind == "size" else kinds.parse_number,
         )
         yield _make(f"limits.{name}", rule.default, f"{rule.meaning} ({rule.unit})", kind)
     yield from _docker()
-    for name, (default, meaning, words) in _MANAGER.items():
-        kind = Kind(words=words, check=kinds.managed(name), parse=kinds.number)
-        yield _make(f"manager.{name}", default, meaning, kind)
+    for name, (meaning, words) in _MANAGER.items():
+        kind = Kind(words=words, check=kinds.check_manager(name), parse=kinds.parse_number)
+        yield _make(f"manager.{name}", getattr(ManagerSettings, name), meaning, kind)
     yield from _observe()
     for name, meaning in (
         ("cache", "where built environments are kept"),
         ("state", "where sessions are kept"),
-        ("runtime_dir", "where processes leave word of their sandboxes, for `belljar ps`"),
+        ("runtime_dir", "where processes list their sandboxes, for `belljar ps`"),
     ):
-        kind = Kind(words="path", check=kinds.anything)
+        kind = Kind(words="path", check=kinds.check_anything)
         variable = f"BELLJAR_{name.upper()}"
         yield Setting(
             key=name, default=None, meaning=meaning, kind=kind, variable=variable, in_files=False
@@ -139,56 +142,68 @@ def _settings() -> Iterator[Setting]:
 
 
 def _sandbox() -> Iterator[Setting]:
-    backend = Kind(words="auto, native, docker", check=kinds.choice(_backends))
+    backend = Kind(words="auto, native, docker", check=kinds.check_choice(_backends))
     yield _make("backend", "auto", "where guests live", backend)
-    environment = Kind(words="name or table", check=kinds.environment)
+    environment = Kind(words="name or table", check=kinds.check_environment)
     yield _make("environment", "data", "the Python and the packages of the code", environment)
-    packages = Kind(words="list", check=kinds.packages, parse=split_packages)
+    packages = Kind(words="list", check=kinds.check_packages, parse=split_packages)
     yield _make("packages", (), "packages added to those of the environment", packages)
-    network = Kind(words="none, open", check=kinds.choice(_networks))
+    network = Kind(words="none, open", check=kinds.check_choice(_networks))
     yield _make("network", "none", "what the code can reach", network)
-    policy = Kind(words="preset, path or table", check=kinds.policy, parse=kinds.text_or_none)
+    policy = Kind(
+        words="preset, path or table", check=kinds.check_policy, parse=kinds.parse_text_or_none
+    )
     yield _make("policy", None, "rules that code must keep to run at all", policy)
-    strict = Kind(words="true, false or none", check=kinds.boolean(True), parse=kinds.flag)
+    strict = Kind(
+        words="true, false or none", check=kinds.check_boolean(True), parse=kinds.parse_flag
+    )
     yield _make(
         "strict",
         None,
         "refuse to start if a limit cannot be enforced; none: warn of those given",
         strict,
     )
-    noexec = Kind(words="true or false", check=kinds.boolean(False), parse=kinds.flag)
+    noexec = Kind(words="true or false", check=kinds.check_boolean(False), parse=kinds.parse_flag)
     yield _make("noexec", False, "nothing in the workspace and /tmp can be executed", noexec)
-    workdir = Kind(words="path in the sandbox", check=kinds.workdir)
+    workdir = Kind(words="path in the sandbox", check=kinds.check_workdir)
     yield _make("workdir", "/workspace", "where the workspace is, in the sandbox", workdir)
-    record = Kind(words="path", check=kinds.path, parse=kinds.text_or_none)
+    record = Kind(words="path", check=kinds.check_path, parse=kinds.parse_text_or_none)
     yield _make("record", None, "a file that what is run is appended to", record)
-    mounts = Kind(words="list of tables", check=kinds.mounts, in_variable=False)
+    mounts = Kind(words="list of tables", check=kinds.check_mounts, in_variable=False)
     yield _make("mounts", (), "files of the host that the code sees", mounts)
-    env = Kind(words="table of texts", check=kinds.texts("env"), in_variable=False)
+    env = Kind(words="table of texts", check=kinds.check_texts("env"), in_variable=False)
     yield _make("env", MappingProxyType({}), "environment variables of the code", env, secret=True)
-    metadata = Kind(words="table of texts", check=kinds.texts("metadata"), in_variable=False)
+    metadata = Kind(words="table of texts", check=kinds.check_texts("metadata"), in_variable=False)
     yield _make("metadata", MappingProxyType({}), "what to remember of a sandbox", metadata)
 
 
 def _docker() -> Iterator[Setting]:
     for name, (meaning, words) in _DOCKER.items():
-        parsers = {"devices": kinds.items, "gpus": kinds.number, "named_user": kinds.flag}
-        parse = parsers.get(name, kinds.text_or_none)
-        check = kinds.docker(name, is_path=words == "path")
-        default = {"devices": (), "pull": "missing", "named_user": False}.get(name)
-        yield _make(f"docker.{name}", default, meaning, Kind(words=words, check=check, parse=parse))
+        parsers = {
+            "devices": kinds.parse_items,
+            "gpus": kinds.parse_number,
+            "named_user": kinds.parse_flag,
+        }
+        parse = parsers.get(name, kinds.parse_text_or_none)
+        check = kinds.check_docker(name, is_path=words == "path")
+        kind = Kind(words=words, check=check, parse=parse)
+        yield _make(f"docker.{name}", getattr(Docker, name), meaning, kind)
 
 
 def _observe() -> Iterator[Setting]:
-    optional_path = Kind(words="path", check=kinds.path, parse=kinds.text_or_none)
-    switch = Kind(words="true or false", check=kinds.boolean(False), parse=kinds.flag)
-    seconds = Kind(words="seconds", check=kinds.interval(False), parse=kinds.number)
-    code = Kind(words="hash, full", check=kinds.choice(lambda: ("hash", "full")))
-    size = Kind(words="size or none", check=kinds.size, parse=kinds.text_or_none)
-    port = Kind(words="port or none", check=kinds.port, parse=kinds.number)
-    maybe_seconds = Kind(words="seconds or none", check=kinds.interval(True), parse=kinds.number)
-    maybe = Kind(words="true, false or none", check=kinds.boolean(True), parse=kinds.flag)
-    text = Kind(words="text", check=kinds.text)
+    optional_path = Kind(words="path", check=kinds.check_path, parse=kinds.parse_text_or_none)
+    switch = Kind(words="true or false", check=kinds.check_boolean(False), parse=kinds.parse_flag)
+    seconds = Kind(words="seconds", check=kinds.check_interval(False), parse=kinds.parse_number)
+    code = Kind(words="hash, full", check=kinds.check_choice(lambda: ("hash", "full")))
+    size = Kind(words="size or none", check=kinds.check_size, parse=kinds.parse_text_or_none)
+    port = Kind(words="port or none", check=kinds.check_port, parse=kinds.parse_number)
+    maybe_seconds = Kind(
+        words="seconds or none", check=kinds.check_interval(True), parse=kinds.parse_number
+    )
+    maybe = Kind(
+        words="true, false or none", check=kinds.check_boolean(True), parse=kinds.parse_flag
+    )
+    text = Kind(words="text", check=kinds.check_text)
     table: list[tuple[str, object, str, Kind]] = [
         ("audit", None, "a file that the audit log is appended to", optional_path),
         ("audit_code", "hash", "keep of the code in it: its hash, or all of it", code),
@@ -204,10 +219,10 @@ def _observe() -> Iterator[Setting]:
     ]
     for name, initial, meaning, kind in table:
         yield _make(f"observe.{name}", initial, meaning, kind)
-    for name, (default, meaning) in _ALERTS.items():
+    for name, meaning in _ALERTS.items():
         words = "number or none" if name in ("memory", "cpu", "orphans") else "number"
-        kind = Kind(words=words, check=kinds.alert(name), parse=kinds.number)
-        yield _make(f"observe.alerts.{name}", default, meaning, kind)
+        kind = Kind(words=words, check=kinds.check_alert(name), parse=kinds.parse_number)
+        yield _make(f"observe.alerts.{name}", getattr(Rules, name), meaning, kind)
 
 
 def _make(key: str, default: object, meaning: str, kind: Kind, *, secret: bool = False) -> Setting:
@@ -232,3 +247,35 @@ def _networks() -> tuple[str, ...]:
     from belljar.sandbox.options import NETWORKS
 
     return NETWORKS
+
+
+_TITLES = {
+    "": "Sandboxes",
+    "limits": "`[limits]`",
+    "docker": "`[docker]`",
+    "manager": "`[manager]`",
+    "observe": "`[observe]`",
+    "observe.alerts": "`[observe.alerts]`",
+}
+
+
+def make_reference() -> str:
+    """The reference of the documentation: a heading and a table for each section, in Markdown."""
+    parts = []
+    for section, title in _TITLES.items():
+        rows = [each for each in schema().values() if each.section == section and each.in_files]
+        parts.append(f"### {title}\n\n{_make_table(rows)}")
+    alone = [each for each in schema().values() if not each.in_files]
+    parts.append(f"### By a variable alone\n\n{_make_table(alone)}")
+    return "\n\n".join(parts)
+
+
+def _make_table(rows: list[Setting]) -> str:
+    lines = ["| key | what | default | meaning | variable |", "|---|---|---|---|---|"]
+    for each in rows:
+        variable = f"`{each.variable}`" if each.variable else ""
+        lines.append(
+            f"| `{each.key}` | {each.kind.words} | `{each.shown_default}` | {each.meaning} "
+            f"| {variable} |"
+        )
+    return "\n".join(lines)

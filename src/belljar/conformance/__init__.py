@@ -1,7 +1,8 @@
-"""The threat list as a suite that runs on the machine of whoever asks: `belljar conformance`.
+"""The threat list as a test suite for this machine: `belljar conformance`.
 
-`rows` says what is tried and what stops it; `escapes/` are the hostile programs; `programs` reads
-their heads; `canaries`, `posture` and `counters` look from outside; `controls` runs the same
-programs where nothing stops them; `checks_*` are the rows about the host's own side; `runner` puts
-it together, and `report_*` write it down. Nothing here is imported by `import belljar`.
+`rows` lists the threats and what stops each. `escapes/` holds the hostile programs, and `programs`
+reads their headers. `attempts` runs one in a sandbox; `canaries`, `posture`, `processes` and
+`footprint` observe it from outside. `controls` runs the same programs where nothing stops them.
+`checks_*` test the host's side. `runner` runs the rows, and `report_*` write the report.
+`import belljar` imports nothing of this package.
 """

@@ -1,35 +1,49 @@
-"""One hostile program, released into a sandbox and judged from outside."""
+"""Runs one hostile program in a sandbox and judges it from outside.
+
+`LOOKS` are further checks of the live guest, by the name in the program's head (`oracle`).
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
-from belljar.conformance.canaries import everything
-from belljar.conformance.counters import own_memory
-from belljar.conformance.guests import init_of, worker_of
-from belljar.conformance.looks import FROM_THE_API, LOOKS, Scene
-from belljar.conformance.posture import Posture, drift, posture, summary
+from belljar.conformance.canaries import collect_output
+from belljar.conformance.posture import Posture, descriptors, drift, posture, summary
 from belljar.conformance.processes import (
+    Counters,
     Process,
     TooLate,
     alive,
     descendants,
+    init_of,
+    is_ending,
+    own_memory,
     process,
+    tasks_below,
     tree,
     wait_until,
+    worker_of,
 )
 from belljar.conformance.programs import ANSWERED_INSIDE, Program
-from belljar.conformance.results import Look
+from belljar.conformance.report_data import Look
 from belljar.conformance.stage import Stage, is_visible
-from belljar.results.execution import Execution, printable
+from belljar.limits import Limits
+from belljar.results.execution import Execution
 from belljar.sandbox.blocking import Sandbox
+from belljar.text import printable
 
 _ENDING = 30.0  # seconds for the processes of a closed sandbox to be gone
-ELSEWHERE = "the guest's processes are not this user's to see, or on another machine"
+ELSEWHERE = "this user may not inspect the guest's processes, or they are on another machine"
 
 
-def release(program: Program, stage: Stage, look: Look) -> str:
-    """Make the attempt and look at everything; gives what the caller was told."""
+def try_program(program: Program, stage: Stage, look: Look) -> str:
+    """Make the attempt and check everything; returns the outcome in words."""
     sandbox = stage.start(program.limits)
     sandbox.files.write("kept.txt", "kept")
     init = init_of(sandbox)
@@ -37,39 +51,34 @@ def release(program: Program, stage: Stage, look: Look) -> str:
     gvisor = stage.setting.gvisor
     reference = posture(worker_of(sandbox, gvisor=gvisor)) if visible else {}
     memory = own_memory()
-    execution, seconds = stage.release(program, sandbox)
+    execution, seconds = stage.run_program(program, sandbox)
 
     inside = not (gvisor and program.name in ANSWERED_INSIDE)
     if inside:
         _compare(program, execution, look, counted=stage.setting.counted)
     else:
-        look.saw("gVisor's own kernel answers this; only what reached the host is judged")
+        look.saw("gVisor's kernel answers this program; only effects on the host are judged")
     look.in_time(seconds, program.within)
-    for text in stage.canaries.wrongs(everything(execution)).values():
-        look.wrong(text)
+    stage.check_canaries(look, collect_output(execution))
     if not look.problems:
-        look.evidence += stage.canaries.seen()
+        look.evidence += stage.canaries.describe()
     if visible:
         _compare_posture(init, reference, look, gvisor=gvisor)
     else:
         look.saw(f"posture not read: {ELSEWHERE}")
     if inside and (visible or program.oracle in FROM_THE_API):
         scene = Scene(
-            program=program,
-            sandbox=sandbox,
-            init=init,
-            execution=execution,
-            memory_before=memory,
+            program=program, sandbox=sandbox, init=init, execution=execution, memory_before=memory
         )
         LOOKS[program.oracle](scene, look)
     if inside and program.head.get("keeps") == "files":
-        look.expect(sandbox.files.read("kept.txt") == "kept", "a file of before is still there")
-    _go_on(program, stage, sandbox, init, look)
-    return _told(execution, seconds)
+        look.expect(sandbox.files.read("kept.txt") == "kept", "an earlier file is still there")
+    _check_aftermath(program, stage, sandbox, init, look)
+    return _describe_outcome(execution, seconds)
 
 
 def _compare(program: Program, execution: Execution, look: Look, *, counted: bool) -> None:
-    """What the caller is told is the host's own observation: it must be what was expected."""
+    """The result that the caller gets must be the expected one."""
     for name, value in program.expect(counted=counted).items():
         found: object
         if name == "outcome":
@@ -82,19 +91,21 @@ def _compare(program: Program, execution: Execution, look: Look, *, counted: boo
             found = getattr(execution, name)
             holds = found == value
         if not holds:
-            look.wrong(f"{name} is {found!r} and not {value!r}; notes: {execution.notes!r:.300}")
+            look.wrong(f"{name} is {found!r}, not {value!r}; notes: {execution.notes!r:.300}")
     if "ACHIEVED" in execution.stdout:
         at = execution.stdout.index("ACHIEVED")
         look.wrong(f"the program says: {printable(execution.stdout[at : at + 200])}")
 
 
 def _compare_posture(init: int, reference: Posture, look: Look, *, gvisor: bool) -> None:
-    """Every task of the guest is what it was before the attempt."""
+    """Every task of the guest must have the privileges it had before the attempt."""
     pids = [pid for pid in tree(init) if pid != init]
     found = [] if gvisor else drift(reference, pids)
     look.problems += found
     try:
-        first = wait_until(lambda: _first(init), what="a look at the guest's first process")
+        first = wait_until(
+            lambda: _read_init_posture(init), what="a look at the guest's first process"
+        )
     except TooLate as error:
         look.wrong(str(error))
         return
@@ -108,25 +119,28 @@ def _compare_posture(init: int, reference: Posture, look: Look, *, gvisor: bool)
         look.saw(f"posture of all {len(pids)} processes unchanged: {line}")
 
 
-def _first(init: int) -> tuple[Posture, str] | str | None:
-    """Its posture, and that in a line; or that it has ended. None: it is just ending."""
+def _read_init_posture(init: int) -> tuple[Posture, str] | str | None:
+    """The posture of init and a summary of it, or a note that it ended. None: it is ending."""
     found: tuple[Posture, str] | None = None
     with contextlib.suppress(OSError):
         found = posture(init), summary(init)
     return found if alive(init) else "the whole guest has ended"
 
 
-def _go_on(program: Program, stage: Stage, sandbox: Sandbox, init: int, look: Look) -> None:
-    """The sandbox answers, its file or variables of before notwithstanding; it ends without a
-    trace; and a new one works."""
-    # Without a control group, what a cell still holds may cost the next one its worker.
+def _check_aftermath(
+    program: Program, stage: Stage, sandbox: Sandbox, init: int, look: Look
+) -> None:
+    """The sandbox still answers, closing it leaves no process, and a new sandbox works."""
+    # Without a control group, memory that a cell still holds may cost the next cell its worker.
     patient = program.oracle == "memory" and not stage.setting.counted
     patience = 60.0 if patient or program.head.get("next") == "later" else 0.0
     try:
-        wait_until(lambda: _answers(sandbox), timeout=patience, what="an answer of the next cell")
+        wait_until(
+            lambda: _next_cell_answers(sandbox), timeout=patience, what="an answer of the next cell"
+        )
     except TooLate as error:
         look.wrong(str(error))
-    processes = _everyone(init) if init else []
+    processes = _list_guest(init) if init else []
     sandbox.close()
     try:
         wait_until(
@@ -136,22 +150,22 @@ def _go_on(program: Program, stage: Stage, sandbox: Sandbox, init: int, look: Lo
         )
     except TooLate as error:
         look.wrong(str(error))
-    look.expect(stage.newborn_answers(), "a new sandbox works")
-    for text in stage.canaries.wrongs().values():
-        look.wrong(f"after the end: {text}")
+    look.expect(stage.new_sandbox_answers(), "a new sandbox works")
+    for text in stage.canaries.find_damage().values():
+        look.wrong(f"after the sandbox was closed: {text}")
     if not look.problems:
-        look.saw(f"the next cell answered; closed, {len(processes)} processes were gone")
+        look.saw(f"the next cell answered; closing ended all {len(processes)} processes")
 
 
-def _everyone(init: int) -> list[Process]:
+def _list_guest(init: int) -> list[Process]:
     return [p for p in (process(init), *descendants(init)) if p and not p.dead]
 
 
-def _answers(sandbox: Sandbox) -> bool:
+def _next_cell_answers(sandbox: Sandbox) -> bool:
     return sandbox.run_code("1 + 1", timeout=30).value == 2
 
 
-def _told(execution: Execution, seconds: float) -> str:
+def _describe_outcome(execution: Execution, seconds: float) -> str:
     words = [f"outcome {execution.outcome.value}"]
     if execution.error is not None:
         words.append(f"error {printable(execution.error.name)}")
@@ -162,14 +176,163 @@ def _told(execution: Execution, seconds: float) -> str:
     return ", ".join(words) + f", after {seconds:.1f} s"
 
 
-def expectation(program: Program, *, counted: bool) -> str:
-    """In words, for a report."""
+def describe_expectation(program: Program, *, counted: bool) -> str:
+    """The expected result in words, for a report."""
     words = []
     for name, value in program.expect(counted=counted).items():
         words.append(f"{name.replace('_', ' ')} {printable(str(value)).replace('|', ' or ')}")
     limits = ", ".join(f"{name}={value}" for name, value in program.limits.items())
     with_limits = f" (limits: {limits})" if limits else ""
     return (
-        f"{', '.join(words)} within {program.within:g} s{with_limits}; nothing of the host "
-        "reached, no task changed, the next cell answers, nothing left"
+        f"{', '.join(words)} within {program.within:g} s{with_limits}; the host is untouched, "
+        "no task gains privileges, the next cell answers, nothing is left behind"
     )
+
+
+MIB = 1 << 20
+GROWTH = 96 * MIB  # how much the host process may grow, whatever a guest writes
+_FILES_MOST = 65536
+_INITS_MOST = 16  # descriptors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """One attempt that has just been made."""
+
+    program: Program
+    sandbox: Sandbox
+    init: int
+    execution: Execution
+    memory_before: int  # of this process, in bytes
+
+    @property
+    def allowed(self) -> Limits:
+        """The limits that were requested, whatever the sandbox reports."""
+        return self.program.allowed
+
+
+def _memory(scene: Scene, look: Look) -> None:
+    limit = scene.allowed.memory
+    layer = scene.sandbox.isolation.layer("memory")
+    if layer.state != "enforced":
+        look.expect(
+            layer.state == "best-effort" and layer.remedy,
+            "isolation reports memory as best-effort, with a remedy",
+        )
+        return
+    found = wait_until(lambda: _read_group(scene.init), what="a look at the guest's control group")
+    if not isinstance(found, _Group):
+        look.saw("the guest ended when it ran out of memory; the host did not")
+        return
+    inside, its_limit, peak = found
+    look.expect(inside, "the guest has its own control group")
+    look.expect(its_limit == limit, f"the group's memory limit is {limit // MIB} MiB", its_limit)
+    look.expect(peak <= limit, f"peak {peak / MIB:.1f} of {limit / MIB:g} MiB", peak)
+
+
+class _Group(NamedTuple):
+    inside: bool  # the group belongs to the guest
+    limit: int
+    peak: int
+
+
+def _read_group(init: int) -> _Group | Literal["ended"] | None:
+    """None: init is ending, and the kernel has already removed it from its group."""
+    found = None
+    ending = is_ending(init)
+    with contextlib.suppress(OSError):
+        counters = Counters(init)
+        found = _Group(counters.inside, counters.memory_limit, counters.memory_peak)
+    if not alive(init):
+        return "ended"
+    return None if ending or is_ending(init) else found
+
+
+def _tasks(scene: Scene, look: Look) -> None:
+    most = scene.allowed.processes
+    look.expect(
+        scene.sandbox.isolation.layer("processes").state == "enforced",
+        "isolation reports the process limit as enforced",
+    )
+    found = tasks_below(scene.init)
+    look.expect(found <= most + 1, f"{found} tasks; {most} and init are allowed")
+    began = time.monotonic()
+    subprocess.run(["true"], check=True)
+    seconds = time.monotonic() - began
+    look.expect(seconds < 5.0, f"a process of the host starts in {seconds * 1000:.0f} ms")
+
+
+def _disk(scene: Scene, look: Look) -> None:
+    limits = scene.allowed
+    places = {"workspace": limits.workspace, "tmp": limits.tmp, "dev/shm": limits.tmp}
+    for place, most in places.items():
+        room = os.statvfs(f"/proc/{scene.init}/root/{place}")
+        size = room.f_blocks * room.f_frsize
+        used = size - room.f_bfree * room.f_frsize
+        look.expect(used <= most and size <= most, f"/{place}: {used} bytes of {most} used", size)
+        look.expect(0 < room.f_files <= _FILES_MOST, f"/{place}: {room.f_files} files at most")
+        if scene.program.name == "r29_inodes":
+            made = room.f_files - room.f_ffree
+            look.control(made > 4000, f"{made} files were counted in /{place}")
+
+
+def _descriptors(scene: Scene, look: Look) -> None:
+    found = max(wait_until(lambda: _count_descriptors(scene.init), what="a process of the guest"))
+    most = scene.allowed.open_files
+    look.expect(found <= most, f"{found} descriptors in one process; {most} are allowed")
+
+
+def _count_descriptors(init: int) -> list[int]:
+    """Open descriptors of each process except init. (init soon replaces a lost worker.)"""
+    found = []
+    for pid in [each for each in tree(init) if each != init]:
+        try:
+            found.append(len(descriptors(pid)))
+        except OSError:
+            if not is_ending(pid):
+                raise
+    return found
+
+
+def _init(scene: Scene, look: Look) -> None:
+    # While init replaces a worker it has a few more.
+    with contextlib.suppress(TooLate):
+        wait_until(lambda: len(descriptors(scene.init)) <= _INITS_MOST)
+    kinds = list(descriptors(scene.init).values())
+    look.expect(len(kinds) <= _INITS_MOST, f"init has {len(kinds)} descriptors", kinds)
+    look.expect(
+        not [kind for kind in kinds if kind.startswith("directory")],
+        "no descriptor of init is a directory of the host",
+        kinds,
+    )
+
+
+def _flood(scene: Scene, look: Look) -> None:
+    kept = len(scene.execution.stdout) + len(scene.execution.stderr)
+    most = scene.allowed.output
+    look.expect(kept <= most, f"{kept} characters of output were kept; {most} are allowed")
+    grown = own_memory() - scene.memory_before
+    look.expect(grown < GROWTH, f"the host's own process grew by {max(grown, 0) / MIB:.1f} MiB")
+
+
+def _core(scene: Scene, look: Look) -> None:
+    names = [info.name for info in scene.sandbox.files.list()]
+    look.expect(not [n for n in names if "core" in n], "no core file in the workspace", names)
+
+
+def _nowhere(scene: Scene, look: Look) -> None:
+    """No further check: those after every attempt are enough."""
+
+
+LOOKS: dict[str, Callable[[Scene, Look], None]] = {
+    "memory": _memory,
+    "tasks": _tasks,
+    "disk": _disk,
+    "descriptors": _descriptors,
+    "init": _init,
+    "flood": _flood,
+    "core": _core,
+    "none": _nowhere,
+}
+# Looks that do not inspect the guest's processes.
+FROM_THE_API = {"flood", "core", "none"}

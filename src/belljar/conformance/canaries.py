@@ -1,4 +1,4 @@
-"""Things on the host that a guest must not reach, and how they fare."""
+"""Canaries: things on the host that a guest must not reach, and the damage done to them."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from importlib import resources
 from pathlib import Path
 from typing import IO, Any, Self
 
-from belljar.conformance.host_values import host_values, remove_sysv, sysv
-from belljar.conformance.setting import NOBODY, ROOT, Setting, temporary
+from belljar.conformance.footprint import host_values, list_sysv, remove_sysv
+from belljar.conformance.setting import NOBODY, ROOT, Setting, temp_prefix
 from belljar.results.execution import CommandResult, Execution
 
-# In the host's environment before any guest starts, so that an inherited one would be seen.
+# Set in the host's environment before any guest starts: a guest that inherits it is noticed.
 ENVIRONMENT_SECRET = secrets.token_hex(16)
 VARIABLE = "BELLJAR_CANARY"
-# Of canaries and controls: when root runs this, these do not.
+# Canaries and controls run without privileges, also when root runs the suite.
 UNPRIVILEGED: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if ROOT else {}
 _INTERPRETERS = ("/usr/bin/python3", "/usr/local/bin/python3", "/bin/python3")
-_CLOCK_STEP = 0.5  # seconds by which the clock may be corrected while we look
+_CLOCK_STEP = 0.5  # seconds by which the system may correct the clock during an attempt
 
 _PROCESS = """
 import ctypes, os, sys
@@ -48,8 +48,8 @@ for line in sys.stdin:
 
 
 @functools.cache
-def python() -> str | None:
-    """An interpreter that an unprivileged user may execute, for canaries and controls."""
+def find_python() -> str | None:
+    """A Python that an unprivileged user may execute, for canaries and controls."""
     for path in (*_INTERPRETERS, sys.executable) if ROOT else (sys.executable,):
         with contextlib.suppress(OSError):
             command = [path, "-I", "-c", "import ctypes"]
@@ -59,23 +59,23 @@ def python() -> str | None:
     return None
 
 
-def numbers() -> dict[str, int]:
-    """The system calls of this machine."""
+def load_syscall_numbers() -> dict[str, int]:
+    """System call numbers of this machine, by name."""
     text = resources.files("belljar").joinpath("backends/linux/syscall_numbers.json").read_text()
     found: dict[str, int] = json.loads(text)[platform.machine()]
     return found
 
 
 class Canaries:
-    """A secret file, a file to be damaged, listeners, a live process; and how they fare."""
+    """A secret file, a writable file, listeners and a live process on the host."""
 
     process: subprocess.Popen[str]
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
         self.secret = secrets.token_hex(16)
-        # Not below a directory that is the caller's alone: an unprivileged control must reach it.
-        self.directory = Path(tempfile.mkdtemp(prefix=temporary("canary"), dir="/tmp"))
+        # In /tmp, not in a private directory: an unprivileged control must reach it.
+        self.directory = Path(tempfile.mkdtemp(prefix=temp_prefix("canary"), dir="/tmp"))
         self.directory.chmod(0o777)
         self.secret_file = self.directory / "secret.txt"
         self.victim = self.directory / "victim"
@@ -112,8 +112,8 @@ class Canaries:
             try:
                 self._listen_on_one_port()
                 break
-            except OSError:  # another program has that port in one of the families
-                self._forget_sockets()
+            except OSError:  # another program uses that port in one address family
+                self._close_sockets()
                 if chance == 9:
                     raise
         self.unix_path = str(self.directory / "socket")
@@ -138,7 +138,7 @@ class Canaries:
                 self.port = sock.getsockname()[1]
                 self._add(name + suffix, sock)
 
-    def _forget_sockets(self) -> None:
+    def _close_sockets(self) -> None:
         for sock in self._sockets:
             sock.close()
         self._sockets.clear()
@@ -155,7 +155,7 @@ class Canaries:
             self._answer()
 
     def _answer(self) -> None:
-        """Whoever has come so far."""
+        """Answer all callers that are waiting."""
         with self._answering:
             while ready := select.select(list(self._sockets), [], [], 0)[0]:
                 for sock in ready:
@@ -163,7 +163,7 @@ class Canaries:
 
     def _answer_one(self, sock: socket.socket) -> None:
         self.hits[self._sockets[sock]] += 1
-        with contextlib.suppress(OSError):  # it has gone again
+        with contextlib.suppress(OSError):  # the caller hung up
             if sock.type == socket.SOCK_DGRAM:
                 sock.recv(4096)
                 return
@@ -174,13 +174,13 @@ class Canaries:
 
     def _start_process(self) -> None:
         self.process = subprocess.Popen(
-            [python() or sys.executable, "-I", "-c", _PROCESS],
+            [find_python() or sys.executable, "-I", "-c", _PROCESS],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env={"PROCESS_SECRET": self.secret},
-            start_new_session=True,  # Ctrl-C of a terminal is not for it
-            **(UNPRIVILEGED if python() else {}),
+            start_new_session=True,  # Ctrl-C on a terminal must not end it
+            **(UNPRIVILEGED if find_python() else {}),
         )
         self.address = int(self._ask(self.secret))
 
@@ -191,7 +191,7 @@ class Canaries:
         return _exchange(stdin, stdout, line)
 
     def environment(self, *, confined: bool) -> dict[str, str]:
-        """What a guest is told: where the canaries are, never the secret itself."""
+        """Variables that tell a guest where the canaries are, but not the secret."""
         targets = {
             "secret_file": str(self.secret_file),
             "victim": str(self.victim),
@@ -205,7 +205,7 @@ class Canaries:
             "host_pid": os.getpid(),
             "home": pwd.getpwuid(os.getuid()).pw_dir,
         }
-        variables = {"TARGETS": json.dumps(targets), "SYSCALLS": json.dumps(numbers())}
+        variables = {"TARGETS": json.dumps(targets), "SYSCALLS": json.dumps(load_syscall_numbers())}
         variables |= {"CONFINED": "1"} if confined else {}
         return variables | ({"IMAGE": "1"} if confined and self._setting.docker else {})
 
@@ -227,21 +227,21 @@ class Canaries:
             found[path.name] = (status.st_ino, status.st_nlink, status.st_mtime_ns, digest)
         return found
 
-    def wrongs(self, output: str = "") -> dict[str, str]:
-        """What a guest did to the host, by the name of the oracle that saw it."""
+    def find_damage(self, output: str = "") -> dict[str, str]:
+        """What a guest did to the host: oracle -> what it saw."""
         found = {}
         for secret in (self.secret, ENVIRONMENT_SECRET):
             if secret in output or secret[::-1] in output:
                 found["secret"] = "a secret of the host is in the output"
         if (files := self._files()) != self._before:
             found["files"] = f"files on the host changed: {self._before} -> {files}"
-        self._answer()  # not when its thread gets its turn
+        self._answer()  # now, not when the thread gets its turn
         if +self.hits:
             found["hits"] = f"listeners on the host were reached: {dict(self.hits)}"
-        if not (answer := self._ask("?")):  # its pipes are closed: it is dead, or just dying
-            found["process"] = f"a process of the host died: {self.process.wait(10)}"
+        if not (answer := self._ask("?")):  # its pipes are closed: it is dead or dying
+            found["process"] = f"a process on the host died: {self.process.wait(10)}"
         elif answer != self.secret + "\n":
-            found["memory"] = "the memory of a process of the host was written"
+            found["memory"] = "the memory of a process on the host was changed"
         if (values := host_values()) != self._host:
             changed = {k: (self._host.get(k), v) for k, v in values.items()}
             changed = {k: both for k, both in changed.items() if both[0] != both[1]}
@@ -250,19 +250,19 @@ class Canaries:
             found["host"] = "the host's clock was set"
         return found
 
-    def seen(self) -> tuple[str, ...]:
-        """What is looked at, with figures, for a report."""
+    def describe(self) -> tuple[str, ...]:
+        """What was checked, with figures, for a report."""
         listeners = ", ".join(self._sockets.values())
         return (
             f"{len(self._before)} canary files: content, inode, links and time unchanged",
             f"{len(self._sockets)} listeners ({listeners}): {sum(self.hits.values())} hits",
             f"canary process {self.process.pid}: alive, its memory unchanged",
             f"{len(self._host)} settings of the machine and its clock: unchanged",
-            "2 secrets: in none of the outputs",
+            "2 secrets: not in any output",
         )
 
-    def revive(self) -> None:
-        """After a control has done its damage."""
+    def restore(self) -> None:
+        """Repair the damage that a control has done."""
         self.process.kill()
         self.process.communicate()
         self._start_process()
@@ -274,7 +274,7 @@ class Canaries:
         self.victim.chmod(0o666)
         before = self._host["sysv"]
         if isinstance(before, frozenset):
-            remove_sysv(sysv() - before)
+            remove_sysv(list_sysv() - before)
         self.reset()
 
 
@@ -288,11 +288,11 @@ def _exchange(stdin: IO[str], stdout: IO[str], line: str) -> str:
 
 
 def _clock() -> float:
-    """Moves only when somebody sets the clock; sleep of the machine is counted on both sides."""
+    """Changes only if the clock is set; both clocks count while the machine sleeps."""
     while True:
         before = time.clock_gettime(time.CLOCK_BOOTTIME)
         now = time.time()
-        # Else something came between the two readings.
+        # Otherwise this process was interrupted between the two readings: read again.
         if time.clock_gettime(time.CLOCK_BOOTTIME) - before < _CLOCK_STEP / 10:
             return now - before
 
@@ -306,8 +306,8 @@ def lan_address() -> str:
             return "127.0.0.1"
 
 
-def everything(run: Execution | CommandResult) -> str:
-    """All that came out of a run, in one text to search."""
+def collect_output(run: Execution | CommandResult) -> str:
+    """All output of a run as one text to search."""
     parts = [run.stdout, run.stderr, repr(run)]
     for name in ("text", "value", "error", "logs", "notes"):
         parts.append(str(getattr(run, name, "")))

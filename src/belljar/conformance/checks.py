@@ -1,4 +1,4 @@
-"""Rows about the host's own side: small checks in Python, each with its oracle and its control."""
+"""The registry of checks: rows about the host's side, each with its oracle and its control."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from belljar.conformance.results import Look
-from belljar.conformance.setting import temporary
+from belljar.conformance.report_data import Look
+from belljar.conformance.setting import temp_prefix
 from belljar.conformance.stage import Stage
 
 Body = Callable[[Stage, Look], None]
 
 _MODULES = (
-    *("checks_files", "checks_names", "checks_transfers", "checks_values", "checks_output"),
-    *("checks_limits", "checks_lifecycle", "checks_newborn", "checks_walls", "checks_options"),
+    *("checks_files", "checks_values", "checks_limits", "checks_lifecycle", "checks_newborn"),
+    "checks_walls",
 )
 
 
@@ -50,6 +50,6 @@ def checks() -> tuple[Check, ...]:
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """A directory of the host for one check."""
-    with tempfile.TemporaryDirectory(prefix=temporary("check")) as directory:
+    """A temporary directory on the host for one check."""
+    with tempfile.TemporaryDirectory(prefix=temp_prefix("check")) as directory:
         yield Path(directory)

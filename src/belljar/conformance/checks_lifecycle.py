@@ -1,4 +1,4 @@
-"""How guests begin and end: with their host, with every layer on, and without a trace."""
+"""How guests start and end: all layers on, no longer than their host, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -14,12 +14,20 @@ from unittest import mock
 
 from belljar.backends.linux import cgroup, seccomp
 from belljar.conformance.checks import check
-from belljar.conformance.counters import tasks_below
-from belljar.conformance.footprint import control_groups, settle, take
-from belljar.conformance.guests import init_of
-from belljar.conformance.posture import status, threads
-from belljar.conformance.processes import TooLate, alive, descendants, process, tree, wait_until
-from belljar.conformance.results import Look, NotHere, NotRun
+from belljar.conformance.footprint import find_leftovers, list_control_groups, take_footprint
+from belljar.conformance.posture import status
+from belljar.conformance.processes import (
+    TooLate,
+    alive,
+    descendants,
+    init_of,
+    process,
+    tasks_below,
+    threads,
+    tree,
+    wait_until,
+)
+from belljar.conformance.report_data import Look, NotHere, NotRun
 from belljar.conformance.stage import Stage, is_visible
 from belljar.environment.environment import Environment
 from belljar.errors import BackendUnavailable, SandboxError
@@ -38,8 +46,8 @@ sandbox.run_code("import time; time.sleep(600)", timeout=600)
 
 @check(
     39,
-    what="the host's process is killed while its guest runs, with a daemon in it",
-    expected="the guest, its daemon and all helpers end with it",
+    what="kill the host process while its guest runs a daemon",
+    expected="the guest, its daemon and all helper processes end too",
 )
 def killed_host(stage: Stage, look: Look) -> None:
     program = _HOST.format(path=[p for p in sys.path if p], options=dict(stage.options))
@@ -56,12 +64,12 @@ def killed_host(stage: Stage, look: Look) -> None:
         host.wait()
         host.stdout.close()
     few = 2 if stage.setting.gvisor else 4  # host, init, worker, its daemon
-    look.control(len(before) >= few, f"{len(before)} processes were there before")
+    look.control(len(before) >= few, f"{len(before)} processes ran before")
     try:
         wait_until(
             lambda: not [p for p, started in before.items() if alive(p, started)],
             timeout=60.0,
-            what="their end",
+            what="the end of all processes",
         )
         look.saw(f"all {len(before)} have ended")
     except TooLate as error:
@@ -71,29 +79,29 @@ def killed_host(stage: Stage, look: Look) -> None:
         with contextlib.suppress(TooLate):
             wait_until(lambda: not _groups_left(host.pid))
         groups = _groups_left(host.pid)
-        look.expect(not groups, "no control group of it is left", groups)
+        look.expect(not groups, "no control group is left", groups)
 
 
 def _groups_left(owner: int) -> list[str]:
-    cgroup.sweep()  # as the next process that starts a sandbox does
-    return control_groups(f"belljar-{owner}-")
+    cgroup.sweep()  # the next process that starts a sandbox does the same
+    return list_control_groups(f"belljar-{owner}-")
 
 
 @check(
     89,
-    what="start and end sandboxes in every way: closed, killed from outside, killed in a cell",
+    what="start sandboxes and end them in every way: close, kill from outside, kill in a cell",
     expected="no process, descriptor, mount, control group, namespace or file is left",
 )
 def starts_and_ends(stage: Stage, look: Look, times: int = 12) -> None:
     stage.open(strict=False).run_code("1")
-    before = take(stage.setting)
+    before = take_footprint(stage.setting)
     for number in range(times):
         sandbox = stage.open(strict=False)
         init = init_of(sandbox)
         if number % 3 == 0:
             sandbox.run_code("import os; os.fork() or os._exit(1)")
         elif number % 3 == 1 and init:
-            with contextlib.suppress(PermissionError):  # it is another user's
+            with contextlib.suppress(PermissionError):  # it belongs to another user
                 os.kill(init, signal.SIGKILL)
         else:
             killer = threading.Timer(0.01, sandbox.kill)
@@ -102,23 +110,23 @@ def starts_and_ends(stage: Stage, look: Look, times: int = 12) -> None:
                 sandbox.run_code("import time; time.sleep(5)")
             killer.join()
         sandbox.close()
-    # asyncio keeps pidfds of children that it has not been told of yet.
-    left = settle(before, stage.setting, matters=lambda line: "pidfd" not in line)
-    look.expect(not left, f"{times} sandboxes have left nothing", left)
+    # asyncio keeps pidfds of children whose end it has not handled yet.
+    left = find_leftovers(before, stage.setting, matters=lambda line: "pidfd" not in line)
+    look.expect(not left, f"{times} sandboxes left nothing behind", left)
     reading, writing = os.pipe()
-    look.control(settle(before, stage.setting, timeout=0.1), "a pipe left open is seen")
+    look.control(find_leftovers(before, stage.setting, timeout=0.1), "a pipe left open is seen")
     os.close(reading)
     os.close(writing)
 
 
 @check(
     90,
-    what="a layer that cannot be put on: a filter that the kernel refuses",
-    expected="no guest at all; the step is named",
+    what="a layer that fails: a filter that the kernel refuses",
+    expected="no guest starts, and the error names the step",
 )
 def missing_layer(stage: Stage, look: Look) -> None:
     if stage.setting.docker:
-        raise NotHere("the layers of a container are its engine's to put on")
+        raise NotHere("the engine applies the layers of a container")
     before = {p.pid for p in descendants(os.getpid())}
     with mock.patch.object(seccomp, "compile_profile", return_value=b"\xff" * 64):
         try:
@@ -131,17 +139,17 @@ def missing_layer(stage: Stage, look: Look) -> None:
         return len([p for p in descendants(os.getpid()) if p.pid not in before]) <= 2
 
     try:
-        wait_until(few, timeout=20.0, what="the end of the guest that is none")
-        look.saw("nothing of it is left")
+        wait_until(few, timeout=20.0, what="the end of the failed guest")
+        look.saw("no process of it is left")
     except TooLate as error:
         look.wrong(str(error))
-    look.control(stage.newborn_answers(), "with the filter, a guest starts")
+    look.control(stage.new_sandbox_answers(), "with the filter, a guest starts")
 
 
 @check(
     90,
-    what="code before every layer is on",
-    expected="nothing is sent to a guest before it has been looked at",
+    what="run code before every layer is on",
+    expected="the host sends a guest nothing before it has checked its layers",
 )
 def layers_come_first(stage: Stage, look: Look) -> None:
     sent: list[int] = []
@@ -153,24 +161,24 @@ def layers_come_first(stage: Stage, look: Look) -> None:
 
     with mock.patch.object(channel.Channel, "send", watched):
         sandbox = stage.open(strict=False)
-        look.expect(not sent, "nothing was sent while it started", len(sent))
+        look.expect(not sent, "the host sent nothing while the guest started", len(sent))
         init = init_of(sandbox)
         if is_visible(init) and not stage.setting.gvisor:
             state = status(init)
             found = (state["Seccomp"], state["NoNewPrivs"], int(state["CapBnd"], 16))
             look.expect(found == ("2", "1", 0), f"filter, no_new_privs, capabilities: {found}")
         sandbox.run_code("1")
-        look.control(sent, f"{len(sent)} messages are counted when a cell is run")
+        look.control(sent, f"running a cell sends {len(sent)} messages")
 
 
 @check(
     90,
-    what="kill guests while they are being set up",
-    expected="one that was not confined yet never ran code; others start",
+    what="kill guests during their setup",
+    expected="a guest that was not confined yet never runs code; other guests start",
 )
 def killed_in_setup(stage: Stage, look: Look, times: int = 10) -> None:
     if stage.setting.docker:
-        raise NotHere("a container is confined before its first process is there")
+        raise NotHere("a container is confined before its first process starts")
     sandbox = stage.open(strict=False)
     sandbox.run_code("1")
     first = process(init_of(sandbox))
@@ -188,12 +196,11 @@ def killed_in_setup(stage: Stage, look: Look, times: int = 10) -> None:
                 failures += 1
     look.expect(
         len(hunter.unconfined) >= failures,
-        f"{len(hunter.unconfined)} were killed unconfined, {failures} starts failed",
+        f"{len(hunter.unconfined)} unconfined guests were killed, {failures} starts failed",
     )
-    for text in stage.canaries.wrongs().values():
-        look.wrong(text)
-    look.expect(stage.newborn_answers(), "a new sandbox works")
-    look.control(hunter.seen, f"{hunter.seen} newborn guests were met while they were set up")
+    stage.check_canaries(look)
+    look.expect(stage.new_sandbox_answers(), "a new sandbox works")
+    look.control(hunter.seen, f"{hunter.seen} guests were seen during their setup")
 
 
 def _children_of(pid: int) -> Path:
@@ -201,7 +208,7 @@ def _children_of(pid: int) -> Path:
 
 
 class _Hunter:
-    """Kills newborn guests of a zygote that are not confined yet."""
+    """Kills new guests of a zygote that are not confined yet."""
 
     def __init__(self, zygote: int) -> None:
         self._zygote = zygote
@@ -237,8 +244,8 @@ class _Hunter:
 
 @check(
     91,
-    what="threads, children, programs and daemons: one of them without the filter",
-    expected="every task has no power, the filter and the same identity",
+    what="find a task without the filter among threads, children, programs and daemons",
+    expected="every task has the filter, no capability and the same identity",
 )
 def every_task(stage: Stage, look: Look) -> None:
     sandbox = stage.open(limits={"processes": 40}, strict=False)
@@ -246,7 +253,7 @@ def every_task(stage: Stage, look: Look) -> None:
         raise NotHere("the host sees gVisor's kernel, not the guest's tasks")
     init = init_of(sandbox)
     if not is_visible(init):
-        raise NotHere("the guest's processes are not this user's to see")
+        raise NotHere("this user may not inspect the guest's processes")
     sandbox.run_code(
         "import os, subprocess, threading, time\n"
         "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
@@ -255,7 +262,7 @@ def every_task(stage: Stage, look: Look) -> None:
         "    os.setsid(); time.sleep(60); os._exit(0)\n"
         "program = subprocess.Popen(['sleep', '60'])"
     )
-    with contextlib.suppress(TooLate):  # the child begins its thread when it gets its turn
+    with contextlib.suppress(TooLate):  # the child may start its thread late
         wait_until(lambda: tasks_below(init) >= 6)
     found: dict[tuple[str, ...], int] = {}
     names = ("Uid", "CapPrm", "CapEff", "CapBnd", "CapAmb", "CapInh", "NoNewPrivs", "Seccomp")
@@ -264,11 +271,11 @@ def every_task(stage: Stage, look: Look) -> None:
             state = status(pid, tid)
             key = tuple(state[name] for name in names)
             found[key] = found.get(key, 0) + 1
-    look.expect(len(found) == 1, f"{sum(found.values())} tasks are all alike", found)
+    look.expect(len(found) == 1, f"all {sum(found.values())} tasks are alike", found)
     ((*_, no_new_privs, filtered), *_) = found
     look.expect((no_new_privs, filtered) == ("1", "2"), "no_new_privs 1, seccomp 2 in each")
     powers = {value for key in found for value in key[1:6]}
     look.expect(powers == {"0" * 16}, "no capability in any set of any task", powers)
-    look.control(sum(found.values()) >= 6, f"{sum(found.values())} tasks were there to look at")
+    look.control(sum(found.values()) >= 6, f"{sum(found.values())} tasks were checked")
     ours = tuple(status(os.getpid())[name] for name in names)
-    look.control(ours not in found, f"this very process reads differently: {', '.join(ours)}")
+    look.control(ours not in found, f"the host process differs: {', '.join(ours)}")

@@ -1,4 +1,4 @@
-"""Walls between a guest, its siblings and the caller: memory, terminals, networks."""
+"""Isolation of a guest from its siblings and the caller: memory, terminals, networks."""
 
 from __future__ import annotations
 
@@ -7,25 +7,24 @@ import subprocess
 import sys
 from pathlib import Path
 
-from belljar.conformance.canaries import ENVIRONMENT_SECRET, VARIABLE, everything
+from belljar.conformance.attempts import MIB
+from belljar.conformance.canaries import ENVIRONMENT_SECRET, VARIABLE, collect_output
 from belljar.conformance.checks import check
-from belljar.conformance.guests import init_of
-from belljar.conformance.looks import MIB
 from belljar.conformance.posture import posture, status
-from belljar.conformance.processes import TooLate, tree, wait_until
-from belljar.conformance.programs import named, shared
-from belljar.conformance.results import Look, NotHere
+from belljar.conformance.processes import TooLate, init_of, tree, wait_until
+from belljar.conformance.programs import find_program, shared_source
+from belljar.conformance.report_data import Look, NotHere
 from belljar.conformance.stage import Stage, is_visible
 
 _OUTSIDE = "the host sees gVisor's kernel, not the guest's processes"
-_UNSEEN = "the guest's processes are not this user's to see"
+_UNSEEN = "this user may not inspect the guest's processes"
 
 
 @check(
     46,
     1,
     what="find a secret of the host in the memory of the guest",
-    expected="it is in none of its processes",
+    expected="no process of the guest has it",
 )
 def memory_of_the_guest(stage: Stage, look: Look) -> None:
     if stage.setting.gvisor:
@@ -44,15 +43,15 @@ def memory_of_the_guest(stage: Stage, look: Look) -> None:
     )
     try:
         wait_until(lambda: _scan(child.pid, wanted)[1], timeout=20.0)
-        look.control(True, "in a process that inherits it, the scan finds it")
+        look.control(True, "the scan finds it in a process that inherits it")
     except TooLate:
-        look.control(False, "the scan does not find it where it is")
+        look.control(False, "the scan does not find it in a process that inherits it")
     finally:
         child.communicate(b"\n")
 
 
 def _scan(pid: int, wanted: bytes) -> tuple[int, bool]:
-    """How much was read, and whether it was there."""
+    """How many bytes were read, and whether `wanted` was among them."""
     read, found = 0, False
     with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", 0) as memory:
         for line in maps:
@@ -86,20 +85,16 @@ else:
 """
 
 
-@check(
-    64,
-    what="type into the terminal of the caller",
-    expected="its input stays empty",
-)
+@check(64, what="type into the terminal of the caller", expected="its input stays empty")
 def terminal(stage: Stage, look: Look) -> None:
     typed, output, code = _on_a_terminal(stage, control=False)
     look.expect(code == 0, "a sandbox was used on a terminal", output)
     look.expect(typed == b"\n", f"the terminal's input: {typed!r}", typed)
     typed, output, code = _on_a_terminal(stage, control=True)
     if "Operation not permitted" in output or "Input/output error" in output:
-        look.saw("this kernel lets nobody forge terminal input: there is nothing to trip")
+        look.saw("this kernel lets no process forge terminal input, so the control cannot trip")
     else:
-        look.control(typed == b"!\n", f"typed by the caller itself: {typed!r}")
+        look.control(typed == b"!\n", f"the caller itself can forge input: {typed!r}")
 
 
 def _on_a_terminal(stage: Stage, *, control: bool) -> tuple[bytes, str, int]:
@@ -108,8 +103,8 @@ def _on_a_terminal(stage: Stage, *, control: bool) -> tuple[bytes, str, int]:
         path=[path for path in sys.path if path],
         options=stage.options,
         control=control,
-        program=named("r64_terminal_input").source,
-        hostile=shared(),
+        program=find_program("r64_terminal_input").source,
+        hostile=shared_source(),
     )
     master, slave = os.openpty()
     try:
@@ -122,7 +117,7 @@ def _on_a_terminal(stage: Stage, *, control: bool) -> tuple[bytes, str, int]:
         )
         output = process.communicate(timeout=120)[0].decode(errors="replace")
         os.set_blocking(slave, False)
-        os.write(master, b"\n")  # ends the line, if somebody began one
+        os.write(master, b"\n")  # ends the line that the guest may have begun
         return os.read(slave, 100), output, process.returncode
     finally:
         os.close(master)
@@ -131,12 +126,12 @@ def _on_a_terminal(stage: Stage, *, control: bool) -> tuple[bytes, str, int]:
 
 @check(
     73,
-    what="reach metadata services, name servers, anybody",
-    expected="the guest's network has no device but loopback, no route, no packet sent",
+    what="reach metadata services, name servers and other hosts",
+    expected="the guest's network has only loopback, no route, and sent no packet",
 )
 def way_out(stage: Stage, look: Look) -> None:
     sandbox = stage.start()
-    stage.release(named("r73_metadata_and_names"), sandbox)
+    stage.run_program(find_program("r73_metadata_and_names"), sandbox)
     init = init_of(sandbox)
     if not init:
         raise NotHere("the guest is on another machine")
@@ -144,14 +139,14 @@ def way_out(stage: Stage, look: Look) -> None:
     sent = {name: words[8] for name, words in _devices(net).items() if int(words[8])}
     look.expect(set(sent) <= {"lo"}, f"packets sent by device: {sent or 'none'}", sent)
     up = [name for name in _devices(net) if name != "lo" and _is_up(net, name)]
-    look.expect(not up, "no device but loopback is up", up)
+    look.expect(not up, "only the loopback device is up", up)
     routes = net.joinpath("route").read_text().splitlines()[1:]
     look.expect(not routes, "there is no route", routes)
     other = os.readlink(f"/proc/{init}/ns/net") != os.readlink("/proc/self/ns/net")
-    look.expect(other, "its network namespace is its own")
+    look.expect(other, "the guest has its own network namespace")
     ours = Path("/proc/self/net")
     host = {name: words[8] for name, words in _devices(ours).items() if int(words[8])}
-    look.control(host, f"the same reading of the host: packets sent by {', '.join(host)}")
+    look.control(host, f"the host's own counters show packets sent by {', '.join(host)}")
 
 
 def _devices(net: Path) -> dict[str, list[str]]:
@@ -192,20 +187,20 @@ print(found); found
     83,
     16,
     what="read a sibling's files, shared memory, environment; connect to its sockets",
-    expected="nothing of it is found; they share no namespace and no user of the host",
+    expected="the sibling finds nothing; they share no namespace and no host uid",
 )
 def siblings(stage: Stage, look: Look) -> None:
     secret = "sibling" + os.urandom(12).hex()
     one, two = stage.open(strict=False), stage.open(strict=False)
     look.expect(one.run_code(_HIDE.format(secret=secret)).ok, "one sibling hides a secret")
     sought = two.run_code(_SEEK)
-    look.expect(secret not in everything(sought), "the other does not find it")
-    look.expect("CONNECTED" not in sought.stdout, "and cannot connect to its sockets")
+    look.expect(secret not in collect_output(sought), "the other does not find it")
+    look.expect("CONNECTED" not in sought.stdout, "the other cannot connect to its sockets")
     value = sought.value if isinstance(sought.value, list) else []
-    look.expect(-1 in value, "nor find its System V segment", sought.error)
+    look.expect(-1 in value, "the other cannot find its System V segment", sought.error)
     again = one.run_code(_SEEK)
-    look.control(secret in everything(again), "in its own sandbox the same search finds it")
-    look.control("CONNECTED" in again.stdout, "and connects")
+    look.control(secret in collect_output(again), "in its own sandbox the same search finds it")
+    look.control("CONNECTED" in again.stdout, "in its own sandbox the same search connects")
     inits = (init_of(one), init_of(two))
     if stage.setting.gvisor or not all(map(is_visible, inits)):
         look.saw(f"namespaces were not compared: {_OUTSIDE if stage.setting.gvisor else _UNSEEN}")
@@ -230,8 +225,8 @@ _SEEN = "try: seen = os.read(fd, 65536)\nexcept OSError: seen = b''\nlen(seen)"
 
 @check(
     83,
-    what="watch which files of the shared, read-only root others open",
-    expected="nothing is seen",
+    what="watch which files of the shared, read-only root other guests and the host open",
+    expected="the watcher sees no event",
 )
 def watching_others(stage: Stage, look: Look) -> None:
     watcher, other = stage.open(strict=False), stage.open(strict=False)
@@ -239,9 +234,9 @@ def watching_others(stage: Stage, look: Look) -> None:
     other.run_code("import json; open(json.__file__.replace('__init__', 'tool')).read()")
     subprocess.run(["/usr/bin/env", "true"], capture_output=True, check=False)
     seen = watcher.run_code(_SEEN).value
-    look.expect(seen == 0, "a sibling and the host opened files: nothing was seen", seen)
+    look.expect(seen == 0, "a sibling and the host opened files; the watcher saw no event", seen)
     seen = watcher.run_code("open('/workspace/own', 'w').close()\n" + _SEEN).value
     if stage.setting.gvisor and not seen:
-        look.saw("gVisor tells of no files at all here")
+        look.saw("gVisor reports no file events here")
     else:
         look.saw(f"its own files: {seen} bytes of events (a filter may leave none)")

@@ -1,12 +1,15 @@
-"""What this process and its guests have on the machine: taken before and after, nothing may stay.
+"""What this process and its guests have on the machine, compared before and after the suite; and
+the settings of the machine that a guest may want to change.
 
-Only what is ours is counted: other programs of the machine come and go beside us.
+Only objects of this process, of guests and of controls count: other programs come and go.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import re
 import tempfile
 import time
 from collections import Counter
@@ -15,14 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from belljar.conformance.host_values import is_of_a_guest, sysv
+from belljar.backends.linux import identity
 from belljar.conformance.processes import descendants, process
-from belljar.conformance.setting import Setting, temporary
+from belljar.conformance.setting import NOBODY, Setting, temp_prefix
 
 _KINDS = ("net", "mnt", "pid", "user", "ipc", "uts", "cgroup")
-_COUNTED = ("socket", "pipe")  # their numbers differ from time to time; how many there are does not
+_COUNTED = ("socket", "pipe")  # compared by count: their inode numbers vary
 
-_TEMPORARY = tuple(temporary(kind) for kind in ("canary", "control", "check"))
+_TEMPORARY = tuple(temp_prefix(kind) for kind in ("canary", "control", "check"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,22 +40,22 @@ class Footprint:
     containers: frozenset[str]
 
 
-def take(setting: Setting) -> Footprint:
+def take_footprint(setting: Setting) -> Footprint:
     own = f"belljar-{os.getpid()}-"
     return Footprint(
         processes=frozenset((p.pid, p.started) for p in descendants(os.getpid())),
         namespaces=frozenset(_namespaces()),
         descriptors=_descriptors(),
         mounts=frozenset(_mounts(own)),
-        cgroups=frozenset(control_groups(own)),
+        cgroups=frozenset(list_control_groups(own)),
         files=frozenset(_files()),
-        objects=frozenset(f"{kind} {number}" for kind, number in sysv()),
+        objects=frozenset(f"{kind} {number}" for kind, number in list_sysv()),
         containers=frozenset(_containers()) if setting.docker else frozenset(),
     )
 
 
-def left(before: Footprint, after: Footprint) -> list[str]:
-    """What is there after that was not there before, as sentences."""
+def list_leftovers(before: Footprint, after: Footprint) -> list[str]:
+    """What exists now and did not exist before, as sentences."""
     found = []
     for pid, started in sorted(after.processes - before.processes):
         p = process(pid)
@@ -66,28 +69,28 @@ def left(before: Footprint, after: Footprint) -> list[str]:
     return found
 
 
-def settle(
+def find_leftovers(
     before: Footprint,
     setting: Setting,
     timeout: float = 30.0,
     matters: Callable[[str], bool] = bool,
 ) -> list[str]:
-    """What stays, of what matters: what is just ending gets a moment."""
+    """Leftovers that `matters` selects, after waiting for those that are just ending."""
     deadline = time.monotonic() + timeout
     while True:
-        found = list(filter(matters, left(before, take(setting))))
+        found = list(filter(matters, list_leftovers(before, take_footprint(setting))))
         if not found or time.monotonic() > deadline:
             return found
         time.sleep(0.1)
 
 
 def _namespaces() -> list[str]:
-    """Not our own: those of our descendants, and those a descriptor of ours keeps alive."""
+    """Namespaces of descendants, and those that a descriptor of this process keeps alive."""
     own = {os.readlink(f"/proc/self/ns/{kind}") for kind in _KINDS}
     found = []
     for p in descendants(os.getpid()):
         for kind in _KINDS:
-            with contextlib.suppress(OSError):  # it has just ended, or is not ours to look at
+            with contextlib.suppress(OSError):  # it has just ended, or may not be inspected
                 found.append(os.readlink(f"/proc/{p.pid}/ns/{kind}"))
     found += [name for name in _descriptors() if name.partition(":")[0] in _KINDS]
     return [name for name in found if name not in own]
@@ -96,7 +99,7 @@ def _namespaces() -> list[str]:
 def _descriptors() -> Counter[str]:
     found: Counter[str] = Counter()
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # that of the listing itself
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself
             target = os.readlink(f"/proc/self/fd/{name}")
             kind = target.partition(":")[0]
             found[kind if kind in _COUNTED else target] += 1
@@ -108,8 +111,8 @@ def _mounts(own: str) -> list[str]:
     return [line.split()[4] for line in lines if own in line]
 
 
-def control_groups(own: str) -> list[str]:
-    """Whose names begin so, in every hierarchy."""
+def list_control_groups(own: str) -> list[str]:
+    """Control groups in every hierarchy whose names begin with `own`."""
     found = []
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields = line.split()
@@ -120,7 +123,7 @@ def control_groups(own: str) -> list[str]:
 
 
 def _files() -> list[str]:
-    """Temporary files with our name that are this user's, and shared memory of guests."""
+    """This process's temporary files, and temporary files and shared memory of guests."""
     found = []
     for directory in {tempfile.gettempdir(), "/tmp", "/dev/shm"}:
         with contextlib.suppress(OSError):
@@ -128,7 +131,7 @@ def _files() -> list[str]:
                 with contextlib.suppress(OSError):
                     uid = entry.stat(follow_symlinks=False).st_uid
                     ours = uid == os.getuid() and entry.name.startswith(_TEMPORARY)
-                    if ours or is_of_a_guest(uid):
+                    if ours or is_guest_uid(uid):
                         found.append(entry.path)
     return found
 
@@ -140,7 +143,7 @@ def _containers() -> list[str]:
     from belljar.backends.docker.client import endpoint
     from belljar.backends.docker.client.engine import Engine, EngineError
 
-    engine = Engine(endpoint.find())
+    engine = Engine(endpoint.find_endpoint())
 
     async def ask() -> Any:
         label = f"{owner.PID}={os.getpid()}"
@@ -149,7 +152,7 @@ def _containers() -> list[str]:
         return [each for each in listed if each["State"] != "removing" or await is_there(each)]
 
     async def is_there(listed: dict[str, Any]) -> bool:
-        """Docker 20.10 may go on listing a container that ended while it was removed."""
+        """Docker 20.10 may still list a container that ended while it was being removed."""
         try:
             await engine.request("GET", f"/containers/{listed['Id']}/json")
         except EngineError as error:
@@ -157,3 +160,78 @@ def _containers() -> list[str]:
         return True
 
     return [str(each["Id"])[:12] for each in anyio.run(ask)]
+
+
+_FILES = (
+    "/proc/sys/kernel/hostname",
+    "/proc/sys/kernel/domainname",
+    "/proc/sys/kernel/core_pattern",
+    "/proc/sys/kernel/modprobe",
+    "/proc/sys/kernel/sysrq",
+    "/proc/sys/kernel/random/boot_id",
+    "/sys/kernel/uevent_helper",
+    "/etc/hosts",
+)
+# Compared by name only: sizes and counts change by themselves.
+_NAMES = ("/proc/swaps", "/proc/modules")
+KEY = 0x0BE11  # key of the System V objects that the hostile program creates
+_REMOVE = {"shm": "shmctl", "sem": "semctl", "msg": "msgctl"}
+
+
+def host_values() -> dict[str, object]:
+    values: dict[str, object] = {"sysv": list_sysv()}
+    for path in _FILES:
+        with contextlib.suppress(OSError):
+            values[path] = Path(path).read_bytes()
+    for path in _NAMES:
+        with contextlib.suppress(OSError):
+            values[path] = frozenset(_first_words(path))
+    with contextlib.suppress(OSError):
+        values["keys"] = frozenset(_keys(Path("/proc/keys").read_text()))
+    return values
+
+
+def _first_words(path: str) -> list[str]:
+    return [line.split()[0] for line in Path(path).read_text().splitlines()]
+
+
+def is_guest_uid(uid: int) -> bool:
+    """True for the uids of guests, and of controls if root runs the suite."""
+    return uid == NOBODY or identity.UID_FIRST <= uid < identity.UID_FIRST + identity.UID_COUNT
+
+
+def list_sysv() -> frozenset[tuple[str, int]]:
+    """Kind and number of the System V objects of guests and controls, not of other programs."""
+    rows = set()
+    for kind in ("shm", "sem", "msg"):
+        with contextlib.suppress(OSError):
+            lines = Path(f"/proc/sysvipc/{kind}").read_text().splitlines()
+            uid = lines[0].split().index("uid")
+            for fields in map(str.split, lines[1:]):
+                if int(fields[0]) == KEY or is_guest_uid(int(fields[uid])):
+                    rows.add((kind, int(fields[1])))
+    return frozenset(rows)
+
+
+def remove_sysv(objects: frozenset[tuple[str, int]]) -> None:
+    libc = ctypes.CDLL(None)
+    for kind, number in objects:
+        arguments = (number, 0, 0) if kind == "sem" else (number, 0, None)
+        getattr(libc, _REMOVE[kind])(*arguments)  # 0: IPC_RMID
+
+
+def _keys(text: str) -> list[str]:
+    """Number, type and name of each key that belongs to a guest or a control, or has a name that
+    the hostile program uses. A container's runtime gives it a keyring, which is left out; keys in
+    that ring would be further lines."""
+    found = []
+    for row in text.splitlines():
+        number, *rest = row.partition(":")[0].split(None, 8)
+        if len(rest) < 8:
+            continue
+        uid, kind, name = rest[4], rest[6], rest[7]
+        theirs = uid.isdigit() and is_guest_uid(int(uid))
+        runtimes = re.fullmatch(r"_ses\.[0-9a-f]{64}", name)
+        if (theirs or name.startswith(("belljar", "mine"))) and not runtimes:
+            found.append(f"{number} {kind} {name}")
+    return found

@@ -1,6 +1,7 @@
-"""What the kernel says of a guest's processes: identity, filters, namespaces, mounts, descriptors.
+"""What the kernel says about a guest's processes: identity, filters, namespaces, mounts,
+descriptors.
 
-`posture()` describes one task, `drift()` says how the tasks of a guest differ from what it was.
+`posture()` describes one task; `drift()` lists how the tasks of a guest differ from a reference.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
-from belljar.conformance.processes import alive, process
+from belljar.conformance.processes import alive, process, threads
 
 Posture = dict[str, object]
 
@@ -30,7 +31,7 @@ _TYPES = {1: "stream", 2: "dgram", 5: "seqpacket"}
 _ANONYMOUS = {"eventfd", "eventpoll", "timerfd", "signalfd", "inotify", "pidfd"}
 _PLAIN_PATHS = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _F_GETPIPE_SZ, _PIDFD_GETFD = 1032, 438
-_PATIENCE = 30.0  # seconds for what begins or ends while it is looked at
+_PATIENCE = 30.0  # seconds for a process that begins or ends while it is inspected
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
@@ -45,10 +46,6 @@ def status(pid: int, tid: int | None = None) -> dict[str, str]:
     return {name: " ".join(value.split()) for name, _, value in rows}
 
 
-def threads(pid: int) -> list[int]:
-    return sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))
-
-
 def mounts(pid: int) -> tuple[tuple[str, str, str, str], ...]:
     """Mount point, options and type of everything mounted, in order."""
     rows = []
@@ -60,7 +57,7 @@ def mounts(pid: int) -> tuple[tuple[str, str, str, str], ...]:
 
 
 def posture(pid: int, tid: int | None = None) -> Posture:
-    """One task as the kernel describes it: all that a guest must not be able to change."""
+    """One task as the kernel describes it: everything that a guest must not be able to change."""
     rows = status(pid, tid)
     root = os.stat(f"/proc/{pid}/root/")
     base = f"/proc/{pid}/task/{tid or pid}"
@@ -79,7 +76,7 @@ def _nice(pid: int, tid: int | None) -> int:
 
 
 def summary(pid: int) -> str:
-    """The posture in a line, for a report."""
+    """The posture in one line, for a report."""
     rows = status(pid)
     capabilities = int(rows["CapEff"], 16) | int(rows["CapPrm"], 16) | int(rows["CapBnd"], 16)
     own = [k for k in NAMESPACES if _link(pid, k) != os.readlink(f"/proc/self/ns/{k}")]
@@ -97,7 +94,7 @@ def _link(pid: int, kind: str) -> str:
 
 
 def descriptors(pid: int) -> dict[int, str]:
-    """What kind of thing each open descriptor is."""
+    """The kind of each open descriptor, by number."""
     found = {}
     for name in sorted(os.listdir(f"/proc/{pid}/fd"), key=int):
         with contextlib.suppress(FileNotFoundError):
@@ -125,8 +122,8 @@ def _kind(pid: int, number: int, link: str) -> str:
 
 
 def _is_store(pid: int, number: int) -> bool:
-    """Where init, and nobody else, keeps checkpoints: the root of the tmpfs of which /workspace is
-    a part, and no file system of the host's."""
+    """True for the directory where init, and no other process, keeps checkpoints: the root of the
+    guest's tmpfs that also holds /workspace. It is not on a file system of the host."""
     with open(f"/proc/{pid}/status") as file:
         first = next(line for line in file if line.startswith("NSpid")).split()[-1] == "1"
     if not first:
@@ -145,7 +142,7 @@ def _borrowed(pid: int, number: int) -> Iterator[int]:
         if fd < 0:
             error = ctypes.get_errno()
             if error == errno.EBADF:
-                raise FileNotFoundError(error, f"descriptor {number} of {pid} was just closed")
+                raise FileNotFoundError(error, f"process {pid} has just closed {number}")
             raise OSError(error, f"pidfd_getfd {pid} {number}")
         try:
             yield fd
@@ -156,7 +153,7 @@ def _borrowed(pid: int, number: int) -> Iterator[int]:
 
 
 def unusual(kind: str) -> bool:
-    """Whether a guest's own code has no business with a descriptor of this kind."""
+    """True if a guest's code should not have a descriptor of this kind."""
     if kind == "pipe" or kind in _ANONYMOUS or kind in _PLAIN_PATHS:
         return False
     if kind.startswith("socket "):
@@ -171,7 +168,7 @@ def unusual(kind: str) -> bool:
 
 
 def drift(reference: Posture, pids: Iterable[int], *, known: Collection[str] = ()) -> list[str]:
-    """How any task of these processes differs from the reference. Empty: not at all."""
+    """Differences between the tasks of these processes and the reference, as sentences."""
     return [line for pid in pids for line in _drift(reference, pid, known)]
 
 
@@ -182,12 +179,12 @@ def _drift(reference: Posture, pid: int, known: Collection[str]) -> list[str]:
         try:
             found = _differences(reference, pid, known)
             if (now := process(pid)) is not None and now.started != first.started:
-                return []  # it has ended, and its number is another's
-            # A worker that init has just forked still has to let go of what is init's.
+                return []  # it has ended, and another process has its number
+            # A worker that init has just forked still has to close init's directory.
             if late or not any(line.endswith("is directory /workspace") for line in found):
                 return found
         except OSError:
-            # A process that is just ending is nobody's, and a thread may be gone.
+            # A process that is ending belongs to no user, and a thread may be gone.
             if not alive(pid, first.started):
                 return []
             if late:

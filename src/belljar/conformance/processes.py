@@ -1,13 +1,19 @@
-"""Processes of this host, out of /proc."""
+"""Processes of this host and of a live sandbox, and what the kernel counts for them."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import re
+import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
+
+from belljar.sandbox.blocking import Sandbox
+from belljar.sandbox.sandbox import AsyncSandbox
 
 T = TypeVar("T")
 _PF_EXITING = 4
@@ -38,7 +44,7 @@ def process(pid: int) -> Process | None:
     fields = rest.split()
     state = fields[0]
     if state == "Z" and int(fields[17]) > 1:
-        state = "R"  # its first thread has ended; others have not
+        state = "R"  # its first thread has ended; others are running
     return Process(int(pid), int(fields[1]), state, int(fields[19]), name)
 
 
@@ -51,13 +57,13 @@ def command_line(pid: int) -> str:
 
 
 def processes() -> dict[int, Process]:
-    """Every process that can be seen, by number."""
+    """Every visible process, by number."""
     found = (process(int(name)) for name in os.listdir("/proc") if name.isdigit())
     return {p.pid: p for p in found if p is not None}
 
 
 def descendants(pid: int) -> list[Process]:
-    """Everything below a process (not itself), zombies left out."""
+    """Every process below `pid`, without zombies."""
     children: dict[int, list[Process]] = {}
     for p in processes().values():
         children.setdefault(p.parent, []).append(p)
@@ -74,13 +80,17 @@ def tree(pid: int) -> list[int]:
     return [p.pid for p in (process(pid), *descendants(pid)) if p and not p.dead]
 
 
+def threads(pid: int) -> list[int]:
+    return sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))
+
+
 def alive(pid: int, started: int | None = None) -> bool:
     p = process(pid)
     return p is not None and not p.dead and started in (None, p.started)
 
 
 def is_ending(pid: int) -> bool:
-    """It has begun to end, and has lost some of what it had; or it is gone."""
+    """True if it is gone or has begun to exit and has already lost some of its resources."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
@@ -93,7 +103,7 @@ class TooLate(AssertionError):
 
 
 def wait_until(condition: Callable[[], T | None], timeout: float = 30.0, what: str = "it") -> T:
-    """For what nobody tells us about, such as a death elsewhere."""
+    """Poll for an event that cannot be awaited, such as the end of a foreign process."""
     deadline = time.monotonic() + timeout
     while True:
         value = condition()
@@ -102,3 +112,102 @@ def wait_until(condition: Callable[[], T | None], timeout: float = 30.0, what: s
         if time.monotonic() > deadline:
             raise TooLate(f"{what} did not happen within {timeout:g} s")
         time.sleep(0.01)
+
+
+def init_of(sandbox: Sandbox | AsyncSandbox) -> int:
+    """The guest's first process; with gVisor, its kernel. 0: it is not on this machine."""
+    inner = sandbox._sandbox if isinstance(sandbox, Sandbox) else sandbox
+    place = inner._place
+    return int(getattr(place.guest, "pid", 0)) if place is not None else 0
+
+
+def worker_of(sandbox: Sandbox | AsyncSandbox, *, gvisor: bool = False) -> int:
+    """The process that runs the cells: the oldest child of init. With gVisor the host sees only
+    gVisor's kernel, the process of `init_of`."""
+    init = init_of(sandbox)
+    if gvisor:
+        return init
+    children = wait_until(
+        lambda: [p for p in descendants(init) if p.parent == init], what="a worker"
+    )
+    return min(children, key=lambda p: p.started).pid
+
+
+_MADE = re.compile("belljar|docker[/-][0-9a-f]{64}")
+
+
+class Counters:
+    """The control groups of a guest, read from the host's own mounts of them."""
+
+    def __init__(self, pid: int) -> None:
+        self._paths: dict[str, Path] = {}
+        mounted = _mounted()
+        for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            for controller in controllers.split(","):
+                if controller in mounted:
+                    self._paths[controller] = Path(mounted[controller] + path)
+
+    def _read(self, controller: str, v1: str, v2: str) -> str:
+        if controller in self._paths:
+            return (self._paths[controller] / v1).read_text()
+        return (self._paths[""] / v2).read_text()
+
+    @property
+    def inside(self) -> bool:
+        return any(_MADE.search(str(path)) for path in self._paths.values())
+
+    @property
+    def memory_limit(self) -> int:
+        return int(self._read("memory", "memory.limit_in_bytes", "memory.max"))
+
+    @property
+    def memory_peak(self) -> int:
+        return int(self._read("memory", "memory.max_usage_in_bytes", "memory.peak"))
+
+    @property
+    def processes(self) -> int:
+        return int(self._read("pids", "pids.current", "pids.current"))
+
+    @property
+    def cpu_seconds(self) -> float:
+        text = self._read("cpuacct", "cpuacct.usage", "cpu.stat")
+        return int(text) / 1e9 if text.strip().isdigit() else int(text.split()[1]) / 1e6
+
+
+def _mounted() -> dict[str, str]:
+    """The mount point of each controller's hierarchy; "" is the unified one."""
+    found = {}
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        kind, _, options = after.split()[:3]
+        if kind == "cgroup2":
+            found[""] = before.split()[4]
+        elif kind == "cgroup":
+            for controller in options.split(","):
+                found[controller] = before.split()[4]
+    return found
+
+
+def tasks_below(pid: int) -> int:
+    """Tasks that exist at one moment: a task seen in two scans existed between them."""
+    return len(_tasks(pid) & _tasks(pid))
+
+
+def _tasks(pid: int) -> set[int]:
+    found: set[int] = set()
+    for each in tree(pid):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            found.update(threads(each))
+    return found
+
+
+def own_memory() -> int:
+    """Resident bytes of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def shared_memory() -> int:
+    """Bytes of shared memory and tmpfs files on the whole machine."""
+    found = re.search(r"Shmem: +(\d+)", Path("/proc/meminfo").read_text())
+    return int(found[1]) * 1024 if found else 0

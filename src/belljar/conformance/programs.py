@@ -1,14 +1,14 @@
 """The hostile programs of `escapes/`. The comments at the head of each are data:
 
-row      the row(s) of the threat list        expect   what the caller must be told
-limits   of the sandbox                       larger   limits under which the oracle must trip
-timeout  for the cell                         within   seconds of wall clock, at most
-oracle   a further look at the live guest     machine  where the attempt makes sense
-control  where the same file must succeed: "plain" (an unprivileged process), "namespace"
-         (root of a bare namespace), "saved-root"; or "simulated", and by what
-trips    the oracle that must see it there    keeps    what must survive it
-next     "later" where it may cost the next cell, but not those after; `expect-user` is what
-         an ordinary user's sandbox, without control groups, must say instead
+row      row(s) of the threat list            expect   the result that the caller must get
+limits   limits of the sandbox                larger   limits under which the oracle must trip
+timeout  time limit of the cell               within   wall-clock seconds, at most
+oracle   an extra check of the live guest     machine  the only architecture it is meant for
+control  where the same program must succeed: "plain" (an unprivileged process), "namespace"
+         (root of a bare namespace), "saved-root"; or "simulated by" a named simulation
+trips    the oracle that must see it there    keeps    what must survive the attempt
+next     "later": the attempt may also cost the next cell, but no later one
+expect-user  replaces `expect` for an ordinary user's sandbox without control groups
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from belljar.limits import Limits
 ESCAPES = Path(__file__).parent / "escapes"
 UNSTOPPED = ("plain", "namespace", "saved-root")  # controls that run the program itself
 
-# Programs whose attempts gVisor answers, inside: what they achieve there is no news; what they must
-# not achieve outside is looked at all the same.
+# gVisor's own kernel answers these programs. What they achieve inside it is not judged; what they
+# achieve outside it is.
 ANSWERED_INSIDE = {
     *("r06_descriptors", "r09_user_namespace", "r11_setns", "r14_devices", "r15_ptrace"),
     *("r17_proc_mem", "r18_kill_others", "r20_fork_bomb", "r20_fork_limit", "r21_thread_limit"),
@@ -90,7 +90,7 @@ class Program:
 
     @property
     def marks_the_machine(self) -> bool:
-        """Where nothing stops it, all of this machine can see what it does."""
+        """True if other processes of this machine see what it does where nothing stops it."""
         return self.head.get("trips") == "host" or self.name == "r65_keys"
 
     @property
@@ -115,10 +115,10 @@ def programs() -> tuple[Program, ...]:
     return tuple(load(path) for path in sorted(ESCAPES.glob("[rx]*.py")))
 
 
-def named(name: str) -> Program:
+def find_program(name: str) -> Program:
     return next(program for program in programs() if program.name == name)
 
 
-def shared() -> str:
-    """What the hostile programs share, sent beside each of them."""
+def shared_source() -> str:
+    """The module that every hostile program imports; it is sent with each of them."""
     return (ESCAPES / "hostile.py").read_text()

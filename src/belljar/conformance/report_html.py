@@ -1,14 +1,14 @@
-"""The report as one HTML file: no scripts, nothing from elsewhere, everything quoted escaped."""
+"""The report as one HTML file: no scripts, no external resources, every quotation escaped."""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Iterator
 
-from belljar.conformance import wording
-from belljar.conformance.results import BAD, Attempt, Report, RowResult, State
+from belljar.conformance import report_text
+from belljar.conformance.report_data import BAD, Attempt, Report, RowResult, State
 from belljar.conformance.rows import FAMILIES
-from belljar.results.execution import printable
+from belljar.text import printable
 
 _CLASSES = {
     State.HELD: "held",
@@ -65,7 +65,7 @@ def render(report: Report) -> str:
 
 
 def _text(text: str) -> str:
-    """A guest's text may be in it: visible, and never markup."""
+    """Escape text that may quote a guest: it becomes visible, and never markup."""
     return html.escape(printable(text), quote=True)
 
 
@@ -78,13 +78,13 @@ def _page(report: Report) -> Iterator[str]:
     yield f"<title>{_text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
     yield f"<h1>{_text(title)}</h1>\n"
     yield f'<p class="verdict {"held" if report.held else "failed"}">'
-    yield f"{_text(wording.verdict(report))}</p>\n"
+    yield f"{_text(report_text.write_verdict(report))}</p>\n"
     yield from _totals(report)
     yield from _trouble(report)
     yield "<h2>Where and when</h2>\n"
-    yield from _table("facts", ((name, value) for name, value in wording.facts(report.head)))
+    yield from _table("facts", report_text.list_facts(report.head))
     yield "<details><summary>Layers and limits, measured on a live guest</summary><div>"
-    layers = wording.layers(report.head)
+    layers = report_text.list_layers(report.head)
     yield from _table("facts", ((name, f"{state}: {detail}") for name, state, detail in layers))
     yield "</div></details>\n"
     for family in FAMILIES:
@@ -92,7 +92,7 @@ def _page(report: Report) -> Iterator[str]:
         if rows:
             yield from _family(family, rows)
     yield "<h2>What the labels mean</h2>\n"
-    meanings = ((wording.LABELS[state], text) for state, text in wording.MEANINGS.items())
+    meanings = ((report_text.LABELS[state], text) for state, text in report_text.MEANINGS.items())
     yield from _table("facts", meanings)
     yield "</body>\n</html>\n"
 
@@ -105,7 +105,7 @@ def _totals(report: Report) -> Iterator[str]:
 
 
 def _trouble(report: Report) -> Iterator[str]:
-    """What a reader must not have to look for."""
+    """Problems come first, so that a reader need not search for them."""
     lines = [
         (f"row {row.number}, {attempt.name}", problem)
         for row in report.rows
@@ -119,8 +119,9 @@ def _trouble(report: Report) -> Iterator[str]:
 
 
 def _did_not_trip(attempt: Attempt) -> list[str]:
-    control = attempt.control
-    return [wording.control(control)] if control is not None and control.tripped is False else []
+    if attempt.control is None or attempt.control.tripped is not False:
+        return []
+    return [report_text.describe_control(attempt.control)]
 
 
 def _table(kind: str, rows: Iterable[tuple[str, str]]) -> Iterator[str]:
@@ -161,7 +162,7 @@ def _attempt(attempt: Attempt) -> Iterator[str]:
         yield '<dt>problem</dt><dd class="problem">' + _list(attempt.problems) + "</dd>"
     if attempt.evidence:
         yield "<dt>evidence</dt><dd>" + _list(attempt.evidence) + "</dd>"
-    yield f"<dt>control</dt><dd>{_text(wording.control(attempt.control))}</dd>"
+    yield f"<dt>control</dt><dd>{_text(report_text.describe_control(attempt.control))}</dd>"
     yield f"<dt>time</dt><dd>{attempt.seconds:.1f} s</dd></dl></div></details>"
 
 
@@ -170,4 +171,4 @@ def _list(lines: Iterable[str]) -> str:
 
 
 def _badge(state: State) -> str:
-    return f'<span class="badge {_CLASSES[state]}">{wording.LABELS[state]}</span>'
+    return f'<span class="badge {_CLASSES[state]}">{report_text.LABELS[state]}</span>'

@@ -1,6 +1,6 @@
 """The rows of the threat list: what hostile code tries, and which mechanisms stop it.
 
-The attempts of a row are the programs whose head names it, and the checks that do.
+The attempts of a row are the programs and checks that name its number.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Row:
     number: int
     family: str
     title: str
-    stopped_by: tuple[str, ...]  # names in mechanisms.py
+    stopped_by: tuple[str, ...]  # names in the tables below
 
 
 def _row(number: int, family: str, title: str, *stopped_by: str) -> Row:
@@ -80,7 +80,7 @@ ROWS = (
     _row(41, OUTPUT, "One line without an end", "cap"),
     _row(42, OUTPUT, "Standard input is waited for, or closed", "deadline"),
     _row(43, OUTPUT, "Output that is no text", "cap", "codec"),
-    _row(44, OUTPUT, "Control sequences for somebody's terminal", "printable"),
+    _row(44, OUTPUT, "Control sequences for the caller's terminal", "printable"),
     _row(45, OUTPUT, "Forged answers on the guest's own sockets", "protocol", "supervisor"),
     _row(46, OUTPUT, "Secrets in the guest's own memory", "environment", "closed"),
     _row(47, OUTPUT, "The runner is replaced from within", "supervisor", "protocol"),
@@ -130,3 +130,81 @@ ROWS = (
     _row(91, KERNEL, "A thread without the filter", "order", "filter", "powerless"),
     _row(92, CALLERS, "Rules of an old runtime", "doctor", "filter"),
 )
+
+
+_EVERYWHERE = {
+    "environment": "only the variables that the caller gives, and a fixed few",
+    "closed": "every descriptor is closed before the guest's program starts",
+    "protocol": "answers are typed, length-prefixed and capped; the kernel's exit status wins",
+    "supervisor": "init, a process separate from the code, keeps the time and reports the end",
+    "deadline": "the host's clock, and a kill that reaches everything in the guest",
+    "cap": "the host reads a limited number of bytes",
+    "codec": "values are plain data in Belljar's own encoding; the host unpickles nothing",
+    "printable": "texts for people are escaped",
+    "beneath": "only regular files are opened, below one directory, without following links",
+    "budget": "transfers are limited in bytes, files and depth",
+    "options": "options are typed and checked once, before anything starts",
+    "one-tenant": "a guest serves one sandbox and is then thrown away",
+    "isolated": "the interpreter is isolated, and its root is read-only",
+    "reseeded": "each guest seeds its random numbers again",
+    "order": "all layers are on before anything is sent; if one is missing, no guest starts",
+    "lease": "the guest ends when its connection to the host closes",
+    "doctor": "layers are measured on the live guest, and the filter is Belljar's own",
+    "nothing": "there is no such feature",
+}
+_NATIVE = {
+    "root": "mount namespace with its own read-only root",
+    "landlock": "Landlock rules",
+    "pids": "pid namespace",
+    "network": "network namespace with loopback only",
+    "ipc": "ipc namespace",
+    "names": "its own uts namespace (host name)",
+    "powerless": "no capability in any set, no_new_privs, a user namespace of one user",
+    "filter": "seccomp filter: an allow-list of calls, flags and socket families",
+    "memory": "memory control group",
+    "tasks": "pids control group and RLIMIT_NPROC",
+    "cpu": "cpu control group",
+    "tmpfs": "tmpfs with a limited size and number of files",
+    "rlimits": "resource limits",
+    "devices": "a /dev of six nodes, nodev elsewhere",
+    "proc": "a /proc of its own processes, kernel files masked, no /sys",
+    "uid": "its own host uid",
+}
+_USER = {
+    "memory": "RLIMIT_DATA, a watchdog, no memory outside processes (reported as best effort)",
+    "tasks": "RLIMIT_NPROC in its own user namespace",
+    "cpu": "CPU affinity",
+    "uid": "its own user namespace",
+}
+_DOCKER = {
+    "root": "read-only root of the container's image",
+    "landlock": "Landlock rules",
+    "pids": "the container's pid namespace",
+    "network": "no network except loopback",
+    "ipc": "the container's ipc namespace",
+    "names": "the container's namespaces",
+    "powerless": "all capabilities dropped, no-new-privileges, an unprivileged user",
+    "filter": "Belljar's seccomp profile, given to the engine",
+    "memory": "the container's memory limit",
+    "tasks": "the container's pids limit",
+    "cpu": "the container's cpu limit",
+    "tmpfs": "tmpfs with a limited size",
+    "rlimits": "resource limits",
+    "devices": "the container's /dev, no device added",
+    "proc": "masked paths in /proc, no writable /sys",
+    "uid": "its own host uid",
+}
+_GVISOR = dict.fromkeys(
+    ("filter", "landlock", "proc", "devices"),
+    "gVisor's kernel answers; the host's kernel is not called",
+)
+
+
+def explain_mechanisms(names: tuple[str, ...], kind: str, *, counted: bool) -> tuple[str, ...]:
+    """What stops an attempt in this kind of setting, each thing once."""
+    table = _EVERYWHERE | (_NATIVE if kind == "native" else _DOCKER)
+    if kind == "native" and not counted:
+        table |= _USER
+    if kind == "gvisor":
+        table |= _GVISOR
+    return tuple(dict.fromkeys(table[name] for name in names))

@@ -1,26 +1,33 @@
-"""Runs rows of the suite in one setting, and gives the report."""
+"""Runs rows of the suite in one setting, and returns the report."""
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
+import platform
+import pwd
 import re
+import shutil
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
 
+from belljar import __version__
 from belljar.backends.isolation import Isolation
-from belljar.conformance import attempts, machine
-from belljar.conformance.alone import undisturbed
+from belljar.conformance import attempts
 from belljar.conformance.canaries import ENVIRONMENT_SECRET, VARIABLE, Canaries
 from belljar.conformance.checks import Check, checks
-from belljar.conformance.footprint import settle, take
-from belljar.conformance.mechanisms import explain
+from belljar.conformance.controls import ControlRuns
+from belljar.conformance.footprint import find_leftovers, take_footprint
 from belljar.conformance.programs import Program, programs
-from belljar.conformance.proofs import Proofs
-from belljar.conformance.results import (
+from belljar.conformance.report_data import (
     Attempt,
     ControlResult,
+    Head,
     Look,
     NotHere,
     NotRun,
@@ -28,37 +35,35 @@ from belljar.conformance.results import (
     RowResult,
     State,
 )
-from belljar.conformance.rows import ROWS, Row
-from belljar.conformance.setting import Setting, sweep
+from belljar.conformance.rows import ROWS, Row, explain_mechanisms
+from belljar.conformance.setting import Setting, machine_lock, remove_stale_directories
 from belljar.conformance.stage import Make, Stage
 from belljar.sandbox.blocking import Sandbox
 
 Progress = Callable[[int, int, str], None]  # done, of how many, what is next
 _BEST_EFFORT = (
-    "without control groups the memory limit is best effort here, and `isolation` says so; it was "
-    "tried all the same, and nothing of the host was reached"
+    "without control groups the memory limit is best effort here, and `isolation` says so; the "
+    "attempt was made and did not reach the host"
 )
-_NOT_WANTED = ControlResult(kind="not run", tripped=None, showed="controls were not asked for")
+_NO_CONTROL = ControlResult(kind="not run", tripped=None, showed="--no-controls was given")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What is to be run."""
-
+class Selection:
     setting: Setting
     rows: Collection[int]
     controls: bool = True
 
 
-def run(wanted: Wanted, progress: Progress, make: Make | None = None) -> Report:
-    """`make`: how a sandbox is made, for those who want to see the suite fail."""
+def run(wanted: Selection, progress: Progress, make: Make | None = None) -> Report:
+    """`make` creates sandboxes; tests pass one that creates weakened sandboxes."""
     began = time.monotonic()
-    sweep()
+    remove_stale_directories()
     options = _options(wanted.setting)
     make = make or _maker(options)
     with _environment_secret(), Canaries(wanted.setting) as canaries:
-        isolation = _measure(make)  # the zygote and the runtime's own threads are there from now on
-        before = take(wanted.setting)
+        isolation = _measure(make)  # starts the zygote and the runtime's threads, which stay
+        before = take_footprint(wanted.setting)
         stage = Stage(
             setting=wanted.setting,
             canaries=canaries,
@@ -70,9 +75,9 @@ def run(wanted: Wanted, progress: Progress, make: Make | None = None) -> Report:
             rows = tuple(_rows(wanted, stage, progress))
         finally:
             stage.close()
-        left = tuple(settle(before, wanted.setting, matters=_matters))
+        left = tuple(find_leftovers(before, wanted.setting, matters=_is_leftover))
     seconds = time.monotonic() - began
-    head = machine.head(wanted.setting, isolation, controls=wanted.controls, seconds=seconds)
+    head = describe_machine(wanted.setting, isolation, controls=wanted.controls, seconds=seconds)
     return Report(head=head, rows=rows, leftovers=left)
 
 
@@ -94,9 +99,9 @@ def _measure(make: Make) -> Isolation:
         return sandbox.isolation
 
 
-def _matters(line: str) -> bool:
-    """Zygotes and their launchers stay until this process ends, and so do their connections and
-    the scopes that the user's systemd has given them."""
+def _is_leftover(line: str) -> bool:
+    """False for zygotes, their launchers, connections and systemd scopes: they stay until this
+    process ends."""
     if line.startswith(("process", "namespace")) or "descriptor(s)" in line:
         return False
     return not re.search(r"/belljar-\d+-\d+\.scope\b", line)
@@ -104,7 +109,7 @@ def _matters(line: str) -> bool:
 
 @contextlib.contextmanager
 def _environment_secret() -> Iterator[None]:
-    """In the host's environment before any guest starts, so that an inherited one is seen."""
+    """Set the secret before any guest starts, so that a guest which inherits it is noticed."""
     os.environ[VARIABLE] = ENVIRONMENT_SECRET
     try:
         yield
@@ -115,39 +120,41 @@ def _environment_secret() -> Iterator[None]:
 # --- rows ------------------------------------------------------------------------------------
 
 
-def _rows(wanted: Wanted, stage: Stage, progress: Progress) -> Iterator[RowResult]:
-    """Each attempt is made once, and shown in every row it belongs to."""
-    proofs = Proofs(stage)
+def _rows(wanted: Selection, stage: Stage, progress: Progress) -> Iterator[RowResult]:
+    """Each attempt is made once, and reported in every row it belongs to."""
+    controls = ControlRuns(stage)
     done: dict[str, Attempt] = {}
     chosen = [row for row in ROWS if row.number in wanted.rows]
-    parts = {row.number: parts_of(row) for row in chosen}
+    parts = {row.number: list_attempts(row) for row in chosen}
     names = {part.name for each in parts.values() for part in each}
     for row in chosen:
         for part in parts[row.number]:
             if part.name not in done:
                 progress(len(done), len(names), f"row {row.number}: {part.name}")
-                done[part.name] = attempt(part, stage, proofs)
+                done[part.name] = make_attempt(part, stage, controls)
         yield RowResult(
             number=row.number,
             title=row.title,
             family=row.family,
-            mechanisms=explain(row.stopped_by, stage.setting.kind, counted=stage.setting.counted),
+            mechanisms=explain_mechanisms(
+                row.stopped_by, stage.setting.kind, counted=stage.setting.counted
+            ),
             attempts=tuple(done[part.name] for part in parts[row.number]),
         )
     progress(len(done), len(names), "")
 
 
-def parts_of(row: Row) -> list[Program | Check]:
+def list_attempts(row: Row) -> list[Program | Check]:
     found: list[Program | Check] = [p for p in programs() if row.number in p.rows]
     return found + [check for check in checks() if row.number in check.rows]
 
 
-def attempt(part: Program | Check, stage: Stage, proofs: Proofs) -> Attempt:
+def make_attempt(part: Program | Check, stage: Stage, controls: ControlRuns) -> Attempt:
     began = time.monotonic()
-    found = _try(part, stage, proofs)
-    if found.look.only_late:  # once more: this machine may have had other things to do
+    found = _try(part, stage, controls)
+    if found.look.only_late:  # try again: the machine may have been busy
         late = found.look.late[0]
-        found = _try(part, stage, proofs)
+        found = _try(part, stage, controls)
         found.look.saw(f"at the first try {late}")
     look, control, state = found.look, found.control, found.state
     if look.problems:
@@ -160,7 +167,7 @@ def attempt(part: Program | Check, stage: Stage, proofs: Proofs) -> Attempt:
         name=part.name,
         what=part.attempt if isinstance(part, Program) else part.what,
         expected=_expected(part, stage),
-        actual=found.actual or _actual(state, look),
+        actual=found.actual or _describe_result(state, look),
         evidence=tuple(look.evidence),
         problems=tuple(look.problems),
         control=control,
@@ -183,13 +190,13 @@ class _Tried:
     control: ControlResult | None = None
 
 
-def _try(part: Program | Check, stage: Stage, proofs: Proofs) -> _Tried:
+def _try(part: Program | Check, stage: Stage, controls: ControlRuns) -> _Tried:
     tried = _Tried(Look())
     try:
         if isinstance(part, Program):
-            tried.actual, tried.control = _program(part, stage, proofs, tried.look)
+            tried.actual, tried.control = _try_program(part, stage, controls, tried.look)
         else:
-            with undisturbed():
+            with machine_lock():
                 part.run(stage, tried.look)
             tried.control = tried.look.control_result()
     except NotHere as error:
@@ -197,32 +204,103 @@ def _try(part: Program | Check, stage: Stage, proofs: Proofs) -> _Tried:
     except NotRun as error:
         tried.state, tried.why = State.NOT_RUN, str(error)
     except Exception as error:
-        # What went wrong while an attempt was judged is a failure of it, and not of the others.
-        tried.look.wrong(f"it could not be judged: {type(error).__name__}: {error}")
+        # This attempt fails; the others go on.
+        tried.look.wrong(f"the attempt could not be judged: {type(error).__name__}: {error}")
     finally:
         stage.close_all()
     return tried
 
 
-def _program(
-    program: Program, stage: Stage, proofs: Proofs, look: Look
+def _try_program(
+    program: Program, stage: Stage, controls: ControlRuns, look: Look
 ) -> tuple[str, ControlResult]:
     if not program.suits_this_machine:
-        raise NotHere(f"the attempt is for {program.head['machine']} alone")
-    with undisturbed():
-        actual = attempts.release(program, stage, look)
+        raise NotHere(f"the attempt works on {program.head['machine']} only")
+    with machine_lock():
+        actual = attempts.try_program(program, stage, look)
     if not stage.controls:
-        return actual, _NOT_WANTED
-    return actual, look.control_result() or proofs.of(program)
+        return actual, _NO_CONTROL
+    return actual, look.control_result() or controls.run(program)
 
 
 def _expected(part: Program | Check, stage: Stage) -> str:
     if isinstance(part, Program):
-        return attempts.expectation(part, counted=stage.setting.counted)
+        return attempts.describe_expectation(part, counted=stage.setting.counted)
     return part.expected
 
 
-def _actual(state: State, look: Look) -> str:
+def _describe_result(state: State, look: Look) -> str:
     if state is State.FAILED:
-        return f"{len(look.problems)} of {len(look.problems) + len(look.evidence)} looks went wrong"
-    return f"as expected, in {len(look.evidence)} looks" if state is State.HELD else str(state)
+        return f"{len(look.problems)} of {len(look.problems) + len(look.evidence)} checks failed"
+    return f"as expected, in {len(look.evidence)} checks" if state is State.HELD else str(state)
+
+
+def describe_machine(
+    setting: Setting, isolation: Isolation, *, controls: bool, seconds: float
+) -> Head:
+    return Head(
+        version=__version__,
+        setting=setting.name,
+        backend=setting.backend,
+        runtime=setting.runtime,
+        user=_user(),
+        machine=_machine(),
+        kernel=f"{platform.system()} {platform.release()}",
+        system=_system(),
+        python=f"{platform.python_implementation()} {platform.python_version()}",
+        engine=setting.engine,
+        isolation=isolation,
+        controls=controls,
+        date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        seconds=seconds,
+    )
+
+
+def _user() -> str:
+    uid = os.geteuid()
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:
+        return f"uid {uid}"
+
+
+def _machine() -> str:
+    found = re.search(r"MemTotal: +(\d+)", Path("/proc/meminfo").read_text())
+    memory = f"{int(found[1]) / 1024**2:.1f} GiB" if found else "unknown"
+    model = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)
+    name = f", {model[1]}" if model else ""
+    return f"{platform.machine()}, {os.cpu_count()} processors{name}, {memory} of memory"
+
+
+def _system() -> str:
+    try:
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):
+        return "unknown"
+
+
+_BAR = 20
+
+
+class ProgressLine:
+    """One line on a terminal that is overwritten as the suite goes on; nothing elsewhere."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._shown = self._stream.isatty()
+        self._began = time.monotonic()
+
+    def __call__(self, done: int, total: int, what: str) -> None:
+        if not self._shown:
+            return
+        if not what:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+            return
+        filled = _BAR * done // max(total, 1)
+        bar = "#" * filled + "." * (_BAR - filled)
+        seconds = time.monotonic() - self._began
+        text = f"[{bar}] {done}/{total}  {seconds:.0f} s  {what}"
+        room = shutil.get_terminal_size().columns - 1
+        self._stream.write(f"\r\x1b[K{text[:room]}")
+        self._stream.flush()

@@ -1,4 +1,4 @@
-"""Where attempts are made: sandboxes of one setting, and the canaries around them."""
+"""Where attempts are made: the sandboxes of one setting, and the canaries on the host."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 
 from belljar.conformance.canaries import Canaries
 from belljar.conformance.posture import posture
-from belljar.conformance.programs import Program, shared
+from belljar.conformance.programs import Program, shared_source
+from belljar.conformance.report_data import Look
 from belljar.conformance.setting import Setting
 from belljar.errors import SandboxError
 from belljar.results.execution import Execution
@@ -18,7 +19,7 @@ Make = Callable[..., Sandbox]
 
 
 class Stage:
-    """`make` starts a sandbox in this setting, with whatever options are asked for."""
+    """`make` starts a sandbox in this setting with the given options."""
 
     def __init__(
         self,
@@ -31,8 +32,8 @@ class Stage:
     ) -> None:
         self.setting = setting
         self.canaries = canaries
-        self.controls = controls  # whether controls are wanted
-        self.options = dict(options or {})  # what `make` gives every sandbox
+        self.controls = controls  # run the controls too
+        self.options = dict(options or {})  # that `make` gives every sandbox
         self._make = make
         self._opened: list[Sandbox] = []
         self._spare: Sandbox | None = None
@@ -43,34 +44,32 @@ class Stage:
         return sandbox
 
     def start(self, limits: Mapping[str, object] | None = None) -> Sandbox:
-        """One for a hostile program: what the programs share is in it."""
+        """A sandbox that has the hostile programs' shared module."""
         spare, self._spare = self._spare, None
         if spare is not None and not limits:
             sandbox = spare
         else:
             sandbox = self.open(limits=limits or {}, strict=False)
-        sandbox.files.write("hostile.py", shared())
+        sandbox.files.write("hostile.py", shared_source())
         self.canaries.reset()
         return sandbox
 
-    def release(self, program: Program, sandbox: Sandbox) -> tuple[Execution, float]:
-        """Run the program there; and for how long it ran."""
+    def run_program(self, program: Program, sandbox: Sandbox) -> tuple[Execution, float]:
+        """Run the program there; returns the result and the seconds it took."""
         began = time.monotonic()
         execution = sandbox.run_code(
-            program.source,
-            timeout=program.timeout,
-            env=self.canaries.environment(confined=True),
+            program.source, timeout=program.timeout, env=self.canaries.environment(confined=True)
         )
         return execution, time.monotonic() - began
 
-    def newborn_answers(self) -> bool:
-        """Whether a new sandbox works, whatever the last one did. It serves the next attempt."""
+    def new_sandbox_answers(self) -> bool:
+        """True if a new sandbox works after the attempt. The next attempt uses that sandbox."""
         sandbox = self._spare or self.open()
         self._spare = sandbox
         return sandbox.run_code("1 + 1").value == 2
 
     def close_all(self) -> None:
-        """After an attempt: every sandbox but the one that waits for the next."""
+        """After an attempt: close every sandbox except the one kept for the next attempt."""
         for sandbox in self._opened:
             if sandbox is not self._spare:
                 with contextlib.suppress(SandboxError):
@@ -81,9 +80,13 @@ class Stage:
         self._spare = None
         self.close_all()
 
+    def check_canaries(self, look: Look, output: str = "") -> None:
+        for text in self.canaries.find_damage(output).values():
+            look.wrong(text)
+
 
 def is_visible(pid: int) -> bool:
-    """Whether this process may look at a guest: it is on this machine, and ours to see."""
+    """True if this process may inspect a guest: same machine, and the kernel permits it."""
     if pid <= 0:
         return False
     try:

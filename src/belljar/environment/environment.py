@@ -1,13 +1,13 @@
-"""Environment: which Python and which packages a guest has; built once, kept by content.
+"""Environment: which Python and which packages a guest has; built once, found by its content.
 
     >>> Environment("geo", packages=["shapely>=2", "numpy"], preload=["shapely"]).packages
     ('numpy', 'shapely>=2')
     >>> Environment(extends="python", packages=["shapely>=2"]).name
     'python-with-shapely'
 
-A built environment is a directory under the user's cache that guests see read-only at /opt/env.
-Its key is made of everything that decides its content, so it never changes once it exists; the
-name is only for people, and two environments of the same content share one directory.
+A built environment is a directory in the user's cache that guests see read-only at /opt/env. Its
+key is a hash of everything that decides its content, so it never changes once it exists. The name
+is only for people: two environments of the same content share one directory.
 """
 
 from __future__ import annotations
@@ -19,36 +19,32 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, InitVar, dataclass, replace
+from dataclasses import KW_ONLY, InitVar, asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from belljar.environment.build_progress import BuildProgress, Listener, Step, listening
-from belljar.environment.interpreter import Interpreter, guest_python, interpreter
-from belljar.environment.requirement import check_package, fingerprint, project_name, shown
-from belljar.environment.store import Store
+from belljar.environment.interpreter import Interpreter, find_interpreter
+from belljar.environment.requirement import (
+    check_package,
+    fingerprint_package,
+    hide_secrets,
+    project_name,
+)
+from belljar.environment.store import (
+    Store,
+    list_built,
+    load_environment,
+    save_environment,
+    saved_environments,
+    write_description,
+)
 from belljar.errors import EnvironmentBuildError, InvalidOption, SandboxError, unknown_option
 
-__all__ = [
-    "BUILTIN",
-    "Built",
-    "Environment",
-    "Interpreter",
-    "Listing",
-    "build",
-    "builtin",
-    "extended",
-    "guest_python",
-    "interpreter",
-    "key_of",
-    "list_built",
-    "remove",
-    "resolve",
-]
+if TYPE_CHECKING:
+    from belljar.environment.uv_build import Listener, Step
 
-LAYOUT = 2  # of the directory; a new number makes every environment be built anew
-DESCRIPTION = "belljar.json"
+LAYOUT = 2  # of the directory; a new number rebuilds every environment
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -57,20 +53,20 @@ _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 class Environment:
     """A description; `build` makes the directory."""
 
-    name: str = ""  # with `extends` it may be left out
+    name: str = ""  # optional with `extends`
     _: KW_ONLY
     packages: Sequence[str] = ()  # PEP 508 requirements, or paths of wheels
     python: str | None = None  # a path, or a version like "3.12"; None: the one Belljar runs on
     preload: Sequence[str] = ()  # modules imported once, before any guest starts
-    warmup: str = ""  # code run once after them: what libraries do at first use, guests need not
+    warmup: str = ""  # code run once after them, so that guests skip what libraries do at first use
     # Building a source distribution runs its code on this host, outside any sandbox.
     allow_builds: bool = False
-    # All of the above is added to what this one has, but for `python`, which replaces.
+    # The base: all of the above is added to it, except `python`, which replaces the base's.
     extends: InitVar[str | Environment | None] = None
 
     def __post_init__(self, extends: str | Environment | None) -> None:
         if self.name == "" and extends is None:
-            raise InvalidOption("an environment has a name", hint='Environment("mine", ...)')
+            raise InvalidOption("an environment needs a name", hint='Environment("mine", ...)')
         if self.name != "" and (not isinstance(self.name, str) or not _NAME.fullmatch(self.name)):
             raise InvalidOption(
                 f"environment name {self.name!r} is not allowed",
@@ -82,7 +78,7 @@ class Environment:
         if not isinstance(self.python, (str, type(None))) or self.python == "":
             raise InvalidOption(f"python must be a path or a version, not {self.python!r}")
         if not isinstance(self.warmup, str):
-            raise InvalidOption(f"warmup is code as a str, not {type(self.warmup).__name__}")
+            raise InvalidOption(f"warmup must be code as a str, not {type(self.warmup).__name__}")
         for module in self.preload:
             if not isinstance(module, str) or not _MODULE.fullmatch(module):
                 raise InvalidOption(f"preload: {module!r} is not a module name")
@@ -90,7 +86,7 @@ class Environment:
         preload = tuple(self.preload)
         if extends is not None:
             base = resolve(extends)
-            # A bare name asks for nothing more, if the base has the package in some version.
+            # A bare name adds nothing if the base has some version of the package.
             checked -= {project_name(package) for package in base.packages}
             self._inherit(base, checked)
             checked |= set(base.packages)
@@ -100,7 +96,7 @@ class Environment:
 
     @property
     def confines_site(self) -> bool:
-        """Whether no code of the packages, `.pth` files among it, runs but in confined guests."""
+        """True if code of the packages, including `.pth` files, runs only in confined guests."""
         return bool(self.packages) and not self.preload
 
     def _inherit(self, base: Environment, added: set[str]) -> None:
@@ -121,7 +117,8 @@ def _derived_name(base: str, added: set[str]) -> str:
     return f"{base}-with-{names}"[:64]
 
 
-# The first frame, its text and the first figure of a process cost a hundred times the second.
+# The first frame, its repr and the first figure of a process take a hundred times as long as the
+# second.
 _WARMUP = """
 import io, pandas, matplotlib.pyplot
 frame = pandas.DataFrame({"a": [1, 2], "b": ["x", "y"]})
@@ -151,7 +148,7 @@ BUILTIN = MappingProxyType(
                     *("statsmodels", "sympy", "networkx"),
                     *("matplotlib", "seaborn", "plotly", "pillow"),
                     *("openpyxl", "xlsxwriter", "lxml", "beautifulsoup4", "pyyaml"),
-                    *("requests", "httpx"),  # to be imported: a guest has no network by default
+                    *("requests", "httpx"),  # so that imports work; by default there is no network
                     *("tabulate", "tqdm"),
                     "jinja2",  # for pandas' `df.style`
                     "tzdata",  # guests do not see the host's zoneinfo
@@ -164,31 +161,53 @@ BUILTIN = MappingProxyType(
 )
 
 
-def builtin(name: str) -> Environment:
-    """The environment of this name that comes with Belljar."""
-    if name not in BUILTIN:
-        raise unknown_option("environment", name, BUILTIN)
-    return BUILTIN[name]
-
-
 def resolve(spec: str | Environment) -> Environment:
-    """The environment meant by a description, or by a name: of one that comes with Belljar, or
-    that `belljar env build` has saved."""
+    """The environment itself, or the one that a name means: one that comes with Belljar, or one
+    that `belljar env build` saved."""
     if isinstance(spec, Environment):
         return spec
     if not isinstance(spec, str):
         raise InvalidOption(f"environment is a name or an Environment, not {spec!r}")
     if spec in BUILTIN:
         return BUILTIN[spec]
-    from belljar.environment import saved_names  # by who uses a saved name
+    if "=" in spec:
+        raise InvalidOption(
+            f"{spec!r} is not the name of an environment",
+            hint="it selects the packages; variables are set with env={...}, on the command line "
+            f"with --set-env {spec}",
+        )
+    path = saved_environments().get(spec)
+    if path is None:
+        if any(each.name == spec for each in list_built()):
+            raise InvalidOption(
+                f"the environment {spec!r} was made in Python, so its description is not saved",
+                hint=f"pass the Environment itself, or save it by: belljar env build {spec} "
+                "--packages ...",
+            )
+        raise unknown_option("environment", spec, known_names())
+    try:
+        return Environment(**load_environment(path))
+    except (OSError, ValueError, TypeError) as error:
+        raise EnvironmentBuildError(
+            f"cannot read the description of the environment in {path}: {error}",
+            hint=f"save it again: belljar env build {path.stem} --packages ...",
+        ) from error
 
-    return saved_names.load(spec)
+
+def known_names() -> list[str]:
+    """The names that `resolve` takes."""
+    return list(dict.fromkeys((*BUILTIN, *saved_environments())))
 
 
-def extended(environment: Environment, packages: Sequence[str]) -> Environment:
-    """The environment with these packages too; itself, if it has them."""
-    made = Environment(extends=environment, packages=packages)
-    return environment if made.packages == environment.packages else made
+def save(environment: Environment) -> None:
+    """Let `resolve` find the environment by its name from now on."""
+    save_environment(environment.name, asdict(environment))
+
+
+def add_packages(environment: Environment, packages: Sequence[str]) -> Environment:
+    """The environment with these packages too; the same object if it has them."""
+    extended = Environment(extends=environment, packages=packages)
+    return environment if extended.packages == environment.packages else extended
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,13 +222,13 @@ class Built:
     def hold(self) -> int:
         """A descriptor that keeps the files, even if the environment is removed meanwhile.
 
-        Whoever mounts the directory opens it first and closes it last; children inherit it.
+        A process that mounts the directory opens it first and closes it last; children inherit it.
         """
         return Store(self.path.parent).hold(self.path)
 
 
-def key_of(environment: Environment, python: Interpreter) -> str:
-    """The hash of everything that decides the content of the directory."""
+def compute_key(environment: Environment, python: Interpreter) -> str:
+    """The hash of everything that decides the directory's content."""
     try:
         binary = os.stat(python.executable)
     except OSError as error:
@@ -218,7 +237,7 @@ def key_of(environment: Environment, python: Interpreter) -> str:
         ) from error
     parts = [
         LAYOUT,
-        sorted(fingerprint(package) for package in environment.packages),
+        sorted(fingerprint_package(package) for package in environment.packages),
         [python.executable, python.prefix, python.version, python.abi, os.uname().machine],
         [binary.st_mtime_ns, binary.st_size],
         ["allow_builds"] if environment.allow_builds else [],
@@ -227,23 +246,23 @@ def key_of(environment: Environment, python: Interpreter) -> str:
 
 
 def is_built(environment: Environment) -> bool:
-    """Whether its directory is there. Blocks, but not for long."""
-    key = key_of(environment, interpreter(environment.python))
+    """True if its directory exists. Blocks for a short time."""
+    key = compute_key(environment, find_interpreter(environment.python))
     return Store.default().find(environment.name, key) is not None
 
 
 def build(
     environment: str | Environment, *, progress: Listener | Literal["auto"] | None = "auto"
 ) -> Built:
-    """The environment's directory, made now if there is none. Blocks; threads and processes may
-    ask for the same one at once: one builds, the others wait.
+    """Return the environment's directory; build it first if it is missing. Blocks. Threads and
+    processes may ask for the same one at once: one builds it, the others wait.
 
     `progress`: "auto" shows a display on a terminal and two lines elsewhere, both on stderr.
     """
     environment = resolve(environment)
     store = Store.default()
-    python = interpreter(environment.python)
-    key = key_of(environment, python)
+    python = find_interpreter(environment.python)
+    key = compute_key(environment, python)
     path = store.find(environment.name, key)
     if path is None:
         try:
@@ -252,8 +271,8 @@ def build(
             if isinstance(error, SandboxError):
                 raise
             raise EnvironmentBuildError(
-                f"environment {environment.name!r} could not be made: {error}",
-                hint="is the disk full, or read-only? BELLJAR_CACHE names another place",
+                f"environment {environment.name!r} could not be built: {error}",
+                hint="is the disk full or read-only? BELLJAR_CACHE sets another directory",
             ) from error
     store.touch(path)
     return Built(environment=environment, key=key, path=path, interpreter=python)
@@ -266,13 +285,13 @@ def _build(
     store: Store,
     progress: Listener | Literal["auto"] | None,
 ) -> Path:
-    # Imported here: what is already built needs no installer.
-    from belljar.environment.uv_build import Recipe, assemble
+    # Imported here: an environment that is built needs no installer.
+    from belljar.environment.uv_build import BuildProgress, Recipe, fill_directory, open_listener
 
     name = environment.name
     if progress == "auto" and not environment.packages:
-        progress = None  # a bare environment takes milliseconds
-    with listening(progress) as listener:
+        progress = None  # without packages it takes milliseconds
+    with open_listener(progress) as listener:
 
         def say(step: Step, text: str, packages: int | None = None) -> None:
             listener(BuildProgress(environment=name, step=step, text=text, packages=packages))
@@ -286,10 +305,9 @@ def _build(
                 return path
             store.sweep()
             started = time.monotonic()
-            say(
-                "resolving", f"building environment {name!r} ({_count(environment.packages)}), once"
-            )
-            with store.scratch(key) as directory, _closest(environment, python, store) as base:
+            count = _count_packages(environment.packages)
+            say("resolving", f"building environment {name!r} ({count}), once")
+            with store.scratch(key) as directory, _base(environment, python, store) as base:
                 recipe = Recipe(
                     interpreter=python,
                     packages=environment.packages,
@@ -297,11 +315,19 @@ def _build(
                     lock=lock,
                     base=base,
                 )
-                distributions = assemble(directory, recipe, say)
-                size = _describe(directory, environment, key, python, distributions)
+                distributions = fill_directory(directory, recipe, say)
+                description = {
+                    "name": name,
+                    "key": key,
+                    "packages": [hide_secrets(package) for package in environment.packages],
+                    "python": ".".join(map(str, python.version)),
+                    "abi": python.abi,
+                    "distributions": distributions,
+                }
+                size = write_description(directory, description)
                 path = store.publish(directory, name, key)
             took = time.monotonic() - started
-            what = f"{_count(distributions)}, {size / 2**20:.1f} MiB"
+            what = f"{_count_packages(distributions)}, {size / 2**20:.1f} MiB"
             say(
                 "finished",
                 f"environment {name!r} built in {took:.1f} s ({what})",
@@ -311,16 +337,19 @@ def _build(
 
 
 @contextmanager
-def _closest(environment: Environment, python: Interpreter, store: Store) -> Iterator[Path | None]:
-    """The built environment that has the most of these packages, and nothing else; None without.
+def _base(environment: Environment, python: Interpreter, store: Store) -> Iterator[Path | None]:
+    """The built environment that has most of these packages and no others, held meanwhile; or None.
 
-    It is held meanwhile. The new one has the versions that it has, so what is added to an
-    environment changes nothing else of it, unless it must."""
+    The new environment takes over its versions, so that adding a package changes no other version
+    unless it must."""
     fitting = []
     for each in list_built():
         if each.packages and set(each.packages) < set(environment.packages):
             same = replace(environment, packages=each.packages, allow_builds=False)
-            if key_of(same, python) == each.key and store.find(each.name, each.key) == each.path:
+            if (
+                compute_key(same, python) == each.key
+                and store.find(each.name, each.key) == each.path
+            ):
                 fitting.append(each)
     if not fitting:
         yield None
@@ -333,83 +362,12 @@ def _closest(environment: Environment, python: Interpreter, store: Store) -> Ite
         os.close(hold)
 
 
-def _count(packages: Sequence[str] | dict[str, str]) -> str:
+def _count_packages(packages: Sequence[str] | dict[str, str]) -> str:
     return f"{len(packages)} package{'' if len(packages) == 1 else 's'}"
 
 
-def _describe(
-    directory: Path,
-    environment: Environment,
-    key: str,
-    python: Interpreter,
-    distributions: dict[str, str],
-) -> int:
-    """Write the description that guests may read (so it names no place of this host)."""
-    found = (
-        os.lstat(os.path.join(parent, name))
-        for parent, _, files in os.walk(directory)
-        for name in files
-    )
-    size = sum(each.st_blocks * 512 for each in found if each.st_nlink == 1)  # its own
-    description = {
-        "name": environment.name,
-        "key": key,
-        "packages": [shown(package) for package in environment.packages],
-        "python": ".".join(map(str, python.version)),
-        "abi": python.abi,
-        "distributions": distributions,
-        "created": time.time(),
-        "size": size,
-    }
-    path = directory / DESCRIPTION
-    path.write_text(json.dumps(description, indent=1) + "\n")
-    path.chmod(0o644)
-    return size
-
-
-@dataclass(frozen=True, kw_only=True)
-class Listing:
-    """One environment in the cache."""
-
-    name: str
-    key: str
-    path: Path
-    packages: tuple[str, ...]  # as asked for
-    distributions: dict[str, str]  # as installed: name -> version
-    python: str  # its version
-    created: float  # seconds since the epoch, as time.time()
-    last_used: float
-    size: int  # bytes on disk
-
-
-def list_built() -> list[Listing]:
-    """The environments in the cache, the last used first."""
-    store = Store.default()
-    found = []
-    for path in store.complete():
-        try:
-            text = (path / DESCRIPTION).read_text()
-        except FileNotFoundError:
-            continue  # removed while we looked, or nothing of ours
-        described = json.loads(text)
-        found.append(
-            Listing(
-                name=described["name"],
-                key=described["key"],
-                path=path,
-                packages=tuple(described["packages"]),
-                distributions=described["distributions"],
-                python=described["python"],
-                created=described["created"],
-                last_used=store.last_used(path),
-                size=described["size"],
-            )
-        )
-    return sorted(found, key=lambda each: each.last_used, reverse=True)
-
-
 def remove(name_or_key: str) -> int:
-    """Remove every built environment of this name or key from the cache; give how many."""
+    """Remove every built environment of this name or key from the cache; return their number."""
     store = Store.default()
     return sum(
         store.remove(each.path)

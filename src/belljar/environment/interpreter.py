@@ -1,4 +1,4 @@
-"""Which Python a guest runs on: found by path or version, then asked about itself."""
+"""The Python that a guest runs: found by path or version, then asked for its facts."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _VERSION = re.compile(r"3\.\d+(\.\d+)?")
 class Interpreter:
     """One CPython installation of this host, symlinks resolved."""
 
-    executable: str  # the base binary, never one of a virtual environment
+    executable: str  # the base binary, never that of a virtual environment
     version: tuple[int, int, int]
     prefix: str  # sys.base_prefix
     stdlib: str
-    shared: bool  # needs libpython.so out of libdir
+    shared: bool  # needs libpython.so from libdir
     libdir: str
     abi: str = ""  # SOABI, e.g. cpython-311-x86_64-linux-gnu
 
@@ -47,10 +47,10 @@ def guest_python(interpreter: Interpreter) -> str:
     return "/opt/python/" + os.path.relpath(interpreter.executable, interpreter.prefix)
 
 
-def interpreter(python: str | None = None) -> Interpreter:
-    """The interpreter for `python`: None (the one we run on), a path, or a version like "3.12"."""
+def find_interpreter(python: str | None = None) -> Interpreter:
+    """The interpreter for `python`: None (the running one), a path, or a version like "3.12"."""
     if python is None:
-        return _running()
+        return _running_interpreter()
     problems: list[str] = []
     for candidate in _candidates(python):
         found = _ask(candidate, problems)
@@ -65,8 +65,8 @@ def interpreter(python: str | None = None) -> Interpreter:
 
 
 @functools.cache
-def _running() -> Interpreter:
-    return _parse(interpreter_facts.facts())
+def _running_interpreter() -> Interpreter:
+    return _parse_facts(interpreter_facts.facts())
 
 
 def _candidates(python: str) -> Iterator[str]:
@@ -102,8 +102,8 @@ def _ask(candidate: str, problems: list[str]) -> Interpreter | None:
         with Path(candidate).open("rb") as file:
             is_binary = file.read(4) == b"\x7fELF"
         if is_binary:
-            return _asked_binary(os.path.realpath(candidate), status.st_mtime_ns, status.st_size)
-        # A script, such as a version manager's shim: what it starts may change, so ask each time.
+            return _ask_binary(os.path.realpath(candidate), status.st_mtime_ns, status.st_size)
+        # A script, such as a version manager's shim: it may start another Python each time.
         return _run_facts(candidate)
     except (OSError, EnvironmentBuildError) as error:
         problems.append(f"{candidate}: {error}")
@@ -111,12 +111,12 @@ def _ask(candidate: str, problems: list[str]) -> Interpreter | None:
 
 
 @functools.lru_cache(maxsize=64)
-def _asked_binary(executable: str, mtime_ns: int, size: int) -> Interpreter:
+def _ask_binary(executable: str, mtime_ns: int, size: int) -> Interpreter:
     return _run_facts(executable)
 
 
 def _run_facts(executable: str) -> Interpreter:
-    # -I and -S: neither the caller's PYTHON* variables nor any site-packages has a say.
+    # -I and -S: ignore the caller's PYTHON* variables and any site-packages.
     command = [executable, "-I", "-S", interpreter_facts.__file__]
     try:
         asked = subprocess.run(
@@ -129,15 +129,15 @@ def _run_facts(executable: str) -> Interpreter:
         )
         answer = json.loads(asked.stdout) if asked.returncode == 0 else None
     except (subprocess.TimeoutExpired, json.JSONDecodeError) as error:
-        raise EnvironmentBuildError(f"does not answer as a Python does ({error})") from error
+        raise EnvironmentBuildError(f"does not behave like a Python ({error})") from error
     if answer is None:
         lines = asked.stderr.strip().splitlines() or ["no message"]
         line = lines[-1] if lines[0].startswith("Traceback") else lines[0]
         raise EnvironmentBuildError(f"exit status {asked.returncode}: {line}")
-    return _parse(answer)
+    return _parse_facts(answer)
 
 
-def _parse(answer: Mapping[str, object]) -> Interpreter:
+def _parse_facts(answer: Mapping[str, object]) -> Interpreter:
     major, minor, micro = (int(part) for part in answer["version"])  # type: ignore[attr-defined]
     found = Interpreter(
         executable=str(answer["executable"]),
@@ -156,6 +156,6 @@ def _parse(answer: Mapping[str, object]) -> Interpreter:
         raise EnvironmentBuildError(f"is Python {found.short_version}; 3.9 or newer is needed")
     if found.prefix != "/usr" and not found.executable.startswith(found.prefix + "/"):
         raise EnvironmentBuildError(
-            f"its binary {found.executable} lies outside its prefix {found.prefix}"
+            f"its binary {found.executable} is outside its prefix {found.prefix}"
         )
     return found

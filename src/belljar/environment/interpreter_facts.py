@@ -1,8 +1,7 @@
-"""What one Python says about itself.
+"""Facts about the Python that runs this file.
 
-Two readers: `interpreter.py` imports it to ask the running Python, and hands the file to any other
-Python (`python -I -S interpreter_facts.py`). It therefore runs on any Python 3.7, also to say that
-it is too old.
+`interpreter.py` imports it for the running Python, and lets any other Python run it as a file
+(`python -I -S interpreter_facts.py`). So it must run on Python 3.7, if only to report the version.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The packages of an Environment: checked early, and written one way so that equal means equal.
+"""The packages of an Environment: checked early and normalised, so that equal ones compare equal.
 
-Whether a version exists is uv's business; here is only what can be told from the text alone.
+These functions look only at the text; uv finds out whether a version exists.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from belljar.environment.addresses import hide_credentials
 from belljar.errors import EnvironmentBuildError, InvalidOption
 
 _SHAPE = re.compile(
@@ -24,7 +25,7 @@ _CLAUSE = re.compile(r"(===|==|~=|!=|<=|>=|<|>)\s*([A-Za-z0-9.*+!_-]+)")
 
 
 def check_package(package: str) -> str:
-    """The package in its one spelling, or InvalidOption.
+    """The package in its normal form; raises InvalidOption if it is not valid.
 
     >>> check_package("Scikit_Learn [b,a] >= 1.4, <2")
     'scikit-learn[a,b]<2,>=1.4'
@@ -34,15 +35,15 @@ def check_package(package: str) -> str:
     package = package.strip()
     if package.startswith("-"):
         raise InvalidOption(
-            f"package {package!r} starts with '-', which the installer would take for an option",
-            hint="give one requirement per item; settings of the index go into uv's variables",
+            f"package {package!r} starts with '-', so the installer would read it as an option",
+            hint="give one requirement per item; set the index by uv's variables",
         )
     if not package.isprintable():
         raise InvalidOption(f"package {package!r} contains control characters")
     if "${" in package:
         raise InvalidOption(
-            f"package {package!r} names a variable of this host, which the installer would fill in",
-            hint="write the address out; passwords belong into ~/.netrc or uv's settings",
+            f"package {package!r} names a variable of this host, which the installer would expand",
+            hint="write the address out; put passwords into ~/.netrc or uv's settings",
         )
     if package.endswith(".whl") and "@" not in package:
         return os.path.abspath(os.path.expanduser(package))
@@ -68,7 +69,7 @@ def canonical_name(name: str) -> str:
 
 
 def project_name(package: str) -> str:
-    """The name alone, of a checked package.
+    """The name of a checked package.
 
     >>> project_name("scikit-learn[a]>=1.4 ; python_version > '3'"), project_name("/a/My_x-1.0.whl")
     ('scikit-learn', 'my-x')
@@ -79,7 +80,7 @@ def project_name(package: str) -> str:
 
 
 def split_packages(text: str) -> list[str]:
-    """The packages of a list with commas between them, which version conditions have too.
+    """Split a list at its commas, but not at those of version conditions.
 
     >>> split_packages("pandas>=2,<3, scikit-learn[a,b],shapely")
     ['pandas>=2,<3', 'scikit-learn[a,b]', 'shapely']
@@ -89,7 +90,7 @@ def split_packages(text: str) -> list[str]:
 
 
 def python_fits(version: tuple[int, ...], conditions: str) -> bool:
-    """Whether a Python of this version (three numbers) is what `requires-python` asks for.
+    """True if a Python of this version (three numbers) meets `requires-python`.
 
     >>> python_fits((3, 11, 7), ">=3.9,<4"), python_fits((3, 11, 7), "==3.12.*")
     (True, False)
@@ -133,30 +134,30 @@ def _versions(package: str, text: str) -> str:
     return ",".join(sorted(clauses))
 
 
-def few(packages: Sequence[str], most: int = 8) -> str:
-    """The packages as a part of a message, which is not to be hidden among them."""
+def join_packages(packages: Sequence[str], most: int = 8) -> str:
+    """The packages for a message, or their number if they would make it hard to read."""
     return ", ".join(packages) if len(packages) <= most else f"{len(packages)} packages"
 
 
-# What uv says when no set of versions will do -> what to do about it.
+# Pattern in uv's messages when no set of versions fits -> the hint.
 UNSOLVABLE = (
     (
         r"not found in the package registry|not found in the provided|there is no version",
-        "check the spelling and version; with several indexes uv takes the first that knows the "
+        "check the spelling and version; with several indexes uv uses the first that has the "
         "name (UV_INDEX_STRATEGY changes that)",
     ),
     (
         r"unsatisfiable|No solution",
-        "the lines above say which exclude each other: ask for another version of one, or leave "
-        "it out; what an environment brings is left out by another one (environment=, --env)",
+        "the lines above say which packages conflict: ask for another version of one, or leave it "
+        "out; choose another environment (environment=, --env) to leave out its packages",
     ),
 )
 
 
-def why_unsolvable(said: str) -> str | None:
-    """What it comes to when uv has found no solution, in a few words.
+def explain_conflict(said: str) -> str | None:
+    """Why uv found no solution, in a few words; None if its messages do not say.
 
-    >>> why_unsolvable("Because nope was not found in the package registry and you require nope")
+    >>> explain_conflict("Because nope was not found in the package registry and you require nope")
     "there is no package 'nope' in the package index"
     """
     missing = re.search(r"(\S+) was not found in the (?:package registry|provided)", said)
@@ -167,11 +168,11 @@ def why_unsolvable(said: str) -> str | None:
         return f"there is no version {version[1]!r} in the package index"
     if re.search(r"no usable wheels|no wheels with|has no wheels", said):
         return "a package has no wheel that fits"
-    return "the packages exclude each other" if "unsatisfiable" in said else None
+    return "the packages conflict with each other" if "unsatisfiable" in said else None
 
 
-def fingerprint(package: str) -> str:
-    """What a checked package contributes to the key: its text, or a local wheel's content."""
+def fingerprint_package(package: str) -> str:
+    """The part of a checked package in the key: its text, or the hash of a local wheel."""
     if not package.startswith("/"):
         return package
     try:
@@ -181,15 +182,12 @@ def fingerprint(package: str) -> str:
         raise EnvironmentBuildError(f"cannot read wheel {package}: {error.strerror}") from error
 
 
-def shown(package: str) -> str:
-    """The package for the eyes of guests: a local wheel without its directory, an address without
-    its password."""
-    # Imported here, and of a backend: it is also sent into containers, by itself.
-    from belljar.backends.docker.images.build_script import bare_addresses
-
+def hide_secrets(package: str) -> str:
+    """The package as guests may see it: a wheel without its directory, an address without its
+    password."""
     if package.startswith("/"):
         return Path(package).name
-    return bare_addresses(package, "***@", "?***")
+    return hide_credentials(package)
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,16 +1,16 @@
-"""The uv binary, and the settings it is started with.
+"""The uv binary, and the settings with which Belljar starts it.
 
-uv reads its own variables and its own configuration files. People behind a mirror often have only
-pip's, so those are translated: index-url, extra-index-url, find-links, no-index, cert,
-trusted-host, proxy. Where packages come from is decided by one tool's settings, never by a mixture:
-if any of uv's index settings is present, pip's indexes are left out.
+uv reads its own variables and configuration files. People behind a mirror often have only pip's, so
+Belljar translates those: index-url, extra-index-url, find-links, no-index, cert, trusted-host,
+proxy. The indexes come from one tool's settings, never from a mixture: if uv has any index setting,
+pip's indexes are ignored.
 
-pip treats all indexes as equal and takes the highest version anywhere, so a stranger who uploads a
-private package's name to the public index wins. uv stops at the first index that knows the name,
-extra indexes before the default one; a mirror that has a package, but not for this Python, then
-fails where pip would not. For indexes out of pip's settings we take the middle way: the next index
-is asked only when no version in the earlier one fits. Indexes in uv's own settings keep uv's own
-rule, and UV_INDEX_STRATEGY overrides both.
+pip treats all indexes as equal and takes the highest version of any, so an attacker who uploads the
+name of a private package to the public index wins. uv stops at the first index that has the name,
+extra indexes before the default one; if that one has no version for this Python, uv fails where pip
+would not. For indexes from pip's settings Belljar takes the middle way: uv asks the next index only
+if no version in the earlier one fits. Indexes from uv's settings keep uv's rule, and
+UV_INDEX_STRATEGY overrides both.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from pathlib import Path
 from belljar.errors import EnvironmentBuildError
 
 _INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL")
-# Variables that would point uv at another interpreter or project, or change what we ask for.
+# Variables that would give uv another interpreter or project, or change the request.
 _NOT_INHERITED = {
     "CONDA_PREFIX",
     "UV_BREAK_SYSTEM_PACKAGES",
     "UV_COMPILE_BYTECODE",
     "UV_LINK_MODE",
     "UV_NO_BINARY",
-    "UV_NO_INDEX",  # not a variable of uv's: becomes --no-index
+    "UV_NO_INDEX",  # uv has no such variable: it becomes --no-index
     "UV_NO_MANAGED_PYTHON",
     "UV_PROJECT",
     "UV_PROJECT_ENVIRONMENT",
@@ -43,7 +43,7 @@ _NOT_INHERITED = {
 }
 
 
-# And these are not even uv's own, but needed to run, and to reach an index.
+# Variables of other programs that uv needs to run and to reach an index.
 _FOR_UV = {
     *("PATH", "HOME", "USER", "LANG", "TMPDIR", "NETRC", "SSL_CERT_FILE", "SSL_CERT_DIR"),
     *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_CONFIG_DIRS", "XDG_DATA_HOME", "XDG_RUNTIME_DIR"),
@@ -59,7 +59,7 @@ def _is_for_uv(name: str, allow_builds: bool) -> bool:
 
 
 def find_uv() -> str:
-    """The uv of the PyPI package, else the one on PATH."""
+    """The path of uv: that of the PyPI package, else the one on PATH."""
     try:
         from uv import find_uv_bin
     except ImportError:
@@ -67,11 +67,11 @@ def find_uv() -> str:
     else:
         try:
             return os.fspath(find_uv_bin())
-        except FileNotFoundError:  # a distribution's uv package may come without its binary
+        except FileNotFoundError:  # the uv package of a distribution may lack the binary
             found = shutil.which("uv")
     if found is None:
         raise EnvironmentBuildError(
-            "uv, which installs packages into environments, was not found",
+            "uv, which installs the packages of environments, was not found",
             hint="pip install uv, or put the uv binary on PATH",
         )
     return found
@@ -83,13 +83,13 @@ def uv_settings(
     *,
     allow_builds: bool = False,
 ) -> tuple[dict[str, str], list[str]]:
-    """The environment and the extra arguments for uv. Pure.
+    """The environment variables and the extra arguments for uv. Pure.
 
-    `pip_files`: what pip's configuration files say (see `read_pip_files`). `allow_builds`: code of
-    packages is run, which needs to know of compilers, and can read any variable anyway.
+    `pip_files`: the settings of pip's configuration files (see `read_pip_files`). `allow_builds`:
+    code of packages runs, which needs the variables for compilers and can read all others anyway.
     """
-    # No more than it needs: uv fills in variables that a requirement names (${...}), also one that
-    # stands in the metadata of somebody's wheel, and sends them where that says.
+    # Only what uv needs: it expands variables in requirements (${...}), also in the metadata of any
+    # wheel, and would send their values to the server named there.
     env = {name: value for name, value in environ.items() if _is_for_uv(name, allow_builds)}
     env["NO_COLOR"] = "1"
     pip = dict(pip_files or {})
@@ -98,28 +98,28 @@ def uv_settings(
             pip[name[4:].lower().replace("_", "-")] = value
 
     if not any(environ.get(name) for name in _INDEX_VARIABLES):
-        _put(env, "UV_INDEX_URL", pip.get("index-url"))
-        _put(env, "UV_EXTRA_INDEX_URL", pip.get("extra-index-url"))
+        _set_if(env, "UV_INDEX_URL", pip.get("index-url"))
+        _set_if(env, "UV_EXTRA_INDEX_URL", pip.get("extra-index-url"))
         if pip.get("extra-index-url"):
             env.setdefault("UV_INDEX_STRATEGY", "unsafe-first-match")
     if not environ.get("UV_FIND_LINKS"):
         # uv separates by commas, pip by white space.
-        _put(env, "UV_FIND_LINKS", ",".join(pip.get("find-links", "").split()))
+        _set_if(env, "UV_FIND_LINKS", ",".join(pip.get("find-links", "").split()))
     if not environ.get("SSL_CERT_FILE"):
         bundle = pip.get("cert") or environ.get("REQUESTS_CA_BUNDLE")
-        _put(env, "SSL_CERT_FILE", bundle or environ.get("CURL_CA_BUNDLE"))
+        _set_if(env, "SSL_CERT_FILE", bundle or environ.get("CURL_CA_BUNDLE"))
     if not environ.get("UV_INSECURE_HOST"):
-        _put(env, "UV_INSECURE_HOST", pip.get("trusted-host"))
+        _set_if(env, "UV_INSECURE_HOST", pip.get("trusted-host"))
     if not any(environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY")):
-        _put(env, "ALL_PROXY", pip.get("proxy"))
+        _set_if(env, "ALL_PROXY", pip.get("proxy"))
     no_index = environ.get("UV_NO_INDEX", pip.get("no-index", ""))
     return env, ["--no-index"] if _is_true(no_index) else []
 
 
 def read_pip_files(environ: Mapping[str, str]) -> dict[str, str]:
-    """Settings of pip's configuration files, later ones winning as in pip.
+    """Settings of pip's configuration files; later files win, as in pip.
 
-    None when uv has a configuration file of its own: then uv is what the user configured.
+    Empty if uv has a configuration file: then the user configured uv.
     """
     if any(path.is_file() for path in uv_files(environ)):
         return {}
@@ -129,10 +129,10 @@ def read_pip_files(environ: Mapping[str, str]) -> dict[str, str]:
         try:
             parser.read(path, encoding="utf-8")
         except (OSError, UnicodeDecodeError, configparser.Error) as error:
-            # Without what the error itself says: lines of the file, which has passwords.
+            # Without the text of the error: it quotes lines of the file, which may have passwords.
             raise EnvironmentBuildError(
-                f"cannot read pip's configuration {path}: {_why(error)}",
-                hint="repair it, or set PIP_CONFIG_FILE=/dev/null to do without",
+                f"cannot read pip's configuration {path}: {_describe_error(error)}",
+                hint="repair it, or set PIP_CONFIG_FILE=/dev/null to ignore it",
             ) from None
         for section in ("global", "install"):
             if parser.has_section(section):
@@ -144,13 +144,13 @@ def read_pip_files(environ: Mapping[str, str]) -> dict[str, str]:
     return settings
 
 
-def _why(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     if isinstance(error, OSError):
         return error.strerror or "it cannot be opened"
     if isinstance(error, UnicodeDecodeError):
-        return "it is no text"
-    lines = [each[0] for each in getattr(error, "errors", ())]  # else it has one number
-    return f"line {lines[0] if lines else getattr(error, 'lineno', '?')} cannot be understood"
+        return "it is not text"
+    lines = [each[0] for each in getattr(error, "errors", ())]  # some errors have `lineno` instead
+    return f"line {lines[0] if lines else getattr(error, 'lineno', '?')} cannot be parsed"
 
 
 def _pip_files(environ: Mapping[str, str]) -> Iterable[Path]:
@@ -170,7 +170,7 @@ def _pip_files(environ: Mapping[str, str]) -> Iterable[Path]:
 
 
 def uv_files(environ: Mapping[str, str]) -> Iterable[Path]:
-    """uv's own configuration files, the one that wins first; whether there or not."""
+    """The paths of uv's configuration files, existing or not; the first wins."""
     if _is_true(environ.get("UV_NO_CONFIG", "")):
         return
     if environ.get("UV_CONFIG_FILE"):
@@ -180,7 +180,7 @@ def uv_files(environ: Mapping[str, str]) -> Iterable[Path]:
     yield Path("/etc/uv/uv.toml")
 
 
-def _put(env: dict[str, str], name: str, value: str | None) -> None:
+def _set_if(env: dict[str, str], name: str, value: str | None) -> None:
     if value:
         env[name] = value
 

@@ -1,13 +1,12 @@
-"""Fill an empty directory with an interpreter's packages, then turn it into what guests mount.
+"""Build an environment: fill a directory with packages by uv, then adapt it to the guest's paths.
 
-The steps: an ordinary virtual environment (PEP 405) is laid out, uv installs into it, and then
-everything that names a place of this host is changed to the place in the guest. From then on the
-directory is valid only inside a guest, at /opt/env. Nothing out of a package is run here, unless
-the caller allowed source builds.
+The steps: make an ordinary virtual environment (PEP 405), let uv install into it, change every path
+of this host to the path in the guest. After that the directory is valid only inside a guest, at
+/opt/env. No code of a package runs here, unless the caller allowed source builds.
 
-An environment that has all packages of one that is built already gets only what it has more: that
-is installed and compiled as always, and then the files of the other one are added as hard links.
-Nothing is ever written to a directory that has such links.
+If an environment with a part of the packages exists, only the others are installed and compiled,
+and then the files of the existing one are added as hard links. Nothing is written to a directory
+after it has such links.
 """
 
 from __future__ import annotations
@@ -16,22 +15,47 @@ import os
 import re
 import shutil
 import subprocess
+import sys
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from typing import Literal
 
-from belljar.environment.build_progress import Step
+from belljar.environment.addresses import strip_credentials
 from belljar.environment.interpreter import Interpreter, guest_python
-from belljar.environment.requirement import UNSOLVABLE, canonical_name, few, why_unsolvable
+from belljar.environment.requirement import (
+    UNSOLVABLE,
+    canonical_name,
+    explain_conflict,
+    join_packages,
+)
+from belljar.environment.store import CACHE_MODE, make_directory
 from belljar.environment.uv import find_uv, read_pip_files, uv_settings
 from belljar.errors import EnvironmentBuildError
-from belljar.results.execution import printable
+from belljar.text import printable
 
 GUEST_ROOT = "/opt/env"
-_SHOWN_LINES = 12  # of uv's complaint, from its start and again from its end
+_SHOWN_LINES = 12  # of uv's error message, from its start and again from its end
+Step = Literal["waiting", "resolving", "downloading", "installing", "compiling", "finished"]
 Say = Callable[[Step, str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildProgress:
+    """One report from the build of an environment."""
+
+    environment: str  # its name
+    step: Step
+    text: str  # for people, one line
+    packages: int | None = None  # how many are installed in total, once known
+    at: float = field(default_factory=time.monotonic)
+
+
+Listener = Callable[[BuildProgress], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,45 +69,44 @@ class Recipe:
     base: Path | None = None  # an environment of the same interpreter, to start from
 
 
-def assemble(directory: Path, recipe: Recipe, say: Say) -> dict[str, str]:
-    """Make the environment in `directory`; give the installed distributions and versions."""
-    _lay_out(directory, recipe.interpreter)
+def fill_directory(directory: Path, recipe: Recipe, say: Say) -> dict[str, str]:
+    """Make the environment in `directory`; return the installed distributions and versions."""
+    _make_layout(directory, recipe.interpreter)
     if recipe.packages:
         say("resolving", "resolving packages")
         missing = list(recipe.packages)
         if recipe.base is not None:
-            missing = _missing(directory, recipe, recipe.base, say)
+            missing = _resolve_missing(directory, recipe, recipe.base, say)
         _install(directory, recipe, missing, say)
     _relocate(directory, recipe.interpreter)
     if recipe.packages:
         say("compiling", "compiling bytecode")
         _compile(directory, recipe.interpreter)
-    _open_to_all(directory)
+    _make_readable(directory)
     if recipe.base is not None:
         _add_links(recipe.base, directory, recipe.interpreter)
-    return distributions(directory, recipe.interpreter)
+    return list_distributions(directory, recipe.interpreter)
 
 
-def distributions(directory: Path, interpreter: Interpreter) -> dict[str, str]:
-    """Those that are installed, with their versions."""
+def list_distributions(directory: Path, interpreter: Interpreter) -> dict[str, str]:
     found = metadata.distributions(path=[str(site_packages(directory, interpreter))])
     return dict(sorted((each.name, each.version) for each in found))
 
 
 def site_packages(directory: Path, interpreter: Interpreter) -> Path:
-    # The standard library's own directory name, because free-threaded builds add a "t".
+    # The name of the standard library's directory, because free-threaded builds add a "t".
     return directory / "lib" / Path(interpreter.stdlib).name / "site-packages"
 
 
-def _lay_out(directory: Path, interpreter: Interpreter) -> None:
+def _make_layout(directory: Path, interpreter: Interpreter) -> None:
     site_packages(directory, interpreter).mkdir(parents=True)
     (directory / "lib64").symlink_to("lib")
     (directory / "bin").mkdir()
-    _point_at(directory, interpreter, interpreter.executable)
+    _link_python(directory, interpreter, interpreter.executable)
 
 
-def _point_at(directory: Path, interpreter: Interpreter, executable: str) -> None:
-    """Let the environment's `python` be `executable`."""
+def _link_python(directory: Path, interpreter: Interpreter, executable: str) -> None:
+    """Make the environment's `python` a link to `executable`."""
     for name in ("python", "python3", f"python{interpreter.short_version}"):
         link = directory / "bin" / name
         link.unlink(missing_ok=True)
@@ -95,19 +118,19 @@ def _point_at(directory: Path, interpreter: Interpreter, executable: str) -> Non
     )
 
 
-def _missing(directory: Path, recipe: Recipe, base: Path, say: Say) -> list[str]:
-    """What is to be installed beside the distributions of `base`, with its version.
+def _resolve_missing(directory: Path, recipe: Recipe, base: Path, say: Say) -> list[str]:
+    """The packages to install besides those of `base`, with versions.
 
-    Those of `base` stay as they are, unless what is added demands another version."""
+    Those of `base` keep their versions, unless an added package needs another one."""
     had = [
         f"{canonical_name(name)}=={version}"
-        for name, version in distributions(base, recipe.interpreter).items()
+        for name, version in list_distributions(base, recipe.interpreter).items()
     ]
     wanted, lock = directory / ".wanted", directory / ".lock-file"
     wanted.write_text("".join(f"{package}\n" for package in recipe.packages))
-    lock.write_text("".join(f"{line}\n" for line in had))  # what is in it already is preferred
+    lock.write_text("".join(f"{line}\n" for line in had))  # uv prefers the versions in it
     options = ["--no-header", "--no-annotate", "--output-file", str(lock), str(wanted)]
-    _uv(directory, recipe, ["compile"], options, say)
+    _run_uv(directory, recipe, ["compile"], options, say)
     lines = [line for line in lock.read_text().splitlines() if line and not line.startswith("#")]
     wanted.unlink()
     lock.unlink()
@@ -117,19 +140,19 @@ def _missing(directory: Path, recipe: Recipe, base: Path, say: Say) -> list[str]
 def _install(directory: Path, recipe: Recipe, packages: Sequence[str], say: Say) -> None:
     if not packages:
         return
-    # Hard links would share files with uv's cache: what edits one would edit the other.
+    # Hard links would share files with uv's cache: an edit of one would change the other.
     options = ["--link-mode", "copy", *(["--no-deps"] if recipe.base else []), "--", *packages]
-    _uv(directory, recipe, ["install"], options, say)
+    _run_uv(directory, recipe, ["install"], options, say)
 
 
-def _uv(
+def _run_uv(
     directory: Path, recipe: Recipe, verb: Sequence[str], options: Sequence[str], say: Say
 ) -> None:
     pip_files = read_pip_files(os.environ)
     env, arguments = uv_settings(os.environ, pip_files, allow_builds=recipe.allow_builds)
     command = [
         find_uv(),
-        # Settings of whatever project the caller happens to stand in are not meant for guests.
+        # Without it uv would read the settings of a project in the current directory.
         "--project",
         str(directory),
         "pip",
@@ -154,9 +177,9 @@ def _uv(
         try:
             assert uv.stderr is not None
             for line in uv.stderr:
-                line = _without_passwords(printable(line.rstrip()))
+                line = strip_credentials(printable(line.rstrip()), "***@")
                 lines.append(line)
-                _tell(line.strip(), say)
+                _report_line(line.strip(), say)
         except BaseException:
             uv.kill()
             raise
@@ -164,8 +187,7 @@ def _uv(
         raise _install_error(list(lines), uv.returncode, recipe)
 
 
-def _tell(line: str, say: Say) -> None:
-    """Pass on what one line of uv's messages means."""
+def _report_line(line: str, say: Say) -> None:
     if line.startswith("Resolved "):
         say("downloading", f"downloading ({line.split(' in ')[0].lower()})")
     elif line.startswith(("Downloading ", "Building ")):
@@ -174,25 +196,18 @@ def _tell(line: str, say: Say) -> None:
         say("installing", "installing")
 
 
-def _without_passwords(line: str) -> str:
-    # Imported here, and of a backend: it is also sent into containers, by itself.
-    from belljar.backends.docker.images.build_script import bare_addresses
-
-    return bare_addresses(line, "***@")
-
-
-# What uv says -> what to do about it. The first that matches is given as the hint.
+# Pattern in uv's messages -> the hint. The first that matches is used.
 _REMEDIES = (
     (
         r"building from source is disabled|no usable wheels|Building source distributions|"
         r"--no-build|only-binary",
-        "only ready-made wheels are installed, because building a package runs its code on this "
-        "host, outside any sandbox; if you trust it: Environment(…, allow_builds=True), or "
+        "Belljar installs only wheels, because building a package runs its code on this host, "
+        "outside any sandbox; if you trust it: Environment(…, allow_builds=True), or "
         "belljar env build NAME … --allow-builds",
     ),
     (
         r"network was disabled|offline",
-        "uv was told to stay offline (UV_OFFLINE), and its cache lacks a package",
+        "UV_OFFLINE forbids uv to use the network, and its cache lacks a package",
     ),
     (
         r"certificate|UnknownIssuer",
@@ -216,20 +231,20 @@ def _install_error(lines: list[str], status: int, recipe: Recipe) -> Environment
     if len(complaint) > 2 * _SHOWN_LINES:
         complaint = [*complaint[:_SHOWN_LINES], "…", *complaint[-_SHOWN_LINES:]]
     how = f"exit status {status}" if status > 0 else f"killed by signal {-status}"
-    message = f"installing {few(recipe.packages)} failed (uv: {how})"
-    if (why := why_unsolvable(said)) is not None:
+    message = f"installing {join_packages(recipe.packages)} failed (uv: {how})"
+    if (why := explain_conflict(said)) is not None:
         message = f"{why}; {message}"
     return EnvironmentBuildError("\n".join([message, *complaint]), hint=hint)
 
 
 def _relocate(directory: Path, interpreter: Interpreter) -> None:
-    """Change every place of this host to the place in the guest."""
-    _point_at(directory, interpreter, guest_python(interpreter))
+    """Change every path of this host to the path in the guest."""
+    _link_python(directory, interpreter, guest_python(interpreter))
     for script in (directory / "bin").iterdir():
         if script.is_file() and not script.is_symlink():
             _relocate_script(script, str(directory).encode())
     (directory / ".lock").unlink(missing_ok=True)  # uv's
-    # Where a wheel came from, which may be a home directory, and uv's notes on its cache.
+    # They name where a wheel came from, perhaps a home directory, and uv's cache.
     for name in ("direct_url.json", "uv_cache.json", "uv_build.json"):
         for note in site_packages(directory, interpreter).glob(f"*.dist-info/{name}"):
             note.unlink()
@@ -239,7 +254,7 @@ def _relocate_script(script: Path, here: bytes) -> None:
     text = script.read_bytes()
     first, _, rest = text.partition(b"\n")
     if first == b"#!/bin/sh" and rest.startswith(b"'''exec' "):
-        # For a path too long for a first line, installers write a line of shell in a Python string.
+        # For a path too long for a #! line, installers write a line of shell in a Python string.
         rest = rest.split(b"\n", 2)[2]
     elif not (first.startswith(b"#!") and here in first):
         return
@@ -247,18 +262,18 @@ def _relocate_script(script: Path, here: bytes) -> None:
 
 
 def _compile(directory: Path, interpreter: Interpreter) -> None:
-    """Write bytecode whose file names are the guest's, so that no build path is in it.
+    """Write bytecode that names the guest's paths.
 
-    Validity is not tied to time stamps: the guest cannot write, so a copy of the directory with
-    new times would otherwise be compiled again at every import. The packages' own tests, a third
-    of the files of the scientific ones, are left as they are.
+    It does not depend on time stamps: guests cannot write, so in a copy of the directory with new
+    times every import would compile again. Tests of packages, a third of the files of scientific
+    ones, are not compiled.
     """
     jobs = min(len(os.sched_getaffinity(0)), 8)
     command = [interpreter.executable, "-I", "-S", "-W", "ignore", "-m", "compileall"]
     command += ["-qq", "--invalidation-mode", "unchecked-hash"]
     command += ["-p", GUEST_ROOT, "-x", "/tests/"]
     failure = ""
-    # Parallel compilation needs semaphores, which some containers (no /dev/shm) do not have.
+    # Parallel compilation needs semaphores, which containers without /dev/shm lack.
     for attempt in (jobs, 1):
         done = subprocess.run(
             [*command, "-j", str(attempt), "lib"],
@@ -270,7 +285,7 @@ def _compile(directory: Path, interpreter: Interpreter) -> None:
             errors="replace",
             check=False,
         )
-        # Status 1 without a message: a file that is no valid Python, such as a template.
+        # Status 1 without a message: a file that is not valid Python, such as a template.
         if done.returncode in (0, 1) and not done.stderr:
             return
         failure = printable(done.stderr)[-2000:] or f"exit status {done.returncode}"
@@ -278,8 +293,8 @@ def _compile(directory: Path, interpreter: Interpreter) -> None:
 
 
 def _add_links(base: Path, directory: Path, interpreter: Interpreter) -> None:
-    """Add the files of `base`, but for those of distributions that `directory` has itself."""
-    own = {canonical_name(name) for name in distributions(directory, interpreter)}
+    """Link the files of `base`, except those of distributions that `directory` has itself."""
+    own = {canonical_name(name) for name in list_distributions(directory, interpreter)}
     replaced: set[str] = set()
     for each in metadata.distributions(path=[str(site_packages(base, interpreter))]):
         if canonical_name(each.name) in own:
@@ -289,41 +304,36 @@ def _add_links(base: Path, directory: Path, interpreter: Interpreter) -> None:
     for top in ("bin", "lib"):
         for parent, _, names in os.walk(base / top):
             below = os.path.relpath(parent, base)
-            # Bytecode goes with its source, which is in the directory above.
+            # Bytecode is linked only if its source, in the directory above, was.
             sources = None if os.path.basename(parent) != "__pycache__" else linked
             for path in (os.path.join(below, name) for name in names):
-                if path in replaced or (sources is not None and _source(path) not in sources):
+                if path in replaced or (
+                    sources is not None and _source_of_bytecode(path) not in sources
+                ):
                     continue
                 if _link(os.path.join(base, path), os.path.join(directory, path)):
                     linked.add(path)
 
 
-def _source(bytecode: str) -> str:
+def _source_of_bytecode(bytecode: str) -> str:
     directory, name = os.path.split(bytecode)
     return os.path.join(os.path.dirname(directory), f"{name.partition('.')[0]}.py")
 
 
 def _link(existing: str, path: str) -> bool:
-    """False if there is something at `path` already."""
+    """False if `path` exists."""
     if os.path.lexists(path) or os.path.islink(existing):
         return False
-    _make_directory(os.path.dirname(path))
+    make_directory(Path(path).parent, CACHE_MODE)
     try:
         os.link(existing, path)
-    except OSError:  # somebody else's file, or a file system without links
+    except OSError:  # another user's file, or a file system without links
         shutil.copy2(existing, path)
     return True
 
 
-def _make_directory(path: str) -> None:
-    if not os.path.isdir(path):
-        _make_directory(os.path.dirname(path))
-        os.mkdir(path)
-        os.chmod(path, 0o755)  # whatever the umask
-
-
-def _open_to_all(directory: Path) -> None:
-    """Readable by the unprivileged users guests run as, whatever the umask of the builder."""
+def _make_readable(directory: Path) -> None:
+    """Whatever the umask: guests run as unprivileged users."""
     directory.chmod(0o755)
     for parent, directories, files in os.walk(directory):
         for name in (*directories, *files):
@@ -331,3 +341,52 @@ def _open_to_all(directory: Path) -> None:
             if not os.path.islink(path):
                 executable = name in directories or os.stat(path).st_mode & 0o111
                 os.chmod(path, 0o755 if executable else 0o644)
+
+
+# -- progress ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def open_listener(progress: Listener | Literal["auto"] | None) -> Iterator[Listener]:
+    """The listener for `progress`: a display on a terminal, two lines elsewhere, or a callback."""
+    if progress is None:
+        yield lambda news: None
+    elif progress != "auto":
+        yield progress
+    elif sys.stderr is not None and sys.stderr.isatty():
+        with _open_display() as listener:
+            yield listener
+    else:
+        yield _Lines()
+
+
+class _Lines:
+    """Prints the first report and the last as plain lines; nothing if nothing is built."""
+
+    def __init__(self) -> None:
+        self._said_start = False
+
+    def __call__(self, news: BuildProgress) -> None:
+        if news.step in ("waiting", "finished") or not self._said_start:
+            print(f"belljar: {news.text}", file=sys.stderr, flush=True)
+        self._said_start = self._said_start or news.step != "waiting"
+
+
+@contextmanager
+def _open_display() -> Iterator[Listener]:
+    # Imported here: only a first build on a terminal needs it.
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    # No markup: the text contains names from package indexes.
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as display:
+        task = display.add_task("…")
+
+        def show(news: BuildProgress) -> None:
+            display.update(task, description=f"{news.environment}: {news.text}")
+            if news.step == "finished":
+                display.console.print(f"✓ {news.text}", markup=False, highlight=False)
+
+        yield show

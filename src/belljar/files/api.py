@@ -1,37 +1,40 @@
-"""Files of a sandbox. The work is done inside, by the guest's init: no path is resolved here."""
+"""Files of a sandbox. The guest's init does the work: the host never resolves a guest's path."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import posixpath
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar, overload
 
-from belljar.backends.base import Guest
 from belljar.backends.linux.safe_dir import Kind, is_file_name
-from belljar.errors import FileError, InvalidOption, ProtocolError, file_error, suggests
-from belljar.files import downloads, tree_protocol, uploads
+from belljar.errors import (
+    FileError,
+    InvalidOption,
+    ProtocolError,
+    check_callbacks,
+    check_encodable,
+    file_error,
+    suggests,
+)
+from belljar.files import transfer, tree_protocol
 from belljar.files.transfer import OnProgress, Transfer
 from belljar.limits import Limits, format_size, parse_size
-from belljar.protocol import messages as messages
-from belljar.protocol import wire
-from belljar.sandbox import options
-from belljar.sandbox.channel import Channel
+from belljar.protocol import messages, wire
 from belljar.text import one_line
 
 PART = 4 * 1024 * 1024
 MAX_READ = 1024 * 1024 * 1024
-_EFBIG = 27
-_LONGEST_REASON = 200  # characters
-_LONGEST_ENTRY = 4096  # bytes of JSON: a name of 255, escaped, and five numbers
+_MAX_REASON = 200  # characters
+_MAX_ENTRY = 4096  # bytes of JSON: a name of 255 bytes, escaped, and five numbers
 
 T = TypeVar("T")
-GuestPath = (
-    str | os.PathLike[str]
-)  # of the sandbox: PurePosixPath("out") / "chart.png", or its text
+# A path in the sandbox: PurePosixPath("out") / "chart.png", or its text.
+GuestPath = str | os.PathLike[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +47,16 @@ class FileInfo:
     mtime: float  # seconds since the epoch
 
 
+class Caller(Protocol):
+    """The channel to a guest, as far as files need it."""
+
+    async def call(
+        self, kind: int, header: Mapping[str, object] | None = None, payload: bytes = b""
+    ) -> tuple[dict[str, Any], bytes]: ...
+
+
 class Connected(Protocol):
-    """Whoever has a live guest: the sandbox, or the one who starts it."""
+    """What has a live guest: the sandbox, or the code that starts it."""
 
     @property
     def limits(self) -> Limits: ...
@@ -53,7 +64,7 @@ class Connected(Protocol):
     @property
     def workdir(self) -> str: ...
 
-    def using(self) -> AbstractAsyncContextManager[tuple[Channel, Guest]]: ...
+    def using(self) -> AbstractAsyncContextManager[tuple[Caller, object]]: ...
 
 
 @suggests
@@ -63,18 +74,18 @@ class AsyncFiles:
     def __init__(
         self, sandbox: Connected, *, on_change: Callable[..., Awaitable[object]] | None = None
     ) -> None:
-        """`on_change` is awaited after each operation that has changed something, with its name
-        and what it was about."""
+        """`on_change` is awaited after each operation that changed something, with the name of the
+        operation and its arguments."""
         self._sandbox = sandbox
         self._on_change = on_change
 
     @property
     def root(self) -> str:
-        """The workspace's own path."""
+        """The path of the workspace."""
         return self._sandbox.workdir
 
     def _absolute(self, path: GuestPath) -> str:
-        return absolute(path, self._sandbox.workdir)
+        return absolute_path(path, self._sandbox.workdir)
 
     @overload
     async def read(self, path: GuestPath, *, format: Literal["text"] = "text") -> str: ...
@@ -85,7 +96,7 @@ class AsyncFiles:
     ) -> str | bytes:
         """The content of a file: text (UTF-8), or `format="bytes"`."""
         if format not in ("text", "bytes"):
-            raise InvalidOption(f"format is 'text' or 'bytes', not {format!r}")
+            raise InvalidOption(f"format must be 'text' or 'bytes', not {format!r}")
         data = await self._read(self._absolute(path))
         if format == "bytes":
             return data
@@ -98,8 +109,8 @@ class AsyncFiles:
             ) from None
 
     async def _read(self, path: str) -> bytes:
-        """In parts, so that neither side holds more than it must. A file that grows meanwhile
-        is read up to the size it had at first."""
+        """In parts, to save memory on both sides. A file that grows meanwhile is read up to its
+        size at the start."""
         content = bytearray()
         size: int | None = None
         while size is None or len(content) < size:
@@ -107,11 +118,11 @@ class AsyncFiles:
             header = {"op": "read", "path": path, "offset": len(content), "size": wanted}
             result, data = await self.call(path, header)
             if size is None:
-                size = number(result, "size")
+                size = parse_number(result, "size")
                 if size > MAX_READ:
                     raise FileError(
                         f"{path!r} has {format_size(size)}, more than {format_size(MAX_READ)}",
-                        errno=_EFBIG,
+                        errno=errno.EFBIG,
                         path=path,
                     )
             if not data:
@@ -120,30 +131,32 @@ class AsyncFiles:
         return bytes(content)
 
     async def write(self, path: GuestPath, data: str | bytes) -> FileInfo:
-        """Write a file, with the directories above it; what was there is replaced."""
+        """Write a file and make the directories above it; an existing file is replaced."""
         if isinstance(data, str):
             data = data.encode("utf-8", "surrogateescape")
         if not isinstance(data, (bytes, bytearray, memoryview)):
-            raise InvalidOption(f"data is str or bytes, not {type(data).__name__}")
+            raise InvalidOption(f"data must be str or bytes, not {type(data).__name__}")
         view, target = memoryview(data), self._absolute(path)
         result: dict[str, Any] = {}
         for start in range(0, max(len(view), 1), PART):
             header = {"op": "write", "path": target, "append": start > 0}
             result, _ = await self.call(target, header, bytes(view[start : start + PART]))
-        return await self._changed(info(target, result), "write", path=path, content=view)
+        return await self._changed(parse_info(target, result), "write", path=path, content=view)
 
     async def list(self, path: GuestPath = ".") -> list[FileInfo]:
-        """What a directory holds, by name."""
+        """The entries of a directory, sorted by name."""
         target = self._absolute(path)
         found: list[FileInfo] = []
         offset, total = 0, 1
         while offset < total:
             header = {"op": "list", "path": target, "offset": offset}
             result, data = await self.call(target, header)
-            found += (info(posixpath.join(target, name), body) for name, body in listing(data))
-            total, offset = number(result, "total"), offset + messages.LIST_PAGE
+            found += (
+                parse_info(posixpath.join(target, name), body) for name, body in parse_listing(data)
+            )
+            total, offset = parse_number(result, "total"), offset + messages.LIST_PAGE
             if total > messages.MAX_LIST:
-                raise ProtocolError("a listing longer than any")
+                raise ProtocolError("the guest sent a listing that is too long")
         return found
 
     async def exists(self, path: GuestPath) -> bool:
@@ -154,18 +167,18 @@ class AsyncFiles:
         return True
 
     async def stat(self, path: GuestPath) -> FileInfo:
-        """Of the path itself: a symbolic link is not followed."""
+        """Describe the path itself: a symbolic link is not followed."""
         target = self._absolute(path)
-        return info(target, (await self.call(target, {"op": "stat", "path": target}))[0])
+        return parse_info(target, (await self.call(target, {"op": "stat", "path": target}))[0])
 
     async def make_dir(self, path: GuestPath) -> FileInfo:
-        """Make a directory, and those above it; one that is there already is fine."""
+        """Make a directory and those above it; it may exist already."""
         target = self._absolute(path)
         made, _ = await self.call(target, {"op": "make_dir", "path": target})
-        return await self._changed(info(target, made), "make_dir", path=path)
+        return await self._changed(parse_info(target, made), "make_dir", path=path)
 
     async def remove(self, path: GuestPath) -> None:
-        """Remove a file, or a directory with all that is in it."""
+        """Remove a file, or a directory with its content."""
         target = self._absolute(path)
         done = await self.call(target, {"op": "remove", "path": target})
         await self._changed(done, "remove", path=path)
@@ -174,7 +187,9 @@ class AsyncFiles:
         target = self._absolute(old)
         header = {"op": "rename", "path": target, "to": self._absolute(new)}
         made, _ = await self.call(target, header)
-        return await self._changed(info(self._absolute(new), made), "rename", old=old, new=new)
+        return await self._changed(
+            parse_info(self._absolute(new), made), "rename", old=old, new=new
+        )
 
     async def upload(
         self,
@@ -183,19 +198,19 @@ class AsyncFiles:
         *,
         on_progress: OnProgress | None = None,
     ) -> Transfer:
-        """Bring a file, or a directory with all that is in it, into the sandbox.
+        """Copy a file, or a directory with its content, into the sandbox.
 
-        `path` is where it will be (None: its name, in /workspace; with a "/" at its end: its name,
-        in that directory). Files that are there already are replaced, directories merged. Links in
-        a tree are carried if they stay inside it. `on_progress` gets the bytes so far and in all.
+        `path` is the target (None: the same name in /workspace; ending with "/": the same name in
+        that directory). Existing files are replaced, directories merged. Links in a tree are copied
+        if they stay inside it. `on_progress` gets the bytes so far and the total.
         """
-        source = local_path(local)
-        options.check_callbacks(on_progress=on_progress)
+        source = check_local_path(local)
+        check_callbacks(on_progress=on_progress)
         name = os.path.basename(os.path.abspath(source))
         target = os.fspath(path) if path is not None else name
         if target.endswith("/"):
             target += name
-        moved = await uploads.upload(self, source, self._absolute(target), on_progress)
+        moved = await transfer.upload(self, source, self._absolute(target), on_progress)
         return await self._changed(
             moved, "upload", path=target, source=name, files=moved.files, size=moved.size
         )
@@ -208,20 +223,20 @@ class AsyncFiles:
         max_size: int | str | None = None,
         on_progress: OnProgress | None = None,
     ) -> Transfer:
-        """Bring a file, or a directory with all that is in it, to this host.
+        """Copy a file, or a directory with its content, to this host.
 
-        `local` is what it will be called here; a file goes into it, if it is a directory. Each file
-        appears at once and whole; those that are there already are replaced, directories merged.
-        No link of the sandbox's is followed here, and those that would lead out are not made.
-        `max_size` bounds the bytes (None: what fits into the sandbox's own file systems).
+        `local` is the target; if it is a directory, a file goes into it. Each file appears at once
+        and whole; existing files are replaced, directories merged. The host follows no link of the
+        sandbox, and makes none that leads out of the tree. `max_size` bounds the bytes (None: what
+        fits into the sandbox's file systems).
         """
-        target = local_path(local)
-        options.check_callbacks(on_progress=on_progress)
+        target = check_local_path(local)
+        check_callbacks(on_progress=on_progress)
         limits = self._sandbox.limits
         most = limits.workspace + limits.tmp
         if max_size is not None:
             most = parse_size(max_size, field="max_size")
-        return await downloads.download(self, self._absolute(path), target, most, on_progress)
+        return await transfer.download(self, self._absolute(path), target, most, on_progress)
 
     async def _changed(self, made: T, event: str, **fields: object) -> T:
         if self._on_change is not None:
@@ -234,79 +249,75 @@ class AsyncFiles:
     async def call(
         self, path: str, header: dict[str, Any], payload: bytes = b""
     ) -> tuple[dict[str, Any], bytes]:
-        """One request to the guest. Also used by those who carry trees."""
+        """Send one request to the guest. `transfer` and `tree_protocol` use it too."""
         async with self._sandbox.using() as (channel, _):
             answer, data = await channel.call(wire.FILE, header, payload)
         error = answer.get("error")
         if isinstance(error, dict):
-            raise _told(error, path)
+            raise _parse_error(error, path)
         result = answer.get("result")
         return (result if isinstance(result, dict) else {}), data
 
 
-def absolute(path: GuestPath, workdir: str) -> str:
-    """Relative paths are below the workspace. Where it leads is for the guest's kernel to say."""
+def absolute_path(path: GuestPath, workdir: str) -> str:
+    """The path below the workspace, unless it is absolute. The guest's kernel resolves it."""
     path = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(path, str) or not path:
-        raise InvalidOption(f"a path is a non-empty str, not {path!r}")
+        raise InvalidOption(f"a path must be a non-empty str, not {path!r}")
     if "\0" in path:
-        raise InvalidOption(f"a path has no NUL character: {path!r}")
-    options.check_encodable("a path", path)
-    # "." goes, ".." stays: what it means depends on links only the guest can see.
+        raise InvalidOption(f"a path must not contain NUL: {path!r}")
+    check_encodable("a path", path)
+    # "." is removed, ".." stays: its meaning depends on links that only the guest can see.
     parts = [part for part in posixpath.join(workdir, path).split("/") if part not in ("", ".")]
     return "/" + "/".join(parts)
 
 
-def local_path(given: object) -> str:
-    """A path of this host, as the caller may write it."""
+def check_local_path(given: object) -> str:
+    """Check a path of this host that the caller gave."""
     if isinstance(given, (str, os.PathLike)):
         path = os.fspath(given)
         if isinstance(path, str) and path and "\0" not in path:
-            options.check_encodable("a path", path)
+            check_encodable("a path", path)
             return path
-    raise InvalidOption(f"local is the path of a file or directory, not {given!r}")
+    raise InvalidOption(f"local must be the path of a file or directory, not {given!r}")
 
 
-def number(body: dict[str, Any], name: str) -> int:
+def parse_number(body: dict[str, Any], name: str) -> int:
     value = body.get(name)
     if type(value) is not int or not 0 <= value < 2**63:
-        raise ProtocolError(f"the guest answered without {name}")
+        raise ProtocolError(f"the guest's answer has no valid {name}")
     return value
 
 
-def _told(error: dict[str, Any], path: str) -> FileError:
-    code, said = tree_protocol.errno_of(error.get("errno")), str(error.get("message"))
-    return file_error(code, path, f"{one_line(said, _LONGEST_REASON)}: {path!r}")
+def _parse_error(error: dict[str, Any], path: str) -> FileError:
+    code, said = tree_protocol.parse_errno(error.get("errno")), str(error.get("message"))
+    return file_error(code, path, f"{one_line(said, _MAX_REASON)}: {path!r}")
 
 
-def listing(data: bytes) -> list[tuple[str, dict[str, Any]]]:
+def parse_listing(data: bytes) -> list[tuple[str, dict[str, Any]]]:
     try:
-        if len(data) > messages.LIST_PAGE * _LONGEST_ENTRY:
-            raise ProtocolError("a listing longer than any")
+        if len(data) > messages.LIST_PAGE * _MAX_ENTRY:
+            raise ProtocolError("the guest sent a listing that is too long")
         entries = json.loads(data) if data else []
         if len(entries) > messages.LIST_PAGE:
-            raise ProtocolError("a listing longer than any")
-        return [(_name(entry["name"]), entry) for entry in entries]
+            raise ProtocolError("the guest sent a listing that is too long")
+        if not all(is_file_name(entry["name"]) for entry in entries):
+            raise ProtocolError("the guest sent an invalid file name")
+        return [(entry["name"], entry) for entry in entries]
     except (ValueError, RecursionError, KeyError, TypeError):
-        raise ProtocolError("a malformed listing") from None
+        raise ProtocolError("the guest sent a malformed listing") from None
 
 
-def _name(name: object) -> str:
-    if not is_file_name(name):
-        raise ProtocolError("a file name that is none")
-    return name
-
-
-def info(path: str, body: dict[str, Any]) -> FileInfo:
-    """Out of an answer that a hostile guest may have made."""
+def parse_info(path: str, body: dict[str, Any]) -> FileInfo:
+    """Parse a description that a hostile guest may have written."""
     kind, mtime = body.get("type"), body.get("mtime")
     if kind not in ("file", "dir", "symlink", "other") or not isinstance(mtime, float):
-        raise ProtocolError("a malformed file description")
+        raise ProtocolError("the guest sent a malformed file description")
     return FileInfo(
         name=posixpath.basename(path.rstrip("/")) or path,
         path=path,
         type=kind,
-        size=number(body, "size"),
-        mode=number(body, "mode"),
+        size=parse_number(body, "size"),
+        mode=parse_number(body, "mode"),
         mtime=mtime,
     )

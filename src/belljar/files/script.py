@@ -1,4 +1,4 @@
-"""A piece of code and what comes with it: its file's name, arguments, standard input."""
+"""Code to run with what belongs to it: the name of its file, arguments, standard input."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ KEPT = 1024 * 1024  # bytes of standard input that a record can hold
 
 
 class Input:
-    """Standard input of one cell. Nothing is read before the code asks for it."""
+    """Standard input of one cell, read only when the code asks for it."""
 
     def __init__(self, read: Callable[[int], bytes], *, counts_time: bool = True) -> None:
-        """`read` gives at most so many bytes, b"" at the end; it may block, and runs in a thread.
-        `counts_time`: whether waiting for it counts against the time-out of the cell."""
+        """`read(size)` gives at most `size` bytes, b"" at the end; it may block, and runs in a
+        thread. `counts_time`: whether waiting for it counts against the time-out of the cell."""
         self._read = read
         self.counts_time = counts_time
         self._kept = bytearray()
@@ -32,9 +32,9 @@ class Input:
         self._hash = hashlib.sha256()
 
     def read(self, size: int) -> bytes:
-        """Called for the guest, whose word `size` is."""
+        """Called for the guest, which chose `size`."""
         if type(size) is not int or size < 1:
-            raise ValueError("the size of a read is a whole number above 0")
+            raise ValueError("the size of a read must be a whole number above 0")
         data = self._read(min(size, MAX_READ))
         self._size += len(data)
         self._hash.update(data)
@@ -43,7 +43,7 @@ class Input:
         return data
 
     def recorded(self) -> object:
-        """What the code has read, for a record: the bytes, or their number and hash."""
+        """What the code has read, for a record: the bytes, or size and hash of too many."""
         if self._size <= KEPT:
             return bytes(self._kept)
         return {"left_out": self._size, "sha256": self._hash.hexdigest()}
@@ -51,51 +51,51 @@ class Input:
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """What `run_code` runs, once the caller's text, path and input are read and checked."""
+    """What `run_code` runs, after the caller's text, path and input are read and checked."""
 
     code: str
     name: str | None = None  # of its file, for tracebacks and `__file__`; None: <cell N>
-    argv: tuple[str, ...] | None = None  # sys.argv; None: as it was
+    argv: tuple[str, ...] | None = None  # sys.argv; None: unchanged
     stdin: Input | None = None
-    csv: bool = False  # tables that it shows come as CSV, too
+    csv: bool = False  # tables that it shows are sent as CSV, too
 
     def header(self) -> dict[str, object]:
-        """What the guest is told of it, beside the code."""
-        told = {
+        """The fields for the guest besides the code."""
+        fields = {
             "file": self.name,
             "argv": None if self.argv is None else list(self.argv),
             "stdin": self.stdin is not None,
             "csv": self.csv,
         }
-        return {name: value for name, value in told.items() if value}
+        return {name: value for name, value in fields.items() if value}
 
 
-async def make(code: object, stdin: str | bytes | None) -> Script:
-    """The Script for what a caller of run_code may give."""
+async def make_script(code: object, stdin: str | bytes | None) -> Script:
+    """The Script for what a caller gives to `run_code`."""
     if isinstance(code, Script):
         return code
     given = make_input(stdin)
     if not isinstance(code, os.PathLike):
         if not isinstance(code, str):
             raise InvalidOption(
-                f"code is a str or the path of a file, not {type(code).__name__}",
+                f"code must be a str or the path of a file, not {type(code).__name__}",
                 hint="decode bytes before running them",
             )
         return Script(code=code, stdin=given)
     path = Path(code)
-    text = await anyio.to_thread.run_sync(read, path)
+    text = await anyio.to_thread.run_sync(read_source, path)
     return Script(code=text, name=path.name, argv=(path.name,), stdin=given)
 
 
-def read(path: Path) -> str:
-    """The text of a file of this host, in the encoding it declares, as Python would read it."""
+def read_source(path: Path) -> str:
+    """The text of a file of this host, in the encoding that it declares, as Python reads it."""
     try:
-        return decode(path.read_bytes(), str(path))
+        return decode_source(path.read_bytes(), str(path))
     except OSError as error:
         raise InvalidOption(f"cannot read {str(path)!r}: {error.strerror}") from error
 
 
-def decode(source: bytes, name: str) -> str:
+def decode_source(source: bytes, name: str) -> str:
     try:
         return importlib.util.decode_source(source)
     except (SyntaxError, UnicodeDecodeError) as error:
@@ -106,7 +106,7 @@ def make_input(stdin: str | bytes | None) -> Input | None:
     if stdin is None:
         return None
     if not isinstance(stdin, (str, bytes, bytearray, memoryview)):
-        raise InvalidOption(f"stdin is str or bytes, not {type(stdin).__name__}")
+        raise InvalidOption(f"stdin must be str or bytes, not {type(stdin).__name__}")
     data = stdin.encode("utf-8", "surrogateescape") if isinstance(stdin, str) else bytes(stdin)
     return Input(io.BytesIO(data).read)
 
@@ -114,6 +114,6 @@ def make_input(stdin: str | bytes | None) -> Input | None:
 def check_arguments(arguments: tuple[str, ...]) -> tuple[str, ...]:
     if sum(map(len, arguments)) > MAX_ARGUMENTS:
         raise InvalidOption(
-            "the arguments of the code are longer than 128 KiB", hint="put them into a file"
+            "the arguments of the code are longer than 128 KiB", hint="write them to a file"
         )
     return arguments

@@ -3,7 +3,7 @@
     SESSIONS/<name>/          the files, as the last sandbox left them
     SESSIONS/.locks/<name>    held by the sandbox that uses it; its mtime is "last used"
 
-Lock files are never deleted: a deleted one may still be locked by somebody who opened it before.
+Lock files are never deleted, because a process that opened one before may hold a lock on it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import contextlib
 import fcntl
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from belljar.backends.linux.safe_dir import Beneath
-from belljar.environment import directories
+from belljar.environment import store
 from belljar.errors import InvalidOption, unknown_option
 from belljar.protocol import removal
 
@@ -39,43 +39,37 @@ class SessionInfo:
 
 def state_root(environ: Mapping[str, str] = os.environ) -> Path:
     """$BELLJAR_STATE, else $XDG_STATE_HOME/belljar, else ~/.local/state/belljar."""
-    chosen = environ.get("BELLJAR_STATE")
-    if chosen:
-        return Path(os.path.abspath(os.path.expanduser(chosen)))
-    # A relative XDG_STATE_HOME is to be ignored, says its specification.
-    xdg = environ.get("XDG_STATE_HOME", "")
-    base = Path(xdg) if os.path.isabs(xdg) else Path(os.path.expanduser("~"), ".local", "state")
-    return base / "belljar"
+    return store.user_directory(environ, "BELLJAR_STATE", "XDG_STATE_HOME", ".local/state")
 
 
-def check_name(name: str) -> str:
+def check_session_name(name: str) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidOption(
-            f"session {name!r} is not a name",
-            hint="up to 64 letters, digits, '-', '_' and '.', not beginning with a '.'",
+            f"{name!r} is not a valid name of a session",
+            hint="use up to 64 letters, digits, '-', '_' and '.', not starting with '.'",
         )
     return name
 
 
 class Session:
-    """The right to use one session, held until close() or the end of the process."""
+    """The lock of one session, held until close() or the end of the process."""
 
     def __init__(self, name: str) -> None:
-        root = _sessions()
-        self.name = check_name(name)
+        root = _sessions_dir()
+        self.name = check_session_name(name)
         self.path = root / name
         self._lock = -1
         try:
             for directory in (root, root / _LOCKS, self.path):
-                directories.make(directory, directories.STATE)
-            self._lock = _acquire(root / _LOCKS / name)
+                store.make_directory(directory, store.STATE_MODE)
+            self._lock = _acquire_lock(root / _LOCKS / name)
         except OSError as error:
             raise InvalidOption(
                 f"session {name!r} cannot be used: {error.strerror}: {error.filename}",
-                hint="$BELLJAR_STATE can name another place",
+                hint="set $BELLJAR_STATE to another directory",
             ) from error
         if self._lock < 0:
-            raise _busy(name, root / _LOCKS / name)
+            raise _busy_error(name, root / _LOCKS / name)
 
     def close(self) -> None:
         """May be called twice."""
@@ -85,27 +79,26 @@ class Session:
             self._lock = -1
 
 
-def _sessions() -> Path:
+def _sessions_dir() -> Path:
     return state_root() / "sessions"
 
 
-def _acquire(path: Path) -> int:
-    """The locked descriptor; -1 if somebody else has it."""
+def _acquire_lock(path: Path) -> int:
+    """The locked descriptor; -1 if another sandbox has the lock."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(fd, 0)
         os.write(fd, str(os.getpid()).encode())
-    except BlockingIOError:
+    except BaseException as error:
         os.close(fd)
-        return -1
-    except BaseException:
-        os.close(fd)
+        if isinstance(error, BlockingIOError):
+            return -1
         raise
     return fd
 
 
-def _busy(name: str, lock: Path) -> InvalidOption:
+def _busy_error(name: str, lock: Path) -> InvalidOption:
     try:
         holder = int(lock.read_text()[:20])
     except (OSError, ValueError):
@@ -113,16 +106,16 @@ def _busy(name: str, lock: Path) -> InvalidOption:
     who = "a sandbox of this process" if holder == os.getpid() else f"process {holder or '?'}"
     return InvalidOption(
         f"session {name!r} is in use by {who}",
-        hint="a session has one sandbox at a time: close that one, or take another name",
+        hint="a session has one sandbox at a time: close that one, or use another name",
     )
 
 
-# -- for people -----------------------------------------------------------------------------
+# -- list, find, remove -----------------------------------------------------------------------
 
 
 def listing() -> list[SessionInfo]:
-    """Every session there is, by name."""
-    root = _sessions()
+    """All sessions, sorted by name."""
+    root = _sessions_dir()
     return [_describe(root, name) for name in _names(root)]
 
 
@@ -167,26 +160,17 @@ def _in_use(lock: Path) -> bool:
 
 def find(name: str) -> Path:
     """The directory of a session that exists."""
-    path = _sessions() / check_name(name)
+    path = _sessions_dir() / check_session_name(name)
     if not path.is_dir():
-        known = _names(_sessions())
+        known = _names(_sessions_dir())
         if not known:
-            raise InvalidOption(f"there is no session {name!r}", hint="there is none at all")
+            raise InvalidOption(f"there is no session {name!r}", hint="there are no sessions yet")
         raise unknown_option("session", name, known)
     return path
 
 
 def remove(name: str) -> None:
-    """A session and all its files. Raises if a sandbox uses it."""
+    """Remove a session and all its files. Raises InvalidOption if a sandbox uses it."""
     path = find(name)
-    with _held(name), Beneath(path.parent) as root:
+    with contextlib.closing(Session(name)), Beneath(path.parent) as root:
         removal.remove(name, root.fd, REMOVE_TIMEOUT)
-
-
-@contextlib.contextmanager
-def _held(name: str) -> Iterator[None]:
-    session = Session(name)
-    try:
-        yield
-    finally:
-        session.close()

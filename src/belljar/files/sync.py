@@ -1,7 +1,7 @@
-"""The host's half of a mirrored workspace: what to do so that it is as the guest has it.
+"""Copy changes of a guest's workspace to the directory on this host.
 
-`decide` compares, without I/O; `Save` carries it out. See workspace.py for the rules. A `Ledger`
-counts what this host holds: that is what is limited, not what a guest shows of it.
+`plan_save` compares without I/O; `Save` carries the plan out; workspace.py has the rules. A
+`Ledger` counts what the directory holds: the limits apply to that, not to what the guest shows.
 """
 
 from __future__ import annotations
@@ -14,38 +14,37 @@ from dataclasses import dataclass, field
 import anyio.to_thread
 
 from belljar.backends.linux.safe_dir import Beneath, Found
-from belljar.files.downloads import Intake
-from belljar.files.transfer import carryable
-from belljar.files.tree_protocol import Census, Part
+from belljar.files.transfer import PartWriter, select_carried
+from belljar.files.tree_protocol import Census, FilePart
 from belljar.limits import format_size
 
-PAGE = 4096  # what a file takes in a tmpfs is a multiple of it
+PAGE = 4096  # bytes; the size of a file in a tmpfs is a multiple of it
 SHORT_LINK = 127  # bytes of a link's target that a tmpfs keeps without a page
 
-Signature = tuple[object, ...]  # of beneath.Found
+Signature = tuple[object, ...]  # of safe_dir.Found
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """One file of which both sides have the same."""
+    """One file that is the same on both sides."""
 
     kind: str
     guest: Signature
     host: Signature
-    sure: bool = True  # False: the guest's may have changed without showing it
+    sure: bool = True  # False: the guest's file may have changed without a trace
 
 
 @dataclass
 class Plan:
-    """What to do on the host, so that it is as the guest has it."""
+    """What to do on the host to make it equal to the guest."""
 
     remove: list[str] = field(default_factory=list)  # children first
     make: list[tuple[str, Found]] = field(default_factory=list)  # directories and links
     fetch: list[tuple[str, Found]] = field(default_factory=list)
 
 
-def cost(signature: Signature) -> int:
-    """What a file takes in a guest when it is brought in, of that size or with that target."""
+def tmpfs_size(signature: Signature) -> int:
+    """The bytes that a file of this size, or a link with this target, takes in a guest."""
     _, detail = signature[:2]
     if isinstance(detail, int):
         return -(-detail // PAGE) * PAGE
@@ -53,48 +52,48 @@ def cost(signature: Signature) -> int:
 
 
 class Ledger:
-    """What was brought to this host counts until it is removed, whether the guest shows it now
-    or not: so the directory never outgrows its limits, and can be brought in again."""
+    """Counts each file from its copy to this host until its removal, whether or not the guest still
+    shows it. So the directory never outgrows its limits and always fits into a new guest."""
 
     def __init__(self, held: Iterable[tuple[str, Signature]], limit: int, most: int) -> None:
         """`limit` is in bytes, `most` a number of files, directories and links."""
-        self._held = {path: cost(signature) for path, signature in held}
+        self._held = {path: tmpfs_size(signature) for path, signature in held}
         self._used = sum(self._held.values())
         self._limit = limit
         self._most = most
 
     def growth(self, path: str, signature: Signature) -> int:
-        """By how much the directory would grow, if this took the place of what is there."""
-        return cost(signature) - self._held.get(path, 0)
+        """By how much the directory would grow if this replaced the present file."""
+        return tmpfs_size(signature) - self._held.get(path, 0)
 
     def objection(self, path: str, signature: Signature) -> str:
-        """Why it cannot be there; empty if it can. What takes no more than before always can."""
+        """Why a limit forbids it; empty if not. A file that does not grow is always allowed."""
         if path not in self._held and len(self._held) >= self._most:
             return f"is more than {self._most} files"
         growth = self.growth(path, signature)
         if growth > 0 and self._used + growth > self._limit:
-            return f"would make it more than the limit of {format_size(self._limit)}"
+            return f"would exceed the limit of {format_size(self._limit)}"
         return ""
 
     def put(self, path: str, signature: Signature) -> None:
         self._used += self.growth(path, signature)
-        self._held[path] = cost(signature)
+        self._held[path] = tmpfs_size(signature)
 
-    def drop(self, path: str) -> None:
+    def remove(self, path: str) -> None:
         self._used -= self._held.pop(path, 0)
 
 
-def decide(known: dict[str, Known], census: Census, ledger: Ledger) -> Plan:
-    """Compare what the guest has with what is known. No I/O; the ledger is that of afterwards.
+def plan_save(known: dict[str, Known], census: Census, ledger: Ledger) -> Plan:
+    """Compare the guest's tree with what is known. No I/O; it updates the ledger.
 
-    What is larger than the limit on paper (sparse files, hard links) is not carried: it would
-    take that much here. What is here already comes first, and of that what becomes smaller.
+    Sparse files and hard links count with their full size, which they would take here. Files that
+    are here already come first, and among them those that shrink.
     """
     plan = Plan()
-    carried = _placed(dict(carryable(census.entries, census.left_out)))
+    carried = _with_parents(dict(select_carried(census.entries, census.left_out)))
     plan.remove = [path for path in known if path not in carried and census.covers(path)]
     for path in plan.remove:
-        ledger.drop(path)
+        ledger.remove(path)
 
     def turn(item: tuple[str, Found]) -> tuple[bool, int]:
         path, entry = item
@@ -115,9 +114,9 @@ def decide(known: dict[str, Known], census: Census, ledger: Ledger) -> Plan:
     return plan
 
 
-def _placed(found: dict[str, Found]) -> dict[str, Found]:
-    """Those in directories that are carried too. All of them, unless a guest says that something
-    is a directory and then that it is none: nothing is made here that is not counted."""
+def _with_parents(found: dict[str, Found]) -> dict[str, Found]:
+    """Only entries whose directory is carried too. That is all of them, unless a hostile guest
+    contradicts itself: nothing may be made here that is not counted."""
     placed: dict[str, Found] = {}
     for path, entry in found.items():
         parent = path.rpartition("/")[0]
@@ -132,25 +131,25 @@ def _is_same(before: Known, entry: Found, census: Census) -> bool:
 
 
 class Save:
-    """The host's part of one save. An error of one file is a note, and the others go on."""
+    """Carries out one plan. An error of one file becomes a note, and the others go on."""
 
     def __init__(
         self, host: Beneath, known: dict[str, Known], census: Census, ledger: Ledger
     ) -> None:
-        """`ledger`: of what is here now. What was planned may fail, or turn out larger."""
+        """`ledger`: of what is here now, because a planned step may fail or turn out larger."""
         self._host = host
         self._known = known
         self._ledger = ledger
         self._left_out = census.left_out
         self._mapped = census.mapped
-        self._intake = Intake(host)
+        self._writer = PartWriter(host)
         self.notes: list[str] = []
 
     def close(self) -> None:
-        self._intake.close()
+        self._writer.close()
 
     def arrange(self, plan: Plan) -> list[tuple[str, int]]:
-        """All but the content of files; those whose content is wanted."""
+        """Do everything but the content of files; return the files to fetch."""
         for path in plan.remove:
             self._remove(path)
         for path, entry in plan.make:
@@ -168,17 +167,17 @@ class Save:
         return self._wanted(plan.fetch)
 
     def _remove(self, path: str) -> None:
-        """Only what is as it was brought here: what the caller has made of it since is his."""
+        """Remove it only if it is unchanged since the copy: the caller's changes stay."""
         if self._touched(path, self._known[path]):
             self._known.pop(path)
             return
         try:
             self._host.remove(path)
         except OSError as error:
-            if error.errno != errno.ENOTEMPTY:  # a directory with something new of the caller's
+            if error.errno != errno.ENOTEMPTY:  # the caller put a new file into the directory
                 self._failed(path, error)
         else:
-            self._ledger.drop(path)
+            self._ledger.remove(path)
         self._known.pop(path)
 
     def _admit(self, path: str, entry: Found) -> bool:
@@ -192,14 +191,14 @@ class Save:
         self._ledger.put(path, known.host)
 
     def _wanted(self, files: list[tuple[str, Found]]) -> list[tuple[str, int]]:
-        """Without those that the caller has changed, and the guest has not as far as one sees."""
+        """Leave out files that only the caller has changed, as far as the host can see."""
         wanted = []
         for path, entry in files:
             known = self._known.get(path)
             if known is not None and self._touched(path, known):
                 if known.guest == entry.signature:
                     continue
-                self.notes.append(f"{path!r} was changed on both sides; the sandbox's is kept")
+                self.notes.append(f"{path!r} changed on both sides; the sandbox's version is kept")
             wanted.append((path, entry.size))
         return wanted
 
@@ -207,35 +206,35 @@ class Save:
         now = self._host.look(path)
         return now is not None and now.signature != known.host
 
-    async def receive(self, parts: list[Part]) -> None:
+    async def receive(self, parts: list[FilePart]) -> None:
         await anyio.to_thread.run_sync(self.take, parts)
 
-    def take(self, parts: Iterable[Part]) -> None:
+    def take(self, parts: Iterable[FilePart]) -> None:
         for part in parts:
             if part.error:
-                self._intake.close()  # what came of it before
-                self._unread(part)
+                self._writer.close()  # discards the parts before
+                self._note_unread(part)
                 continue
             if part.offset == 0 and not (part.found and self._admit(part.path, part.found)):
-                self._intake.close()  # and what follows of it is passed over
+                self._writer.close()  # so that `write` skips the other parts
                 continue
             try:
-                found = self._intake.write(part)
+                found = self._writer.write(part)
             except OSError as error:
                 self._failed(part.path, error)
                 continue
             if found is None or part.found is None:
                 continue
             if not part.steady:
-                self.notes.append(f"{part.path!r} was written to while it was brought back")
-            # One that is mapped now is wanted once more when it is not: it may be written to last.
+                self.notes.append(f"{part.path!r} changed while it was copied back")
+            # A file that is mapped now is copied again later: its last writes leave no trace.
             sure = part.steady and part.settled and part.found.inode not in self._mapped
             self._keep(part.path, Known("file", part.found.signature, found.signature, sure))
 
-    def _unread(self, part: Part) -> None:
+    def _note_unread(self, part: FilePart) -> None:
         if part.error == errno.EFBIG:
-            self._left_out.add(part.path, "would make it more than the limit")
-        elif part.error != errno.ENOENT:  # which has been removed meanwhile
+            self._left_out.add(part.path, "would exceed the limit")
+        elif part.error != errno.ENOENT:  # removed meanwhile
             self._left_out.add(part.path, f"could not be read ({os.strerror(part.error)})")
 
     def _failed(self, path: str, error: OSError) -> None:

@@ -1,25 +1,44 @@
-"""What carrying files into a sandbox and out of it has in common: what is carried, and how far."""
+"""Copy whole files and trees between this host and a sandbox, streamed.
+
+The guest carries out orders (`OrderReader` makes them from files of this host) and sends parts of
+files (`PartWriter` writes them here). The caller decides where a download goes; below that,
+`safe_dir` keeps every path inside.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import inspect
-from collections.abc import Awaitable, Callable, Iterator
+import os
+import posixpath
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from belljar.backends.linux.safe_dir import Found, stays_inside
-from belljar.files.tree_protocol import LeftOut
+import anyio
+import anyio.to_thread
+
+from belljar.backends.linux.safe_dir import Beneath, Found, Incoming, stays_inside
+from belljar.errors import FileError, InvalidOption, SandboxError, file_error
+from belljar.files import tree_protocol
+from belljar.files.tree_protocol import Budget, Census, FilePart, LeftOut, Order
+from belljar.limits import format_size
+
+if TYPE_CHECKING:
+    from belljar.files.api import AsyncFiles
 
 MAX_FILES = 10_000
-OnProgress = Callable[[int, int], object]  # bytes so far, bytes in all
+OnProgress = Callable[[int, int], object]  # bytes so far, bytes in total
 
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """What was carried."""
+    """What was copied."""
 
     files: int
     size: int  # bytes
-    left_out: tuple[str, ...]  # sentences about what cannot be carried, such as links that lead out
+    left_out: tuple[str, ...]  # sentences about what was not copied, such as links that lead out
 
 
 class Progress:
@@ -34,12 +53,11 @@ class Progress:
         if self._callback is not None:
             made = self._callback(self.done, self.total)
             if inspect.isawaitable(made):
-                awaitable: Awaitable[object] = made
-                await awaitable
+                await made
 
 
-def carryable(found: dict[str, Found], left_out: LeftOut) -> Iterator[tuple[str, Found]]:
-    """Files, directories, and links that stay inside; the rest is told of."""
+def select_carried(found: dict[str, Found], left_out: LeftOut) -> Iterator[tuple[str, Found]]:
+    """Files, directories, and links that stay inside; the rest goes to `left_out`."""
     for path, entry in found.items():
         if entry.kind == "other":
             left_out.add(path, "is neither a file nor a directory", by_kind=True)
@@ -47,3 +65,331 @@ def carryable(found: dict[str, Found], left_out: LeftOut) -> Iterator[tuple[str,
             left_out.add(path, "is a link that leads out", by_kind=True)
         else:
             yield path, entry
+
+
+@contextlib.contextmanager
+def _os_errors(local: str, doing: str) -> Iterator[None]:
+    """Turn an OSError about a path of this host into a FileError."""
+    try:
+        yield
+    except FileError:
+        raise
+    except OSError as error:
+        message = f"cannot {doing} {local!r}: {error.strerror}"
+        raise file_error(error.errno or errno.EIO, local, message) from error
+
+
+# -- host to guest ------------------------------------------------------------------------------
+
+
+async def upload(
+    files: AsyncFiles, local: str, target: str, on_progress: OnProgress | None
+) -> Transfer:
+    """`local` itself may be a link; links in a tree are copied as links."""
+    with _os_errors(local, "read"):
+        if os.path.isdir(local):
+            with Beneath(local) as source:
+                return await _upload_tree(files, source, target, on_progress)
+        resolved = os.path.realpath(local)
+        with Beneath(os.path.dirname(resolved)) as source:
+            return await _upload_file(files, source, resolved, target, on_progress)
+
+
+async def _upload_file(
+    files: AsyncFiles, source: Beneath, local: str, target: str, on_progress: OnProgress | None
+) -> Transfer:
+    name = os.path.basename(local)
+    found = source.look(name)
+    if found is None or found.kind != "file":
+        code = errno.ENOENT if found is None else errno.EINVAL
+        raise file_error(code, local, f"not a regular file: {local!r}")
+    parent, into = posixpath.split(target)
+    progress = Progress(on_progress, found.size)
+    await send_orders(files, parent, OrderReader(source, [(name, found)], {name: into}), progress)
+    return Transfer(files=1, size=progress.done, left_out=())
+
+
+async def _upload_tree(
+    files: AsyncFiles, source: Beneath, target: str, on_progress: OnProgress | None
+) -> Transfer:
+    try:
+        found, unread = await anyio.to_thread.run_sync(source.scan, MAX_FILES)
+    except OverflowError:
+        raise InvalidOption(
+            f"the directory holds more than {MAX_FILES} files", hint="upload an archive of it"
+        ) from None
+    left_out = LeftOut()
+    for path, reason in unread:
+        left_out.add(path, reason)
+    carried = list(select_carried(found, left_out))
+    sizes = [entry.size for _, entry in carried if entry.kind == "file"]
+    progress = Progress(on_progress, sum(sizes))
+    await tree_protocol.push_orders(files, target, [])  # makes the directory, even an empty one
+    await send_orders(files, target, OrderReader(source, carried), progress)
+    return Transfer(files=len(sizes), size=progress.done, left_out=tuple(left_out.sentences()))
+
+
+class OrderReader:
+    """Reads files of this host as orders for the guest, one request's worth after the other."""
+
+    def __init__(
+        self,
+        source: Beneath,
+        wanted: Iterable[tuple[str, Found]],
+        names: dict[str, str] | None = None,  # other names in the guest
+        left_out: LeftOut | None = None,  # gets unreadable files; without it they raise an error
+    ) -> None:
+        self._source = source
+        self._wanted = iter(wanted)
+        self._names = names or {}
+        self._left_out = left_out
+        self._fd = -1
+        self._current = ("", Found("file"))
+        self._offset = 0
+
+    def next(self) -> list[Order]:
+        """The next orders; empty at the end. Reads files, so it is called in a thread."""
+        orders: list[Order] = []
+        room = tree_protocol.PART
+        while room > 0 and len(orders) < tree_protocol.ROWS:
+            if self._fd < 0 and not self._open_next(orders):
+                break
+            if self._fd >= 0:
+                order = self._read_part(room)
+                orders.append(order)
+                room -= len(order.data) + 1
+        return orders
+
+    def _open_next(self, orders: list[Order]) -> bool:
+        """Open the next file; a directory or link becomes an order at once. False at the end."""
+        following = next(self._wanted, None)
+        if following is None:
+            return False
+        path, found = following
+        name = self._names.get(path, path)
+        if found.kind == "dir":
+            orders.append(Order("dir", name))
+        elif found.kind == "symlink":
+            orders.append(Order("symlink", name, (found.target,)))
+        else:
+            try:
+                self._fd = self._source.open(path)
+            except OSError as error:
+                if self._left_out is None:
+                    raise
+                self._left_out.add(path, f"cannot be read ({error.strerror})")
+            self._current, self._offset = (name, found), 0
+        return True
+
+    def _read_part(self, room: int) -> Order:
+        """Up to the size that the scan found, so that a growing file comes to an end."""
+        name, found = self._current
+        data = os.pread(self._fd, min(room, found.size - self._offset), self._offset)
+        offset, self._offset = self._offset, self._offset + len(data)
+        if data and self._offset < found.size:
+            return Order("file", name, (offset, len(data), None, None), data)
+        self.close()
+        mode = 0o755 if found.executable else 0o644
+        return Order("file", name, (offset, len(data), mode, found.mtime), data)
+
+    @property
+    def unfinished(self) -> str:
+        """The file of which only a part was read so far."""
+        return self._current[0] if self._fd >= 0 else ""
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+async def send_orders(
+    files: AsyncFiles, root: str, reader: OrderReader, progress: Progress
+) -> dict[str, Found]:
+    """Send all orders; return each file as the guest then describes it."""
+    written: dict[str, Found] = {}
+    begun: set[str] = set()  # files that the guest may have in part
+    try:
+        while orders := await anyio.to_thread.run_sync(reader.next):
+            begun.update(order.path for order in orders if order.verb == "file")
+            made = await tree_protocol.push_orders(files, root, orders)
+            pairs = zip(orders, made, strict=True)
+            done = {order.path: found for order, found in pairs if isinstance(found, Found)}
+            begun -= done.keys() - {reader.unfinished}
+            tree_protocol.check_orders(orders, made, root)
+            written |= done
+            await progress.add(sum(len(order.data) for order in orders))
+    except BaseException:
+        with anyio.CancelScope(shield=True), contextlib.suppress(SandboxError):
+            for path in begun:  # a file is copied whole or not at all
+                target = posixpath.join(root, path)
+                await files.call(target, {"op": "remove", "path": target})
+        raise
+    finally:
+        reader.close()
+    return written
+
+
+# -- guest to host ------------------------------------------------------------------------------
+
+
+async def download(
+    files: AsyncFiles, path: str, local: str, most: int, on_progress: OnProgress | None
+) -> Transfer:
+    info = await files.stat(path)
+    is_dir = info.type == "dir"
+    if info.type == "symlink":
+        is_dir = await _leads_to_directory(files, path)
+    if is_dir:
+        census = await _scan_tree(files, path, most)
+        with _os_errors(local, "write"), Beneath(local, make=True) as sink:
+            return await _download_tree(files, path, sink, most, census, on_progress)
+    if local.endswith("/") or os.path.isdir(local):
+        local = os.path.join(local, posixpath.basename(path))
+    parent, name = os.path.split(local)
+    root, base = posixpath.split(path)
+    with _os_errors(local, "write"), Beneath(parent or ".", make=bool(parent)) as sink:
+        receiver = _Receiver(PartWriter(sink, {base: name}), root, most, Progress(on_progress, 0))
+        # A size above PART, because the real one is not known yet: the file is read part by part.
+        size = await receiver.fetch(files, [(base, tree_protocol.PART + 1)], follow=True)
+    return Transfer(files=1, size=size, left_out=())
+
+
+async def _leads_to_directory(files: AsyncFiles, path: str) -> bool:
+    try:
+        await files.call(path, {"op": "scan", "path": path}, b"[]")
+    except NotADirectoryError:
+        return False
+    return True
+
+
+async def _scan_tree(files: AsyncFiles, path: str, most: int) -> Census:
+    """Look at the whole tree before anything is written here."""
+    census = await tree_protocol.scan_tree(files, path, most=MAX_FILES)
+    if census.unseen and len(census.entries) == MAX_FILES:
+        raise file_error(
+            errno.E2BIG, path, f"the directory holds more than {MAX_FILES} files: {path!r}"
+        )
+    total = sum(entry.size for entry in census.entries.values() if entry.kind == "file")
+    if total > most:
+        raise _too_large(path, total, most)
+    return census
+
+
+async def _download_tree(
+    files: AsyncFiles,
+    path: str,
+    sink: Beneath,
+    most: int,
+    census: Census,
+    on_progress: OnProgress | None,
+) -> Transfer:
+    carried = dict(select_carried(census.entries, census.left_out))
+    wanted = [(name, entry.size) for name, entry in carried.items() if entry.kind == "file"]
+    progress = Progress(on_progress, sum(size for _, size in wanted))
+    await anyio.to_thread.run_sync(_make_dirs_and_links, sink, carried)
+    writer = PartWriter(sink)
+    size = await _Receiver(writer, path, most, progress).fetch(files, wanted)
+    return Transfer(files=writer.count, size=size, left_out=tuple(census.left_out.sentences()))
+
+
+def _make_dirs_and_links(sink: Beneath, carried: dict[str, Found]) -> None:
+    for path, entry in carried.items():
+        if entry.kind == "dir":
+            sink.make_dir(path)
+        elif entry.kind == "symlink":
+            sink.make_symlink(path, entry.target)
+
+
+@dataclass(frozen=True, slots=True)
+class _Receiver:
+    """Receives the parts of one download. The first error ends it."""
+
+    writer: PartWriter
+    root: str
+    most: int
+    progress: Progress
+
+    async def fetch(
+        self, files: AsyncFiles, wanted: list[tuple[str, int]], *, follow: bool = False
+    ) -> int:
+        """Fetch all files; return the number of bytes."""
+        budget = Budget(self.most)
+        try:
+            await tree_protocol.fetch_files(
+                files, self.root, wanted, budget, self._take, follow=follow
+            )
+        finally:
+            self.writer.close()
+        return self.progress.done
+
+    async def _take(self, parts: list[FilePart]) -> None:
+        for part in parts:
+            full = posixpath.join(self.root, part.path)
+            if part.error == errno.EFBIG:
+                raise _too_large(full, None, self.most)
+            if part.error:
+                raise file_error(part.error, full)
+            if part.last and not part.steady:
+                raise file_error(errno.EBUSY, full, f"the file changes while it is read: {full!r}")
+        undone = await anyio.to_thread.run_sync(self.writer.write_all, parts)
+        await self.progress.add(sum(len(part.data) for part in parts) - undone)
+
+
+def _too_large(path: str, size: int | None, most: int) -> FileError:
+    has = "has more" if size is None else f"has {format_size(size)}, more"
+    return FileError(
+        f"{path!r} {has} than {format_size(most)}",
+        errno=errno.EFBIG,
+        path=path,
+        hint="allow more with max_size=",
+    )
+
+
+class PartWriter:
+    """Writes parts to files of this host. Called in a thread, by one caller at a time."""
+
+    def __init__(self, sink: Beneath, names: dict[str, str] | None = None) -> None:
+        self._sink = sink
+        self._names = names or {}
+        self._incoming: Incoming | None = None
+        self._written = 0
+        self.count = 0
+
+    def write_all(self, parts: list[FilePart]) -> int:
+        """Write them; return how many bytes of earlier parts were discarded by a restart."""
+        undone = 0
+        for part in parts:
+            if part.offset == 0 and self._incoming is not None:
+                undone += self._written
+            self.write(part)
+        return undone
+
+    def write(self, part: FilePart) -> Found | None:
+        """Return the file if this was its last part."""
+        if self._incoming is None:
+            if part.offset:
+                return None  # an earlier part could not be written, so skip the rest of the file
+            self._incoming = Incoming(self._sink, self._names.get(part.path, part.path))
+            self._written = 0
+        elif part.offset == 0:
+            self._incoming.restart()
+            self._written = 0
+        try:
+            self._incoming.write(part.data)
+            self._written += len(part.data)
+            if not part.last or part.found is None:
+                return None
+            found = self._incoming.commit(executable=part.found.executable, mtime=part.found.mtime)
+        except OSError:
+            self.close()
+            raise
+        self._incoming = None
+        self.count += 1
+        return found
+
+    def close(self) -> None:
+        """Discard a file that was not finished."""
+        if self._incoming is not None:
+            self._incoming.close()
+            self._incoming = None

@@ -1,7 +1,7 @@
-"""Trees of a guest, as the host asks for them: what there is, its content, and new content.
+"""The host's requests about trees of a guest: list entries, fetch content, push content.
 
-Everything that comes back was said by the guest: names are checked before anything is made of
-them, and what is taken is counted here, not believed.
+A hostile guest may have written every answer: names are checked before use, and the host counts
+bytes and entries itself.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from typing import TYPE_CHECKING, Any
 from belljar.backends.linux import safe_dir
 from belljar.backends.linux.safe_dir import Found, is_file_name
 from belljar.errors import ProtocolError, file_error
-from belljar.protocol import messages as messages
+from belljar.protocol import messages
 
 if TYPE_CHECKING:
     from belljar.files.api import AsyncFiles
 
 PART = messages.MAX_PART
-ROWS = 250  # of one request
-ATTEMPTS = 3  # to read a file that does not stand still
+ROWS = 250  # in one request
+ATTEMPTS = 3  # to read a file that changes meanwhile
 SHOWN = 3  # names in one sentence
 _KINDS = ("file", "dir", "symlink", "other")
 _MAX = 2**63
 _MAX_ERRNO = 4095
+_MALFORMED = "the guest sent a malformed answer"
 # scan: number, name, kind, mode, size, mtime, ctime, inode (and the target of a link)
 _ROW = 8
 _NUMBERS = 5  # mode, size, mtime, ctime, inode
@@ -35,12 +36,12 @@ _NUMBERS = 5  # mode, size, mtime, ctime, inode
 
 @dataclass
 class LeftOut:
-    """What was not carried, and why: a few sentences, however many files there are."""
+    """What was not carried, and why: a few sentences for any number of files."""
 
     reasons: dict[str, list[str]] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
-    uncounted: set[str] = field(default_factory=set)  # reasons that hold for others too
-    lost: bool = False  # some of it would have been carried, had there been no error and no limit
+    uncounted: set[str] = field(default_factory=set)  # reasons that hold for uncounted files too
+    lost: bool = False  # an error or a limit prevented some of it
 
     def add(self, path: str, reason: str, *, by_kind: bool = False) -> None:
         """`by_kind`: such things are never carried, wherever they are."""
@@ -51,7 +52,7 @@ class LeftOut:
             shown.append(repr(path[:200]))
 
     def add_uncounted(self, reason: str) -> None:
-        """There are others, which were not looked at: nobody knows how many."""
+        """There are more files that were not looked at, so their number is unknown."""
         self.reasons.setdefault(reason, [])
         self.uncounted.add(reason)
 
@@ -69,30 +70,30 @@ class LeftOut:
 
 @dataclass
 class Census:
-    """What a tree of the guest holds, parents first."""
+    """The entries of a tree, parents first."""
 
     entries: dict[str, Found] = field(default_factory=dict)
-    unseen: set[str] = field(default_factory=set)  # directories that were not looked at entirely
+    unseen: set[str] = field(default_factory=set)  # directories with entries that were not listed
     left_out: LeftOut = field(default_factory=LeftOut)
     mapped: set[int] = field(default_factory=set)  # inodes that may change without a trace
 
     def covers(self, path: str) -> bool:
-        """Whether the path would be here if it existed."""
+        """True if the path would be in `entries` if it existed."""
         if not self.unseen:
             return True
         parts = path.split("/")
         return not any("/".join(parts[:depth]) in self.unseen for depth in range(len(parts)))
 
 
-async def scan(files: AsyncFiles, root: str, *, most: int, unlock: bool = False) -> Census:
-    """Look at everything below `root`; beyond `most` entries, what is nearest to the root.
+async def scan_tree(files: AsyncFiles, root: str, *, most: int, unlock: bool = False) -> Census:
+    """List everything below `root`, at most `most` entries: those nearest to the root.
 
-    `unlock`: also into directories that their owner has closed to himself.
+    `unlock`: also directories whose mode forbids their owner to list them.
     """
     census = Census()
     pending, after, rows = [""], "", 0
     while pending:
-        # What is left out is not kept, but counted: else a listing could go on for ever.
+        # Rows that are left out count too: otherwise a listing could go on for ever.
         if len(census.entries) > most or rows > most + messages.MAX_NAMES:
             census.unseen.update(pending)
             census.left_out.add_uncounted(_too_many(most))
@@ -102,28 +103,28 @@ async def scan(files: AsyncFiles, root: str, *, most: int, unlock: bool = False)
         answer, data = await files.call(root, header, json.dumps(asked).encode("ascii"))
         done, last = answer.get("done"), answer.get("after")
         if type(done) is not int or not 0 <= done <= len(asked) or not isinstance(last, str):
-            raise ProtocolError("a malformed listing")
+            raise ProtocolError("the guest sent a malformed listing")
         if done == 0 and last <= after:
-            raise ProtocolError("a listing that does not go on")
-        count, inner = _add(census, asked, data)
+            raise ProtocolError("the guest sent a listing that does not advance")
+        count, inner = _add_page(census, asked, data)
         pending, after = pending[done:] + inner, last
-        rows += count if done else max(count, messages.SCAN_PAGE)  # pages are full, as a rule
+        rows += count if done else max(count, messages.SCAN_PAGE)  # an unfinished page is full
     if len(census.entries) > most:
-        _cut(census, most)
+        _drop_beyond(census, most)
     return census
 
 
-async def mapped(files: AsyncFiles, root: str) -> set[int]:
-    """The inodes of files that are being written to through a mapping."""
+async def list_mapped(files: AsyncFiles, root: str) -> set[int]:
+    """The inodes of files that processes have mapped for writing."""
     answer, _ = await files.call(root, {"op": "mapped", "path": root})
     inodes = answer.get("inodes")
     if not isinstance(inodes, list) or len(inodes) > messages.MAX_ROWS:
-        raise ProtocolError("a malformed answer")
-    return {_number(inode) for inode in inodes}
+        raise ProtocolError(_MALFORMED)
+    return {_parse_number(inode) for inode in inodes}
 
 
-def _cut(census: Census, most: int) -> None:
-    """Keep the first `most`; directories that lose something are not known entirely."""
+def _drop_beyond(census: Census, most: int) -> None:
+    """Keep the first `most` entries; directories that lose some become `unseen`."""
     for path in list(census.entries)[most:]:
         del census.entries[path]
         census.unseen.add(path.rpartition("/")[0])
@@ -134,37 +135,37 @@ def _too_many(most: int) -> str:
     return f"is more than {most} files"
 
 
-def _add(census: Census, asked: Sequence[str], data: bytes) -> tuple[int, list[str]]:
-    """Take one page into the census; its length, and the directories that are new in it."""
+def _add_page(census: Census, asked: Sequence[str], data: bytes) -> tuple[int, list[str]]:
+    """Add one page to the census; return its length and the directories in it."""
     try:
         page = json.loads(data)
         entries, failed = page["entries"], page["failed"]
         if len(entries) > messages.SCAN_PAGE + ROWS or len(failed) > ROWS:
-            raise ProtocolError("a listing longer than any")
+            raise ProtocolError("the guest sent a listing that is too long")
         for number, code in failed:
-            census.unseen.add(asked[_number(number)])
+            census.unseen.add(asked[_parse_number(number)])
             if code != errno.ENOENT:
                 census.left_out.add(asked[number] or "/", "cannot be read")
         inner = []
         for row in entries:
-            path = _take(census, asked, row)
+            path = _add_row(census, asked, row)
             if path is not None and census.entries[path].kind == "dir":
                 inner.append(path)
     except (ValueError, RecursionError, KeyError, TypeError, IndexError):
-        raise ProtocolError("a malformed listing") from None
+        raise ProtocolError("the guest sent a malformed listing") from None
     return len(entries), inner
 
 
-def _take(census: Census, asked: Sequence[str], row: list[Any]) -> str | None:
-    directory, name, kind = asked[_number(row[0])], row[1], row[2]
+def _add_row(census: Census, asked: Sequence[str], row: list[Any]) -> str | None:
+    directory, name, kind = asked[_parse_number(row[0])], row[1], row[2]
     if not is_file_name(name):
-        raise ProtocolError("a file name that is none")
+        raise ProtocolError("the guest sent an invalid file name")
     if kind not in _KINDS or len(row) != _ROW + (kind == "symlink"):
-        raise ProtocolError("a malformed listing")
+        raise ProtocolError("the guest sent a malformed listing")
     path = f"{directory}/{name}" if directory else name
     target = row[_ROW] if kind == "symlink" else ""
     if not isinstance(target, str) or "\0" in target:
-        raise ProtocolError("a malformed link")
+        raise ProtocolError("the guest sent a malformed link")
     try:
         os.fsencode(target)
         fits = safe_dir.fits(path) and len(os.fsencode(name)) <= 255
@@ -172,55 +173,55 @@ def _take(census: Census, asked: Sequence[str], row: list[Any]) -> str | None:
         census.left_out.add(path, "has a name that this system cannot write")
         return None
     if not fits or name.startswith(safe_dir.PARTIAL):
-        census.left_out.add(path, "is nested too deep" if not fits else "has a name of belljar's")
+        reason = "has a name that Belljar reserves" if fits else "is nested too deep"
+        census.left_out.add(path, reason)
         return None
     if path in census.entries:
-        return None  # said twice
-    census.entries[path] = described(kind, row[3:_ROW], target)
+        return None  # listed twice
+    census.entries[path] = parse_found(kind, row[3:_ROW], target)
     return path
 
 
-def described(kind: Any, numbers: Sequence[object], target: str = "") -> Found:
-    """A description of a file, out of numbers that the guest sent."""
+def parse_found(kind: Any, numbers: Sequence[object], target: str = "") -> Found:
+    """The description of a file, from numbers that the guest sent."""
     if len(numbers) != _NUMBERS:
-        raise ProtocolError("a malformed answer")
-    mode, size, mtime, ctime, inode = (_number(number, low=-_MAX) for number in numbers)
+        raise ProtocolError(_MALFORMED)
+    mode, size, mtime, ctime, inode = (_parse_number(number, low=-_MAX) for number in numbers)
     if size < 0:
-        raise ProtocolError("a negative size")
+        raise ProtocolError("the guest sent a negative size")
     return Found(kind, size, bool(mode & 0o100), mtime, ctime, inode, target)
 
 
-def _number(value: object, low: int = 0) -> int:
+def _parse_number(value: object, low: int = 0) -> int:
     if type(value) is not int or not low <= value < _MAX:
-        raise ProtocolError("a malformed number")
+        raise ProtocolError("the guest sent a malformed number")
     return value
 
 
-def errno_of(value: object) -> int:
-    """Out of an answer: one that the C library has words for."""
+def parse_errno(value: object) -> int:
     if type(value) is not int or not 0 < value <= _MAX_ERRNO:
-        raise ProtocolError("a malformed error")
+        raise ProtocolError("the guest sent a malformed error number")
     return value
 
 
-# -- content, out ---------------------------------------------------------------------------
+# -- fetch content ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Some bytes of a file; or an error instead. Offset 0 begins the file, also once more."""
+class FilePart:
+    """Some bytes of a file, or an error. Offset 0 starts the file, or starts it again."""
 
     path: str
     offset: int = 0
     data: bytes | memoryview = b""
-    found: Found | None = None  # the file, when this part was read
+    found: Found | None = None  # the file at the time of this read
     last: bool = False
-    steady: bool = True  # False with the last part: it changed while it was read
-    settled: bool = True  # a later change will show in the description
+    steady: bool = True  # False with the last part: the file changed while it was read
+    settled: bool = True  # a later change will show in its time stamps
     error: int = 0
 
 
-Sink = Callable[[list[Part]], Awaitable[None]]
+Sink = Callable[[list[FilePart]], Awaitable[None]]
 
 
 @dataclass
@@ -236,7 +237,7 @@ class Budget:
         return True
 
 
-async def fetch(
+async def fetch_files(
     files: AsyncFiles,
     root: str,
     wanted: Iterable[tuple[str, int]],
@@ -246,21 +247,22 @@ async def fetch(
     follow: bool = False,
     unlock: bool = False,
 ) -> None:
-    """Hand over the content of files, of which the expected sizes are given.
+    """Give the content of files to `sink`; `wanted` has each path with its expected size.
 
-    Small ones come several at once. For each path the last part is `last`, or has an `error`.
+    One request fetches several small files. The final part of each file is `last` or has an
+    `error`.
     """
     reading = _Reading(files, root, budget, sink, follow, unlock)
     batch: list[tuple[str, int]] = []
     room = PART
     for path, size in wanted:
         if batch and (size > room or len(batch) >= ROWS):
-            await reading.several(batch)
+            await reading.fetch_batch(batch)
             batch, room = [], PART
         batch.append((path, size))
         room -= size
     if batch:
-        await reading.several(batch)
+        await reading.fetch_batch(batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +274,7 @@ class _Reading:
     follow: bool
     unlock: bool
 
-    async def several(self, batch: list[tuple[str, int]]) -> None:
+    async def fetch_batch(self, batch: list[tuple[str, int]]) -> None:
         alone = [path for path, size in batch if size > PART]
         if not alone:
             whole = []
@@ -281,19 +283,19 @@ class _Reading:
                 if part.error:
                     whole.append(part)
                 elif not complete or not part.steady:
-                    alone.append(part.path)  # it is being written to: with more care
+                    alone.append(part.path)  # it is being written to: read it by itself
                 elif self.budget.take(len(part.data)):
                     whole.append(part)
                 else:
-                    whole.append(Part(part.path, error=errno.EFBIG))
+                    whole.append(FilePart(part.path, error=errno.EFBIG))
             await self.sink(whole)
         for path in alone:
             for attempt in range(ATTEMPTS):
-                if await self._one(path, final=attempt + 1 == ATTEMPTS):
+                if await self._fetch_one(path, final=attempt + 1 == ATTEMPTS):
                     break
 
-    async def _one(self, path: str, *, final: bool) -> bool:
-        """Part by part, up to the size it had at first. False: it changed meanwhile, once more."""
+    async def _fetch_one(self, path: str, *, final: bool) -> bool:
+        """Part by part, up to its first size. False: it changed meanwhile, so read it again."""
         first: Found | None = None
         offset, steady = 0, True
         while True:
@@ -302,52 +304,52 @@ class _Reading:
             if first is None:
                 first = part.found
             if part.error or part.found is None or first is None:
-                await self.sink([Part(path, error=part.error or errno.EIO)])
+                await self.sink([FilePart(path, error=part.error or errno.EIO)])
                 return True
             if offset == 0 and not self.budget.take(first.size):
-                await self.sink([Part(path, error=errno.EFBIG)])
+                await self.sink([FilePart(path, error=errno.EFBIG)])
                 return True
             data = part.data[: first.size - offset]
             steady = steady and part.steady and part.found == first
             ended = not data or offset + len(data) >= first.size
             last = ended and (steady or final)
-            await self.sink([Part(path, offset, data, part.found, last, steady, part.settled)])
+            await self.sink([FilePart(path, offset, data, part.found, last, steady, part.settled)])
             offset += len(data)
             if ended:
-                # Not taken: what a file that shrank did not have, and what will be read anew.
+                # Give back what a file that shrank did not need, and what will be read again.
                 self.budget.left += first.size - offset if last else first.size
                 return last
 
-    async def _gather(self, wanted: list[tuple[str, int, int]]) -> list[Part]:
+    async def _gather(self, wanted: list[tuple[str, int, int]]) -> list[FilePart]:
         header = {"op": "gather", "path": self.root, "follow": self.follow, "unlock": self.unlock}
         answer, data = await self.files.call(self.root, header, json.dumps(wanted).encode("ascii"))
         rows = answer.get("rows")
         if not isinstance(rows, list) or len(rows) != len(wanted):
-            raise ProtocolError("a malformed answer")
+            raise ProtocolError(_MALFORMED)
         view, parts = memoryview(data), []
         for (path, offset, size), row in zip(wanted, rows, strict=True):
             if not isinstance(row, list) or len(row) not in (1, 9):
-                raise ProtocolError("a malformed answer")
+                raise ProtocolError(_MALFORMED)
             if len(row) == 1:
-                parts.append(Part(path, error=errno_of(row[0])))
+                parts.append(FilePart(path, error=parse_errno(row[0])))
                 continue
-            length = _number(row[1])
+            length = _parse_number(row[1])
             if length > min(size, len(view)):
-                raise ProtocolError("more of a file than was asked for")
-            found = described("file", row[4:])
+                raise ProtocolError("the guest sent more of a file than was asked for")
+            found = parse_found("file", row[4:])
             parts.append(
-                Part(path, offset, view[:length], found, True, row[2] is True, row[3] is True)
+                FilePart(path, offset, view[:length], found, True, row[2] is True, row[3] is True)
             )
             view = view[length:]
         return parts
 
 
-# -- content, in ----------------------------------------------------------------------------
+# -- push content -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One row of `scatter`: see there."""
+    """One row of the guest's `scatter` request."""
 
     verb: str
     path: str
@@ -355,28 +357,30 @@ class Order:
     data: bytes = b""
 
 
-async def push(files: AsyncFiles, root: str, orders: Sequence[Order]) -> list[Found | int | None]:
-    """Have the guest carry out orders. For each: the file that was written whole, or an errno."""
+async def push_orders(
+    files: AsyncFiles, root: str, orders: Sequence[Order]
+) -> list[Found | int | None]:
+    """Let the guest carry out orders; return for each the finished file, an errno, or None."""
     text = json.dumps([[each.verb, each.path, *each.arguments] for each in orders]).encode("ascii")
     payload = b"".join((messages.LENGTH.pack(len(text)), text, *(each.data for each in orders)))
     answer, _ = await files.call(root, {"op": "scatter", "path": root}, payload)
     rows = answer.get("rows")
     if not isinstance(rows, list) or len(rows) != len(orders):
-        raise ProtocolError("a malformed answer")
+        raise ProtocolError(_MALFORMED)
     made: list[Found | int | None] = []
     for order, row in zip(orders, rows, strict=True):
         if not isinstance(row, list) or not row:
-            raise ProtocolError("a malformed answer")
+            raise ProtocolError(_MALFORMED)
         if row[0] != 0:
-            made.append(errno_of(row[0]))
+            made.append(parse_errno(row[0]))
         elif order.verb == "file":
-            made.append(described("file", row[2:]))
+            made.append(parse_found("file", row[2:]))
         else:
             made.append(None)
     return made
 
 
-def check(orders: Sequence[Order], made: Sequence[Found | int | None], root: str) -> None:
+def check_orders(orders: Sequence[Order], made: Sequence[Found | int | None], root: str) -> None:
     """Raise for the first order that failed."""
     for order, result in zip(orders, made, strict=True):
         if isinstance(result, int):

@@ -1,11 +1,10 @@
-"""/workspace kept on this host: a directory of the caller's, mirrored into the guest and back.
+"""A kept workspace: a directory of the caller on this host, mirrored to the guest's /workspace.
 
-The guest's own /workspace stays a tmpfs, with its exact limit, and the guest never touches a
-file system of the host's. When a guest starts, the directory is brought in (`load`); after each
-cell, command and file operation the changes are brought back (`save`); what the caller himself
-changed in the directory meanwhile is brought in before the next cell (`refresh`). Of a file that
-both have changed, the guest's version is kept, with a note; a file that one has removed and the
-other changed stays.
+The guest's /workspace stays a tmpfs with its exact limit, and the guest never touches a file system
+of the host. When a guest starts, `load` copies the directory in. After each cell, command and file
+operation `save` copies changes back. Before the next cell `refresh` copies in what the caller
+changed in the directory meanwhile. If both sides changed a file, the guest's version wins and a
+note says so; if one side removed a file that the other changed, the file stays.
 """
 
 from __future__ import annotations
@@ -24,25 +23,21 @@ from belljar.errors import FileError, GuestLost, InvalidOption
 from belljar.files import tree_protocol
 from belljar.files.api import AsyncFiles
 from belljar.files.sessions import Session
-from belljar.files.sync import Known, Ledger, Save, Signature, cost, decide
-from belljar.files.transfer import Progress, carryable
+from belljar.files.sync import Known, Ledger, Save, Signature, plan_save, tmpfs_size
+from belljar.files.transfer import OrderReader, Progress, select_carried, send_orders
 from belljar.files.tree_protocol import Budget, Census, LeftOut, Order
-from belljar.files.uploads import Outflow, send
 from belljar.limits import format_size
 from belljar.protocol.messages import FRESH
-from belljar.sandbox.options import Options
 
-MAX_FILES = 20_000  # that are carried out of a guest, and kept here
-MAX_HOST_FILES = 40_000  # that are looked at here: the caller may have more of his own
-SAVE_TIMEOUT = 120.0  # seconds; a guest that answers slowly shall not keep close() for ever
-MAX_TOLD = 1000  # sentences that are remembered, so that they are not said again
+MAX_FILES = 20_000  # copied out of a guest and kept here
+MAX_HOST_FILES = 40_000  # listed here: the caller may add more
+SAVE_TIMEOUT = 120.0  # seconds, so that a guest that answers slowly cannot delay close() for ever
+MAX_TOLD = 1000  # sentences that are remembered, so that they are said once
 
 
-def open(options: Options, limit: int) -> HostWorkspace:
-    """The one that the options name: a directory, or a session, which is then held."""
-    if options.session is None:
-        return HostWorkspace(options.workspace or "", limit=limit)
-    session = Session(options.session)
+def open_session(name: str, limit: int) -> HostWorkspace:
+    """The workspace of a session, which is held until the workspace is closed."""
+    session = Session(name)
     try:
         return HostWorkspace(session.path, limit=limit, session=session)
     except BaseException:
@@ -51,14 +46,14 @@ def open(options: Options, limit: int) -> HostWorkspace:
 
 
 class HostWorkspace:
-    """Called by one sandbox; its methods wait for each other."""
+    """Used by one sandbox; its methods wait for each other."""
 
     def __init__(
         self, path: str | os.PathLike[str], *, limit: int, session: Session | None = None
     ) -> None:
-        """The directory is made if it is missing. `limit`: that of the sandbox's /workspace."""
+        """Make the directory if it is missing. `limit`: that of the sandbox's /workspace."""
         if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
-            raise InvalidOption(f"workspace is the path of a directory, not {path!r}")
+            raise InvalidOption(f"workspace must be the path of a directory, not {path!r}")
         self.path = os.path.abspath(os.path.expanduser(path))
         self._limit = limit
         self._session = session
@@ -67,15 +62,15 @@ class HostWorkspace:
         except OSError as error:
             raise self._unusable(error) from error
         self._known: dict[str, Known] = {}
-        self._unread: dict[str, Signature] = {}  # files here that could not be brought in
+        self._unread: dict[str, Signature] = {}  # files here that could not be copied in
         self._most = MAX_FILES
-        self._notes: list[str] = []  # to be told with the next save
+        self._notes: list[str] = []  # for the next save to return
         self._told: set[str] = set()
-        self.saved = True  # all that could be carried was here after the last save
+        self.saved = True  # the last save copied everything that can be copied
         self._turn = Lock()
 
     def _sweep(self) -> None:
-        """Unless another sandbox writes here just now."""
+        """Delete leftovers of killed processes, unless another sandbox writes here now."""
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(self._host.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._host.sweep(MAX_HOST_FILES)
@@ -90,14 +85,14 @@ class HostWorkspace:
     # -- host to guest ----------------------------------------------------------------------
 
     async def load(self, files: AsyncFiles) -> None:
-        """Bring the directory into a guest that has just started, and has nothing yet."""
+        """Copy the directory into a guest that has just started and has no files yet."""
         async with self._turn:
             self._known, self._unread = {}, {}
             await anyio.to_thread.run_sync(self._sweep)
             census = await self._scan()
-            # Of a caller with more than is carried, some may be new nevertheless.
+            # A caller who has more files than MAX_FILES may still get new ones from the guest.
             self._most = MAX_FILES if len(census.entries) <= MAX_FILES else MAX_HOST_FILES
-            size = sum(cost(entry.signature) for entry in census.entries.values())
+            size = sum(tmpfs_size(entry.signature) for entry in census.entries.values())
             if size > self._limit:
                 raise self._too_large(size)
             try:
@@ -113,38 +108,38 @@ class HostWorkspace:
     def _unusable(self, error: OSError) -> InvalidOption:
         return InvalidOption(
             f"workspace {self.path!r} cannot be used: {error.strerror}",
-            hint="name a directory that you may write to, or one that can be made",
+            hint="name a directory that you may write to, or one that Belljar can make",
         )
 
     def _too_large(self, size: int) -> InvalidOption:
         return InvalidOption(
             f"the files in {self.path!r} take {format_size(size)} or more, and the sandbox's "
             f"workspace has {format_size(self._limit)}",
-            hint='allow more: limits=Limits(workspace="2g"), or give it as a mount',
+            hint='allow more: limits=Limits(workspace="2g"), or use a mount',
         )
 
     async def _scan(self) -> Census:
-        """Of this host's side."""
+        """List the directory on this host."""
         try:
             found, unread = await anyio.to_thread.run_sync(self._host.scan, MAX_HOST_FILES)
         except OverflowError:
             raise InvalidOption(
                 f"the workspace {self.path!r} holds more than {MAX_HOST_FILES} files",
-                hint="give large data as a mount: mounts=[Mount(host, guest)]",
+                hint="use a mount for large data: mounts=[Mount(host, guest)]",
             ) from None
         census = Census(unseen={path for path, _ in unread})
         for path, reason in unread:
             census.left_out.add(path, reason)
-        census.entries = dict(carryable(found, census.left_out))
+        census.entries = dict(select_carried(found, census.left_out))
         return census
 
     async def _bring_in(
         self, files: AsyncFiles, found: dict[str, Found], left_out: LeftOut
     ) -> None:
-        outflow = Outflow(self._host, found.items(), left_out=left_out)
-        written = await send(files, files.root, outflow, Progress(None, 0))
+        reader = OrderReader(self._host, found.items(), left_out=left_out)
+        written = await send_orders(files, files.root, reader, Progress(None, 0))
         if written:
-            # So that whatever the guest writes from now on gets another time stamp than these.
+            # What the guest writes from now on must get another time stamp than these files.
             await anyio.sleep(FRESH / 1e9)
         for path, entry in found.items():
             there = written.get(path) if entry.kind == "file" else entry
@@ -154,19 +149,21 @@ class HostWorkspace:
                 self._known[path] = Known(entry.kind, there.signature, entry.signature)
 
     async def refresh(self, files: AsyncFiles) -> None:
-        """Bring in what the caller changed in the directory. Costs a look at it, if nothing."""
+        """Copy in what the caller changed in the directory; without changes it only lists it."""
         async with self._turn:
             try:
                 await self._refresh(files)
             except (FileError, InvalidOption, OSError) as error:
-                self._notes.append(f"changes in {self.path!r} were not brought in: {error}")
+                self._notes.append(
+                    f"changes in {self.path!r} were not copied into the sandbox: {error}"
+                )
 
     async def _refresh(self, files: AsyncFiles) -> None:
         census = await self._scan()
         self._unread = {path: each for path, each in self._unread.items() if path in census.entries}
         if not self._changed(census):
             return
-        self._notes += await self._save(files)  # of what both have changed, the guest's wins
+        self._notes += await self._save(files)  # first: if both changed a file, the guest's wins
         census = await self._scan()
         differs = self._changed(census)
         changed = {path: each for path, each in census.entries.items() if path in differs}
@@ -176,7 +173,7 @@ class HostWorkspace:
         await self._bring_in(files, changed, census.left_out)
 
     def _changed(self, census: Census) -> set[str]:
-        """The paths that are not here as they are known."""
+        """The paths that differ from what the last copy left here."""
         found = census.entries
         changed = {path for path in self._known if path not in found and census.covers(path)}
         for path, entry in found.items():
@@ -193,8 +190,8 @@ class HostWorkspace:
     async def _remove_inside(self, files: AsyncFiles, paths: list[str]) -> None:
         for start in range(0, len(paths), tree_protocol.ROWS):
             orders = [Order("remove", path) for path in paths[start : start + tree_protocol.ROWS]]
-            tree_protocol.check(
-                orders, await tree_protocol.push(files, files.root, orders), files.root
+            tree_protocol.check_orders(
+                orders, await tree_protocol.push_orders(files, files.root, orders), files.root
             )
         for path in paths:
             self._known.pop(path, None)
@@ -202,7 +199,7 @@ class HostWorkspace:
     # -- guest to host ----------------------------------------------------------------------
 
     async def save(self, files: AsyncFiles) -> list[str]:
-        """Bring back what has changed. Sentences about what could not be, each of them once."""
+        """Copy changes back; return sentences about what was not copied, each of them once."""
         async with self._turn:
             notes = [*self._notes, *await self._save(files)]
             self._notes = []
@@ -213,8 +210,8 @@ class HostWorkspace:
             return new
 
     async def _save(self, files: AsyncFiles) -> list[str]:
-        """What a guest does to prevent it is its own loss, and no error of the cell before."""
-        why, self.saved = "it took too long", False
+        """A failure is a note, not an error: the cell before has succeeded."""
+        why, self.saved = f"it took longer than {SAVE_TIMEOUT:g} s", False
         try:
             with anyio.move_on_after(SAVE_TIMEOUT):
                 return await self._carry_out(files)
@@ -222,19 +219,19 @@ class HostWorkspace:
             why = "the guest died"
         except FileError as error:
             why = error.message
-        return [f"not everything was brought back to {self.path!r}: {why}"]
+        return [f"not all changes were copied back to {self.path!r}: {why}"]
 
     async def _carry_out(self, files: AsyncFiles) -> list[str]:
-        census = await tree_protocol.scan(files, files.root, most=MAX_FILES, unlock=True)
+        census = await tree_protocol.scan_tree(files, files.root, most=MAX_FILES, unlock=True)
         if any(entry.kind == "file" for entry in census.entries.values()):
-            census.mapped = await tree_protocol.mapped(files, files.root)
-        plan = decide(self._known, census, self._ledger())
+            census.mapped = await tree_protocol.list_mapped(files, files.root)
+        plan = plan_save(self._known, census, self._ledger())
         save = Save(self._host, self._known, census, self._ledger())
         if plan.remove or plan.make or plan.fetch:
             wanted = await anyio.to_thread.run_sync(save.arrange, plan)
             budget = Budget(self._limit)
             try:
-                await tree_protocol.fetch(
+                await tree_protocol.fetch_files(
                     files, files.root, wanted, budget, save.receive, unlock=True
                 )
             finally:

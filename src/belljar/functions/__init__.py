@@ -1,4 +1,4 @@
-"""Functions of the host that guest code may call: registered, described to the guest, called."""
+"""Host functions: functions of the caller that code in the sandbox may call."""
 
 from belljar.functions.registry import Functions, HostFunction, stubs
 

@@ -1,9 +1,9 @@
 """Calls of one host function: how many, how many at once, how long, and in which thread.
 
-Async functions run on the event loop, as a task of the caller; ordinary ones in a thread of their
-own, which nobody can end. A call that is given up (its time is over, the cell was cancelled) is
-answered at once, but its thread keeps the call's place until it returns: a guest that calls a slow
-function again and again cannot fill the host with threads.
+Async functions run on the event loop, in the caller's task; ordinary ones run in a new thread,
+which Python cannot end. An abandoned call (its time is over, the cell was cancelled) is answered at
+once, but it occupies its slot until its thread returns: a guest that calls a slow function again
+and again cannot fill the host with threads.
 """
 
 from __future__ import annotations
@@ -15,53 +15,49 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.to_thread
 
 from belljar.functions import signature
 
+if TYPE_CHECKING:
+    from belljar.functions.registry import HostFunction
+
 
 class Callee:
-    """A function in use by one sandbox. All but the function itself runs on one event loop."""
+    """One function of a sandbox. Everything but the function itself runs on one event loop."""
 
-    def __init__(
-        self,
-        function: Callable[..., object],
-        *,
-        name: str,
-        timeout: float | None,
-        max_calls: int | None,
-        concurrency: int,
-    ) -> None:
-        self._function = function
+    def __init__(self, host: HostFunction, name: str) -> None:
+        self._host = host
+        self._function = host.function
         self._name = name
-        self._timeout = timeout
-        self._max_calls = max_calls
         self._calls = 0
-        self._turns = Turns(concurrency)
-        self._signature = signature.read(function)
-        self._bound = signature.bound(function)
-        self._awaited = _is_async(function)
+        self._slots = Slots(host.concurrency)
+        self._signature = signature.read_signature(host.function)
+        self._bound = signature.bound_keywords(host.function)
+        self._awaited = _is_async(host.function)
 
     async def call(self, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
-        """Call it when it is its turn. Raises what the function raises, but no BaseException."""
+        """Wait for a slot and call it. Raises what the function raises, but no BaseException."""
+        timeout = self._host.timeout
         self._check(args, kwargs)
-        if not await self._turns.take(self._timeout):
-            raise TimeoutError(f"{self._name} is busy: calls that took too long still run")
+        if not await self._slots.acquire(timeout):
+            raise TimeoutError(f"{self._name} is busy: calls that timed out are still running")
         job = Job(lambda: self._function(*args, **kwargs), self._name)
         try:
             self._count()
-            with anyio.move_on_after(self._timeout):
+            with anyio.move_on_after(timeout):
                 return await self._run(job)
-            raise TimeoutError(f"{self._name} took longer than {self._timeout:g} s")
+            raise TimeoutError(f"{self._name} took longer than {timeout:g} s")
         finally:
-            # A thread that still runs gives the place back itself, by way of the event loop.
-            if not job.give_up(_post_later(self._turns.give)):
-                self._turns.give()
+            # A thread that still runs releases the slot at its end, on the event loop.
+            if not job.abandon(_post_later(self._slots.release)):
+                self._slots.release()
 
     def _check(self, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
-        """Before anything is waited for or counted; the guest's stub has checked the same."""
+        """Check the arguments before the call waits or counts. The guest's stub does the same."""
         for name in self._bound & kwargs.keys():
             raise TypeError(f"{self._name}() got an unexpected keyword argument {name!r}")
         if self._signature is None:
@@ -72,22 +68,23 @@ class Callee:
             raise TypeError(f"{self._name}() {error}") from None
 
     def _count(self) -> None:
-        if self._max_calls is not None and self._calls >= self._max_calls:
-            raise RuntimeError(f"{self._name} may be called {self._max_calls} times, no more")
+        limit = self._host.max_calls
+        if limit is not None and self._calls >= limit:
+            raise RuntimeError(f"{self._name} may be called {limit} times, no more")
         self._calls += 1
 
     async def _run(self, job: Job) -> object:
         if self._awaited:
             made = job.call()
         else:
-            # A limiter of its own: the default one is shared with the rest of the program.
+            # A new limiter, because the default one is shared with the rest of the program.
             await anyio.to_thread.run_sync(
-                job.in_thread, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1)
+                job.run_in_thread, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1)
             )
             made = job.made
-        return await self._settled(made) if inspect.isawaitable(made) else made
+        return await self._await(made) if inspect.isawaitable(made) else made
 
-    async def _settled(self, made: Awaitable[object]) -> object:
+    async def _await(self, made: Awaitable[object]) -> object:
         try:
             return await made
         except SystemExit as error:  # it would end the event loop, and with it the host
@@ -95,12 +92,12 @@ class Callee:
         except asyncio.CancelledError as error:
             if _is_cancelled():
                 raise
-            # Of something that the function awaited: to the caller it is an error like any other.
+            # Something that the function awaited was cancelled, not this task.
             raise RuntimeError(f"{self._name} was cancelled") from error
 
 
 class Job:
-    """One call of an ordinary function: in a thread, which may be given up meanwhile."""
+    """One call of an ordinary function in a thread, which the caller may abandon."""
 
     def __init__(self, call: Callable[[], object], name: str) -> None:
         self.call = call
@@ -108,18 +105,18 @@ class Job:
         self._name = name
         self._lock = threading.Lock()
         self._running = False
-        self._given_up = False
+        self._abandoned = False
         self._afterwards: Callable[[], object] | None = None
 
-    def in_thread(self) -> None:
-        """Call it; `made` is what it gave. Not returned: trio refuses to be given a coroutine."""
+    def run_in_thread(self) -> None:
+        """Call it and keep the result in `made`; trio does not let a thread return a coroutine."""
         with self._lock:
-            if self._given_up:
+            if self._abandoned:
                 return
             self._running = True
         try:
             self.made = self.call()
-        except (StopIteration, StopAsyncIteration) as error:  # no coroutine can raise them
+        except (StopIteration, StopAsyncIteration) as error:  # a coroutine cannot raise them
             raise RuntimeError(f"{self._name} raised {type(error).__name__}") from error
         except Exception:
             raise
@@ -134,54 +131,51 @@ class Job:
             afterwards = self._afterwards
         if afterwards is not None:
             if inspect.iscoroutine(self.made):
-                self.made.close()  # nobody will await it
+                self.made.close()  # it will not be awaited
             afterwards()
 
-    def give_up(self, afterwards: Callable[[], object]) -> bool:
-        """Whether the function still runs; then `afterwards` is called in its thread at its end.
-        If it has not begun, it never will."""
+    def abandon(self, afterwards: Callable[[], object]) -> bool:
+        """True if the function still runs; its thread then calls `afterwards` at its end.
+        If the function has not started, it never will."""
         with self._lock:
-            self._given_up = True
+            self._abandoned = True
             if self._running:
                 self._afterwards = afterwards
             return self._running
 
 
-class Turns:
-    """So many at once, the others in the order they came."""
+class Slots:
+    """A number of slots; waiting calls get them in the order of their arrival."""
 
     def __init__(self, size: int) -> None:
         self._free = size
-        self._given = 0  # so often has a turn been given back
+        self._released = 0  # how often a slot was released
         self._waiting: deque[anyio.Event] = deque()
 
-    async def take(self, patience: float | None) -> bool:
-        """Wait for a turn. False, if for `patience` seconds nobody has given one back."""
+    async def acquire(self, patience: float | None) -> bool:
+        """Wait for a slot. False if no slot was released for `patience` seconds."""
         if self._free:
             self._free -= 1
             return True
         turn = anyio.Event()
         self._waiting.append(turn)
         try:
-            await self._wait(turn, patience)
+            released = -1
+            while not turn.is_set() and released != self._released:
+                released = self._released
+                with anyio.move_on_after(patience):
+                    await turn.wait()
         except BaseException:
-            if turn.is_set():  # handed over just as we were cancelled
-                self.give()
+            if turn.is_set():  # it got the slot just as it was cancelled
+                self.release()
             raise
         finally:
             if not turn.is_set():
                 self._waiting.remove(turn)
         return turn.is_set()
 
-    async def _wait(self, turn: anyio.Event, patience: float | None) -> None:
-        given = -1
-        while not turn.is_set() and given != self._given:
-            given = self._given
-            with anyio.move_on_after(patience):
-                await turn.wait()
-
-    def give(self) -> None:
-        self._given += 1
+    def release(self) -> None:
+        self._released += 1
         if self._waiting:
             self._waiting.popleft().set()
         else:
@@ -189,7 +183,7 @@ class Turns:
 
 
 def _is_async(function: Callable[..., object]) -> bool:
-    """Where it is not seen here, its coroutine is awaited all the same, after a detour."""
+    """If this misses an async function, a thread makes its coroutine, which is awaited as well."""
     if inspect.iscoroutinefunction(function):
         return True
     call = None if isinstance(function, type) else getattr(function, "__call__", None)  # noqa: B004
@@ -197,7 +191,7 @@ def _is_async(function: Callable[..., object]) -> bool:
 
 
 def _is_cancelled() -> bool:
-    """Whether this task was asked to end; else a CancelledError is somebody else's."""
+    """True if this task was cancelled, not something that it awaited."""
     try:
         task = asyncio.current_task()
     except RuntimeError:  # trio: its cancellation is another class
@@ -206,7 +200,7 @@ def _is_cancelled() -> bool:
 
 
 def _post_later(work: Callable[[], object]) -> Callable[[], None]:
-    """A function that has `work` done on this event loop, and waits for nothing, from a thread."""
+    """A function for a thread: it schedules `work` on this event loop and does not wait."""
     trio = sys.modules.get("trio")
     if trio is not None and trio.lowlevel.in_trio_run():
         post = trio.lowlevel.current_trio_token().run_sync_soon
@@ -214,7 +208,7 @@ def _post_later(work: Callable[[], object]) -> Callable[[], None]:
         post = asyncio.get_running_loop().call_soon_threadsafe
 
     def later() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and all turns with it
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and all slots with it
             post(work)
 
     return later

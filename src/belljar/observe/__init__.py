@@ -1,7 +1,7 @@
 """Watching sandboxes: metrics, sampling, alerts, an audit log, traces. `enable` turns it on.
 
-Names are imported when they are first used: presence files are written by every process, which
-needs none of the rest for that.
+Names are imported at their first use: every process writes presence files, and most processes need
+nothing else from here.
 """
 
 import importlib

@@ -1,10 +1,7 @@
-"""Alerts: a sandbox near its limit for some time, or too many orphans.
+"""Alerts: a sandbox was near its limit for some time, or there are too many orphans.
 
-`decide` is pure: rules, what was so far, what is seen now → what begins and what ends. `Alerts`
-does it again and again, tells the callbacks, and writes to the logger "belljar.alerts".
-
-An alert begins after `samples` readings above its threshold in a row, and ends with the first
-reading below the threshold minus `margin`: a value that trembles around the threshold is told once.
+An alert begins after so many samples above its threshold in a row, and ends with the first sample
+below the threshold minus `margin`: a value that moves around the threshold is told once.
 """
 
 from __future__ import annotations
@@ -14,10 +11,13 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from belljar.errors import InvalidOption
 from belljar.text import one_line
+
+if TYPE_CHECKING:
+    from belljar.observe.sampling import Sample
 
 Kind = Literal["memory", "cpu", "orphans"]
 Key = tuple[Kind, str]  # of what, and of which sandbox ("" for orphans)
@@ -28,21 +28,21 @@ log = logging.getLogger("belljar.alerts")
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """When to tell. Shares are of the sandbox's own limit: 0.9 is 90 % of it; None: never."""
+    """When to alert. Shares are of the sandbox's limit: 0.9 is 90 %; None: never."""
 
     memory: float | None = 0.9
     cpu: float | None = 0.9
-    samples: int = 3  # so many readings in a row
-    margin: float = 0.1  # so far below the threshold it ends, as a share of the limit
-    orphans: int | None = 3  # more than so many
+    samples: int = 3  # in a row
+    margin: float = 0.1  # it ends so far below the threshold, as a share of the limit
+    orphans: int | None = 3  # alert above this number
 
     def __post_init__(self) -> None:
         for name in ("memory", "cpu"):
             share = getattr(self, name)
             if share is not None and not (_is_number(share) and 0 < share <= 1):
                 raise InvalidOption(
-                    f"{name}={share!r} is no share of a limit",
-                    hint="a number above 0, up to 1: 0.9 is 90 %; None is never",
+                    f"{name}={share!r} is not a share of a limit",
+                    hint="give a number above 0, up to 1: 0.9 is 90 %; None is never",
                 )
         if type(self.samples) is not int or self.samples < 1:
             raise InvalidOption(f"samples={self.samples!r} is not a whole number from 1 on")
@@ -50,22 +50,6 @@ class Rules:
             raise InvalidOption(f"margin={self.margin!r} is not a share from 0 to 1")
         if self.orphans is not None and (type(self.orphans) is not int or self.orphans < 0):
             raise InvalidOption(f"orphans={self.orphans!r} is not a whole number from 0 on")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Observation:
-    """One reading of one sandbox; None is what this host cannot tell."""
-
-    sandbox: str
-    memory: int | None  # bytes
-    memory_limit: int
-    cpu_percent: float | None  # of one processor
-    cpus: float  # its limit, in processors
-
-    def share(self, kind: Kind) -> float | None:
-        if kind == "memory":
-            return None if self.memory is None else self.memory / self.memory_limit
-        return None if self.cpu_percent is None else self.cpu_percent / 100 / self.cpus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +63,7 @@ class Alert:
     @property
     def message(self) -> str:
         if self.kind == "orphans":
-            what = f"{self.value:.0f} leftovers of dead owners (alert above {self.threshold:.0f})"
+            what = f"{self.value:.0f} leftovers of dead processes (limit {self.threshold:.0f})"
             return f"{what}: {'over' if self.ended else '`belljar gc` removes them'}"
         what = "memory" if self.kind == "memory" else "processor time"
         seen = f"uses {self.value:.0%} of its {what} (alert above {self.threshold:.0%})"
@@ -88,7 +72,7 @@ class Alert:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """What is remembered from one decision to the next."""
+    """What one decision leaves for the next."""
 
     above: Mapping[Key, int] = field(default_factory=lambda: MappingProxyType({}))
     active: Mapping[Key, Alert] = field(default_factory=lambda: MappingProxyType({}))
@@ -102,14 +86,12 @@ class Decision:
 
 
 def decide(
-    rules: Rules,
-    state: State,
-    observations: Iterable[Observation] | None,
-    orphans: int | None = None,
+    rules: Rules, state: State, samples: Iterable[Sample] | None, orphans: int | None = None
 ) -> Decision:
-    """What begins and ends now. None: nobody has looked at the sandboxes, or for orphans.
+    """Which alerts begin and end now. None: the sandboxes, or the orphans, were not looked at.
 
-    >>> near = Observation(sandbox="a", memory=95, memory_limit=100, cpu_percent=None, cpus=1)
+    >>> from belljar.observe.sampling import Sample
+    >>> near = Sample(time=0.0, sandbox="a", memory=95, memory_limit=100, cpus=1)
     >>> [alert.kind for alert in decide(Rules(samples=1), State(), [near]).began]
     ['memory']
     """
@@ -118,9 +100,9 @@ def decide(
     began: list[Alert] = []
     ended: list[Alert] = []
 
-    def look(key: Key, value: float | None, threshold: float, samples: int, low: float) -> None:
+    def check(key: Key, value: float | None, threshold: float, samples: int, low: float) -> None:
         alert = state.active.get(key)
-        if value is None:  # nothing is known, so nothing changes
+        if value is None:  # unknown: nothing changes
             if alert is not None:
                 active[key] = alert
             above[key] = state.above.get(key, 0)
@@ -137,26 +119,29 @@ def decide(
             active[key] = made
             began.append(made)
 
-    thresholds: dict[Kind, float | None] = {"memory": rules.memory, "cpu": rules.cpu}
-    for seen in observations or ():
-        for kind, threshold in thresholds.items():
+    for sample in samples or ():
+        shares: list[tuple[Kind, float | None, float | None]] = [
+            ("memory", sample.memory_share, rules.memory),
+            ("cpu", sample.cpu_share, rules.cpu),
+        ]
+        for kind, share, threshold in shares:
             if threshold is not None:
                 low = max(threshold - rules.margin, 0.0)
-                look((kind, seen.sandbox), seen.share(kind), threshold, rules.samples, low)
-    if observations is None:
+                check((kind, sample.sandbox), share, threshold, rules.samples, low)
+    if samples is None:
         above |= {key: n for key, n in state.above.items() if key[0] != "orphans"}
         active |= {key: alert for key, alert in state.active.items() if key[0] != "orphans"}
     if rules.orphans is not None:
         number = None if orphans is None else float(orphans)
-        # Whole numbers do not tremble: it ends when there are no more than allowed.
-        look(("orphans", ""), number, rules.orphans, 1, rules.orphans + 0.5)
-    # A sandbox that is not seen any more has ended, and its alerts with it, without a word.
+        # No margin for whole numbers: it ends when there are no more than allowed.
+        check(("orphans", ""), number, rules.orphans, 1, rules.orphans + 0.5)
+    # A sandbox without samples has ended: its alerts are dropped, and not told.
     kept = State(above={key: n for key, n in above.items() if n}, active=active)
     return Decision(state=kept, began=tuple(began), ended=tuple(ended))
 
 
 class Alerts:
-    """Decides for each set of readings, and tells. Safe to use from any thread."""
+    """Decides for each set of samples, and tells callbacks and a logger. Safe in any thread."""
 
     def __init__(self, rules: Rules | None = None, *callbacks: Callback) -> None:
         self.rules = rules or Rules()
@@ -169,11 +154,11 @@ class Alerts:
         return tuple(self._state.active.values())
 
     def look(
-        self, observations: Iterable[Observation] | None, orphans: int | None = None
+        self, samples: Iterable[Sample] | None, orphans: int | None = None
     ) -> tuple[Alert, ...]:
-        """Take these readings into account; the alerts that began or ended with them."""
+        """Take these samples into account. Returns the alerts that began or ended with them."""
         with self._lock:
-            decision = decide(self.rules, self._state, observations, orphans)
+            decision = decide(self.rules, self._state, samples, orphans)
             self._state = decision.state
         told = (*decision.began, *decision.ended)
         for alert in told:
@@ -186,8 +171,7 @@ class Alerts:
                 try:
                     callback(alert)
                 except Exception:
-                    # The others, and the next reading, must not suffer from it.
-                    log.exception("a callback for alerts failed")
+                    log.exception("an on_alert callback failed")
         return told
 
 

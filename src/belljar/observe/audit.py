@@ -3,13 +3,13 @@
     audit = Audit("audit.jsonl", code="hash", required=True)
     audit.subscribe()
 
-Each line names the hash of the line before (`prev`), so that a line that is changed or taken out
-is found by `verify`. Several processes may write to one file; each line is one write, under a lock.
-By size the file is moved aside as `<path>.000001`, and the chain goes on in the new one.
+Each line names the hash of the line before (`prev`), so `verify` finds a line that was changed or
+removed. Several processes may write to one file; each line is one write, under a lock. At
+`max_bytes` the file is renamed to `<path>.000001`, and the chain goes on in a new file.
 
-The chain alone does not show that the *last* lines were cut off, nor that the whole file was
-written anew by somebody who may write it: keep `Audit.head` elsewhere, or give a `key` that such
-a person does not have.
+The chain alone does not show that the *last* lines were cut off, nor that a user who may write the
+file has written all of it again: keep `Audit.head` elsewhere, or use a `key` which that user does
+not have.
 """
 
 from __future__ import annotations
@@ -25,16 +25,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from belljar import events
 from belljar.errors import InvalidOption, SandboxError, unknown_option
+from belljar.observe.audit_chain import (
+    FIRST,
+    Code,
+    describe_event,
+    encode_line,
+    find_rotated,
+    hash_line,
+    last_sequence,
+    read_tail,
+)
 from belljar.observe.audit_chain import Damage as Damage
 from belljar.observe.audit_chain import Verified as Verified
-from belljar.observe.audit_chain import last_sequence, rotated, tail
 from belljar.observe.audit_chain import verify as verify
-from belljar.observe.audit_line import FIRST, Code, describe, digest, encode
 
 MAX_LINE = 64 * 1024
 LOCK_TIMEOUT = 10.0  # seconds
@@ -47,8 +54,8 @@ class AuditFailed(SandboxError):
 @dataclass
 class _File:
     descriptor: int
-    pid: int  # of the process that opened it: a lock is shared with a fork
-    size: int = -1  # after our last line; another size: somebody else has written meanwhile
+    pid: int  # that opened it: a fork shares the lock
+    size: int = -1  # after our last line; another size: another process has written
     sequence: int = 0
     head: str = FIRST
 
@@ -56,9 +63,9 @@ class _File:
 class Audit:
     """Writes the log. Safe to use from any thread, and in a fork.
 
-    `code`: "hash" keeps the hash of what was run, "full" the text as well. `required`: what cannot
-    be written down is not run. `fsync`: each line is on the disk before anything goes on.
-    `max_bytes`: move the file aside when it has reached this size.
+    `code`: "hash" keeps the hash of the code, "full" the text as well. `required`: code whose line
+    cannot be written does not run. `fsync`: each line is on the disk before anything goes on.
+    `max_bytes`: begin a new file when this one has reached the size.
     """
 
     def __init__(
@@ -91,16 +98,16 @@ class Audit:
         self._who: dict[str, object] = {"user": _user(), "uid": os.getuid()}
         self._who["host"] = socket.gethostname()
         self._head = FIRST
-        with self._lock, self._held() as file:  # its maker is told at once if it cannot be written
+        with self._lock, self._lock_file() as file:  # raises now if it cannot be written
             self._head = file.head
 
     @property
     def head(self) -> str:
-        """The hash of the last line that this process knows of: to be kept where it is safe."""
+        """The hash of the last line that this process knows: keep it in a safe place."""
         return self._head
 
     def subscribe(self) -> Self:
-        """Write down the events of this process from now on. May be called twice."""
+        """Write the events of this process from now on. May be called twice."""
         if self._subscription is None:
             self._subscription = events.subscribe(self.observe, required=self._required)
         return self
@@ -108,25 +115,25 @@ class Audit:
     def observe(self, event: events.Event) -> None:
         """Write one event. Called for each, by subscribe()."""
         who = {**self._who, "pid": os.getpid()}
-        self.write(describe(event, who, code=self._code, now=time.time()))
+        self.write(describe_event(event, who, code=self._code, now=time.time()))
 
     def write(self, record: dict[str, object]) -> None:
-        """Append one line. Raises AuditFailed if it is not there in full afterwards."""
+        """Append one line. Raises AuditFailed if it could not be written in full."""
         while not self._write(record):
-            continue  # it was full, and was moved aside
+            continue  # the file was full, and was renamed
 
     def _write(self, record: dict[str, object]) -> bool:
-        with self._lock, self._held() as file:
+        with self._lock, self._lock_file() as file:
             if self._max_bytes is not None and file.size >= self._max_bytes:
-                self._move_aside()
+                self._rename_full()
                 return False
-            line = encode(
+            line = encode_line(
                 record, sequence=file.sequence + 1, previous=file.head, most=self._max_line
             )
             self._append(file, line)
             file.size += len(line)
             file.sequence += 1
-            file.head = self._head = digest(line[:-1], self._key)
+            file.head = self._head = hash_line(line[:-1], self._key)
             return True
 
     def _append(self, file: _File, line: bytes) -> None:
@@ -139,41 +146,41 @@ class Audit:
                 return
         except OSError as error:
             raise self._failed(error.strerror) from error
-        # The disk is full. Half a line would spoil the next one.
+        # The disk is full. Half a line would damage the next one.
         os.ftruncate(file.descriptor, file.size)
-        raise self._failed("there is no room for it")
+        raise self._failed("the disk is full")
 
     def _failed(self, why: str | None) -> AuditFailed:
         return AuditFailed(
             f"the audit log {str(self.path)!r} cannot be written: {why}",
-            hint="nothing runs that cannot be written down" if self._required else None,
+            hint="no code runs without its line in the log" if self._required else None,
         )
 
     # -- the file ---------------------------------------------------------------------------
 
     @contextmanager
-    def _held(self) -> Iterator[_File]:
+    def _lock_file(self) -> Iterator[_File]:
         """The file, locked, with the head of its chain known."""
         try:
-            file = self._locked()
+            file = self._open_and_lock()
         except OSError as error:
-            # A lock that was given up may still come, and is then let go of: for this open file.
-            self._shut()
+            # A thread may still wait for the lock of this open file; it will release it.
+            self._close_file()
             raise self._failed(error.strerror) from error
         try:
             size = os.fstat(file.descriptor).st_size
             if size != file.size:
                 file.size = size
-                self._catch_up(file)
+                self._read_head(file)
             yield file
         finally:
             fcntl.flock(file.descriptor, fcntl.LOCK_UN)
 
-    def _locked(self) -> _File:
+    def _open_and_lock(self) -> _File:
         while True:
-            file = self._opened()
+            file = self._open_file()
             _lock(file.descriptor)
-            # Another process may have moved it aside while we waited.
+            # Another process may have renamed it while we waited.
             try:
                 here = os.stat(self.path, follow_symlinks=False)
             except FileNotFoundError:
@@ -183,78 +190,73 @@ class Audit:
                 return file
             # Closing is not enough: a fork may have the same open file, and with it the lock.
             fcntl.flock(file.descriptor, fcntl.LOCK_UN)
-            self._shut()
+            self._close_file()
 
-    def _opened(self) -> _File:
+    def _open_file(self) -> _File:
         if self._file is not None and self._file.pid != os.getpid():
-            self._shut()
+            self._close_file()
         if self._file is None:
             self._file = _File(_open(self.path), os.getpid())
         return self._file
 
-    def _catch_up(self, file: _File) -> None:
-        """Others have written, or the file was just opened: what is its last line?"""
-        lines, torn = tail(file.descriptor, file.size)
-        if torn:  # by a crash: let it stand, on a line of its own
+    def _read_head(self, file: _File) -> None:
+        """Read the last line: another process has written, or the file was just opened."""
+        lines, torn = read_tail(file.descriptor, file.size)
+        if torn:  # by a crash: keep it, as a line
             os.write(file.descriptor, b"\n")
             file.size += 1
-        older = rotated(self.path) if not lines else []
-        if older:  # the chain goes on from the last of those that were moved aside
+        older = find_rotated(self.path) if not lines else []
+        if older:  # the chain goes on from the last renamed file
             descriptor = os.open(older[-1], os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
-                lines, _ = tail(descriptor, os.fstat(descriptor).st_size)
+                lines, _ = read_tail(descriptor, os.fstat(descriptor).st_size)
             finally:
                 os.close(descriptor)
         file.sequence = last_sequence(lines)
-        file.head = digest(lines[-1], self._key) if lines else FIRST
+        file.head = hash_line(lines[-1], self._key) if lines else FIRST
 
-    def _move_aside(self) -> None:
-        """Called with the lock of it, so that nobody writes to it any more. Whoever comes next, we
-        or another process, makes a new one and goes on from the end of this."""
-        number = 1 + max((int(path.suffix[1:]) for path in rotated(self.path)), default=0)
+    def _rename_full(self) -> None:
+        """Called with the lock, so no process writes to the file any more. The next one to write
+        makes a new file, and continues the chain from the end of this one."""
+        number = 1 + max((int(path.suffix[1:]) for path in find_rotated(self.path)), default=0)
         try:
             os.rename(self.path, self.path.with_name(f"{self.path.name}.{number:06d}"))
         except OSError as error:
             raise self._failed(error.strerror) from error
 
-    def _shut(self) -> None:
+    def _close_file(self) -> None:
         file, self._file = self._file, None
         if file is not None:
             os.close(file.descriptor)
 
     def close(self) -> None:
-        """Write no more. May be called twice."""
+        """Stop writing. May be called twice."""
         if self._subscription is not None:
             self._subscription.cancel()
             self._subscription = None
         with self._lock:
-            self._shut()
+            self._close_file()
 
     def __enter__(self) -> Self:
         return self.subscribe()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
 def _lock(descriptor: int) -> None:
-    """Held for microseconds by others, unless one of them was stopped meanwhile."""
+    """Other processes hold the lock for microseconds, unless one was stopped meanwhile."""
     for _ in range(20):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
             time.sleep(0.0005)
-    # On a busy machine one who only tries now and then may never be lucky. The kernel has a queue,
-    # but no time limit: so a thread waits in it, and is given up if it takes too long.
+    # On a busy machine, trying now and then may never succeed. The kernel has a queue, but no time
+    # limit: so a thread waits in the queue, and is abandoned if it takes too long.
     waiting = _Waiting(descriptor)
     if not waiting.lock(LOCK_TIMEOUT):
-        raise TimeoutError(0, "somebody else keeps it locked")
+        raise TimeoutError(0, "another process keeps it locked")
 
 
 class _Waiting:
@@ -262,19 +264,19 @@ class _Waiting:
         self._descriptor = os.dup(descriptor)  # the same lock; this one stays open for the thread
         self._deciding = threading.Lock()
         self._locked = threading.Event()
-        self._given_up = False
+        self._abandoned = False
 
     def lock(self, timeout: float) -> bool:
         threading.Thread(target=self._wait, name="belljar-audit", daemon=True).start()
         self._locked.wait(timeout)
         with self._deciding:
-            self._given_up = not self._locked.is_set()
-        return not self._given_up
+            self._abandoned = not self._locked.is_set()
+        return not self._abandoned
 
     def _wait(self) -> None:
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         with self._deciding:
-            if self._given_up:
+            if self._abandoned:
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             self._locked.set()
         os.close(self._descriptor)
@@ -282,14 +284,14 @@ class _Waiting:
 
 def _open(path: Path) -> int:
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    # O_NONBLOCK: a FIFO in its place would keep us waiting.
+    # O_NONBLOCK: opening a FIFO in its place would block.
     descriptor = os.open(path, flags | os.O_NONBLOCK, 0o600)
     status = os.fstat(descriptor)
     problem = None
     if not stat.S_ISREG(status.st_mode):
-        problem = "it is no regular file"
+        problem = "it is not a regular file"
     elif status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        problem = "somebody else can write it"
+        problem = "other users can write it"
     if problem is not None:
         os.close(descriptor)
         raise PermissionError(0, problem)

@@ -1,24 +1,31 @@
-"""Reading an audit log: its last line, the files it was moved aside to, whether it is whole."""
+"""The lines of an audit log: how an event becomes a line, and how `verify` checks the chain.
+
+Text of a guest stands inside of JSON strings in ASCII: no newline, control character or quote in it
+can end a line or forge a second one.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
+from belljar import events
 from belljar.errors import InvalidOption
-from belljar.observe.audit_line import FIRST, SCHEMA, digest
 
-LONGEST = 16 * 1024 * 1024  # of a line that is read; ours are far shorter
+LONGEST = 16 * 1024 * 1024  # bytes of a line that is read; those we write are far shorter
 
 
 @dataclass(frozen=True, kw_only=True)
 class Damage:
-    """One thing that is wrong with the log."""
+    """One defect of the log."""
 
     file: str
     line: int  # from 1 on
@@ -42,20 +49,20 @@ class Verified:
 def verify(
     path: str | os.PathLike[str], *, key: bytes | None = None, head: str | None = None
 ) -> Verified:
-    """Follow the chain from the first line to the last, through the files moved aside as well.
+    """Check the chain from the first line to the last, through the renamed files as well.
 
-    `head`: the hash that the last line must have, or one of the lines before it, as `Audit.head`
-    gave it at some time: finds also that lines were cut off at the end.
+    `head`: a hash that `Audit.head` gave at some time. Some line must have it, which finds lines
+    that were cut off at the end.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise InvalidOption(f"an audit log is a path, not {path!r}")
     base = Path(path).expanduser().absolute()
-    files = [*rotated(base), *([base] if base.exists() else [])]
+    files = [*find_rotated(base), *([base] if base.exists() else [])]
     if not files:
         raise InvalidOption(f"there is no audit log {str(base)!r}")
     damage: list[Damage] = []
-    # What is before the oldest file may have been removed on purpose: then it begins anywhere.
-    expected = FIRST if not _was_cut(base, files) else None
+    # The oldest files may have been removed on purpose: then the chain begins anywhere.
+    expected = FIRST if not _is_start_removed(base, files) else None
     number, total, seen_head = None if expected is None else 0, 0, head is None
     last = FIRST
     for file in files:
@@ -64,13 +71,12 @@ def verify(
                 total += 1
                 for problem in _problems(line, expected, number):
                     damage.append(Damage(file=str(file), line=place, problem=problem))
-                expected = last = digest(line, key)
-                number = sequence_of(line) or (None if number is None else number + 1)
+                expected = last = hash_line(line, key)
+                number = parse_sequence(line) or (None if number is None else number + 1)
                 seen_head = seen_head or last == head
     if not seen_head:
-        damage.append(
-            Damage(file=str(base), line=0, problem="the line that was the last once is missing")
-        )
+        problem = "no line has the hash given as `head`: lines were cut off"
+        damage.append(Damage(file=str(base), line=0, problem=problem))
     return Verified(files=tuple(map(str, files)), lines=total, head=last, damage=tuple(damage))
 
 
@@ -78,7 +84,7 @@ def _problems(line: bytes, expected: str | None, number: int | None) -> Iterator
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
-        yield "it is no JSON: torn by a crash, or changed"
+        yield "it is not JSON: cut off by a crash, or changed"
         return
     if not isinstance(record, dict) or record.get("v") != SCHEMA:
         yield f"it is not of schema {SCHEMA}"
@@ -89,8 +95,8 @@ def _problems(line: bytes, expected: str | None, number: int | None) -> Iterator
         yield f"it is number {record.get('seq')!r}, not {number + 1}"
 
 
-def rotated(path: Path) -> list[Path]:
-    """The files that it was moved aside to, the oldest first."""
+def find_rotated(path: Path) -> list[Path]:
+    """The renamed, full files of this log, the oldest first."""
     form = re.compile(re.escape(path.name) + r"\.([0-9]{6,})")
     found = [
         (int(match[1]), each)
@@ -100,17 +106,17 @@ def rotated(path: Path) -> list[Path]:
     return [each for _, each in sorted(found)]
 
 
-def _was_cut(base: Path, files: list[Path]) -> bool:
-    """Whether the oldest files are gone, as where only the last ones are kept."""
+def _is_start_removed(base: Path, files: list[Path]) -> bool:
+    """True if the oldest files were removed."""
     first = files[0]
     if first == base:
         return False
     return first.name != f"{base.name}.000001"
 
 
-def tail(descriptor: int, size: int) -> tuple[list[bytes], bool]:
-    """The last lines without their newlines, one at least if there is any; and whether the last
-    one lacks it."""
+def read_tail(descriptor: int, size: int) -> tuple[list[bytes], bool]:
+    """The last lines (at least one, unless the file is empty), without their newlines; and whether
+    the newline of the last one is missing."""
     data, start = b"", size
     while start > 0 and b"\n" not in data[:-1] and len(data) < LONGEST:
         step = min(start, 256 * 1024)
@@ -119,20 +125,20 @@ def tail(descriptor: int, size: int) -> tuple[list[bytes], bool]:
     if not data:
         return [], False
     lines = data.removesuffix(b"\n").split(b"\n")
-    # Unless it began at the beginning, the first one may be half a line.
+    # Unless the file was read from its start, the first line may be incomplete.
     return (lines[1:] if start > 0 and len(lines) > 1 else lines), not data.endswith(b"\n")
 
 
 def last_sequence(lines: list[bytes]) -> int:
-    """The number that the last of these lines has, or would have if it was torn."""
+    """The number of the last of these lines; counted on from the last one that has a number."""
     for behind, line in enumerate(reversed(lines)):
-        if number := sequence_of(line):
+        if number := parse_sequence(line):
             return number + behind
     return 0
 
 
-def sequence_of(line: bytes) -> int:
-    """The number of a line; 0 of one that does not say it."""
+def parse_sequence(line: bytes) -> int:
+    """The number of a line; 0 if it has none."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
@@ -144,3 +150,218 @@ def sequence_of(line: bytes) -> int:
 def _lines(stream: BinaryIO) -> Iterator[bytes]:
     while line := stream.readline(LONGEST):
         yield line.removesuffix(b"\n")
+
+
+SCHEMA = 1
+FIRST = "0" * 64  # stands for the hash of the line before the first one
+MAX_ITEMS = 200  # of one list
+MAX_HASHED = 16 * 1024 * 1024  # bytes of a file's content
+MAX_TEXT = 1000  # characters of one text; the code may be longer
+
+Code = Literal["hash", "full"]
+Record = dict[str, object]
+
+
+def hash_line(line: bytes, key: bytes | None) -> str:
+    """The hash of a line (without its newline), for the next one."""
+    if key is not None:
+        return hmac.new(key, line, hashlib.sha256).hexdigest()
+    return hashlib.sha256(line).hexdigest()
+
+
+def encode_line(record: Record, *, sequence: int, previous: str, most: int) -> bytes:
+    """The line, with its newline. Fields that do not fit are left out; `left_out` names them."""
+    for left_out in ((), ("code",), ("code", *_HEAVY), tuple(record.keys() - _NEEDED)):
+        kept = {name: value for name, value in record.items() if name not in left_out}
+        gone = sorted(record.keys() & set(left_out))
+        line = json.dumps(
+            {
+                "v": SCHEMA,
+                "seq": sequence,
+                **kept,
+                **({"left_out": gone} if gone else {}),
+                "prev": previous,
+            },
+            separators=(",", ":"),
+            ensure_ascii=True,
+            allow_nan=False,
+        ).encode()
+        if len(line) < most:
+            break
+    return line + b"\n"
+
+
+_HEAVY = ("findings", "calls", "files", "fields", "metadata", "command")
+_NEEDED = frozenset(("time", "event", "who", "sandbox", "code_sha256", "outcome", "verdict"))
+
+
+def describe_event(event: events.Event, who: Record, *, code: Code, now: float) -> Record:
+    """The fields of an event, without those of the chain."""
+    subject = event.subject
+    record: Record = {
+        "time": datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds"),
+        "event": _NAMES[type(event)],
+        "who": {**who, "owner": _owner(subject.metadata)},
+        "sandbox": subject.id,
+        "backend": subject.backend,
+        "environment": _text(subject.environment),
+    }
+    more = _MORE.get(type(event))
+    if more is not None:
+        record |= more(event)
+    given = getattr(event, "code", None)
+    if isinstance(given, str):
+        record |= _code(given, code)
+    return record
+
+
+def _owner(metadata: Mapping[str, str]) -> str | None:
+    """The owner that the program gave: metadata={"owner": ...}."""
+    return _text(metadata["owner"]) if "owner" in metadata else None
+
+
+def _code(given: str, how: Code) -> Record:
+    raw = given.encode("utf-8", "surrogatepass")
+    said: Record = {"code_sha256": hashlib.sha256(raw).hexdigest(), "code_bytes": len(raw)}
+    return said | {"code": given} if how == "full" else said
+
+
+def _starting(event: events.Event) -> Record:
+    subject = event.subject
+    metadata = {
+        _text(key): _text(value) for key, value in list(subject.metadata.items())[:MAX_ITEMS]
+    }
+    return {"limits": subject.limits.to_dict(), "metadata": metadata}
+
+
+def _started(event: events.Event) -> Record:
+    assert isinstance(event, events.Started)
+    seen = event.whereabouts
+    return {"seconds": _round(event.seconds), "pid": seen.pid, "container": seen.container}
+
+
+def _failed(event: events.Event) -> Record:
+    assert isinstance(event, (events.StartFailed, events.CellFailed))
+    error = event.error
+    return {
+        "seconds": _round(event.seconds),
+        "error": {"name": type(error).__name__, "message": _text(str(error))},
+    }
+
+
+def _cell(event: events.Event) -> Record:
+    assert isinstance(event, events.CellEnded)
+    done = event.execution
+    record: Record = {
+        "outcome": done.outcome.value,
+        "began": _round(event.began),
+        "seconds": _round(event.seconds),
+        "usage": _usage(done.usage),
+        "error": None if done.error is None else _text(done.error.name),
+    }
+    report = done.policy
+    if report is not None:
+        record |= {
+            "policy": _text(report.policy),
+            "verdict": "allow" if report.allowed else "deny",
+            "found": report.verdict.value,
+            "findings": [
+                {"rule": _text(each.rule), "severity": each.severity, "line": each.line}
+                for each in report.findings[:MAX_ITEMS]
+            ],
+        }
+    if done.calls:
+        record["calls"] = [
+            {"name": _text(call.name), "ok": call.ok, "seconds": _round(call.duration)}
+            for call in done.calls[:MAX_ITEMS]
+        ]
+        record["calls_made"] = len(done.calls)
+    if done.files:
+        changed = {kind: getattr(done.files, kind) for kind in ("created", "changed", "removed")}
+        record["files"] = {
+            kind: [_text(name) for name in names[:MAX_ITEMS]]
+            for kind, names in changed.items()
+            if names
+        }
+        record["files_changed"] = sum(map(len, changed.values()))
+    return record
+
+
+def _command(event: events.Event) -> Record:
+    assert isinstance(event, events.CommandEnded)
+    result = event.result
+    shown = event.cmd if isinstance(event.cmd, str) else list(event.cmd)[:MAX_ITEMS]
+    return {
+        "command": _text(shown) if isinstance(shown, str) else [_text(part) for part in shown],
+        "outcome": result.outcome.value,
+        "exit_code": result.exit_code,
+        "signal": result.signal,
+        "usage": _usage(result.usage),
+    }
+
+
+def _files(event: events.Event) -> Record:
+    assert isinstance(event, events.FilesChanged)
+    fields = list(event.fields.items())[:MAX_ITEMS]
+    return {
+        "operation": event.operation,
+        "fields": {_text(name): _plain(value) for name, value in fields},
+    }
+
+
+def _ended(event: events.Event) -> Record:
+    assert isinstance(event, events.Ended)
+    return {"reason": _text(event.reason), "seconds": _round(event.seconds)}
+
+
+_NAMES: Mapping[type[events.Event], str] = {
+    events.Starting: "sandbox.starting",
+    events.Started: "sandbox.started",
+    events.StartFailed: "sandbox.start_failed",
+    events.CellStarting: "cell.starting",
+    events.CellEnded: "cell.ended",
+    events.CellFailed: "cell.failed",
+    events.CommandEnded: "command.ended",
+    events.FilesChanged: "files.changed",
+    events.Ended: "sandbox.ended",
+}
+_MORE: Mapping[type[events.Event], Callable[[events.Event], Record]] = {
+    events.Starting: _starting,
+    events.Started: _started,
+    events.StartFailed: _failed,
+    events.CellEnded: _cell,
+    events.CellFailed: _failed,
+    events.CommandEnded: _command,
+    events.FilesChanged: _files,
+    events.Ended: _ended,
+}
+
+
+def _usage(usage: object) -> Record:
+    names = ("wall", "cpu", "peak_memory", "output_bytes")
+    return {name: _round(getattr(usage, name)) for name in names}
+
+
+def _plain(value: object) -> object:
+    """A value of a file operation. Of content, only the size and the hash are kept."""
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        size = memoryview(value).nbytes
+        # Hashing takes a millisecond for each megabyte, and blocks the event loop.
+        hashed = hashlib.sha256(value).hexdigest() if size <= MAX_HASHED else None
+        return {"bytes": size, "sha256": hashed}
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, float):
+        return _round(value)
+    return _text(value if isinstance(value, str) else str(value))
+
+
+def _text(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…"
+
+
+def _round(value: float | int | None) -> float | int | None:
+    """JSON has neither nan nor infinity."""
+    if value is None or isinstance(value, int):
+        return value
+    return round(value, 6) if abs(value) < 1e15 else None

@@ -4,49 +4,120 @@
     metrics.subscribe()
     metrics.serve(9100)       # http://127.0.0.1:9100/metrics
 
-What is now (live sandboxes, their memory) is asked for when somebody looks, so it cannot drift
-from what there is.
+Gauges (live sandboxes, their memory) are read at each scrape, so they cannot drift from the truth.
+
+No label takes its value from a guest. A label has a fixed set of values, or the program on the host
+chooses them, and those after the first `MOST_VALUES` become "other".
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from belljar import events
+from belljar import errors, events
 from belljar.errors import InvalidOption, LimitNotEnforceable, SandboxError, unknown_option
-from belljar.observe.metric_table import (
-    BUCKETS,
-    BY_NAME,
-    METRICS,
-    MOST_SANDBOXES,
-    MOST_VALUES,
-    OTHER,
-    Metric,
-    known_errors,
-)
 from belljar.observe.sampling import Monitor, Sample
-from belljar.pool import telling
 from belljar.results.execution import Outcome
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.core import GaugeMetricFamily
 
+
 Values = Mapping[tuple[str, ...], float]  # label values → value
 Source = Callable[[], Values]
 
 BACKENDS = frozenset(("native", "docker", "auto"))
-ENDS = {"closed": "closed", "lifetime": "lifetime", "idle": "idle", "lost": "lost"}
+ENDS = ("closed", "lifetime", "idle", "lost")
+OTHER = "other"
+MOST_VALUES = 64  # of one label whose values the host's program chooses
+MOST_SANDBOXES = 1000  # of the label `sandbox`, if it is wanted
+
+# Seconds. A warm cell takes about a millisecond, a container's start one or two seconds, and a
+# cell as long as its time-out.
+BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+Kind = Literal["counter", "histogram", "gauge"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    name: str
+    kind: Kind
+    labels: tuple[str, ...]
+    meaning: str
+    optional: bool = False  # only if it was asked for
+
+
+def _metric(name: str, kind: Kind, labels: str, meaning: str) -> Metric:
+    return Metric(
+        name=f"belljar_{name}",
+        kind=kind,
+        labels=tuple(labels.split()),
+        meaning=meaning,
+        optional="sandbox" in labels.split(),
+    )
+
+
+METRICS = (
+    _metric("cells_total", "counter", "outcome backend environment", "cells that ended"),
+    _metric("cell_failures_total", "counter", "reason backend", "cells that Belljar failed to run"),
+    _metric("commands_total", "counter", "outcome backend", "commands that ended"),
+    _metric("starts_total", "counter", "backend environment", "guests that were started"),
+    _metric("start_failures_total", "counter", "reason backend", "guests that did not start"),
+    _metric("ends_total", "counter", "reason backend", "sandboxes that ended"),
+    _metric(
+        "refusals_total", "counter", "by backend", "cells and starts refused, by policy or limits"
+    ),
+    _metric("host_calls_total", "counter", "function result", "calls of the host's functions"),
+    _metric("output_bytes_total", "counter", "backend", "written to stdout and stderr"),
+    _metric("file_changes_total", "counter", "operation", "changes of files by the host"),
+    _metric("alerts_total", "counter", "kind", "alerts that began"),
+    _metric("pool_leases_total", "counter", "reason", "guests that pools gave to sandboxes"),
+    _metric("pool_discarded_total", "counter", "reason", "guests of pools that were ended unused"),
+    _metric("pool_start_failures_total", "counter", "reason", "guests of pools that did not start"),
+    _metric("stage_seconds", "histogram", "stage backend", "how long a stage took"),
+    _metric("pool_wait_seconds", "histogram", "reason", "how long a request waited for a guest"),
+    _metric("sandboxes", "gauge", "backend", "live sandboxes of this process"),
+    _metric("memory_bytes", "gauge", "backend", "memory of all live sandboxes"),
+    _metric("cpus_in_use", "gauge", "backend", "processors that all live sandboxes keep busy"),
+    _metric("processes", "gauge", "backend", "processes of all live sandboxes"),
+    _metric("orphans", "gauge", "backend", "what killed processes left behind, at the last look"),
+    _metric("pool_guests", "gauge", "state", "guests of pools: idle, starting, leased, ending"),
+    _metric("pool_waiting", "gauge", "", "requests that wait for a guest of a pool"),
+    _metric("sandbox_memory_bytes", "gauge", "sandbox backend", "memory of one sandbox"),
+    _metric("sandbox_memory_limit_bytes", "gauge", "sandbox backend", "its limit"),
+    _metric("sandbox_cpus_in_use", "gauge", "sandbox backend", "processors that one keeps busy"),
+)
+BY_NAME = {metric.name: metric for metric in METRICS}
+
+
+def find_error_names() -> frozenset[str]:
+    """The names of Belljar's exceptions; other errors are counted as "other"."""
+    found = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type)}
+    return frozenset(name for name, kind in found.items() if issubclass(kind, SandboxError))
+
+
+def make_reference() -> str:
+    """The table of the reference page, in Markdown."""
+    rows = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
+    for metric in METRICS:
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        asked = " (only with `per_sandbox=True`)" if metric.optional else ""
+        rows.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.meaning}{asked} |")
+    return "\n".join(rows) + "\n"
 
 
 class Metrics:
-    """Counts what happens. Several may be there at once, each with a registry of its own.
+    """Counts events. There may be several at once, each with its own registry.
 
     `registry`: a prometheus_client CollectorRegistry (default: a new one). `per_sandbox`: also
-    gauges with the sandbox's id as a label: many series, for few sandboxes that live long.
+    gauges with the sandbox's id as a label, for few sandboxes that live long: each is a series.
     """
 
     def __init__(
@@ -56,26 +127,22 @@ class Metrics:
         self.registry = registry if registry is not None else prometheus.CollectorRegistry()
         self._per_sandbox = per_sandbox
         self._made: dict[str, Any] = {}
+        kinds = {
+            "counter": prometheus.Counter,
+            "histogram": functools.partial(prometheus.Histogram, buckets=BUCKETS),
+        }
         for metric in METRICS:
-            if metric.kind == "counter":
-                self._made[metric.name] = prometheus.Counter(
+            if make := kinds.get(metric.kind):
+                self._made[metric.name] = make(
                     metric.name, metric.meaning, metric.labels, registry=self.registry
                 )
-            elif metric.kind == "histogram":
-                self._made[metric.name] = prometheus.Histogram(
-                    metric.name,
-                    metric.meaning,
-                    metric.labels,
-                    buckets=BUCKETS,
-                    registry=self.registry,
-                )
-        self._errors = known_errors()
+        self._errors = find_error_names()
         self._values: dict[tuple[str, str], set[str]] = {}
         self._lock = threading.Lock()
         self._sources: dict[str, Source] = {}
         self._monitor: Monitor | None = None
         self._subscription: events.Subscription | None = None
-        self._of_pools: Callable[[], None] | None = None
+        self._pool_subscription: events.Subscription | None = None
         self._servers: list[tuple[Any, threading.Thread]] = []
         self.gauge_source("belljar_sandboxes", _live_by_backend)
         self.gauge_source("belljar_pool_guests", _guests_of_pools)
@@ -83,22 +150,22 @@ class Metrics:
         self._gauges = _Gauges(self._families)
         self.registry.register(self._gauges)
 
-    # -- what is counted --------------------------------------------------------------------
+    # -- counters ---------------------------------------------------------------------------
 
     def subscribe(self) -> Self:
         """Count the events of this process from now on. May be called twice."""
         if self._subscription is None:
             self._subscription = events.subscribe(self.observe)
-            self._of_pools = telling.subscribe(self._of_pool)
+            self._pool_subscription = events.subscribe_pools(self._observe_pool)
         return self
 
     def observe(self, event: events.Event) -> None:
         """Count one event. Called for each, by subscribe()."""
         subject = event.subject
-        backend = _where(subject.backend)
+        backend = _label_backend(subject.backend)
         match event:
             case events.Started():
-                environment = self._capped("belljar_starts_total", "environment", event)
+                environment = self._cap("belljar_starts_total", "environment", subject.environment)
                 self._count("belljar_starts_total", backend, environment)
                 self._time(event.stages, backend)
             case events.StartFailed():
@@ -117,11 +184,11 @@ class Metrics:
                 operation = self._cap("belljar_file_changes_total", "operation", event.operation)
                 self._count("belljar_file_changes_total", operation)
             case events.Ended():
-                self._count("belljar_ends_total", _why(event.reason), backend)
+                self._count("belljar_ends_total", _label_reason(event.reason), backend)
 
     def _cell(self, event: events.CellEnded, backend: str) -> None:
         execution = event.execution
-        environment = self._capped("belljar_cells_total", "environment", event)
+        environment = self._cap("belljar_cells_total", "environment", event.subject.environment)
         self._count("belljar_cells_total", execution.outcome.value, backend, environment)
         stages = {**event.stages, "total": event.seconds}
         if execution.outcome is Outcome.rejected:  # it neither waited nor ran
@@ -131,22 +198,20 @@ class Metrics:
         if execution.outcome is Outcome.rejected:
             self._count("belljar_refusals_total", "policy", backend)
         for call in execution.calls:
-            # The guest names what it calls, and may name anything. A call that went well was of a
-            # function that there is; of the others only the names that are known this way count.
+            # The guest chooses the name. A call that succeeded was of a function that exists; of
+            # failed calls only names that are known in this way count.
             name = self._cap("belljar_host_calls_total", "function", call.name, new=call.ok)
             self._count("belljar_host_calls_total", name, "ok" if call.ok else "failed")
 
-    def _of_pool(self, told: telling.Told) -> None:
-        match told:
-            case telling.Leased():
-                self._count("belljar_pool_leases_total", told.reason.value)
-                self._made["belljar_pool_wait_seconds"].labels(told.reason.value).observe(
-                    told.seconds
-                )
-            case telling.Discarded():
-                self._count("belljar_pool_discarded_total", told.why.value)
-            case telling.StartFailed():
-                self._count("belljar_pool_start_failures_total", self._reason(told.error))
+    def _observe_pool(self, event: events.PoolEvent) -> None:
+        match event:
+            case events.GuestLeased():
+                self._count("belljar_pool_leases_total", event.reason)
+                self._made["belljar_pool_wait_seconds"].labels(event.reason).observe(event.seconds)
+            case events.GuestDiscarded():
+                self._count("belljar_pool_discarded_total", event.reason)
+            case events.GuestStartFailed():
+                self._count("belljar_pool_start_failures_total", self._reason(event.error))
 
     def alerted(self, kind: str) -> None:
         """Count an alert. Called when one begins."""
@@ -167,11 +232,8 @@ class Metrics:
                 return kind.__name__
         return OTHER
 
-    def _capped(self, metric: str, label: str, event: events.Event) -> str:
-        return self._cap(metric, label, event.subject.environment)
-
     def _cap(self, metric: str, label: str, value: str, *, new: bool = True) -> str:
-        """The value itself, while there are few; the registry keeps each for ever."""
+        """The value itself, or "other" if there are too many: the registry never drops one."""
         with self._lock:
             known = self._values.setdefault((metric, label), set())
             if value in known:
@@ -181,21 +243,17 @@ class Metrics:
             known.add(value)
             return value
 
-    # -- what is now ------------------------------------------------------------------------
+    # -- gauges -----------------------------------------------------------------------------
 
     def gauge_source(self, name: str, source: Source) -> None:
-        """Have a gauge of the table read from `source` at each scrape; label values → value.
-
-        The hook for whoever knows: the pool for `belljar_pool_guests`, a sweep for
-        `belljar_orphans`.
-        """
+        """Read a gauge of the table from `source` at each scrape; label values → value."""
         metric = BY_NAME.get(name)
         if metric is None or metric.kind != "gauge":
             raise unknown_option("gauge", name, [m.name for m in METRICS if m.kind == "gauge"])
         self._sources[name] = source
 
     def watch(self, monitor: Monitor) -> None:
-        """Take memory, processors and processes from this monitor's last samples."""
+        """Take memory, processors and processes from the last samples of this monitor."""
         self._monitor = monitor
         add = self.gauge_source
         add("belljar_memory_bytes", lambda: _summed(monitor, lambda each: each.memory))
@@ -203,7 +261,10 @@ class Metrics:
         add("belljar_cpus_in_use", lambda: _summed(monitor, _cpus))
         if self._per_sandbox:
             add("belljar_sandbox_memory_bytes", lambda: _each(monitor, lambda s: s.memory))
-            add("belljar_sandbox_memory_limit_bytes", lambda: _each(monitor, _limit))
+            add(
+                "belljar_sandbox_memory_limit_bytes",
+                lambda: _each(monitor, lambda s: s.memory_limit),
+            )
             add("belljar_sandbox_cpus_in_use", lambda: _each(monitor, _cpus))
 
     def _families(self) -> Iterator[GaugeMetricFamily]:
@@ -218,7 +279,7 @@ class Metrics:
                 family.add_metric(labels, value)
             yield family
 
-    # -- where it is read -------------------------------------------------------------------
+    # -- output -----------------------------------------------------------------------------
 
     def text(self) -> str:
         """Everything, in Prometheus' text format."""
@@ -229,29 +290,27 @@ class Metrics:
     def serve(self, port: int, addr: str = "127.0.0.1") -> int:
         """Answer scrapes on this port until close(); 0 takes a free one. Gives the port.
 
-        Everybody who reaches the address can read it: it is this machine alone, unless told.
+        Every client that reaches the address can read them: by default, only this machine.
         """
         if type(port) is not int or not 0 <= port <= 0xFFFF:
-            raise InvalidOption(f"{port!r} is no port", hint="0 to 65535")
+            raise InvalidOption(f"{port!r} is not a port", hint="0 to 65535")
         prometheus = require_prometheus()
         try:
             server, thread = prometheus.start_http_server(port, addr, registry=self.registry)
         except OSError as error:
             raise InvalidOption(
                 f"metrics cannot be served on {addr}:{port}: {error.strerror}",
-                hint="another port, or 0 for a free one",
+                hint="give another port, or 0 for a free one",
             ) from error
         self._servers.append((server, thread))
         return int(server.server_port)
 
     def close(self) -> None:
         """Stop counting and serving. What was counted can still be read. May be called twice."""
-        if self._subscription is not None:
-            self._subscription.cancel()
-            self._subscription = None
-        if self._of_pools is not None:
-            self._of_pools()
-            self._of_pools = None
+        for subscription in (self._subscription, self._pool_subscription):
+            if subscription is not None:
+                subscription.cancel()
+        self._subscription = self._pool_subscription = None
         while self._servers:
             server, thread = self._servers.pop()
             server.shutdown()
@@ -261,12 +320,7 @@ class Metrics:
     def __enter__(self) -> Self:
         return self.subscribe()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
@@ -281,16 +335,13 @@ def require_prometheus() -> Any:
 
 
 class _Gauges:
-    """The collector of what is read at each scrape."""
+    """The collector of the gauges."""
 
     def __init__(self, families: Callable[[], Iterator[GaugeMetricFamily]]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterable[GaugeMetricFamily]:
-        return list(self._families())
+        self.collect = families
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
-        return []  # so that nothing is asked of the sources when it is registered
+        return []  # otherwise the sources are read at registration
 
 
 def _checked(metric: Metric, values: Values) -> Iterator[tuple[tuple[str, ...], float]]:
@@ -301,43 +352,43 @@ def _checked(metric: Metric, values: Values) -> Iterator[tuple[tuple[str, ...], 
 
 
 def _live_by_backend() -> Values:
-    found: dict[tuple[str, ...], float] = {("native",): 0.0, ("docker",): 0.0}
-    for sandbox in events.live():
-        key = (_where(sandbox.subject.backend),)
-        found[key] = found.get(key, 0.0) + 1
-    return found
+    return _sum_by_backend((each.subject.backend, 1.0) for each in events.live())
 
 
 def _guests_of_pools() -> Values:
     found: dict[tuple[str, ...], float] = {("idle",): 0.0}
-    for pool in telling.pools():
-        for state, number in pool.guests().items():
+    for pool in events.open_pools():
+        for state, number in pool.count_guests().items():
             found[state,] = found.get((state,), 0.0) + number
     return found
 
 
 def _waiting_for_pools() -> Values:
-    return {(): float(sum(pool.waiting for pool in telling.pools()))}
+    return {(): float(sum(pool.waiting for pool in events.open_pools()))}
 
 
 def _summed(monitor: Monitor, read: Callable[[Sample], float | None]) -> Values:
+    samples = monitor.latest().values()
+    return _sum_by_backend((sample.backend, read(sample) or 0.0) for sample in samples)
+
+
+def _sum_by_backend(values: Iterable[tuple[str, float]]) -> Values:
     found: dict[tuple[str, ...], float] = {("native",): 0.0, ("docker",): 0.0}
-    for sample in monitor.latest().values():
-        key = (_where(sample.backend),)
-        found[key] = found.get(key, 0.0) + (read(sample) or 0.0)
+    for backend, value in values:
+        key = (_label_backend(backend),)
+        found[key] = found.get(key, 0.0) + value
     return found
 
 
 def _each(monitor: Monitor, read: Callable[[Sample], float | None]) -> Values:
-    found: dict[tuple[str, ...], float] = {}
-    for id, sample in monitor.latest().items():
-        value = read(sample)
-        if value is not None:
-            found[id, _where(sample.backend)] = value
-    return found
+    return {
+        (id, _label_backend(sample.backend)): value
+        for id, sample in monitor.latest().items()
+        if (value := read(sample)) is not None
+    }
 
 
-def _where(backend: str) -> str:
+def _label_backend(backend: str) -> str:
     return backend if backend in BACKENDS else OTHER
 
 
@@ -345,9 +396,5 @@ def _cpus(sample: Sample) -> float | None:
     return None if sample.cpu_percent is None else sample.cpu_percent / 100
 
 
-def _limit(sample: Sample) -> float:
-    return sample.memory_limit
-
-
-def _why(reason: str) -> str:
-    return next((word for known, word in ENDS.items() if known in reason), OTHER)
+def _label_reason(reason: str) -> str:
+    return next((word for word in ENDS if word in reason), OTHER)

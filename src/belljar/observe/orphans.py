@@ -1,7 +1,7 @@
-"""What killed processes left behind: counted, listed, removed. `belljar gc` is its front end.
+"""What killed processes left behind: found and removed. `belljar gc` is its front end.
 
-An orphan is a thing of ours whose owner is known to be dead. What belongs to a living process, to
-another host, or to somebody else is none, and is never touched.
+An orphan is a thing that Belljar made and whose owner is known to be dead. Things of a living
+process, of another host or of another user are not orphans, and are never touched.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from belljar.errors import SandboxError, unknown_option
 T = TypeVar("T")
 
 BACKENDS = ("native", "docker", "all")
-DOCKER_TIMEOUT = 300.0  # seconds; somebody waits for it, and wants it done
+DOCKER_TIMEOUT = 300.0  # seconds
 
 Kind = Literal["control group", "environment", "container", "build container", "presence"]
 
-# What still holds processes or a container. Half-built directories and stale notes only take room.
+# These may still run something. Half-built directories and stale notes only take space.
 RUNNING: frozenset[Kind] = frozenset(("control group", "container", "build container"))
 
 
@@ -32,7 +32,7 @@ class Leftover:
     backend: Literal["native", "docker"]
     kind: Kind
     name: str
-    owner: int | None  # the pid it had; None: nobody wrote it down
+    owner: int | None  # its pid; None: unknown
     removed: bool
     problem: str | None = None  # why it is still there
     id: str | None = None  # of a container
@@ -41,26 +41,26 @@ class Leftover:
 @dataclass(frozen=True, kw_only=True)
 class Collected:
     leftovers: list[Leftover]
-    skipped: dict[str, str]  # a backend that was not looked at, and why
+    skipped: dict[str, str]  # backends that were not searched, and why
 
 
-def find(backend: str = "all") -> Collected:
-    """What is left over now; nothing is removed. Blocks; an engine is asked if there is one."""
-    return collect(backend, dry_run=True)
+def find_orphans(backend: str = "all") -> Collected:
+    """The orphans now; nothing is removed. Blocks; asks the container engine, if there is one."""
+    return collect_orphans(backend, dry_run=True)
 
 
-def count(backend: str = "all") -> int:
-    """How many sandboxes and builds nobody looks after any more."""
-    return sum(each.kind in RUNNING for each in find(backend).leftovers)
+def count_orphans(backend: str = "all") -> int:
+    """How many sandboxes and builds have lost their owner."""
+    return sum(each.kind in RUNNING for each in find_orphans(backend).leftovers)
 
 
-def collect(backend: str = "all", *, dry_run: bool = False) -> Collected:
-    """Sweep, or only look. Of a backend that is not there, `all` says so in `skipped`."""
+def collect_orphans(backend: str = "all", *, dry_run: bool = False) -> Collected:
+    """Remove the orphans, or only find them. With `all`, a missing backend is in `skipped`."""
     if backend not in BACKENDS:
         raise unknown_option("backend", backend, BACKENDS)
     leftovers: list[Leftover] = []
     skipped: dict[str, str] = {}
-    for name, sweep in (("native", _native), ("docker", _docker)):
+    for name, sweep in (("native", _collect_native), ("docker", _collect_docker)):
         if backend not in (name, "all"):
             continue
         try:
@@ -69,18 +69,18 @@ def collect(backend: str = "all", *, dry_run: bool = False) -> Collected:
             if backend == name:
                 raise
             skipped[name] = error.message
-    leftovers += [each for each in _presence(dry_run) if backend in (each.backend, "all")]
+    leftovers += [each for each in _collect_presence(dry_run) if backend in (each.backend, "all")]
     return Collected(leftovers=leftovers, skipped=skipped)
 
 
-def _native(dry_run: bool) -> list[Leftover]:
+def _collect_native(dry_run: bool) -> list[Leftover]:
     from belljar.backends.native.backend import check_host
 
     check_host()
-    return [*_control_groups(dry_run), *_environments(dry_run)]
+    return [*_collect_control_groups(dry_run), *_collect_environments(dry_run)]
 
 
-def _control_groups(dry_run: bool) -> Iterator[Leftover]:
+def _collect_control_groups(dry_run: bool) -> Iterator[Leftover]:
     from belljar.backends.linux import cgroup
     from belljar.backends.linux.cgroup.tree import Owner
 
@@ -97,11 +97,11 @@ def _control_groups(dry_run: bool) -> Iterator[Leftover]:
             name=paths[0],
             owner=None if owner is None else owner.pid,
             removed=paths not in left,
-            problem="it is still in use" if stays else None,
+            problem="the control group is still in use" if stays else None,
         )
 
 
-def _environments(dry_run: bool) -> Iterator[Leftover]:
+def _collect_environments(dry_run: bool) -> Iterator[Leftover]:
     from belljar.environment.store import Store
 
     for path in Store.default().sweep(dry_run=dry_run):
@@ -110,15 +110,15 @@ def _environments(dry_run: bool) -> Iterator[Leftover]:
         )
 
 
-def _docker(dry_run: bool) -> list[Leftover]:
+def _collect_docker(dry_run: bool) -> list[Leftover]:
     import anyio
 
+    from belljar.backends.docker.cleanup import sweep_leftovers
     from belljar.backends.docker.client import endpoint
     from belljar.backends.docker.client.engine import Engine
-    from belljar.backends.docker.sweep import sweep
 
-    engine = Engine(endpoint.find())
-    ask = functools.partial(sweep, engine, dry_run=dry_run, timeout=DOCKER_TIMEOUT)
+    engine = Engine(endpoint.find_endpoint())
+    ask = functools.partial(sweep_leftovers, engine, dry_run=dry_run, timeout=DOCKER_TIMEOUT)
     return [
         Leftover(
             backend="docker",
@@ -129,12 +129,12 @@ def _docker(dry_run: bool) -> list[Leftover]:
             problem=each.problem,
             id=each.id,
         )
-        for each in _in_a_thread(functools.partial(anyio.run, ask))
+        for each in _run_in_thread(functools.partial(anyio.run, ask))
     ]
 
 
-def _in_a_thread(function: Callable[[], T]) -> T:
-    """An event loop cannot be run inside of another, and the caller may be in one."""
+def _run_in_thread(function: Callable[[], T]) -> T:
+    """The caller may run an event loop, and a second one cannot run in the same thread."""
     made: list[T] = []
     failed: list[BaseException] = []
 
@@ -144,7 +144,7 @@ def _in_a_thread(function: Callable[[], T]) -> T:
         except BaseException as error:
             failed.append(error)
 
-    # A new context: that of the caller may say which event loop it is in.
+    # A new context: the caller's may name its event loop.
     context = contextvars.Context()
     thread = threading.Thread(target=context.run, args=(work,), name="belljar-orphans")
     thread.start()
@@ -154,16 +154,16 @@ def _in_a_thread(function: Callable[[], T]) -> T:
     return made[0]
 
 
-def _presence(dry_run: bool) -> Iterator[Leftover]:
+def _collect_presence(dry_run: bool) -> Iterator[Leftover]:
     from belljar.observe import presence
 
-    for note in presence.stale():
-        removed = not dry_run and presence.remove(note)
+    for note in presence.read_stale_notes():
+        removed = not dry_run and presence.remove_stale(note)
         yield Leftover(
             backend="docker" if note.backend == "docker" else "native",
             kind="presence",
             name=note.path,
             owner=note.owner.pid,
             removed=removed,
-            problem=None if removed or dry_run else "it could not be removed",
+            problem=None if removed or dry_run else "the file could not be removed",
         )

@@ -2,12 +2,12 @@
 
     <directory>/<sandbox id>      mode 0600, in a directory of mode 0700
 
-It is JSON, and goes when the sandbox ends. Of a process that was killed it stays, and is known to
-be stale by the owner's pid, start time and boot.
+It is JSON, and is removed when the sandbox ends. If the process was killed, the file stays; pid,
+start time and boot of the owner show that it is stale.
 
-Who reads it believes little: a file counts only if it lies in a directory of its owner's, with
-nobody else able to write there, is small, and every field reads as we write it. No path in it is
-ever opened, and whether its process is that sandbox is asked of the kernel (see `sightings`).
+Readers trust it little: a file counts only if it lies in a directory that no user but its owner can
+write to, is small, and each field has the form that we write. No path in it is ever opened, and the
+kernel is asked whether its process is that sandbox (see `live_sandboxes`).
 """
 
 from __future__ import annotations
@@ -27,9 +27,16 @@ from belljar import events
 from belljar.backends.base import Location
 from belljar.backends.docker.owner import Owner
 from belljar.errors import SandboxError
-from belljar.observe import runtime_directory
-from belljar.observe.presence_note import LIMITS, MAX_METADATA, MAX_TEXT, SCHEMA, Note, parse
-from belljar.observe.processes import started
+from belljar.observe import presence_file
+from belljar.observe.presence_file import (
+    LIMITS,
+    MAX_METADATA,
+    MAX_TEXT,
+    SCHEMA,
+    Note,
+    parse_note,
+    process_started,
+)
 
 log = logging.getLogger("belljar.observe")
 
@@ -59,19 +66,18 @@ class Presence:
                 try:
                     self._write(event)
                 except (OSError, SandboxError) as error:
-                    # A read-only home, a full disk. The sandbox works all the same; it is only
-                    # not seen by `belljar ps`, for which nobody wants a traceback on stderr.
-                    log.info("sandbox %s cannot be seen by others: %s", event.subject.id, error)
+                    # A read-only home, a full disk. Only `belljar ps` misses the sandbox then.
+                    log.info("writing the presence file of %s failed: %s", event.subject.id, error)
             case events.Ended():
                 self._remove(event.subject.id)
 
     def _write(self, event: events.Started) -> None:
-        self.forget_dead()
+        self.remove_dead()
         id = event.subject.id
         data = _encode(event.subject, event.whereabouts, self._owner)
-        directory = runtime_directory.prepare()
-        # Written aside and renamed: who looks sees all of it, or nothing. In the place of that of
-        # a guest that was lost, if there was one.
+        directory = presence_file.prepare_directory()
+        # Written aside and renamed: readers see all of it, or nothing. It replaces the file of a
+        # guest that was lost.
         aside = f"{directory}/.{id}-{self.pid}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(aside, flags, 0o600)
@@ -88,26 +94,27 @@ class Presence:
         with self._lock:
             path = self._files.pop(id, None)
             if path is not None and os.getpid() == self.pid:
-                with contextlib.suppress(FileNotFoundError):  # somebody cleaned up
+                with contextlib.suppress(FileNotFoundError):  # removed by another process
                     os.unlink(path)
 
-    def forget_dead(self, at_least: int = 8) -> None:
-        """Of sandboxes that nobody closed, no end is told. Looked for when there are so many."""
+    def remove_dead(self, at_least: int = 8) -> None:
+        """Remove the files of sandboxes that were dropped without a close: these send no event.
+        Does nothing while there are few files."""
         if len(self._files) >= at_least:
             live = {sandbox.id for sandbox in events.live()}
             for id in self._files.keys() - live:
                 self._remove(id)
 
     def _sweep(self, backend: str) -> None:
-        """Remove what killed processes left here. Once, and of the backend that has just started a
-        guest: at its first it has removed what the notes tell of. A container that still runs
-        stays in sight."""
+        """Remove the files of killed processes, once for each backend. Called after the first start
+        of a guest, before which the backend has removed the orphans themselves: a container that
+        still runs must stay visible."""
         if backend in self._swept:
             return
         self._swept.add(backend)
-        for note in notes(everybody=False):
+        for note in read_notes(everybody=False):
             if note.backend == backend and note.stale:
-                remove(note)
+                remove_stale(note)
 
     def close(self) -> None:
         for id in list(self._files):
@@ -119,21 +126,21 @@ _installing = threading.Lock()
 
 
 def install() -> None:
-    """Let other processes see the sandboxes of this one. Called before the first is started; twice
-    is as good as once. Nothing is written before a sandbox starts."""
+    """Let other processes see the sandboxes of this one. Called before the first one starts, also
+    twice. Nothing is written before a sandbox starts."""
     global _installed
     with _installing:
         if _installed is None or _installed[0].pid != os.getpid():
             try:
                 made = Presence()
             except (OSError, SandboxError) as error:
-                log.info("sandboxes of this process cannot be seen by others: %s", error)
+                log.info("presence files of this process are off: %s", error)
                 return
             _installed = made, events.subscribe(made.observe, cells=False)
 
 
 def uninstall() -> None:
-    """Be seen no more; the files are removed."""
+    """Stop writing presence files, and remove those of this process."""
     global _installed
     with _installing:
         installed, _installed = _installed, None
@@ -143,7 +150,7 @@ def uninstall() -> None:
 
 
 def _after_fork() -> None:
-    """The files are the parent's."""
+    """The files belong to the parent."""
     global _installed, _installing
     _installing, _installed = threading.Lock(), None
 
@@ -175,7 +182,7 @@ def _encode(subject: events.Subject, seen: Location, owned: Mapping[str, int | s
         "created": time.time(),
         "owner": dict(owned),
         "pid": seen.pid,
-        "pid_started": None if seen.pid is None else started(seen.pid),
+        "pid_started": None if seen.pid is None else process_started(seen.pid),
         "container": seen.container,
         "engine": None if seen.engine is None else seen.engine[:MAX_TEXT],
         "limits": {name: getattr(subject.limits, name) for name in LIMITS},
@@ -187,24 +194,24 @@ def _encode(subject: events.Subject, seen: Location, owned: Mapping[str, int | s
 # -- reading ------------------------------------------------------------------------------------
 
 
-def notes(*, everybody: bool | None = None) -> list[Note]:
-    """The sandboxes that this host's processes have told of: of this user, as root of all."""
+def read_notes(*, everybody: bool | None = None) -> list[Note]:
+    """The sandboxes that have presence files: of this user; as root, of all users."""
     wide = os.geteuid() == 0 if everybody is None else everybody
     found: dict[str, Note] = {}
-    for directory in runtime_directory.candidates(everybody=wide):
+    for directory in presence_file.candidate_directories(everybody=wide):
         for note in _notes_in(directory):
             found.setdefault(note.id, note)
     return sorted(found.values(), key=lambda note: note.created)
 
 
-def stale() -> list[Note]:
-    """The files that dead processes left."""
-    return [note for note in notes() if note.stale]
+def read_stale_notes() -> list[Note]:
+    """The files of dead processes."""
+    return [note for note in read_notes() if note.stale]
 
 
-def remove(note: Note) -> bool:
+def remove_stale(note: Note) -> bool:
     """Remove a stale file, if it still is the one that was read."""
-    with runtime_directory.opened(os.path.dirname(note.path)) as directory:
+    with presence_file.open_directory(os.path.dirname(note.path)) as directory:
         if directory is None:
             return False
         name = os.path.basename(note.path)
@@ -217,7 +224,7 @@ def remove(note: Note) -> bool:
 
 
 def _notes_in(path: str) -> Iterator[Note]:
-    with runtime_directory.opened(path) as directory:
+    with presence_file.open_directory(path) as directory:
         if directory is None:
             return
         most = MAX_FILES if directory.uid == os.geteuid() else MAX_FOREIGN
@@ -226,13 +233,13 @@ def _notes_in(path: str) -> Iterator[Note]:
                 yield note
 
 
-def _read(directory: runtime_directory.Opened, name: str, path: str) -> Note | None:
+def _read(directory: presence_file.OpenDirectory, name: str, path: str) -> Note | None:
     try:
-        # O_NONBLOCK: a FIFO of that name would keep us waiting for ever.
+        # O_NONBLOCK: opening a FIFO of that name would block.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(name, flags, dir_fd=directory.fd)
     except OSError:
-        return None  # gone, or no file of ours
+        return None  # gone, or not a presence file
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != directory.uid:
@@ -244,4 +251,4 @@ def _read(directory: runtime_directory.Opened, name: str, path: str) -> Note | N
         os.close(descriptor)
     if len(data) > MAX_FILE:
         return None
-    return parse(data, name=name, uid=directory.uid, path=f"{path}/{name}")
+    return parse_note(data, name=name, uid=directory.uid, path=f"{path}/{name}")

@@ -1,7 +1,7 @@
-"""The Monitor: CPU and memory of each live sandbox of this process, sampled again and again.
+"""Monitor: samples of what each live sandbox of this process uses.
 
-What a sandbox has used is read from outside of it (`sandbox.usage()`). Each has a ring of samples
-of its own, which goes when the sandbox does: memory is bounded by the number of live sandboxes.
+Usage is read from outside the sandbox (`sandbox.usage()`). Each sandbox has a ring of samples,
+which is removed with it: memory is bounded by the number of live sandboxes.
 """
 
 from __future__ import annotations
@@ -13,54 +13,43 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Protocol, Self
 
 import anyio
 
+from belljar import events
+from belljar.backends.base import UsageSample
 from belljar.errors import InvalidOption, SandboxError
 from belljar.limits import Limits
-from belljar.observe.alerts import Observation
 
 log = logging.getLogger("belljar.observe")
 
-USAGE_TIMEOUT = 10.0  # seconds; an engine may be slow, and others wait for their turn
-AT_ONCE = 16  # readings; those of containers elsewhere are calls over the network
-
-
-class Reading(Protocol):
-    @property
-    def cpu(self) -> float | None: ...
-    @property
-    def memory(self) -> int | None: ...
-    @property
-    def peak_memory(self) -> int | None: ...
-    @property
-    def processes(self) -> int | None: ...
+USAGE_TIMEOUT = 10.0  # seconds; an engine may be slow, and other sandboxes wait
+AT_ONCE = 16  # readings; for a remote container each is a call over the network
 
 
 class Watched(Protocol):
-    """What is asked of a sandbox."""
+    """The part of a sandbox that a Monitor uses."""
 
     @property
     def id(self) -> str: ...
     @property
     def limits(self) -> Limits: ...
-    async def usage(self) -> Reading: ...
+    async def usage(self) -> UsageSample: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """What one sandbox used at one moment; None is what this host cannot tell."""
+    """What one sandbox used at one moment; None: this host cannot tell."""
 
     time: float  # seconds since the epoch
     sandbox: str
-    backend: str
-    cpu: float | None  # seconds since its guest started
-    cpu_percent: float | None  # of one processor, since the sample before; None for the first
-    memory: int | None  # bytes now
-    peak_memory: int | None  # bytes
-    processes: int | None
+    backend: str = "unknown"
+    cpu: float | None = None  # seconds since its guest started
+    cpu_percent: float | None = None  # of one processor, since the last sample; None for the first
+    memory: int | None = None  # bytes now
+    peak_memory: int | None = None  # bytes
+    processes: int | None = None
     memory_limit: int
     cpus: float
 
@@ -68,33 +57,28 @@ class Sample:
     def memory_share(self) -> float | None:
         return None if self.memory is None else self.memory / self.memory_limit
 
-    def observation(self) -> Observation:
-        return Observation(
-            sandbox=self.sandbox,
-            memory=self.memory,
-            memory_limit=self.memory_limit,
-            cpu_percent=self.cpu_percent,
-            cpus=self.cpus,
-        )
+    @property
+    def cpu_share(self) -> float | None:
+        return None if self.cpu_percent is None else self.cpu_percent / 100 / self.cpus
 
 
-def percent(
+def compute_percent(
     before: tuple[float, float | None] | None, now: tuple[float, float | None]
 ) -> float | None:
-    """CPU in percent of one processor, out of two pairs of moment and seconds used.
+    """CPU in percent of one processor, from two pairs of time and seconds used.
 
-    >>> percent((10.0, 1.0), (12.0, 2.0))
+    >>> compute_percent((10.0, 1.0), (12.0, 2.0))
     50.0
     """
     if before is None or before[1] is None or now[1] is None:
         return None
     passed, used = now[0] - before[0], now[1] - before[1]
-    # A counter that went back is that of a new guest, started when the old one was lost.
+    # A counter that went back belongs to a new guest: the old one was lost.
     return used / passed * 100 if passed > 0 and used >= 0 else None
 
 
 class Monitor:
-    """Samples in a thread of its own from start() to close(); or by hand, with sample().
+    """Samples in a thread from start() to close(); or on demand, with sample().
 
     with Monitor(interval=1.0) as monitor:
         ...
@@ -116,7 +100,7 @@ class Monitor:
         self.interval = interval
         self._keep = keep
         self._on_samples = tuple(on_samples)
-        self._sandboxes = sandboxes or _live
+        self._sandboxes = sandboxes or events.live
         self._rings: dict[str, deque[Sample]] = {}
         self._moments: dict[str, tuple[float, float | None]] = {}
         self._lock = threading.Lock()
@@ -126,22 +110,22 @@ class Monitor:
         self.seconds = 0.0  # spent on sampling so far
         self.rounds = 0
 
-    # -- what there is ----------------------------------------------------------------------
+    # -- results ----------------------------------------------------------------------------
 
     def latest(self) -> dict[str, Sample]:
-        """The last sample of each sandbox that lives."""
+        """The last sample of each live sandbox."""
         with self._lock:
             return {id: ring[-1] for id, ring in self._rings.items()}
 
     def series(self, sandbox: str) -> tuple[Sample, ...]:
-        """The samples of one sandbox, the oldest first; none if it is not, or no more, known."""
+        """The samples of one live sandbox, the oldest first."""
         with self._lock:
             return tuple(self._rings.get(sandbox, ()))
 
     # -- sampling ---------------------------------------------------------------------------
 
     async def sample(self) -> dict[str, Sample]:
-        """Read each live sandbox once, in whichever event loop."""
+        """Read each live sandbox once, in any event loop."""
         began = time.perf_counter()
         found: dict[str, Sample] = {}
         limiter = anyio.CapacityLimiter(AT_ONCE)
@@ -162,11 +146,11 @@ class Monitor:
             try:
                 callback(found)
             except Exception:
-                log.exception("a callback for samples failed")
+                log.exception("an on_samples callback failed")
         return found
 
     def sample_now(self) -> dict[str, Sample]:
-        """The same, blocking; not in a thread that runs an event loop."""
+        """sample(), blocking. Not for a thread that runs an event loop."""
         return anyio.run(self.sample)
 
     async def _read(self, sandbox: Watched) -> Sample | None:
@@ -175,18 +159,18 @@ class Monitor:
                 reading = await sandbox.usage()
                 return _sample(sandbox, reading)
         except (SandboxError, OSError) as error:
-            # It has just ended, or its engine is away; said once for each, not at each sample.
+            # It has just ended, or its engine is away. Logged once for each sandbox.
             if sandbox.id not in self._failed:
                 self._failed.add(sandbox.id)
-                log.debug("no reading of %s: %s", sandbox.id, error)
+                log.debug("reading the usage of sandbox %s failed: %s", sandbox.id, error)
         return None
 
     def _take(self, found: dict[str, Sample]) -> None:
         with self._lock:
             for id, sample in found.items():
-                # The clock on the wall may be set back; the difference is taken by the other.
+                # The wall clock may be set back; the monotonic clock measures the difference.
                 now = time.monotonic(), sample.cpu
-                share = percent(self._moments.get(id), now)
+                share = compute_percent(self._moments.get(id), now)
                 found[id] = replace(sample, cpu_percent=share)
                 self._moments[id] = now
                 self._rings.setdefault(id, deque(maxlen=self._keep)).append(found[id])
@@ -213,8 +197,8 @@ class Monitor:
             try:
                 anyio.run(self.sample)
             except Exception:
-                # A mistake of ours; sampling goes on, as whoever looks at it relies on it.
-                log.exception("sampling failed")
+                # A defect in here must not stop the monitoring.
+                log.exception("sampling failed; retrying in %g s", self.interval)
             self._stop.wait(self.interval)
 
     def close(self) -> None:
@@ -228,22 +212,11 @@ class Monitor:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
-def _live() -> Iterable[Watched]:
-    from belljar import events
-
-    return events.live()
-
-
-def _sample(sandbox: Watched, reading: Reading) -> Sample:
+def _sample(sandbox: Watched, reading: UsageSample) -> Sample:
     isolation = getattr(sandbox, "isolation", None)
     return Sample(
         time=time.time(),

@@ -1,4 +1,4 @@
-"""`enable`: turn on what is wanted in one call, and off again with `close()`."""
+"""`enable`: turn on metrics, alerts, audit and tracing in one call; `close()` turns them off."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from types import TracebackType
 from typing import TYPE_CHECKING, Never, Self
 
 from belljar.errors import InvalidOption, unknown_option
@@ -24,12 +23,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("belljar.observe")
 
-ORPHANS_INTERVAL = 60.0  # seconds; an engine is asked for it
-SHORTEST = 0.01  # seconds between two samples, or two looks
+ORPHANS_INTERVAL = 60.0  # seconds; it asks the container engine
+SHORTEST = 0.01  # seconds between two samples, or two searches
 
 
 class Observing:
-    """What `enable` turned on: `metrics`, `monitor`, `alerts`, `audit`, `tracing`; None is off."""
+    """What `enable` turned on: `metrics`, `monitor`, `alerts`, `audit`, `tracing`; None: off."""
 
     def __init__(self) -> None:
         self.metrics: Metrics | None = None
@@ -47,12 +46,7 @@ class Observing:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
@@ -69,19 +63,19 @@ def enable(
     orphans_interval: float | None = ORPHANS_INTERVAL,
     **unknown: Never,
 ) -> Observing:
-    """Watch the sandboxes of this process, until the handle that is given is closed.
+    """Watch the sandboxes of this process, until the returned handle is closed.
 
     `audit`: a path, or an Audit. `metrics`: count; with `metrics_port` also serve (0: a free
     port, see the handle's `metrics_port`). `alerts`: True or Rules; they go to the logger
     "belljar.alerts" and to `on_alert`. `tracing`: True, or a TracerProvider. `interval`: seconds
-    between two samples, `orphans_interval` between two looks for orphans (None: never).
+    between two samples, `orphans_interval` between two searches for orphans (None: never).
 
     with belljar.observe.enable(audit="audit.jsonl", metrics_port=9100, alerts=True):
         ...
     """
     for name in unknown:
         raise unknown_option("option of enable", name, enable.__kwdefaults__ or ())
-    _check_watching(audit, metrics, metrics_port, metrics_addr, tracing)
+    _check_outputs(audit, metrics, metrics_port, metrics_addr, tracing)
     _check_alerts(alerts, on_alert)
     _check_seconds("interval", interval)
     if orphans_interval is not None:
@@ -102,7 +96,7 @@ def enable(
             made.metrics.subscribe()
         if alerts:
             rules = alerts if isinstance(alerts, Rules) else None
-            made.alerts = Alerts(rules, *_told(made, on_alert))
+            made.alerts = Alerts(rules, *_alert_callbacks(made, on_alert))
         if made.metrics is not None or made.alerts is not None:
             _watch(made, interval, orphans_interval)
         if made.metrics is not None and metrics_port is not None:
@@ -113,7 +107,7 @@ def enable(
     return made
 
 
-def _check_watching(
+def _check_outputs(
     audit: object, metrics: object, port: object, addr: object, tracing: object
 ) -> None:
     if audit is not None and not isinstance(audit, (str, os.PathLike, Audit)):
@@ -127,10 +121,10 @@ def _check_watching(
         )
     if port is not None and (type(port) is not int or not 0 <= port <= 65535):
         raise InvalidOption(
-            f"metrics_port={port!r} is no port", hint="a number up to 65535; 0: a free one"
+            f"metrics_port={port!r} is not a port", hint="give a number up to 65535; 0: a free one"
         )
     if not isinstance(addr, str) or not addr:
-        raise InvalidOption(f"metrics_addr={addr!r} is no address", hint="such as 127.0.0.1")
+        raise InvalidOption(f"metrics_addr={addr!r} is not an address", hint="such as 127.0.0.1")
     if not isinstance(tracing, bool) and not callable(getattr(tracing, "get_tracer", None)):
         raise InvalidOption(f"tracing={tracing!r} is neither True, False nor a TracerProvider")
 
@@ -154,7 +148,9 @@ def _check_seconds(name: str, given: object) -> None:
         raise InvalidOption(f"{name}={given!r} is not a number of seconds from {SHORTEST} on")
 
 
-def _told(made: Observing, callback: Callable[[Alert], None] | None) -> list[Callable[..., None]]:
+def _alert_callbacks(
+    made: Observing, callback: Callable[[Alert], None] | None
+) -> list[Callable[..., None]]:
     def count(alert: Alert) -> None:
         if made.metrics is not None and not alert.ended:
             made.metrics.alerted(alert.kind)
@@ -165,30 +161,30 @@ def _told(made: Observing, callback: Callable[[Alert], None] | None) -> list[Cal
 def _watch(made: Observing, interval: float, orphans_interval: float | None) -> None:
     def sampled(samples: Mapping[str, Sample]) -> None:
         if made.alerts is not None:
-            made.alerts.look([sample.observation() for sample in samples.values()])
+            made.alerts.look(samples.values())
 
     made.monitor = Monitor(interval=interval, on_samples=[sampled])
     made._stack.callback(made.monitor.close)
     if made.metrics is not None:
         made.metrics.watch(made.monitor)
     if orphans_interval is not None:
-        sentry = _Sentry(made, orphans_interval)
-        made._stack.callback(sentry.close)
+        watch = _OrphanWatch(made, orphans_interval)
+        made._stack.callback(watch.close)
         if made.metrics is not None:
-            made.metrics.gauge_source("belljar_orphans", sentry.values)
-        sentry.start()
+            made.metrics.gauge_source("belljar_orphans", watch.values)
+        watch.start()
     made.monitor.start()
 
 
-class _Sentry:
-    """Looks for orphans now and then, in a thread of its own: an engine may take its time."""
+class _OrphanWatch:
+    """Searches for orphans at intervals, in a thread: a container engine may be slow."""
 
     def __init__(self, made: Observing, interval: float) -> None:
         self._made = made
         self._interval = interval
         self._found: dict[tuple[str, ...], float] = {("native",): 0.0, ("docker",): 0.0}
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="belljar-sentry", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="belljar-orphans", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -201,12 +197,14 @@ class _Sentry:
             try:
                 self._look()
             except Exception:
-                log.exception("looking for orphans failed")
+                log.exception("searching for orphans failed; retrying in %g s", self._interval)
             if self._stop.wait(self._interval):
                 return
 
     def _look(self) -> None:
-        counted = [each for each in orphans.find().leftovers if each.kind in orphans.RUNNING]
+        counted = [
+            each for each in orphans.find_orphans().leftovers if each.kind in orphans.RUNNING
+        ]
         self._found = {
             (backend,): float(sum(each.backend == backend for each in counted))
             for backend in ("native", "docker")

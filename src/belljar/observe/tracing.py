@@ -1,7 +1,7 @@
-"""OpenTelemetry spans: `sandbox.start` and `run_code`, below whatever span the caller is in.
+"""OpenTelemetry spans: `sandbox.start` and `run_code`, children of the caller's current span.
 
-The span of a cell is the current one while the cell runs, so what a host function does that the
-code calls is shown below it. Code and output are no attributes; the code's hash is.
+The span of a cell is current while the cell runs, so spans of host functions that the code calls
+are its children. Code and output are not attributes; the hash of the code is.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from belljar import __version__, events
@@ -47,7 +46,7 @@ class Tracing:
         self._subscription: events.Subscription | None = None
 
     def subscribe(self) -> Self:
-        """Make spans of what happens from now on. May be called twice."""
+        """Make spans from now on. May be called twice."""
         if self._subscription is None:
             self._subscription = events.subscribe(self.observe)
         return self
@@ -67,14 +66,16 @@ class Tracing:
             case events.StartFailed():
                 self._end("sandbox.start", event, event.seconds, {}, event.error)
             case events.CellEnded():
-                self._end("run_code", event, event.seconds, _of_cell(event))
+                self._end("run_code", event, event.seconds, _describe_cell(event))
             case events.CellFailed():
                 self._end("run_code", event, event.seconds, {}, event.error)
 
     def _begin(self, name: str, event: events.Event, more: Attributes) -> None:
         from opentelemetry import context
 
-        span = self._tracer.start_span(name, attributes={**_of_subject(event.subject), **more})
+        span = self._tracer.start_span(
+            name, attributes={**_describe_subject(event.subject), **more}
+        )
         token = context.attach(self._trace.set_span_in_context(span))
         _open.set((*_open.get(), _Open(name, event.subject.id, span, token)))
 
@@ -87,10 +88,10 @@ class Tracing:
         error: BaseException | None = None,
     ) -> None:
         span = self._take(name, event.subject.id)
-        if span is None:  # it began before anybody asked for spans
+        if span is None:  # it began before subscribe()
             began = time.time_ns() - int(seconds * 1e9)
             span = self._tracer.start_span(name, start_time=began)
-        span.set_attributes({**_of_subject(event.subject), **more})
+        span.set_attributes({**_describe_subject(event.subject), **more})
         status = self._trace.StatusCode
         if error is not None:
             span.record_exception(error)
@@ -110,7 +111,7 @@ class Tracing:
         return opened[-1].span
 
     def close(self) -> None:
-        """Make no more spans. May be called twice."""
+        """Stop making spans. May be called twice."""
         if self._subscription is not None:
             self._subscription.cancel()
             self._subscription = None
@@ -118,16 +119,11 @@ class Tracing:
     def __enter__(self) -> Self:
         return self.subscribe()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
-def _of_subject(subject: events.Subject) -> dict[str, str | bool | int | float]:
+def _describe_subject(subject: events.Subject) -> dict[str, str | bool | int | float]:
     said: dict[str, str | bool | int | float] = {
         "belljar.sandbox": subject.id,
         "belljar.backend": subject.backend,
@@ -138,7 +134,7 @@ def _of_subject(subject: events.Subject) -> dict[str, str | bool | int | float]:
     return said
 
 
-def _of_cell(event: events.CellEnded) -> Attributes:
+def _describe_cell(event: events.CellEnded) -> Attributes:
     done = event.execution
     said: dict[str, str | bool | int | float] = {
         "belljar.outcome": done.outcome.value,

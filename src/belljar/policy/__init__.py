@@ -1,4 +1,4 @@
-"""What a policy says about code before it runs: advice and an audit aid, never the boundary.
+"""Checks code against a policy before it runs: advice and an audit aid, never the boundary.
 
 from belljar.policy import Policy
 

@@ -1,6 +1,6 @@
-"""Second pass: what the places of the first pass stand for, and which rules that touches.
+"""Second pass: what the places of the first pass stand for, and which rules apply.
 
-Everything is reported as an event of a rule; the policy's actions make findings of them (check.py).
+Each match is reported as an event of a rule; check.py makes findings of events by the policy.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import ast
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from belljar.policy import calls, code_use, imports, items
+from belljar.policy import calls, uses, values
+from belljar.policy.calls import check_format_text
 from belljar.policy.catalogue import Catalogue
-from belljar.policy.file_use import FILE_RULES, file_use
 from belljar.policy.resolve import Resolver
-from belljar.policy.scopes import Scope, Survey
-from belljar.policy.text_use import format_text
-from belljar.policy.values import Const, Ref, Value
+from belljar.policy.scopes import Survey
+from belljar.policy.uses import FILE_RULES, check_file
+from belljar.policy.values import Const, Place, Ref, Value
 
 if TYPE_CHECKING:
     from belljar.policy.policy import Policy
@@ -26,7 +26,7 @@ _BY_NAME = {"getattr", "setattr", "delattr"}
 
 
 class Analyser:
-    """One check of one piece of code; `report` is told each event."""
+    """One check of one piece of code; `report` is called with each event."""
 
     def __init__(
         self,
@@ -41,123 +41,117 @@ class Analyser:
         self.survey = survey
         self.known = known
         self.report = report
-        self.nested = nested  # reads code that is a text in the code
-        self._handed: set[int] | None = None
-        self._one_name: set[int] | None = None  # id() of calls whose namespace is asked for one
+        self.nested = nested  # checks code in a string of the code
+        self._passed: set[int] | None = None
+        self._one_name: set[int] | None = None  # id() of namespace calls that read one name
         self.resolver = Resolver(survey.module, known, deadline)
 
     def run(self) -> None:
-        for statement, _ in self.survey.imports:
-            imports.check(self, statement)
+        for statement in self.survey.imports:
+            uses.check_import(self, statement)
         relevant = self._relevant()
-        # Most names are used more than once, and mean nothing each time. (Of builtins it depends
-        # on the place: they may be hidden from there on.)
+        # Most names are used more than once, and match no rule each time. (For builtins it depends
+        # on the place: a binding may hide them from there on.)
         idle: set[tuple[str, int]] = set()
         always = self.known.builtins | _BY_NAME | {"__builtins__"}
-        for name, scope, order in self.survey.names:
-            key = (name.id, id(scope))
+        for name, at in self.survey.names:
+            key = (name.id, id(at[0]))
             if name.id not in relevant or key in idle:
                 continue
-            if not self._name(name, scope, order) and name.id not in always:
+            if not self._name(name, at) and name.id not in always:
                 idle.add(key)
-        for outer, base, chain, scope, order in self.survey.chains:
-            self._chain(outer, base, chain, scope, order, relevant)
-        for call, scope, order in self.survey.calls:
-            calls.check(self, call, scope, order, relevant)
-        for subscript, scope, order in self.survey.subscripts:
-            self._subscript(subscript, scope, order)
+        for base, chain, at in self.survey.chains:
+            self._chain(base, chain, at, relevant)
+        for call, at in self.survey.calls:
+            calls.check_call(self, call, at, relevant)
+        for subscript, at in self.survey.subscripts:
+            self._subscript(subscript, at)
         for pattern in self.survey.patterns:
             for attribute in pattern.kwd_attrs:
                 if attribute in self.known.watched:
                     self.inner_attribute(pattern, attribute, None, set())
 
     def _relevant(self) -> set[str]:
-        """Names that can stand for something the catalogue knows."""
+        """Names that may stand for something in the catalogue."""
         names = _BY_NAME | {"vars", "__builtins__"} | self.known.builtins | self.survey.bound
         names |= self.known.usual.keys() - self.survey.module.bindings.keys()
-        names |= set(self.policy.document.names.deny)  # builtins are there by their name alone
+        names |= set(self.policy.document.names.deny)  # lists builtins without "builtins."
         if self.survey.module.stars:
-            names |= {name.id for name, _, _ in self.survey.names}
+            names |= {name.id for name, _ in self.survey.names}
         return names
 
     # -- names and attributes ---------------------------------------------------------------
 
-    def _name(self, node: ast.Name, scope: Scope, order: int) -> bool:
-        """Whether a rule looked at it."""
+    def _name(self, node: ast.Name, at: Place) -> bool:
+        """True if a rule applies to it."""
         call = self.survey.called.get(id(node))
         if node.id in _BY_NAME and call is None and id(node) in self._arguments():
             self.report("BJ305", node, node.id)
         told, used = set(), False
-        for value in self.resolver.lookup(node.id, scope, order):
+        for value in self.resolver.lookup(node.id, at):
             if isinstance(value, Ref) and value.path not in told:
                 told.add(value.path)
                 if (rule := self.rule_of(value.path)) and not self._is_module(value.path):
-                    self.use(rule, node, value, call, scope, order)
+                    self.use(rule, node, value, call, at)
                     used = True
         return used
 
     def _arguments(self) -> set[int]:
-        """Names that are handed to a call: `map(getattr, objects, names)`."""
-        if self._handed is None:
-            self._handed = {
+        """Names that are arguments of a call: `map(getattr, objects, names)`."""
+        if self._passed is None:
+            self._passed = {
                 id(each)
-                for call, _, _ in self.survey.calls
+                for call, _ in self.survey.calls
                 for each in call.args
                 if isinstance(each, ast.Name)
             }
-        return self._handed
+        return self._passed
 
     def _is_module(self, path: str) -> bool:
-        """A module by itself does nothing yet; its import has been looked at."""
+        """A module by itself does nothing; its import is checked elsewhere."""
         return "." not in path and path in self.known.roots
 
     def _chain(
-        self,
-        outer: ast.Attribute,
-        base: ast.expr,
-        chain: list[ast.Attribute],
-        scope: Scope,
-        order: int,
-        relevant: set[str],
+        self, base: ast.expr, chain: list[ast.Attribute], at: Place, relevant: set[str]
     ) -> None:
         known = self.known
+        outer = chain[-1]
         call = self.survey.called.get(id(outer))
         if call is None and isinstance(outer.ctx, ast.Load):
-            calls.mentioned(self, outer, scope, order)
+            calls.check_mention(self, outer, at)
         if isinstance(base, ast.Name) and base.id not in relevant:
-            # The usual case, and it must be cheap: an object, and attributes that mean nothing.
+            # The usual case, which must be cheap: an object, and attributes without a rule.
             for each in chain:
                 attribute = each.attr
                 if attribute in known.watched or attribute.strip("_") in known.guessed:
                     break
             else:
                 return
-        values = self.resolver.values(base, scope, order)
+        values = self.resolver.values(base, at)
         told: set[tuple[str, int]] = set()
         for value in values:
             if isinstance(value, Ref) and isinstance(base, ast.Name):
                 rule = self.rule_of(value.path)
                 if rule and not self._is_module(value.path):
-                    self.use(rule, base, value, None, scope, order)
+                    self.use(rule, base, value, None, at)
             elif (
                 isinstance(value, Const)
                 and isinstance(value.value, str)
                 and outer.attr in ("format", "format_map")
                 and call is None
             ):
-                format_text(self, outer, value.value)
-            self._steps(value, chain, call, scope, order, told)
+                check_format_text(self, outer, value.value)
+            self._steps(value, chain, call, at, told)
 
     def _steps(
         self,
         value: Value,
         chain: list[ast.Attribute],
         call: ast.Call | None,
-        scope: Scope,
-        order: int,
+        at: Place,
         told: set[tuple[str, int]],
     ) -> None:
-        """Along the attributes, until one of them is the business of a rule."""
+        """Follow the attributes, and report those with a rule."""
         known, resolver = self.known, self.resolver
         for each in chain:
             before, value = value, resolver.attribute_of(value, each.attr)
@@ -183,16 +177,16 @@ class Analyser:
             rule = self.rule_of(value.path)
             if rule and (before is None or not value.path.startswith("?.")):
                 if isinstance(before, Ref) and self.rule_of(before.path) and "." in before.path:
-                    continue  # said at the step before
+                    continue  # reported at the step before
                 last = each is chain[-1]
                 if (rule, id(each)) not in told:
                     told.add((rule, id(each)))
-                    self.use(rule, each, value, call if last else None, scope, order)
+                    self.use(rule, each, value, call if last else None, at)
 
     def inner_attribute(
         self, node: ast.AST, attribute: str, value: Value, told: set[tuple[str, int]]
     ) -> None:
-        """One attribute that leads behind an object; two in a row are a walk."""
+        """An attribute that leads to the inside of an object; two in a row are a walk."""
         known = self.known
         if attribute in known.frames:
             if attribute not in ("__context__", "__cause__", "with_traceback"):
@@ -202,7 +196,7 @@ class Analyser:
         steps = path.replace("()", "").replace("[]", "").replace("[?]", "").split(".")
         walked = [step for step in steps if step in known.near or step in known.far]
         walked = [step for step in walked if step not in known.idle]
-        if "__code__" in walked:  # what a code object tells about itself leads no further
+        if "__code__" in walked:  # the attributes of a code object lead no further
             walked = [step for step in walked if not step.startswith("co_")]
         through = [step for step in steps if step in known.passing]
         if attribute in known.far or len(walked) > 1 or (through and walked):
@@ -215,11 +209,11 @@ class Analyser:
             told.add((rule, id(node)))
             self.report(rule, node, name)
 
-    def _subscript(self, node: ast.Subscript, scope: Scope, order: int) -> None:
-        """`globals()["__builtins__"]`, `sys.modules["os"]`: a thing by its name in a table."""
+    def _subscript(self, node: ast.Subscript, at: Place) -> None:
+        """`globals()["__builtins__"]`, `sys.modules["os"]`: access by name in a table."""
         if not self._may_be_table(node.value):
             return
-        tables = self.resolver.values(node.value, scope, order)
+        tables = self.resolver.values(node.value, at)
         paths = [each.path for each in tables if isinstance(each, Ref)]
         table = next((each for each in paths if each in _TABLES or each.endswith(_ENDS)), None)
         if table is not None and ("(" in table or _is_own_name(node.slice)):
@@ -227,7 +221,7 @@ class Analyser:
         if table is not None and not isinstance(node.ctx, ast.Load):
             self.report("BJ310", node, table)
             return
-        for value in self.resolver.values(node, scope, order):
+        for value in self.resolver.values(node, at):
             if not isinstance(value, Ref):
                 continue
             if "[?]" in value.path:
@@ -237,10 +231,10 @@ class Analyser:
                 rule = self.rule_of(value.path)
                 if rule:
                     call = self.survey.called.get(id(node))
-                    self.use(rule, node, value, call, scope, order)
+                    self.use(rule, node, value, call, at)
 
     def _may_be_table(self, node: ast.expr) -> bool:
-        """Cheap, because most subscripts are of frames, lists and dicts."""
+        """A cheap filter, as most subscripts are of frames, lists and dicts."""
         if isinstance(node, ast.Name):
             return node.id in self.survey.bound or node.id == "__builtins__"
         if isinstance(node, ast.Attribute):
@@ -251,54 +245,44 @@ class Analyser:
         """The policy's own lists of names come before the catalogue."""
         lists = self.policy.document.names
         if lists.allow or lists.deny:
-            answer = imports.listed(lists, path.removeprefix("builtins."))
+            answer = uses.look_up(lists, path.removeprefix("builtins."))
             if answer != "unlisted":
                 return "BJ901" if answer == "deny" else None
         return self.known.rule(path) or self.known.rule_behind(path)
 
-    # -- uses of what the catalogue knows -----------------------------------------------------
+    # -- uses of names in the catalogue -------------------------------------------------------
 
-    def use(
-        self,
-        rule: str,
-        node: ast.expr,
-        value: Ref,
-        call: ast.Call | None,
-        scope: Scope,
-        order: int,
-    ) -> None:
+    def use(self, rule: str, node: ast.expr, value: Ref, call: ast.Call | None, at: Place) -> None:
         path = value.path.removeprefix("builtins.")
         if rule in FILE_RULES:
-            file_use(self, rule, node, path, value.text, call, scope, order)
+            check_file(self, rule, node, path, value.text, call, at)
         elif rule == "BJ105":
-            code_use.import_call(self, node, path, call, scope, order)
+            uses.check_import_call(self, node, path, call, at)
         elif rule == "BJ201":
-            code_use.evaluation(self, node, path, call, scope, order)
-        elif not self._is_harmless(rule, path, call, scope, order):
+            uses.check_evaluation(self, node, path, call, at)
+        elif not self._is_harmless(rule, path, call, at):
             self.report(rule, node, path)
-        if code_use.unpickles(self, path, call):
+        if uses.unpickles(self, path, call):
             self.report("BJ701", node, path)
 
-    def _is_harmless(
-        self, rule: str, path: str, call: ast.Call | None, scope: Scope, order: int
-    ) -> bool:
+    def _is_harmless(self, rule: str, path: str, call: ast.Call | None, at: Place) -> bool:
         if rule == "BJ205":
-            return not code_use.takes_code(self, call, scope, order)
+            return not uses.takes_code(self, call, at)
         if rule == "BJ308":
             return self.asks_by_name(call)
-        return rule == "BJ702" and code_use.loads_plainly(self, path, call, scope, order)
+        return rule == "BJ702" and uses.loads_plain_yaml(self, path, call, at)
 
     def asks_by_name(self, call: ast.Call | None) -> bool:
-        """`"x" in locals()`, `locals()["x"]`, `globals().get("x")`: no more than the name says."""
+        """True for `"x" in locals()`, `locals()["x"]`, `globals().get("x")`."""
         if self._one_name is None:
-            places = [each for each, _, _ in (*self.survey.subscripts, *self.survey.calls)]
-            found = [items.variable(place) for place in places]
+            places = [each for each, _ in (*self.survey.subscripts, *self.survey.calls)]
+            found = [values.namespace_variable(place) for place in places]
             self._one_name = {id(each[0]) for each in found if each} | self.survey.searched
         return id(call) in self._one_name
 
-    def texts(self, node: ast.expr, scope: Scope, order: int) -> Iterator[str | None]:
-        """The texts it may be; None for what cannot be told."""
-        for value in self.resolver.values(node, scope, order):
+    def texts(self, node: ast.expr, at: Place) -> Iterator[str | None]:
+        """The texts that the expression may be; None for unknown ones."""
+        for value in self.resolver.values(node, at):
             yield value.value if isinstance(value, Const) and isinstance(value.value, str) else None
 
 

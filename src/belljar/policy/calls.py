@@ -1,121 +1,267 @@
-"""Calls, by what is called: which of them have arguments that decide."""
+"""Calls whose arguments decide: attributes by name (getattr, operator's getters), format strings,
+expressions of frames."""
 
 from __future__ import annotations
 
 import ast
+import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from belljar.policy.attribute_use import attribute_by_name, getter
-from belljar.policy.file_use import FILE_RULES, file_use
-from belljar.policy.scopes import Scope
-from belljar.policy.text_use import format_call, frame_expression
-from belljar.policy.values import Const, Literal, Ref
+from belljar.policy.uses import FILE_RULES, check_file, show_text
+from belljar.policy.values import Const, Literal, Place, Ref, Values, first_argument
 
 if TYPE_CHECKING:
     from belljar.policy.analyser import Analyser
 
 
-def check(analyser: Analyser, call: ast.Call, scope: Scope, order: int, relevant: set[str]) -> None:
+def check_call(analyser: Analyser, call: ast.Call, at: Place, relevant: set[str]) -> None:
     function = call.func
     if isinstance(function, ast.Name):
         handler = _BY_NAME.get(function.id)
-        if handler is not None and _is_builtin(analyser, function.id, scope, order):
-            handler(analyser, call, scope, order)
+        if handler is not None and _is_builtin(analyser, function.id, at):
+            handler(analyser, call, at)
         elif function.id in relevant and function.id not in _BY_NAME:
-            _aliased(analyser, call, function, scope, order)
+            _check_alias(analyser, call, function, at)
         return
     if isinstance(function, ast.Attribute):
         handler = _BY_METHOD.get(function.attr)
         if handler is not None:
-            handler(analyser, call, scope, order)
+            handler(analyser, call, at)
         elif rule := analyser.known.methods.get(function.attr):
-            _method(analyser, rule, call, function, scope, order)
+            _check_method(analyser, rule, call, function, at)
     elif isinstance(function, (ast.Call, ast.Subscript, ast.IfExp, ast.BoolOp, ast.NamedExpr)):
-        _aliased(analyser, call, function, scope, order)
+        _check_alias(analyser, call, function, at)
 
 
-def _is_builtin(analyser: Analyser, name: str, scope: Scope, order: int) -> bool:
-    values = analyser.resolver.lookup(name, scope, order)
+def _is_builtin(analyser: Analyser, name: str, at: Place) -> bool:
+    values = analyser.resolver.lookup(name, at)
     return any(isinstance(value, Ref) and value.path == f"builtins.{name}" for value in values)
 
 
-def _aliased(
-    analyser: Analyser, call: ast.Call, function: ast.expr, scope: Scope, order: int
-) -> None:
+def _check_alias(analyser: Analyser, call: ast.Call, function: ast.expr, at: Place) -> None:
     """`g = getattr; g(o, name)`, `getattr(os, "system")("id")`, `[eval][0]("1")`."""
-    for value in analyser.resolver.values(function, scope, order):
+    for value in analyser.resolver.values(function, at):
         if not isinstance(value, Ref):
             continue
         short = value.path.removeprefix("builtins.")
         handler = _BY_NAME.get(short) if value.path.startswith("builtins.") else None
         handler = handler or _BY_PATH.get(value.path)
         if handler is not None:
-            handler(analyser, call, scope, order)
+            handler(analyser, call, at)
         elif isinstance(function, (ast.Call, ast.IfExp, ast.BoolOp, ast.NamedExpr)):
             rule = analyser.rule_of(value.path)
             if rule and "." in value.path and not value.path.endswith(")"):
-                analyser.use(rule, function, value, call, scope, order)
+                analyser.use(rule, function, value, call, at)
 
 
-def _method(
-    analyser: Analyser,
-    rule: str,
-    call: ast.Call,
-    function: ast.Attribute,
-    scope: Scope,
-    order: int,
+def _check_method(
+    analyser: Analyser, rule: str, call: ast.Call, function: ast.Attribute, at: Place
 ) -> None:
-    """A method whose name says enough, unless the object is known and something else."""
-    receivers = analyser.resolver.values(function.value, scope, order)
+    """A method that is recognised by its name, unless its object is known to be another thing."""
+    receivers = analyser.resolver.values(function.value, at)
     for value in receivers:
         if isinstance(value, Ref) and analyser.rule_of(f"{value.path}.{function.attr}"):
-            return  # by its full name it has been looked at
+            return  # checked by its full name
         if isinstance(value, (Const, Literal)):
             return
     if rule in FILE_RULES:
         if rule == "BJ402" and any(isinstance(value, Ref) for value in receivers):
             return
-        file_use(analyser, rule, function, f".{function.attr}", None, call, scope, order)
+        check_file(analyser, rule, function, f".{function.attr}", None, call, at)
     else:
         analyser.report(rule, function, f".{function.attr}")
 
 
-def mentioned(analyser: Analyser, node: ast.Attribute, scope: Scope, order: int) -> None:
-    """A method that is not called here: `write = frame.to_csv`, `column.map(pandas.eval)`."""
+def check_mention(analyser: Analyser, node: ast.Attribute, at: Place) -> None:
+    """A method that is not called: `write = frame.to_csv`, `column.map(pandas.eval)`."""
     rule = analyser.known.methods.get(node.attr)
     if rule in ("BJ404", "BJ405"):
-        file_use(analyser, rule, node, f".{node.attr}", None, None, scope, order)
+        check_file(analyser, rule, node, f".{node.attr}", None, None, at)
     elif node.attr == "eval":
-        for value in analyser.resolver.values(node, scope, order):
+        for value in analyser.resolver.values(node, at):
             if isinstance(value, Ref) and value.path == "pandas.eval":
                 analyser.report("BJ206", node, "pandas.eval")
 
 
-def _variables(analyser: Analyser, call: ast.Call, scope: Scope, order: int) -> None:
+def _check_vars(analyser: Analyser, call: ast.Call, at: Place) -> None:
     """vars() without an object is locals()."""
     if not call.args and not analyser.asks_by_name(call):
         analyser.report("BJ308", call, "vars")
 
 
+def check_attribute_call(analyser: Analyser, call: ast.Call, at: Place) -> None:
+    """getattr, setattr, delattr."""
+    if len(call.args) < 2:
+        if any(isinstance(each, ast.Starred) for each in call.args):
+            analyser.report("BJ305", call, "getattr")
+        return
+    called = call.func.id if isinstance(call.func, ast.Name) else "getattr"
+    objects = analyser.resolver.values(call.args[0], at)
+    for text in dict.fromkeys(analyser.texts(call.args[1], at)):
+        if text is None:
+            modules = [each for each in map(_module_name(analyser), objects) if each]
+            if modules:
+                analyser.report("BJ306", call, f"{called}({modules[0]}, …)")
+            else:
+                analyser.report("BJ305", call, called)
+            continue
+        _constant_attribute(analyser, call, objects, text, called)
+        if called == "setattr" and any(map(_module_name(analyser), objects)):
+            analyser.report("BJ310", call, f"setattr of {text!r}")
+
+
+def _module_name(analyser: Analyser) -> Callable[[object], str | None]:
+    """A function that returns the path of a value in a known module, else None."""
+
+    def name(value: object) -> str | None:
+        if not isinstance(value, Ref) or value.path.endswith((")", "]")):
+            return None
+        return value.path if value.path.partition(".")[0] in analyser.known.roots else None
+
+    return name
+
+
+def _constant_attribute(
+    analyser: Analyser, call: ast.Call, objects: Values, text: str, called: str
+) -> None:
+    for base in objects:
+        value = analyser.resolver.attribute_of(base, text)
+        if text in analyser.known.watched:
+            analyser.inner_attribute(call, text, value, set())
+        if isinstance(value, Ref) and isinstance(base, Ref):
+            if "(" not in base.path and analyser.known.power(base.path, text):
+                analyser.report("BJ107", call, f"{base.path}.{text}")
+            elif id(call) in analyser.survey.called or called == "setattr":
+                continue  # a called function is checked with its arguments
+            elif rule := analyser.rule_of(value.path):
+                analyser.report(rule, call, value.path.removeprefix("builtins."))
+
+
+def check_getter_call(analyser: Analyser, call: ast.Call, at: Place) -> None:
+    """operator.attrgetter("a.b"), operator.methodcaller("name")"""
+    if not call.args:
+        return
+    for argument in call.args[: 1 if _called_name(call) == "methodcaller" else None]:
+        for text in analyser.texts(argument, at):
+            if text is None:
+                analyser.report("BJ305", call, _called_name(call))
+                continue
+            steps = text.split(".")
+            for step in steps:
+                if step in analyser.known.watched or step.strip("_") in analyser.known.powers:
+                    value = Ref("?." + text)
+                    rule = "BJ301" if len(steps) > 1 else None
+                    if rule:
+                        analyser.report(rule, call, text[:60])
+                    else:
+                        analyser.inner_attribute(call, step, value, set())
+                    break
+
+
+def _called_name(call: ast.Call) -> str:
+    if isinstance(call.func, ast.Attribute):
+        return call.func.attr
+    return call.func.id if isinstance(call.func, ast.Name) else "a call"
+
+
+_WALK = re.compile(
+    r"\{[^{}]*?[.\[](?:__\w|_*(?:os|sys|builtins|subprocess|modules|environ)\b|(?:f|gi|tb|cr|ag)_\w+)"
+)
+_FRAME_MAKERS = ("pandas.", "polars.", "geopandas.", "dask.")
+
+
+def check_format_call(analyser: Analyser, call: ast.Call, at: Place) -> None:
+    """`"{0.__class__}".format(x)`"""
+    function = call.func
+    if not isinstance(function, ast.Attribute):
+        return
+    if isinstance(function.value, ast.Attribute) and function.value.attr == "style":
+        return  # `frame.style.format` does not take a format string
+    receivers = analyser.resolver.values(function.value, at)
+    for value in receivers:
+        if isinstance(value, Const) and isinstance(value.value, str):
+            check_format_text(analyser, call, value.value)
+        elif isinstance(value, Ref) and value.path in ("builtins.str", "string.Formatter()"):
+            for text in analyser.texts(call.args[0], at) if call.args else ():
+                if text is None:
+                    analyser.report("BJ304", call, function.attr)
+                else:
+                    check_format_text(analyser, call, text)
+        elif not isinstance(value, (Const, Literal)) and (call.args or call.keywords):
+            analyser.report("BJ304", call, f".{function.attr}()")
+
+
+def check_format_text(analyser: Analyser, call: ast.AST, text: str) -> None:
+    plain = text.replace("{{", "").replace("}}", "")
+    if found := _WALK.search(plain):
+        analyser.report("BJ303", call, show_text(found[0]))
+
+
+def check_frame_expression(analyser: Analyser, call: ast.Call, at: Place) -> None:
+    """`frame.query("…")`, `frame.eval("…")`, `pandas.eval("…")`: a small language, but `@` and
+    attributes lead out of it. `.eval()` of a model has no text, and is not checked."""
+    argument = first_argument(call, "expr")
+    if argument is None:
+        return
+    function = call.func
+    called = "eval"  # of pandas, under any name
+    if isinstance(function, ast.Attribute):
+        called = function.attr
+        receivers = analyser.resolver.values(function.value, at)
+        if not _may_be_frame(called, receivers):
+            return
+    for text in analyser.texts(argument, at):
+        if text is not None:
+            if _leads_out(text):
+                analyser.report("BJ204", call, f".{called}()")
+        elif called == "eval" or _is_text(argument):
+            analyser.report("BJ206", call, f".{called}()")
+
+
+def _may_be_frame(called: str, receivers: Values) -> bool:
+    for value in receivers:
+        if isinstance(value, Ref):
+            if value.path == "builtins":
+                return False  # builtins.eval has another rule
+            if called == "query" and not value.path.startswith(_FRAME_MAKERS):
+                return False
+    return True
+
+
+def _leads_out(text: str) -> bool:
+    """`@limit` is a variable and harmless; `@pd.read_csv`, `@f(...)` and dunders are not."""
+    return bool(
+        "__" in text
+        or re.search(r"@\s*\w+\s*[.(\[]", text)
+        or re.search(r"\bimport\b|\.\s*(?:pipe|apply|to_\w+|read_\w+)\s*\(", text)
+    )
+
+
+def _is_text(node: ast.expr) -> bool:
+    """True for an expression that makes a text."""
+    return isinstance(node, (ast.JoinedStr, ast.BinOp))
+
+
 _BY_NAME = {
-    "vars": _variables,
-    "getattr": attribute_by_name,
-    "setattr": attribute_by_name,
-    "delattr": attribute_by_name,
+    "vars": _check_vars,
+    "getattr": check_attribute_call,
+    "setattr": check_attribute_call,
+    "delattr": check_attribute_call,
 }
 _BY_METHOD = {
-    "format": format_call,
-    "format_map": format_call,
-    "vformat": format_call,
-    "query": frame_expression,
-    "eval": frame_expression,
-    "attrgetter": getter,
-    "methodcaller": getter,
+    "format": check_format_call,
+    "format_map": check_format_call,
+    "vformat": check_format_call,
+    "query": check_frame_expression,
+    "eval": check_frame_expression,
+    "attrgetter": check_getter_call,
+    "methodcaller": check_getter_call,
 }
 _BY_PATH = {
-    "pandas.eval": frame_expression,
-    "operator.attrgetter": getter,
-    "operator.methodcaller": getter,
-    "inspect.getattr_static": attribute_by_name,
-    "builtins.object.__getattribute__": attribute_by_name,
+    "pandas.eval": check_frame_expression,
+    "operator.attrgetter": check_getter_call,
+    "operator.methodcaller": check_getter_call,
+    "inspect.getattr_static": check_attribute_call,
+    "builtins.object.__getattribute__": check_attribute_call,
 }

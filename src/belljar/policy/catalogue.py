@@ -1,4 +1,4 @@
-"""The catalogue of dotted names, and the questions the analyser asks it."""
+"""The catalogue of dotted names (catalogue.toml), and the questions the analyser asks it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Catalogue:
     names: dict[str, str]  # dotted name → rule
     methods: dict[str, str]
     powers: frozenset[str]
-    guessed: frozenset[str]  # those of the powers that an attribute's name is enough for
+    guessed: frozenset[str]  # powers that are recognised by the name of an attribute alone
     fine: frozenset[str]
     near: frozenset[str]
     far: frozenset[str]
@@ -27,11 +27,11 @@ class Catalogue:
     watched: frozenset[str]  # attributes that matter whatever the object is
 
     def canonical(self, path: str) -> str:
-        """The usual name of what has several."""
+        """The usual name of a thing with several names."""
         return self.same.get(path, path)
 
     def rule(self, path: str) -> str | None:
-        """Of the name itself, or of one it is below of; what a call gave is another thing."""
+        """The rule of the name or of one of its parents; not of the result of a call."""
         while path:
             if rule := self.names.get(path):
                 return rule
@@ -41,7 +41,8 @@ class Catalogue:
         return None
 
     def rule_behind(self, path: str) -> str | None:
-        """Of a module that is reached through others: `json.codecs.open` is `codecs.open`."""
+        """The rule of a module that is reached through others: `json.codecs.open` is
+        `codecs.open`."""
         parts = path.split(".")
         if len(parts) < 3 or parts[0] in ("?", "") or "(" in path or "[" in path:
             return None
@@ -55,7 +56,7 @@ class Catalogue:
         return None
 
     def power(self, base: str, attribute: str) -> str | None:
-        """The module that `attribute` of a module `base` is in truth, if it matters."""
+        """The powerful module that `base.attribute` really is; None if it is not one."""
         name = attribute.strip("_")
         if name not in self.powers or f"{base}.{attribute}" in self.fine:
             return None

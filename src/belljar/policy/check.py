@@ -1,4 +1,4 @@
-"""One check from text to Report. Whatever goes wrong on the way denies, and says so."""
+"""One check from text to Report. A check that fails denies the code, with a finding."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from belljar.policy.analyser import Analyser
 from belljar.policy.catalogue import catalogue
 from belljar.policy.report import Finding, Report, Verdict, verdict_of
 from belljar.policy.rules import RULES, SEVERITIES
-from belljar.policy.scopes import Exceeded, survey
+from belljar.policy.scopes import survey
 from belljar.policy.source import Problem
+from belljar.policy.values import Exceeded
 
 if TYPE_CHECKING:
     from belljar.policy.policy import Policy
 
-_MOST = 200  # findings of each severity; more say nothing new
+_MOST = 200  # findings of each severity
 _WIDEST = 240  # characters of a snippet
-_DEEPEST = 3  # code in a text in a text
+Range = tuple[int, int, int, int]  # line, column, end line, end column
+_START: Range = (1, 0, 1, 0)
+_DEEPEST = 3  # levels of code in a string
 
 
 def check(policy: Policy, code: str) -> Report:
@@ -28,12 +31,12 @@ def check(policy: Policy, code: str) -> Report:
     try:
         _judge(policy, code, collected, time.thread_time() + policy.document.limits.seconds)
     except Exceeded as error:
-        collected.add(error.rule, error.told, *_range(error.node))
+        collected.add(error.rule, error.told, _range(error.node))
     except RecursionError:
-        collected.add("BJ003", "more than the check can follow")
+        collected.add("BJ003", "more levels than the check can follow")
     except MemoryError:
-        collected.add("BJ002", "more than there is memory for")
-    except Exception as error:  # a check that fails must not let anything through
+        collected.add("BJ002", "not enough memory")
+    except Exception as error:  # a failed check must not allow anything
         collected.add("BJ006", f"{type(error).__name__}: {error}"[:200])
     return collected.report(time.perf_counter() - began)
 
@@ -60,7 +63,7 @@ def _read(
     place: ast.AST | None,
     level: int,
 ) -> None:
-    """The code, or code in a text of it: then `place` is where its findings are shown."""
+    """Check the code, or code in a string of it: then `place` is where its findings are shown."""
     tree = source.parse(code)
     if isinstance(tree, Problem):
         if place is None:
@@ -70,7 +73,7 @@ def _read(
 
     def report(rule: str, node: ast.AST, name: str) -> None:
         if policy.actions[rule] != "off":
-            found.add(rule, name, *_range(node if place is None else place))
+            found.add(rule, name, _range(node if place is None else place))
 
     def nested(text: str, where: ast.AST) -> None:
         if level < _DEEPEST:
@@ -79,9 +82,9 @@ def _read(
     Analyser(policy, surveyed, catalogue(), report, nested, deadline).run()
 
 
-def _range(node: ast.AST | None) -> tuple[int, int, int, int]:
+def _range(node: ast.AST | None) -> Range:
     if node is None or not hasattr(node, "lineno"):
-        return 1, 0, 1, 0
+        return _START
     line, column = node.lineno, getattr(node, "col_offset", 0)
     end_line = getattr(node, "end_lineno", None) or line
     end_column = getattr(node, "end_col_offset", None)
@@ -99,22 +102,14 @@ class _Findings:
     def problem(self, problem: Problem) -> None:
         if self._policy.actions[problem.rule] != "off":
             where = (problem.line, problem.column, problem.end_line, problem.end_column)
-            self.add(problem.rule, problem.told, *where, remedy=problem.remedy)
+            self.add(problem.rule, problem.told, where, problem.remedy)
 
     def add(
-        self,
-        identity: str,
-        name: str,
-        line: int = 1,
-        column: int = 0,
-        end_line: int = 1,
-        end_column: int = 0,
-        *,
-        remedy: str | None = None,
+        self, identity: str, name: str, where: Range = _START, remedy: str | None = None
     ) -> None:
         rule = RULES[identity]
         severity = SEVERITIES[self._policy.actions[identity]]
-        key = (identity, name, line, column, end_line, end_column)
+        key = (identity, name, where)
         if key in self._found or self._count[severity] >= _MOST:
             return
         self._count[severity] += 1
@@ -124,16 +119,16 @@ class _Findings:
             severity=severity,
             message=template.replace("{name}", name),
             remedy=remedy or rule.remedy,
-            line=line,
-            column=column,
-            end_line=end_line,
-            end_column=end_column,
-            snippet=self._line(line),
+            line=where[0],
+            column=where[1],
+            end_line=where[2],
+            end_column=where[3],
+            snippet=self._line(where[0]),
         )
 
     def _line(self, number: int) -> str:
         if self._lines is None:
-            # Of a text that is too large only the beginning is looked at.
+            # Only the beginning of a text that is too large.
             self._lines = source.lines(self._code[: 2 * self._policy.document.limits.bytes])
         text = self._lines[number - 1] if number <= len(self._lines) else ""
         return text if len(text) <= _WIDEST else f"{text[:_WIDEST]}…"

@@ -1,12 +1,12 @@
-"""A policy as data: what the file may say, checked once, when it is read.
+"""A policy as data: read from TOML, YAML or JSON, checked once, written as TOML.
 
-extends = "strict"             # start from a preset; what is below changes it
+extends = "strict"             # start from a preset; the rest changes it
 name = "reports"
 version = "1"
 unknown = "deny"               # what the verdict "unknown" means: "allow" or "deny"
-[imports]                      # the longest entry that fits decides; "os" covers "os.path"
-allow = ["numpy", "pandas"]    # in place of the preset's list;
-extend_allow = ["sqlite3"]     # beside it, and taken off the other one; also extend_deny
+[imports]                      # the longest matching entry decides; "os" covers "os.path"
+allow = ["numpy", "pandas"]    # replaces the preset's list
+extend_allow = ["sqlite3"]     # is added to it, and removed from deny; also extend_deny
 deny = ["os"]
 [names]                        # dotted names, with "*" at the end for all below
 allow = ["os.path.*"]
@@ -15,18 +15,23 @@ deny = ["pandas.read_clipboard"]
 allow = ["./**", "/tmp/**"]
 [rules]                        # id or name = "deny" | "unknown" | "note" | "off"
 BJ201 = "note"
-[messages]                     # id or name = what to say; {name} is what was found
+[messages]                     # id or name = the message; {name} is what was found
 [limits]                       # bytes, lines, depth, nodes, seconds
 """
 
 from __future__ import annotations
 
+import json
+import os
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from belljar.errors import InvalidOption, unknown_option
 from belljar.policy.rules import ACTIONS, BY_NAME, RULES, Action
+from belljar.text import UnsafeYAML, check_yaml
 
 SCHEMA = 1
 _KEYS = (
@@ -43,13 +48,13 @@ class ImportLists:
 
 @dataclass(frozen=True, kw_only=True)
 class Caps:
-    """What a check costs at most; beyond, the code is denied without being judged."""
+    """What a check may cost; code that needs more is denied unchecked."""
 
     bytes: int = 1_000_000
     lines: int = 50_000
     depth: int = 500
     nodes: int = 500_000
-    seconds: float = 5.0  # of processor time: a busy machine is no reason to deny
+    seconds: float = 5.0  # of CPU time, so that a busy machine does not deny code
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +73,7 @@ class Document:
     def to_dict(self) -> dict[str, object]:
         return {
             "schema": SCHEMA,
-            "name": self.name,
-            "version": self.version,
-            "description": self.description,
-            "unknown": self.unknown,
+            **{key: getattr(self, key) for key in ("name", "version", "description", "unknown")},
             "imports": {"allow": list(self.imports.allow), "deny": list(self.imports.deny)},
             "names": {"allow": list(self.names.allow), "deny": list(self.names.deny)},
             "paths": {"allow": list(self.paths)},
@@ -81,79 +83,80 @@ class Document:
         }
 
 
-def parse(data: Mapping[str, Any], base: Document) -> Document:
-    """The document that `data` describes, starting from `base`, which `extends` named."""
-    _known("key of a policy", data, _KEYS)
+def parse_document(data: Mapping[str, Any], base: Document) -> Document:
+    """The document of `data`, on top of `base`, the preset that `extends` names."""
+    _check_keys("key of a policy", data, _KEYS)
     if data.get("schema", SCHEMA) != SCHEMA:
         raise InvalidOption(
-            f"the policy is written for schema {data['schema']!r}, this is {SCHEMA}",
-            hint="a newer belljar may read it",
+            f"the policy has schema {data['schema']!r}; this belljar reads schema {SCHEMA}",
+            hint="update belljar",
         )
-    unknown = _text(data, "unknown", base.unknown)
+    unknown = _get_text(data, "unknown", base.unknown)
     if unknown not in ("allow", "deny"):
         raise InvalidOption(f"unknown = {unknown!r} in a policy", hint='write "allow" or "deny"')
     return Document(
-        name=_text(data, "name", base.name),
-        version=_text(data, "version", base.version),
-        description=_text(data, "description", base.description),
+        name=_get_text(data, "name", base.name),
+        version=_get_text(data, "version", base.version),
+        description=_get_text(data, "description", base.description),
         unknown=unknown,
-        imports=_lists(data, "imports", base.imports),
-        names=_lists(data, "names", base.names),
-        paths=_paths(data, base.paths),
-        rules={**base.rules, **_rules(_section(data, "rules"))},
-        messages={**base.messages, **_messages(_section(data, "messages"))},
-        limits=_limits(_section(data, "limits"), base.limits),
+        imports=_parse_lists(data, "imports", base.imports),
+        names=_parse_lists(data, "names", base.names),
+        paths=_parse_paths(data, base.paths),
+        rules={**base.rules, **_parse_rules(_get_section(data, "rules"))},
+        messages={**base.messages, **_parse_messages(_get_section(data, "messages"))},
+        limits=_parse_limits(_get_section(data, "limits"), base.limits),
     )
 
 
-def _known(kind: str, data: Mapping[str, Any], known: tuple[str, ...]) -> None:
+def _check_keys(kind: str, data: Mapping[str, Any], known: tuple[str, ...]) -> None:
     for key in data:
         if key not in known:
             raise unknown_option(kind, str(key), known)
 
 
-def _section(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def _get_section(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     section = data.get(key, {})
     if not isinstance(section, Mapping):
         raise InvalidOption(f"[{key}] of a policy is a table, not {section!r}")
     return section
 
 
-def _text(data: Mapping[str, Any], key: str, default: str) -> str:
+def _get_text(data: Mapping[str, Any], key: str, default: str) -> str:
     value = data.get(key, default)
     if isinstance(value, (int, float)) and key == "version" and not isinstance(value, bool):
-        return str(value)  # `version = 1` is what people write
+        return str(value)  # people write `version = 1`
     if not isinstance(value, str):
         raise InvalidOption(f"{key} of a policy is text, not {value!r}")
     return value
 
 
-def _words(where: str, value: object) -> tuple[str, ...]:
+def _parse_words(where: str, value: object) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)) or not all(isinstance(one, str) for one in value):
         raise InvalidOption(f"{where} of a policy is a list of texts, not {value!r}")
     return tuple(value)
 
 
-def _lists(data: Mapping[str, Any], key: str, base: ImportLists) -> ImportLists:
-    """A list replaces the one of `base`: whoever reads the file sees all that is allowed. What
-    extends a list is added to it, and taken off the other, where it would be a tie."""
-    section = _section(data, key)
-    _known(f"key of [{key}] in a policy", section, ("allow", "deny", "extend_allow", "extend_deny"))
-    allow = _words(f"[{key}] allow", section.get("allow", base.allow))
-    deny = _words(f"[{key}] deny", section.get("deny", base.deny))
-    more = _words(f"[{key}] extend_allow", section.get("extend_allow", ()))
-    less = _words(f"[{key}] extend_deny", section.get("extend_deny", ()))
+def _parse_lists(data: Mapping[str, Any], key: str, base: ImportLists) -> ImportLists:
+    """A list replaces that of `base`, so that the file shows all that is allowed. An extension is
+    added to its list, and removed from the other one."""
+    section = _get_section(data, key)
+    keys = ("allow", "deny", "extend_allow", "extend_deny")
+    _check_keys(f"key of [{key}] in a policy", section, keys)
+    allow = _parse_words(f"[{key}] allow", section.get("allow", base.allow))
+    deny = _parse_words(f"[{key}] deny", section.get("deny", base.deny))
+    more = _parse_words(f"[{key}] extend_allow", section.get("extend_allow", ()))
+    less = _parse_words(f"[{key}] extend_deny", section.get("extend_deny", ()))
     return ImportLists(
         allow=(*(word for word in allow if word not in less), *more),
         deny=(*(word for word in deny if word not in more), *less),
     )
 
 
-def _paths(data: Mapping[str, Any], base: tuple[str, ...]) -> tuple[str, ...]:
-    section = _section(data, "paths")
-    _known("key of [paths] in a policy", section, ("allow", "extend_allow"))
-    more = _words("[paths] extend_allow", section.get("extend_allow", ()))
-    return (*_words("[paths] allow", section.get("allow", base)), *more)
+def _parse_paths(data: Mapping[str, Any], base: tuple[str, ...]) -> tuple[str, ...]:
+    section = _get_section(data, "paths")
+    _check_keys("key of [paths] in a policy", section, ("allow", "extend_allow"))
+    more = _parse_words("[paths] extend_allow", section.get("extend_allow", ()))
+    return (*_parse_words("[paths] allow", section.get("allow", base)), *more)
 
 
 def _rule_id(word: str) -> str:
@@ -163,7 +166,7 @@ def _rule_id(word: str) -> str:
     return identity
 
 
-def _rules(section: Mapping[str, Any]) -> dict[str, Action]:
+def _parse_rules(section: Mapping[str, Any]) -> dict[str, Action]:
     found: dict[str, Action] = {}
     for word, action in section.items():
         identity = _rule_id(word)
@@ -172,22 +175,105 @@ def _rules(section: Mapping[str, Any]) -> dict[str, Action]:
         if RULES[identity].fixed and action != "deny":
             raise InvalidOption(
                 f"rule {identity} ({RULES[identity].name}) always denies",
-                hint="code that could not be read cannot be judged; see [limits]",
+                hint="it is about code that could not be checked; see [limits]",
             )
         found[identity] = action
     return found
 
 
-def _messages(section: Mapping[str, Any]) -> dict[str, str]:
-    return {_rule_id(word): _text(section, word, "") for word in section}
+def _parse_messages(section: Mapping[str, Any]) -> dict[str, str]:
+    return {_rule_id(word): _get_text(section, word, "") for word in section}
 
 
-def _limits(section: Mapping[str, Any], base: Caps) -> Caps:
+def _parse_limits(section: Mapping[str, Any], base: Caps) -> Caps:
     names = tuple(each.name for each in fields(Caps))
-    _known("limit of a policy", section, names)
+    _check_keys("limit of a policy", section, names)
     values = {name: section.get(name, getattr(base, name)) for name in names}
     for name, value in values.items():
         right = (int, float) if name == "seconds" else (int,)
         if isinstance(value, bool) or not isinstance(value, right) or value <= 0:
             raise InvalidOption(f"limit {name} of a policy is a number above 0, not {value!r}")
     return Caps(**values)
+
+
+SUFFIXES = (".toml", ".yaml", ".yml", ".json")
+_LARGEST = 1_000_000  # bytes
+
+
+def read_file(path: str | os.PathLike[str]) -> Mapping[str, Any]:
+    name, suffix = os.fspath(path), Path(path).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise unknown_option("kind of policy file", suffix or name, SUFFIXES)
+    try:
+        with open(path, "rb") as file:
+            raw = file.read(_LARGEST + 1)
+    except OSError as error:
+        raise InvalidOption(f"cannot read the policy {name!r}: {error.strerror}") from error
+    if len(raw) > _LARGEST:
+        raise InvalidOption(f"the policy {name!r} is larger than {_LARGEST} bytes")
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidOption(f"the policy {name!r} is not UTF-8: {error}") from error
+    if suffix == ".toml":
+        return parse_toml(text, name)
+    data = _parse_json(text, name) if suffix == ".json" else _parse_yaml(text, name)
+    if not isinstance(data, Mapping):
+        raise InvalidOption(f"the policy {name!r} is not a table of settings")
+    return data
+
+
+def parse_toml(text: str, name: str) -> Mapping[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError; a number with too many digits
+        raise InvalidOption(f"the policy {name!r} is not TOML: {error}") from error
+
+
+def _parse_json(text: str, name: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidOption(f"the policy {name!r} is not JSON: {error}") from error
+
+
+def _parse_yaml(text: str, name: str) -> object:
+    try:
+        import yaml
+    except ImportError as error:
+        raise InvalidOption(
+            f"the policy {name!r} is YAML, which needs PyYAML",
+            hint="pip install pyyaml, or write it as TOML or JSON",
+        ) from error
+    try:
+        check_yaml(text)
+        return yaml.safe_load(text)
+    except UnsafeYAML as error:
+        raise InvalidOption(f"the policy {name!r}, line {error.line}: {error}") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise InvalidOption(f"the policy {name!r} is not YAML: {error}") from error
+    except (ValueError, AttributeError, LookupError, TypeError) as error:  # tags that do not fit
+        raise InvalidOption(f"the policy {name!r} is not YAML: {error}") from error
+
+
+def to_toml(data: Mapping[str, Any]) -> str:
+    """TOML of what a policy consists of: texts, numbers, lists of texts, and tables of these."""
+    lines = [f"{key} = {_format_toml(each)}" for key, each in data.items() if not _is_table(each)]
+    for key, each in data.items():
+        if _is_table(each) and any(content != [] for content in each.values()):
+            lines += ["", f"[{key}]"]
+            lines += [f"{name} = {_format_toml(one)}" for name, one in each.items() if one != []]
+    return "\n".join(lines) + "\n"
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _format_toml(value: object) -> str:
+    if isinstance(value, list):
+        items = [_format_toml(one) for one in value]
+        short = f"[{', '.join(items)}]"
+        return short if len(short) < 80 else "[\n" + "".join(f"    {one},\n" for one in items) + "]"
+    # Texts and numbers are written as in JSON; TOML wants DEL escaped too.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

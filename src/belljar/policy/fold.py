@@ -1,7 +1,6 @@
-"""Constants that code puts together: worked out here, by operations that cannot do anything else.
+"""Computes constants that code builds from others, without running any of its code.
 
-Nothing of the code is run. Each operation is one of a short list, on texts, bytes and small
-numbers, and what comes out is capped.
+Each operation is one of a short list, on texts, bytes and small numbers, and its result is capped.
 """
 
 from __future__ import annotations
@@ -10,25 +9,26 @@ import base64
 import binascii
 import codecs
 import html
+import operator
 import posixpath
 import threading
 import urllib.parse
 from collections.abc import Callable, Sequence
 from typing import Any
 
-LONGEST = 100_000  # characters, bytes or digits' worth of a constant; an element counts as ten
-ALL = 5_000_000  # of all constants of a check
+LONGEST = 100_000  # characters or bytes of a constant; an element counts as ten
+ALL = 5_000_000  # of all constants of a check together
 _PLAIN = (str, bytes, int, float, bool, type(None))
 
 Plain = str | bytes | int | float | bool | None
 
 
 class CannotFold(Exception):
-    """It is not a constant, or not one that is worth it."""
+    """It is not a constant, or too large."""
 
 
 class _Room(threading.local):
-    """What one check may still put together: each single constant is capped, and all of them."""
+    """The budget of one check for all its constants."""
 
     left = ALL
 
@@ -37,7 +37,7 @@ _room = _Room()
 
 
 def begin() -> None:
-    """Called when a check begins."""
+    """Reset the budget. Called when a check begins."""
     _room.left = ALL
 
 
@@ -47,9 +47,9 @@ def _spend(size: int) -> None:
         raise CannotFold
 
 
-def _checked(value: object) -> Any:
-    """The value, if it is one that is worth it. What a list holds in all counts, not only its own
-    length: a few characters of code make lists of lists of any size."""
+def _check_size(value: object) -> Any:
+    """The value, if it is small enough. All elements of nested lists count: a few characters of
+    code make lists of lists of any size."""
     size, todo = 0, [value]
     while todo:
         each = todo.pop()
@@ -70,16 +70,14 @@ def _checked(value: object) -> Any:
 
 
 def _lists(value: Any) -> Any:
-    """Tuples as lists; the size is known to be small. No deeper than code is."""
+    """Tuples as lists; the size has been checked. No deeper than code is."""
     return [_lists(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
-def binary(operator: str, left: Any, right: Any) -> Any:
+def binary(name: str, left: Any, right: Any) -> Any:
     """`+`, `*`, `%` and the like of two constants."""
     try:
-        return _checked(_BINARY[operator](left, right))
-    except CannotFold:
-        raise
+        return _check_size(_BINARY[name](left, right))
     except (KeyError, TypeError, ValueError, ArithmeticError, LookupError) as error:
         raise CannotFold from error
 
@@ -120,63 +118,59 @@ def _shift(left: int, right: int) -> int:
 
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "Add": _plus,
-    "Sub": lambda left, right: left - right,
+    "Sub": operator.sub,
     "Mult": _times,
     "Mod": _percent,
-    "FloorDiv": lambda left, right: left // right,
-    "BitXor": lambda left, right: left ^ right,
-    "BitOr": lambda left, right: left | right,
-    "BitAnd": lambda left, right: left & right,
+    "FloorDiv": operator.floordiv,
+    "BitXor": operator.xor,
+    "BitOr": operator.or_,
+    "BitAnd": operator.and_,
     "LShift": _shift,
-    "RShift": lambda left, right: left >> right,
+    "RShift": operator.rshift,
 }
 
 _TEXT_METHODS = {
     *("lower", "upper", "title", "capitalize", "swapcase", "casefold", "strip", "lstrip", "rstrip"),
     *("replace", "removeprefix", "removesuffix", "split", "rsplit", "splitlines", "join", "encode"),
     *("decode", "translate", "format", "hex", "partition", "rpartition", "__add__", "__getitem__"),
-    *("reverse", "zfill"),
+    "reverse",
 }
 
 
 def method(value: Any, name: str, arguments: list[Any]) -> Any:
-    """A method of a constant text, bytes or list."""
+    """Call a method of a constant text, bytes or list."""
     if name not in _TEXT_METHODS or not isinstance(value, (str, bytes, list)):
-        raise CannotFold
-    if name == "zfill":
         raise CannotFold
     try:
         if name == "replace":
-            return _replaced(value, *arguments)
+            return _replace(value, *arguments)
         if name == "join":
-            return _joined(value, arguments[0])
+            return _join(value, arguments[0])
         if name == "format":
-            return _formatted(value, arguments)
+            return _format(value, arguments)
         if name in ("decode", "encode") and arguments and arguments[0] not in _CODECS:
             raise CannotFold
         _spend(len(value))
-        return _checked(getattr(value, name)(*arguments))
-    except CannotFold:
-        raise
+        return _check_size(getattr(value, name)(*arguments))
     except (TypeError, ValueError, LookupError, AttributeError) as error:
         raise CannotFold from error
 
 
-def _replaced(value: Any, old: Any, new: Any, *rest: Any) -> Any:
+def _replace(value: Any, old: Any, new: Any, *rest: Any) -> Any:
     if len(value) * (len(new) + 1) > LONGEST * 10:
         raise CannotFold
     _spend(len(value))
-    return _checked(value.replace(old, new, *rest))
+    return _check_size(value.replace(old, new, *rest))
 
 
-def _joined(value: Any, parts: Any) -> Any:
+def _join(value: Any, parts: Any) -> Any:
     texts = list(parts)
     if sum(len(each) + len(value) for each in texts) > LONGEST:
         raise CannotFold
     return value.join(texts)
 
 
-def _formatted(value: Any, arguments: list[Any]) -> Any:
+def _format(value: Any, arguments: list[Any]) -> Any:
     if not isinstance(value, str) or set(value) & set(".[:"):  # no walks, no widths
         raise CannotFold
     if len(value) * (1 + sum(len(str(each)) for each in arguments)) > LONGEST:
@@ -185,10 +179,6 @@ def _formatted(value: Any, arguments: list[Any]) -> Any:
 
 
 _CODECS = ("utf-8", "utf8", "ascii", "latin-1", "latin1", "utf-16", "utf-32", "cp437", "utf_8")
-
-
-def _chr(code: Any) -> str:
-    return chr(code)
 
 
 def _codec(value: Any, encoding: Any = "utf-8", *rest: Any) -> Any:
@@ -222,21 +212,17 @@ def _text(value: Any, encoding: Any = None, *rest: Any) -> str:
     raise CannotFold
 
 
-def _listed(value: Any) -> list[Any]:
-    return list(value)
-
-
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "builtins.chr": _chr,
+    "builtins.chr": chr,
     "builtins.ord": ord,
     "builtins.str": _text,
     "builtins.int": lambda value, base=10: int(value[:300], base),
     "builtins.bytes": _bytes,
     "builtins.bytearray": _bytes,
-    "builtins.list": _listed,
-    "builtins.tuple": _listed,
+    "builtins.list": list,
+    "builtins.tuple": list,
     "builtins.reversed": lambda value: list(reversed(value)),
-    "builtins.sorted": lambda value: sorted(value),
+    "builtins.sorted": sorted,
     "builtins.range": lambda *bounds: list(range(*bounds)[:10_000]),
     "builtins.bytes.fromhex": bytes.fromhex,
     "builtins.bytearray.fromhex": bytes.fromhex,
@@ -257,10 +243,10 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     ),
     "html.unescape": html.unescape,
     "urllib.parse.unquote": urllib.parse.unquote,
-    "os.path.join": lambda *parts: posixpath.join(*parts),
-    "builtins.str.join": lambda value, parts: _joined(value, parts),
+    "os.path.join": posixpath.join,
+    "builtins.str.join": _join,
     "builtins.str.lower": lambda value: value.lower(),
-    "builtins.str.replace": lambda value, *rest: _replaced(value, *rest),
+    "builtins.str.replace": _replace,
     "operator.add": _plus,
     "operator.concat": _plus,
 }
@@ -268,12 +254,10 @@ FOLDING = frozenset(_FUNCTIONS)
 
 
 def call(path: str, arguments: list[Any]) -> Any:
-    """A function of a constant that is known to do nothing but compute."""
+    """Call a function of the table with constants."""
     try:
         _spend(sum(len(each) for each in arguments if isinstance(each, (str, bytes, list))))
-        return _checked(_FUNCTIONS[path](*arguments))
-    except CannotFold:
-        raise
+        return _check_size(_FUNCTIONS[path](*arguments))
     except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
         raise CannotFold from error
 
@@ -281,6 +265,6 @@ def call(path: str, arguments: list[Any]) -> Any:
 def item(value: Any, index: Any) -> Any:
     """An element or a slice of a constant."""
     try:
-        return _checked(value[index])
+        return _check_size(value[index])
     except (TypeError, ValueError, LookupError) as error:
         raise CannotFold from error

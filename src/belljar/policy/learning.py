@@ -1,8 +1,8 @@
-"""Learn mode: the smallest policy under which code that was run would have passed.
+"""Learn mode: the smallest policy that allows code that was run.
 
-What reading tells: the imports and rules in the code, whether they were reached or not. What the
-run adds: modules whose names only the run knew (`importlib.import_module(name)`). The second is
-told by the guest's own process, which code can deceive: a learned policy is a proposal to read.
+The text shows the imports and rules of the code, whether they were reached or not. The run adds
+modules whose names only the run knew (`importlib.import_module(name)`). The guest's own process
+reports these, and the code can deceive it: a learned policy is a proposal to review.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from belljar.policy.document import SCHEMA, Document, ImportLists
-from belljar.policy.files import to_toml
+from belljar.policy.document import SCHEMA, Document, ImportLists, to_toml
 from belljar.policy.policy import PRESETS, Policy
 from belljar.policy.rules import RULES, Action
 from belljar.text import one_line
 
 _WIDEST = 300  # characters of a comment
 
-# Put into the guest before the code. It notes each import that the code itself asks for: those
-# whose caller is the code, not a library that it imported.
+# Runs in the guest before the code. It notes each import by the code itself, not by a library that
+# the code imported.
 WATCH = """\
 def _watch():
     import builtins, importlib, json, sys, types
@@ -60,7 +59,7 @@ class Observed:
     name: str
     code: str
     outcome: str  # of the run
-    imported: tuple[str, ...] | None  # by the code itself; None: nobody could be asked afterwards
+    imported: tuple[str, ...] | None  # by the code itself; None: the run did not report it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +68,10 @@ class Learned:
     imports: dict[str, bool]  # module → whether the run really imported it
     rules: dict[str, list[str]]  # rule → where it is needed
     notes: list[str]  # what the reader should know
-
     base: Policy  # what it starts from
 
     def to_toml(self) -> str:
-        """The policy, with the reasons as comments: what it changes of a preset, or all of it."""
+        """The policy, with the reasons as comments: its changes to a preset, or all of it."""
         whole = self.base.name not in PRESETS or self.base != Policy.preset(self.base.name)
         document = self.policy.document
         head: dict[str, object] = {"schema": SCHEMA}
@@ -100,7 +98,7 @@ class Learned:
 
 
 def parse_told(text: str) -> tuple[str, ...] | None:
-    """What the guest said it imported: foreign text, of which only names are taken."""
+    """The modules that the guest reports: foreign text, of which only names are used."""
     try:
         told = json.loads(text)
     except (ValueError, RecursionError):
@@ -115,8 +113,8 @@ def parse_told(text: str) -> tuple[str, ...] | None:
 
 
 def learn(observed: Sequence[Observed], base: Policy) -> Learned:
-    """The smallest change of `base` that allows all of it: an exact list of imports, and each rule
-    that fired turned off. Raises nothing for code that cannot be parsed: it is noted."""
+    """The smallest change of `base` that allows all the code: an exact list of imports, and each
+    rule that fired turned off. Code that cannot be parsed is noted, and raises nothing."""
     notes: list[str] = []
     imports: dict[str, bool] = {}
     for each in observed:
@@ -144,7 +142,7 @@ def _loosened(
     notes: list[str],
     base: Policy,
 ) -> Learned:
-    """Turn off what still fires. A rule that always denies stays, and is noted."""
+    """Turn off the rules that still fire. A rule that always denies stays, and is noted."""
     needed: dict[str, list[str]] = {}
     for each in observed:
         for finding in Policy(document).check(each.code).findings:
@@ -158,20 +156,20 @@ def _loosened(
     for each in observed:
         report = policy.check(each.code)
         if not report.allowed:
-            notes.append(f"{each.name} is denied all the same: {report.summary()}")
+            notes.append(f"{each.name} is still denied: {report.summary()}")
     notes.insert(0, f"learned from {', '.join(each.name for each in observed)}")
     return Learned(policy=policy, imports=imports, rules=needed, notes=notes, base=base)
 
 
 def _notes(each: Observed) -> Iterable[str]:
     if each.outcome != "ok":
-        yield f"{each.name} ended with the outcome {each.outcome}: what it did not reach is unseen"
+        yield f"{each.name} ended with the outcome {each.outcome}: later imports were not seen"
     if each.imported is None:
-        yield f"{each.name}: the run could not be asked what it imported; this is from reading only"
+        yield f"{each.name}: the run did not report its imports; these are from the text only"
 
 
 def written(code: str) -> list[str]:
-    """The modules that the text imports, by statements or by calls with a name one can read."""
+    """The modules that the text imports, by statements or by calls with a constant name."""
     rules: dict[str, Action] = {id_: "off" for id_, rule in RULES.items() if not rule.fixed}
     rules["BJ102"] = "deny"
     nothing = Document(imports=ImportLists(), rules=rules, messages={"BJ102": "{name}"})
@@ -180,7 +178,7 @@ def written(code: str) -> list[str]:
 
 
 def _top(imports: dict[str, bool]) -> dict[str, bool]:
-    """`pandas` covers `pandas.api.types`: list it only if its parent is not there."""
+    """Without modules whose parent is listed: `pandas` covers `pandas.api.types`."""
     return {
         name: reached
         for name, reached in imports.items()

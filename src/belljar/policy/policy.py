@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import InvalidOption, unknown_option
-from belljar.policy import document, files
+from belljar.policy import document
 from belljar.policy.document import Document
 from belljar.policy.report import Report
 from belljar.policy.rules import RULES, Action
@@ -21,7 +21,7 @@ PRESETS = ("permissive", "data-science", "strict", "strategy")
 
 
 class Policy:
-    """What code may do, as far as reading it can tell. Made by preset(), load(), from_dict().
+    """What code may do, as far as its text shows. Made by preset(), load(), from_dict().
 
     >>> Policy.preset("strict").check("import os").allowed
     False
@@ -31,14 +31,13 @@ class Policy:
         self.document = content
         self.name = content.name
         self.version = content.version
-        # What every check asks for, looked up once.
         self.actions: Mapping[str, Action] = {
             identity: content.rules.get(identity, rule.action) for identity, rule in RULES.items()
         }
 
     @classmethod
     def preset(cls, name: str) -> Policy:
-        """One of those that come with Belljar."""
+        """A policy that comes with Belljar."""
         if name not in PRESETS:
             raise unknown_option("policy", name, PRESETS)
         return _preset(name)
@@ -46,7 +45,7 @@ class Policy:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Policy:
         """Read a file: .toml, .yaml, .yml or .json."""
-        data = files.read(path)
+        data = document.read_file(path)
         try:
             return cls.from_dict({"name": Path(path).stem, **data})
         except InvalidOption as error:
@@ -64,12 +63,12 @@ class Policy:
             data = {
                 "name": f"{extends} (changed)",
                 **data,
-            }  # reports shall not take it for that one
-        return cls(document.parse(data, base))
+            }  # reports must not name the preset
+        return cls(document.parse_document(data, base))
 
     @classmethod
     def coerce(cls, given: str | os.PathLike[str] | Mapping[str, Any] | Policy) -> Policy:
-        """The name of a preset, a path, data, or a Policy itself."""
+        """Accepts the name of a preset, a path, data, or a Policy."""
         if isinstance(given, Policy):
             return given
         if isinstance(given, Mapping):
@@ -82,27 +81,27 @@ class Policy:
             )
         if given in PRESETS:
             return cls.preset(given)
-        if os.sep in given or given.endswith(files.SUFFIXES):
+        if os.sep in given or given.endswith(document.SUFFIXES):
             return cls.load(given)
         raise unknown_option("policy", given, PRESETS)
 
     def to_dict(self) -> dict[str, object]:
-        """All it says, `extends` and defaults resolved; from_dict() makes the same policy of it."""
+        """All settings, with `extends` and defaults resolved; from_dict() makes the same policy."""
         return self.document.to_dict() | {"rules": dict(self.actions)}
 
     def to_toml(self) -> str:
-        return files.to_toml(self.to_dict())
+        return document.to_toml(self.to_dict())
 
     @property
     def digest(self) -> str:
-        """A hash of the content: two policies with the same digest judge alike."""
+        """A hash of the content: two policies with the same digest give the same verdicts."""
         text = json.dumps(self.to_dict(), sort_keys=True)
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
     def check(self, code: str) -> Report:
-        """Read the code (it is parsed, never run) and say what this policy thinks of it.
+        """Parse the code, never run it, and report what this policy finds.
 
-        Never raises, whatever the text: what cannot be read is denied, with a finding.
+        Never raises: code that cannot be parsed is denied, with a finding.
         """
         from belljar.policy.check import check
 
@@ -121,4 +120,4 @@ class Policy:
 @functools.cache
 def _preset(name: str) -> Policy:
     text = importlib.resources.files("belljar.policy") / "presets" / f"{name}.toml"
-    return Policy.from_dict(files.parse_toml(text.read_text("utf-8"), f"preset {name}"))
+    return Policy.from_dict(document.parse_toml(text.read_text("utf-8"), f"preset {name}"))

@@ -1,18 +1,24 @@
-"""What a check says: findings, each with its rule and exact range, and the verdict they add up to.
+"""The report of a check: findings, each with its rule and exact range, and the verdict; as data, as
+text for a terminal, and as SARIF.
 
 deny     a finding of severity "error": the policy forbids what the code does
-unknown  a finding of severity "warning": what the code does cannot be told by reading it
+unknown  a finding of severity "warning": the text does not show what the code does
 allow    neither; there may be notes
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import TYPE_CHECKING, Any
 
-Severity = Literal["error", "warning", "note"]
+from belljar import __version__
+from belljar.policy.rules import RULES, SEVERITIES, Severity
+from belljar.text import one_line, printable
+
+if TYPE_CHECKING:
+    from belljar.policy.policy import Policy
 
 
 class Verdict(StrEnum):
@@ -43,14 +49,14 @@ class Finding:
 @dataclass(frozen=True, kw_only=True)
 class Report:
     verdict: Verdict
-    allowed: bool  # the verdict, with the policy's word on what "unknown" means
+    allowed: bool  # the verdict, where the policy decides what "unknown" means
     findings: tuple[Finding, ...]  # in the order of the code
     policy: str  # "name@version"
     seconds: float  # what the check took
     lines: int  # of the code
 
     def to_dict(self) -> dict[str, object]:
-        """Give plain data that JSON can carry."""
+        """Plain data for JSON."""
         return {
             "verdict": self.verdict.value,
             "allowed": self.allowed,
@@ -61,7 +67,7 @@ class Report:
         }
 
     def summary(self) -> str:
-        """One line: the gravest finding, and how many more there are."""
+        """One line: the gravest finding, and the number of others."""
         if not self.findings:
             return f"{self.verdict}: nothing found ({self.policy})"
         gravest = min(self.findings, key=lambda finding: _ORDER[finding.severity])
@@ -78,3 +84,128 @@ def verdict_of(findings: Iterable[Finding]) -> Verdict:
     if "error" in severities:
         return Verdict.deny
     return Verdict.unknown if "warning" in severities else Verdict.allow
+
+
+_WIDEST = 1000
+
+
+def render(name: str, report: Report) -> str:
+    """All findings of one file, each with its line and a mark under the range; then a summary."""
+    parts = [_render_finding(name, finding) for finding in report.findings]
+    parts.append(f"{_one_line(name)}: {_render_verdict(report)} ({report.policy})")
+    return "\n\n".join(parts)
+
+
+def _one_line(text: str) -> str:
+    """Escaped, as a file's name and a message contain text of the code."""
+    return one_line(text, _WIDEST)
+
+
+def _render_verdict(report: Report) -> str:
+    counts = {"error": 0, "warning": 0, "note": 0}
+    for finding in report.findings:
+        counts[finding.severity] += 1
+    told = ", ".join(f"{n} {word}{'s' * (n > 1)}" for word, n in counts.items() if n)
+    verdict = report.verdict.value
+    if verdict == "unknown":
+        verdict += ", which this policy allows" if report.allowed else ", which this policy denies"
+    return f"{verdict}: {told}" if told else verdict
+
+
+def _render_finding(name: str, finding: Finding) -> str:
+    rule = RULES[finding.rule]
+    lines = [f"{finding.severity}[{finding.rule} {rule.name}]: {_one_line(finding.message)}"]
+    gutter = " " * len(str(finding.line))
+    start, end = character_range(finding)
+    lines.append(f"{gutter}--> {_one_line(name)}:{finding.line}:{start + 1}")
+    if finding.snippet.strip():
+        lines += _mark_range(finding, gutter, start, end)
+    lines.append(f"{gutter} = help: {_one_line(finding.remedy)}")
+    return "\n".join(lines)
+
+
+def _mark_range(finding: Finding, gutter: str, start: int, end: int) -> Iterator[str]:
+    text = finding.snippet.replace("\t", " ")
+    before, marked = printable(text[:start]), printable(text[start:end])
+    yield f"{gutter} |"
+    yield f"{finding.line} | {printable(text)}"
+    more = " ..." if finding.end_line > finding.line else ""
+    yield f"{gutter} | {' ' * len(before)}{'^' * max(len(marked), 1)}{more}"
+
+
+def character_range(finding: Finding) -> tuple[int, int]:
+    """The range on its first line, in characters: `ast` counts bytes."""
+    raw = finding.snippet.encode("utf-8", "surrogatepass")
+    start = _length(raw, finding.column)
+    if finding.end_line > finding.line:
+        return start, max(len(finding.snippet.rstrip()), start + 1)
+    return start, max(_length(raw, finding.end_column), start + 1)
+
+
+def _length(raw: bytes, count: int) -> int:
+    return len(raw[:count].decode("utf-8", "ignore"))
+
+
+SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+
+
+def make_sarif(reports: Mapping[str, Report], policy: Policy) -> dict[str, Any]:
+    rules = list(RULES.values())
+    index = {rule.id: number for number, rule in enumerate(rules)}
+    driver = {
+        "name": "belljar",
+        "version": __version__,
+        "rules": [
+            {
+                "id": rule.id,
+                "name": "".join(word.title() for word in rule.name.split("-")),
+                "shortDescription": {"text": rule.message.replace("{name}", "…")},
+                "help": {"text": rule.remedy},
+                "defaultConfiguration": {
+                    "enabled": policy.actions[rule.id] != "off",
+                    "level": SEVERITIES.get(policy.actions[rule.id], "none"),
+                },
+            }
+            for rule in rules
+        ],
+    }
+    results = [
+        _sarif_result(name, finding, index[finding.rule])
+        for name, report in reports.items()
+        for finding in report.findings
+    ]
+    run = {
+        "tool": {"driver": driver},
+        "columnKind": "unicodeCodePoints",
+        "properties": {
+            "policy": f"{policy.name}@{policy.version}",
+            "policyDigest": policy.digest,
+            "verdicts": {name: report.verdict.value for name, report in reports.items()},
+        },
+        "results": results,
+    }
+    return {"$schema": SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}
+
+
+def _sarif_result(name: str, finding: Finding, index: int) -> dict[str, Any]:
+    start, end = character_range(finding)
+    region: dict[str, Any] = {"startLine": finding.line, "startColumn": start + 1}
+    if finding.end_line == finding.line:
+        region["endColumn"] = end + 1
+    else:
+        region["endLine"] = finding.end_line  # to its end
+    region["snippet"] = {"text": printable(finding.snippet)}
+    place = {"artifactLocation": {"uri": _uri(name)}, "region": region}
+    return {
+        "ruleId": finding.rule,
+        "ruleIndex": index,
+        "level": finding.severity,
+        "message": {"text": printable(f"{finding.message}; {finding.remedy}")},
+        "locations": [{"physicalLocation": place}],
+    }
+
+
+def _uri(name: str) -> str:
+    from urllib.parse import quote
+
+    return quote(name.replace("\\", "/"), errors="replace")

@@ -1,9 +1,8 @@
 """What an expression may stand for: a dotted name, a constant, a literal container, or unknown.
 
-One function for each kind of expression, each calling the others, so they stay together. Names are
-followed through imports, assignments, defaults, loops over literals and containers. If a name has
-several bindings it may stand for each of them. `None` among the values says that it may also be
-something that cannot be told by reading.
+One method for each kind of expression. Names are followed through imports, assignments, defaults,
+loops over literals and containers. A name with several bindings may stand for each of them. `None`
+among the values means that it may also be something that the text does not show.
 """
 
 from __future__ import annotations
@@ -14,14 +13,28 @@ import posixpath
 import time
 from typing import Any
 
-from belljar.policy import fold, items
+from belljar.policy import fold
 from belljar.policy.catalogue import Catalogue
 from belljar.policy.fold import CannotFold
-from belljar.policy.scopes import Binding, Exceeded, Scope
-from belljar.policy.values import UNKNOWN, Const, Literal, Ref, Value, Values, first_argument
+from belljar.policy.values import (
+    CALLS,
+    UNKNOWN,
+    Binding,
+    Const,
+    Exceeded,
+    Literal,
+    Place,
+    Ref,
+    Scope,
+    Value,
+    Values,
+    get_any_item,
+    get_item,
+    namespace_variable,
+)
 
 _BUILTINS = frozenset(dir(builtins)) - {"__doc__", "__name__", "__package__"} | {"__builtins__"}
-_NAMESPACES = ("builtins.globals", "builtins.locals", "builtins.vars")
+_NAMESPACES = {"builtins.globals", "builtins.locals", "builtins.vars"}
 _DEEPEST = 40
 _MOST = 8  # values of one expression that are followed
 
@@ -36,23 +49,23 @@ class Resolver:
         self.following = 0  # bindings under way
         self.looked_up: dict[tuple[str, Scope, bool], Values] = {}
 
-    def values(self, node: ast.expr, scope: Scope, order: int) -> Values:
+    def values(self, node: ast.expr, at: Place) -> Values:
         handler = _BY_KIND.get(node.__class__)
         if handler is None or self.depth >= _DEEPEST:
             return UNKNOWN
         self.steps += 1
         if not self.steps & 0x3FF and time.thread_time() > self.deadline:
-            raise Exceeded("BJ005", "what its names stand for takes too long to follow", node)
+            raise Exceeded("BJ005", "its names take too long to follow", node)
         self.depth += 1
         try:
-            found: Values = handler(self, node, scope, order)
+            found: Values = handler(self, node, at)
         finally:
             self.depth -= 1
         return found if len(found) <= _MOST else _fewer(found)
 
-    def constant(self, node: ast.expr, scope: Scope, order: int) -> Any:
-        """The constant it is; CannotFold if it is none, or one of several."""
-        found = self.values(node, scope, order)
+    def constant(self, node: ast.expr, at: Place) -> Any:
+        """The constant value; raises CannotFold unless there is exactly one."""
+        found = self.values(node, at)
         if len(found) == 1:
             if isinstance(found[0], Const):
                 return found[0].value
@@ -64,16 +77,16 @@ class Resolver:
         node = literal.node
         if not isinstance(node, (ast.List, ast.Tuple)) or len(node.elts) > 2000:
             raise CannotFold
-        return [self.constant(each, literal.scope, literal.order) for each in node.elts]
+        return [self.constant(each, literal.at) for each in node.elts]
 
     # -- names ------------------------------------------------------------------------------
 
-    def name(self, node: ast.Name, scope: Scope, order: int) -> Values:
-        return self.lookup(node.id, scope, order)
+    def name(self, node: ast.Name, at: Place) -> Values:
+        return self.lookup(node.id, at)
 
-    def lookup(self, name: str, scope: Scope, order: int) -> Values:
-        bindings, free = self.bindings_of(name, scope, order)
-        key = (name, scope, free)  # not its id(): those of comprehensions come and go
+    def lookup(self, name: str, at: Place) -> Values:
+        bindings, free = self.bindings_of(name, at)
+        key = (name, at[0], free)  # not id(at[0]): ids of comprehensions are reused
         if key in self.looked_up:
             return self.looked_up[key]
         distinct: dict[object, Value] = {}
@@ -88,16 +101,17 @@ class Resolver:
             elif self.module.stars and not bindings:
                 found += [Ref(f"{module}.{name}") for module in self.module.stars]
             elif not bindings:
-                # Nobody here binds it: an earlier cell may have imported what the name says.
+                # The code does not bind it: an earlier cell may have imported that module.
                 module = self.catalogue.usual.get(name)
                 found.append(None if module is None else Ref(module))
-        if not self.following:  # what a cycle cut short is not the whole answer
+        if not self.following:  # inside of a cycle the answer may be incomplete
             self.looked_up[key] = tuple(found)
         return tuple(found)
 
-    def bindings_of(self, name: str, scope: Scope, order: int) -> tuple[list[Binding], bool]:
-        """Those that may be meant, and whether it may also be a builtin."""
+    def bindings_of(self, name: str, at: Place) -> tuple[list[Binding], bool]:
+        """The bindings that the name may refer to, and whether it may also be a builtin."""
         found: list[Binding] = []
+        scope, order = at
         current: Scope | None = scope
         while current is not None:
             if current.kind == "class" and current is not scope:
@@ -115,10 +129,9 @@ class Resolver:
                 found += here
                 if current.kind in ("function", "comprehension"):
                     return found, False
-                # At the top and in classes a name is the builtin until it is bound, and again
-                # after `del`.
+                # In modules and classes a name is the builtin until it is bound, and after `del`.
                 if name not in current.deleted and any(
-                    each.sure and each.order < order for each in here
+                    each.sure and each.at[1] < order for each in here
                 ):
                     return found, False
             current = current.parent
@@ -132,18 +145,18 @@ class Resolver:
             return binding.values
         if binding.expression is None:
             return UNKNOWN
-        # For the time being, in case it leads back to itself: `open = open`.
+        # A preliminary value, in case it refers to itself: `open = open`.
         binding.values = (Ref(f"builtins.{name}"),) if name in _BUILTINS else UNKNOWN
         self.following += 1
         try:
-            found = self.values(binding.expression, binding.scope, binding.order)
+            found = self.values(binding.expression, binding.at)
             binding.values = self.elements(found) if binding.elements else found
         finally:
             self.following -= 1
         return binding.values
 
     def imported(self, dotted: str) -> str:
-        """`from random import _os` is os."""
+        """The module behind a dotted name: `from random import _os` is os."""
         module, _, last = dotted.rpartition(".")
         power = self.catalogue.power(module, last) if module and module[0] != "." else None
         return power or self.catalogue.canonical(dotted)
@@ -155,7 +168,7 @@ class Resolver:
                 value.node, (ast.List, ast.Tuple, ast.Set)
             ):
                 for each in value.node.elts[: _MOST + 1]:
-                    elements += self.values(each, value.scope, value.order)
+                    elements += self.values(each, value.at)
             elif isinstance(value, Const) and isinstance(value.value, (str, list)):
                 elements += [Const(each) for each in value.value[: _MOST + 1]]
             else:
@@ -164,8 +177,8 @@ class Resolver:
 
     # -- parts ------------------------------------------------------------------------------
 
-    def attribute(self, node: ast.Attribute, scope: Scope, order: int) -> Values:
-        bases = self.values(node.value, scope, order)
+    def attribute(self, node: ast.Attribute, at: Place) -> Values:
+        bases = self.values(node.value, at)
         return tuple(self.attribute_of(base, node.attr) for base in bases)
 
     def attribute_of(self, base: Value, name: str) -> Value:
@@ -174,7 +187,7 @@ class Resolver:
             if "(" not in base.path and (power := known.power(base.path, name)):
                 return Ref(power)
             if name == "__self__" and base.path.startswith("builtins."):
-                return Ref("builtins")  # what print and the like are bound to
+                return Ref("builtins")  # print.__self__ is the module
             if base.path in ("builtins", "builtins.__dict__"):
                 return Ref(known.canonical(f"builtins.{name}"))
             if "(" in base.path and name.strip("_") in known.guessed:
@@ -186,187 +199,132 @@ class Resolver:
             return Ref(known.canonical(name.strip("_")))
         return None
 
-    def variable(self, node: ast.expr, scope: Scope, order: int) -> Values | None:
-        """The values of `locals()["x"]`, `globals().get("x", default)`; None if it is no such."""
-        found = items.variable(node)
+    def variable(self, node: ast.expr, at: Place) -> Values | None:
+        """The values of `locals()["x"]`, `globals().get("x", default)`; None for others."""
+        found = namespace_variable(node)
         if found is None:
             return None
         call, name = found
-        called = self.values(call.func, scope, order)
-        if not all(isinstance(each, Ref) and each.path in _NAMESPACES for each in called):
+        called = {each.path if isinstance(each, Ref) else "" for each in self.values(call.func, at)}
+        if not called <= _NAMESPACES:
             return None
-        all_global = called == (Ref("builtins.globals"),)
-        values = self.lookup(name, self.module if all_global else scope, order)
+        in_module = called == {"builtins.globals"}
+        values = self.lookup(name, (self.module, at[1]) if in_module else at)
         for default in node.args[1:] if isinstance(node, ast.Call) else ():
-            values += self.values(default, scope, order)
+            values += self.values(default, at)
         return values
 
-    def subscript(self, node: ast.Subscript, scope: Scope, order: int) -> Values:
-        if (known := self.variable(node, scope, order)) is not None:
+    def subscript(self, node: ast.Subscript, at: Place) -> Values:
+        if (known := self.variable(node, at)) is not None:
             return known
-        bases = self.values(node.value, scope, order)
+        bases = self.values(node.value, at)
         try:
-            index = self._index(node.slice, scope, order)
+            index = self._index(node.slice, at)
         except CannotFold:
-            return tuple(each for base in bases for each in items.any_item(self, base))
-        return tuple(each for base in bases for each in items.item(self, base, index))
+            return tuple(each for base in bases for each in get_any_item(self, base))
+        return tuple(each for base in bases for each in get_item(self, base, index))
 
-    def _index(self, node: ast.expr, scope: Scope, order: int) -> Any:
-        if isinstance(node, ast.Slice):
-            parts = (node.lower, node.upper, node.step)
-            return slice(
-                *(None if each is None else self.constant(each, scope, order) for each in parts)
-            )
-        return self.constant(node, scope, order)
+    def _index(self, node: ast.expr, at: Place) -> Any:
+        if not isinstance(node, ast.Slice):
+            return self.constant(node, at)
+        parts = (node.lower, node.upper, node.step)
+        return slice(*(None if each is None else self.constant(each, at) for each in parts))
 
     # -- calls ------------------------------------------------------------------------------
 
-    def call(self, node: ast.Call, scope: Scope, order: int) -> Values:
-        if (known := self.variable(node, scope, order)) is not None:
+    def call(self, node: ast.Call, at: Place) -> Values:
+        if (known := self.variable(node, at)) is not None:
             return known
-        folded = self._text_call(node, scope, order)
+        folded = self._text_call(node, at)
         if folded is not None:
             return (folded,)
         made: list[Value] = []
-        for function in self.values(node.func, scope, order):
-            made += self._result(function, node, scope, order)
+        for function in self.values(node.func, at):
+            made += self._result(function, node, at)
         return tuple(made)
 
-    def _text_call(self, node: ast.Call, scope: Scope, order: int) -> Const | None:
+    def _text_call(self, node: ast.Call, at: Place) -> Const | None:
         """`"".join(...)`, `"so".replace(...)`: a method of a constant."""
         function = node.func
         if not isinstance(function, ast.Attribute) or node.keywords:
             return None
         base = function.value
-        if isinstance(base, ast.Name) and not self.bindings_of(base.id, scope, order)[0]:
+        if isinstance(base, ast.Name) and not self.bindings_of(base.id, at)[0]:
             return None
         try:
-            value = self.constant(function.value, scope, order)
-            return Const(fold.method(value, function.attr, self._arguments(node, scope, order)))
+            value = self.constant(function.value, at)
+            return Const(fold.method(value, function.attr, self.arguments(node, at)))
         except CannotFold:
             return None
 
-    def _arguments(self, node: ast.Call, scope: Scope, order: int) -> list[Any]:
-        return [self.series(each, scope, order) for each in node.args]
+    def arguments(self, node: ast.Call, at: Place) -> list[Any]:
+        return [self.series(each, at) for each in node.args]
 
-    def series(self, node: ast.expr, scope: Scope, order: int) -> Any:
+    def series(self, node: ast.expr, at: Place) -> Any:
         """A constant; also `map(chr, [...])` and `(chr(n) for n in [...])`."""
         if isinstance(node, (ast.GeneratorExp, ast.ListComp)):
-            return self._comprehended(node, scope, order)
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Name)
-            and node.func.id == "map"
-            and len(node.args) == 2
-        ):
-            functions = self.values(node.args[0], scope, order)
-            if len(functions) == 1 and isinstance(functions[0], Ref):
-                path = functions[0].path
-                if path in fold.FOLDING:
-                    items = self.series(node.args[1], scope, order)
-                    return [fold.call(path, [each]) for each in items[:2000]]
-        return self.constant(node, scope, order)
+            return self._comprehended(node, at)
+        called = node.func if isinstance(node, ast.Call) and len(node.args) == 2 else None
+        if isinstance(called, ast.Name) and called.id == "map" and isinstance(node, ast.Call):
+            functions = self.values(node.args[0], at)
+            path = [each.path if isinstance(each, Ref) else "" for each in functions]
+            if len(path) == 1 and path[0] in fold.FOLDING:
+                items = self.series(node.args[1], at)
+                return [fold.call(path[0], [each]) for each in items[:2000]]
+        return self.constant(node, at)
 
-    def _comprehended(
-        self, node: ast.GeneratorExp | ast.ListComp, scope: Scope, order: int
-    ) -> list[Any]:
+    def _comprehended(self, node: ast.GeneratorExp | ast.ListComp, at: Place) -> list[Any]:
         generator = node.generators[0]
         if len(node.generators) != 1 or generator.ifs or not isinstance(generator.target, ast.Name):
             raise CannotFold
-        items = self.series(generator.iter, scope, order)
+        items = self.series(generator.iter, at)
         if not isinstance(items, (list, str, bytes)) or len(items) > 2000:
             raise CannotFold
         made = []
         for each in items:
-            inner = Scope("comprehension", scope)
-            bound = Binding(inner, order, True, expression=ast.Constant(each))
+            inner = Scope("comprehension", at[0])
+            bound = Binding((inner, at[1]), True, expression=ast.Constant(each))
             inner.bindings[generator.target.id] = [bound]
-            made.append(self.constant(node.elt, inner, order))
+            made.append(self.constant(node.elt, (inner, at[1])))
         return made
 
-    def _result(self, function: Value, node: ast.Call, scope: Scope, order: int) -> Values:
+    def _result(self, function: Value, node: ast.Call, at: Place) -> Values:
         if not isinstance(function, Ref):
             return UNKNOWN
         path = function.path
         if path in fold.FOLDING and node.args and not node.keywords:
             try:
-                return (Const(fold.call(path, self._arguments(node, scope, order))),)
+                return (Const(fold.call(path, self.arguments(node, at))),)
             except CannotFold:
                 return (Ref(f"{path}()"),)
-        special = _CALLS.get(path)
+        special = CALLS.get(path)
         if special is not None:
-            made: Values = special(self, path, node, scope, order)
+            made: Values = special(self, path, node, at)
             return made
         return (Ref(self.catalogue.canonical(f"{path}()"), function.text),)
 
-    def got(self, path: str, node: ast.Call, scope: Scope, order: int) -> Values:
-        """getattr(object, "name")"""
-        if len(node.args) < 2:
-            return UNKNOWN
-        bases = self.values(node.args[0], scope, order)
-        names = self.values(node.args[1], scope, order)
-        return tuple(
-            self.attribute_of(base, name.value)
-            if isinstance(name, Const) and isinstance(name.value, str)
-            else None
-            for base in bases
-            for name in names
-        )
-
-    def module_by_call(self, path: str, node: ast.Call, scope: Scope, order: int) -> Values:
-        """__import__("os"), importlib.import_module("os")"""
-        argument = first_argument(node, "name")
-        if argument is None:
-            return UNKNOWN
-        found: list[Value] = []
-        for value in self.values(argument, scope, order):
-            if isinstance(value, Const) and isinstance(value.value, str):
-                name = value.value
-                whole = path != "builtins.__import__" or len(node.args) > 3 or node.keywords
-                found.append(Ref(self.imported(name if whole else name.partition(".")[0])))
-            else:
-                found.append(None)
-        return tuple(found)
-
-    def variables(self, path: str, node: ast.Call, scope: Scope, order: int) -> Values:
-        """vars(os) is os.__dict__"""
-        if not node.args:
-            return (Ref("builtins.vars()"),)
-        return tuple(
-            Ref(f"{base.path}.__dict__") if isinstance(base, Ref) else Ref("?.__dict__")
-            for base in self.values(node.args[0], scope, order)
-        )
-
-    def path_object(self, path: str, node: ast.Call, scope: Scope, order: int) -> Values:
-        try:
-            parts = self._arguments(node, scope, order)
-            text = posixpath.join(*parts) if parts else "."
-        except (CannotFold, TypeError):
-            return (Ref("pathlib.Path()"),)
-        return (Ref("pathlib.Path()", text),)
-
     # -- operators --------------------------------------------------------------------------
 
-    def binary(self, node: ast.BinOp, scope: Scope, order: int) -> Values:
+    def binary(self, node: ast.BinOp, at: Place) -> Values:
         if isinstance(node.op, ast.Div):
-            return self._joined_path(self.values(node.left, scope, order), node, scope, order)
+            return self._joined_path(self.values(node.left, at), node, at)
         parts = [node]  # `"a" + "b" + "c" + ...` leans to the left
         while isinstance(parts[-1].left, ast.BinOp):
             parts.append(parts[-1].left)
         try:
-            made = self.constant(parts[-1].left, scope, order)
+            made = self.constant(parts[-1].left, at)
             for each in reversed(parts):
-                right = self.constant(each.right, scope, order)
+                right = self.constant(each.right, at)
                 made = fold.binary(type(each.op).__name__, made, right)
         except CannotFold:
             return UNKNOWN
         return (Const(made),)
 
-    def _joined_path(self, lefts: Values, node: ast.BinOp, scope: Scope, order: int) -> Values:
+    def _joined_path(self, lefts: Values, node: ast.BinOp, at: Place) -> Values:
         if not any(isinstance(each, Ref) and each.path == "pathlib.Path()" for each in lefts):
             return UNKNOWN
         try:
-            right = str(self.constant(node.right, scope, order))
+            right = str(self.constant(node.right, at))
         except CannotFold:
             return (Ref("pathlib.Path()"),)
         return tuple(
@@ -375,48 +333,48 @@ class Resolver:
             if isinstance(each, Ref)
         )
 
-    def unary(self, node: ast.UnaryOp, scope: Scope, order: int) -> Values:
+    def unary(self, node: ast.UnaryOp, at: Place) -> Values:
         try:
-            value = self.constant(node.operand, scope, order)
+            value = self.constant(node.operand, at)
         except CannotFold:
             return UNKNOWN
         if isinstance(node.op, ast.USub) and isinstance(value, (int, float)):
             return (Const(-value),)
         return UNKNOWN
 
-    def joined(self, node: ast.JoinedStr, scope: Scope, order: int) -> Values:
+    def joined(self, node: ast.JoinedStr, at: Place) -> Values:
         parts: list[str] = []
         try:
             for each in node.values:
+                part = each
                 if isinstance(each, ast.FormattedValue):
                     if each.format_spec is not None or each.conversion not in (-1, 115):
                         return UNKNOWN
-                    parts.append(str(self.constant(each.value, scope, order)))
-                else:
-                    parts.append(str(self.constant(each, scope, order)))
+                    part = each.value
+                parts.append(str(self.constant(part, at)))
         except CannotFold:
             return UNKNOWN
         text = "".join(parts)
         return (Const(text),) if len(text) <= fold.LONGEST else UNKNOWN
 
-    def either(self, node: ast.IfExp, scope: Scope, order: int) -> Values:
-        return self.values(node.body, scope, order) + self.values(node.orelse, scope, order)
+    def either(self, node: ast.IfExp, at: Place) -> Values:
+        return self.values(node.body, at) + self.values(node.orelse, at)
 
-    def any_of(self, node: ast.BoolOp, scope: Scope, order: int) -> Values:
-        return sum((self.values(each, scope, order) for each in node.values[:_MOST]), ())
+    def any_of(self, node: ast.BoolOp, at: Place) -> Values:
+        return sum((self.values(each, at) for each in node.values[:_MOST]), ())
 
-    def inner(self, node: ast.NamedExpr | ast.Await, scope: Scope, order: int) -> Values:
-        return self.values(node.value, scope, order)
+    def inner(self, node: ast.NamedExpr | ast.Await, at: Place) -> Values:
+        return self.values(node.value, at)
 
-    def literal(self, node: ast.expr, scope: Scope, order: int) -> Values:
-        return (Literal(node, scope, order),)
+    def literal(self, node: ast.expr, at: Place) -> Values:
+        return (Literal(node, at),)
 
-    def plain(self, node: ast.Constant, scope: Scope, order: int) -> Values:
+    def plain(self, node: ast.Constant, at: Place) -> Values:
         return (Const(node.value),)
 
 
 def _fewer(found: Values) -> Values:
-    """What has a name is kept before anything else; and there was more."""
+    """The first values, named ones before others, and unknown for the rest."""
     named = [value for value in found if isinstance(value, Ref)]
     others = [value for value in found if value is not None and not isinstance(value, Ref)]
     return (*named[: 4 * _MOST], *others[:_MOST], None)
@@ -439,17 +397,4 @@ _BY_KIND: dict[type[ast.expr], Any] = {
     ast.Set: Resolver.literal,
     ast.Dict: Resolver.literal,
     ast.Constant: Resolver.plain,
-}
-
-_CALLS: dict[str, Any] = {
-    "builtins.getattr": Resolver.got,
-    "inspect.getattr_static": Resolver.got,
-    "builtins.object.__getattribute__": Resolver.got,
-    "builtins.type.__getattribute__": Resolver.got,
-    "builtins.__import__": Resolver.module_by_call,
-    "importlib.import_module": Resolver.module_by_call,
-    "importlib._gcd_import": Resolver.module_by_call,
-    "builtins.vars": Resolver.variables,
-    "pathlib.Path": Resolver.path_object,
-    "pathlib.PurePath": Resolver.path_object,
 }

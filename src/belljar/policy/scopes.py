@@ -1,8 +1,7 @@
-"""First pass: who binds which name, where; and a list of the places that are worth a look.
+"""First pass: where each name is bound, and a list of the places that the second pass checks.
 
-One walk with a handler for each kind of node, which is why it is all in one file. The tree is
-walked in the order of the source and without recursion, so that nesting costs memory of ours and
-not the interpreter's stack.
+One walk in the order of the source, with a handler for each kind of node. It does not recurse:
+nesting costs heap memory, not the interpreter's stack.
 """
 
 from __future__ import annotations
@@ -14,50 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from belljar.policy.document import Caps
-
-
-class Exceeded(Exception):
-    """A cap was reached: which rule says so, where, and how much it was."""
-
-    def __init__(self, rule: str, told: str, node: ast.AST | None = None) -> None:
-        super().__init__(told)
-        self.rule, self.told, self.node = rule, told, node
-
-
-class Binding:
-    """One place that gives a name a value: an expression, a dotted name, or one cannot tell."""
-
-    __slots__ = ("dotted", "elements", "expression", "order", "scope", "sure", "values")
-
-    def __init__(
-        self,
-        scope: Scope,
-        order: int,
-        sure: bool,
-        *,
-        expression: ast.expr | None = None,
-        dotted: str | None = None,
-        elements: bool = False,
-    ) -> None:
-        self.scope = scope  # where the expression is evaluated
-        self.order = order  # of the binding in the source
-        self.sure = sure  # it happens whenever its block is run
-        self.expression = expression
-        self.dotted = dotted
-        self.elements = elements  # it is one of the elements of the expression
-        self.values: tuple[Any, ...] | None = None  # the resolver's memory
-
-
-class Scope:
-    __slots__ = ("bindings", "deleted", "kind", "outer", "parent", "stars")
-
-    def __init__(self, kind: str, parent: Scope | None) -> None:
-        self.kind = kind  # module, class, function, comprehension
-        self.parent = parent
-        self.bindings: dict[str, list[Binding]] = {}
-        self.outer: dict[str, str] = {}  # names declared global or nonlocal
-        self.deleted: set[str] = set()
-        self.stars: list[str] = []  # modules whose names were all imported
+from belljar.policy.values import Binding, Exceeded, Place, Scope
 
 
 @dataclass(slots=True)
@@ -65,18 +21,16 @@ class Survey:
     """What the first pass found."""
 
     module: Scope
-    names: list[tuple[ast.Name, Scope, int]] = field(default_factory=list)
-    # the outermost attribute, what the chain starts from, the attributes from there outwards
-    chains: list[tuple[ast.Attribute, ast.expr, list[ast.Attribute], Scope, int]] = field(
-        default_factory=list
-    )
-    calls: list[tuple[ast.Call, Scope, int]] = field(default_factory=list)
-    imports: list[tuple[ast.Import | ast.ImportFrom, Scope]] = field(default_factory=list)
-    subscripts: list[tuple[ast.Subscript, Scope, int]] = field(default_factory=list)
+    names: list[tuple[ast.Name, Place]] = field(default_factory=list)
+    # what a chain of attributes starts from, and the attributes from there outwards
+    chains: list[tuple[ast.expr, list[ast.Attribute], Place]] = field(default_factory=list)
+    calls: list[tuple[ast.Call, Place]] = field(default_factory=list)
+    imports: list[ast.Import | ast.ImportFrom] = field(default_factory=list)
+    subscripts: list[tuple[ast.Subscript, Place]] = field(default_factory=list)
     patterns: list[ast.MatchClass] = field(default_factory=list)  # `case C(attribute=name)`
     called: dict[int, ast.Call] = field(default_factory=dict)  # by id() of what is called
-    bound: set[str] = field(default_factory=set)  # names that may be another's alias
-    searched: set[int] = field(default_factory=set)  # id() of what `in` looks into, and no more
+    bound: set[str] = field(default_factory=set)  # names that may be aliases
+    searched: set[int] = field(default_factory=set)  # id() of the right operands of `in`
 
 
 def survey(tree: ast.Module, caps: Caps, deadline: float) -> Survey:
@@ -87,7 +41,7 @@ _Entry = tuple[Any, Scope, int, bool]  # a node, its scope, its depth, whether i
 
 
 def _node_fields(kind: type[ast.AST]) -> tuple[str, ...]:
-    """Fields that may hold what we look at, last first: they go onto a stack."""
+    """Fields that may hold nodes to check, last first: they go onto a stack."""
     idle = {"ctx", "op", "ops", "kind", "kwd_attrs", "type_comment", "type_ignores", "conversion"}
     return tuple(reversed([name for name in kind._fields if name not in idle]))
 
@@ -139,14 +93,14 @@ class _Walk:
     # -- bindings ---------------------------------------------------------------------------
 
     def bind(self, name: str, scope: Scope, sure: bool, **what: Any) -> None:
-        """What is bound in a comprehension by `:=` belongs to the block around it."""
+        """Record a binding in the scope that owns the name, as `global` and `nonlocal` say."""
         home = scope
         declared = scope.outer.get(name)
         if declared == "global":
             home, sure = self.found.module, False
         elif declared == "nonlocal" and scope.parent is not None:
             home, sure = scope.parent, False
-        home.bindings.setdefault(name, []).append(Binding(scope, self.count, sure, **what))
+        home.bindings.setdefault(name, []).append(Binding((scope, self.count), sure, **what))
         if what and what.get("expression").__class__ not in _NEVER_ALIASES:
             self.found.bound.add(name)
 
@@ -225,7 +179,7 @@ class _Walk:
         scope.outer.update(dict.fromkeys(node.names, word))
 
     def on_block(self, node: ast.stmt, scope: Scope, depth: int, sure: bool) -> None:
-        """What is in it may not happen."""
+        """Statements of a block may not run."""
         self.children(node, scope, depth, False)
 
     def on_handler(self, node: ast.ExceptHandler, scope: Scope, depth: int, sure: bool) -> None:
@@ -234,7 +188,7 @@ class _Walk:
         self.children(node, scope, depth, False)
 
     def on_import(self, node: ast.Import, scope: Scope, depth: int, sure: bool) -> None:
-        self.found.imports.append((node, scope))
+        self.found.imports.append(node)
         for alias in node.names:
             if alias.asname:
                 self.bind(alias.asname, scope, sure, dotted=alias.name)
@@ -243,7 +197,7 @@ class _Walk:
                 self.bind(top, scope, sure, dotted=top)
 
     def on_import_from(self, node: ast.ImportFrom, scope: Scope, depth: int, sure: bool) -> None:
-        self.found.imports.append((node, scope))
+        self.found.imports.append(node)
         module = "." * node.level + (node.module or "")
         for alias in node.names:
             if alias.name == "*":
@@ -253,11 +207,7 @@ class _Walk:
                 self.bind(alias.asname or alias.name, scope, sure, dotted=dotted)
 
     def on_function(
-        self,
-        node: ast.FunctionDef | ast.AsyncFunctionDef,
-        scope: Scope,
-        depth: int,
-        sure: bool,
+        self, node: ast.FunctionDef | ast.AsyncFunctionDef, scope: Scope, depth: int, sure: bool
     ) -> None:
         self.bind(node.name, scope, sure)
         inner = Scope("function", scope)
@@ -281,9 +231,9 @@ class _Walk:
         pairs += zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
         pairs += [(one, None) for one in (arguments.vararg, arguments.kwarg) if one is not None]
         for parameter, default in pairs:
-            known = [Binding(scope, self.count, True)]
+            known = [Binding((scope, self.count), True)]
             if default is not None:
-                known.append(Binding(scope, self.count, True, expression=default))
+                known.append(Binding((scope, self.count), True, expression=default))
                 self.found.bound.add(parameter.arg)
             inner.bindings[parameter.arg] = known
 
@@ -332,7 +282,7 @@ class _Walk:
 
     def on_name(self, node: ast.Name, scope: Scope, depth: int, sure: bool) -> None:
         if isinstance(node.ctx, ast.Load):
-            self.found.names.append((node, scope, self.count))
+            self.found.names.append((node, (scope, self.count)))
         else:
             self.bind(node.id, scope, sure)
 
@@ -346,12 +296,12 @@ class _Walk:
             raise Exceeded("BJ003", f"more than {self.caps.depth} levels", node)
         self.count += len(chain) - 1
         chain.reverse()
-        self.found.chains.append((node, base, chain, scope, self.count))
-        if not isinstance(base, ast.Name):  # a name alone is looked at with its chain
+        self.found.chains.append((base, chain, (scope, self.count)))
+        if not isinstance(base, ast.Name):  # a plain name is checked with its chain
             self.stack.append((base, scope, depth + len(chain), sure))
 
     def on_call(self, node: ast.Call, scope: Scope, depth: int, sure: bool) -> None:
-        self.found.calls.append((node, scope, self.count))
+        self.found.calls.append((node, (scope, self.count)))
         self.found.called[id(node.func)] = node
         if node.keywords:
             self.push([keyword.value for keyword in node.keywords], scope, depth + 1, sure)
@@ -360,11 +310,11 @@ class _Walk:
         self.stack.append((node.func, scope, depth + 1, sure))
 
     def on_subscript(self, node: ast.Subscript, scope: Scope, depth: int, sure: bool) -> None:
-        self.found.subscripts.append((node, scope, self.count))
+        self.found.subscripts.append((node, (scope, self.count)))
         self.push([node.value, node.slice], scope, depth + 1, sure)
 
     def on_compare(self, node: ast.Compare, *rest: Any) -> None:
-        # Only the last one: in `a in b in c`, b is handed on to c.
+        # Only the last one: in `a in b in c`, b is also searched for in c.
         if isinstance(node.ops[-1], (ast.In, ast.NotIn)):
             self.found.searched.add(id(node.comparators[-1]))
         self.children(node, *rest)
@@ -373,49 +323,35 @@ class _Walk:
         return None
 
 
-_HANDLERS: dict[type[ast.AST], Callable[..., None]] = {
-    ast.Assign: _Walk.on_assign,
-    ast.AnnAssign: _Walk.on_annotated,
-    ast.NamedExpr: _Walk.on_walrus,
-    ast.For: _Walk.on_for,
-    ast.AsyncFor: _Walk.on_for,
-    ast.withitem: _Walk.on_with_item,
-    ast.Delete: _Walk.on_delete,
-    ast.Global: _Walk.on_global,
-    ast.Nonlocal: _Walk.on_global,
-    ast.If: _Walk.on_block,
-    ast.While: _Walk.on_block,
-    ast.Try: _Walk.on_block,
-    ast.TryStar: _Walk.on_block,
-    ast.With: _Walk.on_block,
-    ast.AsyncWith: _Walk.on_block,
-    ast.Match: _Walk.on_block,
-    ast.ExceptHandler: _Walk.on_handler,
-    ast.Import: _Walk.on_import,
-    ast.ImportFrom: _Walk.on_import_from,
-    ast.FunctionDef: _Walk.on_function,
-    ast.AsyncFunctionDef: _Walk.on_function,
-    ast.Lambda: _Walk.on_lambda,
-    ast.ClassDef: _Walk.on_class,
-    ast.ListComp: _Walk.on_comprehension,
-    ast.SetComp: _Walk.on_comprehension,
-    ast.DictComp: _Walk.on_comprehension,
-    ast.GeneratorExp: _Walk.on_comprehension,
-    ast.MatchClass: _Walk.on_match_class,
-    ast.MatchAs: _Walk.on_match_name,
-    ast.MatchStar: _Walk.on_match_name,
-    ast.MatchMapping: _Walk.on_match_name,
-    ast.Name: _Walk.on_name,
-    ast.Attribute: _Walk.on_attribute,
-    ast.Call: _Walk.on_call,
-    ast.Subscript: _Walk.on_subscript,
-    ast.Compare: _Walk.on_compare,
-    ast.Constant: _Walk.on_idle,
-    ast.Pass: _Walk.on_idle,
+_KINDS: dict[Callable[..., None], tuple[type[ast.AST], ...]] = {
+    _Walk.on_assign: (ast.Assign,),
+    _Walk.on_annotated: (ast.AnnAssign,),
+    _Walk.on_walrus: (ast.NamedExpr,),
+    _Walk.on_for: (ast.For, ast.AsyncFor),
+    _Walk.on_with_item: (ast.withitem,),
+    _Walk.on_delete: (ast.Delete,),
+    _Walk.on_global: (ast.Global, ast.Nonlocal),
+    _Walk.on_block: (ast.If, ast.While, ast.Try, ast.TryStar, ast.With, ast.AsyncWith, ast.Match),
+    _Walk.on_handler: (ast.ExceptHandler,),
+    _Walk.on_import: (ast.Import,),
+    _Walk.on_import_from: (ast.ImportFrom,),
+    _Walk.on_function: (ast.FunctionDef, ast.AsyncFunctionDef),
+    _Walk.on_lambda: (ast.Lambda,),
+    _Walk.on_class: (ast.ClassDef,),
+    _Walk.on_comprehension: (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
+    _Walk.on_match_class: (ast.MatchClass,),
+    _Walk.on_match_name: (ast.MatchAs, ast.MatchStar, ast.MatchMapping),
+    _Walk.on_name: (ast.Name,),
+    _Walk.on_attribute: (ast.Attribute,),
+    _Walk.on_call: (ast.Call,),
+    _Walk.on_subscript: (ast.Subscript,),
+    _Walk.on_compare: (ast.Compare,),
+    _Walk.on_idle: (ast.Constant, ast.Pass),
 }
+_HANDLERS = {kind: handler for handler, kinds in _KINDS.items() for kind in kinds}
 
 
-# What is bound to one of these is not another name of anything.
+# A name that is bound to one of these is not an alias.
 _NEVER_ALIASES = {
     *(ast.Constant, ast.JoinedStr, ast.Compare, ast.UnaryOp, ast.Lambda),
     *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
@@ -423,7 +359,7 @@ _NEVER_ALIASES = {
 
 
 class _Fields(dict[type[ast.AST], tuple[str, ...]]):
-    """Worked out once for each kind of node, those of newer Pythons included."""
+    """Computed once for each kind of node, also for those of newer Pythons."""
 
     def __missing__(self, kind: type[ast.AST]) -> tuple[str, ...]:
         self[kind] = found = _node_fields(kind)

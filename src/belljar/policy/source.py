@@ -1,4 +1,4 @@
-"""The text before it is a tree: what is no text is refused, the rest is parsed, and only parsed."""
+"""The source text: checked for size and characters, then parsed, never compiled."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _REORDERING = re.compile("[\u202a-\u202e\u2066-\u2069]")
 _WORD = re.compile(r"[^\W\d]\w*")
 # Before Python 3.12 the expressions of an f-string are part of one token.
 _FORMATTED = re.compile(r"(?i)[rb]?f")
-# Python's parser keeps every beginning of a dotted name: of `import a.a.a...` the square of it.
+# Python's parser keeps every prefix of a dotted name: `import a.a.a...` takes quadratic memory.
 _DOTTED = re.compile(r"(?:\.(?:[ \t\f]|\\\r?\n)*\w+(?:[ \t\f]|\\\r?\n)*)+")
 MOST_DOTS = 500
-_WARNINGS = threading.Lock()  # their filters belong to the whole process
+_WARNINGS = threading.Lock()  # the filters of warnings belong to the whole process
 
-# What newer Pythons write, and what it looks like to an older one.
+# Syntax of newer Pythons, for the hint of a syntax error on an older one.
 _NEWER = (
     ((3, 12), re.compile(r"^\s*type\s+\w+(\[.*\])?\s*="), "type aliases"),
     ((3, 12), re.compile(r"^\s*(async\s+)?(def|class)\s+\w+\s*\["), "type parameters"),
@@ -37,13 +37,12 @@ _NEWER = (
     ((3, 15), re.compile(r"^\s*lazy\s+(import|from)\b"), "lazy imports"),
 )
 
-
-MOST = 200  # of one kind that are told
+MOST = 200  # problems of one kind that are reported
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Why there is no tree, or what the text itself has in it."""
+    """Why the text cannot be parsed, or what is wrong with its characters."""
 
     rule: str
     told: str
@@ -55,13 +54,13 @@ class Problem:
 
 
 def lines(code: str) -> list[str]:
-    """Lines as Python counts them; `splitlines` knows more line breaks than Python does."""
+    """Lines as Python counts them; `splitlines` splits at more characters."""
     return code.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
 def refuse(code: str, caps: Caps) -> Problem | None:
-    """Before it is parsed: size, and characters that no source may have."""
-    # Characters are at most as many as bytes: the cheap question comes first.
+    """Check size and characters, before the text is parsed."""
+    # First the cheap check: there are at most as many characters as bytes.
     size = len(code)
     if size <= caps.bytes:
         surrogate = None if code.isascii() else _SURROGATE.search(code)
@@ -92,15 +91,15 @@ def parse(code: str) -> ast.Module | Problem:
                 return _syntax(code, error)
         return _syntax(code, error)
     except RecursionError:
-        return Problem("BJ003", "more than the parser can take")
-    except MemoryError:  # the parser's word for its own stack, too
-        return Problem("BJ003", "more than the parser has room for")
+        return Problem("BJ003", "more levels than the parser allows")
+    except MemoryError:  # the parser also raises it when its stack is full
+        return Problem("BJ003", "more levels than the parser allows")
     except (ValueError, OverflowError) as error:
         return Problem("BJ001", f"({error})")
 
 
 def _parse(code: str) -> ast.Module:
-    """`ast.parse` makes a tree and nothing else. Warnings are for those who run the code."""
+    """`ast.parse` only makes a tree. Its warnings are shown when the code runs."""
     with _WARNINGS, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(code)
@@ -128,13 +127,13 @@ def _newer(text: str, line: int, code: str) -> str | None:
             mine, theirs = ".".join(map(str, running)), ".".join(map(str, version))
             return (
                 f"correct it; if it is {what} of Python {theirs}, check it on Python {theirs}: "
-                f"the code is read by the Python that runs belljar, here {mine}"
+                f"the Python that runs belljar parses the code, here {mine}"
             )
     return None
 
 
 def disguised(code: str, deadline: float) -> list[Problem]:
-    """Controls that reorder the text, and identifiers that are read as other letters."""
+    """Characters that reorder the text, and identifiers that Python reads as other letters."""
     if code.isascii():
         return []
     found = [
@@ -147,7 +146,7 @@ def disguised(code: str, deadline: float) -> list[Problem]:
         if line.isascii():
             continue
         if time.thread_time() > deadline:
-            return [*found, Problem("BJ005", "its letters take too long to compare", number)]
+            return [*found, Problem("BJ005", "its characters take too long to check", number)]
         words += (
             (number, match.start(), match.end())
             for match in _WORD.finditer(line)
@@ -162,18 +161,18 @@ def disguised(code: str, deadline: float) -> list[Problem]:
 
 
 def _is_disguised(word: str) -> bool:
-    """`R²` is no identifier, so it can only be a word of a text."""
+    """False for `R²`, which is not an identifier, so it can only be in a string or comment."""
     read = _read(word)
     return read != word and read.isascii() and word.lstrip("0123456789").isidentifier()
 
 
 def _read(word: str) -> str:
-    """As Python reads an identifier."""
+    """The identifier as Python reads it."""
     return unicodedata.normalize("NFKC", word)
 
 
 def _identifiers(code: str, words: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Those that are identifiers, not words of a text or a comment. They are in their order."""
+    """The words (in their order) that are identifiers, not part of a string or a comment."""
     idle = bytearray(len(words))
     try:
         for token in tokenize.generate_tokens(io.StringIO(code).readline):
@@ -183,7 +182,7 @@ def _identifiers(code: str, words: list[tuple[int, int, int]]) -> list[tuple[int
                 first, last = bisect_left(words, token.start), bisect_left(words, token.end)
                 idle[first:last] = b"\1" * (last - first)
     except (tokenize.TokenError, SyntaxError, RecursionError):
-        return words  # rather too many than too few
+        return words  # rather too many findings than too few
     return [word for word, is_idle in zip(words, idle, strict=True) if not is_idle]
 
 

@@ -1,1 +1,1 @@
-"""Warm guests, kept ready for tenants: AsyncPool, and Pool, which blocks."""
+"""Pools of guests that are started ahead, and managers of named sandboxes."""

@@ -1,49 +1,46 @@
-"""The guests of a pool: what `decide` wants is done here, and what came of it written down.
+"""The guests of a pool: carries out what `decide` wants, and writes the result into its State.
 
-Nothing that changes the state awaits in between, so that what is decided is decided at one moment.
-Starts and ends are tasks of their own: whoever asked for a guest may be cancelled, or be gone.
+Nothing that changes the state awaits in between, so every decision is made on one consistent state.
+Starts and ends of guests are background tasks: the caller that caused them may be cancelled.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
 from collections import Counter
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
 
 import anyio
 
-from belljar import runtime
+from belljar import events, runtime
 from belljar.errors import PoolClosed
-from belljar.pool import settings, telling, warmup
+from belljar.pool import settings
 from belljar.pool.decide import (
     Action,
+    Bucket,
     End,
-    Forget,
     Give,
-    Idle,
+    ReadyGuest,
     Reason,
     Refuse,
+    RemoveBucket,
+    Request,
     Rules,
-    Shelf,
     Start,
     State,
-    Ticket,
     Wait,
     Why,
     backoff,
     decide,
 )
-from belljar.pool.idle_guest import Warm
-from belljar.pool.loop_binding import Home
-from belljar.pool.manager_end import end
-from belljar.pool.pooled_sandbox import Lease, Tenant
-from belljar.pool.stats import PoolStats, ShelfStats
-from belljar.pool.tasks import spawn
+from belljar.pool.loop_binding import LoopBinding, close_or_kill, spawn
+from belljar.pool.pooled_sandbox import IdleGuest, Lease, PooledSandbox, choose_warmup_code
+from belljar.pool.stats import BucketStats, PoolStats
 from belljar.sandbox.options import Options
 
-CHECK = 15.0  # seconds after which a guest that waits is asked whether it still answers
+CHECK = 15.0  # seconds after which an idle guest is asked whether it still answers
 _log = logging.getLogger("belljar")
 
 
@@ -51,103 +48,90 @@ def now() -> float:
     return time.monotonic()
 
 
-def closed() -> PoolClosed:
+def pool_closed() -> PoolClosed:
     return PoolClosed("the pool is closed", hint="make a new one")
 
 
-class Wish(Ticket):
-    """Somebody who wants a guest, and what came of it."""
+class PendingRequest(Request):
+    """A request that a caller awaits: `settled` is set when there is a guest, or an error."""
 
     def __init__(self, key: Hashable, owner: Hashable) -> None:
         super().__init__(key=key, owner=owner)
         self.began = now()
         self.settled = anyio.Event()
-        self.idle: Idle | None = None
+        self.ready: ReadyGuest | None = None
         self.error: Exception | None = None
 
 
-class Stock:
-    def __init__(self, rules: Rules, home: Home, rehearsal: str | None = None) -> None:
+class Guests:
+    def __init__(self, rules: Rules, binding: LoopBinding, warmup_code: str | None = None) -> None:
         self.rules = rules
-        self._rehearsal = rehearsal
         self.state = State()
-        self.home = home
-        self.troubles: list[str] = []
+        self.troubles: list[str] = []  # of guests that did not end properly
+        self.last_error: Exception | None = None  # of a start
+        self._warmup_code = warmup_code
+        self._binding = binding
         self._kinds: dict[Hashable, Options] = {}
-        self._warm: dict[int, Warm] = {}  # of those that are ready
-        self._checked: dict[int, float] = {}
-        self._owned: set[Warm] = set()  # all that were started, and not yet leased or ended
+        self._owned: set[IdleGuest] = set()  # started, and neither leased nor ended
         self._scopes: set[anyio.CancelScope] = set()  # of starts
         self._leased: set[Lease] = set()
-        self._numbers = itertools.count(1)
         self._news = anyio.Event()
         self._counts: Counter[str] = Counter()
         self._leases: Counter[Reason] = Counter()
         self._waited = dict.fromkeys(Reason, 0.0)
         self._discarded: Counter[Why] = Counter()
-        self._longest = 0.0
-        self.last_error: Exception | None = None
+        self._longest_wait = 0.0
 
-    # -- shelves and wishes -----------------------------------------------------------------
+    # -- requests ---------------------------------------------------------------------------
 
-    def shelf(self, key: Hashable, options: Options, *, permanent: bool = False) -> Shelf:
-        if key not in self.state.shelves:
-            self.state.shelves[key] = Shelf(key=key, permanent=permanent, asked=now())
-            self._kinds[key] = settings.blank(options)
-        return self.state.shelves[key]
+    def ensure_bucket(self, key: Hashable, options: Options, *, permanent: bool = False) -> Bucket:
+        if key not in self.state.buckets:
+            self.state.buckets[key] = Bucket(key=key, permanent=permanent, requested=now())
+            self._kinds[key] = settings.without_tenant(options)
+        return self.state.buckets[key]
 
-    def ask(self, key: Hashable, options: Options, owner: Hashable) -> Wish:
-        """Stand in line for a guest. It may be there at once: see `settled`."""
-        self.shelf(key, options)
-        wish = Wish(key, owner)
-        self.state.enter(wish, now())
+    def request(self, key: Hashable, options: Options, owner: Hashable) -> PendingRequest:
+        """Queue a request for a guest. It may be settled at once."""
+        self.ensure_bucket(key, options)
+        request = PendingRequest(key, owner)
+        self.state.add_request(request, now())
         self.reconcile()
-        return wish
+        return request
 
-    def withdraw(self, wish: Wish) -> None:
-        """He does not want it any more; a guest that he was given, but did not use, goes back."""
-        self.state.leave(wish)
-        if wish.idle is not None:
-            idle, wish.idle = wish.idle, None
+    def withdraw(self, request: PendingRequest, *, refused: bool = False) -> None:
+        """Cancel a request. The guest that it was given, and did not use, goes back. `refused`: it
+        waited for too long."""
+        self._counts["refused"] += refused
+        self.state.withdraw(request)
+        if request.ready is not None:
+            ready, request.ready = request.ready, None
             self.state.leased -= 1
-            shelf = self.state.shelves.get(idle.key)
-            if shelf is None:
-                self._begin_end(idle, Why.surplus)
+            bucket = self.state.buckets.get(ready.key)
+            if bucket is None:
+                self._begin_end(ready, Why.surplus)
             else:
-                shelf.ready.appendleft(idle)
+                bucket.ready.appendleft(ready)
         self.reconcile()
 
-    def move_in(self, wish: Wish, options: Options) -> Tenant:
-        """The guest of this wish becomes a tenant's, who has its id."""
-        idle, wish.idle = wish.idle, None
-        assert idle is not None
-        warm = self._warm.pop(idle.number)
-        self._checked.pop(idle.number, None)
-        self._owned.discard(warm)
-        tenant = object.__new__(Tenant)
-        tenant._prepare(options)
-        lease = Lease(warm.lease(), self.home.call, self._returned)
+    def lease(self, request: PendingRequest, options: Options) -> PooledSandbox:
+        """A sandbox on the guest of this request, which it was given for good."""
+        assert request.ready is not None
+        idle: IdleGuest = request.ready.guest
+        request.ready = None
+        self._owned.discard(idle)
+        sandbox = object.__new__(PooledSandbox)
+        # The id of the sandbox that the guest was made for: the guest is named after it.
+        sandbox._prepare(replace(options, id=idle.spec.id.rpartition("-")[0]))
+        lease = Lease(idle.take_guest(), self._binding.call, self._returned)
         self._leased.add(lease)
-        tenant.move_in(lease)
-        self._told_lease(wish, options)
-        return tenant
-
-    def id_of(self, wish: Wish) -> str:
-        """The id of the sandbox for which its guest was made."""
-        assert wish.idle is not None
-        return self._warm[wish.idle.number].spec.id.rpartition("-")[0]
-
-    def _told_lease(self, wish: Wish, options: Options) -> None:
-        reason, seconds = wish.reason or Reason.ready, now() - wish.began
+        sandbox.use_lease(lease)
+        reason, seconds = request.reason or Reason.ready, now() - request.began
         self._leases[reason] += 1
         self._waited[reason] += seconds
-        self._longest = max(self._longest, seconds)
-        telling.tell(
-            telling.Leased(reason=reason, seconds=seconds, environment=options.environment.name)
-        )
-
-    def refused(self) -> None:
-        self._counts["refused"] += 1
+        self._longest_wait = max(self._longest_wait, seconds)
+        name = options.environment.name
+        events.tell_of_pool(events.GuestLeased(reason=reason, seconds=seconds, environment=name))
+        return sandbox
 
     def _returned(self, lease: Lease) -> None:
         self._leased.discard(lease)
@@ -157,9 +141,10 @@ class Stock:
             self.state.leased -= 1
         self.reconcile()
 
-    # -- what is decided, done --------------------------------------------------------------
+    # -- actions ----------------------------------------------------------------------------
 
     def reconcile(self) -> None:
+        """Decide and act, until there is nothing to do."""
         again = True
         while again:
             again = False
@@ -168,207 +153,204 @@ class Stock:
         self._news.set()
         self._news = anyio.Event()
 
-    async def changed(self) -> None:
-        """Wait until something has happened."""
+    async def wait_for_change(self) -> None:
         await self._news.wait()
 
     def _act(self, action: Action) -> bool:
-        """Whether it turned out otherwise, so that it must be decided anew."""
+        """True if the action turned out to be impossible, so that `decide` must run again."""
         match action:
-            case Give(ticket, guest):
-                return not self._give(ticket, guest)
+            case Give(request, ready):
+                return not self._give(request, ready)
             case Start(key):
-                self._begin_start(self.state.shelves[key])
-            case End(guest, why):
-                self.state.shelves[guest.key].ready.remove(guest)
-                self._begin_end(guest, why)
-            case Wait(ticket, reason):
-                ticket.reason = reason
-            case Refuse(ticket):
-                self._settle(ticket, closed())
-            case Forget(key):
-                del self.state.shelves[key], self._kinds[key]
+                self._begin_start(self.state.buckets[key])
+            case End(ready, why):
+                self.state.buckets[ready.key].ready.remove(ready)
+                self._begin_end(ready, why)
+            case Wait(request, reason):
+                request.reason = reason
+            case Refuse(request):
+                self._fail(request, pool_closed())
+            case RemoveBucket(key):
+                del self.state.buckets[key], self._kinds[key]
         return False
 
-    def _give(self, ticket: Ticket, idle: Idle) -> bool:
-        if self._warm[idle.number].ended:
-            idle.alive = False
+    def _give(self, request: Request, ready: ReadyGuest) -> bool:
+        if ready.guest.ended:
+            ready.alive = False
             return False
-        assert isinstance(ticket, Wish)
-        self.state.shelves[idle.key].ready.remove(idle)
-        self.state.serve(ticket, now())
+        assert isinstance(request, PendingRequest)
+        self.state.buckets[ready.key].ready.remove(ready)
+        self.state.serve(request, now())
         self.state.leased += 1
-        ticket.idle = idle
-        ticket.settled.set()
+        request.ready = ready
+        request.settled.set()
         return True
 
-    def _settle(self, ticket: Ticket, error: Exception) -> None:
-        assert isinstance(ticket, Wish)
-        self.state.leave(ticket)
-        ticket.error = error
-        ticket.settled.set()
+    def _fail(self, request: Request, error: Exception) -> None:
+        assert isinstance(request, PendingRequest)
+        self.state.withdraw(request)
+        request.error = error
+        request.settled.set()
 
     # -- starts -----------------------------------------------------------------------------
 
-    def _begin_start(self, shelf: Shelf) -> None:
-        shelf.starting += 1
+    def _begin_start(self, bucket: Bucket) -> None:
+        bucket.starting += 1
         scope = anyio.CancelScope()
         self._scopes.add(scope)
-        spawn(lambda: self._start(shelf, scope))
+        spawn(lambda: self._start(bucket, scope))
 
-    async def _start(self, shelf: Shelf, scope: anyio.CancelScope) -> None:
-        warm: Warm | None = None
+    async def _start(self, bucket: Bucket, scope: anyio.CancelScope) -> None:
+        idle: IdleGuest | None = None
         error: Exception | None = None
         try:
             with scope:
-                made = object.__new__(Tenant)
-                made._prepare(settings.blank(self._kinds[shelf.key]))
+                made = object.__new__(PooledSandbox)
+                made._prepare(settings.without_tenant(self._kinds[bucket.key]))
                 backend = runtime.current().backend(made._options.backend)
-                warm = await Warm.start(backend, made.spec())
-                # Who waits has it as it is.
-                code = warmup.code_for(made.environment, self._rehearsal)
-                if code and self.state.next_of(shelf.key) is None:
-                    await warm.rehearse(code)
+                idle = await IdleGuest.start(backend, made.spec())
+                # A request that waits already gets the guest without a warm-up.
+                code = choose_warmup_code(made.environment, self._warmup_code)
+                if code and self.state.first_request(bucket.key) is None:
+                    await idle.warm_up(code)
         except Exception as failure:
             error = failure
-            if warm is not None:
-                await warm.retire()
-                warm = None
+            if idle is not None:
+                await idle.close()
+                idle = None
         finally:  # also if the event loop ends
-            shelf.starting -= 1
+            bucket.starting -= 1
             self._scopes.discard(scope)
-        if warm is not None:
-            self._came_up(shelf, warm)
+        if idle is not None:
+            self._counts["started"] += 1
+            bucket.failures, bucket.retry, self.last_error = 0, 0.0, None
+            self._owned.add(idle)
+            bucket.ready.append(ReadyGuest(key=bucket.key, born=now(), checked=now(), guest=idle))
         elif error is not None:
-            self._failed(shelf, error)
+            self._start_failed(bucket, error)
         self.reconcile()
 
-    def _came_up(self, shelf: Shelf, warm: Warm) -> None:
-        self._counts["started"] += 1
-        shelf.failures, shelf.retry, self.last_error = 0, 0.0, None
-        idle = Idle(key=shelf.key, born=now(), number=next(self._numbers))
-        self._warm[idle.number] = warm
-        self._owned.add(warm)
-        self._checked[idle.number] = idle.born
-        shelf.ready.append(idle)
-
-    def _failed(self, shelf: Shelf, error: Exception) -> None:
-        """Told to the first who waits for one of these: his turn it was. In the background it is
-        tried again later, and later still."""
+    def _start_failed(self, bucket: Bucket, error: Exception) -> None:
+        """The first request for this kind gets the error. Without a request, the start is tried
+        again after a pause, which grows."""
         self._counts["start_failures"] += 1
-        shelf.failures += 1
-        shelf.retry = now() + backoff(shelf.failures)
-        first = self.state.next_of(shelf.key)
+        bucket.failures += 1
+        pause = backoff(bucket.failures)
+        bucket.retry = now() + pause
+        first = self.state.first_request(bucket.key)
         if first is not None:
-            self._settle(first, error)
+            self._fail(first, error)
         elif not self.state.closing and str(error) != str(self.last_error):
-            _log.warning("a guest for the pool could not be started: %s", error)
+            _log.warning(
+                "starting a guest for the pool failed (%s); retrying in %g s", error, pause
+            )
         self.last_error = error
-        telling.tell(telling.StartFailed(error=error))
+        events.tell_of_pool(events.GuestStartFailed(error=error))
 
     # -- ends -------------------------------------------------------------------------------
 
-    def _begin_end(self, idle: Idle, why: Why) -> None:
-        warm = self._warm.pop(idle.number)
-        self._checked.pop(idle.number, None)
+    def _begin_end(self, ready: ReadyGuest, why: Why) -> None:
         self._discarded[why] += 1
         self.state.ending += 1
-        telling.tell(telling.Discarded(why=why))
-        spawn(lambda: self._end(warm))
+        events.tell_of_pool(events.GuestDiscarded(reason=why))
 
-    async def _end(self, warm: Warm) -> None:
-        try:
-            await warm.retire()
-        except Exception as error:  # whatever it is, others go on
-            self._trouble(error)
-        finally:
-            self._owned.discard(warm)
-            self.state.ending -= 1
-        self.reconcile()
-
-    def dismiss(self, tenant: Tenant) -> None:
-        """End a tenant whose work is done, while nobody waits for that. His place is counted
-        until he is gone."""
-        if tenant.lease is not None and not tenant.lease.ending:
-            tenant.lease.ending = True
-            self.state.leased -= 1
-            self.state.ending += 1
-        spawn(lambda: self._dismiss(tenant))
-
-    async def finish(self, tenant: Tenant) -> None:
-        """The same; but files that are kept on the host are let go of first, for the next."""
-        self.dismiss(tenant)
-        if tenant.keeps_files:
-            await end(tenant)
-
-    async def _dismiss(self, tenant: Tenant) -> None:
-        self._trouble(await end(tenant))
-
-    def _trouble(self, error: Exception | None) -> None:
-        if error is not None:
-            self.troubles = [*self.troubles[-9:], str(error)]
-            _log.warning("a guest of the pool did not end as it should: %s", error)
-
-    # -- care -------------------------------------------------------------------------------
-
-    async def care(self) -> None:
-        """Now and then: guests that have died are found, those that say nothing are asked, and
-        what time has changed is decided."""
-        moment = now()
-        for shelf in list(self.state.shelves.values()):
-            for idle in shelf.ready:
-                idle.alive = idle.alive and not self._warm[idle.number].ended
-        self.reconcile()
-        for shelf in list(self.state.shelves.values()):
-            for idle in list(shelf.ready):
-                if moment - self._checked.get(idle.number, moment) >= CHECK:
-                    await self._check(shelf, idle)
-
-    async def _check(self, shelf: Shelf, idle: Idle) -> None:
-        """One after the other, and meanwhile it is given to nobody."""
-        if self.state.closing or idle not in shelf.ready:
-            return
-        shelf.ready.remove(idle)
-        shelf.checking += 1
-        idle.alive, alive = False, False  # an answer that nobody waits for must not come later
-        try:
-            alive = await self._warm[idle.number].ready()
-        finally:
-            shelf.checking -= 1
-            idle.alive = alive
-            self._checked[idle.number] = now()
-            shelf.ready.appendleft(idle)
+        async def end() -> None:
+            try:
+                await ready.guest.close()
+            except Exception as error:  # the others go on
+                self._note_trouble(error)
+            finally:
+                self._owned.discard(ready.guest)
+                self.state.ending -= 1
             self.reconcile()
 
-    # -- the end ----------------------------------------------------------------------------
+        spawn(end)
+
+    def begin_close(self, sandbox: PooledSandbox) -> None:
+        """Close a leased sandbox in the background. Its guest counts until it has ended."""
+        if sandbox.lease is not None and not sandbox.lease.ending:
+            sandbox.lease.ending = True
+            self.state.leased -= 1
+            self.state.ending += 1
+
+        async def close() -> None:
+            self._note_trouble(await close_or_kill(sandbox))
+
+        spawn(close)
+
+    async def close_sandbox(self, sandbox: PooledSandbox) -> None:
+        """Close a leased sandbox: in the background, unless files on the host are released by it,
+        which the next caller may want."""
+        self.begin_close(sandbox)
+        if sandbox.keeps_files:
+            await close_or_kill(sandbox)
+
+    def _note_trouble(self, error: Exception | None) -> None:
+        if error is not None:
+            self.troubles = [*self.troubles[-9:], str(error)]
+            _log.warning("closing a guest of the pool failed: %s", error)
+
+    # -- health -----------------------------------------------------------------------------
+
+    async def check_idle(self) -> None:
+        """Find guests that died, ask guests that were not heard of for some time, and decide what
+        follows from the time that has passed."""
+        moment = now()
+        buckets = list(self.state.buckets.values())
+        for bucket in buckets:
+            for ready in bucket.ready:
+                ready.alive = ready.alive and not ready.guest.ended
+        self.reconcile()
+        for bucket in buckets:
+            for ready in list(bucket.ready):
+                if moment - ready.checked >= CHECK:
+                    await self._check(bucket, ready)
+
+    async def _check(self, bucket: Bucket, ready: ReadyGuest) -> None:
+        """Ask one guest. Meanwhile it is in no bucket, so no request gets it."""
+        if self.state.closing or ready not in bucket.ready:
+            return
+        bucket.ready.remove(ready)
+        bucket.checking += 1
+        ready.alive, alive = False, False  # if cancelled: its late answer would confuse a sandbox
+        try:
+            alive = await ready.guest.answers()
+        finally:
+            bucket.checking -= 1
+            ready.alive = alive
+            ready.checked = now()
+            bucket.ready.appendleft(ready)
+            self.reconcile()
+
+    # -- close ------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """End everything. Those who wait are told; starts are given up; tenants are cut short."""
+        """End everything: requests fail, starts are cancelled, sandboxes are closed."""
         self.state.closing = True
         for scope in list(self._scopes):
             scope.cancel()
         self.reconcile()
         for lease in list(self._leased):
-            for tenant in list(lease.tenants):
-                self.dismiss(tenant)
-            if not lease.tenants:
-                lease.guest.discard()  # they were forgotten, and it with them
+            for sandbox in list(lease.sandboxes):
+                self.begin_close(sandbox)
+            if not lease.sandboxes:
+                lease.guest.discard()  # the caller dropped the sandbox without closing it
         while self.state.total:
-            await self.changed()
+            await self.wait_for_change()
 
     def discard(self) -> None:
-        """Let go of everything without waiting: the event loop has ended, or nobody has closed
-        the pool. Called from any thread."""
-        for warm in list(self._owned):
-            warm.discard()
+        """Kill all idle guests without waiting: the event loop has ended, or the caller dropped
+        the pool without closing it. Called from any thread."""
+        for idle in list(self._owned):
+            idle.discard()
         self._owned.clear()
 
     # -- numbers ----------------------------------------------------------------------------
 
-    def guests(self) -> Mapping[str, int]:
+    def count_guests(self) -> Mapping[str, int]:
         state = self.state
         return {
-            "idle": state.ready + sum(s.checking for s in list(state.shelves.values())),
+            "idle": state.ready + state.checking,
             "starting": state.starting,
             "leased": state.leased,
             "ending": state.ending,
@@ -378,35 +360,37 @@ class Stock:
     def waiting(self) -> int:
         return len(self.state.waiting)
 
+    @property
+    def start_failures(self) -> int:
+        return self._counts["start_failures"]
+
     def stats(self) -> PoolStats:
-        guests = self.guests()
-        waiting = Counter(ticket.key for ticket in self.state.waiting)
-        usual = next(iter(self._kinds.values()), None)  # the pool's own is made first, and stays
+        guests = dict(self.count_guests())
+        waiting = Counter(request.key for request in self.state.waiting)
+        usual = next(iter(self._kinds.values()), None)  # the pool's own kind is the first
         return PoolStats(
-            ready=guests["idle"],
-            starting=guests["starting"],
-            leased=guests["leased"],
-            ending=guests["ending"],
+            ready=guests.pop("idle"),
+            **guests,
             waiting=self.waiting,
             leases={reason.value: self._leases[reason] for reason in Reason},
             waited={reason.value: self._waited[reason] for reason in Reason},
-            longest_wait=self._longest,
+            longest_wait=self._longest_wait,
             discarded={why.value: self._discarded[why] for why in Why},
             started=self._counts["started"],
-            start_failures=self._counts["start_failures"],
+            start_failures=self.start_failures,
             refused=self._counts["refused"],
             last_error=None if self.last_error is None else str(self.last_error),
             shelves=tuple(
-                ShelfStats(
+                BucketStats(
                     backend=self._kinds[key].backend,
                     environment=self._kinds[key].environment.name,
-                    differs=settings.differing(self._kinds[key], usual) if usual else {},
-                    ready=len(shelf.ready) + shelf.checking,
-                    starting=shelf.starting,
+                    differs=settings.describe_differences(self._kinds[key], usual) if usual else {},
+                    ready=len(bucket.ready) + bucket.checking,
+                    starting=bucket.starting,
                     waiting=waiting[key],
-                    failures=shelf.failures,
+                    failures=bucket.failures,
                 )
-                for key, shelf in self.state.shelves.items()
+                for key, bucket in self.state.buckets.items()
             ),
             min_ready=self.rules.min_ready,
             max_total=self.rules.max_total,

@@ -1,8 +1,8 @@
-"""AsyncSandboxManager: many named sandboxes, not more than so many, none forgotten.
+"""AsyncSandboxManager: named sandboxes up to a maximum, closed when they are idle or too old.
 
-A creation first takes its name and its place, at one moment, and then takes its time: there is no
-lock that others would wait for. Who sweeps looks at all of them at one moment (`decide`), takes
-the names away at that same moment, and then ends them: nothing can become busy in between.
+A creation takes its name and counts at once, and then starts its sandbox: there is no lock that
+others would wait for. A sweep decides about all sandboxes at one moment, frees their names at the
+same moment, and then closes them: none can become busy in between.
 """
 
 from __future__ import annotations
@@ -11,40 +11,28 @@ import contextlib
 import logging
 import os
 import weakref
-from collections import Counter
 from collections.abc import AsyncIterator, Mapping
-from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 import anyio
 
-from belljar.backends.event_loop import here
-from belljar.errors import (
-    ManagerClosed,
-    ManagerFull,
-    NameTaken,
-    SandboxClosed,
-    SandboxError,
-    SandboxMissing,
-)
-from belljar.pool import manager_settings
-from belljar.pool.manager_decide import ManagerStats, Reason, decide
-from belljar.pool.manager_end import end
-from belljar.pool.manager_entry import Entry, Table
-from belljar.pool.manager_settings import Factory, Settings
-from belljar.pool.tasks import keep_doing, spawn
+from belljar.errors import ManagerClosed, ManagerFull, NameTaken, SandboxError, SandboxMissing
+from belljar.pool.loop_binding import LoopBinding, close_or_kill, repeat, spawn
+from belljar.pool.manager_table import Entry, Reason, Table, decide, missing_error
+from belljar.pool.settings import Factory, ManagerSettings, check_seconds, merge_options
+from belljar.pool.stats import ManagerStats
 from belljar.results.execution import Execution
 from belljar.sandbox.run import OnResult, OnText
 from belljar.sandbox.sandbox import AsyncSandbox
 
-PATIENCE = 30.0  # seconds for a creation to be given up
-LOOK = 0.05  # seconds between two looks at who is still busy, while the manager closes
+CANCEL_TIMEOUT = 30.0  # seconds for a cancelled creation to end
+POLL = 0.05  # seconds between two looks at which sandboxes are busy, while the manager closes
 
 _log = logging.getLogger("belljar")
 
 
 class AsyncSandboxManager:
-    """Named sandboxes under asyncio or trio: a maximum, quotas, idle ones swept, an orderly end.
+    """Named sandboxes under asyncio or trio: a maximum, quotas, and idle ones are closed.
 
     async with AsyncSandboxManager(max_sandboxes=20, environment="python") as manager:
         name = await manager.create(owner="alice")
@@ -54,43 +42,36 @@ class AsyncSandboxManager:
     def __init__(
         self,
         *,
-        max_sandboxes: int = 100,
-        idle_timeout: float | None = 3600.0,
-        cleanup_interval: float = 300.0,
-        lifetime: float | None = None,
-        max_per_owner: int | None = None,
+        max_sandboxes: int = ManagerSettings.max_sandboxes,
+        idle_timeout: float | None = ManagerSettings.idle_timeout,
+        cleanup_interval: float = ManagerSettings.cleanup_interval,
+        lifetime: float | None = ManagerSettings.lifetime,
+        max_per_owner: int | None = ManagerSettings.max_per_owner,
         factory: Factory | None = None,
         **defaults: Any,
     ) -> None:
-        """Times are in seconds, None: no such limit. `factory` is an async function that makes a
-        sandbox from options; `defaults` are the options that every sandbox has."""
-        self._settings = Settings(
+        """Times are in seconds, None: no limit. `factory` is an async function that makes a sandbox
+        from options; `defaults` are the options of every sandbox."""
+        settings = ManagerSettings(
             max_sandboxes=max_sandboxes,
             idle_timeout=idle_timeout,
             cleanup_interval=cleanup_interval,
             lifetime=lifetime,
             max_per_owner=max_per_owner,
             factory=factory,
-            defaults=MappingProxyType(dict(defaults)),
+            defaults=defaults,
         )
-        self._pid = os.getpid()
-        self._loop: object | None = None  # that of its first use
-        self._table = Table(max_sandboxes, max_per_owner)
-        self._counts: Counter[str] = Counter()
+        self._binding = LoopBinding("manager", "SandboxManager", ManagerClosed, os.getpid())
+        self._table = Table(settings)
         self._sweeper: anyio.CancelScope | None = None
-        self._closing: anyio.Event | None = None  # set when it is closed
-        self._troubles: list[str] = []  # of the ends that close() has asked for
+        self._closing: anyio.Event | None = None  # set when close() is done
+        self._troubles: list[str] = []  # of sandboxes that close() closed
 
     async def __aenter__(self) -> Self:
         self._check_usable()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
     def __repr__(self) -> str:
@@ -107,61 +88,55 @@ class AsyncSandboxManager:
         wait: float | None = None,
         **options: Any,
     ) -> str:
-        """Make a sandbox and start it; gives its name (None: a new one).
+        """Make a sandbox and start it; returns its name (None: a new one).
 
-        Raises NameTaken, and ManagerFull or QuotaExceeded when there is no place, unless one
-        becomes free within `wait` seconds. `options` are those of the sandbox.
+        Raises NameTaken; and ManagerFull or QuotaExceeded at the maximum, unless another sandbox
+        ends within `wait` seconds. `options` are those of the sandbox.
         """
-        await self._bury(name, owner)
-        entry = self._enter(name, owner, wait)
+        await self._close_lost(name, owner)
+        entry = self._reserve(name, owner, wait)
         await self._make(entry, wait, options)
         return entry.name
 
     async def get(self, name: str) -> AsyncSandbox:
-        """The sandbox of this name; one that is being made is waited for.
+        """The sandbox of this name; waits if it is being made.
 
-        What is done with it counts as use, and keeps it from being swept. Between two uses only
-        operation() does.
+        A sandbox in use is not swept. Between two uses only operation() protects it.
         """
-        return self._sandbox_of(await self._find(name))
+        return self._use_sandbox(await self._find(name))
 
     async def get_or_create(
-        self,
-        name: str,
-        *,
-        owner: str | None = None,
-        wait: float | None = None,
-        **options: Any,
+        self, name: str, *, owner: str | None = None, wait: float | None = None, **options: Any
     ) -> AsyncSandbox:
-        """The sandbox of this name, made if there is none. Who asks at once gets the same one.
+        """The sandbox of this name, made if it is missing. Concurrent callers get the same one.
 
-        Raises NameTaken if `owner` is given, and the sandbox is another's.
+        Raises NameTaken if `owner` is given, and the sandbox has another owner.
         """
         while True:
-            await self._bury(name, owner)
+            await self._close_lost(name, owner)
             entry = self._table.named.get(name)
             if entry is None:
-                entry = self._enter(name, owner, wait)
+                entry = self._reserve(name, owner, wait)
                 return await self._make(entry, wait, options)
             if owner is not None and entry.owner != owner:
                 raise NameTaken(
-                    f"the sandbox {name!r} is not of the owner {owner!r}",
-                    hint="names are those of the manager: put the owner into the name",
+                    f"the sandbox {name!r} does not belong to {owner!r}",
+                    hint="all owners share the names of a manager: put the owner into the name",
                 )
             if await self._is_there(entry):
-                return self._sandbox_of(entry)
+                return self._use_sandbox(entry)
             if entry.error is not None and not isinstance(entry.error, SandboxMissing):
-                self._counts["refused"] += isinstance(entry.error, ManagerFull)
+                self._table.counts["refused"] += isinstance(entry.error, ManagerFull)
                 raise entry.error
-            # Whoever made it was cancelled, or it was deleted: now it is for us.
+            # The other creation was cancelled, or the sandbox was deleted: make it here.
 
     @contextlib.asynccontextmanager
     async def operation(self, name: str) -> AsyncIterator[AsyncSandbox]:
-        """The sandbox of this name, which is not swept while this lasts."""
+        """The sandbox of this name, which is not swept inside the `with` block."""
         entry = await self._find(name)
         entry.operations += 1
         try:
-            yield self._sandbox_of(entry)
+            yield self._use_sandbox(entry)
         finally:
             entry.operations -= 1
             entry.touch()
@@ -191,144 +166,106 @@ class AsyncSandboxManager:
             )
 
     async def delete(self, name: str) -> None:
-        """End the sandbox of this name, busy or not; one that is being made is given up."""
+        """Close the sandbox of this name, busy or not; cancel it if it is being made."""
         self._check_usable()
-        entry = self._present(name)
+        entry = self._find_entry(name)
         if entry is None:
-            raise _missing(name)
+            raise missing_error(name)
         if entry.sandbox is None:
-            entry.doom("was deleted while it was being made")
+            entry.cancel("was deleted while it was being made")
             await entry.settled.wait()
             return
-        self._begin_end(entry, "deleted")
+        self._begin_close(entry, "deleted")
         await entry.gone.wait()
         if entry.error is not None:
             raise entry.error
 
     async def sweep(self) -> dict[str, Reason]:
-        """End now what is idle, too old or lost, as the sweeper does at each cleanup_interval.
-        Gives the names, and why."""
+        """Close sandboxes that are idle, too old or lost, as the manager does by itself at each
+        cleanup_interval. Returns their names, and why."""
         self._check_usable()
         found = decide(
-            [entry.seen() for entry in self._table.there],
-            idle_timeout=self._settings.idle_timeout,
-            lifetime=self._settings.lifetime,
+            [entry.observe() for entry in self._table.there],
+            idle_timeout=self._table.settings.idle_timeout,
+            lifetime=self._table.settings.lifetime,
         )
         swept = [self._table.named[name] for name in found]
         for entry, reason in zip(swept, found.values(), strict=True):
-            self._begin_end(entry, "lost" if reason is Reason.lost else f"swept_{reason}")
+            self._begin_close(entry, "lost" if reason is Reason.lost else f"swept_{reason}")
         for entry in swept:
             await entry.gone.wait()
             if entry.error is not None:
-                _log.warning("sandbox %r was swept: %s", entry.name, entry.error)
+                _log.warning("closing the swept sandbox %r failed: %s", entry.name, entry.error)
         return found
 
-    # -- what there is ----------------------------------------------------------------------
+    # -- numbers ----------------------------------------------------------------------------
 
     def names(self) -> list[str]:
-        """Of the sandboxes that can be used."""
+        """The names of the sandboxes that can be used."""
         return sorted(entry.name for entry in self._table.there)
 
     def stats(self) -> ManagerStats:
-        table, settings, counts = self._table, self._settings, self._counts
-        there = len(table.there)
-        active = sum(entry.operations for entry in (*table.named.values(), *table.ending))
-        return ManagerStats(
-            total=there,
-            waiting=len(table.queue),
-            starting=len(table.named) - there - len(table.queue),
-            ending=len(table.ending),
-            active_operations=active,
-            by_owner=MappingProxyType(dict(table.by_owner())),
-            created=counts["created"],
-            deleted=counts["deleted"],
-            swept_idle=counts["swept_idle"],
-            swept_lifetime=counts["swept_lifetime"],
-            lost=counts["lost"],
-            closed=counts["closed"],
-            refused=counts["refused"],
-            failed=counts["failed"],
-            max_sandboxes=settings.max_sandboxes,
-            max_per_owner=settings.max_per_owner,
-            idle_timeout=settings.idle_timeout,
-            cleanup_interval=settings.cleanup_interval,
-            lifetime=settings.lifetime,
-            is_shutting_down=self._closing is not None,
-        )
+        return self._table.stats(is_shutting_down=self._closing is not None)
 
-    # -- the end ----------------------------------------------------------------------------
+    # -- close ------------------------------------------------------------------------------
 
     async def close(self, *, grace: float = 0.0) -> None:
-        """End everything, all at once, and be done in bounded time. May be called twice.
+        """Close all sandboxes at once, in bounded time. May be called twice.
 
-        Nothing new is made; what is being made is given up. Operations under way have `grace`
-        seconds to come to their end, and are then cut short, as by the close of a sandbox.
+        Creations are refused or cancelled. Operations have `grace` seconds to finish, and are then
+        stopped, as by the close of a sandbox.
         """
-        if os.getpid() != self._pid:
-            return  # a fork: it is the parent's
-        manager_settings.seconds("grace", grace, zero=True)
+        if not self._binding.in_this_process:
+            return  # a fork: the manager is the parent's
+        check_seconds("grace", grace, zero=True)
         if self._closing is None:
             self._check_usable()
             self._closing = anyio.Event()
-            spawn(lambda: self._shut(grace))
+            spawn(lambda: self._close_all(grace))
         await self._closing.wait()
         troubles, self._troubles = self._troubles, []
         if troubles:
-            raise SandboxError(f"not every sandbox ended as it should: {'; '.join(troubles)}")
+            raise SandboxError(f"closing sandboxes failed: {'; '.join(troubles)}")
 
     shutdown = close
 
-    async def _shut(self, grace: float) -> None:
+    async def _close_all(self, grace: float) -> None:
         assert self._closing is not None
+        table = self._table
         try:
             with anyio.CancelScope(shield=True):
-                await self._end_all(grace)
+                if self._sweeper is not None:
+                    self._sweeper.cancel()
+                unsettled = table.unsettled
+                for entry in unsettled:
+                    entry.cancel("was cancelled, because the manager closes")
+                with anyio.move_on_after(grace):
+                    while any(entry.busy for entry in table.there):
+                        await anyio.sleep(POLL)
+                closed = table.there
+                for entry in closed:
+                    self._begin_close(entry, "closed")
+                with anyio.move_on_after(CANCEL_TIMEOUT):  # a factory may resist cancellation
+                    for entry in unsettled:
+                        await entry.settled.wait()
+                for entry in {*closed, *table.ending}:
+                    await entry.gone.wait()
+                self._troubles += [f"{each.name}: {each.error}" for each in closed if each.error]
         finally:
             self._closing.set()
 
-    async def _end_all(self, grace: float) -> None:
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-        unsettled = self._table.unsettled
-        for entry in unsettled:
-            entry.doom("was given up, because the manager closes")
-        with anyio.move_on_after(grace):
-            while any(entry.busy for entry in self._table.there):
-                await anyio.sleep(LOOK)
-        ended = self._table.there
-        for entry in ended:
-            self._begin_end(entry, "closed")
-        with anyio.move_on_after(PATIENCE):  # a factory may refuse to be cancelled
-            for entry in unsettled:
-                await entry.settled.wait()
-        for entry in {*ended, *self._table.ending}:
-            await entry.gone.wait()
-        for entry in ended:
-            if entry.error is not None:
-                self._troubles.append(f"{entry.name}: {entry.error}")
+    # -- create -----------------------------------------------------------------------------
 
-    # -- making -----------------------------------------------------------------------------
-
-    def _enter(self, name: str | None, owner: str | None, wait: float | None) -> Entry:
-        """Take the name and a place, at one moment; or a turn in the queue."""
+    def _reserve(self, name: str | None, owner: str | None, wait: float | None) -> Entry:
         self._check_usable()
-        chosen = manager_settings.new_name() if name is None else name
-        manager_settings.check_name("name", chosen)
-        if owner is not None:
-            manager_settings.check_name("owner", owner)
         if wait is not None:
-            manager_settings.seconds("wait", wait, zero=True)
-        if chosen in self._table.named:
-            raise NameTaken(
-                f"there is a sandbox {chosen!r} already", hint="get_or_create() takes what is there"
-            )
-        entry = Entry(chosen, owner)
-        try:
-            self._table.enter(entry, may_wait=wait is not None)
-        except SandboxError:
-            self._counts["refused"] += 1
-            raise
-        self._start_sweeper()
+            check_seconds("wait", wait, zero=True)
+        entry = self._table.reserve(name, owner, may_wait=wait is not None)
+        if self._sweeper is None:
+            self._sweeper = anyio.CancelScope()
+            # A weak reference: the sweeper must not keep a dropped manager alive.
+            sweep, every = weakref.WeakMethod(self.sweep), self._table.settings.cleanup_interval
+            repeat(sweep, "sweeping sandboxes", every=every, scope=self._sweeper)
         return entry
 
     async def _make(
@@ -337,43 +274,41 @@ class AsyncSandboxManager:
         made: AsyncSandbox | None = None
         try:
             with anyio.CancelScope() as entry.scope:
-                await self._place_for(entry, wait)
+                await self._wait_admitted(entry, wait)
                 made = await self._build(entry, options)
         except BaseException as error:
-            self._counts["failed"] += entry.admitted.is_set()
-            self._table.drop(entry, error if isinstance(error, Exception) else None)
+            self._table.remove_failed(entry, error if isinstance(error, Exception) else None)
             raise
-        if made is not None and entry.doomed is None:
-            self._counts["created"] += 1
-            entry.ready(made)
+        if made is not None and entry.cancelled is None:
+            self._table.counts["created"] += 1
+            entry.set_sandbox(made)
             return made
         kind = ManagerClosed if self._closing is not None else SandboxMissing
-        given_up = kind(f"the sandbox {entry.name!r} {entry.doomed}")
-        self._counts["failed"] += entry.admitted.is_set()
+        cancelled = kind(f"the sandbox {entry.name!r} {entry.cancelled}")
         try:
-            if made is not None:  # it was there just before it was given up
-                await end(made)
+            if made is not None:  # it was started just before it was cancelled
+                await close_or_kill(made)
         finally:
-            self._table.drop(entry, given_up)
-        raise given_up
+            self._table.remove_failed(entry, cancelled)
+        raise cancelled
 
-    async def _place_for(self, entry: Entry, wait: float | None) -> None:
+    async def _wait_admitted(self, entry: Entry, wait: float | None) -> None:
         if entry.admitted.is_set():
             return
         with anyio.move_on_after(wait):
             await entry.admitted.wait()
         if not entry.admitted.is_set():
-            self._counts["refused"] += 1
+            self._table.counts["refused"] += 1
             refusal = self._table.refusal(entry.owner)
-            assert refusal is not None  # else it would have been handed the place
-            refusal.hint = f"none became free within {wait:g} s; {refusal.hint}"
+            assert refusal is not None  # otherwise it would have been admitted
+            refusal.hint = f"no sandbox ended within {wait:g} s; {refusal.hint}"
             raise refusal
 
     async def _build(self, entry: Entry, given: Mapping[str, Any]) -> AsyncSandbox:
-        settings = self._settings
+        settings = self._table.settings
         if settings.factory is not None:
             return await settings.factory(**{**settings.defaults, **given})
-        options = manager_settings.merge(settings.defaults, given)
+        options = merge_options(settings.defaults, given)
         names = {"name": entry.name} | ({"owner": entry.owner} if entry.owner is not None else {})
         options["metadata"] = {**names, **(options.get("metadata") or {})}
         sandbox = AsyncSandbox(**options)
@@ -384,88 +319,62 @@ class AsyncSandboxManager:
             raise
         return sandbox
 
-    async def _bury(self, name: str | None, owner: str | None) -> None:
-        """Before one is made: the dead give back their names and places. The one of this name;
-        and, if there is no place, all of them."""
+    async def _close_lost(self, name: str | None, owner: str | None) -> None:
+        """Called before a creation: close the sandbox of this name if it was lost; at the maximum,
+        close all that were lost."""
         self._check_usable()
         full = self._table.refusal(owner) is not None
-        dead = [each for each in self._table.there if each.lost and (full or each.name == name)]
-        for entry in dead:
-            self._begin_end(entry, "lost")
-        for entry in dead:
+        lost = [each for each in self._table.there if each.lost and (full or each.name == name)]
+        for entry in lost:
+            self._begin_close(entry, "lost")
+        for entry in lost:
             await entry.gone.wait()
 
-    # -- finding ----------------------------------------------------------------------------
+    # -- find -------------------------------------------------------------------------------
 
-    def _present(self, name: str) -> Entry | None:
-        """One that was lost is noticed here."""
+    def _find_entry(self, name: str) -> Entry | None:
+        """Closes a sandbox that was lost, and returns None for it."""
         entry = self._table.named.get(name)
         if entry is not None and entry.lost:
-            self._begin_end(entry, "lost")
+            self._begin_close(entry, "lost")
             return None
         return entry
 
     async def _find(self, name: str) -> Entry:
         self._check_usable()
-        entry = self._present(name)
+        entry = self._find_entry(name)
         if entry is None or not await self._is_there(entry):
-            raise _missing(name, entry)
+            raise missing_error(name, entry)
         return entry
 
     async def _is_there(self, entry: Entry) -> bool:
-        """Waits for one that is being made. What is said holds until the next await."""
+        """Waits if it is being made. The answer holds until the next await."""
         if entry.sandbox is None:
             await entry.settled.wait()
         return self._table.named.get(entry.name) is entry and entry.sandbox is not None
 
-    def _sandbox_of(self, entry: Entry) -> AsyncSandbox:
+    def _use_sandbox(self, entry: Entry) -> AsyncSandbox:
         assert entry.sandbox is not None
         entry.touch()
         return entry.sandbox
 
     def _check_usable(self) -> None:
-        if os.getpid() != self._pid:
-            raise SandboxClosed(
-                "this manager belongs to the process that made it",
-                hint="make a new one after the fork",
-            )
+        self._binding.check_process()
         if self._closing is not None:
             raise ManagerClosed("the manager is closed", hint="make a new one")
-        loop = here()
-        self._loop = self._loop or loop
-        if self._loop is not loop:
-            raise SandboxError(
-                "this manager belongs to the event loop that used it first",
-                hint="one manager for each loop; or SandboxManager, which any thread may use",
-            )
+        self._binding.check()
 
-    # -- ending -----------------------------------------------------------------------------
+    # -- end --------------------------------------------------------------------------------
 
-    def _begin_end(self, entry: Entry, count: str) -> None:
-        self._counts[count] += 1
-        self._table.begin_end(entry)
-        spawn(lambda: self._finish(entry))
+    def _begin_close(self, entry: Entry, count: str) -> None:
+        self._table.begin_close(entry, count)
 
-    async def _finish(self, entry: Entry) -> None:
-        assert entry.sandbox is not None
-        error: SandboxError | None = SandboxError("its end was interrupted")
-        try:
-            error = await end(entry.sandbox)
-        finally:
-            self._table.ended(entry, error)
+        async def close() -> None:
+            assert entry.sandbox is not None
+            error: SandboxError | None = SandboxError("closing it was interrupted")
+            try:
+                error = await close_or_kill(entry.sandbox)
+            finally:
+                self._table.remove_closed(entry, error)
 
-    def _start_sweeper(self) -> None:
-        if self._sweeper is None:
-            self._sweeper = anyio.CancelScope()
-            # A manager that everybody forgot is not kept alive by its sweeper.
-            sweep = weakref.WeakMethod(self.sweep)
-            keep_doing(sweep, every=self._settings.cleanup_interval, scope=self._sweeper)
-
-
-def _missing(name: str, entry: Entry | None = None) -> SandboxMissing:
-    if entry is not None and entry.error is not None:
-        return SandboxMissing(f"there is no sandbox {name!r}: {entry.error}")
-    return SandboxMissing(
-        f"there is no sandbox {name!r}",
-        hint="it was never made, or it was deleted, swept or lost; get_or_create() makes it",
-    )
+        spawn(close)

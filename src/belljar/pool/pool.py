@@ -1,6 +1,6 @@
-"""AsyncPool: warm guests, each for one tenant, never more than so many, nobody overtaken.
+"""AsyncPool: guests that are started ahead, each for one sandbox, up to a maximum, in fair order.
 
-What is decided is in `decide.py`, what is done about it in `stock.py`; here is what callers see.
+`decide.py` decides what to do, `guests.py` does it; here is what callers see.
 """
 
 from __future__ import annotations
@@ -11,32 +11,20 @@ import os
 import sys
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from types import TracebackType
+from collections.abc import Mapping
 from typing import Any, Self
 
 import anyio
 
-from belljar.errors import (
-    InvalidOption,
-    PoolFull,
-    SandboxClosed,
-    SandboxError,
-    unknown_option,
-)
-from belljar.pool import items, settings, telling
-from belljar.pool import manager_settings as checks
-from belljar.pool import warmup as rehearsals
-from belljar.pool.acquisition import Acquisition
-from belljar.pool.flight import Flight
-from belljar.pool.guests import Stock, closed
-from belljar.pool.loop_binding import Home
-from belljar.pool.map import AsyncMap, Codes, OnProgress, check_input
-from belljar.pool.pooled_sandbox import NotBegun, Tenant
+from belljar import events
+from belljar.errors import InvalidOption, PoolFull, SandboxClosed, SandboxError, unknown_option
+from belljar.pool import settings, snippet
+from belljar.pool.guests import Guests, pool_closed
+from belljar.pool.loop_binding import LoopBinding, repeat, spawn
+from belljar.pool.map import AsyncMap, Codes, MapRun, OnProgress
+from belljar.pool.pooled_sandbox import Acquisition, PooledSandbox
 from belljar.pool.snippet import Snippet
 from belljar.pool.stats import PoolStats
-from belljar.pool.tasks import keep_doing, spawn
 from belljar.results.execution import Execution
 from belljar.sandbox import options as sandbox_options
 from belljar.sandbox.options import Options
@@ -44,14 +32,14 @@ from belljar.sandbox.run import OnResult, OnText
 from belljar.sandbox.sandbox import AsyncSandbox
 
 ON_ERROR = ("return", "raise")
-TICK = 1.0  # seconds between two looks at those who wait
-PATIENCE = 60.0  # seconds for all guests to end
+CHECK_INTERVAL = 1.0  # seconds between two looks at the idle guests
+CLOSE_TIMEOUT = 60.0  # seconds for all guests to end
 
 _maps = itertools.count(1)
 
 
 class AsyncPool:
-    """Warm guests under asyncio or trio: each is used by one tenant, and then destroyed.
+    """Guests that are started ahead, under asyncio or trio: each is used once, and destroyed.
 
     async with AsyncPool(min_ready=4, environment="python") as pool:
         execution = await pool.run_code("6 * 7")
@@ -68,29 +56,25 @@ class AsyncPool:
         rehearsal: str | None = None,
         **options: Any,
     ) -> None:
-        """`min_ready` guests wait for tenants (None: two, or max_total if that is less); there are
-        never more than `max_total`, those in use included; one that has waited for `max_age`
-        seconds is replaced (None: never). `rehearsal` is code that a guest runs before it waits, so
-        that the first cell is quick (None: what suits its packages; "": none). `options` are those
-        of every sandbox."""
-        self._stock: Stock | None = None  # for __del__, if the rest raises
-        rules = settings.rules(min_ready, max_total, max_age)
-        self._kinds = settings.Kinds(options, settings.own_names(AsyncPool.__init__))
-        self._home = Home()
-        self._stock = Stock(rules, self._home, rehearsals.check(rehearsal))
-        self._keeper: anyio.CancelScope | None = None
+        """The pool keeps `min_ready` unused guests (None: two, or max_total if that is less). There
+        are never more than `max_total` guests, those in use included. An unused guest is replaced
+        after `max_age` seconds (None: never). `rehearsal` is code that a guest runs ahead, so that
+        the first cell is quick (None: what suits its packages; "": no code). `options` are those of
+        every sandbox."""
+        if rehearsal is not None and not isinstance(rehearsal, str):
+            raise InvalidOption(f"rehearsal is code as a str, not {type(rehearsal).__name__}")
+        rules = settings.make_rules(min_ready, max_total, max_age)
+        self._kinds = settings.Kinds(options, settings.keyword_names(AsyncPool.__init__))
+        self._binding = LoopBinding()
+        self._checker: anyio.CancelScope | None = None
         self._closing: anyio.Event | None = None
+        self._guests = Guests(rules, self._binding, rehearsal)
 
     async def __aenter__(self) -> Self:
         self._open()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
     def __repr__(self) -> str:
@@ -102,15 +86,15 @@ class AsyncPool:
     def acquire(
         self, *, owner: str | None = None, wait: float | None = None, **options: Any
     ) -> Acquisition:
-        """A started sandbox, whose guest nobody has used before; its close destroys it.
+        """A started sandbox on an unused guest; its close destroys the guest.
 
-        With `await` it is yours to close, `async with` closes it. Waits while there are max_total
+        With `await` you close it, `async with` closes it for you. Waits while there are max_total
         guests: for `wait` seconds (None: as long as it takes), then raises PoolFull. Owners take
-        turns. `options` are those of this sandbox; if they need another kind of guest, that is
-        made, and kept ready if it is asked for again.
+        turns. `options` are those of this sandbox; if they need another kind of guest, the pool
+        starts one, and keeps that kind ready if it is requested again.
         """
-        own = settings.own_names(AsyncPool.acquire)
-        return Acquisition(lambda: self._lease(self._options(options, own), owner, wait))
+        own = settings.keyword_names(AsyncPool.acquire)
+        return Acquisition(lambda: self._lease(self._kinds.options(options, own), owner, wait))
 
     async def run_code(
         self,
@@ -127,15 +111,15 @@ class AsyncPool:
         wait: float | None = None,
         **options: Any,
     ) -> Execution:
-        """Run code on a guest of its own, which is destroyed afterwards.
+        """Run code on an unused guest, which is destroyed afterwards.
 
         `variables` and `files` (by their paths) are there before it begins. `owner`, `wait` and
         `options` are as for acquire(). Code that the policy rejects takes no guest.
         """
         self._open()
-        # What is wrong with it is said before a guest is taken, not after.
+        # Made first: it checks the arguments before a guest is taken.
         part = Snippet(code, timeout=timeout, env=env, variables=variables or {}, files=files or {})
-        chosen = self._options(options, settings.own_names(AsyncPool.run_code))
+        chosen = self._kinds.options(options, settings.keyword_names(AsyncPool.run_code))
 
         async def run(sandbox: AsyncSandbox) -> Execution:
             return await sandbox.run_code(
@@ -147,22 +131,9 @@ class AsyncPool:
                 env=env,
             )
 
-        if await items.is_rejected(chosen, code):
-            return await items.without_guest(chosen, run)
-        for attempt in itertools.count(1):
-            tenant = await self._lease(chosen, owner, wait, once=True)
-            try:
-                await items.prepare(tenant, part)
-                return await run(tenant)
-            except NotBegun:
-                if attempt == items.ATTEMPTS:
-                    raise
-            except SandboxClosed:
-                self._check_open()
-                raise
-            finally:
-                await self._guests.finish(tenant)
-        raise AssertionError
+        return await snippet.run_on_guest(
+            self, chosen, part, run, owner=owner, wait=wait, at_work=set()
+        )
 
     def map(
         self,
@@ -179,225 +150,201 @@ class AsyncPool:
         read_in_thread: bool = False,
         **options: Any,
     ) -> AsyncMap:
-        """Run many snippets, each on a guest of its own: their Executions, in order.
+        """Run many snippets, each on an unused guest: their Executions, in order.
 
         `codes` is any iterable or async iterable of texts, Snippets, or mappings with the names of
-        a Snippet; it is read as it is needed: an ordinary iterable on the event loop, which waits
-        for it, or `read_in_thread`. `concurrency` run at once (None: twice the number of
-        processors), and at most `window` wait to run, run, or wait to be taken (None: four times
-        as many). What code does is a value, also when it fails; a guest that is lost before the
-        code began is replaced. An item that cannot be run is an Execution, too, of outcome error
-        and execution_count 0, unless `on_error` is "raise". `ordered=False`: each as soon as it is
-        done. `on_progress` gets how many are done, and of how many (`total`) if that is known.
-        `pairs()` of what this gives is the same with the items. Who stops early stops what runs;
-        `async with` waits for that.
+        a Snippet. It is read as it is needed: an ordinary iterable on the event loop, which it
+        blocks, or in a thread with `read_in_thread`. `concurrency` run at once (None: twice the
+        number of processors), and at most `window` wait to run, run, or wait to be taken (None:
+        four times as many). What code does is a value, also when it fails; a guest that is lost
+        before the code began is replaced. An item that cannot be run is an Execution, too, of
+        outcome error and execution_count 0, unless `on_error` is "raise". `ordered=False`: each as
+        soon as it is done. `on_progress` gets how many are done, and of how many (`total`) if that
+        is known. `pairs()` of the result is the same with the items. Leaving the loop early stops
+        what runs; `async with` waits for that.
         """
-        check_input(codes, on_progress)
-        flight = self.flight(
-            concurrency=concurrency,
-            window=window,
-            timeout=timeout,
-            owner=owner,
-            ordered=ordered,
-            on_error=on_error,
-            **options,
-        )
-        return AsyncMap(flight, codes, on_progress, total, read_in_thread)
+        total = settings.check_map_arguments(codes, on_progress, total)
+        run = self._make_map_run(concurrency, window, timeout, owner, ordered, on_error, options)
+        return AsyncMap(run, codes, on_progress, total, read_in_thread)
 
-    def flight(
+    def _make_map_run(
         self,
-        *,
         concurrency: int | None,
         window: int | None,
         timeout: float | None,
         owner: str | None,
         ordered: bool,
         on_error: str,
-        **options: Any,
-    ) -> Flight:
-        """What map() is made of: each has an owner of its own, unless told."""
+        options: Mapping[str, Any],
+    ) -> MapRun:
+        """What runs the items of a map. Without `owner`, each map is an owner."""
         self._open()
         concurrency, window = self._widths(concurrency, window)
         sandbox_options.check_timeout(timeout, None)
         if on_error not in ON_ERROR:
             raise unknown_option("value of on_error", str(on_error), ON_ERROR)
-        # What is wrong with them is said now.
-        chosen = self._options(options, settings.own_names(AsyncPool.map))
+        chosen = self._kinds.options(options, settings.keyword_names(AsyncPool.map))
         if concurrency > 1 and (chosen.session is not None or chosen.workspace is not None):
             raise InvalidOption(
                 "one sandbox at a time can have a session or a workspace, and here several run",
                 hint="concurrency=1, or give each snippet its own in its options",
             )
-        order = items.Order(
-            owner=settings.owner(owner) if owner is not None else ("map", next(_maps)),
+        order = snippet.MapOptions(
+            owner=settings.check_owner(owner) if owner is not None else ("map", next(_maps)),
             timeout=timeout,
             options=options,
             raising=on_error == "raise",
         )
-        return Flight(
-            lambda number, item, at_work: items.run(self, order, number, item, at_work),
-            self._home,
-            concurrency=concurrency,
-            window=window,
-            ordered=ordered,
+        return MapRun(
+            lambda number, item, at_work: snippet.run_item(self, order, number, item, at_work),
+            self._binding,
+            concurrency,
+            window,
+            ordered,
         )
 
     async def warm_up(self, *, wait: float | None = None) -> None:
-        """Wait until min_ready guests are ready, or raise why they are not."""
+        """Wait until min_ready guests are ready. Raises the error of a start that failed."""
         self._open()
-        stock = self._guests
-        shelf = stock.shelf(self._kinds.key, self._kinds.default, permanent=True)
-        failures = stock.stats().start_failures
+        guests = self._guests
+        bucket = guests.ensure_bucket(self._kinds.key, self._kinds.default, permanent=True)
+        failures = guests.start_failures
         with anyio.move_on_after(wait):
-            while len(shelf.ready) + shelf.checking < stock.rules.min_ready:
-                if stock.stats().start_failures > failures and stock.last_error is not None:
-                    raise stock.last_error
-                await stock.changed()
+            while len(bucket.ready) + bucket.checking < guests.rules.min_ready:
+                if guests.start_failures > failures and guests.last_error is not None:
+                    raise guests.last_error
+                await guests.wait_for_change()
                 self._check_open()
             return
         raise PoolFull(f"the pool was not full after {wait:g} s")
 
     def stats(self) -> PoolStats:
-        """What there is, what was waited for, and what was thrown away."""
+        """How many guests there are, what callers waited for, and what was discarded."""
         return self._guests.stats()
 
-    # -- the end ----------------------------------------------------------------------------
+    # -- close ------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """End everything, in bounded time: who waits is told, starts are given up, sandboxes that
-        are in use are cut short. May be called twice."""
-        if not self._home.of_this_process:
-            return  # a fork: it is the parent's
+        """End everything, in bounded time: callers that wait get PoolClosed, starts are cancelled,
+        and sandboxes in use are closed. May be called twice."""
+        if not self._binding.in_this_process:
+            return  # a fork: the pool is the parent's
         if self._closing is None:
-            self._home.check()
+            self._binding.check()
             self._closing = anyio.Event()
-            spawn(self._shut)
+            spawn(self._close_guests)
         await self._closing.wait()
-        stock = self._guests
-        troubles, stock.troubles = stock.troubles, []
-        if stock.state.total:
-            troubles.append(f"{stock.state.total} guests have not ended in {PATIENCE:.0f} s")
+        guests = self._guests
+        troubles, guests.troubles = guests.troubles, []
+        if guests.state.total:
+            troubles.append(f"{guests.state.total} guests have not ended in {CLOSE_TIMEOUT:.0f} s")
         if troubles:
-            raise SandboxError(f"not every guest ended as it should: {'; '.join(troubles)}")
+            raise SandboxError(f"closing guests of the pool failed: {'; '.join(troubles)}")
 
-    async def _shut(self) -> None:
+    async def _close_guests(self) -> None:
         assert self._closing is not None
-        telling.ends(self._guests)
-        if self._keeper is not None:
-            self._keeper.cancel()
+        events.remove_pool(self._guests)
+        if self._checker is not None:
+            self._checker.cancel()
         try:
-            with anyio.CancelScope(shield=True), anyio.move_on_after(PATIENCE):
+            with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_TIMEOUT):
                 await self._guests.close()
         finally:
             self._closing.set()
 
     def __del__(self) -> None:
-        stock = self._stock
-        if stock is None or not self._home.of_this_process:
+        guests: Guests | None = getattr(self, "_guests", None)
+        if guests is None or not self._binding.in_this_process:
             return
-        if sys.is_finalizing():  # the runtime has ended every guest, and no thread starts any more
+        if sys.is_finalizing():  # the runtime has killed every guest, and no thread can start
             return
-        if self._closing is None and stock.state.total:
+        if self._closing is None and guests.state.total:
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2)
-        if self._keeper is not None:
-            self._home.call(self._keeper.cancel)
-        stock.discard()
+        if self._checker is not None:
+            self._binding.call(self._checker.cancel)
+        guests.discard()
 
     # -- within -----------------------------------------------------------------------------
 
-    @property
-    def _guests(self) -> Stock:
-        assert self._stock is not None
-        return self._stock
-
     def _check_open(self) -> None:
         if self._closing is not None:
-            raise closed()
+            raise pool_closed()
 
     def _open(self) -> None:
-        """At its first use it begins to fill, and to be looked after."""
-        self._home.check()
+        """At its first use the pool begins to start guests, and to check them."""
+        self._binding.check()
         self._check_open()
-        if self._keeper is None:
-            stock = self._guests
-            self._keeper = anyio.CancelScope()
-            telling.begins(stock)
-            stock.shelf(self._kinds.key, self._kinds.default, permanent=True)
-            stock.reconcile()
-            # A pool that everybody forgot is not kept alive by its keeper.
-            every = TICK if stock.rules.max_age is None else min(TICK, stock.rules.max_age / 2)
-            care = weakref.WeakMethod(self._care)
-            keep_doing(care, every=max(every, 0.05), scope=self._keeper)
-
-    async def _care(self) -> None:
-        await self._guests.care()
-
-    def _options(self, given: Mapping[str, Any], own: Iterable[str] = ()) -> Options:
-        return self._kinds.options(given, own)
+        if self._checker is None:
+            guests = self._guests
+            self._checker = anyio.CancelScope()
+            events.add_pool(guests)
+            guests.ensure_bucket(self._kinds.key, self._kinds.default, permanent=True)
+            guests.reconcile()
+            age = guests.rules.max_age
+            every = CHECK_INTERVAL if age is None else min(CHECK_INTERVAL, age / 2)
+            # A weak reference: the check must not keep a dropped pool alive.
+            check = weakref.WeakMethod(guests.check_idle)
+            repeat(check, "checking the pool's guests", every=max(every, 0.05), scope=self._checker)
 
     def _widths(self, concurrency: int | None, window: int | None) -> tuple[int, int]:
         rules = self._guests.rules
         if concurrency is None:
             concurrency = min(2 * (os.cpu_count() or 1), rules.max_total)
-        checks.count("concurrency", concurrency)
+        settings.check_count("concurrency", concurrency)
         if window is None:
             window = 4 * concurrency
-        checks.count("window", window)
+        settings.check_count("window", window)
         if window < concurrency:
             raise InvalidOption(f"window={window} is less than concurrency={concurrency}")
         return concurrency, window
 
     async def _lease(
         self, options: Options, owner: object, wait: float | None, *, once: bool = False
-    ) -> Tenant:
+    ) -> PooledSandbox:
         self._open()
         if wait is not None:
-            checks.seconds("wait", wait, zero=True)
-        who = owner if isinstance(owner, tuple) else settings.owner(owner)
-        stock = self._guests
-        wish = stock.ask(settings.key(options), options, who)
+            settings.check_seconds("wait", wait, zero=True)
+        key = owner if isinstance(owner, tuple) else settings.check_owner(owner)
+        guests = self._guests
+        request = guests.request(settings.guest_key(options), options, key)
         try:
-            if not wish.settled.is_set():
+            if not request.settled.is_set():
                 with anyio.move_on_after(wait):
-                    await wish.settled.wait()
+                    await request.settled.wait()
         except BaseException:
-            stock.withdraw(wish)
+            guests.withdraw(request)
             raise
-        if wish.error is not None:
-            raise wish.error
-        if wish.idle is None:
-            stock.withdraw(wish)
-            stock.refused()
-            raise self._full(wait)
-        if stock.state.closing:  # since he was given it: nobody would end his work
-            stock.withdraw(wish)
-            raise closed()
-        tenant = stock.move_in(wish, replace(options, id=stock.id_of(wish)))
-        tenant.once = once
+        if request.error is not None:
+            raise request.error
+        if request.ready is None:
+            guests.withdraw(request, refused=True)
+            state = guests.state
+            raise PoolFull(
+                f"no guest was free within {wait:g} s: {state.leased} are in use, "
+                f"{state.starting} being started, of at most {guests.rules.max_total}",
+                hint="wait longer, close sandboxes that are not needed, or raise max_total",
+            )
+        if guests.state.closing:  # close() has listed the sandboxes: it would miss this one
+            guests.withdraw(request)
+            raise pool_closed()
+        sandbox = guests.lease(request, options)
+        sandbox.once = once
         try:
-            await tenant.start()
+            await sandbox.start()
         except BaseException as error:
-            await tenant.kill()
+            await sandbox.kill()
             if isinstance(error, SandboxClosed):
                 self._check_open()
             raise
-        return tenant
-
-    def _full(self, wait: float | None) -> PoolFull:
-        state = self._guests.state
-        return PoolFull(
-            f"no guest was free within {wait:g} s: {state.leased} are in use, "
-            f"{state.starting} being started, of at most {self._guests.rules.max_total}",
-            hint="wait longer, close sandboxes that are not needed, or raise max_total",
-        )
+        return sandbox
 
 
 def _at_exit() -> None:
-    """Before the runtime ends the guests: that these are lost is then no failure, and nobody starts
-    others instead."""
-    for stock in telling.pools():
-        if isinstance(stock, Stock):
-            stock.state.closing = True
+    """Runs before the runtime kills the guests: pools must not report these as lost, nor start
+    other guests instead."""
+    for guests in events.open_pools():
+        if isinstance(guests, Guests):
+            guests.state.closing = True
 
 
 atexit.register(_at_exit)

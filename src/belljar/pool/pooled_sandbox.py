@@ -1,145 +1,224 @@
-"""A tenant of a pool: a sandbox whose guest was warm, and the place that it takes.
+"""A guest of a pool: idle and unused at first, then leased by one sandbox and its forks.
 
-The place is free when nobody uses the guest any more: the sandbox and its forks are gone, and the
-guest itself is. A guest that is lost and started anew by its sandbox stays in the same place.
+No guest that was used is used again: it ends with its sandbox. A lease is over when the sandbox and
+its forks are gone, and the guest has ended. A sandbox that lost its guest starts a new one under
+the same lease.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from typing import Any, Self
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, Self, cast
 
-from belljar.backends.base import Guest, GuestSpec, Location, Stream, UsageSample
-from belljar.backends.isolation import Isolation
-from belljar.errors import GuestLost
+import anyio
+
+from belljar.backends.base import Backend, Guest, GuestSpec
+from belljar.environment.environment import Environment
+from belljar.errors import GuestLost, SandboxError, StartError
+from belljar.protocol import wire
+from belljar.sandbox.channel import Channel
+from belljar.sandbox.run import Run, parse_error
 from belljar.sandbox.sandbox import AsyncSandbox
 
+ANSWER_TIMEOUT = 2.0  # seconds
+WARMUP_TIMEOUT = 30.0  # seconds
+WARMUP_OUTPUT = 64 * 1024  # bytes
 
-class NotBegun(GuestLost):
-    """The guest was lost before any code ran in it: it may be tried on another."""
+
+class LostBeforeStart(GuestLost):
+    """The guest was lost before any code ran in it: the code may run on another guest."""
+
+
+# -- idle ---------------------------------------------------------------------------------------
+
+
+class IdleGuest:
+    """A guest that is confined, has done its imports, and was never used."""
+
+    def __init__(self, guest: Guest, spec: GuestSpec) -> None:
+        self.spec = spec
+        self._guest: Guest | None = guest
+
+    @classmethod
+    async def start(cls, backend: Backend, spec: GuestSpec) -> Self:
+        return cls(await backend.start(spec), spec)
+
+    @property
+    def ended(self) -> bool:
+        """True if the guest is known to be gone, without asking it."""
+        return self._guest is None or self._guest.stream.ended()
+
+    async def answers(self) -> bool:
+        """Ask the guest. It may have been killed, or its engine may be gone."""
+        if self.ended:
+            return False
+        assert self._guest is not None
+        channel = Channel(self._guest.stream)
+        try:
+            await channel.call(wire.PING, timeout=ANSWER_TIMEOUT)
+        except SandboxError:
+            return False
+        return True
+
+    async def warm_up(self, code: str) -> None:
+        """Run code in a separate namespace, before a sandbox gets the guest. A guest is a fork:
+        memory is copied when it is first written to, which makes a first cell several times as
+        long as the second. Raises StartError if the code fails."""
+        assert self._guest is not None
+        channel = Channel(self._guest.stream)
+        output = WARMUP_OUTPUT
+        run = Run(channel, self._guest, timeout=WARMUP_TIMEOUT, output=output)
+        header = {"count": 0, "output": output, "env": {}, "watch": True}
+        await run.drive(wire.RUN, header, f"exec({code!r}, {{}})".encode())
+        if run.done is None:
+            raise StartError("the guest was lost while it ran the pool's rehearsal code")
+        if (status := run.done.header.get("status")) != "ok":
+            error = parse_error(run.done.payload) if status == "error" else None
+            why = f"{error.name}: {error.value}" if error is not None else f"it ended with {status}"
+            raise StartError(
+                f"the pool's rehearsal code failed: {why}", hint="see Pool(rehearsal=...)"
+            )
+
+    def take_guest(self) -> Guest:
+        """The guest, for the one sandbox that uses it and closes it. Raises the second time."""
+        guest, self._guest = self._guest, None
+        if guest is None:
+            raise SandboxError("this guest has a sandbox already, or has ended")
+        return guest
+
+    async def close(self) -> None:
+        """End the unused guest. Does nothing if a sandbox has taken it."""
+        guest, self._guest = self._guest, None
+        if guest is not None:
+            with anyio.CancelScope(shield=True):
+                await guest.close()
+
+    def discard(self) -> None:
+        """close() without waiting. Called from any thread."""
+        guest, self._guest = self._guest, None
+        if guest is not None:
+            guest.discard()
+
+
+_PLAIN_WARMUP = "repr(1)"
+# The caller's own image may lack pandas.
+_PANDAS_WARMUP = """\
+try:
+    import pandas
+except ImportError:
+    repr(1)
+else:
+    frame = pandas.DataFrame({"a": [1, 2], "b": ["x", "y"]})
+    repr(frame), frame["a"].sum()
+"""
+
+
+def choose_warmup_code(environment: Environment, given: str | None) -> str:
+    """The caller's code ("": no warm-up), or code that suits the packages."""
+    if given is not None:
+        return given
+    return _PANDAS_WARMUP if "pandas" in environment.preload else _PLAIN_WARMUP
+
+
+# -- leased -------------------------------------------------------------------------------------
 
 
 class Lease:
-    """One guest in use. `over` is called once, on the pool's loop, when its place is free."""
+    """One guest in use. `on_over` is called once, on the pool's loop, when the lease is over."""
 
     def __init__(
         self,
         guest: Guest,
         call: Callable[[Callable[[], object]], object],
-        over: Callable[[Lease], None],
+        on_over: Callable[[Lease], None],
     ) -> None:
         self.guest = LeasedGuest(guest, self)
-        self.ending = False  # its tenants are being ended
-        self.tenants: weakref.WeakSet[Tenant] = weakref.WeakSet()
+        self.ending = False  # its sandboxes are being closed
+        self.sandboxes: weakref.WeakSet[PooledSandbox] = weakref.WeakSet()
         self._call = call
-        self._over = over
+        self._on_over = on_over
         self._holders = 0
-        self._there = True  # the guest
-        self._told = False
+        self._guest_ended = self._over = False
 
-    def hold(self, tenant: Tenant) -> None:
+    def hold(self, sandbox: PooledSandbox) -> None:
         self._holders += 1
-        self.tenants.add(tenant)
+        self.sandboxes.add(sandbox)
 
-    def let_go(self) -> None:
-        """Called for each who holds it, from any thread."""
-        self._call(self._one_less)
+    def release(self) -> None:
+        """Called once for each hold(), from any thread."""
+        self._call(lambda: self._update(released=1))
 
-    def guest_gone(self) -> None:
+    def note_guest_ended(self) -> None:
         """Called from any thread, also twice."""
-        self._call(self._no_guest)
+        self._call(lambda: self._update(ended=True))
 
-    def _one_less(self) -> None:
-        self._holders -= 1
-        self._look()
-
-    def _no_guest(self) -> None:
-        self._there = False
-        self._look()
-
-    def _look(self) -> None:
-        if self._holders > 0 or self._told:
+    def _update(self, *, released: int = 0, ended: bool = False) -> None:
+        self._holders -= released
+        self._guest_ended = self._guest_ended or ended
+        if self._holders > 0 or self._over:
             return
-        if self._there:  # whoever should have closed it was cut short
+        if not self._guest_ended:  # the close of its sandbox was cancelled
             self.guest.discard()
         else:
-            self._told = True
-            self._over(self)
+            self._over = True
+            self._on_over(self)
 
     @property
     def shared(self) -> bool:
-        """Whether it is used by a sandbox and forks of it."""
+        """True if a sandbox and forks of it use the guest."""
         return self._holders > 1
 
 
 class LeasedGuest:
-    """A guest that says when it is gone."""
+    """A guest that tells its lease when it has ended."""
 
     def __init__(self, guest: Guest, lease: Lease) -> None:
         self._guest = guest
         self._lease = lease
 
-    @property
-    def stream(self) -> Stream:
-        return self._guest.stream
-
-    @property
-    def isolation(self) -> Isolation:
-        return self._guest.isolation
-
-    @property
-    def whereabouts(self) -> Location:
-        return self._guest.whereabouts
-
-    async def reading(self, *, from_now: bool = False, now: bool = False) -> UsageSample:
-        return await self._guest.reading(from_now=from_now, now=now)
-
-    def kill(self) -> None:
-        self._guest.kill()
-
     async def close(self) -> None:
         try:
             await self._guest.close()
         finally:
-            self._lease.guest_gone()
+            self._lease.note_guest_ended()
 
     def discard(self) -> None:
         self._guest.discard()
-        self._lease.guest_gone()
+        self._lease.note_guest_ended()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._guest, name)  # what only some backends have
+        return getattr(self._guest, name)
 
 
-class Tenant(AsyncSandbox):
-    """A sandbox out of a pool. Its end is the end of its guest."""
+class PooledSandbox(AsyncSandbox):
+    """A sandbox of a pool. Its guest ends with it."""
 
     lease: Lease | None = None
-    once = False  # it is for one piece of work: a guest that is lost is not started anew
+    once = False  # for one piece of work: if the guest is lost, no other one is started
     _guests_wanted = 0
 
-    def move_in(self, lease: Lease) -> None:
+    def use_lease(self, lease: Lease) -> None:
         """Called once, before it is started."""
         lease.hold(self)
         self.lease = lease
-        self.adopt(lease.guest)
+        self.adopt(cast(Guest, lease.guest))
 
     @property
     def keeps_files(self) -> bool:
-        """Whether there is a directory of the host that another may wait for."""
+        """True if it holds a directory of the host that another sandbox may wait for."""
         return self._keeping.mirrors
 
     def spec(self) -> GuestSpec:
-        """What a backend must know of its next guest."""
+        """What a backend must know to start its next guest."""
         self._guests_wanted += 1
         if self.once and self._guests_wanted > 1:
-            raise NotBegun("the guest was lost before the code began")
+            raise LostBeforeStart("the guest was lost before the code began")
         if self.lease is not None and self.lease.shared:
-            # One place, one guest: each of them would start one.
+            # A lease counts as one guest: the sandbox and each fork would start one.
             raise GuestLost(
-                "the guest was lost, which this sandbox shared with its forks",
-                hint="close them; one that is alone starts anew",
+                "the guest that this sandbox shared with its forks was lost",
+                hint="close all but one of them: the last one starts a new guest",
             )
         return super().spec()
 
@@ -148,7 +227,7 @@ class Tenant(AsyncSandbox):
         try:
             await super().kill()
         finally:
-            self._move_out()
+            self._release_lease()
 
     async def fork(self) -> Self:
         """A second sandbox that goes on from here, independent from now on.
@@ -162,13 +241,33 @@ class Tenant(AsyncSandbox):
             twin.lease = self.lease
         return twin
 
-    def _move_out(self) -> None:
+    def _release_lease(self) -> None:
         lease, self.lease = self.lease, None
         if lease is not None:
-            lease.let_go()
+            lease.release()
 
     def __del__(self) -> None:
         try:
             super().__del__()
         finally:
-            self._move_out()
+            self._release_lease()
+
+
+class Acquisition:
+    """What AsyncPool.acquire() returns: `await` it for the sandbox, which you close; or use
+    `async with`, which closes it."""
+
+    def __init__(self, lease: Callable[[], Awaitable[AsyncSandbox]]) -> None:
+        self._lease = lease
+        self._sandbox: AsyncSandbox | None = None
+
+    def __await__(self) -> Generator[Any, Any, AsyncSandbox]:
+        return self._lease().__await__()
+
+    async def __aenter__(self) -> AsyncSandbox:
+        self._sandbox = await self._lease()
+        return self._sandbox
+
+    async def __aexit__(self, *exception: object) -> None:
+        assert self._sandbox is not None
+        await self._sandbox.close()

@@ -1,32 +1,60 @@
-"""One piece of work for a pool: code, what it needs, and what is run after it."""
+"""Snippet: one piece of work for a pool, and how one item of a map is run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Self
+import itertools
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Self
 
-from belljar.errors import InvalidOption, SandboxError, unknown_option
+import anyio
+
+from belljar.errors import (
+    CannotTravel,
+    FileError,
+    GuestLost,
+    InvalidOption,
+    ProtocolError,
+    SandboxClosed,
+    SandboxError,
+    StartError,
+    unknown_option,
+)
+from belljar.pool.pooled_sandbox import LostBeforeStart, PooledSandbox
 from belljar.results.execution import ErrorInfo, Execution, Logs, Outcome, Usage
-from belljar.sandbox import options
+from belljar.sandbox import options, policy_gate
+from belljar.sandbox import options as sandbox_options
+from belljar.sandbox.options import Options
+from belljar.sandbox.sandbox import AsyncSandbox
+
+if TYPE_CHECKING:
+    from belljar.pool.pool import AsyncPool
+
+
+ATTEMPTS = 3  # to run a snippet, while it has not begun
+PAUSE = 0.2  # seconds before the second, twice that before the third
+
+RunCode = Callable[[AsyncSandbox], Awaitable[Execution]]
 
 
 @dataclass(frozen=True)
 class Snippet:
-    """Code for `Pool.map`, with what belongs to it alone.
+    """Code for `Pool.map`, with its own inputs and options.
 
     >>> Snippet("double(21)", variables={"x": 1}, timeout=5).timeout
     5
     """
 
     code: str
-    then: str | None = field(default=None, kw_only=True)  # run after it if it went well: tests
+    then: str | None = field(
+        default=None, kw_only=True
+    )  # runs after it if it succeeded, such as tests
     variables: Mapping[str, object] = field(default_factory=dict, kw_only=True)
     files: Mapping[str, str | bytes] = field(default_factory=dict, kw_only=True)  # by their paths
     env: Mapping[str, str] | None = field(default=None, kw_only=True)
-    timeout: float | None = field(default=None, kw_only=True)  # seconds, of each of the two
+    timeout: float | None = field(default=None, kw_only=True)  # seconds, for each of the two
     options: Mapping[str, object] = field(default_factory=dict, kw_only=True)  # of its sandbox
-    metadata: object = field(default=None, kw_only=True)  # the caller's own, to know it again by
+    metadata: object = field(default=None, kw_only=True)  # the caller's own; not looked at
 
     def __new__(cls, *parts: object, **given: object) -> Self:
         _check_known(given)
@@ -50,46 +78,46 @@ class Snippet:
 _KNOWN = [each.name for each in fields(Snippet)]
 
 
-class NoSnippet(InvalidOption):
-    """What is none at all: a mistake of the program's, not of one item."""
+class NotASnippet(InvalidOption):
+    """Not a snippet at all: a mistake in the program, so the map stops."""
 
 
 def _check_known(names: Iterable[object]) -> None:
     for name in names:
         if name not in _KNOWN:
             error = unknown_option("part of a snippet", str(name), _KNOWN)
-            raise NoSnippet(error.message, hint=error.hint)
+            raise NotASnippet(error.message, hint=error.hint)
 
 
-def coerce(given: object) -> Snippet:
-    """What a caller may write: a text, a mapping of the names of Snippet, or a Snippet."""
+def parse_snippet(given: object) -> Snippet:
+    """A Snippet, from a text, a mapping with the names of Snippet, or a Snippet."""
     if isinstance(given, Snippet):
         return given
     if isinstance(given, str):
         return Snippet(given)
     if not isinstance(given, Mapping):
-        raise NoSnippet(
+        raise NotASnippet(
             f"a snippet is a str, a mapping or a Snippet, not {type(given).__name__}",
             hint='"6 * 7", or {"code": "x * 7", "variables": {"x": 6}}',
         )
     _check_known(given)
     if "code" not in given:
-        raise NoSnippet("a snippet without code", hint='{"code": "6 * 7"}')
+        raise NotASnippet("the snippet has no code", hint='{"code": "6 * 7"}')
     return Snippet(**{str(name): value for name, value in given.items()})
 
 
-def lost(why: str) -> Execution:
-    """The Execution of code that may have begun, of which nothing is known but that."""
-    return _without_a_run(Outcome.lost, "GuestLost", why, why, count=1)
+def lost_execution(why: str) -> Execution:
+    """The Execution of code that may have begun, and whose guest was lost."""
+    return _make_execution(Outcome.lost, "GuestLost", why, why, count=1)
 
 
-def refused(error: SandboxError) -> Execution:
-    """The Execution of an item that could not be run at all: its `execution_count` is 0."""
+def refused_execution(error: SandboxError) -> Execution:
+    """The Execution of an item that could not be run: its `execution_count` is 0."""
     name = type(error).__name__
-    return _without_a_run(Outcome.error, name, error.message, "it was not run", count=0)
+    return _make_execution(Outcome.error, name, error.message, "the code was not run", count=0)
 
 
-def _without_a_run(outcome: Outcome, name: str, why: str, note: str, *, count: int) -> Execution:
+def _make_execution(outcome: Outcome, name: str, why: str, note: str, *, count: int) -> Execution:
     return Execution(
         outcome=outcome,
         text=None,
@@ -107,3 +135,117 @@ def _without_a_run(outcome: Outcome, name: str, why: str, note: str, *, count: i
         truncated=False,
         notes=(note,),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapOptions:
+    """The options of all items of a map."""
+
+    owner: object
+    timeout: float | None
+    options: Mapping[str, Any]
+    raising: bool  # raise why an item cannot be run, instead of returning an Execution
+
+
+async def run_item(
+    pool: AsyncPool, common: MapOptions, number: int, item: object, at_work: set[PooledSandbox]
+) -> Execution:
+    """Run one item. An item that cannot be run has an Execution, too, so that the others go on.
+    Raises what would stop the others as well: an item that is not a snippet, no guest starts."""
+    try:
+        part = parse_snippet(item)
+        part = part if part.timeout is not None else replace(part, timeout=common.timeout)
+        return await run_on_guest(
+            pool,
+            pool._kinds.options({**common.options, **part.options}),
+            part,
+            lambda sandbox: _run_both(pool, sandbox, part),
+            owner=common.owner,
+            retried=(StartError, GuestLost, ProtocolError),
+            at_work=at_work,
+        )
+    except (NotASnippet, StartError, SandboxClosed) as error:
+        raise _add_number(error, number) from error.__cause__
+    except (GuestLost, ProtocolError, InvalidOption, CannotTravel, FileError) as error:
+        if common.raising:
+            raise _add_number(error, number) from error.__cause__
+        if isinstance(error, (GuestLost, ProtocolError)):
+            return lost_execution(error.message)
+        return refused_execution(error)
+
+
+def _add_number(error: SandboxError, number: int) -> SandboxError:
+    error.add_note(f"item {number} of the map (the first is 0)")
+    return error
+
+
+async def run_on_guest(
+    pool: AsyncPool,
+    options: Options,
+    part: Snippet,
+    run: RunCode,
+    *,
+    owner: object,
+    wait: float | None = None,
+    retried: tuple[type[Exception], ...] = (LostBeforeStart,),
+    at_work: set[PooledSandbox],
+) -> Execution:
+    """Run a snippet on an unused guest; after one of the `retried` errors, on another one."""
+    policy = options.policy
+    if policy is not None and not (await policy_gate.ask(policy, part.code)).allowed:
+        return await _run_without_guest(options, run)
+    for attempt in itertools.count(1):
+        try:
+            sandbox = await pool._lease(options, owner, wait, once=True)
+            at_work.add(sandbox)
+            try:
+                await send_inputs(sandbox, part)
+                return await run(sandbox)
+            finally:
+                at_work.discard(sandbox)
+                await pool._guests.close_sandbox(sandbox)
+        except retried:
+            if attempt == ATTEMPTS:
+                raise
+            await anyio.sleep(PAUSE * attempt)
+        except SandboxClosed:
+            pool._check_open()
+            raise
+    raise AssertionError
+
+
+async def send_inputs(sandbox: PooledSandbox, part: Snippet) -> None:
+    """Write its files and variables, before it begins."""
+    for path, data in part.files.items():
+        await sandbox.files.write(path, data)
+    if part.variables:
+        await sandbox.put_all(part.variables)
+
+
+async def _run_both(pool: AsyncPool, sandbox: AsyncSandbox, part: Snippet) -> Execution:
+    """Run the code, then `then`. Code that may have begun is not run a second time."""
+    execution: Execution | None = None
+    try:
+        execution = await sandbox.run_code(part.code, timeout=part.timeout, env=part.env)
+        if part.then is None or not execution.ok:
+            return execution
+        return await sandbox.run_code(part.then, timeout=part.timeout, env=part.env)
+    except LostBeforeStart as error:
+        if execution is None:
+            raise
+        return lost_execution(error.message)
+    except (StartError, GuestLost, ProtocolError, SandboxClosed) as error:
+        pool._check_open()
+        return lost_execution(error.message)
+    except MemoryError as error:  # this process lacks memory for what the guest sent
+        return lost_execution(str(error))
+
+
+async def _run_without_guest(options: Options, run: RunCode) -> Execution:
+    """Let a sandbox without a guest reject the code, so that events and records show it."""
+    sandbox = object.__new__(AsyncSandbox)
+    sandbox._prepare(replace(options, id=sandbox_options._new_id()))
+    try:
+        return await run(sandbox)
+    finally:
+        await sandbox.close()

@@ -1,4 +1,4 @@
-"""Records of sandboxes: written while they run, read, compared and run again."""
+"""Records of sandboxes: written while they run, then read, compared, replayed and exported."""
 
 from belljar.record.format import INLINE
 from belljar.record.reader import Record, read

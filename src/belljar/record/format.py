@@ -1,14 +1,14 @@
-"""The lines of a record: what a cell looks like in JSON.
+"""The format of a record.
 
-A record is a file of JSON lines in ASCII, one object a line, each with its "kind":
+A record is a file of JSON lines in ASCII, one object per line, each with its "kind":
 
     {"kind": "session", "format": "belljar-record", "version": 1, "session": "…", "environment": …}
     {"kind": "cell", "session": "…", "code": "1 + 1", "timeout": 30.0, "execution": {…}}
     {"kind": "write", "session": "…", "path": "/workspace/a.csv", "content": {"base64": …}}
     {"kind": "end", "session": "…"}
 
-A line is bounded, so that whoever reads can be strict: what would make it longer is left out, and
-its size and hash stand in its place. `parse` reads it back.
+The length of a line is bounded, so that a reader can be strict: a part that would make it longer is
+replaced by its size and hash. `parse` reads lines back.
 """
 
 from __future__ import annotations
@@ -20,44 +20,44 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from belljar.environment.environment import Environment
-from belljar.environment.requirement import shown
+from belljar.environment.requirement import hide_secrets
 from belljar.files.script import Script
 from belljar.results.execution import Call, CommandResult, Execution, Result
 
 FORMAT = "belljar-record"
 VERSION = 1
 MAX_LINE = 128 * 2**20  # bytes; longer ones are refused when read
-MAX_RECORD = 2 * 2**30  # bytes of the whole file, which is held in memory when it is read
-FULL = 2**30  # bytes of the file, beyond which little more than sizes and hashes is kept
-MAX_CELL = 32 * 2**20  # bytes of JSON that the parts of one line may have together
-MAX_LATE = 64 * 2**10  # the same beyond FULL: room for the code, as a rule
+MAX_RECORD = 2 * 2**30  # bytes of the whole file, which a reader holds in memory
+FULL = 2**30  # bytes of the file, beyond which lines have little more than sizes and hashes
+MAX_CELL = 32 * 2**20  # bytes of JSON of all parts of one line
+MAX_LATE = 64 * 2**10  # the same beyond FULL: usually enough for the code
 MAX_PART = 16 * 2**20  # bytes of JSON for one text or picture
-INLINE = 2**20  # bytes of a file or a value that are kept with the event that brought it
+INLINE = 2**20  # bytes of a file or a value that are kept with its event
 BEGINNING = 1000  # characters that are kept of a text that is left out
 
 
 class Room:
-    """How much one line may still hold, of a record that has `size` bytes already."""
+    """The room that is left in one line of a record that has `size` bytes already."""
 
     def __init__(self, size: int = 0) -> None:
         self._left = MAX_CELL if size < FULL else MAX_LATE
 
     def text(self, text: str) -> object:
         needed = len(json.dumps(text))
-        if self._takes(needed):
+        if self._reserve(needed):
             return text
-        begins = text[:BEGINNING] if self._takes(6 * BEGINNING) else ""
+        begins = text[:BEGINNING] if self._reserve(6 * BEGINNING) else ""
         return _absent(text.encode("utf-8", "surrogatepass")) | {"begins": begins}
 
     def line(self, text: str) -> str:
-        """A short text that stays a text: cut to nothing, when there is no more room."""
-        return text if self._takes(len(json.dumps(text))) else ""
+        """A short text, or "" if there is no more room."""
+        return text if self._reserve(len(json.dumps(text))) else ""
 
     def binary(self, raw: bytes | memoryview) -> object:
         needed = len(raw) * 4 // 3 + 4
-        return {"base64": _base64(raw)} if self._takes(needed) else _absent(raw)
+        return {"base64": _base64(raw)} if self._reserve(needed) else _absent(raw)
 
-    def _takes(self, needed: int) -> bool:
+    def _reserve(self, needed: int) -> bool:
         if needed > min(MAX_PART, self._left):
             return False
         self._left -= needed
@@ -73,7 +73,7 @@ def _base64(raw: bytes | memoryview) -> str:
 
 
 def dump_cell(code: str, execution: Execution, room: Room) -> dict[str, object]:
-    """The parts of a line that may be large: the code and what came of it."""
+    """The parts of a line that may be large: the code and its Execution."""
     return {
         "code": room.text(code),
         "execution": {
@@ -101,8 +101,9 @@ def dump_cell(code: str, execution: Execution, room: Room) -> dict[str, object]:
 
 
 def _dump_call(call: Call, room: Room) -> dict[str, object]:
-    told = asdict(call)
-    return told | {name: room.line(text) for name, text in told.items() if isinstance(text, str)}
+    fields = asdict(call)
+    texts = {name: room.line(text) for name, text in fields.items() if isinstance(text, str)}
+    return fields | texts
 
 
 def _dump_result(result: Result, room: Room) -> dict[str, object]:
@@ -116,7 +117,7 @@ def _dump_result(result: Result, room: Room) -> dict[str, object]:
 
 
 def dump_field(value: object, room: Room) -> object:
-    """Any field of an event; bytes become base64, or size and hash if they are many."""
+    """Any field of an event; bytes become base64, or size and hash if they are more than INLINE."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (bytes, bytearray, memoryview)):
@@ -133,12 +134,14 @@ def dump_field(value: object, room: Room) -> object:
 
 
 def dump_script(script: Script) -> dict[str, object]:
-    """What came with the code of a cell, as far as there was something."""
+    """The file name, arguments and standard input of a cell, if it had any."""
     stdin = None if script.stdin is None else script.stdin.recorded()
-    told = {"file": script.name, "argv": script.argv, "csv": script.csv or None, "stdin": stdin}
-    return {name: value for name, value in told.items() if value is not None}
+    fields = {"file": script.name, "argv": script.argv, "csv": script.csv or None, "stdin": stdin}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def dump_environment(environment: Environment) -> dict[str, object]:
-    """What `Environment` needs to be made again; a local wheel is named without its directory."""
-    return asdict(environment) | {"packages": [shown(package) for package in environment.packages]}
+    """The fields of an Environment; a local wheel is named without its directory."""
+    return asdict(environment) | {
+        "packages": [hide_secrets(package) for package in environment.packages]
+    }

@@ -1,6 +1,6 @@
-"""The lines of a record, taken apart.
+"""Parse the lines of a record.
 
-They may come from anywhere, so that nothing in them is trusted: each value is of the kind that
+A record may come from anywhere, so nothing in it is trusted: each value must have the type that
 `format` writes there, or the line is refused.
 """
 
@@ -29,20 +29,20 @@ T = TypeVar("T")
 
 
 class Malformed(Exception):
-    """A line is not what the format says; the message tells where in it."""
+    """A line does not follow the format; the message says where."""
 
 
 @dataclass(frozen=True)
 class Reader:
-    """Takes values out of parsed JSON, of the kind that is wanted or not at all."""
+    """Reads values of the expected type from parsed JSON, or raises Malformed."""
 
     line: Mapping[str, object]
-    at: str = ""  # where in the line, for messages
+    at: str = ""  # the place in the line, for messages
     left_out: dict[str, str] = field(default_factory=dict)  # place -> SHA-256
 
     def get(self, name: str, kind: type[T], default: T | None = None) -> T:
         value = self.line.get(name, default)
-        # bool is an int for Python, and 1 a float for people.
+        # In Python a bool is an int; and people may write the float 1.0 as 1.
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             value = _as_float(value)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
@@ -76,7 +76,7 @@ class Reader:
     def texts(self, name: str) -> tuple[str, ...]:
         values = self.get(name, list, [])
         if not all(isinstance(value, str) for value in values):
-            raise Malformed(f"{self._place(name)} holds something that is not a text")
+            raise Malformed(f"{self._place(name)} has an item that is not a text")
         return tuple(values)
 
     def mapping(self, name: str) -> dict[str, str]:
@@ -84,7 +84,7 @@ class Reader:
         return {key: inner.get(key, str) for key in inner.line}
 
     def text(self, name: str) -> str:
-        """A text that may have been left out: what there is of it, and a word about the rest."""
+        """A text; if it was left out, its beginning and a sentence about the rest."""
         value = self.line.get(name)
         if value is None:
             return ""
@@ -128,15 +128,11 @@ def _article(kind: type[object]) -> str:
 
 
 def load_execution(line: Reader) -> Execution:
-    """Undo `dump_cell`. What was left out is named in `line.left_out`."""
+    """Undo `dump_cell`. `line.left_out` gets the places of what was left out."""
     told = line.below("execution")
-    try:
-        outcome = Outcome(told.get("outcome", str))
-    except ValueError:
-        raise Malformed(f"execution.outcome {told.line['outcome']!r:.100} is unknown") from None
     stdout, stderr, background = (told.text(name) for name in ("stdout", "stderr", "background"))
     return Execution(
-        outcome=outcome,
+        outcome=_load_outcome(told),
         text=None if told.line.get("text") is None else told.text("text"),
         value=None,  # a record has the texts of a value, not the value
         results=tuple(_load_result(each) for each in told.each("results")),
@@ -151,7 +147,7 @@ def load_execution(line: Reader) -> Execution:
         exit_code=told.optional("exit_code", int),
         signal=told.optional("signal", int),
         execution_count=told.count("execution_count"),
-        usage=load_usage(told),
+        usage=_load_usage(told),
         state_preserved=told.get("state_preserved", bool, True),
         truncated=told.get("truncated", bool, False),
         notes=told.texts("notes"),
@@ -159,6 +155,13 @@ def load_execution(line: Reader) -> Execution:
         files=_load_files(told),
         saved=told.optional("saved", bool),
     )
+
+
+def _load_outcome(told: Reader) -> Outcome:
+    try:
+        return Outcome(told.get("outcome", str))
+    except ValueError:
+        raise Malformed(f"{told.at}.outcome {told.line['outcome']!r:.100} is unknown") from None
 
 
 def _load_call(told: Reader) -> Call:
@@ -193,14 +196,14 @@ def _load_result(told: Reader) -> Result:
     parts = told.below("raw")
     for mime, part in parts.line.items():
         if isinstance(part, dict) and "begins" not in part:
-            # Left out: an empty content in its place, so that the formats are still told.
+            # If it was left out: empty content in its place, so that `formats()` still names it.
             raw[mime] = parts.content(mime) or b""
         else:
             raw[mime] = parts.text(mime)
     return Result(raw=raw, is_main_result=told.get("is_main_result", bool, False))
 
 
-def load_usage(told: Reader) -> Usage:
+def _load_usage(told: Reader) -> Usage:
     usage = told.below("usage")
     return Usage(
         wall=usage.get("wall", float),
@@ -212,16 +215,12 @@ def load_usage(told: Reader) -> Usage:
 
 def load_command(line: Reader) -> CommandResult:
     told = line.below("result")
-    try:
-        outcome = Outcome(told.get("outcome", str))
-    except ValueError:
-        raise Malformed(f"result.outcome {told.line['outcome']!r:.100} is unknown") from None
     return CommandResult(
         stdout=told.text("stdout"),
         stderr=told.text("stderr"),
         exit_code=told.optional("exit_code", int),
         signal=told.optional("signal", int),
-        outcome=outcome,
-        usage=load_usage(told),
+        outcome=_load_outcome(told),
+        usage=_load_usage(told),
         truncated=told.get("truncated", bool, False),
     )

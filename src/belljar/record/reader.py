@@ -1,15 +1,14 @@
-"""Reads a record back: sessions, and in each the cells and events in their order."""
+"""Read a record: its sessions, and in each the cells and events in their order."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO
 
 from belljar.backends.mounts import WORKSPACE
 from belljar.errors import InvalidOption
@@ -17,14 +16,15 @@ from belljar.limits import RULES, Limits
 from belljar.record.format import FORMAT, MAX_LINE, MAX_RECORD, VERSION
 from belljar.record.parse import Malformed, Reader, load_execution
 from belljar.results.execution import Execution
+from belljar.text import parse_json
 
 _HEADER = re.compile(rb'\s*\{[^{}]{0,400}"format":\s*"%s"' % FORMAT.encode())
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedEnvironment:
-    """The description of an environment. Whether to build it is for whoever trusts the record:
-    what it preloads runs outside any sandbox."""
+    """The description of an environment. Build it only if you trust the record: code that it
+    preloads runs outside any sandbox."""
 
     name: str
     packages: tuple[str, ...]
@@ -45,17 +45,17 @@ class Cell:
     timeout: float | None  # as the caller gave it
     env: tuple[str, ...]  # names of the variables set for this cell
     undo_on_error: bool
-    file: str | None  # the name of the file that it came out of
-    argv: tuple[str, ...] | None  # sys.argv, if it was given one
-    stdin: bytes | None  # what it read of its standard input, if it had one
-    csv: bool  # whether its tables came as CSV, too
+    file: str | None  # the name of the file with the code
+    argv: tuple[str, ...] | None  # sys.argv, if it was set
+    stdin: bytes | None  # what it read from standard input, if it had one
+    csv: bool  # whether its tables were sent as CSV, too
     began: float  # seconds since the epoch
     left_out: Mapping[str, str]  # place in the line -> SHA-256 of what was too large
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something else that was done with the sandbox."""
+    """Another operation on the sandbox."""
 
     kind: str
     line: int
@@ -65,7 +65,7 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """One sandbox, from its start on."""
+    """One sandbox, from its start."""
 
     id: str
     line: int
@@ -74,14 +74,14 @@ class Session:
     backend: str
     environment: RecordedEnvironment
     limits: Limits
-    env: tuple[str, ...]  # names; the values are not in a record
+    env: tuple[str, ...]  # names; a record does not have the values
     functions: tuple[str, ...]  # names
     metadata: Mapping[str, str]
-    host_files: tuple[str, ...]  # paths in the guest where files of the host were seen
+    host_files: tuple[str, ...]  # paths in the guest at which it saw files of the host
     workdir: str
     began: float
     steps: tuple[Cell | Event, ...] = ()
-    closed: bool = False  # its end is in the record too
+    closed: bool = False  # the record has its end
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -92,7 +92,7 @@ class Session:
 class Record:
     path: Path
     sessions: tuple[Session, ...]
-    notes: tuple[str, ...]  # what was odd about the file, in sentences
+    notes: tuple[str, ...]  # sentences about oddities of the file
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -100,27 +100,27 @@ class Record:
 
 
 def is_header(beginning: bytes) -> bool:
-    """Tell a record from another file by its first bytes."""
+    """True if a file with these first bytes is a record."""
     return _HEADER.match(beginning) is not None
 
 
 def read(path: str | os.PathLike[str]) -> Record:
-    """Read a record; InvalidOption names the file and the line of what is wrong with it."""
+    """Read a record; raises InvalidOption with the file and the line of an error."""
     source = Path(path)
     reading = _Reading(source)
     try:
-        # O_NONBLOCK: a pipe without a writer would keep us waiting.
+        # O_NONBLOCK: opening a pipe without a writer would block.
         file = os.fdopen(os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise InvalidOption(f"cannot read the record {str(source)!r}: {reason}") from error
     with file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise InvalidOption(f"{str(source)!r} is not an ordinary file")
+            raise InvalidOption(f"{str(source)!r} is not a regular file")
         if not is_header(os.pread(file.fileno(), 4096, 0)):
             raise InvalidOption(
                 f"{str(source)!r} is not a record",
-                hint="records are made by Sandbox(record=...) or `belljar run --record FILE`",
+                hint="Sandbox(record=...) and `belljar run --record FILE` write records",
             )
         for number, line in _lines(file, source):
             reading.take(number, line)
@@ -132,14 +132,14 @@ def _lines(file: IO[bytes], path: Path) -> Iterator[tuple[int, bytes]]:
     while line := file.readline(MAX_LINE + 1):
         number, size = number + 1, size + len(line)
         if len(line) > MAX_LINE:
-            raise _wrong(path, number, f"it is longer than {MAX_LINE >> 20} MiB")
+            raise _line_error(path, number, f"it is longer than {MAX_LINE >> 20} MiB")
         if size > MAX_RECORD:
-            raise _wrong(path, number, f"the record has more than {MAX_RECORD >> 20} MiB")
+            raise _line_error(path, number, f"the record has more than {MAX_RECORD >> 20} MiB")
         if line.strip():
             yield number, line
 
 
-def _wrong(path: Path, line: int, why: str) -> InvalidOption:
+def _line_error(path: Path, line: int, why: str) -> InvalidOption:
     return InvalidOption(f"{str(path)!r}, line {line}: {why}")
 
 
@@ -150,11 +150,12 @@ class _Reading:
         self._steps: dict[str, list[Cell | Event]] = {}
         self._notes: list[str] = []
         self._cells = 0
-        self._torn: tuple[int, str] | None = None  # fine at the end, or before a new session
+        # Line and error of an incomplete line: allowed at the end, or before a new session.
+        self._torn: tuple[int, str] | None = None
 
     def take(self, number: int, line: bytes) -> None:
         try:
-            parsed = json.loads(line, parse_constant=_refuse)
+            parsed = parse_json(line)
             if not isinstance(parsed, dict):
                 raise ValueError("it is not an object")
         except (ValueError, RecursionError) as error:
@@ -171,7 +172,7 @@ class _Reading:
                 self._refuse_torn()
                 self._step(number, kind, reader)
         except (Malformed, InvalidOption) as error:
-            raise _wrong(self._path, number, str(error)) from error
+            raise _line_error(self._path, number, str(error)) from error
 
     def done(self) -> Record:
         self._accept_torn()
@@ -186,7 +187,9 @@ class _Reading:
             raise Malformed(f"the format is not {FORMAT!r}")
         version = line.get("version", int)
         if version != VERSION:
-            raise Malformed(f"version {version} of the format is not known; this is {VERSION}")
+            raise Malformed(
+                f"version {version} of the format is unknown; this Belljar reads {VERSION}"
+            )
         session = Session(
             id=line.get("session", str),
             line=number,
@@ -203,17 +206,17 @@ class _Reading:
             began=line.get("at", float, 0.0),
         )
         if session.id in self._sessions:
-            raise Malformed(f"the session {session.id!r} has begun already")
+            raise Malformed(f"the session {session.id!r} has already started")
         self._sessions[session.id] = session
         self._steps[session.id] = []
 
     def _limits(self, number: int, line: Reader) -> Limits:
-        """What was asked for, and what was a default then and is not any more."""
+        """The explicit limits, and those whose default was another one."""
         given = line.below("limits").line
         explicit = line.texts("explicit_limits")
         for name in given:
             if name not in RULES:
-                self._notes.append(f"line {number}: there is no limit {name!r} here")
+                self._notes.append(f"line {number}: this Belljar has no limit {name!r}")
         return Limits.coerce(
             {
                 name: value
@@ -225,7 +228,7 @@ class _Reading:
     def _step(self, number: int, kind: str, line: Reader) -> None:
         id = line.get("session", str)
         if id not in self._sessions:
-            raise Malformed(f"the session {id!r} has not begun")
+            raise Malformed(f"the session {id!r} has not started")
         began = line.get("at", float, 0.0)
         if kind == "end":
             self._sessions[id] = replace(self._sessions[id], closed=True)
@@ -255,17 +258,13 @@ class _Reading:
     def _accept_torn(self) -> None:
         if self._torn is not None:
             self._notes.append(
-                f"line {self._torn[0]} is incomplete: whoever wrote it was stopped in the middle"
+                f"line {self._torn[0]} is incomplete: its writer was stopped in the middle"
             )
             self._torn = None
 
     def _refuse_torn(self) -> None:
         if self._torn is not None:
-            raise _wrong(self._path, self._torn[0], f"it is not JSON: {self._torn[1]}")
-
-
-def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
+            raise _line_error(self._path, self._torn[0], f"it is not JSON: {self._torn[1]}")
 
 
 def _environment(told: Reader) -> RecordedEnvironment:

@@ -1,10 +1,9 @@
-"""Recorder: writes down what a sandbox is asked and what it answers, a line at a time.
+"""Recorder: writes each operation on a sandbox and its result to a file, one line each.
 
-`Sandbox(record=PATH)` makes one. `format` tells what the lines look like, `read` reads them.
+`Sandbox(record=PATH)` makes one. `format` describes the lines, `read` reads them.
 
-The code, its output and the files given to it are in the record as they are, so that the file is
-readable for its owner alone. Of environment variables only the names are kept: their values are
-often secrets.
+The record has the code, its output and the files given to it, so only its owner may read the file.
+It has only the names of environment variables: their values are often secrets.
 """
 
 from __future__ import annotations
@@ -36,26 +35,26 @@ from belljar.record.format import (
     dump_field,
     dump_script,
 )
-from belljar.record.reader import is_header as _is_header
+from belljar.record.reader import is_header
 from belljar.results.execution import Execution
 
 _HEADER = 4096  # bytes: enough to tell a record from another file
 
 
 class Recorder:
-    """Appends to one file. Any thread may call it; once begun, it raises nothing.
+    """Appends to one file. Any thread may call it; after `begin` it raises nothing.
 
-    A disk that fails must not take what the code did with it: `failed` then says why the record
-    ends, and nothing more is written, because a record with a hole could not be replayed.
+    A disk that fails must not lose the result of the code: `failed` then says why the record ends,
+    and nothing more is written, because a record with a gap could not be replayed.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = _checked(path)
+        self.path = _check_path(path)
         self.failed: str | None = None
         self._session = uuid.uuid4().hex[:12]
         self._file = -1
         self._lock = threading.Lock()
-        os.close(_open(self.path))  # what is wrong with it is said now, not at the first cell
+        os.close(_open(self.path))  # so that an error is raised now, not at the first cell
 
     def begin(
         self,
@@ -70,10 +69,10 @@ class Recorder:
         host_files: Iterable[str] = (),
         workdir: str = WORKSPACE,
     ) -> None:
-        """Open the file and say what the sandbox is. Raises FileError if that is not possible.
+        """Open the file and describe the sandbox. Raises FileError if that is not possible.
 
-        Of `env` the names are taken, so that a mapping will do. `host_files` are the paths in the
-        guest where files of the host are seen (a kept workspace, mounts): they are not recorded.
+        Only the names of `env` are written; it may be a mapping. `host_files`: the paths in the
+        guest at which it sees files of the host (a kept workspace, mounts), which are not recorded.
         """
         with self._lock:
             if self._file < 0:
@@ -113,9 +112,8 @@ class Recorder:
         undo_on_error: bool = False,
         script: Script | None = None,
     ) -> None:
-        """A cell that has ended. `timeout`: as the caller gave it; `began`: as of time.time().
-        `script`: what came with its code, of which the file's name, the arguments and what was
-        read of standard input are kept."""
+        """Write a cell that has ended. `timeout`: as the caller gave it; `began`: by time.time().
+        `script`: its file name, arguments, and what it read from standard input are written."""
         fields = {
             "timeout": timeout,
             "env": sorted(env),
@@ -125,16 +123,16 @@ class Recorder:
         self._write("cell", fields, began, lambda room: dump_cell(code, execution, room))
 
     def event(self, kind: str, **fields: object) -> None:
-        """Whatever else changed the sandbox: "restart", "put", "write", "command", …
+        """Write another operation on the sandbox: "restart", "put", "write", "command", …
 
-        Bytes (also inside a mapping) are kept up to INLINE; of larger ones size and hash are.
-        A CommandResult is kept with its output. `began` tells when, if it was not just now.
+        Bytes (also inside a mapping) are written up to INLINE; of larger ones size and hash.
+        A CommandResult is written with its output. `began`: when it started (default: now).
         """
         began = fields.pop("began", None)
         self._write(kind, fields, began if isinstance(began, float) else time.time())
 
     def close(self) -> None:
-        """Say that the session has ended. May be called twice."""
+        """Write the end of the session. May be called twice."""
         if self._file >= 0 and self.failed is None:
             self._write("end", {})
         with self._lock:
@@ -154,7 +152,7 @@ class Recorder:
                 return
             head = {"kind": kind, "session": self._session, "at": at or time.time()}
             try:
-                size = os.fstat(self._file).st_size  # others may append too
+                size = os.fstat(self._file).st_size  # other sandboxes may append too
                 room = Room(size)
                 plain = {name: dump_field(value, room) for name, value in fields.items()}
                 line = json.dumps({**head, **plain, **more(room)}, allow_nan=False)
@@ -162,75 +160,75 @@ class Recorder:
             except OSError as error:
                 self.failed = f"{str(self.path)!r}: {error.strerror}"
             except (TypeError, ValueError, RecursionError) as error:
-                self.failed = f"{str(self.path)!r}: a {kind!r} cannot be written down: {error}"
+                self.failed = f"{str(self.path)!r}: a {kind!r} cannot be recorded: {error}"
 
     def _append(self, line: str, room: int) -> None:
         if len(line) >= MAX_LINE:
             raise ValueError(f"it takes more than {MAX_LINE >> 20} MiB")
-        if len(line) >= room:  # nobody could read any of it
+        if len(line) >= room:  # a reader would refuse the whole record
             raise ValueError(f"the record would have more than {MAX_RECORD >> 20} MiB")
-        # One call as long as the disk has room: others may append to the same file.
+        # One write unless the disk is full: other sandboxes may append to the same file.
         rest = memoryview(line.encode("ascii") + b"\n")
         while rest:
             rest = rest[os.write(self._file, rest) :]
 
 
-def _checked(path: str | os.PathLike[str]) -> Path:
+def _check_path(path: str | os.PathLike[str]) -> Path:
     if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
-        raise InvalidOption(f"record is the path of a file, not {path!r}")
+        raise InvalidOption(f"record must be the path of a file, not {path!r}")
     if not os.fspath(path) or "\0" in os.fspath(path):
         raise InvalidOption(f"record={os.fspath(path)!r} is not the name of a file")
-    return Path(path).absolute()  # the directory may be another one when the sandbox starts
+    return Path(path).absolute()  # the caller may change directory before the sandbox starts
 
 
 def _open(path: Path) -> int:
-    """A descriptor that appends, at the beginning of a line, to a new or an older record."""
-    # Not through a symbolic link and not into a pipe: what a cell printed goes to one known file.
-    # O_NONBLOCK: a pipe without a reader would keep us waiting.
+    """A descriptor that appends to a new or an existing record, at the start of a line."""
+    # Not through a symbolic link and not into a pipe: output of the code goes to one known file.
+    # O_NONBLOCK: opening a pipe without a reader would block.
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         file = os.open(path, flags, 0o600)
     except OSError as error:
-        raise _refused(path, error) from error
+        raise _write_error(path, error) from error
     try:
-        _check(file, path)
+        _check_file(file, path)
     except BaseException:
         os.close(file)
         raise
     return file
 
 
-def _check(file: int, path: Path) -> None:
+def _check_file(file: int, path: Path) -> None:
     status = os.fstat(file)
     if not stat.S_ISREG(status.st_mode):
-        raise InvalidOption(f"record={str(path)!r} is not an ordinary file")
+        raise InvalidOption(f"record={str(path)!r} is not a regular file")
     if status.st_uid != os.geteuid():
-        # In a directory where others may write, somebody could have put it there to read it.
+        # In a directory where others may write, another user could have made it to read it later.
         raise InvalidOption(
             f"record={str(path)!r} belongs to another user", hint="give the name of a new file"
         )
     if status.st_size == 0:
         return
-    if not _is_header(os.pread(file, _HEADER, 0)):
+    if not is_header(os.pread(file, _HEADER, 0)):
         raise InvalidOption(
             f"record={str(path)!r} exists and is not a record",
-            hint="give the name of a new file, or of an older record to append to",
+            hint="give the name of a new file, or of a record to append to",
         )
     try:
-        if os.pread(file, 1, status.st_size - 1) != b"\n":  # its writer was killed in mid-line
+        if os.pread(file, 1, status.st_size - 1) != b"\n":  # its writer was killed within a line
             os.write(file, b"\n")
     except OSError as error:
-        raise _refused(path, error) from error
+        raise _write_error(path, error) from error
 
 
 _REMEDIES = {
     errno.ENOENT: "its directory does not exist: make it first",
-    errno.ELOOP: "it is a symbolic link: give the file itself",
-    errno.EISDIR: "it is a directory: give the name of a file in it",
+    errno.ELOOP: "it is a symbolic link: name the file itself",
+    errno.EISDIR: "it is a directory: name a file in it",
 }
 
 
-def _refused(path: Path, error: OSError) -> FileError:
+def _write_error(path: Path, error: OSError) -> FileError:
     number = error.errno or errno.EIO
     return FileError(
         f"cannot write the record {str(path)!r}: {os.strerror(number)}",

@@ -1,1 +1,1 @@
-"""What a run gave back: the Execution, its results, and how they are shown."""
+"""What a run returns: the Execution, its results, and how they are shown."""

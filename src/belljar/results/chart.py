@@ -1,35 +1,39 @@
 """Charts as data: what a figure shows, so that a program or a model can read or redraw it.
 
-The guest describes its own figures, in JSON. Everything here is parsed strictly out of that, with
-caps; what does not fit is no chart.
+The guest describes its figures in JSON. It is parsed strictly and with caps; a description that is
+not valid gives no chart.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import NoReturn
+from typing import TypeVar
+
+from belljar.text import parse_json
 
 MAX_JSON = 4 * 1024 * 1024  # characters
 MAX_PARTS = 100_000  # elements, points and ticks of a chart, together with those of its parts
-MAX_WORDS = 1000  # characters of one text
+MAX_TEXT = 1000  # characters of one text
 
-Coordinate = float | str | None  # a number, an ISO date or a category; None where there is nothing
+T = TypeVar("T")
+Coordinate = float | str | None  # a number, an ISO date or a category; None: missing
 
 
 class ChartType(StrEnum):
-    """What is drawn; it tells which class the elements have."""
+    """What is drawn; it decides the class of the elements."""
 
     line = "line"  # Series
     scatter = "scatter"  # Series
-    bar = "bar"  # Bar, also of a histogram
+    bar = "bar"  # Bar, also for histograms
     pie = "pie"  # Slice
     box_and_whisker = "box_and_whisker"  # Box
     superchart = "superchart"  # Chart: several in one figure
-    unknown = "unknown"  # none: a picture, a map, ...
+    unknown = "unknown"  # no elements: a picture, a map, ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +46,8 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    label: str  # where it stands, such as "2024" or the bin "[0, 10)"
-    group: str  # the label of the set it belongs to
+    label: str  # its position, such as "2024" or the bin "[0, 10)"
+    group: str  # the label of its set of bars
     value: float | None
 
 
@@ -74,7 +78,7 @@ class Chart:
     elements: tuple[Series | Bar | Slice | Box | Chart, ...]
     x_label: str = ""
     y_label: str = ""
-    x_unit: str | None = None  # out of the label: "Speed (km/h)"
+    x_unit: str | None = None  # from a label such as "Speed (km/h)"
     y_unit: str | None = None
     x_ticks: tuple[Coordinate, ...] = ()
     y_ticks: tuple[Coordinate, ...] = ()
@@ -82,7 +86,7 @@ class Chart:
     y_tick_labels: tuple[str, ...] = ()
     x_scale: str | None = None  # linear, log, datetime, categorical, ...
     y_scale: str | None = None
-    truncated: bool = False  # points were left out, evenly; of bars, slices and boxes the last
+    truncated: bool = False  # some points (evenly) or the last bars, slices or boxes are left out
 
     def to_dict(self) -> dict[str, object]:
         """Give plain data that JSON can carry."""
@@ -90,78 +94,55 @@ class Chart:
         return plain
 
 
-def parse(text: str) -> Chart | None:
-    """Read what the guest says that it drew; None for anything but a well-formed chart."""
+def parse_chart(text: str) -> Chart | None:
+    """Parse the guest's description; None for anything but a well-formed chart."""
     if len(text) > MAX_JSON:
         return None
     try:
-        return _Parser().chart(json.loads(text, parse_constant=_refuse))
+        return _Parser().read_chart(parse_json(text))
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
         return None
 
 
 class _Parser:
-    """Takes a chart out of foreign JSON. Whatever is wrong is a ValueError, TypeError, KeyError."""
+    """Reads a chart from the guest's JSON; raises ValueError, TypeError or KeyError."""
 
     def __init__(self) -> None:
         self._room = MAX_PARTS
+        # By the annotation of a field.
+        self._readers: dict[str, Callable[[object], object]] = {
+            "str": _text,
+            "str | None": lambda data: None if data is None else _text(data),
+            "float | None": _number,
+            "bool": lambda data: data is True,
+            "ChartType": lambda data: ChartType(_text(data)),
+            "tuple[str, ...]": lambda data: tuple(map(_text, self._list(data))),
+            "tuple[float | None, ...]": lambda data: tuple(map(_number, self._list(data))),
+            "tuple[Coordinate, ...]": lambda data: tuple(map(_coordinate, self._list(data))),
+            _POINTS: lambda data: tuple(map(_point, self._list(data))),
+        }
 
-    def chart(self, data: object, *, inside: bool = False) -> Chart:
+    def read_chart(self, data: object, *, inside: bool = False) -> Chart:
         fields = _mapping(data)
-        kind = ChartType(_words(fields["type"]))
+        kind = ChartType(_text(fields["type"]))
         if kind is ChartType.superchart and inside:
             raise ValueError("a superchart in a superchart")
-        read: dict[ChartType, Callable[[object], Series | Bar | Slice | Box | Chart]] = {
-            ChartType.line: self._series,
-            ChartType.scatter: self._series,
-            ChartType.bar: _bar,
-            ChartType.pie: _slice,
-            ChartType.box_and_whisker: self._box,
-            ChartType.superchart: lambda part: self.chart(part, inside=True),
-        }
         parts = self._list(fields["elements"])
-        if parts and kind not in read:
-            raise ValueError("elements of an unknown kind")
-        return Chart(
-            type=kind,
-            title=_words(fields["title"]),
-            elements=tuple(read[kind](part) for part in parts),
-            x_label=_words(fields.get("x_label", "")),
-            y_label=_words(fields.get("y_label", "")),
-            x_unit=_words_or_none(fields.get("x_unit")),
-            y_unit=_words_or_none(fields.get("y_unit")),
-            x_ticks=self._coordinates(fields.get("x_ticks", [])),
-            y_ticks=self._coordinates(fields.get("y_ticks", [])),
-            x_tick_labels=tuple(map(_words, self._list(fields.get("x_tick_labels", [])))),
-            y_tick_labels=tuple(map(_words, self._list(fields.get("y_tick_labels", [])))),
-            x_scale=_words_or_none(fields.get("x_scale")),
-            y_scale=_words_or_none(fields.get("y_scale")),
-            truncated=fields.get("truncated", False) is True,
-        )
+        elements: tuple[Series | Bar | Slice | Box | Chart, ...]
+        if kind is ChartType.superchart:
+            elements = tuple(self.read_chart(part, inside=True) for part in parts)
+        else:  # KeyError for elements of an unknown kind
+            elements = tuple(self._read(_ELEMENTS[kind], _mapping(part)) for part in parts)
+        return self._read(Chart, fields, elements=elements)
 
-    def _series(self, data: object) -> Series:
-        fields = _mapping(data)
-        points = []
-        for point in self._list(fields["points"]):
-            if not isinstance(point, list) or len(point) != 2:
-                raise TypeError("a point is two coordinates")
-            points.append((_coordinate(point[0]), _coordinate(point[1])))
-        return Series(label=_words(fields["label"]), points=tuple(points))
-
-    def _box(self, data: object) -> Box:
-        fields = _mapping(data)
-        return Box(
-            label=_words(fields["label"]),
-            min=_number(fields["min"]),
-            first_quartile=_number(fields["first_quartile"]),
-            median=_number(fields["median"]),
-            third_quartile=_number(fields["third_quartile"]),
-            max=_number(fields["max"]),
-            outliers=tuple(map(_number, self._list(fields["outliers"]))),
-        )
-
-    def _coordinates(self, data: object) -> tuple[Coordinate, ...]:
-        return tuple(map(_coordinate, self._list(data)))
+    def _read(self, cls: type[T], data: Mapping[str, object], **known: object) -> T:
+        """An instance of a dataclass; fields without a default must be there."""
+        values = dict(known)
+        for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+            required = field.default is dataclasses.MISSING
+            if field.name not in known and (required or field.name in data):
+                values[field.name] = self._readers[str(field.type)](data[field.name])
+        return cls(**values)
 
     def _list(self, data: object) -> list[object]:
         if not isinstance(data, list):
@@ -172,22 +153,14 @@ class _Parser:
         return data
 
 
-def _bar(data: object) -> Bar:
-    fields = _mapping(data)
-    return Bar(
-        label=_words(fields["label"]),
-        group=_words(fields["group"]),
-        value=_number(fields["value"]),
-    )
-
-
-def _slice(data: object) -> Slice:
-    fields = _mapping(data)
-    return Slice(
-        label=_words(fields["label"]),
-        angle=_number(fields["angle"]),
-        radius=_number(fields["radius"]),
-    )
+_POINTS = "tuple[tuple[Coordinate, Coordinate], ...]"
+_ELEMENTS: dict[ChartType, type[Series | Bar | Slice | Box]] = {
+    ChartType.line: Series,
+    ChartType.scatter: Series,
+    ChartType.bar: Bar,
+    ChartType.pie: Slice,
+    ChartType.box_and_whisker: Box,
+}
 
 
 def _mapping(data: object) -> Mapping[str, object]:
@@ -196,14 +169,16 @@ def _mapping(data: object) -> Mapping[str, object]:
     return data
 
 
-def _words(data: object) -> str:
-    if not isinstance(data, str) or len(data) > MAX_WORDS:
+def _text(data: object) -> str:
+    if not isinstance(data, str) or len(data) > MAX_TEXT:
         raise TypeError("not a text, or too long")
     return data
 
 
-def _words_or_none(data: object) -> str | None:
-    return None if data is None else _words(data)
+def _point(data: object) -> tuple[Coordinate, Coordinate]:
+    if not isinstance(data, list) or len(data) != 2:
+        raise TypeError("a point is two coordinates")
+    return _coordinate(data[0]), _coordinate(data[1])
 
 
 def _number(data: object) -> float | None:
@@ -212,14 +187,10 @@ def _number(data: object) -> float | None:
     if isinstance(data, bool) or not isinstance(data, int | float):
         raise TypeError("not a number")
     number = float(data)
-    if not math.isfinite(number):  # 1e999 is infinite without being called so
+    if not math.isfinite(number):  # JSON may say 1e999
         raise ValueError("not a finite number")
     return number
 
 
 def _coordinate(data: object) -> Coordinate:
-    return _words(data) if isinstance(data, str) else _number(data)
-
-
-def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
+    return _text(data) if isinstance(data, str) else _number(data)

@@ -1,24 +1,22 @@
-"""What came of a run: Execution for code, CommandResult for a command, and their parts.
+"""The result of a run: Execution for code, CommandResult for a command, and their parts.
 
-All of it is data about foreign code. The outcome and the usage were observed from outside; the
-texts and the results are the guest's own words, so whatever is shown here goes through
-`printable()` first.
+The host observes the outcome and the usage from outside. Texts and results come from the guest, so
+everything shown here goes through `printable()` first.
 """
 
 from __future__ import annotations
 
 import json
+import textwrap
 from collections import Counter
 from dataclasses import asdict, dataclass
+from enum import StrEnum
+from signal import Signals
 from typing import TYPE_CHECKING, Self
 
-from belljar.errors import suggests
-from belljar.results import ending
-from belljar.results.ending import Outcome as Outcome
-from belljar.results.plain import as_json
+from belljar.errors import ExecutionError, ExecutionOutOfMemory, ExecutionTimeout, suggests
 from belljar.results.result import Result as Result
-from belljar.text import one_line
-from belljar.text import printable as printable
+from belljar.text import as_json, one_line, printable
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -26,10 +24,25 @@ if TYPE_CHECKING:
     from belljar.policy import Report
 
 
+class Outcome(StrEnum):
+    """How a run ended, as seen from outside the guest."""
+
+    ok = "ok"  # ran to its end
+    error = "error"  # an exception that the code did not catch
+    exit = "exit"  # sys.exit(), or a command with a code that is not 0
+    timeout = "timeout"  # used up its wall-clock time
+    out_of_memory = "out_of_memory"  # needed more memory than its limit
+    killed = "killed"  # its process died: a signal, a crash, os._exit()
+    output_limit = "output_limit"  # wrote more than its limit, and was stopped
+    rejected = "rejected"  # refused by the policy; nothing ran
+    cancelled = "cancelled"  # the caller stopped it
+    lost = "lost"  # the guest died; it is not known how far the code ran
+
+
 @suggests
 @dataclass(frozen=True, kw_only=True)
 class ErrorInfo:
-    """The exception that ended a run, in the guest's words."""
+    """The exception that ended a run, as the guest describes it."""
 
     name: str  # the class, such as "ZeroDivisionError"
     value: str  # str() of the exception
@@ -39,27 +52,27 @@ class ErrorInfo:
 @suggests
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What a run cost, measured from outside; None is what cannot be measured on this host."""
+    """What a run cost, measured from outside; None if this host cannot measure it."""
 
     wall: float  # seconds
     cpu: float | None  # seconds of all processes together
     peak_memory: int | None  # bytes; without a cgroup also those shared with other sandboxes
-    output_bytes: int  # bytes written to stdout and stderr, also those not kept
+    output_bytes: int  # bytes written to stdout and stderr, including those not kept
 
 
 @suggests
 @dataclass(frozen=True, kw_only=True)
 class Logs:
-    """The output in the pieces in which it was streamed."""
+    """The output, in the pieces in which it arrived."""
 
     stdout: tuple[str, ...]
     stderr: tuple[str, ...]
-    background: tuple[str, ...] = ()  # written by threads and processes that earlier cells left
+    background: tuple[str, ...] = ()  # from threads and processes that earlier cells started
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """One call that the code made of a function of the host."""
+    """One call of a host function."""
 
     name: str
     duration: float  # seconds, in the host
@@ -71,7 +84,7 @@ class Call:
 @suggests
 @dataclass(frozen=True, kw_only=True)
 class FileChanges:
-    """What became of the files below /workspace, by paths relative to it; false if nothing did."""
+    """Which files below /workspace changed, as relative paths; false if none did."""
 
     created: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
@@ -81,15 +94,14 @@ class FileChanges:
         return bool(self.created or self.changed or self.removed)
 
 
-# An Execution is the record of one event, and its value may be anything (a DataFrame has no plain
-# ==): so it is compared by identity.
+# Compared by identity: its value may be anything, and == of a DataFrame does not give a bool.
 @suggests
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Execution:
     """What one run of code did."""
 
     outcome: Outcome
-    text: str | None  # repr() of the last expression, made in the guest; None if there is none
+    text: str | None  # repr() of the last expression, made in the guest; None without one
     value: object  # the last expression itself if it is plain data, else None
     results: tuple[Result, ...]  # everything displayed, in order
     stdout: str
@@ -103,10 +115,10 @@ class Execution:
     state_preserved: bool  # the variables are still there for the next cell
     truncated: bool  # more was written than was kept
     notes: tuple[str, ...] = ()  # sentences for people
-    calls: tuple[Call, ...] = ()  # of the host's functions, in the order in which they ended
-    files: FileChanges | None = None  # None where it was not looked at
-    saved: bool | None = None  # all files of a kept workspace are on the host; None: none is kept
-    policy: Report | None = None  # what the sandbox's policy said of the code; None: it has none
+    calls: tuple[Call, ...] = ()  # of host functions, in the order in which they ended
+    files: FileChanges | None = None  # None if the changes were not determined
+    saved: bool | None = None  # all files are in the kept workspace; None: no workspace is kept
+    policy: Report | None = None  # the verdict of the sandbox's policy; None: it has no policy
 
     @property
     def ok(self) -> bool:
@@ -114,7 +126,7 @@ class Execution:
 
     @property
     def output(self) -> str:
-        """All that the code wrote: stdout, then stderr."""
+        """What the code wrote: stdout, then stderr."""
         return self.stdout + self.stderr
 
     @property
@@ -128,19 +140,19 @@ class Execution:
     @property
     def signal_name(self) -> str | None:
         """The name of the signal, such as "SIGSEGV"."""
-        return ending.signal_name(self.signal)
+        return _signal_name(self.signal)
 
     def raise_for_outcome(self) -> Self:
         """Raise ExecutionError unless the outcome is ok; give the Execution itself otherwise."""
         if not self.ok:
-            raise ending.failure(self, "the code", self.error.traceback if self.error else "")
+            raise make_error(self, "the code", self.error.traceback if self.error else "")
         return self
 
     def to_dict(self) -> dict[str, object]:
         """Give plain data that JSON can carry.
 
-        "value" is the value as JSON carries it (a tuple is a list, keys are strings), or None where
-        it cannot; "text" has its repr in any case.
+        "value" is the value in JSON's types (a tuple becomes a list, keys become strings), or None
+        if JSON has no type for it; "text" always has its repr.
         """
         return {
             "outcome": self.outcome.value,
@@ -169,7 +181,7 @@ class Execution:
         return json.dumps(self.to_dict(), indent=indent, allow_nan=False)
 
     def __repr__(self) -> str:
-        """Tell outcome, count, the first of what came out, and the time, in one short line."""
+        """Outcome, count, the error or the first output, and the time, in one short line."""
         parts = [f"Execution {self.outcome} [{self.execution_count}]"]
         if self.error:
             parts.append(one_line(f"{self.error.name}: {self.error.value}"))
@@ -177,11 +189,11 @@ class Execution:
             parts.append(one_line(self.text))
         elif self.stdout:
             parts.append(f"stdout: {one_line(self.stdout)}")
-        parts += [ending.ended_by(self), self._also(), ending.seconds(self.usage.wall)]
+        parts += [describe_exit(self), self._also(), format_seconds(self.usage.wall)]
         return f"<{' '.join(filter(None, parts))}>"
 
     def _also(self) -> str:
-        """What there is besides text: the formats of the results, files, calls."""
+        """The rest in short: formats of the results, calls, files."""
         kinds = {
             kind
             for result in self.results
@@ -196,7 +208,7 @@ class Execution:
         return " ".join(said)
 
     def __str__(self) -> str:
-        """Show it as a notebook does: output, then the value or the traceback, then our notes."""
+        """Output, then the value or the traceback, then Belljar's notes, as a notebook shows it."""
         shown = [self.stdout, self.stderr]
         if self.error:
             shown.append(self.error.traceback)
@@ -206,12 +218,12 @@ class Execution:
         return "\n".join(printable(text.removesuffix("\n")) for text in shown if text)
 
     def _remarks(self) -> list[str]:
-        """Our own sentences, below what the guest wrote. They may quote the guest."""
+        """Belljar's own sentences about the run. They may quote the guest."""
         said = []
-        # A traceback tells why, unless it is the KeyboardInterrupt with which a limit came.
+        # A traceback says why, unless it is the KeyboardInterrupt by which a limit stops the code.
         if not self.ok and not (self.error and self.outcome is Outcome.error):
-            said.append(ending.sentence(self, "the code"))
-        if self.truncated and not self.notes:  # the notes of a sandbox say what was left out
+            said.append(describe_end(self, "the code"))
+        if self.truncated and not self.notes:  # the notes say what was left out
             said.append("the output was truncated")
         said += self.notes
         if self.calls:
@@ -223,16 +235,16 @@ class Execution:
         return said
 
     def _repr_html_(self) -> str:
-        """Show it in a notebook of the host. Nothing in it runs, and nothing is loaded."""
+        """Show it in a notebook of the host. The guest's HTML cannot run code or load anything."""
         from belljar.results import display
 
-        return display.page(self, self._remarks())
+        return display.render_page(self, self._remarks())
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Show it in a terminal by rich: `rich.print(execution)`, tables as tables."""
-        from belljar.results import rich_view
+        """`rich.print(execution)` shows it, tables as tables."""
+        from belljar.results import display
 
-        yield from rich_view.execution(self, self._remarks())
+        yield from display.render_execution(self, self._remarks())
 
 
 @suggests
@@ -256,12 +268,12 @@ class CommandResult:
     @property
     def signal_name(self) -> str | None:
         """The name of the signal, such as "SIGSEGV"."""
-        return ending.signal_name(self.signal)
+        return _signal_name(self.signal)
 
     def raise_for_exit(self) -> Self:
         """Raise ExecutionError unless the exit code is 0; give the CommandResult otherwise."""
         if not self.ok:
-            raise ending.failure(self, "the command", self.stderr)
+            raise make_error(self, "the command", self.stderr)
         return self
 
     def to_dict(self) -> dict[str, object]:
@@ -269,19 +281,83 @@ class CommandResult:
         return asdict(self) | {"outcome": self.outcome.value}
 
     def __repr__(self) -> str:
-        """Tell the outcome, the first of what came out, and the time, in one short line."""
-        parts = [f"CommandResult {self.outcome}", "" if self.ok else ending.ended_by(self)]
-        # What went wrong is on stderr, if it is anywhere.
+        """Outcome, exit, the first output, and the time, in one short line."""
+        parts = [f"CommandResult {self.outcome}", "" if self.ok else describe_exit(self)]
+        # Error messages are usually on stderr.
         names = ("stdout", "stderr") if self.ok else ("stderr", "stdout")
         written = [(name, getattr(self, name)) for name in names if getattr(self, name)]
         parts += [f"{name}: {one_line(text)}" for name, text in written[:1]]
-        return f"<{' '.join(filter(None, [*parts, ending.seconds(self.usage.wall)]))}>"
+        return f"<{' '.join(filter(None, [*parts, format_seconds(self.usage.wall)]))}>"
 
 
 def _changes(files: FileChanges) -> str:
-    told = {"created": files.created, "changed": files.changed, "removed": files.removed}
-    return "; ".join(f"{verb} {', '.join(names)}" for verb, names in told.items() if names)
+    return "; ".join(f"{verb} {', '.join(names)}" for verb, names in vars(files).items() if names)
 
 
 def _lists(fields: dict[str, tuple[str, ...]]) -> dict[str, list[str]]:
     return {name: list(items) for name, items in fields.items()}
+
+
+_ERRORS: dict[Outcome, type[ExecutionError]] = {
+    Outcome.timeout: ExecutionTimeout,
+    Outcome.out_of_memory: ExecutionOutOfMemory,
+}
+_HINTS = {
+    Outcome.timeout: "give it more time with timeout=, or Limits(timeout=...)",
+    Outcome.out_of_memory: "give it more with Limits(memory=...)",
+    Outcome.output_limit: "print less, or allow more with Limits(output=...)",
+}
+
+
+def make_error(run: Execution | CommandResult, subject: str, details: str) -> ExecutionError:
+    """The exception for a run that failed; `details` is text of the guest."""
+    error = _ERRORS.get(run.outcome, ExecutionError)(
+        describe_end(run, subject), execution=run, hint=_HINTS.get(run.outcome)
+    )
+    if details:
+        # The end, because a traceback says there what happened. Indented, so that a reader can tell
+        # the guest's text from ours.
+        tail = printable(details[-4000:]).removesuffix("\n")
+        error.add_note("In the sandbox:\n" + textwrap.indent(tail, "  | ", lambda line: True))
+    return error
+
+
+def describe_end(run: Execution | CommandResult, subject: str) -> str:
+    error: ErrorInfo | None = getattr(run, "error", None)  # a command has none
+    match run.outcome:
+        case Outcome.error if error is not None:
+            return f"{subject} raised {one_line(f'{error.name}: {error.value}', 500)}"
+        case Outcome.timeout:
+            return f"{subject} ran out of time after {format_seconds(run.usage.wall)}"
+        case Outcome.out_of_memory:
+            return f"{subject} ran out of memory"
+        case Outcome.output_limit:
+            return f"{subject} wrote more output than its limit"
+        case Outcome.rejected:
+            why = f": {one_line(error.value, 500)}" if error is not None else ""
+            return f"{subject} was rejected by the policy and did not run{why}"
+        case Outcome.cancelled:
+            return f"{subject} was cancelled"
+        case Outcome.lost:
+            return f"{subject} was lost: the guest died while it ran"
+        case _:
+            return f"{subject} ended: {describe_exit(run) or f'{run.outcome}, no exit code'}"
+
+
+def describe_exit(run: Execution | CommandResult) -> str:
+    if run.signal is not None:
+        return f"killed by {_signal_name(run.signal)}"
+    return "" if run.exit_code is None else f"exit code {run.exit_code}"
+
+
+def _signal_name(number: int | None) -> str | None:
+    if number is None:
+        return None
+    try:
+        return Signals(number).name
+    except ValueError:  # most real-time signals have no name
+        return f"signal {number}"
+
+
+def format_seconds(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:,.2f} s"

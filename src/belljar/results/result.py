@@ -1,19 +1,18 @@
 """One rich result of a cell, in the formats that the guest offered.
 
-All of it is the guest's own word: nothing is decoded before somebody asks for it.
+The guest wrote all of it, so a format is decoded only when the caller reads it.
 """
 
 from __future__ import annotations
 
 import base64
-import contextlib
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from belljar.errors import SandboxError, suggests
+from belljar.text import parse_json
 
 if TYPE_CHECKING:
     from belljar.results.chart import Chart
@@ -37,27 +36,13 @@ _MIME_TYPES = {
 _SHORT_NAMES = {mime: name for name, mime in _MIME_TYPES.items()}
 
 
-@contextlib.contextmanager
-def frame_errors(doing: str) -> Iterator[None]:
-    """Whatever a library makes of a stranger's table that it cannot handle is a SandboxError."""
-    try:
-        yield
-    except SandboxError:
-        raise
-    except BaseException as error:
-        # Panics of polars are no Exceptions.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise SandboxError(f"the guest's table cannot be {doing}: {type(error).__name__}") from None
-
-
 @suggests
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One thing a cell displayed, in one or more formats.
+    """One thing that a cell displayed, in one or more formats.
 
-    HTML, SVG and Markdown come from the guest: sanitise them before a browser sees them. In a
-    notebook, a Result shows itself so that nothing of the guest runs there or loads anything.
+    HTML, SVG and Markdown come from the guest: sanitise them before a browser shows them. A
+    notebook shows a Result so that its content cannot run code or load anything.
 
     >>> result = Result(raw={"text/plain": "<Figure>", "image/png": b"..."}, is_main_result=True)
     >>> result.text, result.html, result.formats()
@@ -68,7 +53,7 @@ class Result:
     is_main_result: bool  # the value of the last expression, not a display()
 
     def formats(self) -> list[str]:
-        """Name what there is: the short name where this class has one, else the MIME type."""
+        """The formats it has: short names where this class has one, else the MIME type."""
         return [_SHORT_NAMES.get(mime, mime) for mime in self.raw]
 
     @property
@@ -105,25 +90,22 @@ class Result:
 
     @property
     def json(self) -> object:
-        """The parsed application/json, or None; raises SandboxError if the guest sent none such."""
+        """The parsed application/json, or None; raises SandboxError if it is not valid JSON."""
         text = self._text("json")
         if text is None:
             return None
         try:
-            parsed: object = json.loads(text, parse_constant=_refuse_constant)
+            return parse_json(text)
         except (ValueError, RecursionError) as error:
             raise SandboxError(
                 f"the guest's application/json cannot be parsed: {error}",
                 hint="what it sent is in raw['application/json']",
             ) from error
-        return parsed
 
     @cached_property
     def data(self) -> object:
-        """The table, as the frame it was in the guest (pandas, polars, pyarrow); None without one.
-
-        Raises SandboxError if this Python lacks that library, or if the guest sent no such thing.
-        """
+        """The table, as a frame of the library it had in the guest (pandas, polars, pyarrow), or
+        None. Raises SandboxError if this Python lacks that library or the data are not valid."""
         from belljar.protocol import values
 
         content = self._bytes("data")
@@ -140,14 +122,14 @@ class Result:
 
     @cached_property
     def chart(self) -> Chart | None:
-        """What a matplotlib figure shows, as data; None if there is none that makes sense."""
-        from belljar.results import chart
+        """What a matplotlib figure shows, as data; None without one, or if it is not valid."""
+        from belljar.results.chart import parse_chart
 
         text = self._text("chart")
-        return None if text is None else chart.parse(text)
+        return None if text is None else parse_chart(text)
 
     def to_dict(self) -> dict[str, object]:
-        """Give plain data; "base64" lists the MIME types whose bytes are written in base64."""
+        """Give plain data; "base64" lists the MIME types whose content is in base64."""
         return {
             "raw": {
                 mime: content if isinstance(content, str) else base64.b64encode(content).decode()
@@ -164,7 +146,7 @@ class Result:
     def _repr_mimebundle_(
         self, include: object = None, exclude: object = None
     ) -> dict[str, object]:
-        """Show it in a notebook of the host, where the guest's HTML must not run."""
+        """Show it in a notebook of the host, where code in the guest's HTML must not run."""
         from belljar.results import display
 
         return display.mime_bundle(self)
@@ -176,7 +158,3 @@ class Result:
     def _bytes(self, name: str) -> bytes | None:
         content = self.raw.get(_MIME_TYPES[name])
         return content if isinstance(content, bytes) else None
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")

@@ -1,9 +1,8 @@
-"""What may be shown of a stranger's results: one list for notebooks, pages and exported files.
+"""Which HTML of a guest may be shown: one allow-list for notebooks, pages and exported files.
 
-HTML and Markdown become HTML of text and tables: known elements, few attributes, colours. Nothing
-that runs, loads, links, or is found by a name (`id`, `name`, `class`, `data-*`). nh3 parses it as
-browsers do. Without nh3 no HTML is shown, and callers show text. A notebook file gets known MIME
-types only, since what a viewer does with others is up to its extensions.
+HTML and Markdown become HTML of text and tables: known elements, few attributes, colours. Removed
+is everything that runs, loads or links, and everything that selectors find (`id`, `name`, `class`,
+`data-*`). nh3 parses HTML as browsers do. Without nh3 no HTML is shown, and callers show text.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ _ELEMENTS = """
     figure h1 h2 h3 h4 h5 h6 hr i img ins kbd li mark ol p pre q rp rt ruby s samp small span strong
     sub sup table tbody td tfoot th thead tr tt u ul var wbr
 """
-# With all that is in them. Of other elements the text is kept.
-_LEFT_OUT = """
+# Removed with their content. Other unknown elements are removed, and their text is kept.
+_REMOVED = """
     applet audio canvas fencedframe frameset iframe math noembed noframes noscript object plaintext
     portal script select style svg template textarea title video xmp
 """
@@ -52,7 +51,7 @@ _VALUES = {
     "rowspan": _SMALL,
     "scope": _WORD,
     "span": _SMALL,
-    # All there, and of a kind in which nothing runs.
+    # Only data in the page itself, in formats without scripts.
     "src": re.compile(r"data:image/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/\s]*={0,2}\s*"),
     "start": re.compile(r"-?[0-9]{1,6}"),
     "valign": _WORD,
@@ -67,17 +66,17 @@ _PROPERTY = re.compile(
     r"(?:[\w#%., +!-]|\b(?:rgba?|hsla?|linear-gradient)\(|\))*", re.ASCII | re.IGNORECASE
 )
 
-# The parser of HTML takes quadratic time for deep nesting and for many attributes, and repeats
-# elements of the kind of <b> that were not closed in all that follows. So it gets no more than it
-# can do in about a second.
+# The parser takes quadratic time for deep nesting and for many attributes. It also repeats unclosed
+# formatting elements such as <b> in every block that follows. These limits keep it to about a
+# second.
 MAX_HTML = 256 * 1024  # characters
 MAX_TAGS = 30_000
-MAX_REPEATED = 1_000_000  # tags times tags of that kind
+MAX_REPEATED = 1_000_000  # tags times formatting tags
 MAX_MARKDOWN = 64 * 1024  # characters
 _REPEATED = re.compile(r"<(?:a|b|big|code|em|font|i|nobr|s|small|strike|strong|tt|u)\b", re.I)
 MAX_RULE = 300  # characters of one rule of a style sheet
 
-# Figures that a script would draw: their HTML is a few words, their text says more.
+# Figures that a script would draw: without it their HTML is nearly empty, and their text says more.
 _SCRIPTED = ("application/vnd.plotly.", "application/vnd.vega")
 
 
@@ -86,7 +85,7 @@ def is_available() -> bool:
 
 
 def to_html(result: Result) -> str:
-    """HTML of the guest's that may be shown; empty if there is none, or nothing of it is left."""
+    """The cleaned HTML of a result; empty if it has no HTML or cleaning leaves nothing."""
     if any(mime.startswith(_SCRIPTED) for mime in result.raw):
         return ""
     if result.html is not None:
@@ -95,26 +94,26 @@ def to_html(result: Result) -> str:
 
 
 def clean(html: str) -> str:
-    """The same text and tables, made anew of what is allowed; empty if that shows nothing."""
+    """The allowed part of the HTML; empty if that shows nothing."""
     if not is_available() or not _is_affordable(html):
         return ""
     import nh3
 
-    made = nh3.clean(
+    cleaned = nh3.clean(
         _with_inline_styles(_encodable(html)),
         tags=set(_ELEMENTS.split()),
-        clean_content_tags=set(_LEFT_OUT.split()),
+        clean_content_tags=set(_REMOVED.split()),
         attributes=_ATTRIBUTES,
-        attribute_filter=_filtered,
+        attribute_filter=_filter_attribute,
         url_schemes={"data"},
         link_rel=None,
     )
-    shows = "<img src" in made or re.sub(r"<[^>]*>", "", made).strip()
-    return made if shows else ""
+    shows = re.search(r'<img\b[^>]* src="', cleaned) or re.sub(r"<[^>]*>", "", cleaned).strip()
+    return cleaned if shows else ""
 
 
 def clean_markdown(text: str) -> str:
-    """Markdown as HTML that was cleaned. HTML in it is text."""
+    """Markdown as cleaned HTML. HTML inside the Markdown stays text."""
     if not is_available() or len(text) > MAX_MARKDOWN:
         return ""
     from markdown_it import MarkdownIt
@@ -124,9 +123,9 @@ def clean_markdown(text: str) -> str:
 
 
 def image(mime: str, content: bytes, alt: str = "") -> str:
-    """A picture, SVG too, as an element in which nothing runs and which loads nothing."""
+    """A picture as an <img>, in which scripts of an SVG do not run and which loads nothing."""
     data = base64.b64encode(content).decode("ascii")
-    style = "display:block;max-width:100%"  # as text, it would have a gap below it
+    style = "display:block;max-width:100%"  # an inline picture has a gap below it
     return f'<img alt="{escape(alt)}" src="data:{mime};base64,{data}" style="{style}">'
 
 
@@ -136,15 +135,15 @@ def _is_affordable(html: str) -> bool:
     return len(html) <= MAX_HTML and tags <= MAX_TAGS and repeated <= MAX_REPEATED
 
 
-def _filtered(element: str, name: str, value: str) -> str | None:
-    """The value that an attribute may have; None without it."""
+def _filter_attribute(element: str, name: str, value: str) -> str | None:
+    """The value to keep; None removes the attribute."""
     if name == "style":
-        return _filtered_style(value) or None
-    allowed = _VALUES.get(name)  # asked also about what is not kept anyway
+        return _filter_style(value) or None
+    allowed = _VALUES.get(name)  # nh3 asks about removed attributes too
     return value if allowed is not None and allowed.fullmatch(value) else None
 
 
-def _filtered_style(text: str) -> str:
+def _filter_style(text: str) -> str:
     kept = []
     for declaration in text.split(";"):
         name, _, value = declaration.partition(":")
@@ -160,8 +159,10 @@ _BY_NAME = re.compile(r"\s*#([\w-]{1,100})\s*", re.ASCII)
 
 
 def _with_inline_styles(html: str) -> str:
-    """Styled frames of pandas colour their cells by a style sheet and the `id` of each: put the
-    colours where they belong, since neither stays. What comes of it is cleaned like all else."""
+    """Copy the rules of style sheets for an `id` into that element's `style`.
+
+    pandas colours cells of styled frames by `id`, and cleaning removes both sheet and `id`. The
+    copied styles are cleaned afterwards like all others."""
     styles = {}
     for sheet in _SHEET.findall(html):
         for rule in sheet.split("}"):
@@ -178,5 +179,5 @@ def _with_inline_styles(html: str) -> str:
 
 
 def _encodable(text: str) -> str:
-    """Without lone surrogates, which no page can hold."""
+    """Replace lone surrogates, which a page cannot contain."""
     return text.encode("utf-8", "replace").decode("utf-8")

@@ -139,26 +139,26 @@ class Files:
         return wait(self._files.read, path, format=format)
 
     def write(self, path: GuestPath, data: str | bytes) -> FileInfo:
-        """Write a file, with the directories above it; what was there is replaced."""
+        """Write a file and make the directories above it; an existing file is replaced."""
         return wait(self._files.write, path, data)
 
     def list(self, path: GuestPath = ".") -> list[FileInfo]:
-        """What a directory holds, by name."""
+        """The entries of a directory, sorted by name."""
         return wait(self._files.list, path)
 
     def exists(self, path: GuestPath) -> bool:
         return wait(self._files.exists, path)
 
     def stat(self, path: GuestPath) -> FileInfo:
-        """Of the path itself: a symbolic link is not followed."""
+        """Describe the path itself: a symbolic link is not followed."""
         return wait(self._files.stat, path)
 
     def make_dir(self, path: GuestPath) -> FileInfo:
-        """Make a directory, and those above it; one that is there already is fine."""
+        """Make a directory and those above it; it may exist already."""
         return wait(self._files.make_dir, path)
 
     def remove(self, path: GuestPath) -> None:
-        """Remove a file, or a directory with all that is in it."""
+        """Remove a file, or a directory with its content."""
         return wait(self._files.remove, path)
 
     def rename(self, old: GuestPath, new: GuestPath) -> FileInfo:
@@ -171,11 +171,11 @@ class Files:
         *,
         on_progress: OnProgress | None = None,
     ) -> Transfer:
-        """Bring a file, or a directory with all that is in it, into the sandbox.
+        """Copy a file, or a directory with its content, into the sandbox.
 
-        `path` is where it will be (None: its name, in /workspace; with a "/" at its end: its name,
-        in that directory). Files that are there already are replaced, directories merged. Links in
-        a tree are carried if they stay inside it. `on_progress` gets the bytes so far and in all.
+        `path` is the target (None: the same name in /workspace; ending with "/": the same name in
+        that directory). Existing files are replaced, directories merged. Links in a tree are copied
+        if they stay inside it. `on_progress` gets the bytes so far and the total.
         """
         return wait(self._files.upload, local, path, on_progress=on_progress)
 
@@ -187,12 +187,12 @@ class Files:
         max_size: int | str | None = None,
         on_progress: OnProgress | None = None,
     ) -> Transfer:
-        """Bring a file, or a directory with all that is in it, to this host.
+        """Copy a file, or a directory with its content, to this host.
 
-        `local` is what it will be called here; a file goes into it, if it is a directory. Each file
-        appears at once and whole; those that are there already are replaced, directories merged.
-        No link of the sandbox's is followed here, and those that would lead out are not made.
-        `max_size` bounds the bytes (None: what fits into the sandbox's own file systems).
+        `local` is the target; if it is a directory, a file goes into it. Each file appears at once
+        and whole; existing files are replaced, directories merged. The host follows no link of the
+        sandbox, and makes none that leads out of the tree. `max_size` bounds the bytes (None: what
+        fits into the sandbox's file systems).
         """
         return wait(self._files.download, path, local, max_size=max_size, on_progress=on_progress)
 

@@ -12,9 +12,9 @@ import anyio.abc
 
 from belljar.errors import ProtocolError
 from belljar.files.script import Input
-from belljar.functions import registry
 from belljar.functions.calling import Callee
-from belljar.functions.registry import Registry
+from belljar.functions.registry import HostFunction, Registry
+from belljar.functions.signature import describe_error
 from belljar.protocol import messages, wire
 from belljar.protocol.values import Encoded
 from belljar.results.execution import Call
@@ -127,7 +127,7 @@ class Calls:
             failure = ""
             return {"ok": True}, value
         except Exception as error:
-            kind, message = registry.describe(error)
+            kind, message = describe_error(error)
             failure = f"{kind}: {message}"
             return {"ok": False, "name": kind, "message": message}, None
         finally:
@@ -177,7 +177,7 @@ class Calls:
 
 
 def _reader(stdin: Input) -> Callee:
-    return Callee(stdin.read, name="stdin", timeout=None, max_calls=None, concurrency=1)
+    return Callee(HostFunction(stdin.read, timeout=None, concurrency=1), "stdin")
 
 
 async def _nobody(call: int, header: dict[str, object], value: Encoded | None) -> None:

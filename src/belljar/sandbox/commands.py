@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from belljar.errors import InvalidOption, suggests
-from belljar.files.api import absolute
+from belljar.errors import InvalidOption, check_callbacks, check_encodable, suggests
+from belljar.files.api import absolute_path
 from belljar.protocol import wire
 from belljar.results.execution import CommandResult, Outcome
 from belljar.sandbox import options
@@ -62,13 +62,13 @@ class AsyncCommands:
         limits = self._sandbox.limits
         header: dict[str, Any] = {
             "argv": arguments(cmd),
-            "cwd": absolute(cwd if cwd is not None else ".", self._sandbox.workdir),
+            "cwd": absolute_path(cwd if cwd is not None else ".", self._sandbox.workdir),
             "env": options.texts("env", env),
             "output": limits.output,
         }
         timeout = options.check_timeout(timeout, limits.timeout)
         payload = encode_input(stdin)
-        options.check_callbacks(on_stdout=on_stdout, on_stderr=on_stderr)
+        check_callbacks(on_stdout=on_stdout, on_stderr=on_stderr)
         async with self._sandbox.using() as (channel, guest):
             await self._sandbox.refreshed()
             run = Run(
@@ -129,7 +129,7 @@ def arguments(cmd: str | Sequence[str]) -> list[str]:
         raise InvalidOption(f"a command is a str or a list of str, not {type(cmd).__name__}")
     if not argv or not all(isinstance(part, str) and "\0" not in part for part in argv):
         raise InvalidOption("a command has at least one part, and no NUL character")
-    options.check_encodable("a command", "".join(argv))
+    check_encodable("a command", "".join(argv))
     if sum(map(len, argv)) > 128 * 1024:
         raise InvalidOption(
             "the command is longer than 128 KiB", hint="write it to a file and run that"

@@ -230,7 +230,7 @@ class Life:
             noexec=self._options.noexec,
             workdir=self._options.workdir,
             network=self._options.network,
-            docker=self._options.docker,
+            settings=self._options.docker,
         )
 
     def adopt(self, guest: Guest) -> None:

@@ -19,10 +19,10 @@ from belljar.backends import mounts as workdirs
 from belljar.backends.docker import settings
 from belljar.backends.docker.settings import Docker
 from belljar.backends.mounts import Mount, Scratch, check_mounts
-from belljar.environment.environment import Environment, builtin, extended, resolve
-from belljar.errors import InvalidOption, unknown_option
+from belljar.environment.environment import BUILTIN, Environment, add_packages, resolve
+from belljar.errors import InvalidOption, check_encodable, unknown_option
 from belljar.files import sessions
-from belljar.functions.registry import Functions, HostFunction, coerce
+from belljar.functions.registry import Functions, HostFunction, coerce_functions
 from belljar.limits import RULES, Limits
 from belljar.protocol import wire
 
@@ -36,7 +36,7 @@ MAX_CODE = wire.MAX_PAYLOAD
 
 DEFAULT = "data"  # the Environment of who names none
 # And of who brings an image: nothing is known of what it has, and nothing imported in advance.
-AS_IT_IS = replace(builtin(DEFAULT), preload=(), warmup="")
+AS_IT_IS = replace(BUILTIN[DEFAULT], preload=(), warmup="")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ def make(
 ) -> Options:
     chosen = None
     if environment is not None or packages:
-        chosen = extended(resolve(environment or DEFAULT), packages)
+        chosen = add_packages(resolve(environment or DEFAULT), packages)
     if not isinstance(network, str):
         raise InvalidOption(f"network is a str, not {network!r}", hint=", ".join(NETWORKS))
     if network not in NETWORKS:
@@ -125,16 +125,16 @@ def make(
         id=_new_id(),
         backend=backend,
         docker=docker,
-        environment=chosen or (AS_IT_IS if docker.own else builtin(DEFAULT)),
+        environment=chosen or (AS_IT_IS if docker.own else BUILTIN[DEFAULT]),
         limits=Limits.coerce(limits),
         env=MappingProxyType(texts("env", env)),
         network=network,
         policy=None if policy is None else _policy(policy),
         strict=strict,
         metadata=MappingProxyType(texts("metadata", metadata)),
-        functions=MappingProxyType(coerce(functions or {})),
+        functions=MappingProxyType(coerce_functions(functions or {})),
         workspace=kept,
-        session=None if session is None else sessions.check_name(session),
+        session=None if session is None else sessions.check_session_name(session),
         workdir=workdirs.check_workdir(workdir, mounted),
         mounts=mounted,
         noexec=noexec or docker.noexec,
@@ -152,7 +152,9 @@ def _backend(
             f"backend is a str or Docker(...), not {backend!r}",
             hint=f"one of {', '.join(runtime.BACKENDS)}",
         )
-    docker = settings.merge(backend if isinstance(backend, Docker) else Docker(), flat)
+    docker = settings.merge_settings(
+        backend if isinstance(backend, Docker) else settings.DEFAULT, flat
+    )
     name = "docker" if isinstance(backend, Docker) else backend
     if name == "auto" and (docker.given or network != "none"):
         name = "docker"
@@ -176,7 +178,7 @@ def _backend(
     runtime.docker_backend()
     if environment is not None:
         settings.check_environment(docker, environment)
-    return name, settings.complete(docker)
+    return name, settings.fill_from_environment(docker)
 
 
 def _policy(given: PolicyLike) -> Policy:
@@ -223,21 +225,6 @@ def texts(option: str, given: Mapping[str, str] | None) -> dict[str, str]:
             raise InvalidOption(f"{name!r} cannot be an environment variable")
         check_encodable(option, name + value)
     return dict(given)
-
-
-def check_callbacks(**callbacks: object) -> None:
-    """Before the code has run, not when its first output comes."""
-    for name, callback in callbacks.items():
-        if callback is not None and not callable(callback):
-            raise InvalidOption(f"{name} must be callable, not {callback!r}")
-
-
-def check_encodable(what: str, text: str) -> None:
-    """The kernel takes bytes; lone surrogates that stand for no byte cannot become any."""
-    try:
-        os.fsencode(text)
-    except UnicodeEncodeError as error:
-        raise InvalidOption(f"{what} cannot be encoded: {error.reason}: {text!r}") from None
 
 
 def check_known(

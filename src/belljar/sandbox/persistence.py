@@ -9,9 +9,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 import anyio.to_thread
 
 from belljar.backends.base import Guest
-from belljar.files import workspace
 from belljar.files.api import AsyncFiles
-from belljar.files.workspace import HostWorkspace
+from belljar.files.workspace import HostWorkspace, open_session
 from belljar.record import Recorder
 from belljar.results.execution import Execution
 from belljar.sandbox import value_transfer
@@ -51,13 +50,19 @@ class Keeping:
         """Bring the workspace in. Called when a guest has started."""
         if self.mirrors:
             if self._mirror is None:
-                self._mirror = workspace.open(self._options, self._options.limits.workspace)
+                self._mirror = self._open_mirror()
             try:
                 await self._mirror.load(self._files(place))
             except BaseException:
                 self._mirror.close()
                 self._mirror = None
                 raise
+
+    def _open_mirror(self) -> HostWorkspace:
+        options, limit = self._options, self._options.limits.workspace
+        if options.session is not None:
+            return open_session(options.session, limit)
+        return HostWorkspace(options.workspace or "", limit=limit)
 
     async def refresh(self, place: Place) -> None:
         """Bring in what changed on the host meanwhile. Called before each cell."""

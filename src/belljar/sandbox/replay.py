@@ -16,16 +16,17 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from belljar.environment.environment import BUILTIN, Environment, resolve
-from belljar.environment.requirement import shown
+from belljar.environment.requirement import hide_secrets
 from belljar.errors import InvalidOption
 from belljar.files.script import Script, make_input
 from belljar.limits import Limits
 from belljar.record.comparison import Difference, compare_cells
 from belljar.record.reader import Cell, Record, RecordedEnvironment, Session, read
-from belljar.results.execution import Execution, printable
+from belljar.results.execution import Execution
 from belljar.sandbox import options
 from belljar.sandbox.blocking import Sandbox
 from belljar.sandbox.replay_events import Events, ReplayedCommand
+from belljar.text import printable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,7 +325,7 @@ class _Replaying:
         recorded = session.environment
         known = self._wanted.known.get(recorded.name)
         if known is not None:
-            if sorted(map(shown, known.packages)) != sorted(recorded.packages):
+            if sorted(map(hide_secrets, known.packages)) != sorted(recorded.packages):
                 self._notes.append(
                     f"the environment {recorded.name!r} had other packages when this was recorded"
                 )

@@ -25,6 +25,7 @@ from belljar.errors import (
     InvalidOption,
     NameMissing,
     SandboxError,
+    check_callbacks,
     suggests,
 )
 from belljar.files import script as scripts
@@ -198,8 +199,8 @@ class AsyncSandbox(Life):
         read. The callbacks get output and results while the code runs. With `undo_on_error`, code
         that does not end with the outcome ok leaves variables and files as they were before it.
         """
-        options.check_callbacks(on_stdout=on_stdout, on_stderr=on_stderr, on_result=on_result)
-        script = await scripts.make(code, stdin)
+        check_callbacks(on_stdout=on_stdout, on_stderr=on_stderr, on_result=on_result)
+        script = await scripts.make_script(code, stdin)
         cell = Cell(
             code=script.code,
             payload=options.encode_code(script.code),

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from belljar.backends.event_loop import Lock
-from belljar.errors import FileError, InvalidOption, SandboxError
+from belljar.errors import FileError, InvalidOption, SandboxError, check_callbacks, check_encodable
 from belljar.results.execution import CommandResult, Outcome
 from belljar.sandbox import options, shell_driver
 from belljar.sandbox.blocking import Sandbox, wait
@@ -172,8 +172,8 @@ class AsyncShell:
         """
         if not isinstance(command, str) or "\0" in command:
             raise InvalidOption(f"a command is a str without NUL characters, not {command!r}")
-        options.check_encodable("a command", command)
-        options.check_callbacks(on_stdout=on_stdout, on_stderr=on_stderr)
+        check_encodable("a command", command)
+        check_callbacks(on_stdout=on_stdout, on_stderr=on_stderr)
         if timeout is None:
             timeout = self._timeout
         async with self._turn:

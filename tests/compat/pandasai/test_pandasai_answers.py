@@ -12,19 +12,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from belljar.compat.pandasai import (
-    BadResult,
-    BadSyntax,
-    ResponseSerializer,
-    answers,
-    charts,
-    tabular,
-)
-from belljar.compat.pandasai.tabular import MAX_CELLS, MAX_COLUMNS
+from belljar.compat.pandasai import BadResult, BadSyntax, ResponseSerializer, answers
+from belljar.compat.pandasai.answers import MAX_CELLS, MAX_COLUMNS
 
 
 def checked(kind, value):
-    return answers.checked({"type": kind, "value": value}, lambda path: path)["value"]
+    return answers.check_answer({"type": kind, "value": value}, lambda path: path)["value"]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +90,7 @@ TOO_LARGE = {
 @pytest.mark.parametrize("made", TOO_LARGE.values(), ids=TOO_LARGE)
 def test_a_frame_of_more_cells_than_were_sent_is_not_made(made, monkeypatch):
     asked = []
-    monkeypatch.setattr(tabular, "_made", lambda *args, **options: asked.append(args))
+    monkeypatch.setattr(answers, "_make", lambda *args, **options: asked.append(args))
     with pytest.raises(BadResult, match="more than"):
         checked("dataframe", made())
     assert not asked
@@ -160,10 +153,10 @@ def test_lists_that_are_nested_deeply_are_cells():
 
 
 def test_a_path_is_short_and_a_picture_small():
-    with pytest.raises(BadResult, match="no path"):
+    with pytest.raises(BadResult, match="too many for a path"):
         checked("plot", "x" * 10_000_000)
     with pytest.raises(BadResult, match="more than"):
-        checked("plot", answers.DATA_URL + "A" * (2 * charts.MAX_BYTES))
+        checked("plot", answers.DATA_URL + "A" * (2 * answers.MAX_PNG_BYTES))
 
 
 def test_a_picture_has_few_parts():
@@ -173,7 +166,7 @@ def test_a_picture_has_few_parts():
 
     picture = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", bytes(13)) + chunk(b"tEXt") * 1_000_000
     with pytest.raises(ValueError, match="more than 20000 parts"):
-        charts.check_png(picture)
+        answers.check_png(picture)
 
 
 def test_a_frame_of_json_has_parts_that_fit():

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from belljar.compat.pandasai import charts
+from belljar.compat.pandasai import answers
 
 
 def png(width=4, height=3):
@@ -23,7 +23,7 @@ def chunk(kind, data):
 
 
 def test_a_picture_passes():
-    charts.check_png(png())
+    answers.check_png(png())
 
 
 def bomb():
@@ -41,20 +41,20 @@ def bomb():
         (png()[:8], "lacks"),
         (png()[:-20] + b"\0" * 20, "damaged|cut off"),
         (png() + b"#!/bin/sh\n", "cut off|damaged"),
-        (png() + b"x" * charts.MAX_BYTES, "more than"),
+        (png() + b"x" * answers.MAX_PNG_BYTES, "more than"),
         (bomb(), "pixels"),
     ],
 )
 def test_what_is_no_whole_and_sane_picture_is_refused(data, why):
     with pytest.raises(ValueError, match=why):
-        charts.check_png(data)
+        answers.check_png(data)
 
 
 @given(st.binary(max_size=200))
 def test_no_bytes_do_harm_to_the_check(data):
     for text in (data, png()[:8] + data, png()[:33] + data):
         with pytest.raises(ValueError, match="PNG"):
-            charts.check_png(text)
+            answers.check_png(text)
 
 
 @pytest.mark.parametrize(
@@ -74,10 +74,10 @@ def test_no_bytes_do_harm_to_the_check(data):
     ],
 )
 def test_the_name_is_a_plain_one_in_the_directory(tmp_path, proposed, name):
-    assert charts.save(b"1", proposed, tmp_path / "new" / "place").name == name
+    assert answers.save_chart(b"1", proposed, tmp_path / "new" / "place").name == name
     assert [path.name for path in (tmp_path / "new" / "place").iterdir()] == [name]
 
 
 def test_each_picture_has_a_file_of_its_own(tmp_path):
-    names = [charts.save(b"1", "a.png", tmp_path).name for _ in range(3)]
+    names = [answers.save_chart(b"1", "a.png", tmp_path).name for _ in range(3)]
     assert names == ["a.png", "a-2.png", "a-3.png"]

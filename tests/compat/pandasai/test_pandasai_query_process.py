@@ -18,10 +18,9 @@ from pandasai import Agent
 
 import census
 from belljar.compat import query_process, sql
-from belljar.compat.duck import Bounds
 from belljar.compat.pandasai import BelljarSandbox
-from belljar.compat.pandasai.queries import guarded
-from belljar.compat.query_process import QueryProcess
+from belljar.compat.pandasai.exchange import guard_queries
+from belljar.compat.query_process import Bounds, QueryProcess
 from belljar.errors import CannotTravel, StartError
 from belljar.protocol import values
 
@@ -110,7 +109,7 @@ def test_a_frame_with_what_is_no_data_cannot_be_queried(queries):
     ("query", "kind", "said"),
     [
         ("SELECT nope FROM t", duckdb.BinderException, "nope"),
-        ("SELECT * FROM other", sql.QueryRefused, "there are t"),
+        ("SELECT * FROM other", sql.QueryRefused, "not one of the tables: t"),
         ("SELECT * FROM '/etc/passwd'", sql.QueryRefused, "hint: only SELECT"),
         ("COPY t TO '/tmp/x'", sql.QueryRefused, "hint: only SELECT"),
         ("SELECT 'x'::INT FROM t", duckdb.ConversionException, "Could not convert"),
@@ -174,13 +173,13 @@ def test_a_query_without_end_is_ended(bounded):
 def test_a_query_that_cannot_be_read_in_time_is_refused(bounded):
     queries = bounded(reading=0.2)
     query = f"SELECT {'INT(' * 40}1{')' * 40} FROM t"
-    with pytest.raises(sql.QueryRefused, match="too long to read"):
+    with pytest.raises(sql.QueryRefused, match="too long to parse"):
         queries.run(query, {"t": MANY})
-    with pytest.raises(sql.QueryRefused, match="too long to read"):
+    with pytest.raises(sql.QueryRefused, match="too long to parse"):
         queries.check(query, ["t"])
     called = []
-    with pytest.raises(Exception, match="too long to read"):
-        guarded(called.append, queries)(query)
+    with pytest.raises(Exception, match="too long to parse"):
+        guard_queries(called.append, queries)(query)
     assert not called
     assert answers(queries)
 
@@ -312,7 +311,7 @@ def test_stop_ends_a_query_that_runs(bounded):
     mine = [number_of(process), *below(process)]
     process.stop()
     thread.join()
-    assert found == ["the process for queries was ended"]
+    assert found == ["the query process was killed"]
     census.wait_until(lambda: not any(census.alive(pid) for pid in mine), LONG, "their end")
 
 
@@ -357,7 +356,7 @@ def test_it_ends_with_a_host_that_was_killed():
     program = (
         "import os, signal, sys\n"
         "from belljar.compat.query_process import QueryProcess\n"
-        "from belljar.compat.duck import Bounds\n"
+        "from belljar.compat.query_process import Bounds\n"
         "process = QueryProcess(Bounds())\n"
         "process.run('SELECT 1', {})\n"
         "print(process._server._process.pid, flush=True)\n"

@@ -146,7 +146,7 @@ def test_theirs_is_native_where_the_engine_can_have_no_image(engine_without_imag
         assert sandbox._container.isolation.backend == "native"
         assert sandbox.execute(ONE, {})["value"] == 1
     assert "could not pull it" in caplog.text
-    assert "so this sandbox is native" in caplog.text
+    assert "this sandbox runs natively instead" in caplog.text
 
 
 @pytest.mark.parametrize("kind", [BelljarSandbox, DockerSandbox])

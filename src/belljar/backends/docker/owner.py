@@ -1,15 +1,15 @@
-"""Whose a container is: labels that name the process it was made for, and the reading of them.
+"""The owner of a container: labels that name the process which made it, and how they are read.
 
-    belljar.sandbox.sandbox               the sandbox's id
-    belljar.owner.pid             process that made it
-    belljar.owner.started         when that one began: a pid alone may be given out again
+    belljar.sandbox               the sandbox's id
+    belljar.owner.pid             the process that made it
+    belljar.owner.started         when that process began: another one may get the same pid
     belljar.owner.host            <machine>.<boot>: an engine may serve many hosts
-    belljar.owner.pid_namespace   a pid means something in its own namespace only
+    belljar.owner.pid_namespace   a pid is valid only in its namespace
     belljar.created, .version, .project
 
-Everybody who may use the engine can read labels, and can write labels like ours. So they hold
-no secret (the machine's id is hashed), and what does not read exactly as we write it is never
-taken for an orphan.
+Every user of the engine can read labels, and can write labels like these. So they hold no secret
+(the machine's id is hashed), and a container counts as an orphan only if its labels have exactly
+the form that Belljar writes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from belljar import __version__
 from belljar.errors import BackendUnavailable
 
 SANDBOX = "belljar.sandbox"
-BUILD = "belljar.build"  # of containers in which an image is being built; else empty
+BUILD = "belljar.build"  # not empty in a container that builds an image
 PID = "belljar.owner.pid"
 STARTED = "belljar.owner.started"
 HOST = "belljar.owner.host"
@@ -46,7 +46,7 @@ _MOMENT = "%Y-%m-%dT%H:%M:%SZ"
 
 
 def labels(sandbox: str, project: str | None = None) -> dict[str, str]:
-    """The labels of a container that this process is about to make."""
+    """The labels of a container that this process creates."""
     us = Owner.current()
     return {
         SANDBOX: sandbox,
@@ -56,36 +56,36 @@ def labels(sandbox: str, project: str | None = None) -> dict[str, str]:
         PID_NAMESPACE: str(us.pid_namespace),
         CREATED: time.strftime(_MOMENT, time.gmtime()),
         VERSION: __version__,
-        # A container inherits its image's labels, but for those that it has itself.
+        # Set although empty: a container inherits labels of its image that it does not have.
         BUILD: "",
         PROJECT: project or "",
     }
 
 
-def name_of(labels: Mapping[str, str]) -> str:
-    """The name of the container that was given these labels."""
+def container_name(labels: Mapping[str, str]) -> str:
+    """The name of the container with these labels."""
     return f"belljar-{labels.get(SANDBOX, '')}"
 
 
 def is_orphan(labels: Mapping[str, str], *, running: bool = True) -> bool | None:
-    """Whether the owner is dead; None: that cannot be told from here.
+    """True if the owner is dead; None if that cannot be seen from here.
 
-    `running`: whether the container is. One that is not, and that this machine made before it
-    was booted last, has lost its owner too; one that runs may be that of a copy of this machine.
+    `running`: the container runs. If it does not, and this machine made it before its last boot,
+    the owner is dead too; one that runs may belong to a copy of this machine.
     """
     owner = Owner.parse(labels)
     if owner is None:
         return None
     us = Owner.current()
     if (owner.machine, owner.boot) != (us.machine, us.boot):
-        return True if not running and _from_before_the_boot(owner, us, labels) else None
+        return True if not running and _was_made_before_boot(owner, us, labels) else None
     if owner.pid_namespace != us.pid_namespace:
         return None
     return _is_dead(owner)
 
 
 def is_ours(labels: Mapping[str, str]) -> bool:
-    """Whether this very process is the owner."""
+    """True if this process is the owner."""
     return Owner.parse(labels) == Owner.current()
 
 
@@ -99,13 +99,13 @@ class Owner:
 
     @classmethod
     def current(cls) -> Self:
-        fields = _stat("self")
+        fields = _read_stat("self")
         if fields is None:
             raise BackendUnavailable(
-                "containers cannot be labelled with their owner: /proc does not show this process",
+                "/proc does not show this process, so its containers cannot name their owner",
                 hint="mount /proc",
             )
-        machine, boot = _host()
+        machine, boot = _read_host()
         return cls(
             pid=os.getpid(),
             started=int(fields[_STARTED]),
@@ -116,13 +116,13 @@ class Owner:
 
     @classmethod
     def parse(cls, labels: Mapping[str, str]) -> Self | None:
-        """None for what we would not have written."""
+        """None for labels that Belljar would not have written."""
         numbers = [labels.get(name, "") for name in (PID, STARTED, PID_NAMESPACE)]
         host = _HOST.fullmatch(labels.get(HOST, ""))
         if host is None or not labels.get(SANDBOX) or not all(map(_NUMBER.fullmatch, numbers)):
             return None
         pid, started, namespace = map(int, numbers)
-        if not 0 < pid <= _LARGEST_PID:  # kill(0) and kill(-1) mean many
+        if not 0 < pid <= _LARGEST_PID:  # kill(0) and kill(-1) signal many processes
             return None
         return cls(pid=pid, started=started, machine=host[1], boot=host[2], pid_namespace=namespace)
 
@@ -132,15 +132,15 @@ class Owner:
 
 def _is_dead(owner: Owner) -> bool | None:
     if os.readlink("/proc/self") != str(os.getpid()):
-        return None  # a /proc of another pid namespace: its numbers are not ours
+        return None  # a /proc of another pid namespace, with other pids
     try:
-        fields = _stat(owner.pid)
+        fields = _read_stat(owner.pid)
     except PermissionError:
-        return None  # hidden by /proc's mount options, but there
+        return None  # the process exists, hidden by /proc's mount options
     if fields is not None:
         return _has_ended(fields) or int(fields[_STARTED]) != owner.started
-    # /proc may be mounted so that others' processes are not even listed (hidepid=2), and would
-    # look dead. Signal 0 asks the kernel instead, and does nothing.
+    # With hidepid=2, /proc does not list processes of other users. Signal 0 does nothing but ask
+    # the kernel if the process exists.
     try:
         os.kill(owner.pid, 0)
     except ProcessLookupError:
@@ -150,11 +150,11 @@ def _is_dead(owner: Owner) -> bool | None:
     return None
 
 
-# Counted from the field after the command's name, which may contain any character.
+# Fields of /proc/PID/stat, counted after the command's name, which may contain any character.
 _STATE, _THREADS, _STARTED = 0, 17, 19
 
 
-def _stat(pid: int | str) -> list[str] | None:
+def _read_stat(pid: int | str) -> list[str] | None:
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -163,7 +163,8 @@ def _stat(pid: int | str) -> list[str] | None:
 
 
 def _has_ended(fields: list[str]) -> bool:
-    # A zombie waits for a parent that may never ask. One with threads only lost its main thread.
+    # A zombie has ended, although its parent may never wait for it. With threads left, only its
+    # main thread has ended.
     return fields[_STATE] in "ZX" and int(fields[_THREADS]) <= 1
 
 
@@ -171,16 +172,16 @@ def _has_ended(fields: list[str]) -> bool:
 
 
 @functools.cache
-def _host() -> tuple[str, str]:
-    """This machine, and this boot of it, as hashes: the machine's id is not for everybody."""
-    machine = _read("/etc/machine-id") or _read("/var/lib/dbus/machine-id")
-    # Start times of processes are counted differently in another time namespace.
+def _read_host() -> tuple[str, str]:
+    """Hashes of this machine and of its boot: other users must not see the machine's id."""
+    machine = _read_text("/etc/machine-id") or _read_text("/var/lib/dbus/machine-id")
+    # Another time namespace counts start times differently.
     clock = os.readlink("/proc/self/ns/time") if os.path.lexists("/proc/self/ns/time") else ""
-    boot = _read("/proc/sys/kernel/random/boot_id") + clock
+    boot = _read_text("/proc/sys/kernel/random/boot_id") + clock
     return _hash(machine) if machine else "unknown", _hash(machine + boot)
 
 
-def _read(path: str) -> str:
+def _read_text(path: str) -> str:
     try:
         return Path(path).read_text().strip()
     except OSError:
@@ -191,7 +192,7 @@ def _hash(text: str) -> str:
     return hmac.new(b"belljar.owner.host", text.encode(), hashlib.sha256).hexdigest()[:16]
 
 
-def _from_before_the_boot(owner: Owner, us: Owner, labels: Mapping[str, str]) -> bool:
+def _was_made_before_boot(owner: Owner, us: Owner, labels: Mapping[str, str]) -> bool:
     if owner.machine != us.machine or us.machine == "unknown":
         return False
     try:

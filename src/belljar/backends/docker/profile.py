@@ -1,28 +1,35 @@
-"""The seccomp profile as an engine takes it: native's seccomp.json, for one machine, as JSON text.
+"""Files for a container: the seccomp profile in the engine's form, and a passwd file.
 
-An engine hands the profile to libseccomp, which knows no order of rules: of two that contradict
-each other it silently drops one. So what `deny` adds in front of the profile's own rules for a
-call is worked out here: the bits that any of them looks at are taken together, and each of their
-combinations becomes a rule of its own, with the action of the first that fits. No two overlap.
+The profile is linux/seccomp.json for one machine, as JSON text. An engine hands it to libseccomp,
+which has no order of rules: of two that contradict each other it silently drops one. So the rules
+that `deny` puts before the profile's own are combined here: each combination of the bits that any
+of them looks at becomes one rule, with the action of the first rule that matches. No two overlap.
 
-Engines before 22.06 ignore `defaultErrnoRet`, and answer EPERM where no rule fits. Programs take
-that for a refusal and give up, where ENOSYS would let them fall back. So every call that exists
-and has no rule is named as absent. What is left to the default are unknown forms of known calls
-(an option of prctl that nobody listed): there such an engine says EPERM.
+Engines before 22.06 ignore `defaultErrnoRet` and answer EPERM where no rule matches. Programs take
+EPERM for a refusal and give up; ENOSYS would let them fall back. So every system call without a
+rule is listed as absent. Only unknown forms of known calls (a prctl option that no rule names) are
+left to the default: there such an engine answers EPERM.
+
+The passwd file gives the container's user a name, for programs that ask for it (`whoami`, Python's
+`pwd`): each guest has a uid that no image knows. It is mounted over the image's, read-only. The
+engine takes a path and opens it when the container starts, so the file exists only until then. A
+process id in its name shows which files a killed process left.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from belljar.backends.linux import seccomp
+from belljar.backends.linux import guest_view, seccomp
 from belljar.backends.linux.seccomp import Condition, Rule
 from belljar.environment.store import cache_root
 from belljar.errors import BackendUnavailable
@@ -34,29 +41,29 @@ _MAX_BITS = 8  # of all arguments that the rules of one call look at
 
 
 @lru_cache(maxsize=16)
-def text(machine: str, *, deny: tuple[str | Rule, ...] = ()) -> str:
-    """The profile for `machine`; `deny` as for native's compile_profile."""
+def render_profile(machine: str, *, deny: tuple[str | Rule, ...] = ()) -> str:
+    """The profile for `machine`; `deny` as for linux.seccomp.compile_profile."""
     if machine not in _ARCHITECTURES:
         raise BackendUnavailable(
             f"there is no seccomp profile for {machine!r}, the machine of the engine",
             hint=f"an engine on one of {', '.join(_ARCHITECTURES)}",
         )
     profile = seccomp.load_profile()
-    rules = [_refused(each) for each in deny]
+    rules = [_deny_rule(each) for each in deny]
     document = {
         "defaultAction": "SCMP_ACT_ERRNO",
         "defaultErrnoRet": profile.default & 0xFFFF,
-        # Of one machine only: what enters the kernel by another door is killed.
+        # Only one: a call through another architecture's entry point is killed.
         "architectures": [_ARCHITECTURES[machine]],
-        "syscalls": [_entry(rule) for rule in _rules(profile, machine, rules)],
+        "syscalls": [_render_rule(rule) for rule in _rules(profile, machine, rules)],
     }
     return json.dumps(document, separators=(",", ":"))
 
 
-def as_file(profile: str) -> Path:
-    """A file with this text in the cache, for engines that want a path (Podman).
+def write_profile(profile: str) -> Path:
+    """Write the profile to the cache and return its path, for engines that take one (Podman).
 
-    Named by its content and never changed; other processes may make the same one at once.
+    Its name is the hash of its content. Other processes may write the same file at once.
     """
     name = f"seccomp-{hashlib.sha256(profile.encode()).hexdigest()[:16]}.json"
     path = cache_root() / name
@@ -76,7 +83,7 @@ def as_file(profile: str) -> Path:
 
 
 def _rules(profile: seccomp.Profile, machine: str, first: Sequence[Rule]) -> Iterator[Rule]:
-    """Those of the profile, with `first` in front of them."""
+    """The rules of the profile, after those in `first`."""
     numbers = seccomp.syscall_numbers()[machine]
     replaced = {name for rule in first for name in rule.names}
     for rule in profile.rules:
@@ -85,26 +92,26 @@ def _rules(profile: seccomp.Profile, machine: str, first: Sequence[Rule]) -> Ite
             yield Rule(names=names, action=rule.action, conditions=rule.conditions)
     for name in sorted(replaced & numbers.keys()):
         ordered = [rule for rule in (*first, *profile.rules) if name in rule.names]
-        yield from _apart(name, ordered, profile.default)
+        yield from _separate_rules(name, ordered, profile.default)
     known = replaced.union(*(rule.names for rule in profile.rules))
     yield Rule(names=tuple(sorted(numbers.keys() - known)), action=_ABSENT)
 
 
-def _refused(each: str | Rule) -> Rule:
+def _deny_rule(each: str | Rule) -> Rule:
     if isinstance(each, Rule):
         return each
     return Rule(names=(each,), action=seccomp.ERRNO | seccomp.EPERM)
 
 
-def _apart(name: str, ordered: Sequence[Rule], default: int) -> Iterator[Rule]:
-    """Rules of one call of which the first that fits counts, as rules that exclude each other."""
+def _separate_rules(name: str, ordered: Sequence[Rule], default: int) -> Iterator[Rule]:
+    """Turn the ordered rules of one call into rules that exclude each other."""
     if not ordered[0].conditions:
         yield Rule(names=(name,), action=ordered[0].action)
         return
     masks: dict[int, int] = {}
     for condition in itertools.chain.from_iterable(rule.conditions for rule in ordered):
         if condition.op != "MASKED_EQ":
-            raise ValueError(f"{name}: only bits can be told apart, not {condition.op}")
+            raise ValueError(f"{name}: only MASKED_EQ can be separated, not {condition.op}")
         masks[condition.index] = masks.get(condition.index, 0) | condition.mask
     if sum(mask.bit_count() for mask in masks.values()) > _MAX_BITS:
         raise ValueError(f"{name}: its rules look at too many bits")
@@ -120,7 +127,7 @@ def _apart(name: str, ordered: Sequence[Rule], default: int) -> Iterator[Rule]:
 
 
 def _combinations(mask: int) -> list[int]:
-    """Every value that has bits of the mask only."""
+    """Every value that has only bits of the mask."""
     bits = [1 << at for at in range(64) if mask >> at & 1]
     return [
         sum(chosen)
@@ -133,23 +140,68 @@ def _fits(rule: Rule, arguments: dict[int, int]) -> bool:
     return all(arguments[each.index] & each.mask == each.value for each in rule.conditions)
 
 
-def _entry(rule: Rule) -> dict[str, object]:
+def _render_rule(rule: Rule) -> dict[str, object]:
     entry: dict[str, object] = {"names": list(rule.names)}
     if rule.action == seccomp.ALLOW:
         entry["action"] = "SCMP_ACT_ALLOW"
     elif rule.action & ~0xFFFF == seccomp.ERRNO:
         entry |= {"action": "SCMP_ACT_ERRNO", "errnoRet": rule.action & 0xFFFF}
     else:
-        raise ValueError(f"{rule.names[0]}: an action that engines may read in another way")
+        raise ValueError(f"{rule.names[0]}: engines do not agree on this action")
     if rule.conditions:
-        entry["args"] = list(_args(rule.conditions))
+        entry["args"] = list(_render_conditions(rule.conditions))
     return entry
 
 
-def _args(conditions: Iterable[Condition]) -> Iterator[dict[str, object]]:
+def _render_conditions(conditions: Iterable[Condition]) -> Iterator[dict[str, object]]:
     for each in conditions:
         arg: dict[str, object] = {"index": each.index, "op": f"SCMP_CMP_{each.op}"}
         if each.op == "MASKED_EQ":
             yield arg | {"value": each.mask, "valueTwo": each.value}
         else:
             yield arg | {"value": each.value}
+
+
+PASSWD = "/etc/passwd"
+_PASSWD_NAME = re.compile(r"belljar-passwd-([1-9][0-9]{0,9})-\w+")
+
+
+@contextlib.contextmanager
+def passwd_file(uid: int) -> Iterator[str]:
+    """The path of a passwd file, which exists while the container starts."""
+    remove_stale_passwd_files()
+    descriptor, path = tempfile.mkstemp(prefix=f"belljar-passwd-{os.getpid()}-")
+    try:
+        with open(descriptor, "w") as file:
+            os.fchmod(file.fileno(), 0o644)
+            file.write(guest_view.passwd(uid))
+        yield path
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+def passwd_mount(path: str) -> dict[str, object]:
+    """The mount of a passwd file in the engine's form."""
+    options = {"Propagation": "rprivate"}
+    mount = {"Type": "bind", "Source": path, "Target": PASSWD}
+    return {**mount, "ReadOnly": True, "BindOptions": options}
+
+
+def remove_stale_passwd_files() -> None:
+    """Remove passwd files whose process is dead."""
+    for path in Path(tempfile.gettempdir()).glob("belljar-passwd-*"):
+        found = _PASSWD_NAME.fullmatch(path.name)
+        with contextlib.suppress(OSError):  # removed meanwhile, or another user's
+            if found and path.lstat().st_uid == os.geteuid() and _is_dead(int(found[1])):
+                path.unlink()
+
+
+def _is_dead(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False

@@ -1,7 +1,7 @@
-"""What a caller asks of the docker backend beyond what every backend has: `belljar.Docker`.
+"""`belljar.Docker`: the settings of the docker backend.
 
-Everything is checked when it is made, without an engine: a name that no engine could know, a path
-that is not there, options that exclude each other.
+They are checked when they are made, without an engine: malformed names, missing paths, options that
+exclude each other.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from belljar.environment.environment import BUILTIN, Environment
 from belljar.errors import InvalidOption, unknown_option
@@ -20,9 +20,9 @@ from belljar.errors import InvalidOption, unknown_option
 Pull = Literal["missing", "always", "never"]
 PULLS: tuple[str, ...] = get_args(Pull)
 
-# Those of Sandbox itself, beside backend=Docker(...).
+# Settings that are also options of Sandbox, beside backend=Docker(...).
 FLAT = ("image", "dockerfile", "runtime", "platform", "gpus", "devices")
-# What stands for a setting that nobody gave.
+# Environment variables for settings that the caller did not give.
 VARIABLES = {
     "runtime": "BELLJAR_DOCKER_RUNTIME",
     "base": "BELLJAR_DOCKER_BASE",
@@ -46,67 +46,50 @@ _IMAGE = re.compile(
     re.ASCII,
 )
 _MAX_NAME = 255
-_MAX_PROJECT = 128
 
 
 @dataclass(frozen=True, kw_only=True)
 class Docker:
     """Settings of the docker backend: `Sandbox(backend=Docker(image="python:3.12-slim"))`.
 
-    Those that Sandbox has too (image, dockerfile, runtime, platform, gpus, devices) may be given
-    to either.
+    Sandbox also takes image, dockerfile, runtime, platform, gpus and devices; use either place.
     """
 
-    image: str | None = None  # used as it is; any with a python3 of 3.9 or later
+    image: str | None = None  # any with a python3 of 3.9 or later; it is not changed
     dockerfile: str | os.PathLike[str] | None = None  # or the directory with it; built once
-    tag: str | None = None  # a name that the Dockerfile's image gets besides ours, which it keeps
+    tag: str | None = None  # a second name for the Dockerfile's image
     runtime: str | None = None  # "runc", "runsc", ...; None: the engine's default
     platform: str | None = None  # "linux/arm64"; None: that of the engine
     gpus: str | int | None = None  # "all", how many, or "device=0,1"
     devices: Sequence[str] = ()  # "/dev/x[:/dev/y[:rwm]]": of the host, in the sandbox, rights
     host: str | None = None  # the engine's address; None: as the docker command finds it
     base: str | None = None  # the image that Environments are built on; None: python:X.Y-slim
-    ca_bundle: str | os.PathLike[str] | None = None  # certificates that a build shall trust
+    ca_bundle: str | os.PathLike[str] | None = None  # certificates that a build trusts
     build_network: str | None = None  # of builds: "host", "none", ...; None: the engine's default
     pull: Pull = "missing"  # when an image is fetched
-    seccomp: str | os.PathLike[str] | None = None  # a profile in place of ours; None: ours
+    seccomp: str | os.PathLike[str] | None = None  # a profile that replaces Belljar's
     noexec: bool = False  # nothing that lies in /workspace or /tmp can be executed
     project: str | None = None  # a label of the containers, to tell them apart
-    # The sandbox's user has a name, `sandbox`, in a passwd file in place of the image's; only with
-    # an engine that sees the files of this machine, elsewhere it has a number alone.
+    # The sandbox's user has a name, `sandbox`, by a passwd file that replaces the image's. Needs an
+    # engine that sees the files of this machine; elsewhere the user has only a number.
     named_user: bool = False
 
     def __post_init__(self) -> None:
         if self.image is not None and self.dockerfile is not None:
             raise InvalidOption(
                 "image and dockerfile exclude each other",
-                hint="an image that was built from the Dockerfile, or the Dockerfile itself",
+                hint="give the Dockerfile, or an image that was built from it",
             )
         if self.tag is not None and self.dockerfile is None:
             raise InvalidOption(
-                "tag is given without a Dockerfile: it names the image that a Dockerfile becomes",
-                hint="give dockerfile= too, or image= for one that exists",
+                "tag is given without dockerfile=: it names the image that is built from it",
+                hint="give dockerfile= too, or image= for an image that exists",
             )
         if self.own and self.base is not None:
             raise InvalidOption(
-                "base has no meaning beside an image or Dockerfile of your own",
-                hint="base is what the packages of an Environment are installed on",
+                "base has no meaning together with image or dockerfile",
+                hint="base is the image that the packages of an Environment are installed on",
             )
-        checked = {
-            "image": check_image("image", self.image),
-            "dockerfile": _dockerfile(self.dockerfile),
-            "tag": _tag(self.tag),
-            "runtime": _runtime(self.runtime),
-            "platform": _platform(self.platform),
-            "gpus": _gpus(self.gpus),
-            "devices": _devices(self.devices),
-            "host": _text("host", self.host),
-            "base": check_image("base", self.base),
-            "ca_bundle": _ca_bundle(self.ca_bundle),
-            "build_network": _build_network(self.build_network),
-            "seccomp": _profile(self.seccomp),
-            "project": _text("project", self.project, _MAX_PROJECT),
-        }
         if not isinstance(self.pull, str):
             raise InvalidOption(f"pull is one of {', '.join(PULLS)}, not {self.pull!r}")
         if self.pull not in PULLS:
@@ -114,24 +97,31 @@ class Docker:
         for name in ("noexec", "named_user"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidOption(f"{name} is True or False, not {getattr(self, name)!r}")
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
+        for name, check in _CHECKS.items():
+            given = getattr(self, name)
+            if given is not None or name == "devices":
+                object.__setattr__(self, name, check(name, given))
 
     @property
     def own(self) -> bool:
-        """Whether the caller brings the image, and with it Python and the packages."""
+        """True if the caller brings the image, and with it Python and the packages."""
         return self.image is not None or self.dockerfile is not None
 
     @property
     def given(self) -> tuple[str, ...]:
-        """The names of the settings that are not as by default."""
+        """The names of the settings that differ from their defaults."""
         return tuple(
             field.name for field in fields(self) if getattr(self, field.name) != field.default
         )
 
 
-def merge(docker: Docker, flat: Mapping[str, object]) -> Docker:
-    """The settings, with those of `flat` that were given in place of the same ones."""
+def docker_settings(given: object) -> Docker:
+    """The settings in a GuestSpec, which may have none."""
+    return given if isinstance(given, Docker) else DEFAULT
+
+
+def merge_settings(docker: Docker, flat: Mapping[str, object]) -> Docker:
+    """The settings, replaced by those of `flat` that were given."""
     given = {name: value for name, value in flat.items() if not _absent(value)}
     return replace(docker, **given) if given else docker  # type: ignore[arg-type]
 
@@ -140,8 +130,8 @@ def _absent(value: object) -> bool:
     return value is None or (isinstance(value, (tuple, list)) and not value)
 
 
-def complete(docker: Docker, environ: Mapping[str, str] | None = None) -> Docker:
-    """The settings, with what environment variables say in place of what nobody gave."""
+def fill_from_environment(docker: Docker, environ: Mapping[str, str] | None = None) -> Docker:
+    """The settings, with missing ones taken from environment variables."""
     found = os.environ if environ is None else environ
     for name, variable in VARIABLES.items():
         value = found.get(variable)
@@ -155,15 +145,16 @@ def complete(docker: Docker, environ: Mapping[str, str] | None = None) -> Docker
 
 
 def check_environment(docker: Docker, environment: Environment) -> None:
-    """An image of the caller's has the packages that it has; none can be added to it."""
+    """Raise InvalidOption if an Environment's packages would have to be added to the caller's
+    image."""
     if not docker.own or environment in BUILTIN.values():
         return
     for what, value in (("packages", environment.packages), ("python", environment.python)):
         if value:
             own = "image" if docker.image is not None else "dockerfile"
             raise InvalidOption(
-                f"environment {environment.name!r} has {what} of its own, and {own}= brings its "
-                "Python and its packages",
+                f"environment {environment.name!r} names {what}, but {own}= brings its own Python "
+                "and packages",
                 hint="backend=Docker(base=...) installs an Environment on top of an image",
             )
 
@@ -171,10 +162,8 @@ def check_environment(docker: Docker, environment: Environment) -> None:
 # -- one setting each -----------------------------------------------------------------------
 
 
-def check_image(option: str, given: str | None) -> str | None:
+def check_image(option: str, given: str) -> str:
     """A reference as the docker command takes it: name, name:tag, name@digest, or an id."""
-    if given is None:
-        return None
     if not isinstance(given, str):
         raise InvalidOption(f"{option} is the name of an image, not {given!r}")
     match = _IMAGE.fullmatch(given)
@@ -183,7 +172,7 @@ def check_image(option: str, given: str | None) -> str | None:
             f"{option}={given[:300]!r} is not the name of an image", hint=_image_hint(given)
         )
     if match["digest"] and (hint := _digest_hint(match["digest"])):
-        raise InvalidOption(f"{option}={given[:300]!r} has a digest that cannot be", hint=hint)
+        raise InvalidOption(f"{option}={given[:300]!r} has a malformed digest", hint=hint)
     return given
 
 
@@ -207,19 +196,17 @@ def _image_hint(given: str) -> str:
     return 'write it as for `docker run`: "python:3.12-slim", "team/app:1.0", "app@sha256:..."'
 
 
-def _tag(given: str | None) -> str | None:
-    if given is not None and "@" in str(given):
+def _tag(option: str, given: str) -> str:
+    if "@" in str(given):
         raise InvalidOption(
-            f"tag={given[:300]!r} has a digest, which is known after a build",
+            f"tag={given[:300]!r} has a digest, which is known only after a build",
             hint="write it as for `docker build -t`: name, or name:tag",
         )
-    return check_image("tag", given)
+    return check_image(option, given)
 
 
-def _dockerfile(given: str | os.PathLike[str] | None) -> Path | None:
-    if given is None:
-        return None
-    path = _path("dockerfile", given)
+def _dockerfile(option: str, given: str | os.PathLike[str]) -> Path:
+    path = _path(option, given)
     if path.is_dir() and not (path / "Dockerfile").is_file():
         raise InvalidOption(
             f"there is no Dockerfile in {str(path)!r}",
@@ -233,10 +220,8 @@ def _dockerfile(given: str | os.PathLike[str] | None) -> Path | None:
     return path
 
 
-def _ca_bundle(given: str | os.PathLike[str] | None) -> Path | None:
-    if given is None:
-        return None
-    path = _path("ca_bundle", given)
+def _ca_bundle(option: str, given: str | os.PathLike[str]) -> Path:
+    path = _path(option, given)
     if not path.is_file():
         raise InvalidOption(
             f"ca_bundle: {str(path)!r} is not a file",
@@ -245,10 +230,8 @@ def _ca_bundle(given: str | os.PathLike[str] | None) -> Path | None:
     return path
 
 
-def _profile(given: str | os.PathLike[str] | None) -> Path | None:
-    if given is None:
-        return None
-    path = _path("seccomp", given)
+def _profile(option: str, given: str | os.PathLike[str]) -> Path:
+    path = _path(option, given)
     try:
         profile = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
@@ -261,18 +244,6 @@ def _profile(given: str | os.PathLike[str] | None) -> Path | None:
     return path
 
 
-def _build_network(given: str | None) -> str | None:
-    if given is None:
-        return None
-    if not isinstance(given, str) or not _NETWORK.fullmatch(given):
-        raise InvalidOption(
-            f"build_network={given!r} is not the name of a network",
-            hint='as the engine knows it: "host" (that of its machine), "none", "bridge"; '
-            "`docker network ls` lists them",
-        )
-    return given
-
-
 def _path(option: str, given: str | os.PathLike[str]) -> Path:
     if not isinstance(given, (str, os.PathLike)):
         raise InvalidOption(f"{option} is a path, not {given!r}")
@@ -282,9 +253,17 @@ def _path(option: str, given: str | os.PathLike[str]) -> Path:
     return Path(text).expanduser().absolute()
 
 
-def _runtime(given: str | None) -> str | None:
-    if given is None:
-        return None
+def _network(option: str, given: str) -> str:
+    if not isinstance(given, str) or not _NETWORK.fullmatch(given):
+        raise InvalidOption(
+            f"build_network={given!r} is not the name of a network",
+            hint='as the engine knows it: "host" (that of its machine), "none", "bridge"; '
+            "`docker network ls` lists them",
+        )
+    return given
+
+
+def _runtime(option: str, given: str) -> str:
     if not isinstance(given, str) or not _RUNTIME.fullmatch(given):
         raise InvalidOption(
             f"runtime={given!r} is not the name of a runtime",
@@ -294,9 +273,7 @@ def _runtime(given: str | None) -> str | None:
     return given
 
 
-def _platform(given: str | None) -> str | None:
-    if given is None:
-        return None
+def _platform(option: str, given: str) -> str:
     if not isinstance(given, str) or not _PLATFORM.fullmatch(given):
         hint = '"linux/amd64", "linux/arm64", "linux/arm/v7"'
         if isinstance(given, str) and _PLATFORM.fullmatch(f"linux/{given}"):
@@ -305,8 +282,8 @@ def _platform(given: str | None) -> str | None:
     return given
 
 
-def _gpus(given: str | int | None) -> str | int | None:
-    if given is None or given == "all":
+def _gpus(option: str, given: str | int) -> str | int:
+    if given == "all":
         return given
     number = int(given) if isinstance(given, str) and re.fullmatch(r"[0-9]{1,3}", given) else given
     if isinstance(number, int) and not isinstance(number, bool) and number >= 1:
@@ -319,7 +296,7 @@ def _gpus(given: str | int | None) -> str | int | None:
     )
 
 
-def _devices(given: Sequence[str]) -> tuple[str, ...]:
+def _devices(option: str, given: Sequence[str]) -> tuple[str, ...]:
     if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
         raise InvalidOption(
             f"devices is a list of texts, not {given!r}", hint='devices=["/dev/fuse"]'
@@ -330,7 +307,7 @@ def _devices(given: Sequence[str]) -> tuple[str, ...]:
 
 
 def parse_device(given: str) -> tuple[str, str, str]:
-    """Where it is on the host, where in the sandbox, and what may be done: of read, write, mknod.
+    """Its path on the host, its path in the sandbox, and the rights (read, write, mknod).
 
     >>> parse_device("/dev/snd/seq:/dev/seq:r")
     ('/dev/snd/seq', '/dev/seq', 'r')
@@ -341,15 +318,32 @@ def parse_device(given: str) -> tuple[str, str, str]:
             f"{given!r} is not a device",
             hint='"/dev/x", "/dev/x:/dev/y" for another name inside, "/dev/x:/dev/y:r" for rights',
         )
-    # Not `m`, which lets the code make device files of its own.
+    # Without `m`, which lets the code make device files.
     return match["host"], match["guest"] or match["host"], match["rights"] or "rw"
 
 
-def _text(option: str, given: str | None, most: int = 4096) -> str | None:
-    if given is None:
-        return None
+def _text(option: str, given: str) -> str:
+    most = 128 if option == "project" else 4096
     if not isinstance(given, str) or not given.strip() or not given.isprintable():
         raise InvalidOption(f"{option} is a text, not {given!r}")
     if len(given) > most:
         raise InvalidOption(f"{option} has {len(given)} characters, more than {most}")
     return given
+
+
+_CHECKS: dict[str, Callable[[str, Any], object]] = {
+    "image": check_image,
+    "dockerfile": _dockerfile,
+    "tag": _tag,
+    "runtime": _runtime,
+    "platform": _platform,
+    "gpus": _gpus,
+    "devices": _devices,
+    "host": _text,
+    "base": check_image,
+    "ca_bundle": _ca_bundle,
+    "build_network": _network,
+    "seccomp": _profile,
+    "project": _text,
+}
+DEFAULT = Docker()

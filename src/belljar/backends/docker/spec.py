@@ -1,7 +1,7 @@
-"""What a container will be, as data: decided here, without touching anything.
+"""The request for a guest's container, `POST /containers/create`, as data.
 
-`body` is what `POST /containers/create` gets. It keeps to what native does (native/plan.py and
-confine.py) as far as a container can; what differs is said where it is decided.
+It confines the guest as the native backend does (native/plan.py, confine.py), as far as an engine
+can. Comments name the differences.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import cast
 
 from belljar.backends.base import GuestSpec
-from belljar.backends.docker import profile, user_name
-from belljar.backends.docker.enforcement import kept
-from belljar.backends.docker.facts import Facts, own_kernel
-from belljar.backends.docker.settings import Docker, parse_device
+from belljar.backends.docker import profile
+from belljar.backends.docker.isolation import EngineFacts, guest_kernel
+from belljar.backends.docker.settings import Docker, docker_settings, parse_device
 from belljar.backends.linux import guest_view, identity
 from belljar.backends.linux.seccomp import HIDDEN_MEMORY, SET_ID, Rule
 from belljar.backends.mounts import Mount
@@ -27,18 +26,16 @@ from belljar.errors import BackendUnavailable, InvalidOption, nearest
 from belljar.limits import Limits
 from belljar.protocol.messages import MAX_FILES
 
-__all__ = ["Facts", "body", "check_mounts", "kept", "pick_uid", "query", "seccomp"]
-
 Refusals = tuple[str | Rule, ...]
 
-USER_ID = 1000  # where uids are not the host's anyway
+USER_ID = 1000  # where uids differ from the host's
 HOST_NAME = "belljar"
-# init's own; the worker and what the code starts put themselves at 1000, and go first.
+# Of init. The worker and its children set theirs to 1000, so the kernel kills them first.
 OOM_SCORE = 500
-_READ_ONLY_ALL_BELOW = (1, 44)  # API since which a read-only bind can be so with all below it
+_READ_ONLY_ALL_BELOW = (1, 44)  # API since which a read-only bind includes all mounts below it
 
-# Everything in /proc that tells of the host or sets it: native masks all but processes and a few
-# files; an engine takes names, so that they are listed. Those a kernel does not have do no harm.
+# Everything in /proc that describes or configures the host. Native masks all but processes and a
+# few files; an engine takes names. Names that a kernel does not have do no harm.
 _PROC = (
     *("acpi", "asound", "bootconfig", "buddyinfo", "bus", "cgroups", "cmdline", "config.gz"),
     *("consoles", "crypto", "devices", "diskstats", "dma", "driver", "dynamic_debug"),
@@ -49,7 +46,7 @@ _PROC = (
     *("sysrq-trigger", "sysvipc", "timer_list", "timer_stats", "tty", "vmallocinfo", "vmstat"),
     "zoneinfo",
 )
-# And elsewhere: no terminals, no message queues as files, no name servers of the host's.
+# Elsewhere: terminals, message queues as files, the host's name servers.
 _NAME_SERVERS = "/etc/resolv.conf"
 _ELSEWHERE = ("/dev/pts", "/dev/mqueue", _NAME_SERVERS)
 # Drivers' libraries look for their devices here.
@@ -57,10 +54,10 @@ _FOR_DEVICES = ("/sys", "/proc/bus", "/proc/devices", "/proc/driver")
 _SECRETS = ("/sys/firmware", "/sys/devices/virtual/powercap", "/sys/kernel")
 
 
-def body(
+def container_body(
     spec: GuestSpec,
     docker: Docker,
-    facts: Facts,
+    facts: EngineFacts,
     *,
     image: str,
     command: Sequence[str],
@@ -71,16 +68,15 @@ def body(
     filter_: str | None = None,
     passwd: str | None = None,
 ) -> dict[str, object]:
-    """The container, as the engine shall make it.
+    """The body of the request.
 
-    `volumes` are those that the image declares, `filter_` what stands behind `seccomp=` (the
-    profile itself, unless the engine wants a path: see `seccomp`), `passwd` a file that names
-    the user.
+    `volumes`: what the image declares. `filter_`: the value of `seccomp=`, which is the profile, or
+    its path for Podman. `passwd`: a file that names the user.
     """
     _check_runtime(docker, facts)
     return {
         "Image": image,
-        # In place of an entry point of the image's, which also drops the image's command.
+        # Replaces the image's entry point and drops its command.
         "Entrypoint": list(command),
         "Cmd": [],
         "Env": [f"{name}={value}" for name, value in env.items()],
@@ -94,12 +90,12 @@ def body(
         "AttachStdin": True,
         "AttachStdout": True,
         "AttachStderr": True,
-        # Nothing of the image's runs beside the guest, and no stop waits for anybody.
+        # The image's health check does not run, and a stop does not wait.
         "Healthcheck": {"Test": ["NONE"]},
         "StopSignal": "SIGKILL",
         "StopTimeout": 0,
         "HostConfig": {
-            **_isolation(docker, facts, filter_ or seccomp(spec, facts), spec.network),
+            **_isolation(docker, facts, filter_ or seccomp_filter(spec, facts), spec.network),
             **_network(spec.network),
             **_resources(spec.limits, docker, facts),
             **_files(spec, docker, facts, uid, volumes, passwd),
@@ -109,16 +105,16 @@ def body(
     }
 
 
-def query(docker: Docker) -> dict[str, str]:
-    """What goes beside the body."""
+def create_query(docker: Docker) -> dict[str, str]:
+    """The query of the request."""
     return {"platform": docker.platform} if docker.platform else {}
 
 
-def pick_uid(facts: Facts, mounts: Iterable[Mount] = ()) -> int:
-    """As native: where uids are the host's, each guest has one of its own that is nobody's.
+def pick_uid(facts: EngineFacts, mounts: Iterable[Mount] = ()) -> int:
+    """As in native: if uids are the host's, each guest has a uid that no user has.
 
-    Unless it shall see files of an ordinary user who has started it: then it is that user, as it
-    is on native. Where the engine has uids of its own, no choice would make it so.
+    With mounts, a guest of an ordinary user has that user's uid, as in native. Where uids differ
+    from the host's, no choice would have this effect.
     """
     if not facts.unique_uids:
         return USER_ID
@@ -132,13 +128,14 @@ def _group(uid: int) -> int:
 
 
 def check_mounts(mounts: Iterable[Mount], uid: int, *, same_uids: bool = True) -> None:
-    """Raise if a mount is not what it was when it was made, or the guest could not use it.
+    """Raise InvalidOption if a mount was exchanged since it was checked, or the guest cannot use
+    it.
 
-    `same_uids`: whether a uid in the container is the same outside (Facts.unique_uids).
+    `same_uids`: a uid in the container is the same outside (EngineFacts.unique_uids).
 
-    Just before the container is made. Unlike native, which binds what it has opened, an engine
-    takes a path and resolves it anew: who may rename directories on the way can still exchange
-    them in the moment between.
+    Called just before the container is created. Native binds what it has opened; an engine takes a
+    path and resolves it again. A user who may rename directories on the way can still exchange
+    them in between.
     """
     for mount in mounts:
         try:
@@ -147,37 +144,39 @@ def check_mounts(mounts: Iterable[Mount], uid: int, *, same_uids: bool = True) -
         except OSError as error:
             raise InvalidOption(f"cannot mount {mount.host!r}: {error.strerror}") from error
         if not same or (status.st_dev, status.st_ino) != (mount.device, mount.inode):
-            raise InvalidOption(f"{mount.host!r} is not what it was when it was checked")
+            raise InvalidOption(f"{mount.host!r} was replaced after it was checked")
         wanted = (0o5 if mount.kind == "dir" else 0o4) | (0 if mount.read_only else 0o2)
         own = same_uids and uid == os.geteuid()
         if not own and stat.S_IMODE(status.st_mode) & wanted != wanted:
             raise InvalidOption(
-                f"the sandbox could not use {mount.host!r}: its user is nobody's there",
+                f"the sandbox could not use {mount.host!r}: its user has no rights there",
                 hint=f"chmod o+{'rx' if mount.kind == 'dir' else 'r'}"
                 f"{'' if mount.read_only else 'w'} it",
             )
 
 
-def seccomp(spec: GuestSpec, facts: Facts) -> str:
-    """The filter that belongs to this guest, as text."""
+def seccomp_filter(spec: GuestSpec, facts: EngineFacts) -> str:
+    """The seccomp filter of this guest, as text."""
     deny: Refusals = ()
     if not all(mount.read_only for mount in spec.mounts):
         deny += cast(Refusals, SET_ID)
     if not facts.memory_limit:
         deny += cast(Refusals, HIDDEN_MEMORY)  # nothing else would count such pages
-    if spec.docker.seccomp is not None:
+    own = docker_settings(spec.settings).seccomp
+    if own is not None:
         if deny:
             raise InvalidOption(
-                "a seccomp profile of your own cannot be had with writable mounts, or where the "
-                "engine does not limit memory: these need rules that only ours has",
+                "seccomp= cannot be used with writable mounts, or if the engine does not limit "
+                "memory: these need rules of Belljar's own profile",
                 hint="leave out seccomp=",
             )
-        return json.dumps(json.loads(Path(spec.docker.seccomp).read_bytes()), separators=(",", ":"))
-    return profile.text(facts.machine, deny=deny)
+        return json.dumps(json.loads(Path(own).read_bytes()), separators=(",", ":"))
+    return profile.render_profile(facts.machine, deny=deny)
 
 
-def _check_runtime(docker: Docker, facts: Facts) -> None:
-    """Early, and with the names there are. containerd's shims need no registration."""
+def _check_runtime(docker: Docker, facts: EngineFacts) -> None:
+    """Raise BackendUnavailable if the engine lacks the runtime. containerd's shims (`io.…`) need no
+    registration."""
     name = docker.runtime
     if name is None or not facts.runtimes or name in facts.runtimes or name.startswith("io."):
         return
@@ -189,7 +188,7 @@ def _check_runtime(docker: Docker, facts: Facts) -> None:
     )
 
 
-def _isolation(docker: Docker, facts: Facts, filter_: str, network: str) -> dict[str, object]:
+def _isolation(docker: Docker, facts: EngineFacts, filter_: str, network: str) -> dict[str, object]:
     masked = [f"/proc/{name}" for name in _PROC] + ["/sys", *_ELSEWHERE]
     if network == "open":
         masked.remove(_NAME_SERVERS)
@@ -208,14 +207,14 @@ def _isolation(docker: Docker, facts: Facts, filter_: str, network: str) -> dict
 
 
 def _network(asked: str) -> dict[str, object]:
-    # As in native, the sandbox's own name leads to itself, and no other anywhere.
+    # As in native, only the sandbox's own name resolves, to itself.
     settings: dict[str, object] = {"ExtraHosts": [f"{HOST_NAME}:127.0.0.1"]}
     if asked == "open":
         return settings | {"NetworkMode": "bridge"}
     return settings | {"NetworkMode": "none", "Dns": ["127.0.0.1"], "DnsSearch": ["."]}
 
 
-def _resources(limits: Limits, docker: Docker, facts: Facts) -> dict[str, object]:
+def _resources(limits: Limits, docker: Docker, facts: EngineFacts) -> dict[str, object]:
     resources: dict[str, object] = {
         "Memory": limits.memory,
         "MemorySwap": limits.memory,  # of both together: no swap
@@ -227,24 +226,24 @@ def _resources(limits: Limits, docker: Docker, facts: Facts) -> dict[str, object
         ],
     }
     if facts.cpu_quota:
-        # An engine refuses more processors than there are.
+        # An engine refuses more processors than its machine has.
         cpus = min(limits.cpus, facts.cpus) if facts.cpus else limits.cpus
         resources["NanoCpus"] = round(cpus * 1e9)
     return resources
 
 
 def _tasks(processes: int, runtime: str) -> int:
-    """What the host counts for so many processes, init among them. gVisor has some forty tasks of
-    its own, and half a dozen for each process, and ends when it can have no more."""
-    return 128 + 8 * processes if own_kernel(runtime) == "gVisor" else processes
+    """The limit of tasks for this number of processes, init included. gVisor itself has some forty
+    tasks, and half a dozen for each process, and ends when it cannot have more."""
+    return 128 + 8 * processes if guest_kernel(runtime) == "gVisor" else processes
 
 
-def _ulimits(limits: Limits, facts: Facts) -> dict[str, int]:
-    """Those of native, and how many files init may have open: the worker lowers its own.
+def _ulimits(limits: Limits, facts: EngineFacts) -> dict[str, int]:
+    """The limits of native, and how many files init may have open; the worker lowers its own.
 
-    Not the number of processes, which the kernel counts over all containers of a uid, unless
-    nothing else does and the uid is the container's own. Or unless the engine is Podman, which
-    sets a million where it is told nothing, and may not be allowed to.
+    The kernel counts processes over all containers of a uid. So that limit is set only if nothing
+    else counts them and the uid is unique; or for Podman, whose default is a million, which it may
+    not be allowed to set.
     """
     wanted = {
         name.removeprefix("RLIMIT_").lower(): value
@@ -255,8 +254,8 @@ def _ulimits(limits: Limits, facts: Facts) -> dict[str, int]:
     if not facts.unique_uids or (facts.pids_limit and facts.engine == "docker"):
         del wanted["nproc"]
     if facts.rootless:
-        # Such an engine cannot raise a limit, only lower it, and starts no container if it has to.
-        # init makes do with the files it may open.
+        # A rootless engine cannot raise a limit, and fails to start the container if it has to.
+        # init accepts the number of files that it may open.
         for name in ("nofile", "memlock", "msgqueue"):
             del wanted[name]
     return wanted
@@ -265,7 +264,7 @@ def _ulimits(limits: Limits, facts: Facts) -> dict[str, int]:
 def _files(
     spec: GuestSpec,
     docker: Docker,
-    facts: Facts,
+    facts: EngineFacts,
     uid: int,
     volumes: Sequence[str],
     passwd: str | None,
@@ -279,15 +278,15 @@ def _files(
     }
     for path in spec.scratch:
         tmpfs[path] = _tmpfs(limits.workspace, 65536, uid, facts, noexec=noexec)
-    # What an image declares as a volume is a directory on the engine's disk, without any limit:
-    # read-only, with what the image has there. Where nobody does that, it is covered.
-    sealed = sorted({as_mounted(path) for path in volumes} - tmpfs.keys())
-    read_only = ["/proc/bus", "/proc/driver"]  # they may be seen if there are devices
-    if facts.engine == "docker" and own_kernel(docker.runtime or facts.default_runtime) is None:
+    # A volume that the image declares is a directory on the engine's disk, without any limit. It is
+    # made read-only, with the image's files; where the engine cannot do that, it is covered.
+    sealed = sorted({normalize_path(path) for path in volumes} - tmpfs.keys())
+    read_only = ["/proc/bus", "/proc/driver"]  # visible if there are devices
+    if facts.engine == "docker" and guest_kernel(docker.runtime or facts.default_runtime) is None:
         read_only += sealed
     else:
         tmpfs |= dict.fromkeys(sealed, _cover(facts))
-    if facts.engine == "podman":  # which else puts writable ones there, of any size
+    if facts.engine == "podman":  # it would put writable ones of any size there
         tmpfs |= dict.fromkeys(("/run", "/var/tmp"), _cover(facts))
     return {
         "ReadonlyRootfs": True,
@@ -296,36 +295,36 @@ def _files(
         "ShmSize": limits.tmp,
         "Mounts": [
             *(_bind(mount, facts) for mount in spec.mounts),
-            *([user_name.mount(passwd)] if passwd is not None else []),
+            *([profile.passwd_mount(passwd)] if passwd is not None else []),
         ],
     }
 
 
-def as_mounted(path: str) -> str:
-    """A place as an engine takes it, by its letters: what an image writes may say it otherwise."""
+def normalize_path(path: str) -> str:
+    """A path in the form that engines use; an image may declare it in another form."""
     return posixpath.normpath(f"/{path.lstrip('/')}")
 
 
-def _tmpfs(size: int, inodes: int, uid: int, facts: Facts, *, noexec: bool) -> str:
-    # Without "exec" an engine means "noexec".
+def _tmpfs(size: int, inodes: int, uid: int, facts: EngineFacts, *, noexec: bool) -> str:
+    # An engine's default is "noexec".
     common = f"size={size},nosuid,nodev,{'noexec' if noexec else 'exec'}"
-    if facts.engine == "podman":  # it knows no more options than these
+    if facts.engine == "podman":  # it takes only these options
         return f"{common},mode=1777,notmpcopyup"
     return f"{common},mode=0700,nr_inodes={inodes},uid={uid},gid={_group(uid)}"
 
 
-def _cover(facts: Facts) -> str:
-    """An empty directory over something."""
+def _cover(facts: EngineFacts) -> str:
+    """The options of an empty read-only directory that hides a path."""
     copied = ",notmpcopyup" if facts.engine == "podman" else ""
     return f"size=4k,mode=0755,nosuid,nodev,noexec,ro{copied}"
 
 
-def _bind(mount: Mount, facts: Facts) -> dict[str, object]:
-    """A mount of the caller's. What is mounted below comes along, as in native; but where the
-    engine cannot make that read-only too, it is left out.
+def _bind(mount: Mount, facts: EngineFacts) -> dict[str, object]:
+    """The caller's mount. Mounts below it are included, as in native, unless the engine cannot make
+    them read-only too.
 
-    Not nosuid and nodev as in native, which an engine does not offer for binds: no_new_privs and
-    the devices that are allowed stand in for them. What the code writes belongs to its uid.
+    Engines do not offer nosuid and nodev for binds, as native has: no_new_privs and the list of
+    allowed devices replace them. Files that the code writes belong to its uid.
     """
     options: dict[str, object] = {"Propagation": "rprivate"}
     if mount.read_only:

@@ -1,8 +1,8 @@
 """The stream attached to a container: standard input one way, output and error mixed the other.
 
-The engine cuts what comes into pieces, each behind eight bytes: which stream, and how much.
-Standard output is the wire, sealed by the guest's init; what comes on standard error are last
-words, kept for messages.
+The engine sends output in pieces, each behind eight bytes that name the stream and the size.
+Standard output is the wire, sealed by the guest's init. The end of standard error is kept for
+error messages.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import anyio.lowlevel
 
-from belljar.backends.docker.client.dial import Connection
+from belljar.backends.docker.client.connect import Connection
 from belljar.backends.event_loop import Lock
 from belljar.protocol import wire
 from belljar.protocol.buffers import Outbox
@@ -20,22 +20,22 @@ from belljar.protocol.buffers import Outbox
 HEADER = 8
 OUTPUT, ERROR = 1, 2
 LAST_WORDS = 8192  # bytes of standard error that are kept
-MOST_WORDS = 16 * 1024 * 1024  # init says little there; what comes in floods is the code's
+MOST_WORDS = 16 * 1024 * 1024  # init writes little there; a flood comes from the code
 MAX_UNPAUSED = 512 * 1024
 
 
 class Demultiplexer:
-    """Bytes as the engine sends them in, the guest's own out, however they are cut."""
+    """Separates the engine's mixed stream into standard output and error, however it is cut."""
 
     def __init__(self) -> None:
         self._header = bytearray()
         self._kind = OUTPUT
-        self._left = 0  # bytes of the piece that have not come yet
+        self._left = 0  # missing bytes of the piece
         self.last_words = bytearray()
         self._said = 0
 
     def feed(self, data: bytes) -> bytes:
-        """What of it came on standard output."""
+        """Take bytes from the engine; return those of standard output."""
         taken = []
         for kind, piece in self.split(data):
             if kind == OUTPUT:
@@ -45,7 +45,7 @@ class Demultiplexer:
         return taken[0].tobytes() if len(taken) == 1 else b"".join(taken)
 
     def split(self, data: bytes) -> Iterator[tuple[int, memoryview]]:
-        """What came on which stream."""
+        """Take bytes from the engine; give each piece with its stream."""
         view = memoryview(data)
         while view:
             if not self._left:
@@ -58,7 +58,7 @@ class Demultiplexer:
     def _keep(self, piece: memoryview) -> None:
         self._said += len(piece)
         if self._said > MOST_WORDS:
-            raise wire.WireError("a flood on standard error")
+            raise wire.WireError(f"more than {MOST_WORDS} bytes on standard error")
         self.last_words += piece
         del self.last_words[:-LAST_WORDS]
 
@@ -67,7 +67,7 @@ class Demultiplexer:
         self._header += view[:missing]
         if len(self._header) == HEADER:
             if self._header[0] > ERROR or any(self._header[1:4]):
-                raise wire.WireError("the engine's stream is not what it should be")
+                raise wire.WireError("the engine's stream has a malformed header")
             self._kind = self._header[0]
             self._left = int.from_bytes(self._header[4:], "big")
             self._header.clear()
@@ -80,7 +80,7 @@ class AttachedStream:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._pieces = Demultiplexer()
-        self.key = os.urandom(wire.KEY_SIZE)  # to be sent before anything comes back
+        self.key = os.urandom(wire.KEY_SIZE)  # the guest gets it before it sends anything
         self._opener = wire.SealReader(self.key)
         self._out = Outbox()
         self._waiting = Lock()
@@ -92,7 +92,7 @@ class AttachedStream:
 
     async def receive(self) -> bytes:
         while True:
-            # Who always has more must not keep the event loop, and its time-outs, waiting.
+            # A guest that always has more must not keep others on this event loop waiting.
             if self._unpaused > MAX_UNPAUSED:
                 self._unpaused = 0
                 await anyio.lowlevel.checkpoint()
@@ -111,27 +111,27 @@ class AttachedStream:
                 return output
 
     async def send(self, data: bytes, fd: int = -1) -> None:
-        assert fd < 0, "nothing but bytes can go this way"
+        assert fd < 0, "an engine's stream carries only bytes"
         self._out.put(data)
         while self._out:
             try:
                 self._out.flush(self._connection)
             except BlockingIOError:
-                async with self._waiting:  # one at a time may
+                async with self._waiting:  # a socket allows one waiting task
                     await self._connection.wait_writable()
 
     def take_fd(self) -> int:
-        raise wire.WireError("a descriptor cannot have come this way")
+        raise wire.WireError("an engine's stream carries no descriptors")
 
     def ended(self) -> bool:
         return self._connection.ended()
 
-    def hang_up(self) -> None:
-        """From any thread: whoever reads meets the end, and so does the guest."""
+    def shutdown(self) -> None:
+        """Called from any thread: the reader and the guest see the end of the stream."""
         self._connection.shutdown()
 
     def abandon(self) -> None:
-        """Let go of it in a fork of the process, whose parent goes on using it."""
+        """Close it in a fork of the process; the parent goes on using it."""
         self._connection.abandon()
 
     def close(self) -> None:

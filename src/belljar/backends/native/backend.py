@@ -27,6 +27,7 @@ from belljar.backends.native.guest import (
     remove_cgroup,
 )
 from belljar.backends.native.zygote_client import EXHAUSTED, Zygote, ZygoteGone, failure
+from belljar.backends.single_flight import wait_until_done
 from belljar.environment.environment import Environment, build
 from belljar.errors import BackendUnavailable, SandboxError, StartError
 
@@ -103,10 +104,7 @@ class NativeBackend:
                 if started is None:
                     started = self._zygotes[key] = concurrent.futures.Future()
                     self._host.submit(functools.partial(self._start_zygote, key, started))
-            # Looked at now and then: a thread for each of many waiters would leave none for the
-            # start.
-            while not started.done():
-                await anyio.sleep(0.005)
+            await wait_until_done(started)
             started.result()  # raises what went wrong
 
     async def _start_zygote(self, key: Key, started: concurrent.futures.Future[Zygote]) -> None:

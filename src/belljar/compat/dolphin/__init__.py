@@ -8,10 +8,11 @@
 from __future__ import annotations
 
 from belljar.compat.dolphin.docker_sandbox import (
+    ALLOWED_LIBRARIES,
     DockerSandboxExecutor,
     sandboxed_python_interpreter,
+    validate_imports,
 )
-from belljar.compat.dolphin.libraries import ALLOWED_LIBRARIES, validate_imports
 from belljar.compat.dolphin.reasoning import install, python_interpreter
 
 __all__ = [

@@ -1,8 +1,8 @@
-"""The directory of a session on this host: its name, its files, its end.
+"""The directory of a session on this host: its name, its files, its removal.
 
 Names come from callers and files from guests: a session's name is one plain word, and no link
-below the directory is ever followed. The directory that has the sessions is /tmp/sandboxes unless
-somebody says otherwise, where other users of the machine can be first: it must be our own.
+below the directory is ever followed. The default base directory is /tmp/sandboxes, which another
+user of the machine could make first: the base must belong to this user.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@=+-]{0,127}", re.ASCII)
 
 
 def check_session_id(given: object) -> str:
-    """Raises ValueError unless it is the name of one directory, and of no other."""
+    """Raises ValueError unless it is a plain name of one directory."""
     if not isinstance(given, str) or _NAME.fullmatch(given) is None or ".." in given:
         raise ValueError(
             f"Invalid session_id {str(given)[:100]!r}: letters, digits and . _ - @ = + only, "
@@ -32,10 +32,10 @@ def check_session_id(given: object) -> str:
     return given
 
 
-def make(base: Path, session_id: str) -> Path:
+def make_directory(base: Path, session_id: str) -> Path:
     """The session's directory, made if it is missing, for this user alone.
 
-    Raises ValueError if it is a link, and PermissionError if somebody else could exchange it.
+    Raises ValueError if it is a link, and PermissionError if another user could replace it.
     """
     base.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
@@ -47,30 +47,30 @@ def make(base: Path, session_id: str) -> Path:
     status = os.lstat(path)
     if not stat.S_ISDIR(status.st_mode):
         raise ValueError(f"{path} is a link, and would lead out of {base}")
-    if not _is_ours(status):
+    if not _is_trusted(status):
         raise PermissionError(errno.EACCES, "The session belongs to another user", str(path))
     return path
 
 
 def _check_own(base: Path) -> None:
-    """What is below a directory of somebody else, or that others may write, can be exchanged for
-    a link at any time. In one with the sticky bit, nobody can touch what is ours."""
+    """In a directory that another user owns or may write, an entry can become a link at any time.
+    The sticky bit prevents that: only the owner of an entry may replace it."""
     status = os.stat(base)
     shared = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
-    if not (_is_ours(os.lstat(base)) and _is_ours(status)) or shared:
+    if not (_is_trusted(os.lstat(base)) and _is_trusted(status)) or shared:
         raise PermissionError(
             errno.EACCES,
-            "It belongs to, or can be written by, somebody else (use a sandbox_base_dir of your "
-            "own, or chmod go-w)",
+            "Another user owns this directory or may write to it (give another sandbox_base_dir, "
+            "or chmod go-w)",
             str(base),
         )
 
 
-def _is_ours(status: os.stat_result) -> bool:
+def _is_trusted(status: os.stat_result) -> bool:
     return status.st_uid in (0, os.geteuid())
 
 
-def files(path: Path) -> list[str]:
+def list_files(path: Path) -> list[str]:
     """The regular files below it, by paths relative to it."""
     try:
         with Beneath(path) as directory:
@@ -80,7 +80,7 @@ def files(path: Path) -> list[str]:
     return sorted(name for name, entry in found.items() if entry.kind == "file")
 
 
-def read(path: Path, name: str) -> str:
+def read_file(path: Path, name: str) -> str:
     """A file's text. Raises FileNotFoundError, and ValueError for what is not a file below it."""
     if not isinstance(name, (str, os.PathLike)):
         raise ValueError(f"the name of a file is a str, not {type(name).__name__}")
@@ -102,8 +102,8 @@ def read(path: Path, name: str) -> str:
         return file.read()
 
 
-def remove(path: Path) -> None:
-    """The directory and all below it; a link is removed, not followed."""
+def remove_tree(path: Path) -> None:
+    """Remove the directory and all below it; a link is removed, not followed."""
     try:
         removal.remove(str(path), seconds=REMOVE_TIMEOUT)
     except FileNotFoundError:

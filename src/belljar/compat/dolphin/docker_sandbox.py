@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import threading
 import uuid
@@ -10,33 +11,30 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from belljar.backends import mounts
 from belljar.backends.docker.settings import Docker
-from belljar.compat import where
+from belljar.compat import placement
 from belljar.compat.dolphin import directory, sessions
-from belljar.compat.dolphin.libraries import ALLOWED_LIBRARIES as ALLOWED_LIBRARIES
-from belljar.compat.dolphin.libraries import validate_imports
 from belljar.environment.environment import Environment, resolve
-from belljar.errors import InvalidOption, SandboxError
+from belljar.errors import CannotTravel, InvalidOption, SandboxError
 from belljar.limits import Limits
+from belljar.policy import RULES, Policy
 from belljar.sandbox.blocking import wait
 
 DEFAULT_IMAGE = "dolphin-python-sandbox"
 MOUNT = "/sandbox"
 MEMORY = "512m"
-TMP = "100m"
-OUTPUT = "4m"  # of one call that is kept
+# "output" is kept of one call; after "idle" seconds an unused session gives its memory back.
+FIXED_LIMITS = {"tmp": "100m", "output": "4m", "idle": 3600.0}
 CPU_PERIOD = 100_000  # microseconds; the quota is counted against it
 ENVIRONMENT = "data"
 VARIABLE = "DOLPHIN_USE_DOCKER_SANDBOX"
-IDLE = 3600.0  # seconds after which a session that nobody uses gives its memory back
 
 
 def wants_docker() -> bool:
-    """Whether DOLPHIN_USE_DOCKER_SANDBOX asks for containers."""
+    """True if DOLPHIN_USE_DOCKER_SANDBOX asks for containers."""
     return os.environ.get(VARIABLE, "").strip().lower() in ("1", "true", "yes", "on")
 
 
@@ -62,9 +60,10 @@ class DockerSandboxExecutor:
         backend: str | Docker | None = None,
         environment: str | Environment | None = None,
     ) -> None:
-        """`container_mount_base_dir`: where the files are in the sandbox, followed by the
-        session's id (None: at /sandbox). `environment`: an Environment or its name, in place of
-        an image (None: "data"). `backend` None: docker if DOLPHIN_USE_DOCKER_SANDBOX=1."""
+        """`container_mount_base_dir`: the directory in the sandbox below which the files are, by
+        the session's id (None: the files are at /sandbox). `environment`: an Environment or its
+        name, instead of an image (None: "data"). `backend` None: docker if
+        DOLPHIN_USE_DOCKER_SANDBOX=1."""
         self.session_id = directory.check_session_id(
             str(uuid.uuid4()) if session_id is None else session_id
         )
@@ -75,11 +74,12 @@ class DockerSandboxExecutor:
         self.enable_network, self.timeout = enable_network, timeout
         self.container_mount_path = _mount_path(container_mount_base_dir, self.session_id)
         options = self._options(backend, environment)
-        self.sandbox_dir = directory.make(self.sandbox_base_dir.absolute(), self.session_id)
+        self.sandbox_dir = directory.make_directory(
+            self.sandbox_base_dir.absolute(), self.session_id
+        )
         self._settings = {**options, "workspace": self.sandbox_dir}
         self._session: sessions.Session | None = None
         self._entering = threading.Lock()
-        # So that the first code need not wait for the start.
         self._ahead = sessions.start_ahead(self.sandbox_dir, self._settings)
 
     @property
@@ -89,17 +89,16 @@ class DockerSandboxExecutor:
     def _options(
         self, backend: str | Docker | None, environment: str | Environment | None
     ) -> dict[str, Any]:
-        """For Sandbox. Raises RuntimeError where it could not be started."""
+        """The options of Sandbox. Raises RuntimeError if it could not be started here."""
         limits = {
             "memory": self.memory_limit,
             "cpus": self.cpu_quota / CPU_PERIOD,
             "timeout": self.timeout,
-            "tmp": TMP,
-            "output": OUTPUT,
-            "idle": IDLE,
+            **FIXED_LIMITS,
         }
-        Limits.coerce(limits)  # said now, not at the first code
-        placed = self._placed(backend, environment)
+        chosen_limits = (self.memory_limit, self.cpu_quota) != (MEMORY, CPU_PERIOD)
+        Limits.coerce(limits)  # a bad limit is an error now, not at the first code
+        placed = self._place(backend, environment)
         if self.enable_network and placed.backend == "native":
             raise InvalidOption(
                 "enable_network=True needs docker, and this sandbox is native",
@@ -107,11 +106,11 @@ class DockerSandboxExecutor:
             )
         options = dict(placed.options)
         chosen = options.get("environment")
-        if placed.backend == "docker" and isinstance(chosen, Environment):
-            # A container imports for itself alone: what the code does not need is not waited for.
-            # Natively the imports are done once, for all sandboxes of the process.
-            options["environment"] = replace(chosen, preload=(), warmup="")
         if placed.backend == "docker":
+            if isinstance(chosen, Environment):
+                # Each container would import the preloaded modules again before the first code. A
+                # native sandbox gets them from a process that has imported them once.
+                options["environment"] = replace(chosen, preload=(), warmup="")
             given = options["backend"]
             settings = given if isinstance(given, Docker) else Docker()
             options["backend"] = replace(settings, named_user=True)
@@ -120,15 +119,13 @@ class DockerSandboxExecutor:
             "limits": limits,
             "workdir": self.container_mount_path,
             "network": "open" if self.enable_network else "none",
-            # A limit that was chosen and cannot be enforced gets a warning, a default does not.
-            "strict": False
-            if (self.memory_limit, self.cpu_quota) == (MEMORY, CPU_PERIOD)
-            else None,
+            # Warn only if a limit that the caller chose cannot be enforced.
+            "strict": None if chosen_limits else False,
         }
 
-    def _placed(
+    def _place(
         self, backend: str | Docker | None, environment: str | Environment | None
-    ) -> where.Placed:
+    ) -> placement.Placed:
         default = f"{DEFAULT_IMAGE}:latest"
         if environment is not None and self.full_image_name != default:
             raise InvalidOption(
@@ -136,9 +133,10 @@ class DockerSandboxExecutor:
                 hint="give one of them",
             )
         if backend in (None, "auto") and wants_docker():
-            backend = "docker"  # by word: never without a container then
+            backend = "docker"  # explicitly: never without a container then
         try:
-            placed = where.place_now(
+            placed = wait(
+                placement.place,
                 backend,
                 image=self.full_image_name,
                 default_image=default,
@@ -146,13 +144,18 @@ class DockerSandboxExecutor:
                 prefer_local=environment is None,
             )
             if placed.backend == "docker":
-                wait(where.ask_engine, "/version", timeout=where.PING_TIMEOUT)
+                wait(placement.ask_engine, "/version", timeout=placement.PING_TIMEOUT)
             else:
                 from belljar.backends.native.backend import check_host
 
                 check_host()
             image = placed.options.get("image")
-            missing = image is not None and not wait(where.has_image, str(image))
+            if image is not None and not wait(placement.has_image, str(image)):
+                raise RuntimeError(
+                    f"Docker image '{self.full_image_name}' not found. Build it with: "
+                    f"docker build -f Dockerfile.sandbox -t {self.full_image_name} ."
+                )
+            return placed
         except InvalidOption:
             raise
         except SandboxError as error:
@@ -160,31 +163,21 @@ class DockerSandboxExecutor:
                 f"Docker is not available: {error.message}. Install Docker and ensure it is "
                 f"running\n  hint: {error.hint or 'belljar doctor'}"
             ) from None
-        if missing:
-            raise RuntimeError(
-                f"Docker image '{self.full_image_name}' not found. Build it with: "
-                f"docker build -f Dockerfile.sandbox -t {self.full_image_name} ."
-            )
-        return placed
 
     def execute_code(self, code: str, context: Mapping[str, object] | None = None) -> str:
-        """Run code in the session and give its output; failures are in it, after a prefix.
+        """Run code in the session and return its output; a failure follows it, after a prefix.
 
-        Variables stay for the next time. The entries of `context` become variables. Files below
+        Variables stay for the next call. The entries of `context` become variables. Files below
         /sandbox are in `sandbox_dir` afterwards.
         """
         return self._execute(code, context)
 
     def execute_in(self, context: dict[str, Any], code: str) -> str:
-        """The same, and the plain variables that the code has left are in `context` afterwards."""
+        """`execute_code`, and copy the plain variables that the code has left into `context`."""
         return self._execute(code, context, fill=context)
 
     def _execute(
-        self,
-        code: str,
-        context: Mapping[str, object] | None,
-        *,
-        fill: dict[str, Any] | None = None,
+        self, code: str, context: Mapping[str, object] | None, fill: dict[str, Any] | None = None
     ) -> str:
         if not isinstance(code, str):
             return f"ERROR:\ncode is a str of Python, not {type(code).__name__}\n"
@@ -194,50 +187,50 @@ class DockerSandboxExecutor:
             return f"{kind} ERROR:\n{message}"
         with self._entering:
             if self._session is None:
-                directory.make(self.sandbox_dir.parent, self.session_id)  # cleanup() removed it
-                self._session = sessions.enter(self.sandbox_dir, self._settings)
+                directory.make_directory(
+                    self.sandbox_dir.parent, self.session_id
+                )  # cleanup() removed it
+                self._session = sessions.enter_session(self.sandbox_dir, self._settings)
             session = self._session
         try:
             return session.run(code, context, fill=fill)
+        except CannotTravel as error:
+            return f"ERROR:\nthe context cannot go into the sandbox: {error}\n"
         except SandboxError as error:
-            return sessions.problem(error)
+            return f"ERROR:\n{error}\n"
 
     # -- files ------------------------------------------------------------------------------
 
     def get_session_files(self) -> list[str]:
         """The files of the session, relative to its directory."""
-        return directory.files(self.sandbox_dir)
+        return directory.list_files(self.sandbox_dir)
 
     def read_session_file(self, filename: str) -> str:
         """The text of a file of the session."""
-        return directory.read(self.sandbox_dir, filename)
+        return directory.read_file(self.sandbox_dir, filename)
 
     # -- the end ----------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the sandbox: variables are gone, files stay. May be called twice, and used again."""
+        """Close the sandbox: variables are gone, files stay. May be called twice; the next
+        `execute_code` starts another sandbox."""
         with self._entering:
             session, self._session = self._session, None
             ahead, self._ahead = self._ahead, None
         if session is not None:
-            sessions.leave(session)
+            sessions.release_session(session)
         elif ahead is not None:
-            sessions.forget(ahead)
+            sessions.close_unused(ahead)
 
     def cleanup(self) -> None:
-        """End the sandbox, and remove the session's directory."""
+        """Close the sandbox, and remove the session's directory."""
         self.close()
-        directory.remove(self.sandbox_dir)
+        directory.remove_tree(self.sandbox_dir)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
@@ -248,13 +241,13 @@ def _mount_path(base: str | None, session_id: str) -> str:
         return mounts.check_workdir(f"{os.fspath(base).rstrip('/')}/{session_id}")
     except (InvalidOption, TypeError):
         raise InvalidOption(
-            f"container_mount_base_dir={base!r}: the files of a session cannot be there",
-            hint="an absolute path where a sandbox has nothing of its own, such as /data or "
+            f"container_mount_base_dir={base!r} cannot hold the files of a session",
+            hint="use an absolute path that a sandbox does not have, such as /data or "
             "/mnt/sessions; not below /tmp, /usr, /etc and the like",
         ) from None
 
 
-# -- one function, without an object to keep ---------------------------------------------------
+# -- sandboxed_python_interpreter keeps the executors of its sessions --------------------------
 
 MOST_KEPT = 32
 _kept: OrderedDict[tuple[object, ...], DockerSandboxExecutor] = OrderedDict()
@@ -274,7 +267,7 @@ def sandboxed_python_interpreter(
 ) -> str:
     """Run code in the session that `session_id` names, or that belongs to the context.
 
-    Never raises for what goes wrong with the code or the sandbox: it is in the text. The plain
+    A failure of the code or the sandbox is text in the result, not an exception. The plain
     variables that the code has left are in `context` afterwards. The session is kept for the next
     call, until it is idle for an hour, or 32 others were used since.
     """
@@ -285,32 +278,27 @@ def sandboxed_python_interpreter(
             session_id = context.setdefault(sessions.SESSION_KEY, str(uuid.uuid4()))
         name = directory.check_session_id(session_id)
         chosen = None if environment is None else resolve(environment)
-        executor = _keep(name, image_name, image_tag, backend, sandbox_base_dir, chosen)
-        return executor.execute_in(context, code)
+        key = (name, image_name, image_tag, backend, sandbox_base_dir, chosen)
+        return _keep_executor(*key).execute_in(context, code)
     except (SandboxError, RuntimeError, ValueError, OSError) as error:
         return f"SANDBOX ERROR:\n{error}"
 
 
-def _keep(
+def _keep_executor(
     session_id: str,
     image_name: str,
     image_tag: str,
     backend: str | Docker | None,
     base: str,
-    environment: str | Environment | None,
+    environment: Environment | None,
 ) -> DockerSandboxExecutor:
+    """The executor of these arguments, kept from an earlier call or new; closes the oldest ones."""
     key = (session_id, image_name, image_tag, backend, base, environment, wants_docker())
     with _keeping:
         executor = _kept.pop(key, None)
     if executor is None:
-        executor = DockerSandboxExecutor(
-            session_id,
-            base,
-            image_name,
-            image_tag=image_tag,
-            backend=backend,
-            environment=environment,
-        )
+        more: dict[str, Any] = {"backend": backend, "environment": environment}
+        executor = DockerSandboxExecutor(session_id, base, image_name, image_tag=image_tag, **more)
     with _keeping:
         _kept[key] = executor
         old = [_kept.popitem(last=False)[1] for _ in range(len(_kept) - MOST_KEPT)]
@@ -320,12 +308,91 @@ def _keep(
 
 
 def close_sessions() -> None:
-    """End the sessions that sandboxed_python_interpreter keeps. Called at exit."""
+    """Close the sessions that sandboxed_python_interpreter keeps. Called at exit."""
     with _keeping:
-        kept = list(_kept.values())
-        _kept.clear()
+        kept = [_kept.popitem()[1] for _ in range(len(_kept))]
     for executor in kept:
         executor.close()
 
 
 atexit.register(close_sessions)
+
+# -- what code may import: a hint for the model that wrote it, not the boundary -----------------
+
+# A set, so that a program can add to it. A package has its import name and its distribution name
+# here, as messages may quote either.
+ALLOWED_LIBRARIES: set[str] = {
+    # the language and its types
+    *("__future__", "abc", "ast", "builtins", "collections", "contextlib", "copy", "dataclasses"),
+    *("enum", "functools", "inspect", "itertools", "numbers", "operator", "types", "typing"),
+    # numbers, dates, text
+    *("array", "bisect", "calendar", "cmath", "datetime", "decimal", "fractions", "heapq", "math"),
+    *("random", "statistics", "time", "zoneinfo", "difflib", "locale", "pprint", "re", "string"),
+    *("textwrap", "unicodedata", "html", "xml", "email"),
+    # data and files
+    *("base64", "binascii", "bz2", "codecs", "configparser", "csv", "fnmatch", "glob", "gzip"),
+    *("hashlib", "hmac", "io", "json", "lzma", "pathlib", "pickle", "secrets", "shelve", "shutil"),
+    *("sqlite3", "struct", "tarfile", "tempfile", "uuid", "zipfile", "zlib"),
+    # the process
+    *("argparse", "asyncio", "concurrent", "gc", "http", "logging", "multiprocessing", "os"),
+    *("platform", "queue", "socket", "ssl", "subprocess", "sys", "threading", "timeit"),
+    *("traceback", "urllib", "warnings", "weakref", "webbrowser"),
+    # for data
+    *("numpy", "np", "pandas", "pd", "matplotlib", "plt", "scipy", "sklearn", "scikit-learn"),
+    *("pyarrow", "pdfplumber", "fitz", "pymupdf", "docx", "python-docx", "pptx", "python-pptx"),
+    *("openpyxl", "chardet", "magic", "python-magic"),
+}
+
+# Environment "data" has these.
+_INSTALLED = (
+    *("Standard Python library modules (most of them)", "numpy", "pandas", "matplotlib", "scipy"),
+    *("scikit-learn (import as sklearn)", "openpyxl"),
+)
+# These are allowed, but no environment that comes with Belljar has them.
+_MAYBE_INSTALLED = (
+    *("pdfplumber", "pymupdf (import as fitz)", "python-docx (import as docx)"),
+    *("python-pptx (import as pptx)", "chardet", "python-magic (import as magic)"),
+)
+_IMPORTS = ("BJ101", "BJ102")
+
+
+def validate_imports(code: str) -> tuple[bool, str]:
+    """Check that the code imports allowed libraries only: (allowed, why not).
+
+    >>> validate_imports("import numpy as np")
+    (True, '')
+    >>> validate_imports("import requests")[0]
+    False
+    """
+    if not isinstance(code, str):
+        return False, f"The code is a str of Python, not {type(code).__name__}"
+    report = _import_policy(frozenset(ALLOWED_LIBRARIES)).check(code)
+    if report.allowed:
+        return True, ""
+    refused = sorted({each.message for each in report.findings if each.rule in _IMPORTS})
+    if not refused:
+        first = report.findings[0]
+        return False, f"Syntax error in code: line {first.line}: {first.message}"
+    allowed = "\n".join(f"- {name}" for name in _INSTALLED)
+    maybe = "\n".join(f"- {name}" for name in _MAYBE_INSTALLED)
+    return False, (
+        "Import restriction violation: The following imports are not allowed: "
+        f"{', '.join(refused)}\n\nAllowed libraries:\n{allowed}"
+        f"\n\nAllowed if they are installed in the sandbox:\n{maybe}"
+    )
+
+
+@functools.lru_cache(maxsize=8)
+def _import_policy(allowed: frozenset[str]) -> Policy:
+    """A policy that checks imports only; the sandbox confines everything else."""
+    others = {id: "off" for id, rule in RULES.items() if not rule.fixed and id not in _IMPORTS}
+    return Policy.from_dict(
+        {
+            "name": "dolphin",
+            "version": "1",
+            "unknown": "allow",
+            "imports": {"allow": sorted(name for name in allowed if name.isidentifier())},
+            "rules": {**others, **dict.fromkeys(_IMPORTS, "deny")},
+            "messages": dict.fromkeys(_IMPORTS, "{name}"),
+        }
+    )

@@ -1,11 +1,12 @@
 """python_interpreter of dolphin-mcp's reasoning, and how an installed dolphin-mcp gets it.
 
-There it runs code in the very process if DOLPHIN_USE_DOCKER_SANDBOX is not set. Here it never
-does: the variable chooses between a container and whatever sandbox this host has.
+The original runs code in its own process if DOLPHIN_USE_DOCKER_SANDBOX is not set. This one always
+uses a sandbox: the variable chooses between a container and whatever sandbox this host has.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import sys
@@ -36,10 +37,10 @@ def python_interpreter(
     sandbox_base_dir: str = "/tmp/sandboxes",
     environment: str | Environment | None = None,
 ) -> str:
-    """Run code in the session of the context, in a sandbox in any case.
+    """Run code in the session of the context, always in a sandbox.
 
     The sandbox is a container if `use_docker_sandbox` or DOLPHIN_USE_DOCKER_SANDBOX asks for one
-    (dolphin's loop passes False unless it is configured). Otherwise it is native where this host
+    (dolphin's loop passes False unless it is configured). Otherwise it is native if this host
     allows that, else a container. Afterwards `context` has the plain variables that the code left.
     """
     if backend is None:
@@ -57,7 +58,7 @@ def python_interpreter(
 
 
 def _without_docker() -> str | None:
-    """Native, unless this host cannot, or BELLJAR_BACKEND says something else."""
+    """The backend of BELLJAR_BACKEND, else "native" if this host supports it, else None."""
     if wanted := os.environ.get(runtime.WANTED):
         return wanted
     try:
@@ -68,15 +69,13 @@ def _without_docker() -> str | None:
 
 
 def install() -> None:
-    """Have an installed dolphin-mcp use these: its docker_sandbox and its python_interpreter.
+    """Put this docker_sandbox and this python_interpreter into an installed dolphin-mcp.
 
-    Call it before the first use of dolphin-mcp. Raises ImportError if there is none.
+    Call it before the first use of dolphin-mcp. Raises ImportError if it is not installed.
     """
     if importlib.util.find_spec("dolphin_mcp") is None:
         raise ImportError("dolphin-mcp is not installed: pip install dolphin-mcp")
     sys.modules["dolphin_mcp.docker_sandbox"] = docker_sandbox
-    from importlib import import_module
-
-    reasoning: Any = import_module("dolphin_mcp.reasoning")
+    reasoning: Any = importlib.import_module("dolphin_mcp.reasoning")
     reasoning.sandboxed_python_interpreter = sandboxed_python_interpreter
     reasoning.python_interpreter = python_interpreter

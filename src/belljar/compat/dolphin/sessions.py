@@ -1,4 +1,5 @@
-"""Live sessions: one sandbox for each directory, shared by all who name it in this process."""
+"""Live sessions: one sandbox per directory, shared by all executors of this process that name it,
+and the variables that their code leaves."""
 
 from __future__ import annotations
 
@@ -10,60 +11,75 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from belljar import runtime
-from belljar.compat import where
-from belljar.compat.dolphin import variables_left
-from belljar.compat.dolphin.variables_left import Known
-from belljar.errors import CannotTravel, InvalidOption, SandboxClosed, SandboxError
-from belljar.results import ending
-from belljar.results.execution import Execution, Outcome
+from belljar.compat.placement import HeadStart
+from belljar.errors import (
+    CannotTravel,
+    ExecutionError,
+    InvalidOption,
+    NameMissing,
+    SandboxClosed,
+    SandboxError,
+)
+from belljar.results.execution import Execution, Outcome, describe_end
 from belljar.sandbox.blocking import Sandbox
 from belljar.sandbox.options import check_name
 
 log = logging.getLogger(__name__)
 
-SESSION_KEY = "__sandbox_session_id__"  # where a context keeps which session is its own
+SESSION_KEY = "__sandbox_session_id__"  # the entry of a context that names its session
 NOT_VARIABLES = (SESSION_KEY, "__builtins__")
 
 
 class Session:
-    """A sandbox that is started when code comes, and anew when it has gone."""
+    """A sandbox that starts with the first code, and again after it has ended."""
 
     def __init__(self, directory: Path, options: Mapping[str, Any]) -> None:
         self.directory = directory
         self.options = dict(options)
         self._sandbox: Sandbox | None = None
-        self._known = Known()
+        self._head_start: HeadStart | None = None  # until there is code for it
+        self._discard: weakref.finalize[..., Any] | None = None
+        self._known = KnownVariables()
         self._turn = threading.RLock()
-        self._unused: weakref.finalize[..., Any] | None = None  # ends what was started ahead
         self.users = 0
 
     def start_ahead(self) -> None:
-        """Start the sandbox in the background, before there is code for it. If there never is,
-        it ends with this object."""
+        """Start the sandbox in the background, before there is code for it, unless something must
+        be built or fetched. If no code comes, the sandbox ends with this object."""
         if not self._turn.acquire(blocking=False):
             return  # it is being used
         try:
-            if self._sandbox is not None or len(_ahead) >= MOST_AHEAD:
+            if self._sandbox or self._head_start or len(_ahead) >= MOST_AHEAD:
                 return
-            self._sandbox = Sandbox(**self.options)
-            self._unused = weakref.finalize(self, _end, self._sandbox)
-            self._unused.atexit = False  # the runtime itself ends everything then
+            self._head_start = HeadStart([self.options], build=False)
+            self._discard = weakref.finalize(self, self._head_start.discard)
+            self._discard.atexit = False  # the runtime kills all sandboxes at exit
             _ahead.add(self)
-            where.start_ahead(self._sandbox)
-        except SandboxError as error:  # it is said when there is code
-            log.debug("session %s: %s", self.directory.name, error)
+        except SandboxError as error:  # the first code meets the same error, and raises it
+            log.debug("session %s: no start ahead: %s", self.directory.name, error)
         finally:
             self._turn.release()
 
-    def _begin(self) -> Sandbox:
-        """The sandbox, which is used from now on."""
+    def _detach_head_start(self) -> HeadStart | None:
+        head_start, self._head_start = self._head_start, None
+        if self._discard is not None:
+            self._discard.detach()
+            self._discard = None
+        _ahead.discard(self)
+        return head_start
+
+    def _get_sandbox(self) -> Sandbox:
+        head_start = self._detach_head_start()
+        if head_start is not None:
+            try:
+                self._sandbox = head_start.take()
+            except (SandboxError, OSError) as error:  # if the cause lasts, the next start says it
+                log.debug("session %s: the start ahead failed: %s", self.directory.name, error)
+            except BaseException:
+                head_start.discard()
+                raise
         if self._sandbox is None:
             self._sandbox = Sandbox(**self.options)
-        if self._unused is not None:
-            self._unused.detach()
-            self._unused = None
-            _ahead.discard(self)
         return self._sandbox
 
     def run(
@@ -73,24 +89,24 @@ class Session:
         *,
         fill: dict[str, Any] | None = None,
     ) -> str:
-        """The output of the code, and after it what went wrong, if anything did. `fill`: the
-        context again, if it is to have the variables that the code has left."""
+        """Return the output of the code, and after it the failure, if there was one. `fill`: the
+        context again, if it is to receive the variables that the code has left."""
         with self._turn:
-            begun = self._unused is None
+            was_used = self._head_start is None
             try:
                 return self._run(code, context, fill)
             except SandboxClosed:
-                # Idle for too long, or its process has forked: a new one, and it is said.
-                self._sandbox, self._known = None, Known()
+                # It was idle for too long, or this process is a fork: start another, and say so.
+                self._sandbox, self._known = None, KnownVariables()
                 output = self._run(code, context, fill)
-                return output + "[the session was started anew]\n" if begun else output
+                return output + "[the session was restarted]\n" if was_used else output
 
     def _run(
         self, code: str, context: Mapping[str, object] | None, fill: dict[str, Any] | None
     ) -> str:
-        sandbox = self._begin()
-        known, self._known = self._known, Known()  # nothing is known, if this fails
-        variables = _variables(context)
+        sandbox = self._get_sandbox()
+        known, self._known = self._known, KnownVariables()  # if this fails, nothing is known
+        variables = _context_variables(context)
         if fill is not None:
             variables = known.changed(variables)
         if variables:
@@ -98,22 +114,24 @@ class Session:
         written: list[str] = []
         execution = sandbox.run_code(code, on_stdout=written.append, on_stderr=written.append)
         if fill is not None and execution.state_preserved:
-            known.fill(fill, variables_left.fetch(sandbox))
+            known.fill(fill, fetch_variables(sandbox))
             self._known = known
-        return said("".join(written), execution, str(self.options["limits"]["memory"]))
+        return format_output("".join(written), execution, str(self.options["limits"]["memory"]))
 
     def close(self) -> None:
         """The variables are gone, the files stay. May be called twice."""
         with self._turn:
-            if self._sandbox is None:
-                return
-            sandbox = self._begin()
-            self._sandbox, self._known = None, Known()
-        sandbox.close()
+            sandbox, self._sandbox = self._sandbox, None
+            head_start = self._detach_head_start()
+            self._known = KnownVariables()
+        if head_start is not None:
+            head_start.close()
+        if sandbox is not None:
+            sandbox.close()
 
 
-def _variables(context: Mapping[str, object] | None) -> dict[str, object]:
-    """What a context gives to the code: its entries, and itself under the name `context`."""
+def _context_variables(context: Mapping[str, object] | None) -> dict[str, object]:
+    """The entries of a context as variables, and all of them under the name `context`."""
     if context is None:
         return {}
     if not isinstance(context, Mapping):
@@ -124,22 +142,22 @@ def _variables(context: Mapping[str, object] | None) -> dict[str, object]:
     return {**found, "context": found} if found else {}
 
 
-def said(output: str, execution: Execution, memory: str) -> str:
-    """Output first, then the failure under its prefix, then our remarks."""
-    if failure := _failure(execution, memory):
-        output = f"{_line(output)}EXECUTION ERROR:\n{failure}"
+def format_output(output: str, execution: Execution, memory: str) -> str:
+    """Output first, then the failure under its prefix, then Belljar's notes."""
+    if failure := _describe_failure(execution, memory):
+        output = f"{_end_line(output)}EXECUTION ERROR:\n{failure}"
     for note in execution.notes:
         if note.startswith("value is None"):
-            continue  # a script has no value, so nobody misses it
-        output = f"{_line(output)}[{note}]\n"
+            continue  # a script has no value
+        output = f"{_end_line(output)}[{note}]\n"
     return output
 
 
-def _line(text: str) -> str:
+def _end_line(text: str) -> str:
     return text if not text or text.endswith("\n") else f"{text}\n"
 
 
-def _failure(execution: Execution, memory: str) -> str:
+def _describe_failure(execution: Execution, memory: str) -> str:
     lost = "" if execution.state_preserved else " The variables of this session are gone."
     match execution.outcome:
         case Outcome.ok:
@@ -147,17 +165,17 @@ def _failure(execution: Execution, memory: str) -> str:
         case Outcome.exit if execution.exit_code in (0, None):
             return ""
         case Outcome.error if execution.error is not None:
-            return _line(execution.error.traceback)
+            return _end_line(execution.error.traceback)
         case Outcome.timeout:
             took = f"{execution.usage.wall:.0f} seconds"
             return f"Execution timed out after {took}, and was stopped.{lost}\n"
         case Outcome.out_of_memory:
             return f"Out of memory: the code wanted more than memory_limit={memory}.{lost}\n"
         case _:
-            return f"{ending.sentence(execution, 'the code')}.{lost}\n"
+            return f"{describe_end(execution, 'the code')}.{lost}\n"
 
 
-# -- who shares which -----------------------------------------------------------------------
+# -- sessions that share a directory --------------------------------------------------------
 
 MOST_AHEAD = 2  # sandboxes that are started before there is code for them
 
@@ -166,9 +184,9 @@ _sessions: weakref.WeakValueDictionary[Path, Session] = weakref.WeakValueDiction
 _ahead: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
-def enter(directory: Path, options: Mapping[str, Any]) -> Session:
+def enter_session(directory: Path, options: Mapping[str, Any]) -> Session:
     """The live session of this directory, or a new one. Raises ValueError if it is in use with
-    other options: two sandboxes cannot have one directory."""
+    other options: two sandboxes cannot share one directory."""
     with _lock:
         session = _sessions.get(directory)
         if session is None:
@@ -195,30 +213,16 @@ def start_ahead(directory: Path, options: Mapping[str, Any]) -> Session | None:
     return session
 
 
-def forget(session: Session) -> None:
-    """End a session that was started ahead, unless it is in use."""
+def close_unused(session: Session) -> None:
+    """Close a session that was started ahead, unless it is in use."""
     with _lock:
         if session.users:
             return
     session.close()
 
 
-def _end(sandbox: Sandbox) -> None:
-    """For a session that nobody has any more, and nobody has used."""
-    inner = sandbox._sandbox
-
-    async def kill() -> None:
-        try:
-            await inner.kill()
-        except SandboxError as error:
-            log.debug("sandbox %s: %s", inner.id, error)  # it ends with the runtime at the latest
-
-    if inner._pid == os.getpid():  # else it is the parent's
-        runtime.current().submit(kill)
-
-
-def leave(session: Session) -> None:
-    """The last one out ends the sandbox."""
+def release_session(session: Session) -> None:
+    """The last user closes the session."""
     with _lock:
         session.users -= 1
         if session.users > 0:
@@ -228,18 +232,128 @@ def leave(session: Session) -> None:
     session.close()
 
 
-def problem(error: SandboxError) -> str:
-    """What Belljar could not do, as text for the caller of the code."""
-    if isinstance(error, CannotTravel):
-        return f"ERROR:\nthe context cannot go into the sandbox: {error}\n"
-    return f"ERROR:\n{error}\n"
-
-
 def _after_fork() -> None:
-    """The sandboxes are the parent's."""
+    """The sandboxes belong to the parent."""
     global _lock, _sessions, _ahead
     _lock, _sessions = threading.RLock(), weakref.WeakValueDictionary()
     _ahead = weakref.WeakSet()
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+# -- the variables that code leaves, copied into the caller's context ------------------------
+# dolphin-mcp's loop hands the same dict to every call, and without Docker the code once ran with it
+# as its namespace. Here the variables stay in the sandbox as they are (two names of one list, a
+# function that uses it), and the context gets copies of the plain data. What the caller then
+# changes in the context goes in with the next call, and nothing else does.
+
+FETCH_TIMEOUT = 10.0  # seconds
+MOST_BYTES = 1_000_000  # of one variable, about; larger ones stay in the sandbox
+MOST_BYTES_IN_ALL = 8 * MOST_BYTES
+LARGEST_INT = 10_000  # bits; Python does not write much larger ones as text
+CONTEXT = "context"  # the name of the whole context in the code
+_COLLECTED = "__belljar_left__"
+
+# This runs in the sandbox, where the code may have changed anything; it can deceive only itself.
+# Only exact types: the methods of a subclass are the code's, and could be called here.
+_COLLECT = f"""
+def collect(names):
+    def size(value, depth=0):
+        kind = type(value)
+        if kind in (type(None), bool, float, complex):
+            return 10
+        if kind is int and value.bit_length() <= {LARGEST_INT}:
+            return 10
+        if kind in (str, bytes):
+            return 10 + len(value)
+        if kind not in (list, tuple, dict) or depth > 50 or len(value) > {MOST_BYTES}:
+            return {MOST_BYTES}
+        total = 10
+        for each in value.items() if kind is dict else value:
+            if kind is dict:
+                if type(each[0]) is not str:
+                    return {MOST_BYTES}
+                total += len(each[0])
+                each = each[1]
+            total += size(each, depth + 1)
+            if total >= {MOST_BYTES}:
+                break
+        return total
+    found, room = {{}}, {MOST_BYTES_IN_ALL}
+    for name, value in list(names.items()):
+        if type(name) is str and name.isidentifier() and name.strip("_0123456789"):
+            if not name.startswith("__") and name != {CONTEXT!r}:
+                taken = size(value)
+                if taken < {MOST_BYTES} and taken <= room:
+                    found[name] = value
+                    room -= taken
+    return found
+"""
+_COLLECT_CODE = (
+    f"{_COLLECTED} = (lambda _: (exec({_COLLECT!r}, _), _['collect'](globals()))[1])({{}})"
+)
+
+
+def fetch_variables(sandbox: Sandbox) -> dict[str, Any] | None:
+    """The plain variables of the sandbox; None if they cannot be read."""
+    if not sandbox.run_code(_COLLECT_CODE, timeout=FETCH_TIMEOUT).ok:
+        return None
+    try:
+        found = sandbox.get(_COLLECTED, timeout=FETCH_TIMEOUT)
+    except (CannotTravel, NameMissing, ExecutionError) as error:
+        log.info("the variables of a session could not be read: %s", error)
+        return None
+    return found if isinstance(found, dict) else None
+
+
+class KnownVariables:
+    """The variables that the context and the sandbox both have: the text of each value."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, str] = {}
+
+    def changed(self, variables: Mapping[str, object]) -> dict[str, object]:
+        """The variables of a context that the sandbox lacks, or has with another value. They count
+        as known from now on."""
+        news = {
+            name: value
+            for name, value in variables.items()
+            if name != CONTEXT and self._texts.get(name) != _value_text(value)
+        }
+        self._texts |= {name: _value_text(value) for name, value in news.items()}
+        return {**news, CONTEXT: variables[CONTEXT]} if news else {}
+
+    def fill(self, context: dict[str, Any], found: Mapping[str, Any] | None) -> None:
+        """Add what was found to the context, and remove what the code has deleted."""
+        if found is None:
+            self._texts = {}
+            return
+        texts = {name: _value_text(value) for name, value in found.items()}
+        for name in self._texts:
+            if name not in texts and _is_plain(context.get(name)):
+                context.pop(name, None)
+        for name, value in found.items():
+            if name not in context or _value_text(context[name]) != texts[name]:
+                context[name] = value
+        self._texts = texts
+
+
+def _value_text(value: object) -> str:
+    """The same text for equal plain data of the same types; unique for any other object."""
+    return repr(value) if _is_plain(value) else f"<{type(value).__name__} {id(value)}>"
+
+
+def _is_plain(value: object, depth: int = 0) -> bool:
+    if type(value) is int:
+        return value.bit_length() <= LARGEST_INT
+    if value is None or type(value) in (bool, float, complex, str, bytes):
+        return True
+    if type(value) is dict:
+        return depth < 100 and all(
+            type(key) is str and _is_plain(each, depth + 1) for key, each in value.items()
+        )
+    return (
+        type(value) in (list, tuple)
+        and depth < 100
+        and all(_is_plain(each, depth + 1) for each in value)  # type: ignore[attr-defined]
+    )

@@ -1,37 +1,41 @@
-"""ContainerMonitor: what sandboxes use, and what is left of those whose owner has died."""
+"""ContainerMonitor: what sandboxes use, and the orphans of dead processes.
+
+It looks at Belljar's own sandboxes, or at containers through a Docker client. Containers of other
+programs are neither listed nor removed.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
 
-from belljar.backends import docker as docker  # programs of before replace this name in tests
-from belljar.compat.executor import collector
-from belljar.compat.executor.availability import DOCKER_AVAILABLE as DOCKER_AVAILABLE
-from belljar.compat.executor.availability import MISSING
-from belljar.compat.executor.container_source import (
-    FINLAB_LABEL,
-    ClientContainers,
-    Missing,
-    OwnSandboxes,
-    Source,
-)
-from belljar.compat.executor.container_stats import ContainerStats, ContainerStatus
+from belljar import events
+from belljar.backends import docker as docker  # older programs replace this name in their tests
+from belljar.compat.executor import container_stats
+from belljar.compat.executor.container_stats import DOCKER_AVAILABLE as DOCKER_AVAILABLE
+from belljar.compat.executor.container_stats import MB, MISSING, ContainerStats, ContainerStatus
+from belljar.observe import orphans
+from belljar.observe.sampling import Monitor
+from belljar.sandbox.blocking import Sandbox, wait
+from belljar.sandbox.lifecycle import Life
 
 __all__ = ["ContainerMonitor", "ContainerStats", "ContainerStatus"]
 
 log = logging.getLogger(__name__)
 
-INTERVAL = 10.0  # seconds; how often somebody is thought to look, for get_monitoring_overhead()
+FINLAB_LABEL = "finlab-sandbox"  # what containers of the strategy generator carry
+
+INTERVAL = 10.0  # seconds between two looks, as get_monitoring_overhead() assumes
 
 
 class ContainerMonitor:
-    """Looks at the sandboxes of this process. With a `docker_client` (of the Docker SDK), at the
-    containers it knows that carry the label `finlab-sandbox`, those of the system of before.
+    """Looks at the sandboxes of this process. With a `docker_client` (of the Docker SDK), at its
+    containers with the label `finlab-sandbox`, which the strategy generator made.
 
-    `metrics_collector`: Belljar's Metrics, or a collector of the system of before.
+    `metrics_collector`: Belljar's Metrics, or the strategy generator's collector.
     """
 
     FINLAB_LABEL = FINLAB_LABEL
@@ -49,12 +53,12 @@ class ContainerMonitor:
         self.client = docker_client
         self.alert_threshold = alert_threshold
         self.cleanup_enabled = cleanup_enabled
-        self._collected = collector.coerce(metrics_collector)
+        self._collected = container_stats.coerce_collector(metrics_collector)
         self._last_stats_time: dict[str, float] = {}  # seconds that a look took
         self._source: Source = OwnSandboxes() if docker_client is None else _reach(docker_client)
 
     def get_container_stats(self, container_id: str) -> ContainerStats | None:
-        """What one uses now; None if there is none of this id."""
+        """What a container uses now; None if no container has this id."""
         began = time.perf_counter()
         try:
             stats = self._source.one(container_id)
@@ -74,7 +78,7 @@ class ContainerMonitor:
         return found
 
     def monitor_all_containers(self) -> dict[str, ContainerStats]:
-        """Those that run and those that are left over, by id."""
+        """Running containers and orphans, by id."""
         began = time.perf_counter()
         found = self._source.every()
         self._took("all", began)
@@ -83,7 +87,7 @@ class ContainerMonitor:
         return {stats.container_id: stats for stats in found}
 
     def scan_orphaned_containers(self) -> list[str]:
-        """The ids of ours whose owner has died; at `alert_threshold` and more, with a warning."""
+        """The ids of orphans; logs a warning if there are `alert_threshold` or more."""
         found = self._source.orphans()
         self._collected.gauge("sandbox_containers_orphaned", len(found))
         if found and len(found) >= self.alert_threshold:
@@ -96,8 +100,9 @@ class ContainerMonitor:
     def cleanup_orphaned_containers(
         self, container_ids: list[str] | None = None, force: bool = True
     ) -> int:
-        """Remove these orphans (None: all), and tell how many are gone. What is not ours, or is in
-        use, is left alone; a removal that fails is logged and does not stop the others."""
+        """Remove these orphans (None: all), and return how many are gone. Containers of other
+        programs and containers in use stay; a failed removal is logged and does not stop the
+        others."""
         if not self.cleanup_enabled:
             return 0
         wanted = self.scan_orphaned_containers() if container_ids is None else container_ids
@@ -106,20 +111,20 @@ class ContainerMonitor:
             try:
                 removed = self._source.remove(container_id, force=force)
             except Missing:
-                removed = True  # somebody else was faster
+                removed = True  # another process was faster
             except Exception as error:
                 log.error("container %s could not be removed: %s", container_id, error)
                 continue
             if removed:
                 cleaned += 1
             else:
-                log.warning("container %s is not ours to remove", container_id)
+                log.warning("container %s is in use or not Belljar's; not removed", container_id)
         if cleaned:
             self._collected.counter("sandbox_containers_cleaned_total", cleaned)
         return cleaned
 
     def kill_container(self, container_id: str) -> bool:
-        """End one that runs, at once. False if it is not ours; raises Missing if there is none."""
+        """Kill a running container. False if it belongs to another program; raises Missing."""
         return self._source.kill(container_id)
 
     def check_resource_alerts(
@@ -130,7 +135,7 @@ class ContainerMonitor:
         memory_threshold_percent: float | None = None,
         cpu_threshold_percent: float | None = None,
     ) -> list[dict[str, Any]]:
-        """Those above a threshold, in percent: of the memory limit, and of one processor."""
+        """Containers above a threshold, in percent of the memory limit and of one processor."""
         if memory_threshold_percent is not None:
             memory_threshold = memory_threshold_percent
         if cpu_threshold_percent is not None:
@@ -147,7 +152,7 @@ class ContainerMonitor:
         return alerts
 
     def get_monitoring_overhead(self) -> float:
-        """Percent of one processor that looking every ten seconds takes."""
+        """Percent of one processor that a look every ten seconds takes."""
         if not self._last_stats_time:
             return 0.0
         average = sum(self._last_stats_time.values()) / len(self._last_stats_time)
@@ -159,7 +164,7 @@ class ContainerMonitor:
         self._last_stats_time[what] = time.perf_counter() - began
 
     def close(self) -> None:
-        """Let go of the client, if one was given."""
+        """Close the client, if one was given."""
         self._source.close()
 
     def __enter__(self) -> ContainerMonitor:
@@ -181,3 +186,191 @@ def _violation(kind: str, current: float, threshold: float) -> Mapping[str, Mapp
     if current < threshold:
         return {}
     return {f"{kind}_violation": {"current": current, "threshold": threshold}}
+
+
+GONE = ("exited", "dead", "created")
+
+
+class Missing(Exception):
+    """There is no such container."""
+
+
+class Source(Protocol):
+    def one(self, container_id: str) -> ContainerStats:
+        """Raises Missing."""
+
+    def running(self) -> list[ContainerStats]: ...
+
+    def every(self) -> list[ContainerStats]: ...
+
+    def orphans(self) -> list[str]: ...
+
+    def remove(self, container_id: str, *, force: bool) -> bool:
+        """False if it is in use or another program's. Raises Missing, or why removal failed."""
+
+    def kill(self, container_id: str) -> bool:
+        """Kill a running container; its owner removes it. Returns and raises as `remove`."""
+
+    def close(self) -> None: ...
+
+
+class OwnSandboxes:
+    """The live sandboxes of this process, and what dead processes left."""
+
+    def __init__(self) -> None:
+        self._monitor = Monitor()
+
+    def one(self, container_id: str) -> ContainerStats:
+        for stats in self.running():
+            if container_id and stats.container_id.startswith(container_id):
+                return stats
+        for left in find_orphans():
+            if container_id and container_id in (left["id"], left["short_id"], left["name"]):
+                return _orphan(left)
+        raise Missing(container_id)
+
+    def running(self) -> list[ContainerStats]:
+        samples = wait(self._monitor.sample)
+        found = []
+        for sandbox in events.live():
+            sample = samples.get(sandbox.id)
+            memory = (sample.memory if sample else None) or 0
+            found.append(
+                ContainerStats(
+                    container_id=get_container_id(sandbox),
+                    container_name=sandbox.id,
+                    status=ContainerStatus.RUNNING,
+                    cpu_percent=(sample.cpu_percent if sample else None) or 0.0,
+                    memory_usage_mb=memory / MB,
+                    memory_limit_mb=sandbox.limits.memory / MB,
+                    memory_percent=memory / sandbox.limits.memory * 100,
+                    processes=(sample.processes if sample else None) or 0,
+                )
+            )
+        return found
+
+    def every(self) -> list[ContainerStats]:
+        return [*self.running(), *(_orphan(left) for left in find_orphans())]
+
+    def orphans(self) -> list[str]:
+        return [left["id"] for left in find_orphans()]
+
+    def remove(self, container_id: str, *, force: bool) -> bool:
+        """Sweeps all orphans: `orphans.collect` alone decides, again, whose owner is dead."""
+        known = {left["id"]: left for left in find_orphans()}
+        if container_id not in known:
+            if any(get_container_id(sandbox) == container_id for sandbox in events.live()):
+                return False  # it is in use
+            raise Missing(container_id)
+        swept = orphans.collect_orphans(known[container_id]["backend"])
+        problems = [
+            each.problem for each in swept.leftovers if container_id in (each.id, each.name)
+        ]
+        if any(problems):
+            raise RuntimeError(problems[0])
+        return True
+
+    def kill(self, container_id: str) -> bool:
+        for sandbox in events.live():
+            if get_container_id(sandbox) == container_id:
+                wait(sandbox.kill)
+                return True
+        raise Missing(container_id)
+
+    def close(self) -> None:
+        self._monitor.close()
+
+
+def _orphan(left: dict[str, Any]) -> ContainerStats:
+    return ContainerStats(
+        container_id=left["id"], container_name=left["name"], status=ContainerStatus.DEAD
+    )
+
+
+class ClientContainers:
+    """The containers with FINLAB_LABEL that the caller's Docker client knows."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def one(self, container_id: str) -> ContainerStats:
+        with _missing():
+            return container_stats.read_docker_stats(self._client.containers.get(container_id))
+
+    def running(self) -> list[ContainerStats]:
+        return self._list(status="running")
+
+    def every(self) -> list[ContainerStats]:
+        return self._list()
+
+    def _list(self, **filters: object) -> list[ContainerStats]:
+        listed = self._client.containers.list(all=True, filters={"label": FINLAB_LABEL, **filters})
+        return [container_stats.read_docker_stats(each) for each in listed]
+
+    def orphans(self) -> list[str]:
+        filters = {"label": FINLAB_LABEL, "status": list(GONE)}
+        return [
+            str(each.short_id) for each in self._client.containers.list(all=True, filters=filters)
+        ]
+
+    def remove(self, container_id: str, *, force: bool) -> bool:
+        with _missing():
+            container = self._ours(container_id)
+            if container is None:
+                return False
+            container.remove(force=force)
+            return True
+
+    def kill(self, container_id: str) -> bool:
+        with _missing():
+            container = self._ours(container_id)
+            if container is None:
+                return False
+            container.kill(signal="SIGKILL")
+            return True
+
+    def _ours(self, container_id: str) -> Any | None:
+        container = self._client.containers.get(container_id)
+        return container if FINLAB_LABEL in (container.labels or {}) else None
+
+    def close(self) -> None:
+        self._client.close()
+
+
+@contextlib.contextmanager
+def _missing() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        # By its name: it comes from the caller's library, which Belljar does not import.
+        if type(error).__name__ == "NotFound":
+            raise Missing(str(error)) from error
+        raise
+
+
+def find_orphans() -> list[dict[str, Any]]:
+    """Leftovers with processes or a container whose owner is dead, as DockerExecutor lists them."""
+    return [
+        _list_orphan(each)
+        for each in orphans.find_orphans().leftovers
+        if each.kind in orphans.RUNNING
+    ]
+
+
+def _list_orphan(each: orphans.Leftover) -> dict[str, Any]:
+    id = each.id or each.name
+    return {
+        "id": id,
+        "short_id": id[:12] if each.id else each.name.rpartition("/")[2],
+        "name": each.name,
+        "status": "orphaned",
+        "created": "unknown",
+        "owner": each.owner,
+        "backend": each.backend,
+    }
+
+
+def get_container_id(sandbox: Sandbox | Life) -> str:
+    """The id that a started sandbox is listed by: its container's, or its own."""
+    seen = sandbox.whereabouts
+    return (seen.container if seen is not None else None) or sandbox.id

@@ -1,12 +1,36 @@
-"""ContainerStats: what one container or sandbox uses now."""
+"""ContainerStats: what one container or sandbox uses now; and the metrics made of it."""
 
 from __future__ import annotations
 
+import importlib.util
+import logging
+import os
+import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from typing import Any
+
+import anyio
+from anyio.abc import SocketAttribute, SocketStream
+
+from belljar import runtime
+from belljar.errors import InvalidOption, SandboxError
+from belljar.observe.metrics import Metrics
+from belljar.observe.sampling import Monitor
+from belljar.sandbox.blocking import wait
+
+log = logging.getLogger(__name__)
+
+# True if sandboxes can run here: natively on Linux; in containers with the extra "docker".
+DOCKER_AVAILABLE = sys.platform == "linux" or importlib.util.find_spec("h11") is not None
+
+MISSING = (
+    "Docker SDK not available. Install with: pip install docker\n"
+    "  hint: Belljar needs no Docker SDK: pip install h11, or use a Linux host"
+)
 
 MB = 2**20
 
@@ -63,3 +87,257 @@ class ContainerStats:
 
     def __contains__(self, name: object) -> bool:
         return name in self.to_dict()
+
+
+def read_docker_stats(container: Any) -> ContainerStats:
+    """The stats of a container, read from its object of the Docker SDK."""
+    container.reload()
+    try:
+        status = ContainerStatus(container.status.lower())
+    except ValueError:
+        status = ContainerStatus.EXITED
+    state = container.attrs.get("State", {})
+    made = ContainerStats(
+        container_id=container.short_id,
+        container_name=container.name,
+        status=status,
+        created_at=_moment(state.get("Created") or container.attrs.get("Created")),
+        finished_at=_moment(state.get("FinishedAt")),
+    )
+    if status is ContainerStatus.RUNNING:
+        _measure(made, container.stats(stream=False))
+    return made
+
+
+def _measure(made: ContainerStats, read: dict[str, Any]) -> None:
+    memory = read.get("memory_stats") or {}
+    used, limit = memory.get("usage", 0), memory.get("limit", 0)
+    made.memory_usage_mb, made.memory_limit_mb = used / MB, limit / MB
+    made.memory_percent = used / limit * 100 if limit else 0.0
+    made.processes = (read.get("pids_stats") or {}).get("current") or 0
+    now, before = read.get("cpu_stats") or {}, read.get("precpu_stats") or {}
+    spent = _total(now) - _total(before)
+    passed = now.get("system_cpu_usage", 0) - before.get("system_cpu_usage", 0)
+    if spent > 0 and passed > 0:
+        made.cpu_percent = spent / passed * now.get("online_cpus", 1) * 100
+
+
+def _total(cpu: dict[str, Any]) -> int:
+    return int((cpu.get("cpu_usage") or {}).get("total_usage", 0))
+
+
+def _moment(text: object) -> datetime | None:
+    """None also for the year 1, which an engine writes for "never"."""
+    if not isinstance(text, str) or text.startswith("0001-"):
+        return None
+    try:
+        return datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError:
+        return None
+
+
+# -- metrics: to a collector of the caller's -------------------------------------------------
+
+GAUGES = {
+    "sandbox_container_memory_usage_mb": "Memory of a container in MB",
+    "sandbox_container_memory_percent": "Memory of a container in percent of its limit",
+    "sandbox_container_cpu_percent": "CPU of a container in percent of one processor",
+    "sandbox_containers_running": "Containers that run",
+    "sandbox_containers_orphaned": "Containers whose owner has died",
+}
+COUNTERS = {
+    "sandbox_containers_cleaned_total": "Orphaned containers that were removed",
+    "sandbox_errors_total": "Alerts",
+}
+
+
+class NoMetrics:
+    """Drops everything. The others record to what the caller gave."""
+
+    def gauge(self, name: str, value: float, labels: dict[str, str] | None = None) -> None:
+        """Record the current value."""
+
+    def counter(self, name: str, value: float) -> None:
+        """Add to a total."""
+
+    def error(self, kind: str) -> None:
+        """Record an alert."""
+
+    def usage(self, stats: ContainerStats) -> None:
+        labels = {
+            "container_id": stats.container_id,
+            "container_name": stats.container_name,
+            "status": stats.status.value,
+        }
+        self.gauge("sandbox_container_memory_usage_mb", stats.memory_usage_mb, labels)
+        self.gauge("sandbox_container_memory_percent", stats.memory_percent, labels)
+        self.gauge("sandbox_container_cpu_percent", stats.cpu_percent, labels)
+
+
+class RegistryMetrics(NoMetrics):
+    """Records to the prometheus_client registry of Belljar's Metrics."""
+
+    def __init__(self, registry: Any) -> None:
+        from prometheus_client import Counter, Gauge
+
+        labels = ("container_id", "container_name", "status")
+        self._made: dict[str, Any] = {}
+        for name, meaning in GAUGES.items():
+            names = labels if name.startswith("sandbox_container_") else ()
+            self._made[name] = Gauge(name, meaning, names, registry=registry)
+        for name, meaning in COUNTERS.items():
+            self._made[name] = Counter(name, meaning, registry=registry)
+
+    def gauge(self, name: str, value: float, labels: dict[str, str] | None = None) -> None:
+        made = self._made[name]
+        (made.labels(**labels) if labels else made).set(value)
+
+    def counter(self, name: str, value: float) -> None:
+        self._made[name].inc(value)
+
+    def error(self, kind: str) -> None:
+        self.counter("sandbox_errors_total", 1)
+
+
+class CollectorMetrics(NoMetrics):
+    """Records to the strategy generator's collector, which has `metrics` by name, `record_error`,
+    and `_register_metric` for new ones."""
+
+    def __init__(self, given: Any) -> None:
+        self._given = given
+        kinds = getattr(sys.modules.get(type(given).__module__), "MetricType", None)
+        register = getattr(given, "_register_metric", None)
+        for name, meaning in {**GAUGES, **COUNTERS}.items():
+            if name not in given.metrics and register is not None and kinds is not None:
+                register(name, kinds.COUNTER if name in COUNTERS else kinds.GAUGE, meaning)
+
+    def gauge(self, name: str, value: float, labels: dict[str, str] | None = None) -> None:
+        if name in self._given.metrics:
+            self._given.metrics[name].add_value(value, labels)
+
+    def counter(self, name: str, value: float) -> None:
+        self.gauge(name, value)
+
+    def error(self, kind: str) -> None:
+        self._given.record_error(kind)
+
+
+def coerce_collector(given: Any) -> NoMetrics:
+    if given is None:
+        return NoMetrics()
+    if getattr(given, "registry", None) is not None:
+        return RegistryMetrics(given.registry)
+    if hasattr(given, "metrics") and hasattr(given, "record_error"):
+        return CollectorMetrics(given)
+    raise InvalidOption(
+        f"metrics_collector is a {type(given).__name__}, which cannot record metrics",
+        hint="give belljar.observe's Metrics, or None",
+    )
+
+
+# -- metrics: served to Prometheus ----------------------------------------------------------
+# One server per port, as long as the runtime: a scraper wants one address for the life of the
+# process, while executors come and go. The server is a task of the runtime, and needs no thread.
+
+ADDRESS = "127.0.0.1"
+MOST_REQUEST = 8192  # bytes
+REQUEST_TIMEOUT = 5.0
+SAMPLE_TIMEOUT = 8.0  # a scraper usually waits 10 s
+
+
+class MetricsServer:
+    """Counts what happens in this process, and answers scrapes on the port."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.metrics = Metrics(per_sandbox=True)
+        self.monitor = Monitor()
+        self.metrics.watch(self.monitor)
+        self._bound: anyio.abc.Listener[SocketStream] | None = None
+
+    async def bind(self) -> None:
+        """Raises OSError if the port is taken."""
+        self._bound = await anyio.create_tcp_listener(local_host=ADDRESS, local_port=self.port)
+        self.port = self._bound.extra(SocketAttribute.local_port)
+        self.metrics.subscribe()
+
+    async def run(self) -> None:
+        """Serve until the runtime ends."""
+        assert self._bound is not None
+        try:
+            async with self._bound:
+                await self._bound.serve(self._answer)
+        finally:
+            self.metrics.close()
+
+    async def _answer(self, stream: SocketStream) -> None:
+        async with stream:
+            try:
+                with anyio.fail_after(REQUEST_TIMEOUT):
+                    line = await _read_request(stream)
+                status, body = await self._page(line)
+                with anyio.fail_after(REQUEST_TIMEOUT):
+                    await stream.send(_response(status, body))
+            except (TimeoutError, anyio.EndOfStream, anyio.BrokenResourceError) as error:
+                log.debug("a scrape was not answered: %r", error)
+
+    async def _page(self, line: str) -> tuple[str, bytes]:
+        method, _, rest = line.partition(" ")
+        if method != "GET" or rest.partition(" ")[0].partition("?")[0] not in ("/", "/metrics"):
+            return "404 Not Found", b"metrics are at /metrics\n"
+        with anyio.move_on_after(SAMPLE_TIMEOUT):
+            await self.monitor.sample()
+        return "200 OK", self.metrics.text().encode()
+
+
+async def _read_request(stream: SocketStream) -> str:
+    """Read a request and return its first line."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        data += await stream.receive()
+        if len(data) > MOST_REQUEST:
+            raise anyio.EndOfStream
+    return data.partition(b"\r\n")[0].decode("latin-1")
+
+
+def _response(status: str, body: bytes) -> bytes:
+    head = (
+        f"HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+_lock = threading.Lock()
+_servers: dict[int, tuple[runtime.Runtime, MetricsServer]] = {}
+_complained: set[object] = set()
+
+
+def serve_metrics(port: int) -> MetricsServer | None:
+    """The server of this port; starts it if necessary. If that fails, it logs one warning and
+    returns None: metrics must not keep code from running."""
+    with _lock:
+        current = runtime.current()
+        known = _servers.get(port)
+        if known is not None and known[0] is current:
+            return known[1]
+        try:
+            server = MetricsServer(port)
+            wait(server.bind)
+        except (SandboxError, OSError) as error:
+            if port not in _complained:
+                _complained.add(port)
+                log.warning("metrics are not served on %s:%d: %s", ADDRESS, port, error)
+            return None
+        current.submit(server.run)
+        _servers[port] = current, server
+        return server
+
+
+def _after_fork() -> None:
+    """The servers belong to the parent."""
+    global _lock, _servers
+    _lock, _servers = threading.Lock(), {}
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,18 +1,26 @@
 """DockerConfig: the options of DockerExecutor, with their ranges, and as a YAML file.
 
-A value is checked when it is given, and again when it is assigned. What an option does to a
-sandbox is in plan.py.
+A value is checked when it is given, and again when it is assigned. translate.py says what an
+option does to a sandbox.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import logging
 import os
 import re
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
-from belljar.errors import nearest
+from belljar.config import config_files, substitute
+from belljar.config.config_files import ConfigError
+from belljar.errors import InvalidOption, SandboxError, nearest, unknown_option
+
+log = logging.getLogger(__name__)
 
 DEFAULT_IMAGE = "python:3.10-slim"  # stands for Belljar's own Environment "data"
 DEFAULT_PATH = "config/docker_config.yaml"
@@ -46,17 +54,17 @@ class DockerConfig:
     seccomp_profile: str = DEFAULT_SECCOMP
     output_dir: str = "sandbox_output"  # files that the code wrote are saved below it
     cleanup_on_exit: bool = True
-    fallback_to_direct: bool = False  # run code WITHOUT a sandbox where none can be had
+    fallback_to_direct: bool = False  # run code WITHOUT a sandbox if no sandbox can start
     export_container_stats: bool = True
-    alert_on_orphaned_containers: int = 3  # more than these are worth a warning
+    alert_on_orphaned_containers: int = 3  # more are logged as a warning
     prometheus_port: int = 8000
-    runtime_monitor_enabled: bool = True  # end what stays close to its limits
+    runtime_monitor_enabled: bool = True  # kill code that stays close to its limits
 
     def __new__(cls, *args: object, **given: object) -> Self:
-        """For the nearest name in the error: what dataclasses say about one has none."""
+        """Here for the error: that of a dataclass does not suggest the nearest name."""
         unknown = [name for name in given if name not in _CHECKS]
         if cls is DockerConfig and unknown:
-            raise TypeError(f"DockerConfig has no option {unknown[0]!r}{_meant(unknown[0])}")
+            raise TypeError(f"DockerConfig has no option {unknown[0]!r}{_suggest(unknown[0])}")
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -65,10 +73,10 @@ class DockerConfig:
 
     def __setattr__(self, name: str, value: object) -> None:
         if type(self) is DockerConfig and name not in _CHECKS:
-            raise AttributeError(f"DockerConfig has no option {name!r}{_meant(name)}")
+            raise AttributeError(f"DockerConfig has no option {name!r}{_suggest(name)}")
         if name in _CHECKS and not (name == "memory_swap_limit" and value is None):
             _CHECKS[name](name, value)
-        # A swap limit that nobody chose stays that of the memory.
+        # A swap limit that was not chosen stays equal to the memory limit.
         follows = name == "memory_limit" and self.__dict__.get("memory_swap_limit") == (
             self.__dict__.get("memory_limit", "")
         )
@@ -81,14 +89,12 @@ class DockerConfig:
         """Load `docker:` and `monitoring:` of a YAML file (default: config/docker_config.yaml).
 
         `${VAR}` and `${VAR:default}` are replaced from the environment. Without a file at the
-        default path the defaults hold. Raises FileNotFoundError if another one is not there,
-        ValueError for what it should not say, and for a file that nobody named and that somebody
-        else could have written.
+        default path the defaults hold. Raises FileNotFoundError for another path without a file,
+        and ValueError for invalid content, and for a file at the default path that another user
+        may have written.
         """
-        from belljar.compat.executor import config_file
-
         file = DEFAULT_PATH if path is None else os.fspath(path)
-        given = config_file.read(file, os.environ, met=path is None)
+        given = read_config_file(file, os.environ, named=path is not None)
         try:
             return cls(**given)
         except ValueError as error:
@@ -115,13 +121,13 @@ DOCKER_KEYS = tuple(
 )
 
 
-def _meant(name: str) -> str:
+def _suggest(name: str) -> str:
     found = nearest(name, _CHECKS)
     return "" if found is None else f"; did you mean {found!r}?"
 
 
 def size(text: str) -> int:
-    """The bytes that a size of this configuration means."""
+    """Parse a size of this configuration into bytes."""
     found = _SIZE.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is not a size")
@@ -190,23 +196,142 @@ def _is_text(name: str, value: object) -> None:
 
 
 _CHECKS: Mapping[str, Callable[[str, object], object]] = {
-    "enabled": _is_flag,
-    "image": _is_text,
-    "memory_limit": _is_size,
-    "memory_swap_limit": _is_size,
+    # By the type of the default, unless the option has a range.
+    **{
+        name: _is_flag if isinstance(field.default, bool) else _is_text
+        for name, field in DockerConfig.__dataclass_fields__.items()
+    },
+    **dict.fromkeys(("memory_limit", "memory_swap_limit", "tmpfs_size"), _is_size),
     "cpu_limit": _is_cpus,
     "timeout_seconds": _is_seconds,
     "network_mode": _is_network,
-    "read_only": _is_flag,
-    "tmpfs_path": _is_text,
-    "tmpfs_size": _is_size,
-    "tmpfs_options": _is_text,
-    "seccomp_profile": _is_text,
-    "output_dir": _is_text,
-    "cleanup_on_exit": _is_flag,
-    "fallback_to_direct": _is_flag,
-    "export_container_stats": _is_flag,
     "alert_on_orphaned_containers": _is_count,
     "prometheus_port": _is_port,
-    "runtime_monitor_enabled": _is_flag,
 }
+
+
+# -- the YAML file: sections, nested tmpfs, variables ----------------------------------------
+
+SECTIONS = ("docker", "monitoring")
+_NUMBERS = ("cpu_limit", "timeout_seconds", "alert_on_orphaned_containers", "prometheus_port")
+
+
+def read_config_file(
+    path: str | os.PathLike[str], environ: Mapping[str, str], *, named: bool = True
+) -> dict[str, Any]:
+    """The keyword arguments for DockerConfig; empty without a file at the default path.
+
+    `named=False`: the caller did not name the file, so only this user may be able to write it.
+    """
+    file = Path(path)
+    if not file.exists():
+        if file == Path(DEFAULT_PATH):
+            log.info("there is no %s; DockerConfig uses its defaults", file)
+            return {}
+        raise FileNotFoundError(
+            f"Config file not found: {file.absolute()}\n"
+            "  hint: give the path of an existing file, or use DockerConfig() for the defaults"
+        )
+    if not named and is_foreign(file):
+        raise ValueError(
+            f"another user owns {file.absolute()} or may write to it\n"
+            f"  hint: if you trust it, name it: DockerConfig.from_yaml({str(file)!r})"
+        )
+    try:
+        with file.open("rb") as opened:
+            raw = opened.read(config_files.MAX_SIZE + 1)
+        text = raw.decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"Failed to read config file {file}: {error}") from None
+    if len(raw) > config_files.MAX_SIZE:
+        raise ValueError(f"Config file {file} has more than {config_files.MAX_SIZE} bytes")
+    return parse_yaml(text, file, environ)
+
+
+def is_foreign(file: Path) -> bool:
+    """True if another user may write or replace a file below the current directory: such a file
+    could turn the sandbox off."""
+    return any(_is_foreign(each) for each in (Path.cwd(), file.parent, file))
+
+
+def _is_foreign(path: Path) -> bool:
+    for status in (os.lstat(path), os.stat(path)):
+        if status.st_uid not in (0, os.geteuid()):
+            return True
+    # Many systems give each user a private group, and a umask that lets it write.
+    group = stat.S_IWGRP if status.st_gid != status.st_uid else 0
+    sticky = status.st_mode & stat.S_ISVTX and stat.S_ISDIR(status.st_mode)
+    return bool(status.st_mode & (stat.S_IWOTH | group)) and not sticky
+
+
+def parse_yaml(text: str, source: Path, environ: Mapping[str, str]) -> dict[str, Any]:
+    if importlib.util.find_spec("yaml") is None:
+        raise RuntimeError("YAML files need PyYAML. Install with: pip install pyyaml")
+    try:
+        data, _ = config_files.parse_yaml(source, text)
+    except ConfigError as error:
+        raise ValueError(f"Failed to parse YAML from {error}") from None
+    try:
+        return _flatten(_section(data, "the file", SECTIONS), environ)
+    except SandboxError as error:  # an unknown key, a variable that is not set: as a ValueError
+        raise ValueError(f"Invalid configuration in {source}: {error}") from None
+
+
+def _flatten(sections: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+    docker = dict(_section(sections.get("docker"), "docker", _HOMES["docker"]))
+    monitoring = _section(sections.get("monitoring"), "monitoring", _HOMES["monitoring"])
+    tmpfs = _section(docker.pop("tmpfs", None), "docker.tmpfs", _HOMES["docker.tmpfs"])
+    merged = {**docker, **{f"tmpfs_{key}": tmpfs[key] for key in tmpfs}, **monitoring}
+    return {key: _substitute(key, value, environ) for key, value in merged.items()}
+
+
+_HOMES: Mapping[str, tuple[str, ...]] = {
+    "docker": (*DOCKER_KEYS, "tmpfs", *(f"tmpfs_{key}" for key in TMPFS_KEYS)),
+    "monitoring": MONITORING_KEYS,
+    "docker.tmpfs": TMPFS_KEYS,
+}
+
+
+def _section(data: Any, name: str, known: tuple[str, ...]) -> Mapping[str, Any]:
+    if data is None:
+        return {}
+    if not isinstance(data, Mapping):
+        raise InvalidOption(
+            f"{name} must be a mapping, not {type(data).__name__}",
+            hint="docker:, and options indented below",
+        )
+    for key in data:
+        if key not in known:
+            raise _misplaced(name, str(key)) or unknown_option(f"key in {name}:", str(key), known)
+    return data
+
+
+def _misplaced(section: str, key: str) -> InvalidOption | None:
+    """The error for an option of another section; None if no section has it."""
+    for home, keys in _HOMES.items():
+        if key in keys and home != section:
+            return InvalidOption(
+                f"{key!r} does not belong in {section}", hint=f"put it below {home}:"
+            )
+    return None
+
+
+def _substitute(key: str, value: Any, environ: Mapping[str, str]) -> Any:
+    """Replace variables in a text; parse the result if the option is a number or a flag."""
+    if not isinstance(value, str) or "${" not in value:
+        return value
+    text = substitute(value, environ)
+    if key in _NUMBERS:
+        return _number(text)
+    flags = {"true": True, "false": False}
+    is_flag = isinstance(getattr(DockerConfig, key), bool)
+    return flags.get(text.lower(), text) if is_flag else text
+
+
+def _number(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text  # the check of the option refuses it, and names the option

@@ -1,7 +1,7 @@
 """DockerExecutor: each execution in a fresh sandbox, its result as a dictionary.
 
-validate → plan → start → run → what came of it → clean up. Failures are told in the dictionary;
-nothing is run without a sandbox unless the configuration says so, and then loudly.
+validate → translate the options → start → run → result → clean up. Failures are in the dictionary.
+Nothing runs without a sandbox unless the configuration says so, and then with warnings.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from belljar.backends import docker as docker  # programs of before replace this name in tests
+from belljar.backends import docker as docker  # older programs replace this name in their tests
 from belljar.backends.docker.settings import Docker
-from belljar.compat import where
-from belljar.compat.executor import direct, export, identity, orphan_list, plan, report
-from belljar.compat.executor.availability import DOCKER_AVAILABLE as DOCKER_AVAILABLE
-from belljar.compat.executor.availability import MISSING
+from belljar.compat import placement
+from belljar.compat.executor import container_monitor, container_stats, translate
+from belljar.compat.executor.container_stats import DOCKER_AVAILABLE as DOCKER_AVAILABLE
+from belljar.compat.executor.container_stats import MISSING
 from belljar.compat.executor.docker_config import DEFAULT_IMAGE, DockerConfig
 from belljar.compat.executor.runtime_monitor import RuntimeMonitor
 from belljar.compat.executor.security_validator import SecurityValidator
@@ -41,7 +40,7 @@ UNSAFE = (
 
 
 class NotNow(RuntimeError):
-    """There is an engine, and it did not answer in time: nothing says that there is no sandbox."""
+    """The engine is there, and did not answer in time; a retry may succeed."""
 
 
 class DockerExecutor:
@@ -59,7 +58,7 @@ class DockerExecutor:
         backend: str | Docker | None = None,
         policy: PolicyLike | None = None,
     ) -> None:
-        """`policy`: what code is validated by, in place of the policy "strategy"."""
+        """`policy`: the policy that validates code, instead of "strategy"."""
         if config is not None and not isinstance(config, DockerConfig):
             raise TypeError(
                 f"config is a DockerConfig, not {type(config).__name__}: "
@@ -70,9 +69,9 @@ class DockerExecutor:
         self._backend = backend
         self._lock = threading.Lock()
         self._sandboxes: dict[str, Sandbox] = {}  # those that run or are kept, by container_id
-        self._images: set[str] = set()  # of the caller's, known to be there
+        self._images: set[str] = set()  # that the engine has
         self._warned: set[str] = set()
-        self._why_not: str | None = None  # there was no sandbox to be had, and this is why
+        self._why_not: str | None = None  # why no sandbox can run here
         self.runtime_monitor: RuntimeMonitor | None = None
         if not self.config.enabled:
             return
@@ -82,13 +81,13 @@ class DockerExecutor:
             if not self.config.fallback_to_direct:
                 raise
             self._why_not = str(error)
-            log.warning("%s. fallback_to_direct: each execution asks again", error)
+            log.warning("%s. fallback_to_direct is set; each execution tries again", error)
         if self.config.runtime_monitor_enabled:
             self.runtime_monitor = RuntimeMonitor()
 
     @property
     def client(self) -> DockerExecutor | None:
-        """Something if sandboxes can be had, None otherwise; it was an engine's client once."""
+        """Not None if sandboxes can run; in the original, the client of the engine."""
         return None if not self.config.enabled or self._why_not else self
 
     @property
@@ -97,16 +96,16 @@ class DockerExecutor:
             return list(self._sandboxes)
 
     def _reach(self) -> None:
-        """Raise RuntimeError if no sandbox could be started here, NotNow if that may pass."""
+        """Raise RuntimeError if no sandbox can start here, NotNow if a retry may succeed."""
         if not DOCKER_AVAILABLE:
             raise RuntimeError(MISSING)
         try:
             placed = self._placed()
         except InvalidOption:
-            return  # execute() says so
+            return  # execute() raises it again, and reports it
         try:
             if placed.backend == "docker":
-                wait(where.ask_engine, "/version", timeout=where.PING_TIMEOUT)
+                wait(placement.ask_engine, "/version", timeout=placement.PING_TIMEOUT)
             else:
                 from belljar.backends.native.backend import check_host
 
@@ -119,7 +118,7 @@ class DockerExecutor:
             ) from None
 
     def _is_reachable(self) -> bool:
-        """Asked before each execution that would otherwise be run without a sandbox."""
+        """Called before each execution that would otherwise run without a sandbox."""
         try:
             self._reach()
         except NotNow:
@@ -130,24 +129,26 @@ class DockerExecutor:
         self._why_not = None
         return True
 
-    def _placed(self) -> where.Placed:
-        return where.place_now(self._backend, image=self.config.image, default_image=DEFAULT_IMAGE)
+    def _placed(self) -> placement.Placed:
+        return wait(
+            placement.place, self._backend, image=self.config.image, default_image=DEFAULT_IMAGE
+        )
 
     # -- one execution ----------------------------------------------------------------------
 
     def execute(
         self, code: str, timeout: float | None = None, validate: bool = True
     ) -> dict[str, Any]:
-        """Run code in a fresh sandbox, and tell what came of it.
+        """Run code in a fresh sandbox, and return its result.
 
         `timeout` is in seconds (None: that of the configuration). The keys are success, signal,
-        error, execution_time, container_id, validated, cleanup_success and logs; `signal` is what
-        the code computed under that name.
+        error, execution_time, container_id, validated, cleanup_success and logs; `signal` is the
+        value of the variable of that name.
         """
         began = time.perf_counter()
-        result = report.empty()
+        result = translate.empty_result()
         seconds = self.config.timeout_seconds if timeout is None else timeout
-        if problem := _wrong(code, seconds):
+        if problem := _check_arguments(code, seconds):
             result["error"] = f"Invalid argument: {problem}"
             return result
         try:
@@ -155,9 +156,12 @@ class DockerExecutor:
         except InvalidOption as error:
             result["error"] = f"Invalid configuration: {error}"
         except NotNow as error:
-            result["error"] = f"{error}\nNothing was run: fallback_to_direct is not for this; retry"
+            result["error"] = (
+                f"{error}\nNothing was run: the engine may answer soon, so fallback_to_direct does "
+                "not apply; retry"
+            )
         except SandboxError as error:
-            result["error"] = _ours(error)
+            result["error"] = _describe_error(error)
         result["execution_time"] = time.perf_counter() - began
         return result
 
@@ -174,7 +178,7 @@ class DockerExecutor:
         if self.config.fallback_to_direct and not self._is_reachable():
             self._without(code, timeout, result, self._why_not or "")
             return
-        made = plan.make(self.config, self._placed(), timeout)
+        made = translate.make(self.config, self._placed(), timeout)
         for note in made.notes:
             if note not in self._warned:
                 self._warned.add(note)
@@ -186,14 +190,14 @@ class DockerExecutor:
             )
             return
         if self.config.export_container_stats:
-            export.serve(self.config.prometheus_port)
+            container_stats.serve_metrics(self.config.prometheus_port)
         self._in_sandbox(made.options, code, timeout, result)
 
-    def _image_missing(self, made: plan.Plan) -> bool:
+    def _image_missing(self, made: translate.Plan) -> bool:
         image = made.options.get("image")
         if image is None or image in self._images:
             return False
-        if not wait(where.has_image, image):
+        if not wait(placement.has_image, image):
             return True
         self._images.add(image)
         return False
@@ -205,7 +209,7 @@ class DockerExecutor:
         key = None
         try:
             sandbox.start()
-            key = result["container_id"] = identity.container_id(sandbox)
+            key = result["container_id"] = container_monitor.get_container_id(sandbox)
             with self._lock:
                 self._sandboxes[key] = sandbox
             if self.runtime_monitor is not None:
@@ -213,13 +217,13 @@ class DockerExecutor:
                 self.runtime_monitor.start()
             self._run(sandbox, code, timeout, result)
         except BaseException:
-            # Whatever happened, and Ctrl-C as well: nothing is left running.
-            result["cleanup_success"] = self._cleanup_container(key) if key else _close(sandbox)
+            # On any error, also Ctrl-C: leave nothing running.
+            result["cleanup_success"] = self._cleanup_container(key) if key else _kill(sandbox)
             raise
         if self.config.cleanup_on_exit:
             result["cleanup_success"] = self._cleanup_container(key)
         else:
-            result["cleanup_success"] = False  # it was not wanted; cleanup_all() does it
+            result["cleanup_success"] = False  # cleanup_all() does it
 
     def _run(self, sandbox: Sandbox, code: str, timeout: float, result: dict[str, Any]) -> None:
         written: list[str] = []
@@ -231,35 +235,35 @@ class DockerExecutor:
             logs += execution.error.traceback.removesuffix("\n") + "\n"
         result["logs"] = logs
         unsaved = self._save(sandbox, execution, result["container_id"])
-        if not report.succeeded(execution):
-            result["error"] = self._monitored(execution, result) or report.failure(
+        if not translate.succeeded(execution):
+            result["error"] = self._monitored(execution, result) or translate.describe_failure(
                 execution, logs, timeout=timeout, memory=self.config.memory_limit
             )
             return
         signal, problem = None, None
         if execution.state_preserved:
-            signal, problem = report.signal_of(sandbox, execution.stdout, timeout=timeout)
+            signal, problem = translate.read_signal(sandbox, execution.stdout, timeout=timeout)
         problem = problem or unsaved
         result.update(success=problem is None, signal=signal, error=problem)
 
     def _monitored(self, execution: Execution, result: dict[str, Any]) -> str | None:
-        """Why it failed, if the RuntimeMonitor ended it."""
+        """Why it failed, if the RuntimeMonitor killed it."""
         if self.runtime_monitor is None or execution.outcome is not Outcome.killed:
             return None
         for event in self.runtime_monitor.get_security_events():
             if event.container_id == result["container_id"]:
-                return report.exited(f"RuntimeMonitor ended it: {event}\n{result['logs']}")
+                return translate.exited(f"RuntimeMonitor killed it: {event}\n{result['logs']}")
         return None
 
     def _save(self, sandbox: Sandbox, execution: Execution, container_id: str) -> str | None:
-        """Keep the files that the code wrote; why that failed, if it did."""
+        """Save the files that the code wrote; return why that failed, if it did."""
         if not execution.files:
             return None
         target = Path(self.config.output_dir) / container_id[:32]
         try:
             sandbox.files.download(".", target)
         except (SandboxError, OSError) as error:
-            return f"the files of {plan.OUTPUT} could not be saved to {target}: {error}"
+            return f"the files of {translate.OUTPUT} could not be saved to {target}: {error}"
         log.info("files of the code are in %s", target)
         return None
 
@@ -271,8 +275,8 @@ class DockerExecutor:
             return
         log.warning("%s (%s)", UNSAFE, why)
         warnings.warn(f"{UNSAFE} ({why})", RuntimeWarning, stacklevel=4)
-        ran = direct.run(code, timeout=timeout)
-        result["container_id"] = direct.MARK
+        ran = translate.run_directly(code, timeout=timeout)
+        result["container_id"] = translate.DIRECT
         result["logs"] = f"[{UNSAFE}]\n{ran.logs}"
         if ran.code is None:
             result["error"] = f"Container execution timeout exceeded ({timeout:g}s)\n{ran.logs}"
@@ -290,21 +294,21 @@ class DockerExecutor:
         if self.runtime_monitor is not None:
             self.runtime_monitor.remove_container(container_id)
         if sandbox is None:
-            return True  # it has gone
-        if _close(sandbox):
+            return True
+        if _kill(sandbox):
             return True
         with self._lock:
             self._sandboxes[container_id] = sandbox
         return False
 
     def cleanup_all(self) -> dict[str, int]:
-        """End every sandbox of this executor; how many there were, and how it went."""
+        """Kill every sandbox of this executor; return the counts."""
         done = [self._cleanup_container(each) for each in self._active_containers]
         return {"total": len(done), "success": sum(done), "failed": done.count(False)}
 
     def get_orphaned_containers(self) -> list[dict[str, Any]]:
-        """What dead processes left of Belljar's sandboxes; nothing of anybody else is listed."""
-        found = orphan_list.find()
+        """Belljar's sandboxes whose process is dead; no containers of other programs."""
+        found = container_monitor.find_orphans()
         if len(found) > self.config.alert_on_orphaned_containers:
             log.warning(
                 "%d orphaned containers (alert above %d): `belljar gc` removes them",
@@ -314,7 +318,7 @@ class DockerExecutor:
         return found
 
     def close(self) -> None:
-        """End every sandbox. May be called twice."""
+        """Kill every sandbox. May be called twice."""
         self.cleanup_all()
         if self.runtime_monitor is not None:
             self.runtime_monitor.close()
@@ -322,17 +326,12 @@ class DockerExecutor:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
-def _wrong(code: object, timeout: object) -> str | None:
-    """What is wrong with the arguments of execute()."""
+def _check_arguments(code: object, timeout: object) -> str | None:
+    """Why the arguments of execute() are invalid; None if they are valid."""
     if not isinstance(code, str):
         return f"code is a str, not {type(code).__name__}"
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
@@ -341,7 +340,7 @@ def _wrong(code: object, timeout: object) -> str | None:
 
 
 def _may_pass(error: BaseException | None) -> bool:
-    """Whether it is about an engine that is there: it was slow, busy, or gave an odd answer."""
+    """True if the engine is there, and was slow or busy or gave an unexpected answer."""
     from belljar.backends.docker.client.engine_errors import EngineError, EngineUnavailable
 
     while error is not None:
@@ -353,17 +352,17 @@ def _may_pass(error: BaseException | None) -> bool:
     return False
 
 
-def _close(sandbox: Sandbox) -> bool:
+def _kill(sandbox: Sandbox) -> bool:
     try:
         sandbox.kill()
     except SandboxError as error:
-        log.error("a sandbox could not be removed, and is left to `belljar gc`: %s", error)
+        log.error("a sandbox could not be removed; `belljar gc` will remove it: %s", error)
         return False
     return True
 
 
-def _ours(error: SandboxError) -> str:
-    """What Belljar or the engine failed to do, in the words of before."""
+def _describe_error(error: SandboxError) -> str:
+    """What Belljar or the engine failed to do, in the words of the original."""
     if type(error).__name__ == "EngineError":
         return f"Docker API error: {error}"
     return f"Container error: {type(error).__name__}: {error}"

@@ -1,7 +1,7 @@
-"""RuntimeMonitor: ends sandboxes that use more than a policy lets them, and keeps a list of those.
+"""RuntimeMonitor: kills sandboxes that use more than a policy allows, and lists them.
 
-The limits of a sandbox hold without it. It ends what stays close to them for a while: `judge`
-decides, the thread acts.
+The limits of a sandbox hold without it. It kills a sandbox that stays close to them for a while:
+`judge` decides, the thread acts.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ from datetime import datetime
 from enum import Enum
 from typing import Any
 
-from belljar.compat.executor.availability import DOCKER_AVAILABLE as DOCKER_AVAILABLE
-from belljar.compat.executor.availability import MISSING
-from belljar.compat.executor.container_monitor import ContainerMonitor
-from belljar.compat.executor.container_source import Missing
-from belljar.compat.executor.container_stats import ContainerStats
+from belljar.compat.executor.container_monitor import ContainerMonitor, Missing
+from belljar.compat.executor.container_stats import DOCKER_AVAILABLE as DOCKER_AVAILABLE
+from belljar.compat.executor.container_stats import MISSING, ContainerStats
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +82,7 @@ Violation = tuple[ViolationType, dict[str, Any]]
 
 
 def judge(policy: SecurityPolicy, state: ContainerState, stats: ContainerStats) -> Violation | None:
-    """What the policy says to these numbers, after those that `state` remembers."""
+    """The violation that these numbers are, after the earlier ones that `state` counts."""
     cpu, memory = stats.cpu_percent, stats.memory_percent
     high = cpu >= policy.cpu_threshold_percent
     state.cpu_violations = state.cpu_violations + 1 if high else 0
@@ -116,7 +114,7 @@ def judge(policy: SecurityPolicy, state: ContainerState, stats: ContainerStats) 
 
 
 class RuntimeMonitor:
-    """Watches what it is told of by add_container(), from start() to stop().
+    """Watches the containers of add_container(), from start() to stop().
 
     Without a `docker_client`, sandboxes of this process; with one, the containers it knows.
     """
@@ -144,14 +142,14 @@ class RuntimeMonitor:
         self._monitoring_thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Watch from now on, in a thread. Does nothing if it does already, or is not enabled."""
+        """Watch in a thread. Does nothing if it watches already, or is not enabled."""
         with self._lock:
             running = self._monitoring_thread is not None and self._monitoring_thread.is_alive()
             if not self.enabled or (running and not self._stop_event.is_set()):
                 return
             self._stop_event = threading.Event()
             self._monitoring_thread = threading.Thread(
-                # Not a method: the thread must not keep alive what nobody else has any more.
+                # Not a method: the thread must not keep an otherwise unreferenced monitor alive.
                 target=_watch,
                 args=(weakref.ref(self), self._stop_event, self.policy.check_interval_seconds),
                 name="RuntimeMonitor",
@@ -160,7 +158,7 @@ class RuntimeMonitor:
             self._monitoring_thread.start()
 
     def stop(self, timeout: float = 10.0) -> None:
-        """Watch no more; waits for a check that is under way. May be called twice."""
+        """Stop watching; waits for a check that is under way. May be called twice."""
         self._stop_event.set()
         thread = self._monitoring_thread
         if thread is None or thread is threading.current_thread():
@@ -194,9 +192,9 @@ class RuntimeMonitor:
             stats = next((each for each in found if _is(each, state.container_id)), None)
             violation = judge(self.policy, state, stats) if stats is not None else None
             if stats is not None and violation is not None:
-                self._end(state, stats, *violation)
+                self._kill(state, stats, *violation)
 
-    def _end(
+    def _kill(
         self,
         state: ContainerState,
         stats: ContainerStats,
@@ -213,9 +211,9 @@ class RuntimeMonitor:
             action_taken="kill_container",
             success=True,
         )
-        with self._lock:  # before it is ended: whoever runs code in it asks why
+        with self._lock:  # before the kill: the executor looks here for why its code was killed
             self._security_events.append(event)
-        log.warning("container %s is ended: %s", state.container_id, event)
+        log.warning("killing container %s: %s", state.container_id, event)
         event.success = self._kill_container(state.container_id)
         for callback in self._event_callbacks:
             try:
@@ -229,10 +227,10 @@ class RuntimeMonitor:
         except Missing:
             return False  # it has ended by itself
         except Exception as error:
-            log.error("container %s could not be ended: %s", container_id, error)
+            log.error("container %s could not be killed: %s", container_id, error)
             return False
 
-    # -- what there was ---------------------------------------------------------------------
+    # -- what it has done -------------------------------------------------------------------
 
     def get_security_events(self, limit: int | None = None) -> list[SecurityEvent]:
         """The newest first."""
@@ -240,7 +238,7 @@ class RuntimeMonitor:
             return list(reversed(self._security_events))[: limit or None]
 
     def register_callback(self, callback: Callable[[SecurityEvent], object]) -> None:
-        """To be called with each event, in the thread that watches."""
+        """The watching thread calls it with each event."""
         self._event_callbacks.append(callback)
 
     def get_statistics(self) -> dict[str, Any]:
@@ -271,13 +269,13 @@ def _watch(monitor: weakref.ref[RuntimeMonitor], stopped: threading.Event, inter
             return
         try:
             watching._check_all_containers()
-        except Exception:  # the next check may go well; without one nothing is watched
+        except Exception:  # the next check may succeed
             log.exception("a check of the RuntimeMonitor failed")
         del watching
 
 
 def _is(stats: ContainerStats, container_id: str) -> bool:
-    """An engine's client says short ids."""
+    """Compares by prefix: a Docker client lists short ids."""
     return container_id.startswith(stats.container_id) or stats.container_id.startswith(
         container_id
     )

@@ -13,31 +13,31 @@ if TYPE_CHECKING:
     from belljar.sandbox.options import PolicyLike
 
 PRESET = "strategy"
-# What strategies that were made from a template import: modules of the generator's own.
+# Modules of the generator that strategies made from a template import.
 ALSO_ALLOWED = ("src.templates",)
 SECONDS = 0.1
 _SYNTAX = "BJ001"
-_UNREADABLE = "BJ00"  # how the ids of rules begin about code that could not be read
+_UNREADABLE = "BJ00"  # the ids of rules about unreadable code begin with it
 
 
 class SecurityValidator:
-    """Says whether code keeps to the rules of a strategy, by reading it.
+    """Checks the text of code against the rules for strategies.
 
     >>> SecurityValidator().validate("import subprocess")
     (False, ['Dangerous import detected: subprocess'])
     """
 
     def __init__(self, policy: PolicyLike | None = None, *, seconds: float = SECONDS) -> None:
-        """`policy`: another one than "strategy". `seconds`: code that takes longer to be read is
+        """`policy`: another policy than "strategy". `seconds`: code whose check takes longer is
         refused."""
         self.policy = _strategy() if policy is None else Policy.coerce(policy)
         self._seconds = seconds
 
     def validate(self, code: str) -> tuple[bool, list[str]]:
-        """Whether the code is allowed, and if not, why: one sentence for each finding."""
+        """(allowed, reasons): one sentence for each finding."""
         if not isinstance(code, str):
             return False, [f"Code must be a string, not {type(code).__name__}"]
-        began = time.thread_time()  # of its own work: a busy machine refuses no code
+        began = time.thread_time()  # CPU time: a busy machine must not refuse code
         errors = _errors(self.policy.check(code))
         if time.thread_time() - began > self._seconds:
             errors.append(f"Validation timeout: it took more than {self._seconds * 1000:.0f}ms")
@@ -66,14 +66,14 @@ class SecurityValidator:
 
 
 def _nothing() -> dict[str, Any]:
-    """The report on what is no code at all."""
+    """The report on something that is not a text."""
     counts = dict.fromkeys(("code_lines", "import_count", "function_count"), 0)
     return {"is_valid": False, "errors": [], "validation_time_ms": 0.0, **counts}
 
 
 @functools.cache
 def _strategy() -> Policy:
-    """The preset, and what this system imports besides."""
+    """The preset, and the generator's own modules."""
     return Policy.from_dict({"extends": PRESET, "imports": {"extend_allow": list(ALSO_ALLOWED)}})
 
 
@@ -81,7 +81,7 @@ def _errors(report: Report) -> list[str]:
     if report.allowed:
         return []
     found = [_said(each) for each in report.findings if each.severity != "note"]
-    # Whatever the findings are: what is not allowed has a reason.
+    # Denied code has a reason, even if all findings are notes.
     return list(dict.fromkeys(found)) or [report.summary()]
 
 

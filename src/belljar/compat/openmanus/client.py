@@ -36,15 +36,15 @@ class BaseSandboxClient(ABC):
 
     @abstractmethod
     async def run_command(self, command: str, timeout: float | None = None) -> str:
-        """Run a command and give what it wrote."""
+        """Run a command and return its output."""
 
     @abstractmethod
     async def copy_from(self, container_path: str, local_path: str) -> None:
-        """Bring a file or directory to this host."""
+        """Copy a file or directory to this host."""
 
     @abstractmethod
     async def copy_to(self, local_path: str, container_path: str) -> None:
-        """Bring a file or directory into the sandbox."""
+        """Copy a file or directory into the sandbox."""
 
     @abstractmethod
     async def read_file(self, path: str) -> str:
@@ -56,19 +56,19 @@ class BaseSandboxClient(ABC):
 
     @abstractmethod
     async def cleanup(self) -> None:
-        """End the sandbox."""
+        """Close the sandbox."""
 
 
 class LocalSandboxClient(BaseSandboxClient):
-    """A client with a DockerSandbox of its own. RuntimeError before create()."""
+    """A client with one DockerSandbox. Its methods raise RuntimeError before create()."""
 
     def __init__(self, *, backend: str | Docker | None = None) -> None:
         self._backend = backend
         self.sandbox: DockerSandbox | None = None
 
     def __deepcopy__(self, memo: object) -> Self:
-        """Itself. pydantic copies what the fields of a tool are by default: with a copy of
-        SANDBOX_CLIENT the tool would have a sandbox that no cleanup() of the agent's ends."""
+        """Itself. pydantic copies the default values of a tool's fields. With a copy of
+        SANDBOX_CLIENT, the agent's cleanup() would not close the tool's sandbox."""
         return self
 
     def _created(self) -> DockerSandbox:
@@ -81,7 +81,7 @@ class LocalSandboxClient(BaseSandboxClient):
         config: SettingsLike | None = None,
         volume_bindings: Mapping[str, str] | None = None,
     ) -> None:
-        """Start the sandbox. One that was there before is ended first."""
+        """Start the sandbox. An earlier one is closed first."""
         await self.cleanup()
         sandbox = DockerSandbox(config, volume_bindings, backend=self._backend)
         await sandbox.create()
@@ -103,7 +103,7 @@ class LocalSandboxClient(BaseSandboxClient):
         await self._created().write_file(path, content)
 
     async def cleanup(self) -> None:
-        """End the sandbox, if there is one. May be called twice."""
+        """Close the sandbox, if there is one. May be called twice."""
         sandbox, self.sandbox = self.sandbox, None
         if sandbox is not None:
             await sandbox.cleanup()

@@ -24,22 +24,15 @@ FIELDS: Mapping[str, tuple[type, Any, str]] = {
 
 
 class SettingsLike(Protocol):
-    """Whatever has the seven settings as attributes, such as OpenManus' own `SandboxSettings`."""
+    """An object with the seven settings as attributes, such as OpenManus' own `SandboxSettings`."""
 
-    @property
-    def use_sandbox(self) -> bool: ...
-    @property
-    def image(self) -> str: ...
-    @property
-    def work_dir(self) -> str: ...
-    @property
-    def memory_limit(self) -> str: ...
-    @property
-    def cpu_limit(self) -> float: ...
-    @property
-    def timeout(self) -> int: ...
-    @property
-    def network_enabled(self) -> bool: ...
+    use_sandbox: bool
+    image: str
+    work_dir: str
+    memory_limit: str
+    cpu_limit: float
+    timeout: int
+    network_enabled: bool
 
 
 class SandboxSettings:
@@ -57,7 +50,7 @@ class SandboxSettings:
     timeout: int
     network_enabled: bool
 
-    model_fields_set: set[str]  # those that somebody has given
+    model_fields_set: set[str]  # those that were given explicitly
 
     if TYPE_CHECKING:
 
@@ -74,7 +67,7 @@ class SandboxSettings:
         ) -> None: ...
 
     else:
-        # Only **given can tell a value that was given from the same value as a default.
+        # Only **given distinguishes an explicit value from an equal default.
         def __init__(self, **given: object) -> None:
             self.__dict__["model_fields_set"] = set()
             for name, (_, default, _) in FIELDS.items():
@@ -89,8 +82,8 @@ class SandboxSettings:
         self.model_fields_set.add(name)
 
     def __repr__(self) -> str:
-        told = ", ".join(f"{name}={getattr(self, name)!r}" for name in FIELDS)
-        return f"SandboxSettings({told})"
+        values = ", ".join(f"{name}={getattr(self, name)!r}" for name in FIELDS)
+        return f"SandboxSettings({values})"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SandboxSettings) and self.model_dump() == other.model_dump()
@@ -113,19 +106,19 @@ class SandboxSettings:
 
     @classmethod
     def coerce(cls, given: SettingsLike | None) -> SandboxSettings:
-        """The settings that an object of any class has. Raises TypeError for what has not all.
+        """The settings of an object of any class. Raises TypeError if it lacks one.
 
-        Of an object that does not know which of its settings somebody gave (pydantic's do), those
-        that are not as by default were.
+        If the object does not know which settings were given explicitly (pydantic's do), those
+        that differ from the default count as given.
         """
         if given is None or isinstance(given, SandboxSettings):
             return given or cls()
         missing = [name for name in FIELDS if not hasattr(given, name)]
         if missing:
             raise TypeError(
-                f"config is a SandboxSettings, or has its attributes, and {type(given).__name__} "
+                f"config must have the attributes of SandboxSettings, and {type(given).__name__} "
                 f"has no {', '.join(missing)}: DockerSandbox(SandboxSettings(memory_limit='1g')); "
-                "SandboxSettings.model_validate() makes them of a dict"
+                "SandboxSettings.model_validate() takes a dict"
             )
         values = {name: getattr(given, name) for name in FIELDS}
         known = getattr(given, "model_fields_set", None)
@@ -134,9 +127,9 @@ class SandboxSettings:
         return cls(**{name: value for name, value in values.items() if name in known})
 
     def limits(self, more: Limits | Mapping[str, object] | None = None) -> Limits:
-        """What these settings mean to Belljar; `more` goes before them."""
+        """These settings as Belljar's Limits; `more` overrides them."""
         asked: dict[str, Any] = {"timeout": self.timeout, "output": OUTPUT}
-        # A limit that was asked for and cannot be enforced gets a warning, a default does not.
+        # Explicit limits only: Belljar warns if it cannot enforce one of these.
         if "memory_limit" in self.model_fields_set:
             asked["memory"] = self.memory_limit
         if "cpu_limit" in self.model_fields_set:
@@ -164,7 +157,7 @@ def _check(name: str, value: object) -> object:
 
 
 def _number(kind: type, value: float | str) -> object:
-    """Whole numbers may be written as 300.0, and both kinds as text, as in a TOML file."""
+    """Accepts 300.0 for a whole number, and text for both kinds."""
     try:
         number = float(value)
         return number if kind is float else int(number) if number == int(number) else None

@@ -1,19 +1,29 @@
-"""Container: a live sandbox, as OpenManus' code sees what docker-py calls a container."""
+"""Container: a live sandbox, with the attributes of a docker-py container that OpenManus uses;
+and its volumes, directories of the host that the sandbox sees and may write to."""
 
 from __future__ import annotations
 
 import logging
+import os
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
 import anyio
 
+from belljar.backends.base import Guest
+from belljar.backends.mounts import Mount, Scratch, below, check_mounts
 from belljar.compat.openmanus.core.exceptions import SandboxError
-from belljar.compat.openmanus.crossing import across
 from belljar.compat.openmanus.sdk_container import SdkContainer, is_sdk_container
-from belljar.compat.openmanus.volumes import Volumes
+from belljar.compat.placement import across
+from belljar.errors import InvalidOption
+from belljar.files.api import AsyncFiles
+from belljar.files.workspace import HostWorkspace
+from belljar.limits import Limits
+from belljar.sandbox.channel import Channel
 from belljar.sandbox.sandbox import AsyncSandbox
 from belljar.sandbox.shell import AsyncShell
 
@@ -26,16 +36,16 @@ _live: weakref.WeakSet[Container] = weakref.WeakSet()
 
 
 class Container:
-    """One sandbox with its volumes. All but `do` and `id` is called on the runtime's loop."""
+    """One sandbox with its volumes. Only `do` and `id` may be used outside the runtime's loop."""
 
     def __init__(self, sandbox: AsyncSandbox, volumes: Volumes) -> None:
         self.sandbox = sandbox
         self._volumes = volumes
-        self._guest: object = None  # the one that the volumes were brought to
+        self._guest: object = None  # the guest that has the volumes
         self._id = sandbox.id
         self._loading = anyio.Lock()
         self.alive = True
-        self.busy = 0  # operations under way; a manager does not sweep it meanwhile
+        self.busy = 0  # operations under way; the manager does not sweep a busy container
         self.last_used = time.monotonic()
 
     @property
@@ -62,7 +72,7 @@ class Container:
         return f"<Container {self.short_id} ({self.status})>"
 
     async def do(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """One operation on the sandbox, from whatever event loop."""
+        """Do one operation on the sandbox, from any event loop."""
         return await across(self._do, lambda: function(*args, **kwargs))
 
     async def _do(self, function: Callable[[], Awaitable[T]]) -> T:
@@ -70,7 +80,7 @@ class Container:
             raise SandboxError("Sandbox not initialized", hint="it has been cleaned up")
         self.busy += 1
         try:
-            await self._attend()
+            await self._ensure_guest()
             await self._volumes.refresh(self.sandbox)
             try:
                 return await function()
@@ -92,29 +102,29 @@ class Container:
         await self.sandbox.files.make_dir(path)
 
     async def start(self) -> None:
-        """Start it. What was made for it is gone if that fails."""
+        """Start the sandbox. A failed start leaves nothing behind."""
         try:
-            await self._attend()
+            await self._ensure_guest()
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self.close()
             raise
         _live.add(self)
 
-    async def _attend(self) -> None:
-        """The guest runs, and has the volumes. One that was lost (by its memory limit, say) is
-        replaced by a new one."""
+    async def _ensure_guest(self) -> None:
+        """Make sure that a guest runs and has the volumes. A lost one (by its memory limit, for
+        example) is replaced."""
         async with self._loading:
             await self.sandbox.start()
             if self.sandbox.whereabouts == self._guest:
                 return
             if self._guest is not None:
-                _log.warning("sandbox %s was lost, and is started anew", self.sandbox.id)
+                _log.warning("sandbox %s was lost and has been restarted", self.sandbox.id)
             await self._volumes.load(self.sandbox)
             self._guest = self.sandbox.whereabouts
 
     async def close(self) -> None:
-        """End it and leave nothing behind. May be called twice."""
+        """Close the sandbox and leave nothing behind. May be called twice."""
         self.alive = False
         try:
             await self.sandbox.close()
@@ -122,7 +132,7 @@ class Container:
             self._volumes.close()
 
     async def kill(self) -> None:
-        """The same at once, without a last look at its files."""
+        """Kill the sandbox at once, without saving its files."""
         self.alive = False
         try:
             await self.sandbox.kill()
@@ -131,8 +141,8 @@ class Container:
 
 
 def resolve(given: object) -> Container | SdkContainer:
-    """The live container that an object with an `id`, or an id or its beginning, stands for; or
-    one that the caller has made with the Docker SDK."""
+    """The live container of an id, a prefix of an id, or an object with an `id`; or a container
+    that the caller has made with the Docker SDK."""
     if isinstance(given, (Container, SdkContainer)):
         return given
     name = given if isinstance(given, str) else getattr(given, "id", None)
@@ -144,6 +154,129 @@ def resolve(given: object) -> Container | SdkContainer:
             return SdkContainer(name)
     raise SandboxError(
         f"No such container: {name if isinstance(name, str) else given!r}",
-        hint="a terminal opens on a sandbox of this process: DockerSandbox(...).container; or on "
-        "what docker.from_env().containers.get(...) gives",
+        hint="give a sandbox of this process, DockerSandbox(...).container, or a container of the "
+        "Docker SDK, docker.from_env().containers.get(...)",
     )
+
+
+# -- volumes --------------------------------------------------------------------------------
+# A binding is made in one of three ways, by what the host and the path allow:
+#
+#     the workspace itself        Belljar's `workspace=`: kept on the host, mirrored
+#     below a writable place      mirrored: copied in, and changes copied both ways
+#     anywhere else               mounted; if the sandbox's user may not write to the directory,
+#                                 the sandbox gets its own file system there, which is mirrored
+#
+# A mirror is at most as large as the workspace; the kernel refuses more. It is compared before and
+# after each command and file operation. No way follows a path of the guest on the host, and none
+# leaves a copy on the host.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Binding:
+    host: str
+    guest: str
+
+
+class Volumes:
+    """The bindings of one sandbox: what to start it with, and what to mirror while it runs."""
+
+    def __init__(self, bindings: Mapping[str, str], *, work_dir: str) -> None:
+        """Decides how each binding is made."""
+        self.workspace: str | None = None
+        self.mounts: list[Mount] = []
+        self._mirrored: list[Binding] = []
+        self._mirrors: list[tuple[HostWorkspace, str]] = []
+        for host, guest in bindings.items():
+            self._place(_check_binding(host, guest), work_dir)
+
+    def _place(self, binding: Binding, work_dir: str) -> None:
+        if binding.guest == work_dir:
+            self.workspace = binding.host
+        elif any(binding.guest != top and below(binding.guest, top) for top in (work_dir, "/tmp")):
+            if not os.path.isdir(binding.host):
+                raise InvalidOption(
+                    f"only a directory can be bound below {work_dir}, not {binding.host!r}",
+                    hint="use copy_to() for a file, or bind it elsewhere, such as below /data",
+                )
+            self._mirrored.append(binding)
+        else:
+            self._mount(binding)
+
+    def _mount(self, binding: Binding) -> None:
+        wanted = Mount(binding.host, binding.guest, read_only=False)
+        try:
+            check_mounts([wanted])
+        except InvalidOption:
+            if wanted.kind != "dir":
+                raise
+            wanted = Scratch(binding.guest)
+            self._mirrored.append(binding)
+        self.mounts.append(wanted)
+
+    # -- while it lives ---------------------------------------------------------------------
+
+    async def load(self, sandbox: AsyncSandbox) -> None:
+        """Copy everything in, when a guest has started."""
+        self.close()
+        for binding in self._mirrored:
+            mirror = HostWorkspace(binding.host, limit=sandbox.limits.workspace)
+            self._mirrors.append((mirror, binding.guest))
+            if not any(mount.guest == binding.guest for mount in self.mounts):
+                await sandbox.files.make_dir(binding.guest)
+            await mirror.load(_at(sandbox, binding.guest))
+
+    async def refresh(self, sandbox: AsyncSandbox) -> None:
+        for mirror, guest in self._mirrors:
+            await mirror.refresh(_at(sandbox, guest))
+
+    async def save(self, sandbox: AsyncSandbox) -> None:
+        for mirror, guest in self._mirrors:
+            for note in await mirror.save(_at(sandbox, guest)):
+                _log.warning("volume %s: %s", guest, note)
+
+    def close(self) -> None:
+        """May be called twice. The host's own directories stay."""
+        while self._mirrors:
+            self._mirrors.pop()[0].close()
+
+
+def _check_binding(host: object, guest: object) -> Binding:
+    if not isinstance(host, (str, os.PathLike)) or not isinstance(guest, str):
+        raise InvalidOption(
+            f"a volume is a host path and a sandbox path, not {host!r}: {guest!r}",
+            hint='volume_bindings={"/home/me/data": "/data"}',
+        )
+    path = os.path.expanduser(os.fspath(host))
+    if not os.path.isabs(path):
+        raise InvalidOption(
+            f"the host path of a volume must be absolute, not {path!r}",
+            hint=f"did you mean {os.path.abspath(path)!r}?",
+        )
+    if not os.path.exists(path):
+        raise InvalidOption(f"there is no {path!r} on this host", hint="make the directory first")
+    parts = [part for part in guest.split("/") if part]
+    if not guest.startswith("/") or not parts or {".", ".."} & set(parts):
+        raise InvalidOption(
+            f"the sandbox path of a volume must be absolute and without '..', not {guest!r}"
+        )
+    return Binding(host=path, guest="/" + "/".join(parts))
+
+
+def _at(sandbox: AsyncSandbox, guest: str) -> AsyncFiles:
+    return AsyncFiles(_OtherDirectory(sandbox, guest))
+
+
+class _OtherDirectory:
+    """The sandbox as AsyncFiles needs it, with another directory than its workspace."""
+
+    def __init__(self, sandbox: AsyncSandbox, directory: str) -> None:
+        self._sandbox = sandbox
+        self.workdir = directory
+
+    @property
+    def limits(self) -> Limits:
+        return self._sandbox.limits
+
+    def using(self) -> AbstractAsyncContextManager[tuple[Channel, Guest]]:
+        return self._sandbox.using()

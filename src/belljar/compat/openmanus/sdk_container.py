@@ -1,9 +1,9 @@
 """SdkContainer: a container that the caller made with the Docker SDK, for a terminal in it.
 
-It is the caller's: it is used as it is, neither confined nor removed, and what it limits is what
-the caller has limited. Each command is an exec of the engine's, as the user that the container
-has, never a privileged one; bash is all that it needs to have. A command that takes too long, or
-writes too much, is killed from inside, as an engine has no call for that.
+It belongs to the caller: Belljar neither confines nor removes it, and only the caller's limits
+hold. Each command is an exec of the engine, as the container's user, never a privileged one. The
+container needs bash, and nothing else. A command that takes too long, or writes too much, is killed
+from inside, as an engine has no call for that.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from belljar import runtime
 from belljar.compat.openmanus.config import FIELDS
 from belljar.compat.openmanus.config import OUTPUT as OUTPUT_LIMIT
 from belljar.compat.openmanus.core.exceptions import SandboxError
-from belljar.compat.openmanus.crossing import across
+from belljar.compat.placement import across
 from belljar.limits import parse_size
 from belljar.results.execution import CommandResult, Outcome, Usage
 from belljar.sandbox.run import OnText, Stream
@@ -36,9 +36,9 @@ PIECE = 64 * 1024  # characters of a file that one exec can write
 KILL_TIMEOUT = 20.0
 END_TIMEOUT = 10.0  # until an engine knows the status of what has ended
 LOOK = 0.02  # seconds between two looks for it
-PROCESS = "__bj_process"  # the variable with the path of the file that the bash puts its pid into
+PROCESS = "__bj_process"  # the variable with the path of the file that bash writes its pid to
 
-# Ends the session of the process whose number is in the file $0, and all that descends from it.
+# Kills the session of the process whose pid is in the file $0, and all its descendants.
 _KILL = r"""
 read -r top < "$0" && [[ $top =~ ^[1-9][0-9]*$ && $top != 1 ]] || exit 0
 found=" $top " more=1
@@ -60,23 +60,23 @@ kill -KILL $found 2>/dev/null
 
 
 def is_sdk_container(given: object) -> bool:
-    """Whether it is what `docker.from_env().containers.get(...)` gives. The SDK is not needed."""
+    """True for what `docker.from_env().containers.get(...)` returns. Does not import the SDK."""
     return isinstance(getattr(given, "id", None), str) and callable(
         getattr(given, "exec_run", None)
     )
 
 
 class SdkContainer:
-    """What a terminal needs of a container. All but `do` is called on the runtime's loop."""
+    """What a terminal needs of a container. Only `do` may be used outside the runtime's loop."""
 
-    alive = True  # whether the caller's still runs is the engine's to say, at each command
+    alive = True  # the engine says at each command whether the container still runs
     timeout: float = FIELDS["timeout"][1]
 
     def __init__(self, container_id: str) -> None:
         self.id = container_id
 
     async def do(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """One operation in the container, from whatever event loop."""
+        """Do one operation in the container, from any event loop."""
         return await across(function, *args, **kwargs)
 
     def shell(self, cwd: str, env: Mapping[str, str]) -> AsyncShell:
@@ -87,7 +87,7 @@ class SdkContainer:
 
 
 class _Execs:
-    """The Host of a shell: programs that an engine runs in a container."""
+    """The Host of a shell: runs programs by execs of the engine in a container."""
 
     workdir = "/"
 
@@ -107,7 +107,7 @@ class _Execs:
         on_stderr: OnText | None = None,
     ) -> CommandResult:
         variables = dict(env or {})
-        if directory := variables.get("__bj_dir"):  # a command of the shell's, that can be killed
+        if directory := variables.get("__bj_dir"):  # a command of the shell, which can be killed
             self._process = variables[PROCESS] = f"{directory}.pid"
             first, option, line = argv
             argv = [first, option, f'builtin echo $$ >| "${PROCESS}"; {line}']
@@ -128,18 +128,18 @@ class _Execs:
                 await run.receive(connection)
             if timer.cancelled_caught or run.truncated:
                 run.stopped_for = Outcome.output_limit if run.truncated else Outcome.timeout
-                await self._end(run, connection)
+                await self._kill(run, connection)
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await self._end(run, connection)
+                await self._kill(run, connection)
             raise
         finally:
             connection.close()
         return await run.result(await self._status(engine, path))
 
-    async def _end(self, run: _Exec, connection: Connection) -> None:
-        """Kill it, and read on meanwhile: an engine tells of no other end until it is rid of what
-        was written."""
+    async def _kill(self, run: _Exec, connection: Connection) -> None:
+        """Kill the command, and read its output meanwhile: an engine reports the end of an exec
+        only after it has delivered the output."""
         process, self._process = self._process, ""
         run.stopped_for = run.stopped_for or Outcome.killed
         with anyio.move_on_after(KILL_TIMEOUT):
@@ -148,17 +148,17 @@ class _Execs:
                 if process:
                     await self.perform(["bash", "-c", _KILL, process])
                 else:
-                    group.cancel_scope.cancel()  # one of our own: it ends by itself
+                    group.cancel_scope.cancel()  # a helper command, which ends by itself
 
     async def _find_engine(self) -> Engine:
-        """The one that has the container: its id is nobody else's."""
+        """The engine, after a check that it has the container."""
         if self._engine is not None:
             return self._engine
         runtime.docker_backend()  # raises if the extra is not installed
         from belljar.backends.docker.client import endpoint
         from belljar.backends.docker.client.engine import Engine, EngineError
 
-        engine = Engine(endpoint.find())
+        engine = Engine(endpoint.find_endpoint())
         try:
             await engine.request("GET", f"/containers/{self._id}/json")
         except EngineError as error:
@@ -167,7 +167,7 @@ class _Execs:
             raise EngineError(
                 f"No such container at the engine {engine.endpoint}: {self._id}",
                 status=404,
-                hint="DOCKER_HOST says which engine is meant; is it that of the SDK's client?",
+                hint="DOCKER_HOST names the engine; does the SDK's client use the same?",
             ) from None
         self._engine = engine
         return engine
@@ -180,12 +180,12 @@ class _Execs:
                     return int(found["ExitCode"])
                 await anyio.sleep(LOOK)
         raise SandboxError(
-            f"the engine does not say how a command in container {self._id[:12]} ended",
+            f"the engine did not report how a command in container {self._id[:12]} ended",
             hint="is the container paused, or the engine stuck?",
         )
 
     async def check(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> str:
-        """What it writes. Raises SandboxError if it fails."""
+        """Run a program and return its output. Raises SandboxError if it fails."""
         result = await self.perform(argv, timeout=KILL_TIMEOUT, env=env)
         if not result.ok:
             raise SandboxError(
@@ -211,7 +211,7 @@ class _Execs:
 
 
 class _Exec:
-    """One program, seen from here: what it has written, and how it ended."""
+    """One program: what it has written, and how it ended."""
 
     def __init__(self, on_stdout: OnText | None, on_stderr: OnText | None) -> None:
         from belljar.backends.docker.stream import ERROR, OUTPUT, Demultiplexer
@@ -228,7 +228,8 @@ class _Exec:
         return self._room < 0
 
     async def receive(self, connection: Connection) -> None:
-        """Until it ends, or has written too much; what comes then is taken and not kept."""
+        """Read its output until it ends or has written too much. A stopped program is read to its
+        end, and the output is dropped."""
         while self.stopped_for is not None or not self.truncated:
             await anyio.lowlevel.checkpoint()
             try:

@@ -6,13 +6,15 @@
     sandbox = DockerSandbox()
     pai.chat("Which city sold most?", frame, sandbox=sandbox)
 
-The extra is `pandasai`; PandasAI 3 is for Python 3.11 and earlier. docs/compat/pandasai.md has
+The extra is `pandasai`; PandasAI 3 is for Python 3.11 and earlier. docs/compat/pandasai.md says
 what stays and what differs.
 """
 
 from belljar.compat.pandasai.available import VERSION
-from belljar.compat.pandasai.docker import DockerSandbox
-from belljar.compat.pandasai.errors import (
+
+# First: without PandasAI it raises an error that names the remedy.
+# isort: split
+from belljar.compat.pandasai.answers import (
     BadResult,
     BadSyntax,
     CodeFailed,
@@ -20,7 +22,7 @@ from belljar.compat.pandasai.errors import (
     CodeTimedOut,
     NoResult,
 )
-from belljar.compat.pandasai.sandbox import BelljarSandbox
+from belljar.compat.pandasai.belljar_sandbox import BelljarSandbox, DockerSandbox
 from belljar.compat.pandasai.serializer import CustomEncoder, ResponseSerializer
 
 __all__ = [

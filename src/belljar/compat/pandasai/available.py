@@ -1,5 +1,5 @@
-"""Whether PandasAI is here, in a version whose classes these are: said before anything else is
-imported, so that its absence is one sentence with a remedy."""
+"""Checks that PandasAI 3 is installed, before any other import: without it, the error is one
+sentence with a remedy."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""pandasai_docker's texts for results, for code that uses them. Belljar's own answers travel as
-typed values, and need none of this."""
+"""pandasai_docker's JSON for results, for code that uses it. Belljar's own answers travel as typed
+values."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from belljar.compat.pandasai import charts, tabular
+from belljar.compat.pandasai import answers
 
 
 class ResponseSerializer:
-    """A result as JSON, and back."""
+    """Converts a result to JSON, and back."""
 
     @staticmethod
     def serialize_dataframe(df: pd.DataFrame) -> dict[str, Any]:
-        """Columns, index and rows; also of a frame without rows, whose columns are kept."""
+        """Columns, index and rows; a frame without rows keeps its columns."""
         split: dict[str, Any] = df.to_dict(orient="split")
         return {"columns": split["columns"], "data": split["data"], "index": split["index"]}
 
     @staticmethod
     def serialize(result: dict[str, Any]) -> str:
-        """JSON of a result. The picture of a plot goes into it; `result` itself is not changed."""
+        """JSON of a result, with the picture of a plot; `result` itself does not change."""
         value = result["value"]
         if result["type"] == "dataframe":
             frame = value.to_frame() if isinstance(value, pd.Series) else value
@@ -38,24 +38,24 @@ class ResponseSerializer:
 
     @staticmethod
     def deserialize(response: str, chart_path: str | None = None) -> dict[str, Any]:
-        """The result that the JSON tells. A plot is written to `chart_path`, if it is a PNG."""
+        """The result of the JSON. A plot is written to `chart_path`, if it is a PNG."""
         result: dict[str, Any] = json.loads(response)
         value = result["value"]
         if result["type"] == "dataframe":
-            result["value"] = tabular.split(value["columns"], value["data"], value["index"])
+            result["value"] = answers.join_split(value["columns"], value["data"], value["index"])
         elif result["type"] == "plot" and chart_path:
             try:
                 picture = base64.b64decode(value, validate=True)
             except binascii.Error as error:
                 raise ValueError(f"the plot is not base64: {error}") from error
-            charts.check_png(picture)
+            answers.check_png(picture)
             Path(chart_path).write_bytes(picture)
             result["value"] = chart_path
         return result
 
 
 class CustomEncoder(json.JSONEncoder):
-    """JSON of what frames hold: numpy's numbers and arrays, dates, times, periods, frames."""
+    """JSON of the values in frames: numpy's numbers and arrays, dates, times, periods, frames."""
 
     def default(self, obj: object) -> object:
         if isinstance(obj, pd.DataFrame):

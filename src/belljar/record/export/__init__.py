@@ -1,4 +1,4 @@
-"""A record as a notebook, a script, or a page: `render(read("session.jsonl"), "html")`."""
+"""Export a record as a notebook, a script or a page: `render(read("session.jsonl"), "html")`."""
 
 from belljar.record.export.formats import FORMATS, render
 

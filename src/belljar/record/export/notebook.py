@@ -1,8 +1,8 @@
 """A record as a notebook, nbformat 4.5.
 
-What is in it came from a guest, and what a viewer does with a result goes by its MIME type: to
-nbconvert, Markdown and SVG are markup with scripts; other types are run by extensions. So known
-types are let in, and become text, pictures, data, or HTML that was cleaned.
+The content came from a guest, and viewers treat a result by its MIME type: nbconvert lets scripts
+run in Markdown and SVG, and extensions run other types. So only known types are written, as text,
+pictures, data or cleaned HTML.
 """
 
 from __future__ import annotations
@@ -11,21 +11,29 @@ import base64
 import json
 import re
 
-from belljar.record.export import words
+from belljar.record.export.export_text import (
+    describe_command,
+    describe_end,
+    describe_event,
+    encodable,
+    plain_text,
+    session_heading,
+    without_ansi,
+)
 from belljar.record.parse import Malformed, Reader, load_command
 from belljar.record.reader import Cell, Event, Record
 from belljar.results import sanitize
 from belljar.results.execution import CommandResult, Execution, Result
 from belljar.results.result import CHART
 
-_DEPTH = 100  # of nested JSON: whoever reads the notebook need not survive more
+_DEPTH = 100  # of nested JSON: more could crash a reader of the notebook
 Json = dict[str, object]
 
 
 def render(record: Record) -> str:
     cells: list[Json] = []
     for session in record.sessions:
-        cells.append(_markdown(record.path.name, words.heading(session)))
+        cells.append(_markdown(record.path.name, session_heading(session)))
         cells += [_cell(s) if isinstance(s, Cell) else _event(s) for s in session.steps]
     numbered = [{"id": f"cell-{index}", **cell} for index, cell in enumerate(cells, 1)]
     notebook = {
@@ -37,7 +45,7 @@ def render(record: Record) -> str:
         },
         "cells": numbered,
     }
-    return words.encodable(json.dumps(notebook, indent=1, ensure_ascii=False, allow_nan=False))
+    return encodable(json.dumps(notebook, indent=1, ensure_ascii=False, allow_nan=False))
 
 
 def _cell(cell: Cell) -> Json:
@@ -65,7 +73,7 @@ def _outputs(execution: Execution) -> list[Json]:
             output |= {"output_type": "display_data"}
         outputs.append(output)
     if execution.error is not None:
-        trace = words.without_ansi(execution.error.traceback)
+        trace = without_ansi(execution.error.traceback)
         outputs.append(
             {
                 "output_type": "error",
@@ -74,7 +82,7 @@ def _outputs(execution: Execution) -> list[Json]:
                 "traceback": trace.removesuffix("\n").split("\n"),
             }
         )
-    if ended := words.end_of(execution):
+    if ended := describe_end(execution):
         outputs.append(_stream("stderr", f"[{ended}]\n"))
     return outputs
 
@@ -88,7 +96,7 @@ def _stream(name: str, text: str) -> Json:
     return {"output_type": "stream", "name": name, "text": text}
 
 
-# Not even the mathematics of the guest is typeset: TeX has commands for links and styles.
+# The classes prevent typesetting of TeX, which has commands for links and styles.
 _HTML = '<div class="tex2jax_ignore mathjax_ignore">{}</div>'
 
 
@@ -103,7 +111,7 @@ def _bundle(result: Result) -> Json:
         data["text/html"] = _HTML.format(shown)
     for mime in ("application/json", CHART):
         if isinstance(said := result.raw.get(mime), str):
-            # nbformat wants JSON as JSON; what is none is shown as the text it is.
+            # nbformat wants parsed JSON; invalid JSON is shown as text.
             try:
                 data[mime] = _parsed(said)
             except (ValueError, RecursionError):
@@ -114,7 +122,7 @@ def _bundle(result: Result) -> Json:
 
 
 def _text(result: Result, *, shown: bool) -> str | None:
-    """Its own text, else the source of what is not shown as what it is."""
+    """Its text, else the source of a format that is not shown otherwise."""
     if result.text or shown:
         return result.text
     return result.markdown or result.latex or result.html
@@ -141,22 +149,22 @@ def _event(event: Event) -> Json:
             done = load_command(Reader(event.fields))
         except Malformed as error:
             return _markdown("command", str(error))
-        ended = words.end_of(done)
+        ended = describe_end(done)
         return {
             "cell_type": "code",
             "execution_count": None,
             "metadata": {"belljar": {"outcome": done.outcome.value}},
-            "source": "%%sh\n" + words.command_of(event),
+            "source": "%%sh\n" + describe_command(event),
             "outputs": _streams(done) + ([_stream("stderr", f"[{ended}]\n")] if ended else []),
         }
-    return _markdown(words.event_of(event))
+    return _markdown(describe_event(event))
 
 
 _PLAIN = re.compile(r"[^A-Za-z0-9 ,/-]")
 
 
 def _markdown(*parts: str) -> Json:
-    """Words, as code. Each sign by its number: so no dialect of Markdown takes one for markup."""
-    spans = (_PLAIN.sub(lambda sign: f"&#{ord(sign[0])};", words.plain(part)) for part in parts)
+    """The texts as code, with each sign as an entity, so that no Markdown dialect sees markup."""
+    spans = (_PLAIN.sub(lambda sign: f"&#{ord(sign[0])};", plain_text(part)) for part in parts)
     source = " ".join(f"<code>{span}</code>" for span in spans)
     return {"cell_type": "markdown", "metadata": {}, "source": source}

@@ -1,20 +1,24 @@
-"""Which engine: from the caller's option, the environment, Docker's contexts, or what is there."""
+"""Which engine to use: from the caller's option, environment variables, `docker context`, or the
+sockets of this machine."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from belljar.errors import BackendUnavailable, InvalidOption
 
 SYSTEM_SOCKET = "/var/run/docker.sock"
 SYSTEM_PODMAN = "/run/podman/podman.sock"
 PORT, TLS_PORT = 2375, 2376
+MAX_FILE = 1024 * 1024
 
-# A host or a user never begins with "-", so that ssh cannot take it for an option.
+# A host or user never begins with "-": ssh would take it for an option.
 _AUTHORITY = re.compile(
     r"(?:(?P<user>[A-Za-z0-9_.][A-Za-z0-9_.+@-]*)@)?"
     r"(?P<host>[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?\])"
@@ -28,10 +32,10 @@ _FORMS = "unix:///path/of.sock, tcp://host:port, ssh://user@host"
 class Tls:
     """How a TCP connection is secured, by files in PEM form."""
 
-    ca: str | None = None  # who may have signed the engine's certificate; None: those of the system
-    cert: str | None = None  # ours, and its key
+    ca: str | None = None  # authorities for the engine's certificate; None: the system's
+    cert: str | None = None  # the client's, with its key
     key: str | None = None
-    verify: bool = True  # False: whoever answers is believed
+    verify: bool = True  # False: the engine's certificate is not checked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,41 +43,41 @@ class Endpoint:
     kind: Literal["unix", "tcp", "ssh"]
     address: str  # a path, "host:port", or "[user@]host[:port][/path]"
     tls: Tls | None = None
-    source: str = ""  # who said so, for messages
+    source: str = ""  # which setting named it, for messages
 
     def __str__(self) -> str:
         return f"{self.kind}://{self.address}"
 
     @property
     def authority(self) -> str:
-        """What HTTP calls the host; a local engine does not look at it."""
+        """The value of HTTP's Host header; a local engine ignores it."""
         return self.address if self.kind == "tcp" else "docker"
 
 
-def find(host: str | None = None, environ: Mapping[str, str] | None = None) -> Endpoint:
-    """The engine to use, in the order in which Docker's own command decides.
+def find_endpoint(host: str | None = None, environ: Mapping[str, str] | None = None) -> Endpoint:
+    """The engine to use, found in the same order as by the docker command.
 
-    Raises BackendUnavailable if there is none, InvalidOption for an address that is none.
+    Raises BackendUnavailable if no engine is found, InvalidOption for a malformed address.
 
-    >>> str(find("tcp://build-server:2375", {}))
+    >>> str(find_endpoint("tcp://build-server:2375", {}))
     'tcp://build-server:2375'
     """
     environ = os.environ if environ is None else environ
     if host:
-        return parse(host, "the option host", environ)
+        return parse_endpoint(host, "the option host", environ)
     if named := environ.get("DOCKER_HOST"):
-        return parse(named, "DOCKER_HOST", environ)
+        return parse_endpoint(named, "DOCKER_HOST", environ)
     if of_context := _from_context(environ):
         return of_context
     if named := environ.get("CONTAINER_HOST"):
-        return parse(named, "CONTAINER_HOST", environ)
+        return parse_endpoint(named, "CONTAINER_HOST", environ)
     return _from_sockets(environ)
 
 
-def parse(
+def parse_endpoint(
     text: str, source: str, environ: Mapping[str, str] | None = None, *, tls: Tls | None = None
 ) -> Endpoint:
-    """An address as Docker writes it; for TCP, `environ` may ask for TLS."""
+    """Parse an address in Docker's form; for TCP, `environ` may ask for TLS."""
     scheme, separator, rest = text.strip().partition("://")
     if not separator and text.startswith("/"):
         scheme, rest = "unix", text.strip()
@@ -89,7 +93,7 @@ def parse(
         case "ssh" if (found := _AUTHORITY.fullmatch(rest)) and _port(found["port"]) <= 0xFFFF:
             return Endpoint(kind="ssh", address=rest.removesuffix("/"), source=source)
     raise InvalidOption(
-        f"{source}: {text[:200]!r} is no address of an engine", hint=f"one of {_FORMS}"
+        f"{source}: {text[:200]!r} is not the address of an engine", hint=f"one of {_FORMS}"
     )
 
 
@@ -100,8 +104,10 @@ def _port(text: str | None) -> int:
 def ssh_parts(address: str) -> tuple[str | None, str, int, str]:
     """User, host, port (0: ssh's own choice), and path ("": the engine's default socket)."""
     found = _AUTHORITY.fullmatch(address)
-    if found is None:  # made by hand, not by parse()
-        raise InvalidOption(f"{address[:200]!r} is no address for ssh", hint="[user@]host[:port]")
+    if found is None:  # not made by parse_endpoint()
+        raise InvalidOption(
+            f"{address[:200]!r} is not an address for ssh", hint="[user@]host[:port]"
+        )
     return found["user"], found["host"].strip("[]"), _port(found["port"]), found["path"] or ""
 
 
@@ -109,7 +115,7 @@ def ssh_parts(address: str) -> tuple[str | None, str, int, str]:
 
 
 def _tls_of(environ: Mapping[str, str], *, wanted: bool) -> Tls | None:
-    """As Docker's variables say. Without a word to the contrary, the engine must prove itself."""
+    """TLS as Docker's variables ask for it. By default the engine's certificate is checked."""
     verify, plain = environ.get("DOCKER_TLS_VERIFY"), environ.get("DOCKER_TLS")
     named = environ.get("DOCKER_CERT_PATH")
     if not (wanted or verify or plain or named):
@@ -119,20 +125,20 @@ def _tls_of(environ: Mapping[str, str], *, wanted: bool) -> Tls | None:
     if named and not (tls.ca or tls.cert):
         raise InvalidOption(
             f"DOCKER_CERT_PATH: {named!r} has none of ca.pem, cert.pem, key.pem",
-            hint="the directory with the files that the engine's administrator made",
+            hint="it is a directory with files from the engine's administrator",
         )
     return tls
 
 
 def tls_files(directory: str, *, verify: bool) -> Tls:
-    """The files Docker's command would use, as far as they are there."""
+    """The files that the docker command would use, if they exist."""
     ca, cert, key = (
         path if os.path.exists(path := os.path.join(directory, name)) else None
         for name in ("ca.pem", "cert.pem", "key.pem")
     )
     if bool(cert) != bool(key):
         raise InvalidOption(
-            f"{directory!r} has only one of cert.pem and key.pem", hint="TLS needs both, or none"
+            f"{directory!r} has only one of cert.pem and key.pem", hint="TLS needs both or neither"
         )
     return Tls(ca=ca, cert=cert, key=key, verify=verify)
 
@@ -149,21 +155,55 @@ def _home(environ: Mapping[str, str]) -> str:
 
 
 def _from_context(environ: Mapping[str, str]) -> Endpoint | None:
-    from belljar.backends.docker.client import contexts
-
+    """The engine of the chosen `docker context`, if there is one."""
     directory = config_directory(environ)
     name, source = environ.get("DOCKER_CONTEXT"), "DOCKER_CONTEXT"
     if not name:
-        name, source = contexts.current(directory), f"currentContext of {directory}/config.json"
-    if not name or name == "default":  # that one means: as if there were no contexts
+        name, source = _current_context(directory), f"currentContext of {directory}/config.json"
+    if not name or name == "default":  # "default" means: ignore contexts
         return None
-    context = contexts.read(directory, name, source)
-    tls = tls_files(context.tls, verify=context.verify) if os.path.isdir(context.tls) else None
-    return parse(context.host, f"context {name!r}", {}, tls=tls)
+    identity = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()
+    path = os.path.join(directory, "contexts", "meta", identity, "meta.json")
+    hint = f"`docker context ls` lists the contexts; {source} chose this one"
+    try:
+        endpoints = _read_json(path).get("Endpoints")
+    except OSError as error:
+        raise BackendUnavailable(
+            f"there is no Docker context {name!r}: {error.strerror}", hint=hint
+        ) from error
+    docker = endpoints.get("docker") if isinstance(endpoints, dict) else None
+    host = docker.get("Host") if isinstance(docker, dict) else None
+    if not isinstance(docker, dict) or not isinstance(host, str) or not host:
+        raise BackendUnavailable(f"the Docker context {name!r} names no engine", hint=hint)
+    files = os.path.join(directory, "contexts", "tls", identity, "docker")
+    verify = docker.get("SkipTLSVerify") is not True
+    tls = tls_files(files, verify=verify) if os.path.isdir(files) else None
+    return parse_endpoint(host, f"context {name!r}", {}, tls=tls)
+
+
+def _current_context(directory: str) -> str | None:
+    """The name of the context chosen by `docker context use`, if any."""
+    try:
+        name = _read_json(os.path.join(directory, "config.json")).get("currentContext")
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return None  # not permitted: another user's home, as after `sudo`
+    return name if isinstance(name, str) else None
+
+
+def _read_json(path: str) -> dict[str, Any]:
+    with open(path, "rb") as file:
+        text = file.read(MAX_FILE)
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BackendUnavailable(
+            f"{path} is not valid JSON: {error}", hint="repair it, or set DOCKER_HOST"
+        ) from error
+    return found if isinstance(found, dict) else {}
 
 
 def _from_sockets(environ: Mapping[str, str]) -> Endpoint:
-    """The first socket that we may use; if there are only others, the first (it will say why)."""
+    """The first socket that this user may use; else the first, and connecting says why not."""
     runtime = environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
     paths = [
         SYSTEM_SOCKET,
@@ -179,5 +219,5 @@ def _from_sockets(environ: Mapping[str, str]) -> Endpoint:
     raise BackendUnavailable(
         f"no container engine was found (no socket at {', '.join(paths)})",
         hint="install and start Docker or Podman (`systemctl --user start podman.socket`), "
-        f"or say where it is: DOCKER_HOST, one of {_FORMS}",
+        f"or set DOCKER_HOST to one of {_FORMS}",
     )

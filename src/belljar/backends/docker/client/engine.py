@@ -1,7 +1,7 @@
 """Calls to a container engine: its HTTP API, in any event loop and any thread.
 
-Every call has a connection of its own: nothing is shared with another caller, nothing survives a
-fork, and a call that is cancelled just closes it.
+Every call opens a connection: nothing is shared with another caller, nothing survives a fork, and
+a cancelled call only closes it.
 """
 
 from __future__ import annotations
@@ -17,24 +17,23 @@ from typing import Any
 
 import anyio
 
-from belljar.backends.docker.client.connect import Connection
-from belljar.backends.docker.client.dial import dial
+from belljar.backends.docker.client.connect import Connection, dial
 from belljar.backends.docker.client.endpoint import Endpoint
 from belljar.backends.docker.client.engine_errors import (
     BrokenAnswer,
     EngineError,
     EngineUnavailable,
-    broken,
-    refused,
-    unreachable,
+    broken_error,
+    refusal_error,
+    unreachable_error,
 )
 from belljar.backends.docker.client.http import Data, Exchange, Head, require_h11
 from belljar.errors import SandboxError
 
-__all__ = ["Connection", "Engine", "EngineError", "EngineUnavailable", "proper"]
+__all__ = ["Connection", "Engine", "EngineError", "EngineUnavailable", "parsing_answer"]
 
-# Engine 20.10 speaks 1.41, Podman 4 too; 25 to 29 speak 1.44. An engine that has more is asked
-# for what these have: what a newer version of the API changes then changes nothing here.
+# Docker 20.10 and Podman 4 speak 1.41, Docker 25 to 29 speak 1.44. Of a newer engine, 1.44 is
+# requested, so that changes in newer versions of the API have no effect.
 OLDEST_API = (1, 41)
 NEWEST_API = (1, 44)
 
@@ -42,13 +41,13 @@ MAX_JSON = 16 * 1024 * 1024
 MAX_LINE = 4 * 1024 * 1024
 MAX_REFUSAL = 64 * 1024
 
-PING = "/_ping"  # the one call that is asked without a version
+PING = "/_ping"  # the only call without a version
 
 Query = Mapping[str, object]
 
 
 class Engine:
-    """An engine; cheap to make, holds nothing open."""
+    """An engine at an endpoint. Cheap to make, holds nothing open."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         require_h11()
@@ -66,10 +65,10 @@ class Engine:
         headers: Mapping[str, str] | None = None,
         timeout: float = 30.0,
     ) -> Any:
-        """The parsed JSON of the answer, or None if it has none.
+        """Return the parsed JSON of the answer, or None if it has no JSON.
 
-        `path` is without the version; `body` goes as JSON, `data` as it is. Values in `query`:
-        dict and list go as JSON, bool as 1 or 0, None not at all.
+        `path` is without the version; `body` is sent as JSON, `data` as it is. In `query`, dict and
+        list become JSON, bool becomes 1 or 0, None is left out.
         """
         with anyio.move_on_after(timeout):
             payload, fields = _payload(body, data, headers)
@@ -90,10 +89,10 @@ class Engine:
         headers: Mapping[str, str] | None = None,
         idle_timeout: float = 300.0,
     ) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
-        """One JSON object after the other, for as long as there are any (pull, build, events).
+        """Give one JSON object after the other (pull, build, events).
 
-        Ended not by the total time but by a silence of `idle_timeout`. An engine reports what
-        fails later in the stream, as an object with "error".
+        Not the total time is limited but the silence, to `idle_timeout`. An engine reports a later
+        failure in the stream, as an object with "error".
         """
         silent = self._silent(method, path, idle_timeout)
         payload, fields = _payload(body, data, headers)
@@ -114,15 +113,15 @@ class Engine:
     async def upgrade(
         self, path: str, *, query: Query | None = None, body: object = None, timeout: float = 30.0
     ) -> Connection:
-        """POST, and take the connection over as a raw stream; the caller closes it."""
+        """POST, and return the connection as a raw stream; the caller closes it."""
         payload, fields = _payload(body, None, {"Connection": "Upgrade", "Upgrade": "tcp"})
         with anyio.move_on_after(timeout):
             async with self._exchange("POST", path, query, payload, fields) as exchange:
                 head = await self._accepted(exchange)
-                # Docker switches protocols; some versions of Podman say 200 and then do the same.
+                # Docker switches protocols (101); some versions of Podman answer 200 and do it too.
                 framed = {"content-length", "transfer-encoding"} & head.headers.keys()
                 if head.status != 101 and (head.status != 200 or framed):
-                    raise BrokenAnswer(f"it did not give the stream (status {head.status})")
+                    raise BrokenAnswer(f"it did not open the stream (status {head.status})")
                 return exchange.detach()
         raise self._silent("POST", path, timeout)
 
@@ -136,7 +135,7 @@ class Engine:
         headers: Mapping[str, str],
         moved: Callable[[], None] | None = None,
     ) -> AsyncIterator[Exchange]:
-        """Ask, on a connection that ends with the context; failures become EngineErrors here."""
+        """Send a request on a new connection; turn failures into EngineErrors."""
         if path != PING and not self._version:
             self._version = await self._negotiate()
         target = _target(path if path == PING else f"/v{self._version}{path}", query)
@@ -144,8 +143,8 @@ class Engine:
         try:
             connection = await dial(self.endpoint)
         except OSError as error:
-            self._version = ""  # another engine may be there next time
-            raise unreachable(self.endpoint, error) from error
+            self._version = ""  # the next engine at this address may be another
+            raise unreachable_error(self.endpoint, error) from error
         exchange = Exchange(connection)
         try:
             await exchange.send(method, target, defaults | dict(headers), data, moved)
@@ -157,10 +156,10 @@ class Engine:
 
     def _broken(self, what: str, error: BrokenAnswer, said: str = "") -> EngineError:
         self._version = ""
-        return broken(self.endpoint, what, error, said)
+        return broken_error(self.endpoint, what, error, said)
 
     async def _negotiate(self) -> str:
-        """The version of the API that both sides speak."""
+        """Find the version of the API that both sides speak."""
         async with self._exchange("GET", PING, None, None, {}) as exchange:
             head = await self._accepted(exchange)
             found = re.fullmatch(r"(\d{1,4})\.(\d{1,4})", head.headers.get("api-version", ""))
@@ -176,13 +175,13 @@ class Engine:
         return _dotted(min(theirs, NEWEST_API))
 
     async def _accepted(self, exchange: Exchange) -> Head:
-        """The head of the answer. Raises EngineError if the engine refused."""
+        """Return the head of the answer. Raises EngineError if the engine refused."""
         head = await exchange.head()
-        if head.status < 300 or head.status == 304:  # 304: it is so already
+        if head.status < 300 or head.status == 304:  # 304: it is already in that state
             return head
         if head.status == 400:
-            self._version = ""  # it may be about the version: another engine than before
-        raise refused(head.status, await exchange.beginning(MAX_REFUSAL))
+            self._version = ""  # perhaps about the version: the engine may be another than before
+        raise refusal_error(head.status, await exchange.body_start(MAX_REFUSAL))
 
     def _silent(self, method: str, path: str, timeout: float) -> EngineError:
         return EngineError(
@@ -192,7 +191,7 @@ class Engine:
 
 
 class _Lines:
-    """The objects of one answer, as they come."""
+    """The JSON objects of one answer, as they come."""
 
     def __init__(
         self,
@@ -244,7 +243,7 @@ class _Lines:
 def _object(line: bytes) -> dict[str, Any]:
     found = _json(line)
     if not isinstance(found, dict):
-        raise BrokenAnswer("it sent a line that is no JSON object")
+        raise BrokenAnswer("it sent a line that is not a JSON object")
     return found
 
 
@@ -252,7 +251,7 @@ def _json(text: bytes) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BrokenAnswer(f"it sent what is no JSON: {error}") from error
+        raise BrokenAnswer(f"it sent invalid JSON: {error}") from error
 
 
 def _parsed(head: Head, body: bytes) -> Any:
@@ -270,7 +269,7 @@ def _payload(
 
 
 def _target(path: str, query: Query | None) -> str:
-    # Some of it may be quoted already; what would end the path is quoted in any case.
+    # Parts may be quoted already; characters that would end the path are always quoted.
     quoted = urllib.parse.quote(path, safe="/:@!$&'()*+,;=~%")
     pairs = [(name, _value(value)) for name, value in (query or {}).items() if value is not None]
     return f"{quoted}?{urllib.parse.urlencode(pairs)}" if pairs else quoted
@@ -287,14 +286,15 @@ def _dotted(version: tuple[int, int]) -> str:
 
 
 @contextmanager
-def proper(engine: Engine, what: str) -> Iterator[None]:
-    """While an answer is taken apart: it may be a proxy's, or anybody's."""
+def parsing_answer(engine: Engine, what: str) -> Iterator[None]:
+    """Turn errors while an answer is parsed into EngineErrors: the answer may come from a proxy or
+    another program."""
     try:
         yield
     except SandboxError:
-        raise  # it says already what is wrong, though it may be a ValueError too
+        raise  # some are also ValueErrors
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
         raise EngineError(
-            f"the engine at {engine.endpoint} gave no proper answer {what}: {error!r}"[:500],
-            hint="is it an engine that answers there?",
+            f"the engine at {engine.endpoint} gave an unexpected answer {what}: {error!r}"[:500],
+            hint="is it a container engine?",
         ) from error

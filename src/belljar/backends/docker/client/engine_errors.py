@@ -1,7 +1,7 @@
-"""What can go wrong with an engine.
+"""Errors of an engine.
 
 EngineError                     it refused, broke off, or did not answer (a SandboxError)
-└── EngineUnavailable           it could not be reached at all (also a BackendUnavailable)
+└── EngineUnavailable           it could not be reached (also a BackendUnavailable)
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ MAX_WORDS = 2000  # characters of what an engine says about a failure
 START = "start it: `systemctl start docker`, rootless `systemctl --user start docker`"
 _CERTIFICATE = "does it want a certificate? DOCKER_CERT_PATH, with cert.pem and key.pem it accepts"
 
-# What engines say, and what then helps.
+# Part of an engine's message -> the hint.
 _HINTS = {
     "HTTP request to an HTTPS server": "it wants TLS: set DOCKER_TLS_VERIFY=1 and DOCKER_CERT_PATH",
-    "Minimum supported API version": "this engine is too new: a newer belljar may know it",
+    "Minimum supported API version": "this engine is too new: try a newer belljar",
 }
 
 
 class BrokenAnswer(Exception):
-    """What came is no answer; `nothing` if not one byte of it came. Ends up as an EngineError."""
+    """The answer is malformed or incomplete; `nothing`: no byte came. Becomes an EngineError."""
 
     def __init__(self, why: str, *, nothing: bool = False) -> None:
         super().__init__(why)
@@ -34,7 +34,7 @@ class BrokenAnswer(Exception):
 
 
 class EngineError(SandboxError):
-    """`status` is that of HTTP, or 0 without an answer; `message` has the engine's own words."""
+    """`status` is that of HTTP, or 0 without an answer; `message` is the engine's."""
 
     def __init__(self, message: str, *, status: int = 0, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -45,31 +45,31 @@ class EngineError(SandboxError):
 
 
 class EngineUnavailable(EngineError, BackendUnavailable):
-    """There is no connection to the engine; nothing was asked of it."""
+    """There is no connection to the engine; it got no request."""
 
 
-def refused(status: int, body: bytes) -> EngineError:
-    """The error for an answer that says no."""
+def refusal_error(status: int, body: bytes) -> EngineError:
+    """The error for an answer with an error status."""
     try:
         said = json.loads(body)
     except (ValueError, RecursionError):
         said = None
     words = said.get("message") if isinstance(said, dict) else body.decode("utf-8", "replace")
-    text = cleaned(words) if isinstance(words, str) else ""
+    text = clean_text(words) if isinstance(words, str) else ""
     hint = next((remedy for phrase, remedy in _HINTS.items() if phrase in text), None)
     return EngineError(
         text or f"the engine answered with status {status}", status=status, hint=hint
     )
 
 
-def cleaned(words: str) -> str:
+def clean_text(words: str) -> str:
     text = printable(words[:MAX_WORDS]).strip()
     return text if len(words) <= MAX_WORDS else f"{text} …"
 
 
-def unreachable(endpoint: Endpoint, error: OSError) -> EngineUnavailable:
-    """The error for a connection that did not come about."""
-    why = cleaned(error.strerror or str(error))
+def unreachable_error(endpoint: Endpoint, error: OSError) -> EngineUnavailable:
+    """The error for a failed connection."""
+    why = clean_text(error.strerror or str(error))
     source = f", from {endpoint.source}" if endpoint.source else ""
     return EngineUnavailable(
         f"no connection to the engine at {endpoint}{source}: {why}", hint=_remedy(endpoint, error)
@@ -81,13 +81,13 @@ def _remedy(endpoint: Endpoint, error: OSError) -> str:
 
     match error:
         case ssl.SSLCertVerificationError():
-            return "DOCKER_CERT_PATH: the directory with the ca.pem that signed its certificate"
+            return "set DOCKER_CERT_PATH to a directory with the ca.pem that signed its certificate"
         case ssl.SSLError() if "ALERT" in str(error):
             return _CERTIFICATE
         case ssl.SSLError():
             return "does this port speak TLS? without it: unset DOCKER_TLS_VERIFY, DOCKER_CERT_PATH"
         case socket.gaierror():
-            return "is the name of the host right?"
+            return "check the name of the host"
         case FileNotFoundError() if endpoint.kind == "ssh":
             return "install the OpenSSH client"
         case FileNotFoundError() | NotADirectoryError():
@@ -108,24 +108,25 @@ def _by_hand(address: str) -> str:
     return f"ssh {f'-p {port} ' if port else ''}{f'{user}@' if user else ''}{host} docker version"
 
 
-def broken(endpoint: Endpoint, what: str, error: BrokenAnswer, said: str) -> EngineError:
-    """The error for an answer that is none. `said`: by a program in between, about its end."""
+def broken_error(endpoint: Endpoint, what: str, error: BrokenAnswer, said: str) -> EngineError:
+    """The error for a broken answer. `said`: what ssh said about its end, if it is in between."""
     if said and error.nothing:
         return EngineUnavailable(
-            f"no connection to the engine at {endpoint}: {cleaned(said)}",
-            hint=f"does `{_by_hand(endpoint.address)}` work, without asking for anything?",
+            f"no connection to the engine at {endpoint}: {clean_text(said)}",
+            hint=f"does `{_by_hand(endpoint.address)}` work without a password?",
         )
-    # With TLS 1.3 a certificate of ours is refused only after the handshake: with words, by an end,
-    # or by a reset if the engine does not even read what we ask.
+    # With TLS 1.3 the client's certificate is refused only after the handshake: by an alert, by the
+    # end of the stream, or by a reset if the engine does not read the request.
     cause = error.__cause__ if error.nothing else None
     cut = isinstance(cause, (ConnectionResetError, BrokenPipeError))
     if endpoint.tls is not None and error.nothing and (cause is None or cut):
         return EngineUnavailable(
-            f"the engine at {endpoint} ended the TLS connection without a word", hint=_CERTIFICATE
+            f"the engine at {endpoint} closed the TLS connection without an answer",
+            hint=_CERTIFICATE,
         )
     if isinstance(cause, OSError):
-        return unreachable(endpoint, cause)
+        return unreachable_error(endpoint, cause)
     return EngineError(
-        f"the engine at {endpoint} gave no proper answer to {what}: {cleaned(str(error))}",
-        hint="did it end meanwhile? is it a container engine? its log tells more",
+        f"the engine at {endpoint} gave an unexpected answer to {what}: {clean_text(str(error))}",
+        hint="did it end meanwhile? is it a container engine? see its log",
     )

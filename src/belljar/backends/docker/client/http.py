@@ -1,7 +1,7 @@
 """One HTTP/1.1 exchange over a `Connection`: h11 parses, this moves the bytes.
 
-The answer is read while the request is still being sent: an engine may refuse a large upload
-early, and reports progress while it takes one.
+The answer is read while the request is still being sent: an engine may refuse a large upload early,
+and reports progress during one.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ def require_h11() -> None:
 
 
 class Exchange:
-    """One request and its answer, on a connection that ends with it."""
+    """One request and its answer, on one connection."""
 
     def __init__(self, connection: Connection) -> None:
-        import h11  # only here, so that who has no engine needs no parser
+        import h11  # only here: without an engine it need not be installed
 
         self._h11 = h11
         self._connection = connection
         self._detached = False
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEADER)
-        self._events: deque[Any] = deque()  # of the answer, not looked at yet
+        self._events: deque[Any] = deque()  # of the answer, not read yet
         self._waiting = 0  # bytes in them
         self._head: Head | None = None
         self._received = False
@@ -65,9 +65,9 @@ class Exchange:
         data: Data = None,
         moved: Callable[[], None] | None = None,
     ) -> None:
-        """Send the request, unless the other side has refused it before all of it was sent.
+        """Send the request; stop early if the engine refuses it.
 
-        `moved` is called whenever some of it has gone.
+        `moved` is called whenever some bytes were sent.
         """
         self._moved = moved
         fields = dict(headers)
@@ -81,7 +81,7 @@ class Exchange:
             request = self._h11.Request(method=method, target=target, headers=list(fields.items()))
         except (self._h11.LocalProtocolError, UnicodeEncodeError) as error:
             raise InvalidOption(
-                f"this cannot be asked over HTTP: {error}", hint="headers are plain ASCII text"
+                f"this request is not valid HTTP: {error}", hint="headers are plain ASCII text"
             ) from error
         going = await self._push(self._http.send(request))
         if isinstance(data, bytes):
@@ -98,13 +98,13 @@ class Exchange:
                     return False
             return True
         finally:
-            # A generator that was not read to its end is ended here, not by the collector.
+            # Closes a generator that was not read to its end, before the garbage collector does.
             if isinstance(data, AsyncGenerator):
                 with anyio.CancelScope(shield=True):
                     await data.aclose()
 
     async def _push(self, data: bytes | None) -> bool:
-        """Send all of it; False when the other side takes no more."""
+        """Send all of it; False if the engine takes no more."""
         rest = memoryview(data or b"")
         while rest:
             try:
@@ -112,7 +112,7 @@ class Exchange:
             except BlockingIOError:
                 await _first_of(self._connection.wait_readable, self._connection.wait_writable)
             except OSError:
-                return False  # it may have said why: the answer is read next
+                return False  # the answer, which is read next, may say why
             else:
                 rest = rest[sent:]
                 if self._moved is not None:
@@ -123,7 +123,7 @@ class Exchange:
         return True
 
     def _refused(self) -> bool:
-        """Take what has come of the answer meanwhile; whether it makes the rest pointless."""
+        """Read the answer as far as it has come; True if the rest of the request is pointless."""
         over = (self._h11.DONE, self._h11.MUST_CLOSE, self._h11.CLOSED)
         while self._http.their_state not in over:
             try:
@@ -131,11 +131,11 @@ class Exchange:
             except BlockingIOError:
                 return self._head is not None and self._head.status >= 400
             if self._waiting > MAX_WAITING:
-                raise BrokenAnswer("it says too much before all was sent to it")
+                raise BrokenAnswer(f"it sent {MAX_WAITING} bytes before it had the whole request")
         return True
 
     def _feed(self) -> None:
-        """Parse what there is; raises BlockingIOError if there is nothing."""
+        """Parse what has come; raises BlockingIOError if nothing has."""
         try:
             data = self._connection.recv(CHUNK)
         except BlockingIOError:
@@ -168,7 +168,7 @@ class Exchange:
                         for name, value in event.headers
                     },
                 )
-                return  # what follows may be no HTTP any more
+                return  # after an upgrade, what follows is not HTTP
             if isinstance(event, self._h11.ConnectionClosed):
                 return
             self._events.append(event)
@@ -200,7 +200,7 @@ class Exchange:
             while self._events:
                 event = self._events.popleft()
                 if isinstance(event, self._h11.EndOfMessage):
-                    self._events.append(event)  # for who asks again
+                    self._events.append(event)  # for the next call
                     return b""
                 self._waiting -= len(event.data)
                 if event.data:
@@ -216,8 +216,8 @@ class Exchange:
                 raise BrokenAnswer(f"its answer is larger than {limit} bytes")
         return bytes(parts)
 
-    async def beginning(self, size: int) -> bytes:
-        """About as much of it, even if it breaks off."""
+    async def body_start(self, size: int) -> bytes:
+        """The first bytes of it, about `size`, even if it breaks off."""
         parts = bytearray()
         try:
             while len(parts) < size and (chunk := await self.chunk()):
@@ -227,9 +227,9 @@ class Exchange:
         return bytes(parts)
 
     def detach(self) -> Connection:
-        """After the head of an upgrade: the connection, with what was read too far."""
+        """After the head of an upgrade: the connection, with bytes that were read too far."""
         self._detached = True
-        self._connection.give_back(self._http.trailing_data[0])
+        self._connection.unread(self._http.trailing_data[0])
         return self._connection
 
     def close(self) -> None:

@@ -1,37 +1,55 @@
-"""An Environment becomes an image: a container of the base image, in which the steps of
-image_steps.py run, is committed.
+"""Builds the image of an Environment: runs build_script.py in a container of the base image, and
+commits that container.
 
-Not a Dockerfile: secrets need BuildKit, and BuildKit a session that only its own client speaks.
-A container and one attached stream do with any engine, and what goes in through the stream to a
-tmpfs is in no layer and in no history.
+It does not use a Dockerfile: secrets would need BuildKit, and BuildKit a session that only its own
+client speaks. A container and one attached stream work with any engine, and what goes through the
+stream to a tmpfs is in no layer and in no history.
 
-The container's name is made of the image's key. It exists once on an engine, so it is also the
-lock between processes, and between hosts: who finds it taken waits for the image. Its steps end
-when the stream does, and the engine removes it then, so a build does not outlive its process: if
-the base image's Python is one. Of a program that does not read its input, the next sweep does.
+The image's key is in the container's name, which exists once on an engine. So the name is a lock
+between processes and between hosts: a process that finds it taken waits for the image. The program
+ends when the stream does, and then the engine removes the container, so a build does not outlive
+its process. If the base image's `python3` does not read its input, the next sweep removes it.
 """
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
 import anyio.lowlevel
 
-from belljar.backends.docker import owner, removal
-from belljar.backends.docker.client.dial import Connection
+from belljar.backends.docker import cleanup, owner
+from belljar.backends.docker.client.connect import Connection
 from belljar.backends.docker.client.engine import Engine, EngineError
-from belljar.backends.docker.facts import Facts
-from belljar.backends.docker.images.build_failure import explained
-from belljar.backends.docker.images.build_inputs import Order, pack, pieces
+from belljar.backends.docker.images import image_store
 from belljar.backends.docker.images.build_script import ROOT
-from belljar.backends.docker.images.build_stream import Failure, Talk
-from belljar.backends.docker.images.commit import commit
-from belljar.backends.docker.images.progress import Teller
-from belljar.backends.docker.spec import as_mounted
+from belljar.backends.docker.images.build_stream import (
+    BOOTSTRAP,
+    USER_ID,
+    BuildOrder,
+    BuildStream,
+    Failure,
+    Reporter,
+    collect_inputs,
+    stream_inputs,
+)
+from belljar.backends.docker.images.image_store import ImagePlan
+from belljar.backends.docker.isolation import EngineFacts
+from belljar.backends.docker.spec import normalize_path
+from belljar.environment.addresses import hide_credentials
+from belljar.environment.requirement import (
+    UNSOLVABLE,
+    explain_conflict,
+    hide_secrets,
+    join_packages,
+)
 from belljar.errors import EnvironmentBuildError
+from belljar.text import printable
 
 CREATE_TIMEOUT = 20.0
 START_TIMEOUT = 60.0
@@ -43,43 +61,38 @@ _CONFLICT = 409
 log = logging.getLogger("belljar")
 in_use: set[str] = set()  # build containers of this process
 
-# As PID 1 of the container: the program's length, then the program, then what it reads itself.
-BOOTSTRAP = (
-    "import sys\n"
-    "size = int(sys.stdin.buffer.readline())\n"
-    "exec(compile(sys.stdin.buffer.read(size), 'belljar-build', 'exec'))\n"
-)
+
+class BuildTaken(Exception):
+    """Another process has the build container."""
 
 
-class Taken(Exception):
-    """Somebody else has the build container."""
-
-
-async def build(engine: Engine, order: Order, facts: Facts, teller: Teller) -> str:
-    """Make the image and give its id. Raises Taken if somebody else is making it."""
+async def build_image(
+    engine: Engine, order: BuildOrder, facts: EngineFacts, reporter: Reporter
+) -> str:
+    """Build the image and return its id. Raises BuildTaken if another process builds it."""
     _refuse_volumes(order)
-    luggage = await anyio.to_thread.run_sync(pack, order)
-    teller.hide(luggage.secrets)
-    for note in luggage.notes:
-        teller.note(note)
+    inputs = await anyio.to_thread.run_sync(collect_inputs, order)
+    reporter.hide(inputs.secrets)
+    for note in inputs.notes:
+        reporter.note(note)
     async with (
-        held(engine, order, facts) as container,
-        # Until the image is there: with the stream, the container ends.
+        build_container(engine, order, facts) as container,
+        # Open until the image exists: the container ends with this stream.
         _attached(engine, container, order) as connection,
     ):
-        told = await Talk(connection, teller).run(pieces(luggage))
-        if isinstance(told, Failure):
-            raise explained(told, order.wanted, luggage.secrets)
-        teller.say("compiling", "storing the image")
-        return await commit(engine, container, order, told, facts)
+        report = await BuildStream(connection, reporter).run(stream_inputs(inputs))
+        if isinstance(report, Failure):
+            raise explain_failure(report, order.plan, inputs.secrets)
+        reporter.say("compiling", "storing the image")
+        return await commit_image(engine, container, order, report, facts)
 
 
-def _refuse_volumes(order: Order) -> None:
+def _refuse_volumes(order: BuildOrder) -> None:
     for volume in (order.base.get("Config") or {}).get("Volumes") or ():
-        if f"{ROOT}/".startswith(f"{as_mounted(str(volume)).rstrip('/')}/"):
+        if f"{ROOT}/".startswith(f"{normalize_path(str(volume)).rstrip('/')}/"):
             raise EnvironmentBuildError(
-                f"image {order.wanted.base!r} declares {volume} as a volume, and what is written "
-                "to a volume does not become part of an image",
+                f"image {order.plan.base!r} declares {volume} as a volume, and files in a volume "
+                "do not become part of an image",
                 hint="choose another base image: Docker(base=…) or BELLJAR_DOCKER_BASE",
             )
 
@@ -88,8 +101,8 @@ def _refuse_volumes(order: Order) -> None:
 
 
 @asynccontextmanager
-async def _attached(engine: Engine, container: str, order: Order) -> AsyncIterator[Connection]:
-    """Start it, with its standard input and output connected to us."""
+async def _attached(engine: Engine, container: str, order: BuildOrder) -> AsyncIterator[Connection]:
+    """Start it, attached to its standard input and output."""
     query = dict.fromkeys(("stream", "stdin", "stdout", "stderr"), True)
     path = f"/containers/{container}"
     connection: Connection | None = None
@@ -100,7 +113,7 @@ async def _attached(engine: Engine, container: str, order: Order) -> AsyncIterat
         except EngineError as error:
             if error.status == 0:
                 raise
-            raise explained(Failure(error.message, kind="start"), order.wanted) from error
+            raise explain_failure(Failure(error.message, kind="start"), order.plan) from error
         yield connection
     finally:
         if connection is not None:
@@ -108,22 +121,24 @@ async def _attached(engine: Engine, container: str, order: Order) -> AsyncIterat
 
 
 @asynccontextmanager
-async def held(engine: Engine, order: Order, facts: Facts) -> AsyncIterator[str]:
-    """The build container, made and removed."""
+async def build_container(
+    engine: Engine, order: BuildOrder, facts: EngineFacts
+) -> AsyncIterator[str]:
+    """Create the build container, and remove it at the end."""
     try:
-        with anyio.CancelScope(shield=True):  # else nobody would know whether it was made
+        with anyio.CancelScope(shield=True):  # the engine completes a cancelled request too
             made = await engine.request(
                 "POST",
                 "/containers/create",
-                query={"name": order.container, "platform": order.wanted.platform},
-                body=created(order, facts),
+                query={"name": order.container, "platform": order.plan.platform},
+                body=container_body(order, facts),
                 timeout=CREATE_TIMEOUT,
             )
     except EngineError as error:
-        # Podman 4 gives no status for it.
+        # Podman 4 has no status for it.
         if error.status == _CONFLICT or "is already in use" in error.message:
-            raise Taken from error
-        if error.status == 0:  # it may have been made all the same
+            raise BuildTaken from error
+        if error.status == 0:  # the container may exist
             await _remove_ours(engine, order)
         raise
     container = str(made["Id"])
@@ -134,26 +149,25 @@ async def held(engine: Engine, order: Order, facts: Facts) -> AsyncIterator[str]
     finally:
         with anyio.CancelScope(shield=True):
             try:
-                await removal.remove(engine, container)
+                await cleanup.remove_container(engine, container)
             except EngineError as error:
-                # It ends with its stream, and the engine was told to remove it then; or a sweep
-                # does.
-                log.warning("the build container %s stays for now: %s", order.container, error)
+                # The engine removes it when its stream ends; if not, a sweep does.
+                log.warning("cannot remove the build container %s now: %s", order.container, error)
             in_use.discard(container)
 
 
-async def _remove_ours(engine: Engine, order: Order) -> None:
+async def _remove_ours(engine: Engine, order: BuildOrder) -> None:
     with anyio.CancelScope(shield=True):
         try:
             found = await engine.request("GET", f"/containers/{order.container}/json", timeout=5.0)
             if owner.is_ours(found["Config"].get("Labels") or {}):
-                await removal.remove(engine, str(found["Id"]))
+                await cleanup.remove_container(engine, str(found["Id"]))
         except EngineError:
-            return  # it hangs or is away; the sweep will find the container by its labels
+            return  # the engine hangs or is away; the sweep finds the container by its labels
 
 
-def created(order: Order, facts: Facts) -> dict[str, object]:
-    """The body that makes the build container. Pure, but for the labels of this process."""
+def container_body(order: BuildOrder, facts: EngineFacts) -> dict[str, object]:
+    """The request for the build container."""
     labels = owner.labels(f"build-{order.key}", order.project) | {owner.BUILD: order.key}
     host: dict[str, object] = {
         "AutoRemove": True,
@@ -161,14 +175,14 @@ def created(order: Order, facts: Facts) -> dict[str, object]:
         "CapDrop": ["ALL"],
         "CapAdd": ["CHOWN", "DAC_OVERRIDE", "FOWNER"],
         "SecurityOpt": ["no-new-privileges"],
-        # Executable, because uv lies there too.
+        # Executable, because uv is in it.
         "Tmpfs": {"/tmp": f"rw,exec,nosuid,nodev,mode=0700,size={TMPFS_SIZE}"},
         "PidsLimit": MOST_TASKS,
         "LogConfig": {"Type": "none"},
     }
     if order.network is not None:
         host["NetworkMode"] = order.network
-    # gVisor keeps what is written in a file of its own, where a commit does not find it.
+    # gVisor keeps written files in a file of its own, where a commit does not find them.
     if facts.default_runtime not in ("runc", "crun", "") and "runc" in facts.runtimes:
         host["Runtime"] = "runc"
     return {
@@ -186,3 +200,161 @@ def created(order: Order, facts: Facts) -> dict[str, object]:
         "AttachStderr": True,
         "HostConfig": host,
     }
+
+
+# -- the image ----------------------------------------------------------------------------------
+
+GUEST_PYTHON = f"{ROOT}/bin/python"
+COMMIT_TIMEOUT = 600.0  # seconds; the engine copies or counts some hundred megabytes
+_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+async def commit_image(
+    engine: Engine, container: str, order: BuildOrder, report: Mapping[str, Any], facts: EngineFacts
+) -> str:
+    """Make the image and return its id. `report`: the facts from the program in the container."""
+    repository, _, tag = order.tag.rpartition(":")
+    # Its only program waits for its end, so it need not be paused.
+    query = {"container": container, "repo": repository, "tag": tag, "pause": False}
+    config = image_config(order, report)
+    if facts.engine == "podman":  # it ignores the configuration
+        query["changes"] = config_as_instructions(config)
+    made = await engine.request("POST", "/commit", query=query, body=config, timeout=COMMIT_TIMEOUT)
+    image = str(made["Id"])
+    if facts.engine == "podman":  # it does not always set the name
+        await engine.request("POST", f"/images/{image}/tag", query={"repo": repository, "tag": tag})
+    return image
+
+
+def image_config(order: BuildOrder, report: Mapping[str, Any]) -> dict[str, Any]:
+    """The image's configuration. The engine adds what the build container had and this lacks:
+    therefore that one has no variables."""
+    inherited = (order.base.get("Config") or {}).get("Env") or []
+    path = dict(each.partition("=")[::2] for each in inherited).get("PATH") or _DEFAULT_PATH
+    # Containers inherit the image's labels, which cannot be removed: empty, they name no owner.
+    no_owner = dict.fromkeys(owner.labels(""), "")
+    return {
+        "Env": [f"PATH={ROOT}/bin:{path}", f"VIRTUAL_ENV={ROOT}"],
+        "Entrypoint": [],
+        "Cmd": [GUEST_PYTHON],
+        "User": f"{USER_ID}:{USER_ID}",
+        "WorkingDir": "/workspace",
+        "Healthcheck": {"Test": ["NONE"]},
+        "Labels": no_owner | image_store.image_labels(order.plan, order.key, report),
+    }
+
+
+def config_as_instructions(config: Mapping[str, Any]) -> str:
+    """The configuration as instructions of a Dockerfile. Podman reads values without quotes; no
+    value has white space."""
+    return "\n".join(
+        [
+            *(f"ENV {each}" for each in config["Env"]),
+            f"ENTRYPOINT {json.dumps(config['Entrypoint'])}",
+            f"CMD {json.dumps(config['Cmd'])}",
+            f"USER {config['User']}",
+            f"WORKDIR {config['WorkingDir']}",
+            *(f"LABEL {name}={value}" for name, value in config["Labels"].items()),
+        ]
+    )
+
+
+# -- errors -------------------------------------------------------------------------------------
+
+SHOWN_LINES = 12  # of uv's error, from its start and again from its end
+
+# A pattern of uv's message -> the hint. The first match counts.
+_REMEDIES = (
+    (
+        r"building from source is disabled|no usable wheels|Building source distributions|"
+        r"--no-build|only-binary",
+        "only ready-made wheels are installed; to build a package in the build container: "
+        "Environment(…, allow_builds=True), or belljar image build NAME … --allow-builds",
+    ),
+    (
+        r"certificate|UnknownIssuer|CERTIFICATE_VERIFY_FAILED",
+        "name your CA bundle: Docker(ca_bundle=…), BELLJAR_CA_BUNDLE or SSL_CERT_FILE",
+    ),
+    (
+        r"no index|--no-index|index lookups were disabled",
+        "a directory of this host is no package index for a container; name a mirror by its URL in "
+        "UV_DEFAULT_INDEX, or give the wheels themselves as packages (paths of .whl files)",
+    ),
+    (
+        r"dns error|error sending request|Failed to fetch|[Cc]onnect|timed out|Could not resolve|"
+        r"Temporary failure in name resolution",
+        "the build container could not reach the package index; BELLJAR_BUILD_NETWORK=host lets it "
+        "use the network of the engine's machine; UV_DEFAULT_INDEX or PIP_INDEX_URL name a mirror, "
+        "HTTPS_PROXY a proxy",
+    ),
+    *UNSOLVABLE,
+    (
+        r"missing `distutils`",
+        "the base image lacks a part of Python: python3-distutils, as Debian calls it",
+    ),
+    (r"[Nn]o space left", "the engine's disk is full; docker system df, belljar image prune"),
+)
+
+
+def explain_failure(
+    failure: Failure, plan: ImagePlan, secrets: Iterable[str] = ()
+) -> EnvironmentBuildError:
+    """The error for a failed build. `secrets`: inputs of the build that it must not show."""
+    name, base = plan.environment.name, plan.base
+    failure = Failure(
+        printable(hide_credentials(failure.message, secrets)),
+        failure.kind,
+        tuple(printable(hide_credentials(line, secrets)) for line in failure.lines),
+    )
+    if failure.kind in ("python", "root"):
+        return EnvironmentBuildError(
+            f"environment {name!r} cannot be built on image {base!r}: {failure.message}",
+            hint="choose another base image: Docker(base=…) or BELLJAR_DOCKER_BASE",
+        )
+    if failure.kind == "start":
+        return _start_failure(failure, plan)
+    if failure.kind == "uv":
+        return EnvironmentBuildError(
+            "\n".join(
+                [f"{failure.message} in a container of image {base!r}", *_pick_lines(failure)]
+            ),
+            hint="this host's uv does not run there, and the image has no uv and no pip that "
+            "installs it; choose a base image with uv or pip",
+        )
+    packages = hide_credentials(
+        join_packages(list(map(hide_secrets, plan.environment.packages))), secrets
+    )
+    said = "\n".join(failure.lines)
+    hint = next((hint for pattern, hint in _REMEDIES if re.search(pattern, said)), None)
+    if failure.kind == "ended":
+        hint = "was it removed, did the engine stop, or is its machine out of memory or disk space?"
+    message = f"installing {packages} on image {base!r} failed ({failure.message})"
+    if (why := explain_conflict(said)) is not None:
+        message = f"{why}; {message}"
+    return EnvironmentBuildError("\n".join([message, *_pick_lines(failure)]), hint=hint)
+
+
+def _start_failure(failure: Failure, plan: ImagePlan) -> EnvironmentBuildError:
+    missing = r"executable file not found|python3.*[Nn]o such file or directory"
+    if re.search(missing, failure.message):
+        return EnvironmentBuildError(
+            f"image {plan.base!r} has no python3, so nothing can be built on it",
+            hint="choose a base image with Python 3.9 or later, such as python:3.12-slim",
+        )
+    hint = None
+    if "exec format error" in failure.message:
+        hint = "the image is for another kind of processor; platform=, or emulation by binfmt_misc"
+    elif "network" in failure.message:
+        hint = "BELLJAR_BUILD_NETWORK=host lets builds use the network of the engine's machine"
+    return EnvironmentBuildError(
+        f"a container of image {plan.base!r} does not start: {failure.message}", hint=hint
+    )
+
+
+def _pick_lines(failure: Failure) -> list[str]:
+    lines = list(failure.lines)
+    starts = [i for i, line in enumerate(lines) if re.match(r"\s*(error\b|×|ERROR)", line)]
+    complaint = lines[starts[0] :] if starts else lines
+    if len(complaint) > 2 * SHOWN_LINES:
+        complaint = [*complaint[:SHOWN_LINES], "…", *complaint[-SHOWN_LINES:]]
+    return complaint

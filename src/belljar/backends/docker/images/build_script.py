@@ -1,17 +1,17 @@
-"""What runs inside a build container: from a base image's own Python to /opt/env, step by step.
+"""The program of a build container: it installs packages into /opt/env with the image's Python.
 
-This file is sent to the container and run by whatever Python 3 the base image has, so it needs
-nothing but the standard library and is written for Python 3.9. One line of JSON comes in on
-standard input, then the files it names; lines of JSON go out on standard output:
+This file and environment/addresses.py are sent to the container, whose Python 3 runs them. So they
+need only the standard library and are written for Python 3.9. One line of JSON comes in on standard
+input, then the files it names; lines of JSON go out on standard output:
 
     {"alive": true}    now and then
-    {"line": ...}      what uv said
+    {"line": ...}      a line of uv's output
     {"step": ..., "text": ...}
     {"failed": ..., "kind": ..., "lines": [...]}
-    {"done": {...}}    facts for the labels; from then on the container waits to be committed
+    {"done": {...}}    facts for the labels; then the container waits to be committed
 
-What must not become part of the image (certificates, index settings, uv itself) lies on a tmpfs;
-what is only too large for one (uv's cache, wheels) is deleted before the end.
+What must not become part of the image (certificates, index settings, uv itself) is on a tmpfs; what
+is too large for one (uv's cache, wheels) is deleted at the end.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from belljar.environment.addresses import strip_credentials  # sent along
+
 ROOT = "/opt/env"
 SECRETS = "/tmp/belljar"  # a tmpfs
-WORK = "/opt/.belljar"  # in the container's own file system, deleted at the end
+WORK = "/opt/.belljar"  # in the container's file system, deleted at the end
 OLDEST = (3, 9)
 LAST_LINES = 400
 HEARTBEAT = 10.0  # seconds
-PLAIN_HOST = re.compile(r"([\w.-]*|\[[\da-fA-F:.]+\])(:\d*)?(/|$)")
 
 
 class Failed(Exception):
@@ -55,8 +56,8 @@ def emit(**event: object) -> None:
         sys.stdout.flush()
 
 
-def beat() -> None:
-    """A large download says nothing for long; the host shall not take that for the end."""
+def send_heartbeats() -> None:
+    """Tell the host that the build is alive: a large download is silent for long."""
     while True:
         time.sleep(HEARTBEAT)
         emit(alive=True)
@@ -68,10 +69,10 @@ def main() -> None:
     try:
         check_python(request["python"])
         receive(request["files"])
-        # Whoever asked for this is gone when nothing can come any more: so are we, and as PID 1
-        # we take everything along.
-        threading.Thread(target=leave_at_the_end, daemon=True).start()
-        threading.Thread(target=beat, daemon=True).start()
+        # The end of standard input means that the host's process is gone. Then this one ends, and
+        # as PID 1 it takes every other process with it.
+        threading.Thread(target=exit_at_end_of_input, daemon=True).start()
+        threading.Thread(target=send_heartbeats, daemon=True).start()
         facts = build(request)
     except Failed as error:
         emit(failed=str(error), kind=error.kind, lines=error.lines)
@@ -80,7 +81,7 @@ def main() -> None:
     else:
         emit(done=facts)
         threading.Event().wait()
-    os._exit(1)  # not the usual way, which waits for the thread that reads
+    os._exit(1)  # sys.exit() would wait for the thread that reads
 
 
 def check_python(wanted: str | None) -> None:
@@ -94,37 +95,40 @@ def check_python(wanted: str | None) -> None:
     ):
         raise Failed(f"its Python is {platform.python_version()}, not {wanted}", "python")
     if os.path.lexists(ROOT):
-        raise Failed(f"it has something at {ROOT} already", "root")
+        raise Failed(f"it already has something at {ROOT}", "root")
 
 
 def receive(files: Sequence[tuple[str, int, int]]) -> None:
     for directory in (SECRETS, WORK):
         os.makedirs(directory, mode=0o700)
     for place, size, mode in files:
-        path = located(place)
+        path = resolve_place(place)
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as file:
             while size:
                 piece = sys.stdin.buffer.read(min(size, 1 << 20))
                 if not piece:
-                    raise Failed("the files for the build did not come whole")
+                    raise Failed("the files for the build are incomplete")
                 file.write(piece)
                 size -= len(piece)
 
 
-def located(place: str) -> str:
+def resolve_place(place: str) -> str:
     kind, _, name = place.partition(":")
     return os.path.join({"secret": SECRETS, "work": WORK}[kind], name)
 
 
-def leave_at_the_end() -> None:
-    sys.stdin.buffer.read(1)  # nothing comes but the end
+def exit_at_end_of_input() -> None:
+    sys.stdin.buffer.read(1)  # only the end can come
     os._exit(1)
 
 
 def build(request: Mapping[str, Any]) -> dict[str, object]:
-    env = {**settings(), **{name: located(place) for name, place in request["paths"].items()}}
+    env = {
+        **make_variables(),
+        **{name: resolve_place(place) for name, place in request["paths"].items()},
+    }
     env.update(request["env"])
     uv = find_uv(env)
     emit(step="resolving", text="resolving packages")
@@ -134,7 +138,7 @@ def build(request: Mapping[str, Any]) -> dict[str, object]:
     wanted = os.path.join(WORK, "requirements.in")
     with open(wanted, "w", encoding="utf-8") as file:
         for package in request["packages"]:
-            file.write((located(package) if package.startswith("work:") else package) + "\n")
+            file.write((resolve_place(package) if package.startswith("work:") else package) + "\n")
     compile_ = [uv, "pip", "compile", "--python", python, "--generate-hashes", "--no-header"]
     compile_ += ["--no-annotate", *request["arguments"], "-o", lock, wanted]
     run(compile_, env)
@@ -149,8 +153,8 @@ def build(request: Mapping[str, Any]) -> dict[str, object]:
     return describe(request["description"], lock)
 
 
-def settings() -> dict[str, str]:
-    """Neither the base image's own settings nor its home directory have a say."""
+def make_variables() -> dict[str, str]:
+    """Variables for uv and pip: the base image's settings and home directory are not used."""
     os.makedirs(os.path.join(WORK, "home"))
     os.makedirs(os.path.join(WORK, "tmp"))
     return {
@@ -168,11 +172,11 @@ def settings() -> dict[str, str]:
 
 
 def find_uv(env: Mapping[str, str]) -> str:
-    """The one that was sent along, if it runs here; else the image's; else pip gets one."""
+    """The path of uv: the host's, if it runs here; else the image's; else one that pip installs."""
     tried = []
     for candidate in (os.path.join(SECRETS, "uv"), shutil.which("uv", path=env["PATH"])):
         if candidate and os.path.exists(candidate):
-            problem = why_not(candidate, env)
+            problem = find_problem(candidate, env)
             if problem is None:
                 return candidate
             tried.append(f"{candidate}: {problem}")
@@ -181,17 +185,17 @@ def find_uv(env: Mapping[str, str]) -> str:
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     command += ["--no-input", "--only-binary", ":all:", "--target", target, "uv"]
     try:
-        run(command, {**env, **as_pip(env), "PIP_NO_CACHE_DIR": "1"})
+        run(command, {**env, **pip_variables(env), "PIP_NO_CACHE_DIR": "1"})
     except Failed as error:
-        raise Failed("uv could not be had", "uv", tried + error.lines) from error
+        raise Failed("uv could not be installed", "uv", tried + error.lines) from error
     uv = os.path.join(target, "bin", "uv")
-    problem = why_not(uv, env)
+    problem = find_problem(uv, env)
     if problem is not None:
         raise Failed("uv does not run", "uv", [*tried, f"{uv}: {problem}"])
     return uv
 
 
-def why_not(uv: str, env: Mapping[str, str]) -> str | None:
+def find_problem(uv: str, env: Mapping[str, str]) -> str | None:
     try:
         done = subprocess.run(
             [uv, "--version"], env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=60
@@ -203,8 +207,8 @@ def why_not(uv: str, env: Mapping[str, str]) -> str | None:
     return done.stderr.decode("utf-8", "replace").strip() or f"exit status {done.returncode}"
 
 
-def as_pip(env: Mapping[str, str]) -> dict[str, str]:
-    """Where packages come from, in pip's words."""
+def pip_variables(env: Mapping[str, str]) -> dict[str, str]:
+    """The index settings in pip's variables."""
     names = {
         "UV_INDEX_URL": "PIP_INDEX_URL",
         "UV_DEFAULT_INDEX": "PIP_INDEX_URL",
@@ -216,7 +220,7 @@ def as_pip(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def run(command: Sequence[str], env: Mapping[str, str]) -> None:
-    """Run it to its end, and pass on each line it says."""
+    """Run a command to its end; report each line of its output."""
     lines: list[str] = []
     with subprocess.Popen(
         command,
@@ -248,64 +252,25 @@ def tidy() -> None:
             os.unlink(os.path.join(ROOT, name))
     for parent, _, files in os.walk(ROOT + "/lib"):
         if parent.endswith(".dist-info"):
-            # Where a wheel came from, and uv's notes on its cache.
+            # They name the origin of a wheel and uv's cache.
             for name in {"direct_url.json", "uv_cache.json", "uv_build.json"}.intersection(files):
                 os.unlink(os.path.join(parent, name))
     clean_lock(ROOT + "/belljar.lock")
 
 
 def clean_lock(path: str) -> None:
-    """Guests may read it: no password of an index, no place of the build."""
+    """Remove passwords of indexes and paths of the build: guests may read the file."""
     with open(path, encoding="utf-8") as file:
         text = file.read()
     text = re.sub(r"(file://)?" + re.escape(WORK) + r"/wheels/\d+/", "", text)
     with open(path, "w", encoding="utf-8") as file:
-        file.write(bare_addresses(text))
-
-
-def bare_addresses(text: str, user: str = "", query: str = "") -> str:
-    """The text with `user` and `query` in place of those of the addresses in it.
-
-    Names of users, passwords and signatures are whatever stands before an "@" or behind a "?",
-    also where it is no proper address: a wrong one is what complaints are about.
-
-    >>> bare_addresses("a @ https://me:p@ss/word@example.org/a.whl?token=secret#sha256=00")
-    'a @ https://example.org/a.whl#sha256=00'
-    >>> bare_addresses("(git+ssh://me@example.org/a@v1) `https://example.org/?key=1`", "***@")
-    '(git+ssh://***@example.org/a@v1) `https://example.org/`'
-    """
-    return re.sub(r"\S+", lambda word: bare_address(word[0], user, query), text)
-
-
-def bare_address(word: str, user: str, query: str) -> str:
-    scheme = re.search(r":/+", word)
-    if scheme is None:
-        return word
-    head, rest = word[: scheme.end()], word[scheme.end() :]
-    fragment = re.search(r"#[^@?:#]*$", rest)
-    if fragment:
-        rest = rest[: fragment.start()]
-    rest, asked, after = rest.partition("?")
-    if "@" in after and ("@" in rest or not PLAIN_HOST.match(rest)):
-        return head + user + query  # where the password ends cannot be told
-    end = rest.rfind("@") + 1
-    if "+" in head:  # git+https://...@revision
-        end_of_host = rest.rfind("@", 0, (rest + "/").index("/")) + 1
-        if PLAIN_HOST.match(rest, end_of_host):
-            end = end_of_host
-    if end:
-        head, rest = head + user, rest[end:]
-    if fragment:
-        return head + rest + (query if asked else "") + fragment[0]
-    # What closes a sentence or a bracket around it is no part of the query.
-    closing = after[len(after.rstrip("'\"`)]}>,.;:\\")) :]
-    return head + rest + (query + closing if asked else "")
+        file.write(strip_credentials(text))
 
 
 def compile_bytecode() -> None:
-    """As native environments have it: valid whatever the files' times, without packages' tests.
+    """As in native environments: valid for any file times, without the packages' tests.
 
-    The official images come without the standard library's bytecode, and a guest can write none.
+    The official images lack the standard library's bytecode, and a guest cannot write any.
     """
     compile_tree(ROOT + "/lib", "/tests/")
     library = os.path.dirname(os.__file__)
@@ -326,7 +291,7 @@ def compile_tree(directory: str, left_out: str) -> None:
             encoding="utf-8",
             errors="replace",
         )
-        # Status 1 without a message: a file that is no valid Python, such as a template.
+        # Status 1 without a message: a file that is not valid Python, such as a template.
         if done.returncode in (0, 1) and not done.stderr:
             return
         failure = done.stderr or f"exit status {done.returncode}"
@@ -334,8 +299,8 @@ def compile_tree(directory: str, left_out: str) -> None:
 
 
 def describe(description: Mapping[str, Any], lock: str) -> dict[str, object]:
-    """Write the description that guests may read; give what the labels shall say."""
-    from importlib import metadata  # here: Python 3.7 shall get as far as to be called too old
+    """Write the description that guests may read; return the facts for the labels."""
+    from importlib import metadata  # only here: Python 3.7 must get as far as check_python()
 
     packages = os.path.join(
         ROOT, "lib", os.path.basename(os.path.dirname(os.__file__)), "site-packages"

@@ -1,56 +1,228 @@
-"""The conversation with the steps in a build container: files go in, lines of JSON come out."""
+"""The conversation with a build container: program and inputs go in, lines of JSON come out.
+
+In: the modules of the program (`BOOTSTRAP` reads them), one line of JSON that says what to build,
+then the files it names in their order: uv, this host's index settings, wheels.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Any, get_args
+import sys
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 import anyio
 import anyio.lowlevel
 
-from belljar.backends.docker.client.dial import Connection
-from belljar.backends.docker.images.progress import Teller
+from belljar.backends.docker.client.connect import Connection
+from belljar.backends.docker.images import build_script, index
+from belljar.backends.docker.images.image_store import ImagePlan, repository_name
 from belljar.backends.docker.stream import Demultiplexer
-from belljar.environment.build_progress import Step
-from belljar.errors import SandboxError
+from belljar.environment import addresses
+from belljar.environment.addresses import hide_credentials
+from belljar.environment.requirement import hide_secrets
+from belljar.environment.uv import find_uv
+from belljar.environment.uv_build import BuildProgress, Listener, Step, open_listener
+from belljar.errors import EnvironmentBuildError, SandboxError
 from belljar.protocol.wire import WireError
+from belljar.text import printable
 
-SILENCE = 120.0  # seconds; the container says at least every ten that it is alive
+USER_ID = 1000
+FILE_CHUNK = 256 * 1024
+SILENCE = 120.0  # seconds; the container reports at least every ten that it is alive
 MAX_LINE = 4 * 1024 * 1024
-MOST_SAID = 16 * 1024 * 1024  # bytes in all; a build of hundreds of packages says less than one
+MOST_SAID = 16 * 1024 * 1024  # bytes in all; a build of hundreds of packages needs less than one
 CHUNK = 64 * 1024
 
-_NOT_UNDERSTOOD = "the container said what cannot be understood"
-# What the steps tell at their end, and labels are made of.
+Progress = Listener | Literal["auto"] | None
+
+
+class Reporter:
+    """Reports the progress of one image; makes all text safe to show."""
+
+    def __init__(self, name: str, listener: Listener, *, prints: bool) -> None:
+        self._name = name
+        self._listener = listener
+        self._prints = prints
+        self._secrets: frozenset[str] = frozenset()
+
+    def hide(self, secrets: Iterable[str]) -> None:
+        """Show none of these from now on."""
+        self._secrets |= frozenset(secrets)
+
+    def _clean(self, text: str) -> str:
+        return printable(hide_credentials(text, self._secrets)).replace("\n", " ")
+
+    def say(self, step: Step, text: str, packages: int | None = None) -> None:
+        text = self._clean(text)
+        self._listener(
+            BuildProgress(environment=self._name, step=step, text=text, packages=packages)
+        )
+
+    def note(self, text: str) -> None:
+        """Report something on a line that stays on the terminal."""
+        if self._prints:
+            print(f"belljar: note: {self._clean(text)}", file=sys.stderr, flush=True)
+        else:
+            self.say("resolving", f"note: {text}")
+
+
+@contextmanager
+def reporting(name: str, progress: Progress) -> Iterator[Reporter]:
+    with open_listener(progress) as listener:
+        yield Reporter(name, listener, prints=progress == "auto")
+
+
+# -- what is sent -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildOrder:
+    """What is to be built, and how."""
+
+    plan: ImagePlan
+    key: str
+    base: Mapping[str, Any]  # as inspected
+    ca_bundle: str | os.PathLike[str] | None = None
+    network: str | None = None  # of the build container; None: the engine's default
+    project: str | None = None
+
+    @property
+    def container(self) -> str:
+        return f"belljar-build-{self.key}"
+
+    @property
+    def tag(self) -> str:
+        return f"{repository_name(self.plan.environment.name)}:{self.key}"
+
+
+@dataclass
+class BuildInputs:
+    request: dict[str, Any]
+    files: list[Path | bytes] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    secrets: frozenset[str] = frozenset()  # that are in it and must not be shown
+
+    def add(self, place: str, content: Path | bytes, mode: int = 0o600) -> None:
+        size = len(content) if isinstance(content, bytes) else content.stat().st_size
+        self.request["files"].append((place, size, mode))
+        self.files.append(content)
+
+
+def collect_inputs(order: BuildOrder) -> BuildInputs:
+    """Blocks: reads this host's settings and looks at files."""
+    settings = index.collect_settings(os.environ, order.ca_bundle)
+    environment = order.plan.environment
+    request: dict[str, Any] = {
+        "python": order.plan.python,
+        "env": settings.env,
+        "paths": {name: f"secret:{file}" for name, file in settings.paths.items()},
+        "arguments": [
+            *settings.arguments,
+            *(() if environment.allow_builds else ("--only-binary", ":all:")),
+        ],
+        "packages": [],
+        "files": [],
+        "uid": USER_ID,
+        "description": {
+            "name": environment.name,
+            "key": order.key,
+            "packages": [hide_secrets(each) for each in environment.packages],
+        },
+    }
+    secrets = index.find_secrets(environment.packages)
+    inputs = BuildInputs(request, notes=settings.notes, secrets=settings.secrets | secrets)
+    uv = Path(find_uv())
+    if _is_built_for(uv, str(order.base.get("Architecture", ""))):
+        inputs.add("secret:uv", uv, 0o700)
+    for name, content in settings.files.items():
+        inputs.add(f"secret:{name}", content)
+    for number, package in enumerate(environment.packages):
+        if package.startswith("/"):  # a wheel of this host
+            place = f"work:wheels/{number}/{Path(package).name}"
+            inputs.add(place, Path(package))
+            package = place
+        request["packages"].append(package)
+    return inputs
+
+
+_MACHINES = {"amd64": 62, "arm64": 183, "386": 3, "arm": 40, "ppc64le": 21, "s390x": 22}
+
+
+def _is_built_for(binary: Path, architecture: str) -> bool:
+    """True if the file is a program for this machine; the container tries if it runs."""
+    with binary.open("rb") as file:
+        head = file.read(20)
+    machine = int.from_bytes(head[18:20], "big" if architecture == "s390x" else "little")
+    return head[:4] == b"\x7fELF" and machine == _MACHINES.get(architecture)
+
+
+# Run by PID 1 of the container. Reads modules, each behind its name and size; the last is the
+# program, which reads the rest itself.
+BOOTSTRAP = (
+    "import sys, types\n"
+    "name = ''\n"
+    "while name != '__main__':\n"
+    "    name, size = sys.stdin.buffer.readline().decode().split()\n"
+    "    module = types.ModuleType(name)\n"
+    "    sys.modules.setdefault(name, module)\n"
+    "    exec(compile(sys.stdin.buffer.read(int(size)), name, 'exec'), vars(module))\n"
+)
+
+
+async def stream_inputs(inputs: BuildInputs) -> AsyncGenerator[bytes]:
+    for name, module in ((addresses.__name__, addresses), ("__main__", build_script)):
+        program = await anyio.to_thread.run_sync(Path(str(module.__file__)).read_bytes)
+        yield f"{name} {len(program)}\n".encode() + program
+    yield json.dumps(inputs.request).encode() + b"\n"
+    for content, (place, size, _) in zip(inputs.files, inputs.request["files"], strict=True):
+        if isinstance(content, bytes):
+            yield content
+            continue
+        # Closed by `with`, not in a thread: a cancelled task cannot wait for one.
+        with content.open("rb") as file:
+            left = size
+            while left:
+                piece = await anyio.to_thread.run_sync(file.read, min(FILE_CHUNK, left))
+                if not piece:
+                    raise EnvironmentBuildError(f"{content} changed while it was read ({place})")
+                left -= len(piece)
+                yield piece
+
+
+# -- what comes back ----------------------------------------------------------------------------
+
+_NOT_UNDERSTOOD = "the container sent something that is not a report of the build"
+# What the program reports at its end; labels are made from it.
 _FACTS = {"python": re.compile(r"3\.[0-9a-z.+-]{1,30}"), "lock": re.compile(r"[0-9a-f]{64}")}
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why there will be no image."""
+    """Why a build failed."""
 
     message: str
     kind: str = ""  # "python", "root", "uv", "install", "start", "ended" or ""
-    lines: tuple[str, ...] = ()  # what uv said
+    lines: tuple[str, ...] = ()  # uv's messages
 
 
-class Talk:
-    def __init__(self, connection: Connection, teller: Teller) -> None:
+class BuildStream:
+    def __init__(self, connection: Connection, reporter: Reporter) -> None:
         self._connection = connection
         self._pieces = Demultiplexer()
-        self._teller = teller
+        self._reporter = reporter
         self._error: SandboxError | None = None  # in what is sent
         self._rest = b""
         self._said = 0  # bytes
 
     async def run(self, pieces: AsyncGenerator[bytes]) -> Mapping[str, Any] | Failure:
-        """Send everything, listen to the end: the facts that the steps told, or why there are
-        none."""
-        end: Mapping[str, Any] | Failure = Failure("it broke off", "ended")
+        """Send everything and listen to the end; return the facts that the program reports."""
+        end: Mapping[str, Any] | Failure = Failure("the build broke off", "ended")
         async with anyio.create_task_group() as group:
             group.start_soon(self._send, pieces, group.cancel_scope)
             end = await self._listen()
@@ -65,7 +237,7 @@ class Talk:
                 async for piece in pieces:
                     await self._send_all(memoryview(piece))
         except OSError:
-            return  # the container has ended, and what it said last tells why
+            return  # the container has ended, and its last report says why
         except SandboxError as error:
             # Kept, because a task group would wrap it into a group.
             self._error = error
@@ -79,9 +251,9 @@ class Talk:
                 await self._connection.wait_writable()
 
     async def _receive(self) -> bytes | None:
-        """Some of what the steps say; None when they have ended."""
+        """Some bytes of the program's output; None when it has ended."""
         while True:
-            # Who always has more must not keep the event loop, and everybody's time-outs, waiting.
+            # A container that always has more must not keep others on this event loop waiting.
             await anyio.lowlevel.checkpoint()
             try:
                 data = self._connection.recv(CHUNK)
@@ -92,8 +264,8 @@ class Talk:
                 return None
             if not data:
                 return None
-            if said := self._pieces.feed(data):
-                return said
+            if output := self._pieces.feed(data):
+                return output
 
     async def _listen(self) -> Mapping[str, Any] | Failure:
         while True:
@@ -109,48 +281,45 @@ class Talk:
                 return Failure("the container ended", "ended", tuple(words.splitlines()))
             self._said += len(data)
             if self._said > MOST_SAID:
-                return Failure("the container did not stop talking", "ended")
+                return Failure(f"the container sent more than {MOST_SAID} bytes", "ended")
             *lines, self._rest = (self._rest + data).split(b"\n")
             if len(self._rest) > MAX_LINE:
                 return Failure(_NOT_UNDERSTOOD, "ended")
             for line in lines:
-                end = self._take(line)
+                # Written by the base image's own Python, or by what a package's build has started.
+                try:
+                    end = self._handle(json.loads(line))
+                except (ValueError, KeyError, TypeError, RecursionError):
+                    return Failure(_NOT_UNDERSTOOD, "ended")
                 if end is not None:
                     return end
 
-    def _take(self, line: bytes) -> Mapping[str, Any] | Failure | None:
-        # The base image's own Python says it, or what a package's build has started.
-        try:
-            return self._understood(json.loads(line))
-        except (ValueError, KeyError, TypeError, RecursionError):
-            return Failure(_NOT_UNDERSTOOD, "ended")
-
-    def _understood(self, event: object) -> Mapping[str, Any] | Failure | None:
+    def _handle(self, event: object) -> Mapping[str, Any] | Failure | None:
         if not isinstance(event, dict):
             raise TypeError(event)
         if "line" in event:
-            self._pass_on(str(event["line"]).strip())
+            self._report_line(str(event["line"]).strip())
         elif "step" in event:
             steps = get_args(Step)
-            self._teller.say(steps[steps.index(event["step"])], str(event["text"]))
+            self._reporter.say(steps[steps.index(event["step"])], str(event["text"]))
         elif "failed" in event:
             lines = tuple(map(str, event["lines"]))
             return Failure(str(event["failed"]), str(event["kind"]), lines)
         elif "done" in event:
-            return {name: _fact(event["done"], name) for name in _FACTS}
+            return {name: _check_fact(event["done"], name) for name in _FACTS}
         return None
 
-    def _pass_on(self, line: str) -> None:
-        """What one line of uv's means to people."""
+    def _report_line(self, line: str) -> None:
+        """Report what a line of uv's output means."""
         if line.startswith("Resolved "):
-            self._teller.say("downloading", f"downloading ({line.split(' in ')[0].lower()})")
+            self._reporter.say("downloading", f"downloading ({line.split(' in ')[0].lower()})")
         elif line.startswith(("Downloading ", "Building ")):
-            self._teller.say("downloading", line[0].lower() + line[1:])
+            self._reporter.say("downloading", line[0].lower() + line[1:])
         elif line.startswith("Prepared "):
-            self._teller.say("installing", "installing")
+            self._reporter.say("installing", "installing")
 
 
-def _fact(told: Mapping[str, Any], name: str) -> str:
-    if _FACTS[name].fullmatch(told[name]) is None:
+def _check_fact(facts: Mapping[str, Any], name: str) -> str:
+    if _FACTS[name].fullmatch(facts[name]) is None:
         raise ValueError(name)
-    return str(told[name])
+    return str(facts[name])

@@ -1,11 +1,10 @@
-"""The directory of a Dockerfile: what of it goes to the engine, its hash, and its archive.
+"""The directory of a Dockerfile: which files go to the engine, their hash, and their archive.
 
-.dockerignore is honoured as the docker command does: the last pattern that matches a path, or a
-directory above it, decides; `!` takes back; `**` is any number of directories.
+.dockerignore works as with the docker command: the last pattern that matches a path, or a directory
+above it, decides; `!` includes it again; `**` is any number of directories.
 
-Somebody else may write to the directory (a sandbox, if it is mounted in one): what was a file when
-it was looked at may be a link or a pipe when it is sent. So nothing is reached through a link, and
-what is not the same any more is an error.
+Another process may write to the directory (a sandbox, if it is mounted in one): a file may become a
+link or a pipe before it is sent. So no link is followed, and a file that has changed is an error.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ Stamp = tuple[int, ...]  # equal as long as it is the same file with the same co
 
 
 def _stamp(status: os.stat_result) -> Stamp:
-    # Not the time of its content, which can be set back.
+    # Not st_mtime, which can be set back.
     return status.st_dev, status.st_ino, status.st_ctime_ns, status.st_size
 
 
@@ -70,22 +69,22 @@ class Context:
         return sum(each.size for each in self.entries)
 
 
-def read(path: Path) -> Context:
-    """`path`: a Dockerfile, or the directory with it. Blocks; reads what has changed since."""
+def read_context(path: Path) -> Context:
+    """`path`: a Dockerfile, or the directory with it. Blocks; reads files that have changed."""
     directory, dockerfile = (path, "Dockerfile") if path.is_dir() else (path.parent, path.name)
     try:
-        ignored = _ignored(directory, dockerfile)
+        ignored = _read_ignore_file(directory, dockerfile)
         with Beneath(directory) as beneath:
             entries = tuple(_walk(beneath, ignored, {dockerfile, IGNORE}))
         size = sum(each.size for each in entries)
         if size > MAX_SIZE:
             largest = max(entries, key=lambda each: each.size)
             raise EnvironmentBuildError(
-                f"the directory of the Dockerfile, {directory}, has {size / 2**30:.1f} GiB, more "
-                f"than the {MAX_SIZE / 2**30:.0f} GiB that are sent to an engine (the largest file "
-                f"is {largest.name})",
-                hint="give the Dockerfile a directory of its own, or name what it does not need in "
-                ".dockerignore",
+                f"the directory of the Dockerfile, {directory}, has {size / 2**30:.1f} GiB; at "
+                f"most {MAX_SIZE / 2**30:.0f} GiB are sent to an engine (the largest file is "
+                f"{largest.name})",
+                hint="move the Dockerfile to a separate directory, or name what it does not need "
+                "in .dockerignore",
             )
         digest = _digest(directory, dockerfile, entries)
     except OSError as error:
@@ -100,10 +99,10 @@ def read(path: Path) -> Context:
 # -- which files --------------------------------------------------------------------------------
 
 
-class Patterns:
+class IgnorePatterns:
     """The rules of a .dockerignore file.
 
-    >>> rules = Patterns(["*.log", "data/**/raw", "!data/keep/raw", "build/"])
+    >>> rules = IgnorePatterns(["*.log", "data/**/raw", "!data/keep/raw", "build/"])
     >>> rules.ignores("a.log"), rules.ignores("b/a.log"), rules.ignores("build/x/y")
     (True, False, True)
     >>> rules.ignores("data/a/b/raw/file"), rules.ignores("data/keep/raw/file")
@@ -111,7 +110,7 @@ class Patterns:
     """
 
     def __init__(self, lines: Iterable[str]) -> None:
-        self._rules: list[tuple[Rule, bool]] = []
+        self._rules: list[tuple[IgnoreRule, bool]] = []
         for line in lines:
             if line.startswith("#"):
                 continue
@@ -122,7 +121,7 @@ class Patterns:
                 continue
             pattern = os.path.normpath("/" + pattern).lstrip("/")
             if pattern:
-                self._rules.append((Rule(pattern), takes_back))
+                self._rules.append((IgnoreRule(pattern), takes_back))
         self.takes_back = any(takes_back for _, takes_back in self._rules)
 
     def ignores(self, name: str) -> bool:
@@ -135,14 +134,14 @@ class Patterns:
         return ignored
 
 
-# What stands in a pattern for more than one character.
+# Wild cards: what stands in a pattern for any number of characters.
 _DIRECTORIES, _ANYTHING, _WITHIN = "(?:.*/)?", ".*", "[^/]*"
 _WILD = (_DIRECTORIES, _ANYTHING, _WITHIN)
-_FEW = 2  # wild ones in a pattern: so many, and a regular expression is quick, whatever the name
+_FEW = 2  # wild cards with which a regular expression is fast for any name
 
 
-class Rule:
-    """One pattern. Its parts are regular expressions, each of one character or a wild one."""
+class IgnoreRule:
+    """One pattern. Its parts are regular expressions, each for one character or a wild card."""
 
     def __init__(self, pattern: str) -> None:
         self.parts = list(_parts(pattern))
@@ -156,8 +155,8 @@ class Rule:
         return self.matches_slowly(name)
 
     def matches_slowly(self, name: str) -> bool:
-        """The same by all the places in the pattern that may be reached, letter by letter: with
-        many wild ones, an expression would try each way to divide the name among them."""
+        """The same, by keeping the set of places in the pattern that each letter can reach. With
+        many wild cards, an expression would try every way to divide the name among them."""
         places = self._entered({0})
         for letter in name:
             entered, stayed = set(), set()
@@ -171,12 +170,12 @@ class Rule:
                     entered.add(place)
                 elif part and part != _WITHIN and self._single[place].fullmatch(letter):
                     entered.add(place + 1)
-            # In the midst of directories there is no way on, but by a slash.
+            # Within `**/`, only a slash leads on.
             places = self._entered(entered) | stayed
         return len(self.parts) in places
 
     def _entered(self, places: set[int]) -> set[int]:
-        """With those behind wild ones, which may stand for nothing."""
+        """Add the places behind wild cards, which may match nothing."""
         for place in list(places):
             while place < len(self.parts) and self.parts[place] in _WILD:
                 place += 1
@@ -206,23 +205,23 @@ def _parts(pattern: str) -> Iterable[str]:
             assert match is not None
             part = re.escape(match[0])
         position += match.end()
-        if part != last or part not in _WILD:  # twice is no more than once
+        if part != last or part not in _WILD:  # a repeated wild card has no effect
             yield part
         last = part
 
 
-def _ignored(directory: Path, dockerfile: str) -> Patterns:
+def _read_ignore_file(directory: Path, dockerfile: str) -> IgnorePatterns:
     for name in (f"{dockerfile}.dockerignore", IGNORE):
         path = directory / name
         if path.is_file():
             try:
-                return Patterns(path.read_text(encoding="utf-8-sig").splitlines())
+                return IgnorePatterns(path.read_text(encoding="utf-8-sig").splitlines())
             except (UnicodeDecodeError, re.error) as error:
-                raise EnvironmentBuildError(f"cannot understand {path}: {error}") from error
-    return Patterns(())
+                raise EnvironmentBuildError(f"{path} is malformed: {error}") from error
+    return IgnorePatterns(())
 
 
-def _walk(beneath: Beneath, ignored: Patterns, always: set[str]) -> Iterable[Entry]:
+def _walk(beneath: Beneath, ignored: IgnorePatterns, always: set[str]) -> Iterable[Entry]:
     waiting = [""]
     while waiting:
         parent = waiting.pop()
@@ -241,14 +240,15 @@ def _walk(beneath: Beneath, ignored: Patterns, always: set[str]) -> Iterable[Ent
                     yield Entry(name=name, status=status, target=target)
                 elif is_directory or stat.S_ISREG(status.st_mode):
                     yield Entry(name=name, status=status)
-                # Sockets, pipes and devices are no content.
+                # Sockets, pipes and devices are left out.
 
 
 # -- the hash -----------------------------------------------------------------------------------
 
 
 def _digest(directory: Path, dockerfile: str, entries: Iterable[Entry]) -> str:
-    """Of all that a build can see but owners and times, which the docker command drops too."""
+    """The hash of everything that a build sees, except owners and times, which the docker command
+    drops too."""
     whole = hashlib.sha256(dockerfile.encode())
     for each in sorted(entries, key=lambda each: each.name):
         mode, content = each.status.st_mode, each.target
@@ -260,12 +260,12 @@ def _digest(directory: Path, dockerfile: str, entries: Iterable[Entry]) -> str:
 
 @functools.lru_cache(maxsize=50_000)
 def _file_digest(directory: str, name: str, stamp: Stamp) -> str:
-    with Beneath(directory) as beneath, _opened(beneath, name, stamp) as file:
+    with Beneath(directory) as beneath, _open_unchanged(beneath, name, stamp) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _opened(beneath: Beneath, name: str, stamp: Stamp) -> BufferedReader:
-    """The very file that was looked at. Does not block, whatever is there now."""
+def _open_unchanged(beneath: Beneath, name: str, stamp: Stamp) -> BufferedReader:
+    """Open the file if it is still the same. Does not block, even if it is now a pipe."""
     file = os.fdopen(beneath.open(name), "rb")
     try:
         _check_unchanged(file, name, stamp)
@@ -277,14 +277,14 @@ def _opened(beneath: Beneath, name: str, stamp: Stamp) -> BufferedReader:
 
 def _check_unchanged(file: BufferedReader, name: str, stamp: Stamp) -> None:
     if _stamp(os.fstat(file.fileno())) != stamp:
-        raise OSError(errno.ESTALE, "it was changed meanwhile", name)
+        raise OSError(errno.ESTALE, "it was changed in the meantime", name)
 
 
 # -- the archive --------------------------------------------------------------------------------
 
 
 async def archive(context: Context) -> AsyncGenerator[bytes]:
-    """A tar of the context, as a stream: it is never whole in memory nor on disk."""
+    """A tar archive of the context, as a stream: never complete in memory or on disk."""
     name = ""
     try:
         with Beneath(context.directory) as beneath:
@@ -293,7 +293,7 @@ async def archive(context: Context) -> AsyncGenerator[bytes]:
                 yield header.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
                 if not header.isreg():
                     continue
-                with _opened(beneath, name, each.stamp) as file:
+                with _open_unchanged(beneath, name, each.stamp) as file:
                     left = header.size
                     while left:
                         piece = await anyio.to_thread.run_sync(file.read, min(CHUNK, left))
@@ -301,7 +301,7 @@ async def archive(context: Context) -> AsyncGenerator[bytes]:
                             break
                         left -= len(piece)
                         yield piece
-                    # Its digest names the image, which is taken for this content from then on.
+                    # Its digest names the image, so the content must be the one that was hashed.
                     _check_unchanged(file, name, each.stamp)
                 yield bytes(-header.size % BLOCK)
     except OSError as error:

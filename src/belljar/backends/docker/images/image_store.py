@@ -1,8 +1,17 @@
-"""The images of ours that an engine has: listed, removed, and which of them nobody needs."""
+"""Belljar's images on an engine: how they are named and labelled, listed and removed.
+
+The key of an image is the hash of everything that decides its content, so the image of a tag never
+changes. The recipe is the same hash without the id of the base image. It finds an image on an
+engine that lacks the base image (`docker save` on one machine, `docker load` on another).
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
+import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,17 +20,145 @@ from typing import Any
 import anyio
 
 from belljar.backends.docker.client.engine import Engine, EngineError
-from belljar.backends.docker.images import key, pull
 from belljar.backends.docker.settings import Docker
 from belljar.environment.environment import Environment
+from belljar.environment.interpreter import find_interpreter
+from belljar.environment.requirement import fingerprint_package, hide_secrets
 from belljar.errors import EnvironmentBuildError
 
 REMOVE_TIMEOUT = 120.0
+INSPECT_TIMEOUT = 30.0
 _NOT_FOUND, _CONFLICT = 404, 409
 
 
+LAYOUT = 1  # of what is built; a new number rebuilds every image
+
+IMAGE = "belljar.image"
+ENVIRONMENT = "belljar.environment"
+KEY = "belljar.key"
+RECIPE = "belljar.recipe"
+PACKAGES = "belljar.packages"
+LOCK = "belljar.lock"
+BASE = "belljar.base"
+CREATED = "belljar.created"
+PYTHON_LABEL = "belljar.python"
+DOCKERFILE = "belljar.dockerfile"  # instead of most of the above
+
+MOMENT = "%Y-%m-%dT%H:%M:%SZ"
+_VERSION = re.compile(r"3\.\d+(\.\d+)?")
+
+
 @dataclass(frozen=True, kw_only=True)
-class Listed:
+class ImagePlan:
+    """The image of an Environment, as far as it is known without an engine."""
+
+    environment: Environment
+    python: str | None  # the version asked for
+    base: str  # the reference of the base image
+    platform: str | None
+    fingerprints: tuple[str, ...]
+
+    @property
+    def recipe(self) -> str:
+        return hash_parts([*self._parts(), self.base])
+
+    def key(self, base_id: str) -> str:
+        return hash_parts([*self._parts(), base_id])
+
+    def _parts(self) -> list[object]:
+        return [
+            LAYOUT,
+            list(self.fingerprints),
+            self.python,
+            self.platform,
+            self.environment.allow_builds,
+        ]
+
+
+def plan_image(environment: Environment, base: str | None, platform: str | None) -> ImagePlan:
+    """Blocks if it has to read local wheels or to run an interpreter."""
+    python = python_version(environment)
+    return ImagePlan(
+        environment=environment,
+        python=python,
+        base=base or f"python:{_minor(python)}-slim",
+        platform=platform,
+        fingerprints=tuple(sorted(map(fingerprint_package, environment.packages))),
+    )
+
+
+async def plan_in_thread(environment: Environment, docker: Docker) -> ImagePlan:
+    return await anyio.to_thread.run_sync(plan_image, environment, docker.base, docker.platform)
+
+
+def python_version(environment: Environment) -> str | None:
+    """The version asked for. Of a path on this host, the version of the interpreter there."""
+    python = environment.python
+    if python is None or _VERSION.fullmatch(python):
+        return python
+    return find_interpreter(python).short_version
+
+
+def _minor(python: str | None) -> str:
+    if python is None:
+        return f"{sys.version_info.major}.{sys.version_info.minor}"
+    return ".".join(python.split(".")[:2])
+
+
+def hash_parts(parts: list[object]) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def repository_name(name: str) -> str:
+    """The readable part of the tag.
+
+    >>> repository_name("My.Env_--x_")
+    'belljar/my.env-x'
+    """
+    name = re.sub(r"[._-]{2,}", "-", name.lower()).strip("._-")
+    return f"belljar/{name}"
+
+
+def own_tags(image: Mapping[str, Any]) -> list[str]:
+    """The tags that Belljar gave to an image, inspected or listed.
+
+    Labels alone do not tell: an image built FROM one of Belljar's inherits them.
+    """
+    labels = image.get("Labels") or (image.get("Config") or {}).get("Labels") or {}
+    key = labels.get(KEY)
+    if labels.get(IMAGE) != "1" or not key:
+        return []
+    ours = re.compile(rf"(localhost/)?belljar/[^:/]+:{re.escape(key)}")
+    # Podman adds the name of a registry to a name without one.
+    tags = [str(tag).removeprefix("docker.io/") for tag in image.get("RepoTags") or []]
+    return [tag for tag in tags if ours.fullmatch(tag)]
+
+
+def image_labels(plan: ImagePlan, key: str, facts: Mapping[str, object]) -> dict[str, str]:
+    """`facts`: what the program in the container reported at its end."""
+    packages = [hide_secrets(package) for package in plan.environment.packages]
+    return {
+        IMAGE: "1",
+        ENVIRONMENT: plan.environment.name,
+        KEY: key,
+        RECIPE: plan.recipe,
+        PACKAGES: json.dumps(packages, separators=(",", ":")).replace(" ", "\\u0020"),
+        LOCK: str(facts["lock"]),
+        BASE: plan.base,
+        CREATED: current_moment(),
+        PYTHON_LABEL: str(facts["python"]),
+    }
+
+
+def current_moment() -> str:
+    return time.strftime(MOMENT, time.gmtime())
+
+
+# -- what the engine has ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedImage:
     """One image under one of its names."""
 
     name: str  # of the Environment, or of the Dockerfile's directory
@@ -29,7 +166,7 @@ class Listed:
     tag: str
     id: str
     python: str  # its version; "" for a Dockerfile
-    packages: tuple[str, ...]  # as asked for
+    packages: tuple[str, ...]  # as the Environment names them
     base: str
     dockerfile: str  # its file name; "" for an Environment
     created: float  # seconds since the epoch
@@ -37,34 +174,56 @@ class Listed:
     containers: int  # that were made from it and still exist
 
 
-async def list_images(engine: Engine) -> list[Listed]:
-    """Ours only, the newest first."""
-    filters = {"label": [f"{key.IMAGE}=1"]}
+async def inspect_image(
+    engine: Engine, reference: str, platform: str | None = None
+) -> dict[str, Any] | None:
+    """What the engine says about an image; None if it has no such image for the platform."""
+    try:
+        found = await engine.request("GET", f"/images/{reference}/json", timeout=INSPECT_TIMEOUT)
+    except EngineError as error:
+        if error.status == _NOT_FOUND:
+            return None
+        raise
+    return found if found is not None and _is_for(found, platform) else None
+
+
+def _is_for(found: dict[str, Any], platform: str | None) -> bool:
+    if platform is None:
+        return True
+    system, machine, *variant = platform.split("/")
+    if (found.get("Os"), found.get("Architecture")) != (system, machine):
+        return False
+    return not variant or found.get("Variant") in (*variant, "", None)
+
+
+async def list_images(engine: Engine) -> list[ListedImage]:
+    """Belljar's images, the newest first."""
+    filters = {"label": [f"{IMAGE}=1"]}
     listed = await engine.request("GET", "/images/json", query={"filters": filters})
     containers = await engine.request("GET", "/containers/json", query={"all": True})
-    # One that is gone may stay in an engine's list for ever, but without a name.
+    # An engine may list a removed container for ever, but without a name.
     used = [str(each.get("ImageID", "")) for each in containers or [] if each.get("Names")]
     found = [image for each in listed or [] for image in _listed(each, used)]
     return sorted(found, key=lambda each: each.created, reverse=True)
 
 
-def _listed(image: Mapping[str, Any], used: Sequence[str]) -> Iterable[Listed]:
+def _listed(image: Mapping[str, Any], used: Sequence[str]) -> Iterable[ListedImage]:
     labels: Mapping[str, str] = image.get("Labels") or {}
-    for tag in key.own_tags(image):
-        dockerfile = labels.get(key.DOCKERFILE, "")
+    for tag in own_tags(image):
+        dockerfile = labels.get(DOCKERFILE, "")
         repository = tag.rpartition(":")[0].rpartition("/")[2]
-        name = labels.get(key.ENVIRONMENT, "")
-        # The labels of a Dockerfile's image may come from the one it starts from; and an image
-        # that two Environments share has the name of the first.
-        ours = not dockerfile and key.repository(name or "-").endswith(f"/{repository}")
-        yield Listed(
+        name = labels.get(ENVIRONMENT, "")
+        # A Dockerfile's image may inherit the labels of the image it starts from; and an image that
+        # two Environments share has the name of the first.
+        ours = not dockerfile and repository_name(name or "-").endswith(f"/{repository}")
+        yield ListedImage(
             name=name if ours else repository,
-            key=labels[key.KEY],
+            key=labels[KEY],
             tag=tag,
             id=str(image["Id"]),
-            python="" if dockerfile else labels.get(key.PYTHON, ""),
-            packages=() if dockerfile else _packages(labels.get(key.PACKAGES, "")),
-            base="" if dockerfile else labels.get(key.BASE, ""),
+            python="" if dockerfile else labels.get(PYTHON_LABEL, ""),
+            packages=() if dockerfile else _packages(labels.get(PACKAGES, "")),
+            base="" if dockerfile else labels.get(BASE, ""),
             dockerfile=dockerfile,
             created=_created(labels, image, from_label=not dockerfile),
             size=int(image.get("Size", 0)),
@@ -82,20 +241,20 @@ def _packages(label: str) -> tuple[str, ...]:
 def _created(labels: Mapping[str, str], image: Mapping[str, Any], *, from_label: bool) -> float:
     if from_label:
         try:
-            moment = datetime.strptime(labels[key.CREATED], key.MOMENT)
+            moment = datetime.strptime(labels[CREATED], MOMENT)
             return moment.replace(tzinfo=UTC).timestamp()
         except (KeyError, ValueError):
-            pass  # another's hand was at the label; the engine's own time will do
+            pass  # not a label that Belljar wrote: the engine's own time will do
     return float(image.get("Created", 0))
 
 
-def named(images: Iterable[Listed], name: str) -> list[Listed]:
-    """Those that a person means by a name, a key or a tag."""
+def find_by_name(images: Iterable[ListedImage], name: str) -> list[ListedImage]:
+    """The images with this name, key, tag or id."""
     return [each for each in images if name in (each.name, each.key, each.tag, each.id)]
 
 
-async def remove(engine: Engine, image: Listed) -> None:
-    """Take the name away; with its last name, the image goes. Gone already is fine."""
+async def remove_image(engine: Engine, image: ListedImage) -> None:
+    """Remove the tag; with its last tag, the engine removes the image. It may be gone already."""
     try:
         await engine.request("DELETE", f"/images/{image.tag}", timeout=REMOVE_TIMEOUT)
     except EngineError as error:
@@ -112,31 +271,29 @@ async def remove(engine: Engine, image: Listed) -> None:
 async def current_keys(
     engine: Engine, environments: Iterable[Environment], docker: Docker
 ) -> dict[str, str | None]:
-    """The keys that the images of these have now; None where that cannot be told."""
+    """The keys that images of these Environments have now; None where that is unknown."""
     keys: dict[str, str | None] = {}
     for environment in environments:
         try:
-            wanted = await anyio.to_thread.run_sync(
-                key.want, environment, docker.base, docker.platform
-            )
-        except EnvironmentBuildError:  # a wheel of it is gone, or its Python
+            plan = await plan_in_thread(environment, docker)
+        except EnvironmentBuildError:  # a wheel or its Python is gone
             keys[environment.name] = None
             continue
-        base = await pull.inspect(engine, wanted.base, docker.platform)
-        keys[environment.name] = None if base is None else wanted.key(str(base["Id"]))
+        base = await inspect_image(engine, plan.base, docker.platform)
+        keys[environment.name] = None if base is None else plan.key(str(base["Id"]))
     return keys
 
 
-def superfluous(
-    images: Iterable[Listed], current: Mapping[str, str | None], *, everything: bool = False
-) -> list[Listed]:
-    """What prune removes: no container was made from it, and there is a newer one of its name.
+def find_unneeded(
+    images: Iterable[ListedImage], current: Mapping[str, str | None], *, everything: bool = False
+) -> list[ListedImage]:
+    """The images that prune removes: without containers, and with a newer image of their name.
 
-    `current`: Environments whose description is known, and their keys (None: not known now).
-    Where a key is known, that image stays, whichever is newer. `everything`: also the newest.
+    `current`: known Environments and their keys (None: the key is unknown now). The image with a
+    known key stays, even if another is newer. `everything`: also the newest images.
     """
-    found: list[Listed] = []
-    by_name: dict[tuple[str, bool], list[Listed]] = {}
+    found: list[ListedImage] = []
+    by_name: dict[tuple[str, bool], list[ListedImage]] = {}
     for each in sorted(images, key=lambda each: each.created, reverse=True):
         by_name.setdefault((each.name, bool(each.dockerfile)), []).append(each)
     for (name, is_dockerfile), versions in by_name.items():

@@ -1,11 +1,11 @@
-"""Where a build gets its packages from: this host's index settings, as a container can use them.
+"""This host's package index settings, in a form that a build container can use.
 
-The same settings as for native environments (see uv_tool.py): uv's variables and files, pip's where
-uv has none, the proxy, the certificates. What names a place of this host (a directory of wheels, a
-file: URL) means nothing in a container. It is left out and noted, and never replaced by the public
-index: whoever named a mirror wants no other.
+They are the same as for native environments (environment/uv.py): uv's variables and files, pip's
+where uv has none, the proxy, the certificates. A path of this host (a directory of wheels, a file:
+URL) means nothing in a container. It is left out with a note, and never replaced by the public
+index: a user who named a mirror does not want another index.
 
-All of it is secret (indexes have passwords), so it is only ever written to a tmpfs.
+The settings are secret (indexes have passwords), so they are written only to a tmpfs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ADDRESSES = {
 }
 _DEFAULTS = ("UV_DEFAULT_INDEX", "UV_INDEX_URL")
 _EXTRAS = ("UV_INDEX", "UV_EXTRA_INDEX_URL")
-# Of uv's configuration files; everything else there is about this host or its projects.
+# Keys of uv's configuration files; other keys are about this host or its projects.
 _KEYS = (
     *("index", "index-url", "extra-index-url", "find-links", "no-index", "index-strategy"),
     *("allow-insecure-host", "exclude-newer", "prerelease", "resolution"),
@@ -49,80 +49,82 @@ _KEYS = (
 
 
 @dataclass
-class Handed:
-    """What the build container is given."""
+class BuildSettings:
+    """The settings that a build container gets."""
 
     env: dict[str, str] = field(default_factory=dict)
     arguments: list[str] = field(default_factory=list)  # for uv
     files: dict[str, bytes] = field(default_factory=dict)  # name on the tmpfs -> content
     paths: dict[str, str] = field(default_factory=dict)  # variable -> the file it names
-    notes: list[str] = field(default_factory=list)  # what was left out, for people
-    secrets: frozenset[str] = frozenset()  # what nobody may be shown of it
+    notes: list[str] = field(default_factory=list)  # what was left out, to be shown
+    secrets: frozenset[str] = frozenset()  # texts in it that must not be shown
 
     def put(self, variable: str, name: str, content: bytes) -> None:
         self.files[name] = content
         self.paths[variable] = name
 
 
-def collect(environ: Mapping[str, str], ca_bundle: str | os.PathLike[str] | None) -> Handed:
-    """Read this host's settings. Blocks, for a moment."""
+def collect_settings(
+    environ: Mapping[str, str], ca_bundle: str | os.PathLike[str] | None
+) -> BuildSettings:
+    """Read this host's settings. Blocks for a moment."""
     env, arguments = uv_settings(environ, read_pip_files(environ))
-    handed = hand_over(env, arguments, read_uv_files(environ))
+    settings = select_settings(env, arguments, read_uv_files(environ))
     bundle = ca_bundle or environ.get("BELLJAR_CA_BUNDLE") or env.get("SSL_CERT_FILE")
     if bundle:
-        handed.put("SSL_CERT_FILE", "ca.pem", _read_bundle(bundle))
-    known = netrc_entries(environ, _hosts(handed))
+        settings.put("SSL_CERT_FILE", "ca.pem", _read_ca_bundle(bundle))
+    known = netrc_entries(environ, _hosts(settings))
     if known:
         lines = [f"machine {host} login {user} password {word}\n" for host, user, word in known]
-        handed.put("NETRC", "netrc", "".join(lines).encode())
-        handed.secrets |= _long_enough(word for _, _, word in known)
-    return handed
+        settings.put("NETRC", "netrc", "".join(lines).encode())
+        settings.secrets |= _drop_short(word for _, _, word in known)
+    return settings
 
 
-def hand_over(
+def select_settings(
     env: Mapping[str, str], arguments: Iterable[str], uv_file: Mapping[str, Any]
-) -> Handed:
-    """What of the settings can be used in a container. Pure."""
-    handed = Handed(arguments=list(arguments))
-    handed.env = {
+) -> BuildSettings:
+    """The part of the settings that a container can use. Pure."""
+    settings = BuildSettings(arguments=list(arguments))
+    settings.env = {
         name: value for name, value in env.items() if name in _PLAIN or _CREDENTIALS.match(name)
     }
-    handed.secrets = _secrets_of_variables(env) | secrets_of(_texts(uv_file))
+    settings.secrets = _secrets_of_variables(env) | find_secrets(_walk_texts(uv_file))
     dropped: list[str] = []
     for name, separator in _ADDRESSES.items():
         given = env.get(name, "").split(separator) if env.get(name) else []
         kept = [each.strip() for each in given if each.strip() and not _is_local(each)]
         dropped += [each.strip() for each in given if _is_local(each)]
         if kept:
-            handed.env[name] = (separator or " ").join(kept)
-    _keep_from_public_index(handed, env)
+            settings.env[name] = (separator or " ").join(kept)
+    _replace_default_index(settings, env)
     if uv_file:
-        handed.put("UV_CONFIG_FILE", "uv.toml", _configuration(uv_file, dropped).encode())
+        settings.put("UV_CONFIG_FILE", "uv.toml", _configuration(uv_file, dropped).encode())
     else:
-        handed.env["UV_NO_CONFIG"] = "1"
+        settings.env["UV_NO_CONFIG"] = "1"
     if dropped:
-        handed.notes.append(
-            "not used in the build container, because they lie on this host: " + ", ".join(dropped)
+        settings.notes.append(
+            "not used in the build container, because they are on this host: " + ", ".join(dropped)
         )
-    return handed
+    return settings
 
 
-def _keep_from_public_index(handed: Handed, env: Mapping[str, str]) -> None:
-    """A default index that had to be left out: the last of the others takes its place."""
-    if not any(env.get(name) for name in _DEFAULTS) or any(map(handed.env.get, _DEFAULTS)):
+def _replace_default_index(settings: BuildSettings, env: Mapping[str, str]) -> None:
+    """If the default index was left out, make the last of the others the default."""
+    if not any(env.get(name) for name in _DEFAULTS) or any(map(settings.env.get, _DEFAULTS)):
         return
     for name in _EXTRAS:
-        if name in handed.env:
-            *others, last = handed.env[name].split()
-            handed.env["UV_DEFAULT_INDEX"] = last
-            handed.env[name] = " ".join(others)
+        if name in settings.env:
+            *others, last = settings.env[name].split()
+            settings.env["UV_DEFAULT_INDEX"] = last
+            settings.env[name] = " ".join(others)
             return
-    handed.arguments.append("--no-index")
-    handed.notes.append("the only package index lies on this host, so the build has none")
+    settings.arguments.append("--no-index")
+    settings.notes.append("the only package index is on this host, so the build has no index")
 
 
 def _is_local(address: str) -> bool:
-    """Whether a container cannot see it: a file: URL, or a path.
+    """True if a container cannot see it: a file: URL, or a path.
 
     >>> _is_local("file:///srv/wheels"), _is_local("mirror=https://pypi.example/simple")
     (True, False)
@@ -131,9 +133,9 @@ def _is_local(address: str) -> bool:
     return bool(address) and not re.match(r"https?://", address, re.IGNORECASE)
 
 
-def _hosts(handed: Handed) -> set[str]:
-    text = " ".join(handed.env.get(name, "") for name in _ADDRESSES)
-    text += " " + handed.files.get("uv.toml", b"").decode()
+def _hosts(settings: BuildSettings) -> set[str]:
+    text = " ".join(settings.env.get(name, "") for name in _ADDRESSES)
+    text += " " + settings.files.get("uv.toml", b"").decode()
     found = re.findall(r"https?://[^\s\"',]+", text)
     return {host for url in found if (host := _host(url))}
 
@@ -146,20 +148,20 @@ def _host(url: str) -> str | None:
 
 
 def netrc_entries(environ: Mapping[str, str], hosts: Iterable[str]) -> list[tuple[str, str, str]]:
-    """Machine, name and password in the user's .netrc, but only for the machines of the indexes."""
+    """Host, name and password in the user's .netrc, for hosts of the indexes only."""
     path = Path(environ.get("NETRC") or Path(environ.get("HOME") or Path.home(), ".netrc"))
     if not path.is_file():
         return []
     try:
         entries = netrc.netrc(str(path)).hosts
     except (OSError, UnicodeDecodeError, netrc.NetrcParseError) as error:
-        why = "it is no text"
+        why = "it is not text"
         if isinstance(error, OSError):
             why = error.strerror or "it cannot be opened"
         elif isinstance(error, netrc.NetrcParseError):
             # Python counts the end of a line to the next one.
-            why = f"line {error.lineno}, or the one above, cannot be understood"
-        # Without what the error itself says: that has a piece of the file in it.
+            why = f"line {error.lineno}, or the one above, is malformed"
+        # Without Python's own message: it quotes the file.
         raise EnvironmentBuildError(
             f"cannot read {path}: {why}", hint="repair it, or name another one in NETRC"
         ) from None
@@ -170,15 +172,15 @@ def netrc_entries(environ: Mapping[str, str], hosts: Iterable[str]) -> list[tupl
     ]
 
 
-# -- what may be shown --------------------------------------------------------------------------
+# -- secrets ------------------------------------------------------------------------------------
 
-_SHORTEST = 4  # characters; to hide less would riddle every text with holes
+_SHORTEST = 4  # characters; shorter ones would match parts of ordinary text
 
 
-def secrets_of(texts: Iterable[str]) -> frozenset[str]:
-    """What is secret in addresses: who asks, with the password, and what is asked with.
+def find_secrets(texts: Iterable[str]) -> frozenset[str]:
+    """The secret parts of addresses: the user with the password, and the query.
 
-    >>> sorted(secrets_of(["https://me:p%40ssword@example.org/?token=abcdefgh"]))
+    >>> sorted(find_secrets(["https://me:p%40ssword@example.org/?token=abcdefgh"]))
     ['abcdefgh', 'me:p%40ssword', 'me:p@ssword', 'p%40ssword', 'p@ssword', 'token=abcdefgh']
     """
     found: set[str] = set()
@@ -186,49 +188,49 @@ def secrets_of(texts: Iterable[str]) -> frozenset[str]:
         match = re.search(r"(\S*):/+(.*)", text) or re.fullmatch(r"([\w-]+=)?(\S*)", text)
         scheme, address = (match[1] or "", match[2]) if match else ("", "")
         who = address.rpartition("@")[0]
-        if "+" in scheme:  # git+https://...@revision: only what stands in front of the machine
+        if "+" in scheme:  # git+https://...@revision: only the part before the host
             who = address.partition("/")[0].rpartition("@")[0]
         asked = address.partition("?")[2].partition("#")[0]
         found |= {who, who.partition(":")[2], who.rpartition(":")[2], asked}
         found |= {each for _, each in urllib.parse.parse_qsl(asked) if len(each) >= 2 * _SHORTEST}
-    return _long_enough(found | {urllib.parse.unquote(each) for each in found})
+    return _drop_short(found | {urllib.parse.unquote(each) for each in found})
 
 
-def _long_enough(found: Iterable[str]) -> frozenset[str]:
+def _drop_short(found: Iterable[str]) -> frozenset[str]:
     return frozenset(each for each in found if len(each) >= _SHORTEST)
 
 
 def _secrets_of_variables(env: Mapping[str, str]) -> frozenset[str]:
-    found = secrets_of(
+    found = find_secrets(
         each
         for name, value in env.items()
         if name in _ADDRESSES or name in _PLAIN
-        # Whole too: a password may have in it what separates addresses.
+        # The whole value too: a password may contain a separator.
         for each in (value, *re.split(r"[\s,]+", value))
     )
     words = [
         value
         for name, value in env.items()
         if (match := _CREDENTIALS.fullmatch(name))
-        # A name without a password is a token.
+        # A user name without a password is a token.
         and (match[1] == "PASSWORD" or not env.get(name.removesuffix("USERNAME") + "PASSWORD"))
     ]
-    return found | _long_enough(words)
+    return found | _drop_short(words)
 
 
-def _texts(value: object) -> Iterable[str]:
+def _walk_texts(value: object) -> Iterable[str]:
     """All texts in a setting."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for each in value.values():
-            yield from _texts(each)
+            yield from _walk_texts(each)
     elif isinstance(value, list):
         for each in value:
-            yield from _texts(each)
+            yield from _walk_texts(each)
 
 
-def _read_bundle(path: str | os.PathLike[str]) -> bytes:
+def _read_ca_bundle(path: str | os.PathLike[str]) -> bytes:
     try:
         text = Path(path).expanduser().read_bytes()
     except OSError as error:
@@ -259,10 +261,10 @@ def read_uv_files(environ: Mapping[str, str]) -> dict[str, Any]:
             ) from error
         for where in (said, said.get("pip", {})):
             if not isinstance(where, dict):
-                raise _not_uvs(path, "pip")
+                raise _config_error(path, "pip")
             for key in where.keys() & set(_KEYS):
                 if not _FORMS.get(key, _any)(where[key]):
-                    raise _not_uvs(path, key)
+                    raise _config_error(path, key)
             settings |= {key: where[key] for key in _KEYS if key in where}
     return settings
 
@@ -293,8 +295,8 @@ _FORMS: dict[str, Callable[[object], bool]] = {
 }
 
 
-def _not_uvs(path: Path, key: str) -> EnvironmentBuildError:
-    # Not left out: it may name the mirror that is to be used in place of the public index.
+def _config_error(path: Path, key: str) -> EnvironmentBuildError:
+    # An error, not left out: it may name the mirror that replaces the public index.
     return EnvironmentBuildError(
         f"uv's configuration {path} has a {key!r} that uv does not understand",
         hint="repair it, or set UV_NO_CONFIG=1 to do without",
@@ -302,7 +304,7 @@ def _not_uvs(path: Path, key: str) -> EnvironmentBuildError:
 
 
 def _configuration(settings: Mapping[str, Any], dropped: list[str]) -> str:
-    """The settings as a file of uv's again, without what lies on this host."""
+    """The settings as a configuration file for uv, without paths of this host."""
     lines = []
     for key, value in settings.items():
         if key == "index":

@@ -1,68 +1,59 @@
-"""Images that the engine has, or fetches from a registry."""
+"""Pulls images from a registry, with the credentials of the docker command.
+
+~/.docker/config.json (or $DOCKER_CONFIG) has them under `auths`, or names a program that knows
+them: `credHelpers` for one registry, `credsStore` for all.
+"""
 
 from __future__ import annotations
 
+import base64
+import json
+import os
 import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import anyio
+
+from belljar.backends.docker.client.endpoint import config_directory
 from belljar.backends.docker.client.engine import Engine, EngineError
-from belljar.backends.docker.images import auth
-from belljar.backends.docker.images.progress import Teller
+from belljar.backends.docker.images.build_stream import Reporter
 from belljar.errors import EnvironmentBuildError
 from belljar.text import printable
 
-NOT_FOUND = 404
-INSPECT_TIMEOUT = 30.0
 
-
-async def inspect(
-    engine: Engine, reference: str, platform: str | None = None
-) -> dict[str, Any] | None:
-    """What the engine says about an image; None if it has none such for the platform."""
-    try:
-        found = await engine.request("GET", f"/images/{reference}/json", timeout=INSPECT_TIMEOUT)
-    except EngineError as error:
-        if error.status == NOT_FOUND:
-            return None
-        raise
-    return found if found is not None and _fits(found, platform) else None
-
-
-def _fits(found: dict[str, Any], platform: str | None) -> bool:
-    if platform is None:
-        return True
-    system, machine, *variant = platform.split("/")
-    if (found.get("Os"), found.get("Architecture")) != (system, machine):
-        return False
-    return not variant or found.get("Variant") in (*variant, "", None)
-
-
-async def pull(engine: Engine, reference: str, platform: str | None, teller: Teller) -> None:
-    """Fetch it. Raises EnvironmentBuildError with what to do when that fails."""
-    teller.say("downloading", f"pulling image {reference}")
-    name, tag = split(reference)
+async def pull_image(
+    engine: Engine, reference: str, platform: str | None, reporter: Reporter
+) -> None:
+    """Pull the image. Raises EnvironmentBuildError, with a hint, if that fails."""
+    reporter.say("downloading", f"pulling image {reference}")
+    name, tag = split_reference(reference)
     query = {"fromImage": name, "tag": tag, "platform": platform}
-    headers = await auth.header(reference)
-    layers = Layers()
+    headers = await pull_auth_header(reference)
+    layers = PullProgress()
     try:
         async with engine.lines("POST", "/images/create", query=query, headers=headers) as lines:
             async for line in lines:
                 if "error" in line:
                     raise EngineError(printable(str(line["error"])), status=500)
                 layers.take(line)
-                teller.say("downloading", f"pulling image {reference}{layers}")
+                reporter.say("downloading", f"pulling image {reference}{layers}")
     except EngineError as error:
         if error.status == 0:
             raise
-        raise cannot_pull(reference, error.message, platform) from error
-    teller.say("finished", f"image {reference} pulled{layers}")
+        raise pull_error(reference, error.message, platform) from error
+    reporter.say("finished", f"image {reference} pulled{layers}")
 
 
-def split(reference: str) -> tuple[str, str]:
-    """Name, and tag or digest. Without either the engine would fetch every tag there is.
+def split_reference(reference: str) -> tuple[str, str]:
+    """Name, and tag or digest. Without a tag the engine would pull every tag of the name.
 
-    >>> split("localhost:5000/a"), split("python:3.12"), split("a@sha256:00")
-    (('localhost:5000/a', 'latest'), ('python', '3.12'), ('a', 'sha256:00'))
+    >>> split_reference("localhost:5000/a"), split_reference("python:3.12")
+    (('localhost:5000/a', 'latest'), ('python', '3.12'))
+    >>> split_reference("a@sha256:00")
+    ('a', 'sha256:00')
     """
     name, _, digest = reference.partition("@")
     match = re.fullmatch(r"(.+):([\w.-]+)", name)
@@ -73,8 +64,8 @@ def split(reference: str) -> tuple[str, str]:
     return name, digest or tag
 
 
-class Layers:
-    """How far the parts of an image are."""
+class PullProgress:
+    """How much of each layer of an image has come."""
 
     def __init__(self) -> None:
         self._parts: dict[str, tuple[int, int]] = {}
@@ -104,7 +95,7 @@ class Layers:
         )
 
 
-# What the engine says -> what to do about it.
+# A pattern of the engine's message -> the hint.
 _REMEDIES = (
     (
         r"denied|unauthorized|authentication required|no basic auth",
@@ -112,25 +103,25 @@ _REMEDIES = (
     ),
     (
         r"no matching manifest|platform",
-        "the image is not made for this platform; docker manifest inspect tells for which it is",
+        "the image is not made for this platform; docker manifest inspect lists its platforms",
     ),
-    (r"manifest unknown|not found|manifest for", "is the name, and the tag, right?"),
+    (r"manifest unknown|not found|manifest for", "check the name and the tag"),
     (
         r"x509|certificate",
-        "the engine does not trust the registry: its certificate belongs into "
+        "the engine does not trust the registry: put its certificate into "
         "/etc/docker/certs.d/<registry>/ca.crt on the engine's machine",
     ),
     (r"toomanyrequests|rate limit", "docker login raises the registry's limit"),
     (r"no space left", "the engine's disk is full; docker system df, belljar image prune"),
 )
 OFFLINE = (
-    "without a way to the registry, bring the image there yourself: `docker save IMAGE | docker "
+    "if the engine cannot reach the registry, load the image yourself: `docker save IMAGE | docker "
     "load` from another machine, or `docker import` of a root directory with python3; then name it "
     "with image=, or with base= (BELLJAR_DOCKER_BASE) for Environments"
 )
 
 
-def cannot_pull(reference: str, said: str, platform: str | None = None) -> EnvironmentBuildError:
+def pull_error(reference: str, said: str, platform: str | None = None) -> EnvironmentBuildError:
     hint = next((hint for pattern, hint in _REMEDIES if re.search(pattern, said, re.I)), OFFLINE)
     where = f" for {platform}" if platform else ""
     return EnvironmentBuildError(
@@ -138,9 +129,139 @@ def cannot_pull(reference: str, said: str, platform: str | None = None) -> Envir
     )
 
 
-def not_there(reference: str, platform: str | None = None) -> EnvironmentBuildError:
+def missing_error(reference: str, platform: str | None = None) -> EnvironmentBuildError:
     where = f" for {platform}" if platform else ""
     return EnvironmentBuildError(
-        f"the engine has no image {reference!r}{where}, and was told not to pull",
+        f"the engine has no image {reference!r}{where}, and pull='never' forbids to pull it",
         hint=f"docker pull {reference}, or pull='missing'; {OFFLINE}",
+    )
+
+
+# -- credentials --------------------------------------------------------------------------------
+
+DOCKER_HUB = "https://index.docker.io/v1/"
+HELPER_TIMEOUT = 30.0
+
+
+def registry_of(reference: str) -> str:
+    """The registry of an image, as Docker's configuration names it.
+
+    >>> registry_of("python:3.12"), registry_of("quay.io/team/app"), registry_of("localhost:5000/a")
+    ('https://index.docker.io/v1/', 'quay.io', 'localhost:5000')
+    """
+    first, slash, _ = reference.partition("/")
+    if not slash or not ("." in first or ":" in first or first == "localhost"):
+        return DOCKER_HUB
+    return DOCKER_HUB if first in ("docker.io", "index.docker.io") else first
+
+
+async def pull_auth_header(
+    reference: str, environ: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The header of a request that pulls `reference`; empty without credentials."""
+    environ = os.environ if environ is None else environ
+    config = await anyio.to_thread.run_sync(_read_config, environ)
+    found = await _find_credentials(config, registry_of(reference))
+    return {"X-Registry-Auth": _encode_auth(found)} if found else {}
+
+
+async def build_auth_header(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The header of a build, which may pull from any registry that the configuration names."""
+    environ = os.environ if environ is None else environ
+    config = await anyio.to_thread.run_sync(_read_config, environ)
+    names = {*_table(config.get("auths")), *_table(config.get("credHelpers"))}
+    found = {name: known for name in names if (known := await _find_credentials(config, name))}
+    return {"X-Registry-Config": _encode_auth(found)} if found else {}
+
+
+def _encode_auth(found: object) -> str:
+    return base64.urlsafe_b64encode(json.dumps(found).encode()).decode()
+
+
+def _read_config(environ: Mapping[str, str]) -> dict[str, Any]:
+    path = Path(config_directory(environ), "config.json")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return {}
+    except (OSError, ValueError) as error:
+        raise EnvironmentBuildError(
+            f"cannot read Docker's configuration {path}: {error}", hint="repair or remove it"
+        ) from error
+    return _table(config)
+
+
+def _table(value: object) -> dict[str, Any]:
+    """A table of the file; other programs write it too, with null for an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+async def _find_credentials(config: Mapping[str, Any], registry: str) -> dict[str, str] | None:
+    helper = _table(config.get("credHelpers")).get(_strip_scheme(registry)) or config.get(
+        "credsStore"
+    )
+    if _text(helper):
+        return await _ask_helper(_text(helper), registry)
+    for name, entry in _table(config.get("auths")).items():
+        if _strip_scheme(name) == _strip_scheme(registry):
+            return _parse_entry(_table(entry), registry)
+    return None
+
+
+def _strip_scheme(registry: str) -> str:
+    """The host of a registry: `auths` has registries with and without scheme and path."""
+    return registry.partition("://")[2].partition("/")[0] if "://" in registry else registry
+
+
+def _parse_entry(entry: Mapping[str, object], registry: str) -> dict[str, str] | None:
+    if token := _text(entry.get("identitytoken")):
+        return {"identitytoken": token, "serveraddress": registry}
+    username, password = _text(entry.get("username")), _text(entry.get("password"))
+    if auth := entry.get("auth"):
+        try:
+            decoded = base64.b64decode(_text(auth)).decode() if _text(auth) else None
+        except ValueError:  # of base64, or of UTF-8
+            decoded = None
+        if decoded is None:
+            raise EnvironmentBuildError(
+                f"Docker's configuration has unreadable credentials for {registry}",
+                hint=f"docker login {_strip_scheme(registry)}",
+            )
+        username, _, password = decoded.partition(":")
+    if not username:
+        return None
+    return {
+        "username": username,
+        "password": password.rstrip("\0"),
+        "serveraddress": registry,
+    }
+
+
+async def _ask_helper(helper: str, registry: str) -> dict[str, str] | None:
+    program = shutil.which(f"docker-credential-{os.path.basename(helper)}")
+    if program is None:
+        # As the docker command does: most images need no credentials.
+        return None
+    with anyio.move_on_after(HELPER_TIMEOUT):
+        done = await anyio.run_process([program, "get"], input=registry.encode(), check=False)
+        if done.returncode != 0:  # it has no credentials
+            return None
+        try:
+            said = json.loads(done.stdout)
+        except ValueError:
+            said = None
+        if not isinstance(said, dict):
+            # Without its output, which may be a password.
+            raise EnvironmentBuildError(f"{program} did not print a JSON object") from None
+        username, secret = _text(said.get("Username")), _text(said.get("Secret"))
+        if username == "<token>":
+            return {"identitytoken": secret, "serveraddress": registry}
+        return {"username": username, "password": secret, "serveraddress": registry}
+    raise EnvironmentBuildError(
+        f"{program} did not answer in {HELPER_TIMEOUT:g} s",
+        hint=f"try it: echo {registry} | {program} get",
     )

@@ -1,7 +1,7 @@
 """The image a guest starts from: the caller's own, or the one that an Environment becomes.
 
-Nothing is kept about images from one call to the next: the engine is asked each time, which takes
-some milliseconds, and is right also when somebody has removed an image or pulled a newer one.
+Nothing about images is cached between calls. To ask the engine takes some milliseconds, and the
+answer is right also when an image was removed or a newer one pulled.
 """
 
 from __future__ import annotations
@@ -15,89 +15,87 @@ from typing import Any
 
 import anyio
 
-from belljar.backends.docker import owner, removal
+from belljar.backends.docker import cleanup, owner
 from belljar.backends.docker.client.engine import Engine, EngineError
-from belljar.backends.docker.facts import Facts
-from belljar.backends.docker.images import dockerfile, key, pull
-from belljar.backends.docker.images.build import Taken, build, in_use
-from belljar.backends.docker.images.build_inputs import Order
+from belljar.backends.docker.images import dockerfile, image_store, pull
+from belljar.backends.docker.images.build import GUEST_PYTHON, BuildTaken, build_image, in_use
 from belljar.backends.docker.images.build_script import ROOT
-from belljar.backends.docker.images.commit import PYTHON
-from belljar.backends.docker.images.key import Wanted
-from belljar.backends.docker.images.progress import Progress, Teller, telling
-from belljar.backends.docker.images.single_flight import Shared
-from belljar.backends.docker.settings import Docker, complete
+from belljar.backends.docker.images.build_stream import BuildOrder, Progress, Reporter, reporting
+from belljar.backends.docker.images.image_store import ImagePlan, inspect_image
+from belljar.backends.docker.isolation import EngineFacts
+from belljar.backends.docker.settings import Docker, fill_from_environment
+from belljar.backends.single_flight import SingleFlight
 from belljar.environment.environment import Environment
 from belljar.errors import EnvironmentBuildError
 
-WAIT_INTERVAL = 0.3  # seconds between two looks at somebody else's build
-MOST_WAITING = 3600.0  # seconds until it is taken for one that never ends
-# An owner that cannot be seen from here has this long to start the container it has created, or
-# to remove the one that has ended.
+WAIT_INTERVAL = 0.3  # seconds between two looks at another process's build
+MOST_WAITING = 3600.0  # seconds until a build counts as one that never ends
+# Seconds that an owner on another machine has to start the container it created, or to remove one
+# that has ended.
 GRACE = 120.0
+_NOT_FOUND = 404
 
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
     id: str
-    reference: str  # the name it was asked for by, or its tag
-    python: str  # how the guest's interpreter is called in it
+    reference: str  # the name that the caller gave, or its tag
+    python: str  # name or path of the guest's interpreter
     preload: tuple[str, ...]
     warmup: str
-    own: bool  # the caller's own, which may lack what is to be preloaded
-    site: bool = True  # False: packages are for the worker alone, not for init
-    volumes: tuple[str, ...] = ()  # that it declares
+    own: bool  # the caller's, which may lack modules to preload
+    site: bool = True  # False: packages are for the worker only, not for init
+    volumes: tuple[str, ...] = ()  # that the image declares
 
 
-_building: Shared[str] = Shared()  # tag -> id of the image
+_building: SingleFlight[str] = SingleFlight()  # tag -> id of the image
 
 
 def after_fork() -> None:
-    """Called in a fork of the process: builds of the parent are not ours to wait for."""
-    _building.forget()
+    """Called in a fork of the process: the parent's builds do not run here."""
+    _building.clear()
 
 
-async def ensure(
+async def ensure_image(
     engine: Engine,
     environment: Environment,
     docker: Docker,
-    facts: Facts,
+    facts: EngineFacts,
     *,
     progress: Progress = "auto",
 ) -> Image:
     """The image for a guest, built or pulled if the engine does not have it.
 
-    Called at each start of a guest; any number at once, in any loop and thread. Leaves nothing
-    behind when it fails or is cancelled, but layers that were already pulled.
+    Called at each start of a guest, by any number of tasks in any loop and thread. When it fails or
+    is cancelled, it leaves at most layers that were already pulled.
     """
-    docker = complete(docker)
+    docker = fill_from_environment(docker)
     if docker.image is not None:
-        found = await present(engine, docker.image, docker, progress)
+        found = await ensure_present(engine, docker.image, docker, progress)
         return _image(found, docker.image, environment, own=True)
     if docker.dockerfile is not None:
         return await _from_dockerfile(engine, environment, docker, progress)
-    platform = docker.platform
-    wanted = await anyio.to_thread.run_sync(key.want, environment, docker.base, platform)
+    plan = await image_store.plan_in_thread(environment, docker)
     if not environment.packages:
-        found = await present(engine, wanted.base, docker, progress)
-        return _image(found, wanted.base, environment)
-    return await _built(engine, wanted, docker, facts, progress)
+        found = await ensure_present(engine, plan.base, docker, progress)
+        return _image(found, plan.base, environment)
+    return await _ensure_built(engine, plan, docker, facts, progress)
 
 
-async def is_there(engine: Engine, environment: Environment, docker: Docker) -> bool:
-    """Whether `ensure` would find it, and neither build nor fetch anything."""
-    docker = complete(docker)
+async def image_exists(engine: Engine, environment: Environment, docker: Docker) -> bool:
+    """True if `ensure_image` would neither build nor pull anything."""
+    docker = fill_from_environment(docker)
     if docker.pull == "always":
         return False
     if docker.dockerfile is not None:
-        return await pull.inspect(engine, (await dockerfile.wanted(docker))[0]) is not None
+        tag, _ = await dockerfile.plan_dockerfile(docker)
+        return await inspect_image(engine, tag) is not None
     if docker.image is not None:
-        return await pull.inspect(engine, docker.image, docker.platform) is not None
-    platform = docker.platform
-    wanted = await anyio.to_thread.run_sync(key.want, environment, docker.base, platform)
+        return await inspect_image(engine, docker.image, docker.platform) is not None
+    plan = await image_store.plan_in_thread(environment, docker)
     if environment.packages:
-        return await _by_label(engine, key.RECIPE, wanted.recipe) is not None
-    return await pull.inspect(engine, wanted.base, platform) is not None
+        return await _by_label(engine, image_store.RECIPE, plan.recipe) is not None
+    return await inspect_image(engine, plan.base, docker.platform) is not None
 
 
 def _image(
@@ -108,8 +106,8 @@ def _image(
     return Image(
         id=str(found["Id"]),
         reference=reference,
-        # The caller's own image may be one that was built here, or on one.
-        python=PYTHON if f"VIRTUAL_ENV={ROOT}" in variables else "python3",
+        # The caller's image may be one of Belljar's, or built on one.
+        python=GUEST_PYTHON if f"VIRTUAL_ENV={ROOT}" in variables else "python3",
         preload=tuple(environment.preload),
         warmup=environment.warmup,
         own=own,
@@ -118,186 +116,186 @@ def _image(
     )
 
 
-async def present(
+async def ensure_present(
     engine: Engine, reference: str, docker: Docker, progress: Progress
 ) -> dict[str, Any]:
-    """What the engine says about an image that it has, or has now."""
+    """Pull the image if that is needed; return what the engine says about it."""
     found = None
     if docker.pull != "always":
-        found = await pull.inspect(engine, reference, docker.platform)
+        found = await inspect_image(engine, reference, docker.platform)
         if found is not None:
             return found
         if docker.pull == "never":
-            raise pull.not_there(reference, docker.platform)
+            raise pull.missing_error(reference, docker.platform)
 
     async def fetch() -> str:
-        with telling(reference, progress) as teller:
-            await pull.pull(engine, reference, docker.platform, teller)
+        with reporting(reference, progress) as reporter:
+            await pull.pull_image(engine, reference, docker.platform, reporter)
         return reference
 
     await _building.once((str(engine.endpoint), "pull", reference, docker.platform), fetch)
-    found = await pull.inspect(engine, reference, docker.platform)
+    found = await inspect_image(engine, reference, docker.platform)
     if found is None:
-        raise pull.cannot_pull(reference, "it is not there after all", docker.platform)
+        raise pull.pull_error(reference, "it is not there after the pull", docker.platform)
     return found
 
 
 async def _from_dockerfile(
     engine: Engine, environment: Environment, docker: Docker, progress: Progress
 ) -> Image:
-    tag, context = await dockerfile.wanted(docker)
-    found = await pull.inspect(engine, tag)
+    tag, context = await dockerfile.plan_dockerfile(docker)
+    found = await inspect_image(engine, tag)
     if found is None or docker.pull == "always":
 
         async def make() -> str:
-            with telling(context.directory.name, progress) as teller:
-                await dockerfile.build(engine, docker, tag, context, teller)
+            with reporting(context.directory.name, progress) as reporter:
+                await dockerfile.build_dockerfile(engine, docker, tag, context, reporter)
             return tag
 
         await _building.once((str(engine.endpoint), tag), make)
-        found = await pull.inspect(engine, tag)
+        found = await inspect_image(engine, tag)
         if found is None:
             raise EnvironmentBuildError(f"image {tag} was removed while it was being built")
     if docker.tag is not None:
-        await _name(engine, str(found["Id"]), docker.tag)
+        await _tag_image(engine, str(found["Id"]), docker.tag)
     return _image(found, tag, environment, own=True)
 
 
-async def _name(engine: Engine, id: str, reference: str) -> None:
-    """Give an image a name besides those it has; whatever had the name before loses it."""
-    repository, _, tag = reference.rpartition(":")
-    if not repository or "/" in tag:  # the colon, if there is one, is that of a registry's port
-        repository, tag = reference, "latest"
+async def _tag_image(engine: Engine, id: str, reference: str) -> None:
+    """Give an image another name. An image that had this name before loses it."""
+    repository, tag = pull.split_reference(reference)
     await engine.request("POST", f"/images/{id}/tag", query={"repo": repository, "tag": tag})
 
 
 # -- images of Environments ---------------------------------------------------------------------
 
 
-async def _built(
-    engine: Engine, wanted: Wanted, docker: Docker, facts: Facts, progress: Progress
+async def _ensure_built(
+    engine: Engine, plan: ImagePlan, docker: Docker, facts: EngineFacts, progress: Progress
 ) -> Image:
-    base = await pull.inspect(engine, wanted.base, docker.platform)
+    base = await inspect_image(engine, plan.base, docker.platform)
     if base is None or docker.pull == "always":
-        found = await _by_label(engine, key.RECIPE, wanted.recipe)
+        found = await _by_label(engine, image_store.RECIPE, plan.recipe)
         if found is not None and docker.pull != "always":
-            return _image(found, key.own_tags(found)[0], wanted.environment)
-        base = await present(engine, wanted.base, docker, progress)
-    order = Order(
-        wanted=wanted,
-        key=wanted.key(str(base["Id"])),
+            return _image(found, image_store.own_tags(found)[0], plan.environment)
+        base = await ensure_present(engine, plan.base, docker, progress)
+    order = BuildOrder(
+        plan=plan,
+        key=plan.key(str(base["Id"])),
         base=base,
         ca_bundle=docker.ca_bundle,
         network=docker.build_network,
         project=docker.project,
     )
-    found = await find(engine, order)
+    found = await find_built(engine, order)
     if found is None:
-        make = functools.partial(_make, engine, order, facts, progress)
+        make = functools.partial(_build_or_wait, engine, order, facts, progress)
         made = await _building.once((str(engine.endpoint), order.tag), make)
-        found = await pull.inspect(engine, made)
+        found = await inspect_image(engine, made)
         if found is None:
             raise EnvironmentBuildError(f"image {order.tag} was removed while it was being built")
-    return _image(found, order.tag, wanted.environment)
+    return _image(found, order.tag, plan.environment)
 
 
-async def find(engine: Engine, order: Order) -> dict[str, Any] | None:
-    """The image, if it was built before; under another name, it gets this one too."""
-    found = await pull.inspect(engine, order.tag)
+async def find_built(engine: Engine, order: BuildOrder) -> dict[str, Any] | None:
+    """The image, if it was built before. One with another name gets this name too."""
+    found = await inspect_image(engine, order.tag)
     if found is not None:
         labels = (found.get("Config") or {}).get("Labels") or {}
-        if labels.get(key.KEY) == order.key:
+        if labels.get(image_store.KEY) == order.key:
             return found
-    found = await _by_label(engine, key.KEY, order.key)
+    found = await _by_label(engine, image_store.KEY, order.key)
     if found is not None:
-        await _name(engine, str(found["Id"]), order.tag)
+        await _tag_image(engine, str(found["Id"]), order.tag)
     return found
 
 
 async def _by_label(engine: Engine, label: str, value: str) -> dict[str, Any] | None:
-    """The newest of our images that has this label."""
-    filters = {"label": [f"{label}={value}"]}  # one: with two of them, Podman 4 finds nothing
+    """The newest of Belljar's images that has this label."""
+    filters = {"label": [f"{label}={value}"]}  # only one: with two labels, Podman 4 finds nothing
     listed = await engine.request("GET", "/images/json", query={"filters": filters})
-    ours = [each for each in listed or [] if key.own_tags(each) and not _is_derived(each)]
+    ours = [each for each in listed or [] if image_store.own_tags(each) and not _is_derived(each)]
     if not ours:
         return None
     newest = max(ours, key=lambda each: int(each.get("Created", 0)))
-    return await pull.inspect(engine, key.own_tags(newest)[0])
+    return await inspect_image(engine, image_store.own_tags(newest)[0])
 
 
 def _is_derived(listed: Mapping[str, Any]) -> bool:
-    """An image of a Dockerfile may start FROM one of ours, and then has its labels too."""
-    return bool((listed.get("Labels") or {}).get(key.DOCKERFILE))
+    """True for an image of a Dockerfile: it may inherit the labels of the image it starts from."""
+    return bool((listed.get("Labels") or {}).get(image_store.DOCKERFILE))
 
 
-async def _make(engine: Engine, order: Order, facts: Facts, progress: Progress) -> str:
-    """Build it, or wait for whoever does."""
-    name = order.wanted.environment.name
-    with telling(name, progress) as teller:
+async def _build_or_wait(
+    engine: Engine, order: BuildOrder, facts: EngineFacts, progress: Progress
+) -> str:
+    """Build the image, or wait while another process does."""
+    name = order.plan.environment.name
+    with reporting(name, progress) as reporter:
         waited = False
         while True:
-            found = await find(engine, order)
+            found = await find_built(engine, order)
             if found is not None:
                 return str(found["Id"])
             if not waited:
-                count = len(order.wanted.environment.packages)
-                what = f"{count} package{'' if count == 1 else 's'} on {order.wanted.base}"
-                teller.say("resolving", f"building image {order.tag} ({what}), once")
+                count = len(order.plan.environment.packages)
+                what = f"{count} package{'' if count == 1 else 's'} on {order.plan.base}"
+                reporter.say("resolving", f"building image {order.tag} ({what}), once")
             started = time.monotonic()
             try:
-                made = await build(engine, order, facts, teller)
-            except Taken:
-                await _wait(engine, order, teller)
+                made = await build_image(engine, order, facts, reporter)
+            except BuildTaken:
+                await _wait_for_build(engine, order, reporter)
             else:
-                teller.say(
+                reporter.say(
                     "finished", f"image {order.tag} built in {time.monotonic() - started:.1f} s"
                 )
                 return made
             waited = True
 
 
-async def _wait(engine: Engine, order: Order, teller: Teller) -> None:
-    """Until the build container of somebody else is gone; removed, if its owner is."""
+async def _wait_for_build(engine: Engine, order: BuildOrder, reporter: Reporter) -> None:
+    """Wait until another process's build container is gone; remove it if its owner is dead."""
     told = False
     began = time.monotonic()
     while True:
         try:
             found = await engine.request("GET", f"/containers/{order.container}/json")
         except EngineError as error:
-            # Podman 4 says the latter of one that it is just removing.
-            if error.status == pull.NOT_FOUND or "no such container" in error.message:
-                await anyio.sleep(WAIT_INTERVAL)  # until its name is free, too
+            # Podman 4 says the latter while it removes a container.
+            if error.status == _NOT_FOUND or "no such container" in error.message:
+                await anyio.sleep(WAIT_INTERVAL)  # until its name is free too
                 return
             raise
         if not (found["Config"].get("Labels") or {}).get(owner.BUILD):
             raise EnvironmentBuildError(
                 f"a container that is not Belljar's has the name {order.container}",
-                hint="rename or remove it: by this name builds keep out of each other's way",
+                hint="rename or remove it: builds use this name as a lock",
             )
         if is_abandoned(found):
-            await removal.remove(engine, str(found["Id"]))
+            await cleanup.remove_container(engine, str(found["Id"]))
             return
         if time.monotonic() - began > MOST_WAITING:
             raise EnvironmentBuildError(
-                f"the container {order.container}, in which image {order.tag} is being built, has "
-                "not come to an end",
-                hint=f"if nobody needs it: docker rm --force {order.container}",
+                f"the build of image {order.tag} in the container {order.container} has not ended "
+                f"in {MOST_WAITING:g} s",
+                hint=f"if it hangs: docker rm --force {order.container}",
             )
         if not told:
-            teller.say("waiting", f"waiting for another process that is building {order.tag}")
+            reporter.say("waiting", f"waiting for another process that is building {order.tag}")
             told = True
         await anyio.sleep(WAIT_INTERVAL)
 
 
 def is_abandoned(container: Mapping[str, Any], now: float | None = None) -> bool:
-    """Whether nobody will come back to a build container. Pure, but for a look at processes."""
+    """True if no process will use a build container again. Looks only at processes."""
     labels = container["Config"].get("Labels") or {}
     state = container["State"]
     running = bool(state.get("Running"))
-    if owner.is_ours(labels):  # one that could not be removed, or was made after it was given up
+    if owner.is_ours(labels):  # not removed, or created after this process gave up
         return str(container["Id"]) not in in_use
     if not labels.get(owner.BUILD):
-        return False  # not ours at all, whatever its name
+        return False  # not one of Belljar's, in spite of its name
     orphan = owner.is_orphan(labels, running=running)
     if orphan is not None:
         return orphan

@@ -1,8 +1,8 @@
-"""What OpenManus raises about sandboxes. They are Belljar's errors too, and carry a hint.
+"""OpenManus' exceptions about sandboxes. They are Belljar's errors too, and carry a hint.
 
 SandboxError
-├── SandboxTimeoutError     a command took too long (a TimeoutError); it has been killed
-└── SandboxResourceError    a command wanted more memory, or wrote more, than it may
+├── SandboxTimeoutError     a command took too long (a TimeoutError), and was killed
+└── SandboxResourceError    a command exceeded its memory or output limit
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from belljar import errors
 
 
 class SandboxError(errors.SandboxError):
-    """The root of what the sandbox of OpenManus raises."""
+    """The root of OpenManus' sandbox errors."""
 
     def __init__(self, message: str = "", *, hint: str | None = None, output: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -24,8 +24,8 @@ class SandboxError(errors.SandboxError):
 
 
 class SandboxTimeoutError(SandboxError, TimeoutError):
-    """The command took too long. It has been killed, with what it had started."""
+    """The command took too long. It was killed, with all its children."""
 
 
 class SandboxResourceError(SandboxError):
-    """The command wanted more of the machine than the sandbox may use."""
+    """The command exceeded a limit of the sandbox."""

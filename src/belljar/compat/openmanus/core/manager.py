@@ -1,4 +1,4 @@
-"""SandboxManager: many DockerSandboxes, not more than so many, idle ones swept."""
+"""SandboxManager: DockerSandboxes by id, up to a maximum; idle ones are closed."""
 
 from __future__ import annotations
 
@@ -7,29 +7,28 @@ import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Self
 
 import anyio
 
 from belljar.backends.docker.settings import Docker
-from belljar.compat import where
+from belljar.compat import placement
 from belljar.compat.openmanus.config import DEFAULT_IMAGE, SettingsLike
 from belljar.compat.openmanus.container import Container
 from belljar.compat.openmanus.core.sandbox import DockerSandbox
-from belljar.compat.openmanus.crossing import across
+from belljar.compat.placement import across
 from belljar.errors import ManagerFull, SandboxError
 from belljar.pool.manager import AsyncSandboxManager
 from belljar.sandbox.blocking import wait
 from belljar.sandbox.sandbox import AsyncSandbox
 
-PATIENCE = 5.0  # seconds that the end of a sandbox waits for an operation on it
+PATIENCE = 5.0  # seconds that a deletion waits for an operation under way
 
 _log = logging.getLogger("belljar")
 
 
 class SandboxManager:
-    """Sandboxes by their ids. Used from any event loop; the work is done on the runtime's.
+    """Sandboxes by their ids. May be used from any event loop; the work runs on the runtime's.
 
     async with SandboxManager(max_sandboxes=10) as manager:
         sandbox_id = await manager.create_sandbox()
@@ -45,7 +44,7 @@ class SandboxManager:
         *,
         backend: str | Docker | None = None,
     ) -> None:
-        """Times are in seconds. A sandbox is not idle while something is done with it."""
+        """Times are in seconds. A sandbox is not idle during an operation."""
         self._backend = backend
         self._manager = AsyncSandboxManager(
             max_sandboxes=max_sandboxes,
@@ -54,10 +53,10 @@ class SandboxManager:
             factory=_start,
         )
         self._made: dict[str, DockerSandbox] = {}
-        # Of one place each: unlike a lock, it may be given back by another task of the runtime.
+        # Not locks: another task of the runtime may release them.
         self._turns: dict[str, anyio.Semaphore] = {}
 
-    # -- what it is -------------------------------------------------------------------------
+    # -- numbers ----------------------------------------------------------------------------
 
     @property
     def max_sandboxes(self) -> int:
@@ -73,11 +72,12 @@ class SandboxManager:
 
     @idle_timeout.setter
     def idle_timeout(self, seconds: float) -> None:
-        self._manager._settings = replace(self._manager._settings, idle_timeout=seconds)
+        table = self._manager._table
+        table.settings = replace(table.settings, idle_timeout=seconds)
 
     @property
     def _sandboxes(self) -> dict[str, DockerSandbox]:
-        """Those that can be used now."""
+        """The sandboxes that can be used now."""
         return {name: self._made[name] for name in wait(self._names)}
 
     @property
@@ -98,14 +98,9 @@ class SandboxManager:
     def get_stats(self) -> dict[str, Any]:
         """The manager in numbers."""
         found = wait(self._stats)
-        return {
-            "total_sandboxes": found.total,
-            "active_operations": found.active_operations,
-            "max_sandboxes": found.max_sandboxes,
-            "idle_timeout": found.idle_timeout,
-            "cleanup_interval": found.cleanup_interval,
-            "is_shutting_down": found.is_shutting_down,
-        }
+        names = ("active_operations", "max_sandboxes", "idle_timeout", "cleanup_interval")
+        numbers = {name: getattr(found, name) for name in (*names, "is_shutting_down")}
+        return {"total_sandboxes": found.total, **numbers}
 
     async def _stats(self) -> Any:
         return self._manager.stats()
@@ -113,7 +108,7 @@ class SandboxManager:
     # -- sandboxes --------------------------------------------------------------------------
 
     async def ensure_image(self, image: str) -> bool:
-        """Whether there is such an image, or can be: the engine is asked to fetch it if need be.
+        """True if the engine has the image or can fetch it.
 
         The default image is always there: it stands for Belljar's own environment.
         """
@@ -121,10 +116,10 @@ class SandboxManager:
 
     async def _ensure_image(self, image: str) -> bool:
         try:
-            placed = await where.place(self._backend, image=image, default_image=DEFAULT_IMAGE)
-            if "image" not in placed.options or await where.has_image(image):
+            placed = await placement.place(self._backend, image=image, default_image=DEFAULT_IMAGE)
+            if "image" not in placed.options or await placement.has_image(image):
                 return True
-            # What starts in it also fetches it. There is no other use for one that does not.
+            # A start fetches the image, and shows that it can be used.
             async with AsyncSandbox(**placed.options):  # type: ignore[arg-type]
                 return True
         except SandboxError as error:
@@ -136,9 +131,9 @@ class SandboxManager:
         config: SettingsLike | None = None,
         volume_bindings: Mapping[str, str] | None = None,
     ) -> str:
-        """Start a sandbox and give its id. Others are not waited for, nor do they wait.
+        """Start a sandbox and return its id. Several can start at the same time.
 
-        Raises RuntimeError when there are as many as there may be, or it could not be started.
+        Raises RuntimeError if the maximum is reached, or the start failed.
         """
         sandbox = DockerSandbox(config, volume_bindings, backend=self._backend)
         name = str(uuid.uuid4())
@@ -150,7 +145,7 @@ class SandboxManager:
             ) from None
         except SandboxError as error:
             raise RuntimeError(f"Failed to create sandbox: {error}") from None
-        except BaseException:  # cancelled: nobody will know its id
+        except BaseException:  # cancelled: the caller will not get the id
             with anyio.CancelScope(shield=True):
                 await across(self._delete, name)
             raise
@@ -171,7 +166,7 @@ class SandboxManager:
 
     @asynccontextmanager
     async def sandbox_operation(self, sandbox_id: str) -> AsyncIterator[DockerSandbox]:
-        """The sandbox of this id, for one operation after the other; it is not swept meanwhile.
+        """The sandbox of this id, for one operation at a time; it is not swept meanwhile.
 
         Raises KeyError.
         """
@@ -181,11 +176,11 @@ class SandboxManager:
             yield self._made[sandbox_id]
         finally:
             with anyio.CancelScope(shield=True):
-                await across(held.give_back)
+                await across(held.release)
 
     async def delete_sandbox(self, sandbox_id: str) -> None:
-        """End a sandbox. An operation on it has some seconds to come to its end before. Nothing
-        happens if there is none of this id."""
+        """Close a sandbox. An operation under way has some seconds to end first. Does nothing if
+        no sandbox has this id."""
         await across(self._delete, sandbox_id)
 
     async def _delete(self, name: str) -> None:
@@ -196,14 +191,14 @@ class SandboxManager:
         try:
             await self._manager.delete(name)
         except KeyError:
-            return  # deleted or swept meanwhile, or never there
+            return  # deleted or swept meanwhile, or an unknown id
         except SandboxError as error:
             _log.warning("sandbox %s: %s", name, error)
         finally:
             self._forget(name)
 
     def start_cleanup_task(self) -> None:
-        """Nothing needs to be done: idle sandboxes are looked for since the first was created."""
+        """Does nothing: the manager sweeps idle sandboxes since the first was created."""
 
     async def _cleanup_idle_sandboxes(self) -> None:
         await across(self._manager.sweep)
@@ -211,7 +206,7 @@ class SandboxManager:
     # -- the end ----------------------------------------------------------------------------
 
     async def cleanup(self) -> None:
-        """End all sandboxes, and take no more. May be called twice."""
+        """Close all sandboxes, and accept no more. May be called twice."""
         try:
             await across(self._manager.close, grace=PATIENCE)
         except SandboxError as error:
@@ -222,17 +217,12 @@ class SandboxManager:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.cleanup()
 
 
 async def _start(*, sandbox: DockerSandbox) -> Any:
-    """What the manager makes sandboxes with: their containers are what it looks after."""
+    """The factory of the manager, which manages the containers of the sandboxes."""
     container: Container = await sandbox.start()
     try:
         await sandbox.open_terminal()
@@ -244,7 +234,7 @@ async def _start(*, sandbox: DockerSandbox) -> Any:
 
 
 class _Held:
-    """One operation under way. Its methods are called on the runtime's loop."""
+    """One operation under way. Its methods run on the runtime's loop."""
 
     def __init__(
         self, manager: AsyncSandboxManager, turns: Mapping[str, anyio.Semaphore], name: str
@@ -265,7 +255,7 @@ class _Held:
         except (KeyError, SandboxError):
             raise KeyError(f"Sandbox {self._name} not found") from None
 
-    async def give_back(self) -> None:
+    async def release(self) -> None:
         try:
             if self._entered:
                 await self._operation.__aexit__(None, None, None)

@@ -7,22 +7,19 @@ import os
 import posixpath
 from collections.abc import Mapping
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Self
 
 import anyio
 
 from belljar.backends.docker.settings import Docker
-from belljar.compat import where
+from belljar.compat import placement
 from belljar.compat.openmanus.config import DEFAULT_IMAGE, SettingsLike
 from belljar.compat.openmanus.config import SandboxSettings as SandboxSettings
-from belljar.compat.openmanus.container import Container
+from belljar.compat.openmanus.container import Container, Volumes
 from belljar.compat.openmanus.core.exceptions import SandboxTimeoutError as SandboxTimeoutError
-from belljar.compat.openmanus.core.terminal import AsyncDockerizedTerminal
-from belljar.compat.openmanus.crossing import across
-from belljar.compat.openmanus.output import CommandOutput
-from belljar.compat.openmanus.volumes import Volumes
-from belljar.environment.environment import Environment, builtin
+from belljar.compat.openmanus.core.terminal import AsyncDockerizedTerminal, CommandOutput
+from belljar.compat.placement import across
+from belljar.environment.environment import BUILTIN, Environment
 from belljar.errors import InvalidOption, SandboxError
 from belljar.files.transfer import Transfer
 from belljar.limits import Limits
@@ -61,7 +58,7 @@ class DockerSandbox:
 
     @property
     def container(self) -> Container | None:
-        """What runs, with its `id`; None before create() and after cleanup()."""
+        """The live container, with its `id`; None before create() and after cleanup()."""
         live = self._container
         return live if live is not None and live.alive else None
 
@@ -70,9 +67,9 @@ class DockerSandbox:
         return self._terminal if self.container is not None else None
 
     async def create(self) -> Self:
-        """Start it, with a terminal in work_dir. Raises RuntimeError, and nothing is left then."""
+        """Start it, with a terminal in work_dir. Raises RuntimeError and leaves nothing behind."""
         if self.container is not None:
-            raise RuntimeError("Failed to create sandbox: it has been created already")
+            raise RuntimeError("Failed to create sandbox: it exists already")
         try:
             await across(self.start)
             await self.open_terminal()
@@ -83,7 +80,7 @@ class DockerSandbox:
         return self
 
     async def start(self) -> Container:
-        """The sandbox itself, without its terminal. Called on the runtime's loop."""
+        """Start the sandbox, without its terminal. Called on the runtime's loop."""
         try:
             volumes = Volumes(self.volume_bindings, work_dir=self.config.work_dir)
             sandbox = AsyncSandbox(**await self._options(volumes))
@@ -94,7 +91,7 @@ class DockerSandbox:
         return container
 
     async def _options(self, volumes: Volumes) -> dict[str, Any]:
-        placed = await where.place(
+        placed = await placement.place(
             self._backend,
             image=self.config.image,
             default_image=DEFAULT_IMAGE,
@@ -111,7 +108,7 @@ class DockerSandbox:
         }
 
     async def open_terminal(self) -> None:
-        """The terminal of `run_command`. Called once it has started."""
+        """Open the terminal of `run_command`. Called after the start."""
         terminal = AsyncDockerizedTerminal(
             self._running(), self.config.work_dir, env_vars=ENV, default_timeout=self.config.timeout
         )
@@ -126,10 +123,10 @@ class DockerSandbox:
     # -- commands and files -----------------------------------------------------------------
 
     async def run_command(self, cmd: str, timeout: float | None = None) -> CommandOutput:
-        """Run a command in its terminal, whose variables and directory last.
+        """Run a command in its terminal, whose variables and directory persist.
 
-        Gives what it wrote, with `exit_code`, `stdout` and `stderr` beside. Raises
-        SandboxTimeoutError when it took longer than `timeout` seconds (None: the config's).
+        Returns the output, with the attributes `exit_code`, `stdout` and `stderr`. Raises
+        SandboxTimeoutError after `timeout` seconds (None: the config's).
         """
         if self.terminal is None:
             raise RuntimeError("Sandbox not initialized")
@@ -154,9 +151,9 @@ class DockerSandbox:
             raise RuntimeError(f"Failed to write file: {error}") from None
 
     async def copy_from(self, src_path: str, dst_path: str) -> None:
-        """Bring a file or directory to this host; into `dst_path`, if that is a directory.
+        """Copy a file or directory to this host; into `dst_path`, if that is a directory.
 
-        Links of the sandbox's are not followed here, and those that lead out are not made.
+        Links of the sandbox are not followed here, and links that lead out are not made.
         """
         live = self._running()
         target = os.fspath(dst_path)
@@ -170,21 +167,21 @@ class DockerSandbox:
             raise FileNotFoundError(f"Source file not found: {src_path}") from None
         except (SandboxError, OSError) as error:
             raise RuntimeError(f"Failed to copy file: {error}") from None
-        _tell(moved)
+        _warn_left_out(moved)
 
     def _name(self, path: str) -> str:
-        """What a file or directory of the sandbox is called. A path may end in "..", which must
-        not lead out of the directory here that it is copied into."""
+        """The name of a file or directory of the sandbox. A path that ends in ".." must not lead
+        out of the directory of this host that it is copied into."""
         name = posixpath.basename(posixpath.normpath(posixpath.join(self.config.work_dir, path)))
         if name in ("", ".", ".."):
             raise InvalidOption(
-                f"{path!r} has no name to copy it by", hint="name the target itself, not its parent"
+                f"{path!r} has no file name", hint="name the target itself, not its parent"
             )
         return name
 
     async def copy_to(self, src_path: str, dst_path: str) -> None:
-        """Bring a file or directory of this host to `dst_path`; a file goes into it, if that is
-        a directory."""
+        """Copy a file or directory of this host to `dst_path`; a file goes into it, if that is a
+        directory."""
         live = self._running()
         source = os.fspath(src_path)
         if not os.path.exists(source):
@@ -193,7 +190,7 @@ class DockerSandbox:
             moved = await live.do(self._upload, live, source, dst_path)
         except (SandboxError, OSError) as error:
             raise RuntimeError(f"Failed to copy file: {error}") from None
-        _tell(moved)
+        _warn_left_out(moved)
 
     async def _upload(self, live: Container, source: str, target: str) -> Transfer:
         files = live.sandbox.files
@@ -206,7 +203,7 @@ class DockerSandbox:
     # -- the end ----------------------------------------------------------------------------
 
     async def cleanup(self) -> None:
-        """End it and leave nothing behind. May be called twice."""
+        """Close it and leave nothing behind. May be called twice."""
         container, self._container, self._terminal = self._container, None, None
         if container is not None and container.alive:
             await across(container.close)
@@ -214,21 +211,16 @@ class DockerSandbox:
     async def __aenter__(self) -> Self:
         return await self.create()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.cleanup()
 
 
 def _environment() -> Environment:
-    """With all the packages, but none imported in advance: commands start programs of their own,
-    to which that would be of no use."""
-    return replace(builtin("data"), preload=(), warmup="")
+    """With all packages, but none preloaded: commands start new programs, which would not have
+    the preloaded modules."""
+    return replace(BUILTIN["data"], preload=(), warmup="")
 
 
-def _tell(moved: Transfer) -> None:
+def _warn_left_out(moved: Transfer) -> None:
     for sentence in moved.left_out:
         _log.warning("not copied: %s", sentence)

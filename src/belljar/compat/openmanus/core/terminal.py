@@ -1,18 +1,16 @@
-"""Terminals in a sandbox: a shell whose variables, directory and files last."""
+"""Terminals in a sandbox: a shell whose variables, directory and files persist."""
 
 from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Self
 
 from belljar.backends.docker.client.engine_errors import EngineError
 from belljar.compat.openmanus.container import resolve
 from belljar.compat.openmanus.core.exceptions import SandboxResourceError, SandboxTimeoutError
-from belljar.compat.openmanus.crossing import across
-from belljar.compat.openmanus.output import CommandOutput
 from belljar.compat.openmanus.sdk_container import SdkContainer
+from belljar.compat.placement import across
 from belljar.errors import InvalidOption, SandboxError
 from belljar.limits import format_size
 from belljar.results.execution import Outcome
@@ -31,18 +29,18 @@ class DockerSession:
         """Open the shell, in this directory and with these variables exported."""
         if self._shell is not None:
             await self.close()
-        # TERM: what knows terminals shall not draw on this one.
+        # TERM: so that no program draws on this terminal.
         await across(self._open, working_dir, {"TERM": "dumb", **env_vars})
 
     async def _open(self, working_dir: str, env: Mapping[str, str]) -> None:
-        """On the loop that will use it, to which its lock is bound."""
+        """On the runtime's loop, to which the shell's lock is bound."""
         self._shell = self._container.shell(working_dir, env)
 
     async def execute(self, command: str, timeout: float | None = None) -> CommandOutput:
-        """Run a command and give what it wrote, with its `exit_code`.
+        """Run a command and return its output, with its `exit_code`.
 
-        Raises SandboxTimeoutError when it took too long; the shell is as before then, and nothing
-        of the command is left. Raises SandboxResourceError if it was ended by another limit.
+        Raises SandboxTimeoutError when it took too long; the command was killed, and the shell is
+        as before. Raises SandboxResourceError if another limit killed it.
         """
         if self._shell is None:
             raise RuntimeError("Session not initialized")
@@ -58,7 +56,7 @@ class DockerSession:
         return output
 
     async def close(self) -> None:
-        """Forget the shell's variables. May be called twice."""
+        """Close the shell; its variables are gone. May be called twice."""
         shell, self._shell = self._shell, None
         if shell is not None and self._container.alive:
             await self._container.do(shell.close)
@@ -68,7 +66,7 @@ def _raise_for(result: ShellResult, output: CommandOutput, timeout: float | None
     if result.outcome is Outcome.timeout:
         raise SandboxTimeoutError(
             f"Command execution timed out after {timeout:g} seconds",
-            hint="it was killed, and the shell can be used; give it more with timeout=",
+            hint="the command was killed, and the shell can be used; allow more with timeout=",
             output=output,
         )
     if result.outcome is Outcome.out_of_memory:
@@ -78,16 +76,16 @@ def _raise_for(result: ShellResult, output: CommandOutput, timeout: float | None
     if result.outcome is Outcome.output_limit:
         raise SandboxResourceError(
             f"Command wrote more than {format_size(result.usage.output_bytes)}",
-            hint="send its output to a file, and read that",
+            hint="redirect its output to a file, and read that",
             output=output,
         )
     if result.outcome is Outcome.lost:
-        raise RuntimeError("Failed to execute command: the sandbox was lost, and is started anew")
+        raise RuntimeError("Failed to execute command: the sandbox was lost; it restarts at once")
 
 
 class AsyncDockerizedTerminal:
-    """A terminal in a container: what `.container` of a DockerSandbox gives, or its id; or what
-    the Docker SDK gives, and the commands then run in that very container, which is the caller's.
+    """A terminal in a container: `.container` of a DockerSandbox, or its id; or a container of the
+    Docker SDK, and the commands then run in that container, which belongs to the caller.
 
     async with AsyncDockerizedTerminal(sandbox.container) as terminal:
         await terminal.run_command("cd /tmp; name=world")
@@ -135,10 +133,24 @@ class AsyncDockerizedTerminal:
         await self.init()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.close()
+
+
+class CommandOutput(str):
+    """The output of a command as a terminal shows it: both streams in their order, without the
+    last newline."""
+
+    __slots__ = ("exit_code", "stderr", "stdout")
+
+    exit_code: int  # as a shell has it: 128 and more if a signal ended it
+    stdout: str  # exactly
+    stderr: str
+
+    @classmethod
+    def of(cls, result: ShellResult) -> Self:
+        made = cls(result.output.removesuffix("\n"))
+        made.exit_code = result.status
+        made.stdout = result.stdout
+        made.stderr = result.stderr
+        return made

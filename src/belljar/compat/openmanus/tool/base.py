@@ -1,4 +1,4 @@
-"""BaseTool: what an agent of OpenManus calls, and shows to its model."""
+"""BaseTool: a tool of OpenManus' agents and their models."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """PythonExecute: Python code in a sandbox, never on the host.
 
-Each tool object has a sandbox of its own, started at its first use. Every `execute` gets a fresh
-interpreter in it: no variable, no process and no shared memory of an earlier one is there. Files
-stay, so that one step of an analysis can read what the one before has written. Two tool objects
-never share anything.
+Each tool object has one sandbox, started at its first use. Every `execute` gets a fresh interpreter
+in it, without variables, processes and shared memory of earlier ones. Files stay, so that one step
+of an analysis can read what the one before has written. Two tool objects share nothing.
 """
 
 from __future__ import annotations
@@ -12,17 +11,16 @@ import logging
 import os
 import weakref
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, ClassVar, Self
 
 import anyio
 
 from belljar import runtime
 from belljar.backends.docker.settings import Docker
-from belljar.compat import where
+from belljar.compat import placement
 from belljar.compat.openmanus.config import DEFAULT_IMAGE
-from belljar.compat.openmanus.crossing import across
 from belljar.compat.openmanus.tool.base import BaseTool
+from belljar.compat.placement import across
 from belljar.errors import ExecutionError, InvalidOption, SandboxError
 from belljar.limits import Limits
 from belljar.results.execution import Execution, Outcome
@@ -30,20 +28,20 @@ from belljar.sandbox import options
 from belljar.sandbox.sandbox import AsyncSandbox
 
 # System V memory, queues and semaphores belong to no process, and outlive all of them.
-FORGET = ("ipcrm", "-a")
-FORGET_TIMEOUT = 10.0
+REMOVE_IPC = ("ipcrm", "-a")
+REMOVE_TIMEOUT = 10.0
 
 _log = logging.getLogger("belljar")
 
 
 class Observation(dict[str, Any]):
-    """{"observation": what was printed or went wrong, "success": whether it ended well}."""
+    """{"observation": the output, and the error if there was one, "success": bool}."""
 
-    execution: Execution | None = None  # all that is known, also the output before a time-out
+    execution: Execution | None = None  # everything, also the output before a time-out
 
 
 class PythonExecute(BaseTool):
-    """Runs Python code and gives what it printed."""
+    """Runs Python code and returns what it printed."""
 
     name = "python_execute"
     description = (
@@ -66,8 +64,8 @@ class PythonExecute(BaseTool):
         limits: Limits | Mapping[str, object] | None = None,
         workspace: str | os.PathLike[str] | None = None,
     ) -> None:
-        """`workspace` is a directory of the host that keeps the files; without it they go with
-        the tool."""
+        """`workspace`: a directory of the host that keeps the files; without it they are removed
+        with the tool."""
         self._backend = backend
         self._environment = environment
         self._settings: dict[str, Any] = {"limits": Limits.coerce(limits), "workspace": workspace}
@@ -77,7 +75,7 @@ class PythonExecute(BaseTool):
         self._finalizer: weakref.finalize[..., Any] | None = None
 
     async def execute(self, code: str, timeout: float = 5) -> Observation:
-        """Run code for at most `timeout` seconds; what went wrong is in the observation."""
+        """Run code for at most `timeout` seconds; a failure is in the observation."""
         if not isinstance(code, str):
             raise InvalidOption(f"code is a str, not {type(code).__name__}")
         options.check_timeout(timeout, None)
@@ -96,12 +94,12 @@ class PythonExecute(BaseTool):
                 self._used = False
             if self._used:
                 await self._sandbox.restart()
-                await _forget(self._sandbox)
+                await _remove_shared_memory(self._sandbox)
             self._used = True
             return await self._sandbox.run_code(code, timeout=timeout)
 
     async def _start(self) -> AsyncSandbox:
-        placed = await where.place(
+        placed = await placement.place(
             self._backend,
             image=None,
             default_image=DEFAULT_IMAGE,
@@ -109,12 +107,12 @@ class PythonExecute(BaseTool):
         )
         given: dict[str, Any] = {**placed.options, **self._settings}
         sandbox = await AsyncSandbox.create(**given)
-        self._finalizer = weakref.finalize(self, _end, sandbox)
-        self._finalizer.atexit = False  # the runtime itself ends everything then
+        self._finalizer = weakref.finalize(self, _kill, sandbox)
+        self._finalizer.atexit = False  # the runtime kills all sandboxes at exit
         return sandbox
 
     async def close(self) -> None:
-        """End its sandbox; the files in it go too. The next execute() makes a new one."""
+        """Close its sandbox; its files are removed too. The next execute() makes a new one."""
         await across(self._close)
 
     async def _close(self) -> None:
@@ -127,30 +125,24 @@ class PythonExecute(BaseTool):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
 
-async def _forget(sandbox: AsyncSandbox) -> None:
-    """What earlier code left in the kernel, where no interpreter owns it."""
-    done = await sandbox.commands.run(list(FORGET), timeout=FORGET_TIMEOUT)
+async def _remove_shared_memory(sandbox: AsyncSandbox) -> None:
+    done = await sandbox.commands.run(list(REMOVE_IPC), timeout=REMOVE_TIMEOUT)
     if not done.ok:
         _log.warning("sandbox %s: ipcrm failed, so shared memory may stay: %s", sandbox.id, done)
 
 
-def _end(sandbox: AsyncSandbox) -> None:
-    """For a tool that nobody has any more."""
+def _kill(sandbox: AsyncSandbox) -> None:
+    """Kill the sandbox of a tool that was garbage-collected."""
 
     async def kill() -> None:
         try:
             await sandbox.kill()
         except SandboxError:
-            return  # its guest is ended with the runtime at the latest
+            return  # the runtime kills the guest at exit
 
     runtime.current().submit(kill)
 

@@ -1,0 +1,102 @@
+"""`belljar config show|check`: show the settings and their sources, and find mistakes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from belljar.cli import terminal
+
+if TYPE_CHECKING:
+    from belljar.config import Config
+
+SUMMARY = "show and check the configuration"
+
+
+def add_commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    parser.description = (
+        "The configuration. The first source that has a value wins: environment variables "
+        "(BELLJAR_...), the file that BELLJAR_CONFIG names, ./belljar.toml (or .yaml), the user's "
+        "belljar/config.toml, the defaults."
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    showing = commands.add_parser(
+        "show", help="print every value and its source", allow_abbrev=False
+    )
+    showing.add_argument("--json", action="store_true", help="print JSON")
+    showing.add_argument("--changed", action="store_true", help="only values that are not defaults")
+    showing.add_argument("--config", metavar="FILE", help="use FILE instead of BELLJAR_CONFIG")
+    showing.set_defaults(command=show)
+
+    checking = commands.add_parser("check", help="report every mistake", allow_abbrev=False)
+    checking.add_argument(
+        "file", metavar="FILE", nargs="?", help="check only FILE (default: every file in use)"
+    )
+    checking.set_defaults(command=check)
+    return {"show": showing, "check": checking}
+
+
+def show(args: argparse.Namespace) -> int:
+    from belljar import config
+    from belljar.config.loading import DEFAULT
+
+    loaded = config.load(args.config)
+    keys = [key for key in loaded.values if not args.changed or loaded.sources[key] != DEFAULT]
+    if args.json:
+        print(json.dumps({key: _described(loaded, key) for key in keys}, indent=2))
+        return 0
+    rows = [[key, _shown(loaded, key), loaded.sources[key]] for key in keys]
+    terminal.table(rows, ("KEY", "VALUE", "FROM"))
+    return 0
+
+
+def _shown(loaded: Config, key: str) -> str:
+    from belljar.config.schema import format_value, schema
+
+    value = loaded.values[key]
+    if schema()[key].secret and isinstance(value, Mapping) and value:
+        return ", ".join(f"{name}=(hidden)" for name in value)
+    return format_value(key, value)
+
+
+def _described(loaded: Config, key: str) -> dict[str, object]:
+    from belljar.config import schema
+
+    setting, value = schema()[key], loaded.values[key]
+    if setting.secret and isinstance(value, Mapping):
+        value = dict.fromkeys(value, "(hidden)")
+    return {
+        "value": _plain(value),
+        "from": loaded.sources[key],
+        "default": _plain(setting.default),
+        "variable": setting.variable,
+        "meaning": setting.meaning,
+    }
+
+
+def _plain(value: object) -> object:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if isinstance(value, Path):
+        return str(value)
+    if callable(to_dict := getattr(value, "to_dict", None)):  # a Policy
+        return _plain(to_dict())
+    return _plain(vars(value))  # an Environment, a Mount
+
+
+def check(args: argparse.Namespace) -> int:
+    from belljar import config
+    from belljar.config.loading import DEFAULT
+
+    others = args.file is None
+    loaded = config.load(args.file, project=others, user=others)
+    count = sum(source != DEFAULT for source in loaded.sources.values())
+    terminal.say(f"the configuration is valid: {count} of {len(loaded.values)} values are set")
+    return 0
