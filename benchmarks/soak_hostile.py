@@ -22,8 +22,8 @@ import json, os, struct, sys, time
 frame, link, request = sys._getframe(), None, None
 while frame is not None and request is None:
     names = frame.f_locals
-    if link is None and hasattr(names.get("self"), "_link"):
-        link = names["self"]._link._socket
+    if link is None and hasattr(names.get("self"), "_channel"):
+        link = names["self"]._channel._socket
     if link is not None and hasattr(names.get("frame"), "request"):
         request = names["frame"].request
     frame = frame.f_back

@@ -742,7 +742,7 @@ def test_standard_input_of_the_command_reaches_the_code_of_a_file(belljar: Cli) 
 
 def test_code_from_standard_input_has_no_input_of_its_own(belljar: Cli) -> None:
     done = belljar.run("input()\nmore")
-    assert "EOFError: input() has nobody to ask" in done.stderr
+    assert "EOFError: input() has nothing to read" in done.stderr
 
 
 def test_input_that_the_code_does_not_read_is_left_to_others(belljar: Cli) -> None:

@@ -14,7 +14,7 @@ from belljar.backends.docker import profile, spec
 from belljar.backends.docker.isolation import EngineFacts, describe_limits
 from belljar.backends.linux import guest_view, identity, seccomp
 from belljar.environment.environment import BUILTIN
-from belljar.guest.worker_process import MAX_FILES
+from belljar.protocol.messages import MAX_FILES
 from bpf import run as simulate
 from bpf_profile import AUDIT, EPERM, U64
 from bpf_shipped import NUMBERS, compiled, expected

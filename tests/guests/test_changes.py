@@ -5,13 +5,14 @@ import time
 
 import pytest
 
-from belljar.guest import changes, removal
+from belljar.guest import file_requests
+from belljar.protocol import removal
 
 
 def differ(root, act):
-    before = changes.census(str(root))
+    before = file_requests.take_census(str(root))
     act()
-    return changes.compare(before, changes.census(str(root)))
+    return file_requests.compare_census(before, file_requests.take_census(str(root)))
 
 
 def test_nothing_happened(tmp_path):
@@ -68,31 +69,31 @@ def test_a_rename_is_a_removal_and_a_creation(tmp_path):
 def test_links_are_not_followed(tmp_path):
     (tmp_path / "loop").symlink_to(".")
     (tmp_path / "out").symlink_to("/etc")
-    assert set(changes.census(str(tmp_path))) == {"loop", "out"}
+    assert set(file_requests.take_census(str(tmp_path))) == {"loop", "out"}
 
 
 def test_names_that_are_no_text_are_counted(tmp_path):
     for name in (b"\xff", b"new\nline", "‮rtl".encode(), b"x" * 255):
         with open(os.path.join(os.fsencode(tmp_path), name), "w"):
             pass
-    assert len(changes.census(str(tmp_path))) == 4
+    assert len(file_requests.take_census(str(tmp_path))) == 4
 
 
 def test_too_many_files_are_not_counted(tmp_path):
     for number in range(101):
         (tmp_path / str(number)).touch()
-    assert changes.census(str(tmp_path), most=100) is None
-    assert len(changes.census(str(tmp_path), most=101, seconds=10)) == 101
+    assert file_requests.take_census(str(tmp_path), most=100) is None
+    assert len(file_requests.take_census(str(tmp_path), most=101, seconds=10)) == 101
 
 
 def test_a_missing_directory_has_no_census(tmp_path):
-    assert changes.census(str(tmp_path / "missing")) is None
+    assert file_requests.take_census(str(tmp_path / "missing")) is None
 
 
 @pytest.mark.user_only
 def test_a_directory_that_cannot_be_read_has_no_content(tmp_path):
     (tmp_path / "d").mkdir(mode=0)
-    assert set(changes.census(str(tmp_path))) == {"d"}
+    assert set(file_requests.take_census(str(tmp_path))) == {"d"}
 
 
 def test_three_thousand_levels_end_the_census_and_cost_nothing(tmp_path, monkeypatch):
@@ -103,7 +104,7 @@ def test_three_thousand_levels_end_the_census_and_cost_nothing(tmp_path, monkeyp
     os.chdir(tmp_path)
     descriptors = len(os.listdir("/proc/self/fd"))
     before = time.process_time()
-    assert changes.census(str(tmp_path)) is None
+    assert file_requests.take_census(str(tmp_path)) is None
     assert time.process_time() - before < 1
     assert len(os.listdir("/proc/self/fd")) == descriptors
     removal.remove(str(tmp_path / ("d" * 20)), seconds=60)  # pytest's own removal would recurse
@@ -112,11 +113,11 @@ def test_three_thousand_levels_end_the_census_and_cost_nothing(tmp_path, monkeyp
 def test_its_time_is_bounded(tmp_path):
     for number in range(200):
         (tmp_path / str(number)).touch()
-    assert changes.census(str(tmp_path), seconds=0) is None
+    assert file_requests.take_census(str(tmp_path), seconds=0) is None
 
 
 def test_an_empty_directory_costs_microseconds(tmp_path):
-    best = min(_timed(lambda: changes.census(str(tmp_path))) for _ in range(200))
+    best = min(_timed(lambda: file_requests.take_census(str(tmp_path))) for _ in range(200))
     assert best < 100e-6
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.guest import charts
+from belljar.guest import figures
 from belljar.results import chart
 from belljar.results.chart import Bar, Box, Chart, ChartType, Series, Slice
 from belljar.results.result import CHART, Result
@@ -283,7 +283,7 @@ def test_too_many_points_are_thinned_evenly_and_that_is_said(data_sandbox):
     found = execution.results[-1].chart
     points = found.elements[0].points
     assert found.truncated
-    assert len(points) == charts.MAX_POINTS
+    assert len(points) == figures.MAX_POINTS
     assert (points[0], points[-1]) == ((0.0, 0.0), (999_999.0, 999_999.0))
     assert {round(b[0] - a[0]) for a, b in pairwise(points)} <= {1000, 1001, 1002}
     assert execution.truncated
@@ -294,7 +294,7 @@ def test_too_many_outliers_are_thinned_and_the_boxes_are_all_there(data_sandbox)
     code = "plt.boxplot([[0] * 9000 + list(range(1, 2001))] * 5)"
     found = drawn(data_sandbox, code)
     assert found.truncated
-    assert [len(box.outliers) for box in found.elements] == [charts.MAX_POINTS // 5] * 5
+    assert [len(box.outliers) for box in found.elements] == [figures.MAX_POINTS // 5] * 5
 
 
 def test_a_chart_that_is_whole_says_nothing_of_size(data_sandbox):
@@ -321,10 +321,10 @@ def test_axes_that_were_cleared_have_forgotten_their_boxes(data_sandbox):
 
 
 def test_units_are_found_at_the_end_of_a_label_only():
-    assert charts.unit_of("Speed (km/h)") == "km/h"
-    assert charts.unit_of("Price [EUR] ") == "EUR"
-    assert charts.unit_of("f(x) of it") is None
-    assert charts.unit_of("") is None
+    assert figures.parse_unit("Speed (km/h)") == "km/h"
+    assert figures.parse_unit("Price [EUR] ") == "EUR"
+    assert figures.parse_unit("f(x) of it") is None
+    assert figures.parse_unit("") is None
 
 
 # --- what the host believes ------------------------------------------------------------------

@@ -798,7 +798,12 @@ def frame(kind, body=b''): return struct.pack('!BIII', kind, 0, len(body), 0) + 
 
 @pytest.mark.parametrize(
     "frames",
-    ["frame(72)", "frame(71)", 'frame(71, b\'{"lacks": 5, "error": 7}\')', "frame(72) + frame(71)"],
+    [
+        "frame(72)",
+        "frame(71)",
+        'frame(71, b\'{"missing": 5, "error": 7}\')',
+        "frame(72) + frame(71)",
+    ],
 )
 def test_forged_words_of_a_worker_do_no_harm(sandbox, frames):
     ok(sandbox, "x = 1")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from belljar import FileError, FileMissing, Limits, Outcome, Sandbox, SandboxError
 from belljar.errors import ProtocolError
 from belljar.files.api import AsyncFiles
-from belljar.guest import files as guest_files
+from belljar.protocol import messages as guest_files
 
 MB = 1 << 20
 
@@ -712,7 +712,7 @@ ENTRY = {"name": "a", "type": "file", "size": 1, "mode": 1, "mtime": 1.0}
 @pytest.mark.parametrize(
     "page",
     [
-        [ENTRY] * (guest_files.PAGE + 1),
+        [ENTRY] * (guest_files.LIST_PAGE + 1),
         [ENTRY | {"name": "x" * 5_000_000}],
         [ENTRY | {"name": ".."}],
         [ENTRY | {"name": "../../etc/passwd"}],

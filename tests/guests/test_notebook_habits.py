@@ -5,7 +5,8 @@ from textwrap import dedent
 
 import pytest
 
-from belljar.guest.notebook_habits import explain, tolerate
+from belljar.guest.libraries import explain_magic
+from belljar.protocol.messages import drop_magics
 
 PNG = b"\x89PNG\r\n\x1a\nrest"
 
@@ -127,8 +128,8 @@ def test_matplotlib_works_beside_it(data_sandbox):
     ],
 )
 def test_magics_without_effect_are_passed_over_and_lines_keep_their_numbers(written, meant):
-    assert tolerate(written) == meant
-    assert explain(meant) is None
+    assert drop_magics(written) == meant
+    assert explain_magic(meant) is None
 
 
 @pytest.mark.parametrize(
@@ -146,11 +147,11 @@ def test_magics_without_effect_are_passed_over_and_lines_keep_their_numbers(writ
     ],
 )
 def test_everything_else_stays_as_it_is(code):
-    assert tolerate(code) == code
+    assert drop_magics(code) == code
 
 
 def test_a_magic_in_a_string_stays_while_one_beside_it_goes():
-    assert tolerate("s = '''\n%config a\n'''\n%config b") == "s = '''\n%config a\n'''\n"
+    assert drop_magics("s = '''\n%config a\n'''\n%config b") == "s = '''\n%config a\n'''\n"
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,7 @@ def test_a_magic_in_a_string_stays_while_one_beside_it_goes():
     ],
 )
 def test_other_habits_are_explained(code, words):
-    said = explain(code)
+    said = explain_magic(code)
     assert words in said
     assert "\n" not in said
 
@@ -179,7 +180,7 @@ def test_other_habits_are_explained(code, words):
     "code", ["x = 1 +", "x ==== 3", "s = '''\n!ls\n'''\nx ==== 3", "x = (1", "1", "", "print('a"]
 )
 def test_what_is_just_wrong_is_not_explained(code):
-    assert explain(code) is None
+    assert explain_magic(code) is None
 
 
 def test_a_cell_with_magics_runs_and_its_errors_name_the_right_line(sandbox):

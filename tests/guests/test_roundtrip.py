@@ -15,8 +15,8 @@ import pytest
 import census
 from belljar import AsyncSandbox, Outcome
 from belljar.backends import event_loop
-from belljar.guest import changes, streams
-from belljar.guest.sources import LASTING, PASSING
+from belljar.guest import file_requests, streams
+from belljar.guest.streams import MAX_LASTING, MAX_PASSING
 from belljar.protocol import wire
 from project import ESCAPES
 
@@ -120,7 +120,7 @@ def test_thousands_of_cells_leave_nothing_behind(backend):
 
     before, after, source = asyncio.run(main())
     assert source.startswith("def first")  # what can still be called can be shown
-    assert after[0] <= PASSING + 5
+    assert after[0] <= MAX_PASSING + 5
     assert after[1] - before[1] < 1 << 20  # worker
     assert after[2] - before[2] < 1 << 20  # init
     assert after[3] - before[3] < 500  # objects here
@@ -132,16 +132,16 @@ def test_texts_of_cells_that_made_functions_are_kept_up_to_a_number(backend):
             code = f"""
             import linecache, sys
             sources = sys._getframe(1).f_locals["self"]._sources
-            for number in range({LASTING + 100}):
+            for number in range({MAX_LASTING + 100}):
                 name, text = f"<cell x{{number}}>", f"def f(): {{number}}"
                 sources.add(name, text)
-                sources.keep(name, compile(text, name, "exec"))
+                sources.keep_lasting(name, compile(text, name, "exec"))
             kept = [n for n in linecache.cache if n.startswith("<cell x")]
             (len(kept), kept[-1])
             """.replace("\n            ", "\n")
             return (await sandbox.run_code(code)).value
 
-    assert asyncio.run(main()) == (LASTING, f"<cell x{LASTING + 99}>")
+    assert asyncio.run(main()) == (MAX_LASTING, f"<cell x{MAX_LASTING + 99}>")
 
 
 # --- one expression is compiled in one step ----------------------------------------------------
@@ -262,20 +262,20 @@ def test_a_frame_in_tiny_pieces_takes_no_more_than_its_size():
 
 
 def test_a_file_that_comes_at_the_very_moment_of_a_look_is_seen_by_the_next(tmp_path):
-    watched = changes.Watched(str(tmp_path))
+    watched = file_requests.WatchedDirectory(str(tmp_path))
     for _ in range(200):
-        assert watched.census() == {}
+        assert watched.take_census() == {}
         (tmp_path / "new").touch()
-        assert list(watched.census()) == ["new"]
+        assert list(watched.take_census()) == ["new"]
         (tmp_path / "new").unlink()
 
 
 def test_an_empty_directory_is_known_again_without_looking_into_it(tmp_path, monkeypatch):
-    watched = changes.Watched(str(tmp_path))
-    monkeypatch.setattr(changes, "COARSE", -1)
-    assert watched.census() == {}
-    monkeypatch.setattr(changes, "census", None)
-    assert watched.census() == {}
+    watched = file_requests.WatchedDirectory(str(tmp_path))
+    monkeypatch.setattr(file_requests, "TIMESTAMP_STEP", -1)
+    assert watched.take_census() == {}
+    monkeypatch.setattr(file_requests, "take_census", None)
+    assert watched.take_census() == {}
 
 
 # --- what is odd ------------------------------------------------------------------------------
@@ -333,7 +333,7 @@ def test_a_cell_that_begins_while_a_thread_writes_does_not_get_its_words(monkeyp
     writer.join()
     stream.write("new")
     assert (os.read(first[0], 9), os.read(second[0], 9)) == (b"left", b"new")
-    stream.forget()
+    stream.close_old()
     for fd in (*first, *second, place):
         os.close(fd)
 

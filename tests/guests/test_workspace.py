@@ -22,7 +22,7 @@ from belljar.backends.linux import cgroup, safe_dir
 from belljar.backends.linux.safe_dir import PARTIAL, Beneath, Found, Incoming, stays_inside
 from belljar.files import sessions, tree_protocol
 from belljar.files.sync import PAGE, Known, Ledger, Save, plan_save
-from belljar.guest import removal
+from belljar.protocol import removal
 
 MB = 1 << 20
 

@@ -25,7 +25,7 @@ from belljar import LimitNotEnforceable, Sandbox
 from belljar.backends.linux import identity
 from belljar.backends.native import plan
 from belljar.environment.environment import build, resolve
-from belljar.guest.worker_process import MAX_FILES
+from belljar.protocol.messages import MAX_FILES
 from oracles import ROOT, descriptors, init_of, mounts, posture, status, threads, tree, worker_of
 
 pytestmark = [

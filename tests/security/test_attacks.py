@@ -98,10 +98,10 @@ def test_a_flooding_guest_does_not_keep_others_waiting(make_sandbox):
     flood = """
     import struct, sys
     frame = sys._getframe()
-    while not hasattr(frame.f_locals.get("self"), "_link"): frame = frame.f_back
+    while not hasattr(frame.f_locals.get("self"), "_channel"): frame = frame.f_back
     header = b'{"parts":[{"mime":"text/plain","size":60000,"text":true}]}'
     message = struct.pack("!BIII", 65, 0, len(header), 60000) + header + b"x" * 60000
-    while True: frame.f_locals["self"]._link._socket.sendall(message)
+    while True: frame.f_locals["self"]._channel._socket.sendall(message)
     """
 
     async def both():

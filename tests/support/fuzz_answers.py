@@ -28,9 +28,8 @@ from belljar.backends.native.guest import SocketStream
 from belljar.errors import SandboxError
 from belljar.files import workspace
 from belljar.files.api import AsyncFiles
-from belljar.guest import removal
 from belljar.limits import Limits
-from belljar.protocol import wire
+from belljar.protocol import removal, wire
 from belljar.sandbox import guest_session, outcome, run
 from belljar.sandbox.channel import Channel, Lost
 from belljar.sandbox.run import Cell, Run
@@ -233,7 +232,7 @@ NUMBERS = [
 ODD = [None, True, "", "x", 0.5, 1e400, [], {}, [1], [[0]], {"a": 1}, "\ud800", [[]] * 300]
 FIELDS = [
     *("size", "total", "rows", "done", "after", "inodes", "type", "mode", "mtime", "errno"),
-    *("message", "lacks", "lost", "name", "exit_code", "signal", "status", "parts", "shared"),
+    *("message", "missing", "lost", "name", "exit_code", "signal", "status", "parts", "shared"),
 ]
 DATA = [
     *("", "x", "[]", "{}", "null", "[[]]", '[{"name": "x"}]', "\xff" * 40, "[" * 5000),

@@ -26,12 +26,12 @@ from belljar.backends.docker.images import image_store, pull
 from belljar.backends.docker.isolation import EngineFacts
 from belljar.backends.docker.stream import AttachedStream
 from belljar.errors import SandboxError
-from belljar.protocol import seal, wire
+from belljar.protocol import wire
 from belljar.sandbox.channel import Channel
 
 PATIENCE = 20.0  # seconds
 QUICK = 0.1  # seconds that it has for its answer
-KEY = bytes(range(seal.KEY))
+KEY = bytes(range(wire.KEY_SIZE))
 ENDPOINT = Endpoint(kind="unix", address="/run/fuzz.sock", source="fuzz")
 _LENGTH = struct.Struct("=I")
 
@@ -77,7 +77,7 @@ async def _upload(engine):
 
 async def _attach(engine):
     stream = AttachedStream(await engine.upgrade("/containers/c/attach"))
-    stream._opener = seal.Opener(KEY)
+    stream._opener = wire.SealReader(KEY)
     channel = Channel(stream)
     try:
         await channel.call(wire.RESTART, timeout=QUICK)
@@ -323,7 +323,7 @@ def text(random):
 
 def stream(random):
     """What comes after an upgrade: pieces, with records in them."""
-    sealing, out = seal.Seal(bytearray(KEY)), b""
+    sealing, out = wire.Seal(bytearray(KEY)), b""
     for _ in range(random.choice([1, 2, 10])):
         frame = wire.pack(random.choice([wire.REPLY, wire.DONE, wire.STREAM, 0, 255]), 1, {}, b"x")
         record = sealing(frame if random.random() < 0.7 else random.randbytes(50))

@@ -290,7 +290,7 @@ def header(random, kind):
     elif kind == wire.RESULT:
         part = {"mime": "text/plain", "size": random.choice([0, 5, 2**40]), "text": True}
         fields = {"parts": [part] * random.choice([0, 1, 3, 40]), "main": True}
-    for name in ("shared", "parts", "key", "size", "unplain", "shown", "lost", "unknown"):
+    for name in ("shared", "parts", "key", "size", "value_error", "shown", "lost", "unknown"):
         if random.random() < (0.25 if name in ("shared", "parts") else 0.04):
             fields[name] = value(random)
     if fields and random.random() < 0.1:

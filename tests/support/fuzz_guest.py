@@ -19,7 +19,7 @@ from unittest import mock
 
 import fuzz_frames
 import fuzzing
-from belljar.guest import commands, files, init, worker_process
+from belljar.guest import commands, file_requests, init, worker_process
 from belljar.protocol import wire
 
 _STEP = struct.Struct("=BBI")
@@ -39,7 +39,7 @@ class Wrong(Exception):
 # --- init without processes ------------------------------------------------------------------
 
 
-class Worker(worker_process.Keeper):
+class Worker(worker_process.WorkerProcess):
     """Nobody is forked: the other end of the socket is ours."""
 
     theirs = None
@@ -54,8 +54,8 @@ class Worker(worker_process.Keeper):
     def signal(self, number):
         self.killed = self.killed or (bool(self.pid) and number == signal.SIGKILL)
 
-    def gone(self):
-        super().gone()
+    def close(self):
+        super().close()
         if self.theirs is not None:
             self.theirs.close()
             self.theirs = None
@@ -87,12 +87,12 @@ def harmless():
             (os, "fork", _refuse),
             (os, "_exit", _exit),
             (resource, "setrlimit", lambda *args: None),
-            (commands, "start", lambda init, frame: frame.header["argv"]),
+            (commands, "start_command", lambda init, frame: frame.header["argv"]),
             (commands, "kill_leftovers", lambda init: None),
             (commands, "kill_since", lambda init, began, worker: None),
             (commands, "threads_since", lambda worker, began: False),
-            (files, "serve", lambda init, frame: frame.header["op"]),
-            (init.Branches, "_keeper", _worker),
+            (file_requests, "serve", lambda init, frame: frame.header["op"]),
+            (init.Branches, "_new_worker", _worker),
         ):
             stack.enter_context(mock.patch.object(module, name, instead))
         yield
@@ -149,8 +149,8 @@ class Play:
         for _ in range(3):
             self.init.selector.wait(0)
             self.init._reap()
-            if self.init._lull:
-                self.init._end_lull()
+            if self.init._quiet:
+                self.init._end_quiet()
             self.init._flush()
             self._listen()
 
@@ -177,13 +177,13 @@ class Play:
 
     def close(self):
         inner = self.init
-        pumps = [*inner._idle_pumps, *(inner._cell.pumps if inner._cell else ())]
-        for pump in pumps:
-            pump.close()
+        output = inner._cell.output if inner._cell else None
+        for reader in [*inner._stale, *([output] if output else ())]:
+            reader.close()
         if inner._cell is not None:
             for fd in inner._cell.shared:
                 os.close(fd)
-        inner._worker.gone()
+        inner._worker.close()
         inner._inbox.clear()
         inner._out.clear()
         self.host.close()
@@ -279,8 +279,8 @@ FROM_WORKER = [
     *(wire.SYNCED, wire.FORKED, wire.READY, wire.CELL, wire.HELLO, 0, 255),
 ]
 FIELDS = [
-    *("status", "exit_code", "unplain", "shown", "shared", "parts", "key", "size", "function"),
-    *("main", "dropped", "lacks", "error", "call", "text", "mime", "fds"),
+    *("status", "exit_code", "value_error", "shown", "shared", "parts", "key", "size", "function"),
+    *("main", "dropped", "missing", "error", "call", "text", "mime", "fds"),
 ]
 ODD = [
     *(None, True, "", "x", "x" * 300, 0.5, 1e400, [], {}, [1], {"a": 1}, "\ud800", -1, 0, 1, 100),

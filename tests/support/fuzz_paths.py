@@ -22,7 +22,8 @@ from belljar.backends.linux import safe_dir
 from belljar.backends.linux.safe_dir import Beneath, Incoming
 from belljar.errors import SandboxError
 from belljar.files import api, sessions
-from belljar.guest import memfd_segments, removal, tree_pack, tree_unpack
+from belljar.guest import archive_store, tree_pack
+from belljar.protocol import removal
 from fuzzing_guest import SECRET, Field
 
 # What the kernel says of a name, and Python of one that it cannot hand to the kernel.
@@ -153,9 +154,9 @@ def _archive(field, names, data):
                 with open(path, "xb") as file:
                     file.write(b"x" * number)
     records = io.BytesIO()
-    contents = [memfd_segments.memory("contents") for _ in range(3)]
+    contents = [tree_pack.create_memfd("contents") for _ in range(3)]
     try:
-        writer = memfd_segments.Writer(contents, 1 << 20, None)
+        writer = tree_pack.SegmentWriter(contents, 1 << 20, None)
         top = os.open(source, os.O_RDONLY)
         tree_pack.Packer(records, writer, 1 << 20).pack(top, os.fstat(top))
         writer.close()
@@ -182,11 +183,11 @@ def _spoiled(records, data):
 
 
 def _unpack(target, records, contents):
-    fd = memfd_segments.memory("records")
+    fd = tree_pack.create_memfd("records")
     os.write(fd, records)
     top = os.open(target, os.O_RDONLY)
     try:
-        tree_unpack.Unpacker(fd, memfd_segments.Reader(contents, False)).unpack(top)
+        archive_store.Unpacker(fd, tree_pack.SegmentReader(contents, False)).unpack(top)
     except (OSError, ValueError, OverflowError, struct.error):
         pass
     finally:

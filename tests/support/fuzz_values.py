@@ -69,7 +69,7 @@ def allowance(data):
 def take_apart(data):
     """The text and the buffers, as far as there are any."""
     try:
-        text, spans = parcel._open(memoryview(data), values.MAX_TEXT)
+        text, spans = parcel.open_parcel(memoryview(data), values.MAX_TEXT)
     except (ValueError, values.CannotTravel):
         return bytes(data), []
     return bytes(text), [bytes(data[start : start + size]) for start, size in spans]
@@ -147,7 +147,7 @@ def rename(random, pool, skeleton, buffers):
     nodes = [(node, key) for node, key in places(skeleton) if isinstance(node, dict)]
     if nodes:
         node, key = random.choice(nodes[:60])
-        names = list(values._RAISE) + [key for _, key in nodes]
+        names = list(values._DECODERS) + [key for _, key in nodes]
         node[random.choice(names)] = node.pop(key)
     return skeleton, buffers
 

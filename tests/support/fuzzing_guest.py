@@ -9,8 +9,7 @@ import stat
 import anyio
 
 import fuzz_frames
-from belljar.guest import trees
-from belljar.protocol import wire
+from belljar.protocol import messages, wire
 
 REQUESTS = 400  # then the guest hangs up
 MOST = 100_000  # bytes of a file
@@ -134,7 +133,7 @@ class Answers:
     def _scan(self, frame):
         asked = json.loads(frame.payload)
         rows = [[number, *row] for number, each in enumerate(asked) for row in self._rows(each)]
-        page = {"entries": rows[: trees.PAGE], "failed": []}
+        page = {"entries": rows[: messages.SCAN_PAGE], "failed": []}
         return {"done": len(asked), "after": ""}, json.dumps(page).encode("ascii")
 
     def _mapped(self, frame):
@@ -150,8 +149,8 @@ class Answers:
         return {"rows": rows}, data
 
     def _scatter(self, frame):
-        (length,) = trees.LENGTH.unpack_from(frame.payload)
-        orders = json.loads(frame.payload[trees.LENGTH.size : trees.LENGTH.size + length])
+        (length,) = messages.LENGTH.unpack_from(frame.payload)
+        orders = json.loads(frame.payload[messages.LENGTH.size : messages.LENGTH.size + length])
         rows = [[0, True, 420, 3, 0, 0, 1] if each[0] == "file" else [0] for each in orders]
         return {"rows": rows}, b""
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.protocol import blobs, buffers, wire
+from belljar.protocol import buffers, wire
 from census import wait_until
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
@@ -49,12 +49,12 @@ def memfd(data=b"x" * 100, seals=SEALS, size=None):
 @pytest.mark.parametrize("size", [1, 4095, 4096, 4097, 1 << 20])
 def test_what_is_sealed_comes_out_again(size):
     data = random.Random(size).randbytes(size)
-    with blobs.unseal(blobs.seal([data[:7], memoryview(data)[7:]]), size) as memory:
+    with buffers.map_shared(buffers.share_memory([data[:7], memoryview(data)[7:]]), size) as memory:
         assert memory[:] == data
 
 
 def test_sealed_memory_is_never_written_again_not_even_by_its_maker():
-    fd = blobs.seal([b"abc"])
+    fd = buffers.share_memory([b"abc"])
     try:
         for change in (
             lambda: os.write(fd, b"x"),
@@ -70,34 +70,34 @@ def test_sealed_memory_is_never_written_again_not_even_by_its_maker():
 
 
 def test_two_who_map_it_do_not_see_what_the_other_writes():
-    fd = blobs.seal([b"abc"])
-    with blobs.unseal(os.dup(fd), 3) as one, blobs.unseal(fd, 3) as other:
+    fd = buffers.share_memory([b"abc"])
+    with buffers.map_shared(os.dup(fd), 3) as one, buffers.map_shared(fd, 3) as other:
         one[0] = ord("X")
         assert (one[:], other[:]) == (b"Xbc", b"abc")
 
 
 def test_items_wider_than_a_byte_are_sealed_whole():
     numbers = memoryview(struct.pack("4d", 1, 2, 3, 4)).cast("d")
-    with blobs.unseal(blobs.seal([numbers]), 32) as memory:
+    with buffers.map_shared(buffers.share_memory([numbers]), 32) as memory:
         assert memory[:] == bytes(numbers)
 
 
 @pytest.mark.parametrize("missing", [0, *(SEALS & ~(1 << n) for n in range(5) if SEALS & 1 << n)])
 def test_memory_that_could_change_under_the_mapping_is_refused(missing):
     with pytest.raises(wire.WireError, match="not sealed"):
-        blobs.unseal(memfd(seals=missing), 100)
+        buffers.map_shared(memfd(seals=missing), 100)
 
 
 @pytest.mark.parametrize("size", [-1, 0, 1, 99, 101, 4096, 2**31, 2**47, 2**63, 2**70])
 def test_memory_of_another_size_is_refused(size):
     with pytest.raises(wire.WireError):
-        blobs.unseal(memfd(), size)
+        buffers.map_shared(memfd(), size)
 
 
 def test_memory_with_holes_is_refused_because_its_reader_would_pay_for_it():
     with pytest.raises(wire.WireError, match="holes"):
-        blobs.unseal(memfd(size=1 << 30), 1 << 30)
-    with blobs.unseal(memfd(size=4096), 4096) as memory:  # the rest of a page is no hole
+        buffers.map_shared(memfd(size=1 << 30), 1 << 30)
+    with buffers.map_shared(memfd(size=4096), 4096) as memory:  # the rest of a page is no hole
         assert len(memory) == 4096
 
 
@@ -134,7 +134,7 @@ OTHERS = {
 @pytest.mark.parametrize("kind", OTHERS)
 def test_what_is_no_memory_at_all_is_refused(kind):
     with pytest.raises(wire.WireError):
-        blobs.unseal(OTHERS[kind](), 100)
+        buffers.map_shared(OTHERS[kind](), 100)
 
 
 def test_a_want_of_descriptors_or_memory_is_not_blamed_on_the_other_side(monkeypatch):
@@ -147,10 +147,10 @@ def test_a_want_of_descriptors_or_memory_is_not_blamed_on_the_other_side(monkeyp
     for number in (errno.ENOMEM, errno.EMFILE, errno.ENFILE):
         monkeypatch.setattr(mmap, "mmap", fail(number))
         with pytest.raises(MemoryError, match="100 bytes"):
-            blobs.unseal(memfd(), 100)
+            buffers.map_shared(memfd(), 100)
     monkeypatch.setattr(mmap, "mmap", fail(errno.EACCES))  # theirs
     with pytest.raises(wire.WireError):
-        blobs.unseal(memfd(), 100)
+        buffers.map_shared(memfd(), 100)
 
 
 def test_nothing_is_left_open_when_sealing_fails():
@@ -158,7 +158,7 @@ def test_nothing_is_left_open_when_sealing_fails():
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
         with pytest.raises(OSError, match="File too large"):
-            blobs.seal([bytes(8192)])
+            buffers.share_memory([bytes(8192)])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
@@ -174,18 +174,18 @@ def test_parts_are_the_whole_again_and_none_is_larger_than_a_frame(sizes, seed):
     source = random.Random(seed)
     pieces = [source.randbytes(size) for size in sizes]
     whole = b"".join(pieces)
-    parts = list(blobs.cut(pieces))
+    parts = list(buffers.cut_parts(pieces))
     assert b"".join(parts) == whole
     assert all(len(part) == wire.CHUNK for part in parts[:-1])
     if whole:
-        collected = blobs.Parts(len(whole))
+        collected = buffers.Parts(len(whole))
         for part in parts:
             collected.add(3, len(whole), part)
         assert collected.take(3, len(whole))[:] == whole
 
 
 def test_parts_of_several_values_may_be_mixed():
-    parts = blobs.Parts(100)
+    parts = buffers.Parts(100)
     for key in (1, 2, 3):
         parts.add(key, 6, b"abc")
     for key in (3, 1, 2):
@@ -202,30 +202,30 @@ def test_parts_of_several_values_may_be_mixed():
     ],
 )
 def test_parts_that_are_malformed_or_too_large_take_no_memory(key, size):
-    parts = blobs.Parts(100)
+    parts = buffers.Parts(100)
     with pytest.raises(wire.WireError):
         parts.add(key, size, b"x")
 
 
 def test_all_values_together_stay_within_the_limit():
-    parts = blobs.Parts(100)
+    parts = buffers.Parts(100)
     parts.add(1, 60, b"x")
     with pytest.raises(wire.WireError):
         parts.add(2, 41, b"x")
-    parts.drop(1)
+    parts.remove(1)
     parts.add(2, 41, b"x")
 
 
 def test_values_that_are_put_together_at_once_are_counted():
-    parts = blobs.Parts(10**9)
-    for key in range(blobs.MAX_OPEN):
+    parts = buffers.Parts(10**9)
+    for key in range(buffers.MAX_OPEN):
         parts.add(key, 10, b"")
     with pytest.raises(wire.WireError):
-        parts.add(blobs.MAX_OPEN, 10, b"")
+        parts.add(buffers.MAX_OPEN, 10, b"")
 
 
 def test_parts_cannot_be_more_than_the_whole_nor_change_their_word():
-    parts = blobs.Parts(100)
+    parts = buffers.Parts(100)
     parts.add(1, 10, b"123456")
     with pytest.raises(wire.WireError):
         parts.add(1, 10, b"78901")
@@ -235,19 +235,19 @@ def test_parts_cannot_be_more_than_the_whole_nor_change_their_word():
 
 @pytest.mark.parametrize("size", [9, 11, None, "10", 10**30])
 def test_a_value_is_given_only_when_it_is_whole(size):
-    parts = blobs.Parts(100)
+    parts = buffers.Parts(100)
     parts.add(1, 10, b"1234567890")
-    with pytest.raises(blobs.Incomplete):
+    with pytest.raises(buffers.IncompleteValue):
         parts.take(1, size)
     parts.add(1, 10, b"123")
-    with pytest.raises(blobs.Incomplete):
+    with pytest.raises(buffers.IncompleteValue):
         parts.take(1, 10)
-    with pytest.raises(blobs.Incomplete):
+    with pytest.raises(buffers.IncompleteValue):
         parts.take(2, 10)
 
 
 def test_what_was_begun_and_is_not_kept_makes_room():
-    parts = blobs.Parts(100)
+    parts = buffers.Parts(100)
     parts.add(1, 50, b"x")
     parts.add(2, 50, bytes(50))
     parts.keep_only({2})
@@ -256,7 +256,7 @@ def test_what_was_begun_and_is_not_kept_makes_room():
 
 
 def test_without_memory_the_parts_pass_by_and_the_taking_says_so(monkeypatch):
-    parts = blobs.Parts(1 << 62)
+    parts = buffers.Parts(1 << 62)
     parts.add(1, 1 << 60, b"x")  # more than any address space
     parts.add(1, 1 << 60, b"y")
     with pytest.raises(MemoryError):
@@ -332,5 +332,5 @@ def test_a_socket_that_lingers_is_closed_without_waiting():
                     sock.send(bytes(65536))
             began = time.perf_counter()
             with pytest.raises(wire.WireError):
-                blobs.unseal(sock.detach(), 100)
+                buffers.map_shared(sock.detach(), 100)
             assert time.perf_counter() - began < 20

@@ -34,7 +34,8 @@ from belljar.functions.registry import (
     stubs,
 )
 from belljar.functions.signature import MAX_MESSAGE, describe_error, remove_host_details
-from belljar.guest import functions as guest
+from belljar.guest import functions
+from belljar.protocol import messages
 from interpreters import interpreters
 
 if typing.TYPE_CHECKING:
@@ -285,7 +286,9 @@ def test_a_default_that_contains_itself_is_dots():
 
 
 def test_a_signature_that_cannot_be_read_takes_anything():
-    assert str(guest.signature(describe_function(HostFunction(max)))) == "(*args, **kwargs)"
+    assert (
+        str(messages.build_signature(describe_function(HostFunction(max)))) == "(*args, **kwargs)"
+    )
 
 
 def test_nothing_that_is_told_has_an_address():
@@ -318,7 +321,8 @@ def test_a_spec_is_bounded():
     }
     exec(f"def wider({', '.join(f'a{i}' * 20 for i in range(1000))}): 'doc'", made)
     assert (
-        str(guest.signature(describe_function(HostFunction(made["wider"])))) == "(*args, **kwargs)"
+        str(messages.build_signature(describe_function(HostFunction(made["wider"]))))
+        == "(*args, **kwargs)"
     )
 
 
@@ -344,7 +348,10 @@ def test_stubs_are_python_of_the_same_signature(function):
     assert [type(node) for node in tree.body] == [ast.FunctionDef]
     made: dict[str, typing.Any] = {}
     exec("from __future__ import annotations\n" + text, made)
-    again, told = inspect.signature(made[name]), guest.signature(describe_function(exposed))
+    again, told = (
+        inspect.signature(made[name]),
+        messages.build_signature(describe_function(exposed)),
+    )
     assert [(p.name, p.kind) for p in again.parameters.values()] == [
         (p.name, p.kind) for p in told.parameters.values()
     ]
@@ -538,7 +545,7 @@ def test_other_texts_are_left_alone(text):
 def stub(function, sent=None):
     ((_, exposed),) = coerce_functions([function]).items()
     sent = [] if sent is None else sent
-    return guest.make(
+    return functions.make_stub(
         json.loads(json.dumps(describe_function(exposed))),
         lambda *call: sent.append(call) or len(sent),
     )
@@ -597,7 +604,7 @@ def test_every_builtin_exception_is_caught_as_itself():
     for name, kind in vars(builtins).items():
         if not isinstance(kind, type) or not issubclass(kind, BaseException):
             continue
-        made = guest.exception(name, message)
+        made = functions.make_exception(name, message)
         assert isinstance(made, Exception), name
         assert str(made) == message, name
         assert type(made).__name__ in (name, kind.__name__), name
@@ -605,30 +612,30 @@ def test_every_builtin_exception_is_caught_as_itself():
             assert isinstance(made, kind), name
             assert type(made).__module__ == "builtins"
         else:
-            assert isinstance(made, guest.HostError), name
+            assert isinstance(made, functions.HostError), name
             assert kind in (BaseException, BaseExceptionGroup) or not isinstance(made, kind), name
 
 
 def test_an_error_python_does_not_know_keeps_its_name():
-    made = guest.exception("OperationalError", "no such table: t")
-    assert isinstance(made, guest.HostError)
-    assert type(made) is type(guest.exception("OperationalError", "again"))
+    made = functions.make_exception("OperationalError", "no such table: t")
+    assert isinstance(made, functions.HostError)
+    assert type(made) is type(functions.make_exception("OperationalError", "again"))
     assert repr(made) == "OperationalError('no such table: t')"
     for name in ("print", "not a name", "", "x" * 101, "HostError"):
-        other = guest.exception(name, "m")
-        assert isinstance(other, guest.HostError)
+        other = functions.make_exception(name, "m")
+        assert isinstance(other, functions.HostError)
         assert str(other) == "m"
         assert type(other).__name__ in (name, "HostError")
 
 
 OLDEST = """
-import importlib.util, inspect, json, pydoc, sys, traceback
-loaded = importlib.util.spec_from_file_location("guest_functions", sys.argv[1])
-guest = importlib.util.module_from_spec(loaded)
-loaded.loader.exec_module(guest)
+import inspect, json, pydoc, sys, traceback, types
+sys.modules["sent"] = types.ModuleType("sent")
+sys.modules["sent"].__path__ = [sys.argv[1]]
+import sent.guest.functions as guest
 for spec in json.loads(sys.argv[2]):
     sent = []
-    made = guest.make(spec, lambda *call: sent.append(call))
+    made = guest.make_stub(spec, lambda *call: sent.append(call))
     pydoc.render_doc(made)
     print(made.__name__ + str(inspect.signature(made)))
     try:
@@ -636,7 +643,7 @@ for spec in json.loads(sys.argv[2]):
     except TypeError as error:
         print("refused", error)
 for name in ("KeyError", "UnicodeDecodeError", "OSError", "ExceptionGroup", "Odd"):
-    error = guest.exception(name, "text")
+    error = guest.make_exception(name, "text")
     print("".join(traceback.format_exception(type(error), error, None)).strip())
 """
 
@@ -652,7 +659,7 @@ def test_stubs_work_on_every_python(python):
         "error",
         "-c",
         OLDEST,
-        str(SOURCE / "guest/functions.py"),
+        str(SOURCE),
         told,
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)

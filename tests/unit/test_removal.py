@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from belljar.guest import removal
+from belljar.protocol import removal
 
 
 def test_closed_directories_are_opened_and_removed(tmp_path):
@@ -39,7 +39,7 @@ def test_a_link_in_the_place_of_a_directory_changes_nobodys_mode(tmp_path, monke
     monkeypatch.setattr(os, call, then_exchange)
     parent = os.open(tree, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        removal._open_up("inner", parent)
+        removal._make_accessible("inner", parent)
     finally:
         os.close(parent)
     assert stat.S_IMODE(victim.stat().st_mode) == 0o644

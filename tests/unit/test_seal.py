@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from belljar.backends.docker.stream import ERROR, OUTPUT, Demultiplexer
 from belljar.protocol import wire
-from belljar.protocol.seal import KEY, MAX_RECORD, Opener, Seal
+from belljar.protocol.wire import KEY_SIZE, MAX_RECORD, Seal, SealReader
 
 
 def pair():
-    key = os.urandom(KEY)
-    return Seal(bytearray(key)), Opener(key)
+    key = os.urandom(KEY_SIZE)
+    return Seal(bytearray(key)), SealReader(key)
 
 
 @st.composite
@@ -55,7 +55,7 @@ def test_a_record_is_good_once_and_in_its_turn():
     seal, opener = pair()
     first, second = seal(b"one"), seal(b"two")
     with pytest.raises(wire.WireError):
-        Opener(opener._key).feed(second)
+        SealReader(opener._key).feed(second)
     opener.feed(first)
     with pytest.raises(wire.WireError):
         opener.feed(first)
@@ -74,17 +74,17 @@ def test_a_fork_cannot_seal_with_what_it_remembers():
 
 def test_a_child_has_no_key():
     seal, opener = pair()
-    seal.forget()
+    seal.erase_key()
     with pytest.raises(wire.WireError):
         opener.feed(seal(b"forged"))
 
 
-@pytest.mark.parametrize("size", [0, 1, KEY - 1, KEY + 1, 64, 65, 100, 5000])
+@pytest.mark.parametrize("size", [0, 1, KEY_SIZE - 1, KEY_SIZE + 1, 64, 65, 100, 5000])
 def test_a_new_key_of_another_length_is_refused(size):
     """By an image that has the first key by right, and speaks for its init."""
     seal, opener = pair()
     announced = seal._record(b"k" * size, size | 1 << 31)
-    with pytest.raises(wire.WireError, match="a key that is none"):
+    with pytest.raises(wire.WireError, match="the new key of a seal has the wrong size"):
         opener.feed(announced)
 
 

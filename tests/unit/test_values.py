@@ -456,7 +456,9 @@ json_documents = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
     lambda inner: (
         st.lists(inner, max_size=4)
-        | st.dictionaries(st.sampled_from([*values._RAISE, "x", "dtype", "shape", "data"]), inner)
+        | st.dictionaries(
+            st.sampled_from([*values._DECODERS, "x", "dtype", "shape", "data"]), inner
+        )
     ),
     max_leaves=15,
 )

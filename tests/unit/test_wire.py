@@ -16,7 +16,7 @@ from belljar.backends.base import UsageSample
 from belljar.errors import GuestLost, ProtocolError, SandboxError
 from belljar.guest import init
 from belljar.limits import Limits
-from belljar.protocol import blobs, seal, values, wire
+from belljar.protocol import buffers, values, wire
 from belljar.sandbox import channel, outcome
 from belljar.sandbox.channel import Channel
 from belljar.sandbox.outcome import MAX_CHANGES
@@ -217,7 +217,7 @@ def honest_conversation():
         wire.pack(wire.STREAM, 1, {"name": "stdout"}, b"hello\n"),
         wire.pack(wire.RESULT, 1, {"parts": [{"mime": "text/plain", "size": 1}], "main": True}),
         wire.pack(wire.STREAM, 1, {"name": "background"}, b"late\n"),
-        wire.pack(wire.DONE, 1, {"status": "ok", "lost": False, "fresh": False}, b"42"),
+        wire.pack(wire.DONE, 1, {"status": "ok", "lost": False, "state_lost": False}, b"42"),
     ]
 
 
@@ -365,7 +365,7 @@ def test_a_value_that_nobody_asked_for_is_not_decoded_if_no_worker_would_send_it
     value = values.encode(["ab"] * 100_000)
     frames = [
         wire.pack(wire.PART, 1, {"key": wire.VALUE_KEY, "size": value.size}, part)
-        for part in blobs.cut(value.pieces())
+        for part in buffers.cut_parts(value.pieces())
     ]
     frames.append(wire.pack(wire.DONE, 1, {"status": "ok", "parts": value.size}))
     run, _, _ = drive(frames, limits=limits)
@@ -377,7 +377,7 @@ def test_a_value_that_nobody_asked_for_is_not_decoded_if_no_worker_would_send_it
 
 def test_a_value_for_which_the_host_has_no_memory_costs_the_cell_only_its_value(monkeypatch):
     """One byte of it and a lie about its size are enough, where memory is bounded."""
-    monkeypatch.setattr(blobs, "_memory", lambda size: None)
+    monkeypatch.setattr(buffers, "_map_anonymous", lambda size: None)
     limits = Limits()
     part = {"key": wire.VALUE_KEY, "size": 300_000_000}
     done = {"status": "ok", "parts": 300_000_000}
@@ -390,9 +390,9 @@ def test_a_value_for_which_the_host_has_no_memory_costs_the_cell_only_its_value(
 
 
 def test_a_key_of_another_length_is_not_taken():
-    opener, sealing = seal.Opener(bytes(seal.KEY)), seal.Seal(bytearray(seal.KEY))
+    opener, sealing = wire.SealReader(bytes(wire.KEY_SIZE)), wire.Seal(bytearray(wire.KEY_SIZE))
     with pytest.raises(wire.WireError):
-        opener.feed(sealing._record(bytes(100), 100 | seal._NEW_KEY))
+        opener.feed(sealing._record(bytes(100), 100 | wire._NEW_KEY))
 
 
 @pytest.mark.parametrize("kind", [wire.DATA, wire.STREAM])

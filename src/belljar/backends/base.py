@@ -15,9 +15,9 @@ from belljar.backends.isolation import Isolation, Layer
 from belljar.backends.mounts import WORKSPACE, Mount
 from belljar.environment.environment import Environment
 from belljar.errors import LimitNotEnforceable
-from belljar.guest.worker_process import MAX_FILES
 from belljar.limits import Limits
 from belljar.protocol import wire
+from belljar.protocol.messages import MAX_FILES
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,9 +23,8 @@ from belljar.errors import (
 )
 from belljar.files import transfer, tree_protocol
 from belljar.files.transfer import OnProgress, Transfer
-from belljar.guest import files as guest_files
 from belljar.limits import Limits, format_size, parse_size
-from belljar.protocol import wire
+from belljar.protocol import messages, wire
 from belljar.text import one_line
 
 PART = 4 * 1024 * 1024
@@ -155,8 +154,8 @@ class AsyncFiles:
             found += (
                 parse_info(posixpath.join(target, name), body) for name, body in parse_listing(data)
             )
-            total, offset = parse_number(result, "total"), offset + guest_files.PAGE
-            if total > guest_files.MAX_LIST:
+            total, offset = parse_number(result, "total"), offset + messages.LIST_PAGE
+            if total > messages.MAX_LIST:
                 raise ProtocolError("the guest sent a listing that is too long")
         return found
 
@@ -297,10 +296,10 @@ def _parse_error(error: dict[str, Any], path: str) -> FileError:
 
 def parse_listing(data: bytes) -> list[tuple[str, dict[str, Any]]]:
     try:
-        if len(data) > guest_files.PAGE * _MAX_ENTRY:
+        if len(data) > messages.LIST_PAGE * _MAX_ENTRY:
             raise ProtocolError("the guest sent a listing that is too long")
         entries = json.loads(data) if data else []
-        if len(entries) > guest_files.PAGE:
+        if len(entries) > messages.LIST_PAGE:
             raise ProtocolError("the guest sent a listing that is too long")
         if not all(is_file_name(entry["name"]) for entry in entries):
             raise ProtocolError("the guest sent an invalid file name")

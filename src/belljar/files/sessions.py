@@ -19,7 +19,7 @@ from pathlib import Path
 from belljar.backends.linux.safe_dir import Beneath
 from belljar.environment import store
 from belljar.errors import InvalidOption, unknown_option
-from belljar.guest import removal
+from belljar.protocol import removal
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}", re.ASCII)
 _LOCKS = ".locks"

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 from belljar.backends.linux import safe_dir
 from belljar.backends.linux.safe_dir import Found, is_file_name
 from belljar.errors import ProtocolError, file_error
-from belljar.guest import trees as guest_trees
+from belljar.protocol import messages
 
 if TYPE_CHECKING:
     from belljar.files.api import AsyncFiles
 
-PART = guest_trees.MAX_PART
+PART = messages.MAX_PART
 ROWS = 250  # in one request
 ATTEMPTS = 3  # to read a file that changes meanwhile
 SHOWN = 3  # names in one sentence
@@ -94,7 +94,7 @@ async def scan_tree(files: AsyncFiles, root: str, *, most: int, unlock: bool = F
     pending, after, rows = [""], "", 0
     while pending:
         # Rows that are left out count too: otherwise a listing could go on for ever.
-        if len(census.entries) > most or rows > most + guest_trees.MAX_NAMES:
+        if len(census.entries) > most or rows > most + messages.MAX_NAMES:
             census.unseen.update(pending)
             census.left_out.add_uncounted(_too_many(most))
             break
@@ -108,7 +108,7 @@ async def scan_tree(files: AsyncFiles, root: str, *, most: int, unlock: bool = F
             raise ProtocolError("the guest sent a listing that does not advance")
         count, inner = _add_page(census, asked, data)
         pending, after = pending[done:] + inner, last
-        rows += count if done else max(count, guest_trees.PAGE)  # an unfinished page is full
+        rows += count if done else max(count, messages.SCAN_PAGE)  # an unfinished page is full
     if len(census.entries) > most:
         _drop_beyond(census, most)
     return census
@@ -118,7 +118,7 @@ async def list_mapped(files: AsyncFiles, root: str) -> set[int]:
     """The inodes of files that processes have mapped for writing."""
     answer, _ = await files.call(root, {"op": "mapped", "path": root})
     inodes = answer.get("inodes")
-    if not isinstance(inodes, list) or len(inodes) > guest_trees.MAX_ROWS:
+    if not isinstance(inodes, list) or len(inodes) > messages.MAX_ROWS:
         raise ProtocolError(_MALFORMED)
     return {_parse_number(inode) for inode in inodes}
 
@@ -140,7 +140,7 @@ def _add_page(census: Census, asked: Sequence[str], data: bytes) -> tuple[int, l
     try:
         page = json.loads(data)
         entries, failed = page["entries"], page["failed"]
-        if len(entries) > guest_trees.PAGE + ROWS or len(failed) > ROWS:
+        if len(entries) > messages.SCAN_PAGE + ROWS or len(failed) > ROWS:
             raise ProtocolError("the guest sent a listing that is too long")
         for number, code in failed:
             census.unseen.add(asked[_parse_number(number)])
@@ -362,7 +362,7 @@ async def push_orders(
 ) -> list[Found | int | None]:
     """Let the guest carry out orders; return for each the finished file, an errno, or None."""
     text = json.dumps([[each.verb, each.path, *each.arguments] for each in orders]).encode("ascii")
-    payload = b"".join((guest_trees.LENGTH.pack(len(text)), text, *(each.data for each in orders)))
+    payload = b"".join((messages.LENGTH.pack(len(text)), text, *(each.data for each in orders)))
     answer, _ = await files.call(root, {"op": "scatter", "path": root}, payload)
     rows = answer.get("rows")
     if not isinstance(rows, list) or len(rows) != len(orders):

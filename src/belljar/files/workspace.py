@@ -26,8 +26,8 @@ from belljar.files.sessions import Session
 from belljar.files.sync import Known, Ledger, Save, Signature, plan_save, tmpfs_size
 from belljar.files.transfer import OrderReader, Progress, select_carried, send_orders
 from belljar.files.tree_protocol import Budget, Census, LeftOut, Order
-from belljar.guest.trees import FRESH
 from belljar.limits import format_size
+from belljar.protocol.messages import FRESH
 
 MAX_FILES = 20_000  # copied out of a guest and kept here
 MAX_HOST_FILES = 40_000  # listed here: the caller may add more

@@ -25,8 +25,7 @@ from belljar.errors import InvalidOption
 from belljar.functions import signature
 from belljar.functions.calling import Callee
 from belljar.functions.signature import cut
-from belljar.guest import functions as guest
-from belljar.protocol import wire
+from belljar.protocol import messages, wire
 
 MAX_FUNCTIONS = 200
 MAX_NAME = 64
@@ -218,7 +217,7 @@ def stubs(functions: Functions | Registry) -> str:
 
 
 def _render_stub(told: dict[str, object]) -> str:
-    lines = [f"def {told['name']}{guest.signature(told)}:"]
+    lines = [f"def {told['name']}{messages.build_signature(told)}:"]
     if isinstance(told["doc"], str):
         lines.append(textwrap.indent(_render_docstring(told["doc"]), "    "))
     return "\n".join([*lines, "    ...", ""])

@@ -1,10 +1,9 @@
-"""Checkpoints and branches: interpreters that are parked, and the workspaces that belong to them.
+"""Checkpoints and branches: parked interpreters, and the workspaces that belong to them.
 
-A parked worker is a fork of the one that runs cells, waiting at a socket of its own. A checkpoint's
-never runs a cell; to go back to it, it is forked again. A branch's runs when it is switched to.
-Only one branch is active; whatever belongs to the others is stopped meanwhile.
-
-Longer than other files: what is begun here goes on in callbacks, which are read best side by side.
+A parked worker is a fork of the worker that runs cells, and waits at its own socket. The worker of
+a checkpoint never runs a cell: to go back to the checkpoint, init has it forked again. The worker
+of a branch runs cells when init switches to that branch. Only one branch is active; the processes
+of the others are stopped.
 """
 
 import errno
@@ -14,142 +13,140 @@ from typing import Any, Callable, Dict, List, Optional
 
 from ..protocol import wire
 from . import archive_store, commands
-from .branch import Branch, Copy, Kept, standing, tell
-from .worker_process import Keeper
+from .worker_process import Branch, Checkpoint, Copy, WorkerProcess
 from .workspace_store import CURRENT, Store
 
-MAX_LACKS = 20
+MAX_MISSING = 20
 DIED = "the interpreter died while it was copied"
+NO_CHECKPOINT = "there is no such checkpoint any more"
 
 
 class Branches:
     def __init__(self, init: Any, setup: Dict[str, Any]) -> None:
         self._init = init
         self._setup = setup
-        self.store, self._without = archive_store.choose(setup)
-        self.active = Branch(0, self._keeper())
+        self.store: Optional[Store] = None  # made for the first copy
+        self.active = Branch(self._new_worker())
         self._branches = {0: self.active}
-        self._kept: Dict[int, Kept] = {}
+        self._checkpoints: Dict[int, Checkpoint] = {}
         self._copy: Optional[Copy] = None
         self._after_death: Optional[Callable[[], None]] = None
-        self._heir: Optional[Keeper] = None  # will be active when the active one is dead
-        self.replacing = False  # no interpreter is to be started for one that has ended
+        self._heir: Optional[WorkerProcess] = None  # becomes active when the active one is dead
+        self.replacing = False  # while True, init starts no worker for one that has ended
 
-    def _keeper(self) -> Keeper:
-        return Keeper(self._init, self._setup, self._init.on_worker_frame)
+    def _new_worker(self) -> WorkerProcess:
+        return WorkerProcess(self._init, self._setup, self._init.on_worker_frame)
 
     # -- requests ---------------------------------------------------------------------------
 
     def keep(self, frame: wire.Frame) -> None:
         """Park a copy of the active interpreter, as a checkpoint or a branch."""
-        number, branch = int(frame.header["number"]), bool(frame.header["branch"])
+        number, is_branch = int(frame.header["number"]), bool(frame.header["branch"])
 
         def done(copy: Copy) -> None:
             if copy.error:
-                self._abandon(copy)
-            elif branch:
-                made = Branch(number, copy.keeper)
-                made.files, made.asleep = copy.files, True
-                made.functions, made.fresh = self.active.functions, self.active.fresh
-                self._branches[number] = made
+                self._release(copy.worker, copy.files)
+            elif is_branch:
+                functions, lost = self.active.functions, self.active.state_lost
+                self._branches[number] = Branch(copy.worker, copy.files, functions, lost, True)
             else:
-                self._kept[number] = Kept(copy.keeper, copy.files)
-            self._reply(frame, copy.error, {"lacks": copy.lacks})
+                self._checkpoints[number] = Checkpoint(copy.worker, copy.files)
+            self._reply(frame, copy.error, {"missing": copy.missing})
 
-        self._start_copy(frame, self.active.keeper, CURRENT, done)
+        self._start_copy(frame, self.active.worker, CURRENT, done)
 
     def go_back(self, frame: wire.Frame) -> None:
-        """Fork a checkpoint's interpreter again, and let the fork take the active one's place."""
+        """Fork a checkpoint's interpreter again, and let the fork replace the active one."""
         number = int(frame.header["number"])
-        kept = self._kept.get(number)
-        if kept is None:
-            self._reply(frame, "there is no such checkpoint any more", {"lost": True})
+        checkpoint = self._checkpoints.get(number)
+        if checkpoint is None:
+            self._reply(frame, NO_CHECKPOINT, {"lost": True})
             return
 
         def done(copy: Copy) -> None:
             if not copy.error:
-                self._succeed(copy, frame)
+                self._replace_active(copy, frame)
                 return
-            self._abandon(copy)
-            if number not in self._kept:
+            self._release(copy.worker, copy.files)
+            if number not in self._checkpoints:
                 self._reply(frame, copy.error, {"lost": True})
             else:
                 self._make_room(lambda: self._go_back_alone(frame, number))
 
-        self._start_copy(frame, kept.keeper, kept.files, done)
+        self._start_copy(frame, checkpoint.worker, checkpoint.files, done)
 
     def _go_back_alone(self, frame: wire.Frame, number: int) -> None:
-        """There was not room enough for both, so the active interpreter is gone: it was to go
-        anyhow. Its files go only when the checkpoint's can take their place as they are; then
-        the checkpoint gets a copy of them again, if there is room for that."""
+        """There was not enough room for both interpreters, so the active one, which was to be
+        replaced, is gone already. Its files are removed only when the checkpoint's own can replace
+        them; then the checkpoint gets a copy again, if there is room for it."""
         self.replacing = False
-        kept = self._kept.get(number)
-        if kept is None:
-            self._reply(frame, "there is no such checkpoint any more", {"lost": True})
+        checkpoint = self._checkpoints.get(number)
+        if checkpoint is None:
+            self._reply(frame, NO_CHECKPOINT, {"lost": True})
             self._init.start_worker()
             return
 
         def done(copy: Copy) -> None:
             self.replacing = False
             if copy.error:
-                self._abandon(copy)
+                self._release(copy.worker, copy.files)
                 self._reply(frame, f"{copy.error}; variables are lost, files are as they were")
                 self._init.start_worker()
                 return
-            self.active.keeper, self.active.fresh, self.active.asleep = copy.keeper, False, True
-            files, kept.files = kept.files, ""
+            self._activate(copy.worker)
+            files, checkpoint.files = checkpoint.files, ""
             store = self._store()
             store.remove(store.set_aside(), lambda error: exchange(files))
 
         def exchange(files: str) -> None:
-            if self._bring(files, frame):
+            if self._restore_files(files, frame):
                 keep_again()
-            elif number in self._kept:
-                kept.files = files
+            elif number in self._checkpoints:
+                checkpoint.files = files
             else:
                 self._store().remove(files)
 
         def keep_again() -> None:
             try:
-                kept.files = self._store().make()
+                checkpoint.files = self._store().make()
             except OSError as error:
                 finish(error.errno or errno.EIO)
             else:
-                self._store().copy(CURRENT, kept.files, finish)
+                self._store().copy(CURRENT, checkpoint.files, finish)
 
         def finish(error: int) -> None:
-            if error or number not in self._kept:
-                self._kept.pop(number, None)
-                self._end(kept.keeper, kept.files)
+            if error or number not in self._checkpoints:
+                self._checkpoints.pop(number, None)
+                self._release(checkpoint.worker, checkpoint.files)
             self._wake()
             self._reply(frame)
 
         self.replacing = True
-        self._start_copy(frame, kept.keeper, "", done)
+        self._start_copy(frame, checkpoint.worker, "", done)
 
     def release(self, frame: wire.Frame) -> None:
         if frame.header.get("stuck"):
-            self._give_up()
+            self._cancel_copy()
             self._reply(frame)
             return
         number = int(frame.header["number"])
-        kept, branch = self._kept.pop(number, None), self._branches.pop(number, None)
-        if kept is not None:
-            self._end(kept.keeper, kept.files)
+        checkpoint, branch = self._checkpoints.pop(number, None), self._branches.pop(number, None)
+        if checkpoint is not None:
+            self._release(checkpoint.worker, checkpoint.files)
         elif branch is not None:
             branch.released = True
-            tell(branch.stopped, signal.SIGKILL)
+            commands.signal_processes(branch.stopped, signal.SIGKILL)
             if branch is self.active:
                 for command in list(self._init.commands.values()):
                     command.kill()
-                branch.keeper.signal(signal.SIGKILL)
+                branch.worker.signal(signal.SIGKILL)
             else:
-                self._end(branch.keeper, branch.files)
+                self._release(branch.worker, branch.files)
         self._reply(frame)
 
     def switch(self, frame: wire.Frame) -> None:
-        """From now on, all is about another branch: no cell, command or file is under way. If it
-        fails, and somebody wants to know, the active one goes on as if nothing had been."""
+        """Make another branch active; no cell, command or file request is under way. If it fails
+        and the host waits for a reply, the active branch goes on as before."""
         active, target = self.active, self._branches[int(frame.header["branch"])]
         try:
             if target is not active:
@@ -157,9 +154,9 @@ class Branches:
         except OSError as error:
             if not frame.request or active.released:
                 raise
-            tell(active.stopped, signal.SIGCONT)
+            commands.signal_processes(active.stopped, signal.SIGCONT)
             active.stopped = {}
-            self._reply(frame, _words(error.errno or errno.EIO))
+            self._reply(frame, _describe(error.errno or errno.EIO))
             return
         if frame.request:
             self._reply(frame)
@@ -169,16 +166,16 @@ class Branches:
         self._stop(active)
         aside = store.set_aside()
         if active.released:
-            active.keeper.gone()
+            active.worker.close()
             store.remove(aside)
         store.bring(target.files)
         if not active.released:
             active.files = aside
-            active.asleep = True  # its files may not be the same ones when they are back
+            active.asleep = True  # its files may be other inodes when they are back
         self.active = target
-        tell(target.stopped, signal.SIGCONT)
+        commands.signal_processes(target.stopped, signal.SIGCONT)
         target.stopped = {}
-        if target.keeper.pid:
+        if target.worker.pid:
             self._wake()
         else:
             self._init.start_worker()
@@ -186,18 +183,17 @@ class Branches:
     # -- making copies ----------------------------------------------------------------------
 
     def _start_copy(
-        self,
-        frame: wire.Frame,
-        parent: Keeper,
-        files: str,
-        then: "Callable[[Copy], None]",
+        self, frame: wire.Frame, parent: WorkerProcess, files: str, then: "Callable[[Copy], None]"
     ) -> None:
-        """Without `files`, of the interpreter alone."""
+        """Without `files`, copy the interpreter alone."""
+        reason = ""
         if self.store is None:
-            self._reply(frame, f"checkpoints are not to be had: {self._without}")
+            self.store, reason = archive_store.choose_store(self._setup)
+        if self.store is None:
+            self._reply(frame, f"checkpoints are not available: {reason}")
             return
         if self._copy is not None or self._after_death is not None:
-            self._reply(frame, "checkpoints are not to be had now")
+            self._reply(frame, "another checkpoint is being made; try again")
             return
         if not parent.pid:
             self._reply(frame, "there is no interpreter to copy: out of processes")
@@ -207,8 +203,8 @@ class Branches:
             self._copy = None
             then(copy)
 
-        copy = self._copy = Copy(self._keeper(), parent, finish)
-        end = copy.keeper.expect()
+        copy = self._copy = Copy(self._new_worker(), parent, finish)
+        end = copy.worker.expect_fork()
         parent.signal(signal.SIGCONT)  # the code may have stopped it
         parent.send(wire.pack(wire.FORK, 0, {"fds": 1}), (end,))
         if not files:
@@ -217,73 +213,75 @@ class Branches:
         try:
             copy.files = self.store.make()
         except OSError as error:
-            copy.done("files", error=_words(error.errno or errno.EIO))
+            copy.done("files", error=_describe(error.errno or errno.EIO))
         else:
-            self.store.copy(files, copy.files, lambda e: copy.done("files", error=_words(e)))
+            self.store.copy(files, copy.files, lambda e: copy.done("files", error=_describe(e)))
 
-    def _succeed(self, copy: Copy, frame: wire.Frame) -> None:
-        """A copy of a checkpoint takes the place of the active interpreter."""
-
+    def _replace_active(self, copy: Copy, frame: wire.Frame) -> None:
         def replace() -> None:
             self._heir = None
-            if not copy.keeper.pid:
-                self._abandon(copy)
+            if not copy.worker.pid:
+                self._release(copy.worker, copy.files)
                 self._reply(frame, DIED)
                 return
-            self.active.keeper, self.active.fresh, self.active.asleep = copy.keeper, False, True
+            self._activate(copy.worker)
             store = self._store()
             store.remove(store.set_aside())
-            if self._bring(copy.files, frame):
+            if self._restore_files(copy.files, frame):
                 self._wake()
                 self._reply(frame)
             else:
                 store.remove(copy.files)
 
-        self._heir = copy.keeper
-        self._end_active(replace)
+        self._heir = copy.worker
+        self._kill_active(replace)
 
-    def _bring(self, files: str, frame: wire.Frame) -> bool:
-        """Into /workspace, where nothing is wanted any more. Whether they are there: else whoever
-        asked for it is told, and may try again."""
+    def _activate(self, worker: WorkerProcess) -> None:
+        active = self.active
+        active.worker, active.state_lost, active.asleep = worker, False, True
+
+    def _restore_files(self, files: str, frame: wire.Frame) -> bool:
+        """Bring them to /workspace, which nothing else needs any more. If that fails, the reply
+        says so, and the host may try again."""
         try:
             self._store().bring(files)
         except OSError as error:
-            words = f"{_words(error.errno or errno.EIO)}; variables and files are lost"
+            reason = f"{_describe(error.errno or errno.EIO)}; variables and files are lost"
             self.active.asleep = False
-            self._end_active(lambda: self._reply(frame, words))
+            self._kill_active(lambda: self._reply(frame, reason))
             return False
         return True
 
-    def _end_active(self, then: "Callable[[], None]") -> None:
-        if self.active.keeper.pid:
+    def _kill_active(self, then: "Callable[[], None]") -> None:
+        if self.active.worker.pid:
             self._after_death = then
-            self.active.keeper.signal(signal.SIGKILL)
+            self.active.worker.signal(signal.SIGKILL)
         else:
             then()
 
     def _make_room(self, then: "Callable[[], None]") -> None:
-        """End the active interpreter with all it started. Nothing takes its place yet."""
+        """Kill the active interpreter with all that it started. Nothing replaces it yet."""
         store = self._store()
         self.replacing = True
 
         def when_alone() -> None:
-            # Those killed still count, until the kernel is done with them; and one that was being
-            # forked when all others were killed appears only now.
-            ours = {self.active.keeper.pid} | self.protected()
-            others = [pid for pid in commands.processes() if pid not in ours]
-            tell({pid: commands.started(pid) for pid in others}, signal.SIGKILL)
+            # Killed processes still count until the kernel is done with them, and a process that
+            # was being forked when all others were killed appears only now.
+            ours = {self.active.worker.pid} | self.protected()
+            others = [pid for pid in commands.list_processes() if pid not in ours]
+            commands.signal_processes(commands.read_start_times(others), signal.SIGKILL)
             if not others and not store.children:
-                store.when_reaped = _never
+                store.when_reaped = None
                 then()
 
         def dead() -> None:
             store.when_reaped = when_alone
             when_alone()
 
-        self._end_active(dead)
+        self._kill_active(dead)
 
-    def _give_up(self) -> None:
-        """The host has waited long enough for a copy. Whoever is stuck is ended."""
+    def _cancel_copy(self) -> None:
+        """The host has waited long enough for a copy: end the part that is stuck."""
         copy = self._copy
         if copy is None:
             return
@@ -295,57 +293,53 @@ class Branches:
         else:
             copy.done("forked", "ready")
 
-    def on_frame(self, keeper: Keeper, frame: wire.Frame) -> None:
-        """FORKED and READY, of which a hostile worker may send any. A copy that has failed is
-        waited for no more."""
+    def on_frame(self, worker: WorkerProcess, frame: wire.Frame) -> None:
+        """FORKED and READY, which a hostile worker may send at any time."""
         copy = self._copy
         if copy is None:
             return
-        if frame.kind == wire.READY and keeper is copy.keeper:
-            others = [k.pid for k in (*self._parked(), self.active.keeper) if k is not keeper]
-            if keeper.pid in others:
-                keeper.gone()  # it is another already: its death would be told but once
-            copy.done("ready", error="" if keeper.pid else "the copy is not what it should be")
-        elif frame.kind == wire.FORKED and keeper is copy.parent:
-            lacks, error = frame.header.get("lacks"), frame.header.get("error")
-            if isinstance(lacks, list):
-                copy.lacks = [str(lack)[:200] for lack in lacks[:MAX_LACKS]]
+        if frame.kind == wire.READY and worker is copy.worker:
+            others = [w.pid for w in (*self._parked(), self.active.worker) if w is not worker]
+            if worker.pid in others:
+                worker.close()  # the process is known as another worker already
+            copy.done("ready", error="" if worker.pid else "the copy is not the expected process")
+        elif frame.kind == wire.FORKED and worker is copy.parent:
+            missing, error = frame.header.get("missing"), frame.header.get("error")
+            if isinstance(missing, list):
+                copy.missing = [str(each)[:200] for each in missing[:MAX_MISSING]]
             if error:
-                copy.error = str(error)[:200]  # which is why the copy has not come
+                copy.error = str(error)[:200]  # why the copy has not come
                 copy.done("ready")
             copy.done("forked")
 
-    def on_lost(self, keeper: Keeper) -> None:
-        """A keeper has lost its worker: of a copy, a checkpoint, or a branch that is not active."""
-        for number, kept in list(self._kept.items()):
-            if kept.keeper is keeper:
-                del self._kept[number]
-                if kept.files:
-                    self._store().remove(kept.files)
+    def on_lost(self, worker: WorkerProcess) -> None:
+        """The process of a copy, a checkpoint or an inactive branch has ended."""
+        for number, checkpoint in list(self._checkpoints.items()):
+            if checkpoint.worker is worker:
+                del self._checkpoints[number]
+                if checkpoint.files:
+                    self._store().remove(checkpoint.files)
         for branch in self._branches.values():
-            if branch.keeper is keeper and branch is not self.active:
-                branch.fresh, branch.asleep = True, False
+            if branch.worker is worker and branch is not self.active:
+                branch.state_lost, branch.asleep = True, False
         copy = self._copy
-        if copy is not None and keeper is copy.keeper:
+        if copy is not None and worker is copy.worker:
             copy.done("ready", error=DIED)  # the parent may know why
-        elif copy is not None and keeper is copy.parent:
+        elif copy is not None and worker is copy.parent:
             copy.done("forked", "ready", error=DIED)
 
     def on_active_gone(self) -> None:
-        """Called when the active worker has been reaped and what it left has been ended."""
+        """Init has reaped the active worker and killed what it left."""
         after, self._after_death = self._after_death, None
         if after is not None:
             after()
 
-    def keeper_of(self, pid: int) -> Optional[Keeper]:
-        for keeper in self._parked():
-            if keeper.pid == pid:
-                return keeper
-        return None
+    def find_worker(self, pid: int) -> Optional[WorkerProcess]:
+        return next((worker for worker in self._parked() if worker.pid == pid), None)
 
     def protected(self) -> "set[int]":
-        """What does not belong to the active branch, and survives what ends that."""
-        pids = {keeper.pid for keeper in self._parked() if keeper.pid}
+        """Processes that do not belong to the active branch, and survive its end."""
+        pids = {worker.pid for worker in self._parked() if worker.pid}
         pids.update(self.asleep())
         if self.store is not None:
             pids.update(self.store.children)
@@ -355,11 +349,11 @@ class Branches:
         """Processes of branches that are not active: they stay stopped."""
         return {pid for branch in self._branches.values() for pid in branch.stopped}
 
-    def _parked(self) -> List[Keeper]:
-        keepers = [kept.keeper for kept in self._kept.values()]
-        keepers += [b.keeper for b in self._branches.values() if b is not self.active]
-        coming = [self._heir, self._copy.keeper if self._copy is not None else None]
-        return keepers + [keeper for keeper in coming if keeper is not None]
+    def _parked(self) -> List[WorkerProcess]:
+        workers = [checkpoint.worker for checkpoint in self._checkpoints.values()]
+        workers += [b.worker for b in self._branches.values() if b is not self.active]
+        coming = [self._heir, self._copy.worker if self._copy is not None else None]
+        return workers + [worker for worker in coming if worker is not None]
 
     # -- parts ------------------------------------------------------------------------------
 
@@ -367,29 +361,26 @@ class Branches:
         branch = self.active
         if branch.asleep:
             branch.asleep = False
-            branch.keeper.send(wire.pack(wire.WAKE, 0))
-        self._init.tell_functions()
+            branch.worker.send(wire.pack(wire.WAKE, 0))
+        self._init.send_functions()
 
     def _stop(self, branch: Branch) -> None:
-        """All that runs and is nobody else's is the active branch's."""
+        """Stop the processes of the active branch: all that belong to no other."""
         others = self.protected()
         asleep = self.asleep()
         try:
-            os.kill(-1, signal.SIGSTOP)  # all at once: nothing can fork away from it
+            os.kill(-1, signal.SIGSTOP)  # all at once: no process can escape by forking
         except ProcessLookupError:
             return  # nothing runs
-        branch.stopped = {pid: commands.started(pid) for pid in standing(others)}
+        branch.stopped = commands.read_start_times(commands.wait_until_stopped(others))
         if branch.released:
-            tell(branch.stopped, signal.SIGKILL)
-        tell({pid: commands.started(pid) for pid in others - asleep}, signal.SIGCONT)
+            commands.signal_processes(branch.stopped, signal.SIGKILL)
+        commands.signal_processes(commands.read_start_times(others - asleep), signal.SIGCONT)
 
-    def _abandon(self, copy: Copy) -> None:
-        self._end(copy.keeper, copy.files)
-
-    def _end(self, keeper: Keeper, files: str) -> None:
-        keeper.signal(signal.SIGKILL)
-        keeper.gone()
-        if self._copy is not None and self._copy.parent is keeper:
+    def _release(self, worker: WorkerProcess, files: str) -> None:
+        worker.signal(signal.SIGKILL)
+        worker.close()
+        if self._copy is not None and self._copy.parent is worker:
             self._copy.done("forked", "ready", error="the checkpoint was released")
         if files:
             self._store().remove(files)
@@ -399,15 +390,11 @@ class Branches:
         return self.store
 
     def _reply(self, frame: wire.Frame, error: str = "", header: Any = None) -> None:
-        told = {**(header or {}), "error": error} if error else header
-        self._init.send(wire.REPLY, frame.request, told)
+        header = {**(header or {}), "error": error} if error else header
+        self._init.send(wire.REPLY, frame.request, header)
 
 
-def _words(error: int) -> str:
+def _describe(error: int) -> str:
     if error == errno.EAGAIN:
         return "out of processes"
     return os.strerror(error) if error else ""
-
-
-def _never() -> None:
-    """Nobody waits until the active branch is alone."""

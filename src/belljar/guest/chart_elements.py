@@ -14,8 +14,8 @@ _EDGES = "_belljar_edges"
 _WORDS = ("FuncFormatter", "FixedLocator")
 
 
-class Room:
-    """How many points may still be told, of one chart and of all."""
+class PointBudget:
+    """How many points one chart, and all charts, may still have."""
 
     def __init__(self, each: int, all_: int) -> None:
         self.each = each
@@ -28,7 +28,7 @@ class Room:
 
 
 class Scale:
-    """One axis: how numbers on it are read. Inside matplotlib all of them are floats."""
+    """One axis: how its numbers are read. Inside matplotlib all of them are floats."""
 
     def __init__(self, axes: Any, axis: Any) -> None:
         self._axis = axis
@@ -48,17 +48,17 @@ class Scale:
             self.name, self._read = "datetime", self._date
 
     def plain(self, number: Any) -> Any:
-        """As JSON has it: a number, an ISO date, the name of a category; None for nan."""
+        """The number for JSON: a number, an ISO date, the name of a category; None for nan."""
         number = float(number)
         if not math.isfinite(number):
             return None
         try:
             return self._read(number)
-        except Exception:  # a date before year 1, a period that is none
+        except Exception:  # a date before year 1, a period that is not valid
             return number
 
     def label(self, number: float) -> str:
-        """The words below a bar."""
+        """The label below a bar."""
         if self.name in ("categorical", "datetime"):
             return str(self.plain(number))
         texts = self._texts()
@@ -73,8 +73,8 @@ class Scale:
         return self.name in ("categorical", "datetime") or bool(self._texts())
 
     def _texts(self) -> Dict[float, str]:
-        """Ticks that somebody has given words to, as pandas does for bars."""
-        # For some of them matplotlib makes a function of the words; the places are fixed then.
+        """Ticks with given labels, as pandas sets them for bars."""
+        # For some, matplotlib makes a formatter of the labels; the positions are fixed then.
         formatter = type(self._axis.get_major_formatter()).__name__
         locator = type(self._axis.get_major_locator()).__name__
         if formatter != "FixedFormatter" and (formatter, locator) != _WORDS:
@@ -97,19 +97,19 @@ class Scale:
 Scales = Tuple[Scale, Scale]  # of x and of y
 
 
-class Drawn:
-    """What was found in one pair of axes, and what its lines must not be taken for."""
+class FoundElements:
+    """What was found in one pair of axes, and which lines are parts of other elements."""
 
     def __init__(self) -> None:
         self.found: Found = {}
         self.taken: Set[int] = set()  # ids of artists that are parts of something else
         self.names: Dict[int, str] = {}  # labels of lines, by their ids
-        # Bars that stand apart: which axis they stand on, centre, half of the width.
+        # Separate bars: which axis they stand on, centre, half of the width.
         self.spans: List[Tuple[int, float, float]] = []
 
 
-def record(axes_class: Any) -> None:
-    """Keep what the drawing does not tell: the statistics of box plots, the bins of histograms."""
+def record_calls(axes_class: Any) -> None:
+    """Keep what the drawing does not show: statistics of box plots, bins of histograms."""
     draw_boxes, draw_histogram = axes_class.bxp, axes_class.hist
 
     @functools.wraps(draw_boxes)
@@ -130,13 +130,13 @@ def record(axes_class: Any) -> None:
     axes_class.bxp, axes_class.hist = bxp, hist
 
 
-def find(axes: Any, scales: Scales, room: Room) -> Drawn:
-    """The elements by chart type; what is decoration (caps, whiskers, legends) is no element."""
-    drawn = Drawn()
+def find_elements(axes: Any, scales: Scales, room: PointBudget) -> FoundElements:
+    """The elements by chart type, without decoration (caps, whiskers, legends)."""
+    drawn = FoundElements()
     for kind, parts in (
-        ("pie", _pies(axes)),
-        ("box_and_whisker", _boxes(axes, scales, drawn)),
-        ("bar", _bars(axes, scales, drawn)),
+        ("pie", _add_pies(axes)),
+        ("box_and_whisker", _add_boxes(axes, scales, drawn)),
+        ("bar", _add_bars(axes, scales, drawn)),
     ):
         if parts:
             given = room.take(len(parts))
@@ -148,10 +148,10 @@ def find(axes: Any, scales: Scales, room: Room) -> Drawn:
 # -- pies, boxes, bars --------------------------------------------------------------------------
 
 
-def _pies(axes: Any) -> List[Dict[str, Any]]:
+def _add_pies(axes: Any) -> List[Dict[str, Any]]:
     return [
         {
-            "label": label_of(patch),
+            "label": get_label(patch),
             "angle": _number(patch.theta2 - patch.theta1),
             "radius": _number(patch.r),
         }
@@ -160,13 +160,13 @@ def _pies(axes: Any) -> List[Dict[str, Any]]:
     ]
 
 
-def _boxes(axes: Any, scales: Scales, drawn: Drawn) -> List[Dict[str, Any]]:
+def _add_boxes(axes: Any, scales: Scales, drawn: FoundElements) -> List[Dict[str, Any]]:
     parts: List[Dict[str, Any]] = []
     for stats, made in getattr(axes, _BOXES, ()):
         drawn.taken.update(id(artist) for artists in made.values() for artist in artists)
         for each, median in zip(stats, made["medians"]):
             if median.axes is not axes:
-                continue  # removed again
+                continue  # it was removed
             x, y = (float(sum(values) / len(values)) for values in median.get_data(orig=False))
             across = scales[0] if abs(y - each["med"]) <= abs(x - each["med"]) else scales[1]
             label = across.label(x if across is scales[0] else y)
@@ -186,37 +186,37 @@ def _boxes(axes: Any, scales: Scales, drawn: Drawn) -> List[Dict[str, Any]]:
     return parts
 
 
-def _thin_outliers(boxes: List[Dict[str, Any]], room: Room) -> bool:
-    """Whether some were left out."""
+def _thin_outliers(boxes: List[Dict[str, Any]], room: PointBudget) -> bool:
+    """True if some were left out."""
     total = sum(len(box["outliers"]) for box in boxes)
     given = room.take(total)
     for box in boxes:
         values = box["outliers"]
-        chosen = evenly(len(values), len(values) * given // total if total else 0)
+        chosen = pick_evenly(len(values), len(values) * given // total if total else 0)
         box["outliers"] = [_number(values[i]) for i in chosen]
     return given < total
 
 
-def _bars(axes: Any, scales: Scales, drawn: Drawn) -> List[Dict[str, Any]]:
+def _add_bars(axes: Any, scales: Scales, drawn: FoundElements) -> List[Dict[str, Any]]:
     parts: List[Dict[str, Any]] = []
-    colours = _legend_colours(axes)
+    colours = _read_legend_colours(axes)
     for container in axes.containers:
         kind = type(container).__name__
         if kind == "BarContainer":
-            parts += _bars_of(container, scales, colours, drawn)
+            parts += _read_bars(container, scales, colours, drawn)
             container = getattr(container, "errorbar", None)
         if type(container).__name__ == "ErrorbarContainer":
             line, caps, _ = container.lines
             drawn.taken.update(map(id, caps))
-            drawn.names[id(line)] = label_of(container)
+            drawn.names[id(line)] = get_label(container)
         elif kind == "StemContainer":
             drawn.taken.add(id(container.baseline))
-            drawn.names[id(container.markerline)] = label_of(container)
+            drawn.names[id(container.markerline)] = get_label(container)
     return parts
 
 
-def _legend_colours(axes: Any) -> Dict[Any, str]:
-    """seaborn names its bars by their colour, in the legend alone."""
+def _read_legend_colours(axes: Any) -> Dict[Any, str]:
+    """seaborn names bars by their colour, and only in the legend."""
     legend = axes.get_legend()
     if legend is None:
         return {}
@@ -227,8 +227,8 @@ def _legend_colours(axes: Any) -> Dict[Any, str]:
     }
 
 
-def _bars_of(
-    container: Any, scales: Scales, colours: Dict[Any, str], drawn: Drawn
+def _read_bars(
+    container: Any, scales: Scales, colours: Dict[Any, str], drawn: FoundElements
 ) -> List[Dict[str, Any]]:
     lying = getattr(container, "orientation", "vertical") == "horizontal"
     scale, patches = scales[1 if lying else 0], container.patches
@@ -237,25 +237,25 @@ def _bars_of(
         else (float(p.get_x()), float(p.get_width()), p.get_height())
         for p in patches
     ]  # fmt: skip
-    edges = None if scale.has_names else _edges(container, spans)
+    edges = None if scale.has_names else _find_edges(container, spans)
     if edges is None:
         labels = [scale.label(start + width / 2) for start, width, _ in spans]
         drawn.spans += [
             (int(lying), start + width / 2, abs(width) / 2) for start, width, _ in spans
         ]
     else:
-        labels = _bins(edges)
-    # hist() gives its label to the first bar; others give every bar one of its own.
-    group = label_of(container) or (label_of(patches[0]) if patches else "")
+        labels = _name_bins(edges)
+    # hist() labels the first bar; others label every bar.
+    group = get_label(container) or (get_label(patches[0]) if patches else "")
     parts = []
     for patch, label, (_, _, value) in zip(patches, labels, spans):
-        named = label_of(patch) or group or colours.get(tuple(patch.get_facecolor()[:3]), "")
+        named = get_label(patch) or group or colours.get(tuple(patch.get_facecolor()[:3]), "")
         parts.append({"label": label, "group": named, "value": _number(value)})
     return parts
 
 
-def _edges(container: Any, spans: List[Tuple[float, float, Any]]) -> Optional[List[float]]:
-    """Of a histogram's bins: bars side by side without a gap are one, too."""
+def _find_edges(container: Any, spans: List[Tuple[float, float, Any]]) -> Optional[List[float]]:
+    """Edges of the bins of a histogram. Bars side by side without a gap are one, too."""
     known = getattr(container, _EDGES, ())
     if len(known) == len(spans) + 1:
         return [float(edge) for edge in known]
@@ -266,14 +266,14 @@ def _edges(container: Any, spans: List[Tuple[float, float, Any]]) -> Optional[Li
     return edges if edges and touch else None
 
 
-def _bins(edges: List[float]) -> List[str]:
-    """As mathematics writes intervals, with as many digits as tell one edge from the next."""
+def _name_bins(edges: List[float]) -> List[str]:
+    """Intervals as in mathematics, with enough digits to distinguish the edges."""
     count = len(edges) - 1
     width = min(abs(edges[i + 1] - edges[i]) for i in range(count)) or 1.0
     largest = max(map(abs, edges)) or 1.0
     needed = max(1 + math.log10(largest), 3 + math.log10(largest / width))
     digits = min(15, max(6, math.ceil(needed)))
-    # Bars are drawn around their middle, so that zero may come as 1e-16.
+    # Bars are drawn around their centre, so zero may come as 1e-16.
     texts = [f"{0.0 if abs(edge) < width * 1e-9 else edge:.{digits}g}" for edge in edges]
     closing = [")"] * (count - 1) + ["]"]
     return [f"[{texts[i]}, {texts[i + 1]}{closing[i]}" for i in range(count)]
@@ -282,7 +282,7 @@ def _bins(edges: List[float]) -> List[str]:
 # -- what lines need as well --------------------------------------------------------------------
 
 
-def evenly(length: int, count: int) -> List[int]:
+def pick_evenly(length: int, count: int) -> List[int]:
     """`count` places out of `length`, the first and the last among them."""
     if count >= length:
         return list(range(length))
@@ -291,9 +291,9 @@ def evenly(length: int, count: int) -> List[int]:
     return [round(i * (length - 1) / (count - 1)) for i in range(count)]
 
 
-def label_of(artist: Any) -> str:
+def get_label(artist: Any) -> str:
     label = artist.get_label()
-    # matplotlib's own names, "_child0", are for those without one.
+    # matplotlib names unlabelled artists "_child0".
     return "" if label is None or str(label).startswith("_") else str(label)[:MAX_LABEL]
 
 

@@ -1,24 +1,25 @@
-"""Commands: programs that init starts at the caller's request, beside the worker."""
+"""Commands: programs that init starts for the host, beside the worker. Also the process table."""
 
 import os
 import signal
 import subprocess
 import time
-from typing import Any, Callable, Dict, List, Set, Union
+from typing import Any, Callable, Dict, Iterable, List, Set, Union
 
 from ..protocol import wire
 from . import poller
-from .pump import Pump
+from .poller import OutputReader
 
 NOT_FOUND = 127
-DEATH_LOOKS = 200  # a millisecond apart
-STOP_LOOKS = 20  # the same; a parent in vfork() does not stop before its child goes on
+DEATH_CHECKS = 200  # a millisecond apart
+STOP_CHECKS = 20  # a millisecond apart; a parent in vfork() stops only when its child goes on
 CANNOT_RUN = 126
+STOP_TIMEOUT = 0.5  # seconds for processes to stop
 
-# init's own limits of open files and memory are higher than the code's; a shell can lower them
-# before it becomes the command, without a copy of init being made for that. Out of memory, the
-# kernel shall pick the command before init, and what it starts before the interpreter: set here,
-# because a child that is born before a later write would not inherit it.
+# Init's limits of open files and memory are higher than the code's. A shell lowers them before it
+# becomes the command, so init need not fork a copy of itself for that. It also sets the score by
+# which the kernel, when memory runs out, kills the command before init and before the interpreter:
+# a child that is forked before a later write would not inherit it.
 _LIMITED = (
     "/bin/sh",
     "-c",
@@ -27,7 +28,7 @@ _LIMITED = (
 )
 
 
-def start(init: Any, frame: wire.Frame) -> None:
+def start_command(init: Any, frame: wire.Frame) -> None:
     header = frame.header
     environment = {**os.environ, **(header.get("env") or {})}
     limit = init.setup.get("data")
@@ -58,12 +59,13 @@ class Command:
         self._process = process
         self._room = int(frame.header["output"])
         self.pid = process.pid
-        self._pumps: List[Pump] = []
+        pipes = {}
         for name, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
             assert pipe is not None
-            # The pump owns its own copy, so that the Popen object can be dropped with its own.
-            self._pumps.append(Pump(init, os.dup(pipe.fileno()), name, self._on_output))
+            # A copy for the reader, which closes it: the Popen object closes its descriptor, too.
+            pipes[os.dup(pipe.fileno())] = name
             pipe.close()
+        self._output = OutputReader(init, pipes, self._on_output)
         self._input = memoryview(frame.payload)
         if process.stdin is not None:
             os.set_blocking(process.stdin.fileno(), False)
@@ -71,13 +73,13 @@ class Command:
 
     def _on_input(self, pipe: Any, events: int) -> None:
         if pipe.closed:
-            return  # the command ended in this very round
+            return  # the command ended since the poll
         try:
             self._input = self._input[os.write(pipe.fileno(), self._input[: wire.CHUNK]) :]
         except BlockingIOError:
             return
         except OSError:
-            self._input = memoryview(b"")  # the command does not want the rest
+            self._input = memoryview(b"")  # the command has closed its input
         if not self._input:
             self._close_input()
 
@@ -87,76 +89,71 @@ class Command:
             self._init.selector.unregister(pipe)
             pipe.close()
 
-    def _on_output(self, pump: Pump, data: bytes) -> None:
+    def _on_output(self, reader: OutputReader, name: str, data: bytes) -> None:
         if self._room < 0:
             return
         kept = data[: self._room]
         if kept:
-            self._init.send(wire.STREAM, self._request, {"name": pump.name}, kept)
+            self._init.send(wire.STREAM, self._request, {"name": name}, kept)
         self._room -= len(data)
         if self._room < 0:
             self._init.send(wire.OVERFLOW, self._request)
 
     def signal(self, number: int) -> None:
-        """To the whole process group; the leader is not reaped yet, so the number is its own."""
+        """Signal the process group; the leader is not reaped yet, so its pid is not used again."""
         try:
             os.killpg(self.pid, number)
         except ProcessLookupError:
             pass  # it has just ended; its status is on the way
 
     def kill(self) -> None:
-        """With what it started, also in sessions of their own. What has been daemonised (its
-        parent has ended) cannot be told from other orphans and lives on."""
+        """Kill it with its descendants in other sessions. A daemon (a process whose parent has
+        ended) cannot be told from other orphans, and lives on."""
         found = _descendants(self.pid)  # before they are orphans
-        # The shell and what it waits for at once: one that sees its child die goes on with the next
-        # command.
+        # The shell first, with the child that it waits for: a shell that sees its child die runs
+        # its next command.
         self.signal(signal.SIGKILL)
         for pid in found:
-            _kill(pid)
+            _send_signal(pid, signal.SIGKILL)
 
     def on_exit(self, status: int) -> None:
-        """What a background child still writes after this is not waited for, nor shown."""
+        """Called when init has reaped it. Later output of background children is dropped."""
         self._process.returncode = status  # reaped by init: Popen must not wait again
         self._close_input()
-        for pump in self._pumps:
-            pump.drain()
-            pump.close()
+        self._output.read()
+        self._output.close()
         del self._init.commands[self._request]
-        died = os.WIFSIGNALED(status)
-        header: Dict[str, Any] = {
-            "signal": os.WTERMSIG(status) if died else None,
-            "exit_code": None if died else os.WEXITSTATUS(status),
-        }
-        self._init.send(wire.DONE, self._request, header)
+        self._init.send(wire.DONE, self._request, describe_exit(status))
+
+
+def describe_exit(status: int) -> Dict[str, Any]:
+    if os.WIFSIGNALED(status):
+        return {"signal": os.WTERMSIG(status), "exit_code": None}
+    return {"signal": None, "exit_code": os.WEXITSTATUS(status)}
 
 
 def kill_leftovers(init: Any) -> None:
-    """End whatever the worker started: everything but init and what is not the worker's.
-
-    Without others one kill(-1) reaches all at once.
-    """
-    if init.commands or init.protected():
+    """Kill all processes that the worker started. One kill(-1) is enough if there are no others."""
+    if init.commands or init.branches.protected():
         _kill_wanted(init, lambda pid: True)
     else:
         _signal_all(signal.SIGKILL)
 
 
 def kill_since(init: Any, began: float, worker: int) -> None:
-    """End what a cell has started, and nothing older: for a cell that passed a limit but whose
-    interpreter lives on."""
+    """Kill the processes that a cell has started: it passed a limit, but its interpreter lives."""
     ticks = int(began * os.sysconf("SC_CLK_TCK"))
-    _kill_wanted(init, lambda pid: pid != worker and started(pid) >= ticks)
+    _kill_wanted(init, lambda pid: pid != worker and read_start_time(pid) >= ticks)
 
 
 def threads_since(worker: int, began: float) -> bool:
-    """Whether the worker still runs threads that a cell has started. They cannot be ended but
-    with it."""
+    """True if the worker runs threads that a cell has started. Only its death ends them."""
     ticks = int(began * os.sysconf("SC_CLK_TCK"))
     try:
         tasks = [int(name) for name in os.listdir(f"/proc/{worker}/task")]
     except OSError:
         return False  # gone, threads and all
-    return any(task != worker and started(task) >= ticks for task in tasks)
+    return any(task != worker and read_start_time(task) >= ticks for task in tasks)
 
 
 def _signal_all(number: int) -> None:
@@ -167,75 +164,67 @@ def _signal_all(number: int) -> None:
 
 
 def _kill_wanted(init: Any, wanted: "Callable[[int], bool]") -> None:
-    """All are stopped first, by one call that reaches every one of them, so that nothing can fork
-    away from what follows."""
+    """First one call stops all processes, so that none can escape by forking."""
     _signal_all(signal.SIGSTOP)
     _wait_until_stopped()
     sessions = {command.pid for command in init.commands.values()}
-    others, asleep = init.protected(), init.asleep()
+    others, asleep = init.branches.protected(), init.branches.asleep()
     killed: Set[int] = set()
-    while True:  # one that was being forked when the stop came appears a moment later
-        found = [p for p in processes() if p not in others and p not in killed and wanted(p)]
+    while True:  # a process that was being forked at the stop appears a moment later
+        found = [p for p in list_processes() if p not in others and p not in killed and wanted(p)]
         victims = [p for p in found if not _in_sessions(p, sessions)]
         if not victims:
             break
         for pid in victims:
-            _kill(pid)
+            _send_signal(pid, signal.SIGKILL)
         killed.update(victims)
-    for pid in processes():
+    for pid in list_processes():
         if pid not in killed and pid not in asleep:
-            _continue(pid)
-    # They are dying; who looks afterwards shall not find them. Not for long: init waits here.
-    for _ in range(DEATH_LOOKS):
+            _send_signal(pid, signal.SIGCONT)
+    # They are dying. Wait until they are gone, but not for long: init serves nothing meanwhile.
+    for _ in range(DEATH_CHECKS):
         if not any(_is_alive(pid) for pid in killed):
             return
         time.sleep(0.001)
 
 
 def _wait_until_stopped() -> None:
-    """A child whose fork is under way when the stop comes is born stopped. It would miss the signal
-    to continue if that came before its birth, so every fork must have ended."""
-    for _ in range(STOP_LOOKS):
-        if all(_is_stopped(pid) for pid in processes()):
+    """A child that is being forked at the stop is born stopped. It would miss a SIGCONT that came
+    before its birth, so wait until every fork has ended."""
+    for _ in range(STOP_CHECKS):
+        if all(_is_stopped(pid) for pid in list_processes()):
             return
         time.sleep(0.001)
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether all its threads have stopped or ended."""
+    """True if all its threads have stopped or ended."""
     try:
         tasks = os.listdir(f"/proc/{pid}/task")
-        return all(stat(f"{pid}/task/{task}")[0] in b"TtZX" for task in tasks)
+        return all(read_stat(f"{pid}/task/{task}")[0] in b"TtZX" for task in tasks)
     except OSError:
         return True  # gone meanwhile
 
 
 def _is_alive(pid: int) -> bool:
     try:
-        return not is_over(stat(pid))
+        return not has_ended(read_stat(pid))
     except OSError:
         return False
 
 
-def _continue(pid: int) -> None:
+def _send_signal(pid: int, number: int) -> None:
     try:
-        os.kill(pid, signal.SIGCONT)
+        os.kill(pid, number)
     except ProcessLookupError:
-        pass  # it was faster
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # it was faster
+        pass  # it has ended
 
 
 def _descendants(pid: int) -> List[int]:
     children: Dict[int, List[int]] = {}
-    for other in processes():
+    for other in list_processes():
         try:
-            children.setdefault(int(stat(other)[1]), []).append(other)
+            children.setdefault(int(read_stat(other)[1]), []).append(other)
         except OSError:
             continue  # ended meanwhile
     found: List[int] = []
@@ -246,33 +235,33 @@ def _descendants(pid: int) -> List[int]:
     return found
 
 
-def started(pid: int) -> int:
-    """When, in clock ticks since boot; never, if it is gone."""
+def read_start_time(pid: int) -> int:
+    """In clock ticks since boot; -1 if the process is gone."""
     try:
-        return int(stat(pid)[19])
+        return int(read_stat(pid)[19])
     except OSError:
         return -1
 
 
-def parent(pid: int) -> int:
-    """0, if it is gone."""
+def read_parent(pid: int) -> int:
+    """0 if the process is gone."""
     try:
-        return int(stat(pid)[1])
+        return int(read_stat(pid)[1])
     except OSError:
         return 0
 
 
-def stat(pid: "Union[int, str]") -> List[bytes]:
+def read_stat(pid: "Union[int, str]") -> List[bytes]:
     with open(f"/proc/{pid}/stat", "rb") as file:
         return file.read().rpartition(b")")[2].split()
 
 
-def is_over(fields: List[bytes]) -> bool:
-    """Whether all its threads have ended: of the first alone the kernel says the same."""
+def has_ended(fields: List[bytes]) -> bool:
+    """True if all threads have ended: the kernel says Z when the first thread alone has."""
     return fields[0] in (b"Z", b"X") and int(fields[17]) <= 1
 
 
-def processes() -> List[int]:
+def list_processes() -> List[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
 
 
@@ -280,6 +269,29 @@ def _in_sessions(pid: int, sessions: "set[int]") -> bool:
     try:
         if os.getsid(pid) in sessions:
             return True
-        return is_over(stat(pid))
+        return has_ended(read_stat(pid))
     except OSError:
         return True  # gone meanwhile
+
+
+def signal_processes(start_times: Dict[int, int], number: int) -> None:
+    """Send a signal to processes, each given with its start time."""
+    for pid, start_time in start_times.items():
+        if start_time < 0 or read_start_time(pid) != start_time:
+            continue  # it has ended, and another process may have its number now
+        _send_signal(pid, number)
+
+
+def read_start_times(pids: "Iterable[int]") -> Dict[int, int]:
+    return {pid: read_start_time(pid) for pid in pids}
+
+
+def wait_until_stopped(others: "set[int]") -> List[int]:
+    """All processes except `others`, when they have stopped. One that was being forked at the stop
+    appears a little later."""
+    deadline = time.monotonic() + STOP_TIMEOUT
+    while True:
+        found = [pid for pid in list_processes() if pid not in others]
+        if all(_is_stopped(pid) for pid in found) or time.monotonic() > deadline:
+            return found
+        time.sleep(0.001)

@@ -1,7 +1,7 @@
-"""PID 1 of a container: what the engine starts, before it becomes the guest's init.
+"""PID 1 of a container: the engine starts it, and it becomes the guest's init.
 
-It has come over standard input, which from then on is the wire. The engine has confined it
-already: nothing here grants or takes a right, but that init hides from the code it runs.
+Its source came over standard input, which is the wire from then on. The engine has confined it
+already, so it changes no rights; it only makes itself not dumpable, to hide from the code.
 """
 
 import gc
@@ -9,13 +9,36 @@ import importlib
 import importlib.util
 import os
 import traceback
-from typing import Any, Dict, List, NoReturn
+from typing import Any, Dict, List, NoReturn, Tuple
 
 from ..backends.linux import syscalls as sys_
 from ..protocol import wire
-from ..protocol.seal import KEY, Seal
+from ..protocol.wire import KEY_SIZE, Seal
 from . import init
-from .pipes import Pipes
+
+
+class Pipes:
+    """Two pipes with the methods of a socket that init uses. Descriptors cannot be sent."""
+
+    def __init__(self, reading: int, writing: int) -> None:
+        self.reading = reading
+        self.writing = writing
+
+    def setblocking(self, flag: bool) -> None:
+        os.set_blocking(self.reading, flag)
+        os.set_blocking(self.writing, flag)
+
+    def recvmsg(self, size: int, *unused: int) -> "Tuple[bytes, List[Any], int, None]":
+        return os.read(self.reading, size), [], 0, None
+
+    def send(self, data: "memoryview") -> int:
+        return os.write(self.writing, data)
+
+    def sendall(self, data: bytes) -> None:
+        """Only while the pipes block."""
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self.writing, view) :]
 
 
 def main(config: Dict[str, Any]) -> NoReturn:
@@ -36,8 +59,8 @@ def main(config: Dict[str, Any]) -> NoReturn:
 
 
 def _take_key() -> bytearray:
-    """It follows the bundle, and is read to one place only."""
-    key = bytearray(KEY)
+    """Read the key, which follows the bundle, into one buffer that can be erased."""
+    key = bytearray(KEY_SIZE)
     view = memoryview(key)
     while view:
         taken = os.readv(0, [view])
@@ -48,7 +71,7 @@ def _take_key() -> bytearray:
 
 
 def _take_pipes() -> Pipes:
-    """The wire away from the standard descriptors: what modules print at import is not for it."""
+    """Move the wire away from descriptors 0 and 1, because modules may print at import."""
     pipes = Pipes(os.dup(0), os.dup(1))
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -59,15 +82,15 @@ def _take_pipes() -> Pipes:
 
 def _prepare(config: Dict[str, Any]) -> Dict[str, Any]:
     if os.getpid() != 1:
-        raise RuntimeError("it is not the first process of its container")
+        raise RuntimeError("this is not the first process of its container")
     os.umask(0o022)
     os.chdir(config["setup"]["workspace"])
-    sys_.prctl(sys_.PR_SET_DUMPABLE, 0)  # the code has the same uid, and must not look in here
+    sys_.prctl(sys_.PR_SET_DUMPABLE, 0)  # the code has the same uid, and must not read this memory
     skipped = _preload(config["preload"], config["warmup"], config["own_image"])
     threads = len(os.listdir("/proc/self/task"))
-    if threads != 1:  # a fork copies one thread only; locks of the others would stay locked
+    if threads != 1:  # a fork copies one thread only; locks of others would stay locked
         raise RuntimeError(
-            f"{threads - 1} threads run after the imports; leave out what starts them"
+            f"{threads - 1} threads run after the imports; remove the import that starts them"
         )
     sys_.run_fork_hooks()
     gc.collect()
@@ -76,7 +99,7 @@ def _prepare(config: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _preload(modules: List[str], warmup: str, own_image: bool) -> List[str]:
-    """Those that an image of the caller's does not have are left out, and the warmup with them."""
+    """Import them. Skip those that the caller's image lacks, and then skip the warmup."""
     skipped = []
     for name in modules:
         if own_image and importlib.util.find_spec(name.partition(".")[0]) is None:
@@ -89,5 +112,5 @@ def _preload(modules: List[str], warmup: str, own_image: bool) -> List[str]:
 
 
 def _worker_started() -> None:
-    # init is not dumpable; the worker may look at itself (/proc/self) and its children.
+    # Init is not dumpable; the worker may read /proc of itself and of its children.
     sys_.prctl(sys_.PR_SET_DUMPABLE, 1)

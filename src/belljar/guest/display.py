@@ -1,15 +1,18 @@
-"""Rich results: what an object offers of itself, by MIME type, as in a notebook."""
+"""Rich results: the formats that an object offers, by MIME type, as in a notebook. Frames of
+pandas, polars and pyarrow are tables: HTML, data, CSV."""
 
 import base64
 import builtins
+import importlib
+import io
 import json
 import sys
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
 
-from ..protocol import messages, wire
-from . import charts, figures, frames, libraries
+from ..protocol import messages, values, wire
+from . import figures, libraries
 
-# A part may also be made when it is known how much room there is for it.
+# A part may also be a function that gets the room for it in bytes.
 Part = Union[str, bytes, Callable[[int], Optional[bytes]]]
 Bundle = Dict[str, Part]
 
@@ -27,13 +30,7 @@ _BINARY = ("image/png", "image/jpeg", "image/gif", "image/webp", "application/pd
 _REFUSED = ("application/javascript", "text/javascript")  # code for the caller's browser
 
 _show: "Optional[Callable[[Bundle, bool], object]]" = None
-_csv = False
-
-
-def tables_as_csv(wanted: bool) -> None:
-    """Whether tables come as CSV, too. Called before each cell."""
-    global _csv
-    _csv = wanted
+as_csv = False  # send tables as CSV, too; the worker sets it before each cell
 
 
 def install(show: "Callable[[Bundle, bool], object]") -> None:
@@ -44,8 +41,8 @@ def install(show: "Callable[[Bundle, bool], object]") -> None:
 
 
 class Handle:
-    """What display() gives for a `display_id`. A result that was sent stays: an update is one
-    more result."""
+    """What display() returns for a `display_id`. A result that was sent stays: an update is
+    another result."""
 
     def __init__(self, display_id: Any) -> None:
         self.display_id = display_id
@@ -62,112 +59,112 @@ def show(
     exclude: "Optional[Iterable[str]]" = None,
     raw: bool = False,
     display_id: Any = None,
-    **ignored: Any,  # metadata, transient, clear: of notebooks that keep what they show
+    **ignored: Any,  # metadata, transient, clear: a sandbox has no use for them
 ) -> "Optional[Handle]":
     """Send objects to the caller as results of this cell.
 
-    This is `display` of the cells: pictures, tables and text that an object offers of itself.
+    This is `display` of the cells: pictures, tables and text that an object offers.
     With `raw`, the objects are dictionaries of MIME type and content.
     """
     if _show is None:
         raise RuntimeError("display() works in a cell only")
     for item in objects:
-        made = _checked(item) if raw else bundle(item)
-        # Of what offers nothing that is taken, such as JavaScript, there is at least its text.
-        _show(_chosen(made, include, exclude) or {"text/plain": repr(item)}, False)
+        made = _check_bundle(item) if raw else make_bundle(item)
+        # An object that offers only refused formats, such as JavaScript, is sent as text.
+        _show(_choose_formats(made, include, exclude) or {"text/plain": repr(item)}, False)
     return None if display_id is None else Handle(display_id)
 
 
-def bundle(value: Any) -> Bundle:
-    """Everything `value` offers. A method that fails costs its own format, never the result."""
+def make_bundle(value: Any) -> Bundle:
+    """All formats that `value` offers. A method that fails loses its own format only."""
     if figures.is_figure(value):
-        return dict(figures.bundle(value))
+        return dict(figures.bundle_figure(value))
     data: Bundle = {"text/plain": repr(value)}
     if isinstance(value, type):
-        return data  # its methods are for its instances
-    offered = _offered(value, "_repr_mimebundle_", include=None, exclude=None)
-    for mime, content in _checked(offered if isinstance(offered, dict) else {}).items():
+        return data  # the methods of a class are for its instances
+    offered = _call_method(value, "_repr_mimebundle_", include=None, exclude=None)
+    for mime, content in _check_bundle(offered if isinstance(offered, dict) else {}).items():
         data.setdefault(mime, content)
     for mime, method in _METHODS:
-        part = None if mime in data else _part(mime, _offered(value, method))
+        part = None if mime in data else _convert_part(mime, _call_method(value, method))
         if part is not None:
             data[mime] = part
     _add_table(value, data)
-    _settle_picture(value, data)
+    _choose_picture(value, data)
     return data
 
 
 def _add_table(value: Any, data: Bundle) -> None:
-    if not frames.is_frame(value):
+    if not is_table(value):
         return
-    page = None if "text/html" in data else _guarded(lambda: frames.html(value))
+    page = None if "text/html" in data else _try(lambda: render_table(value))
     if page is not None:
         data["text/html"] = page
-    table = _guarded(lambda: frames.data(value))
+    table = _try(lambda: encode_table(value))
     if table is not None:
-        data[frames.MIME] = table
-    text = _guarded(lambda: frames.csv(value, wire.MAX_PAYLOAD)) if _csv else None
+        data[TABLE_MIME] = table
+    text = _try(lambda: render_csv(value, wire.MAX_PAYLOAD)) if as_csv else None
     if text is not None:
         data["text/csv"] = text
 
 
-def _settle_picture(value: Any, data: Bundle) -> None:
-    """PIL offers every image as PNG and as JPEG, as far as its colours allow: PNG is enough."""
+def _choose_picture(value: Any, data: Bundle) -> None:
+    """PIL offers an image as PNG and as JPEG if its colours allow it: PNG is enough."""
     image = sys.modules.get("PIL.Image")
     if image is None or not isinstance(value, image.Image):
         return
-    # PNG has no such colours; a mode of floats has no picture at all.
+    # PNG does not have these colours. Modes of floats have no picture.
     if "image/png" not in data and value.mode in ("CMYK", "LAB", "HSV", "YCbCr"):
-        picture = _guarded(lambda: value.convert("RGB")._repr_png_())
+        picture = _try(lambda: value.convert("RGB")._repr_png_())
         if isinstance(picture, bytes):
             data["image/png"] = picture
     if "image/png" in data:
         data.pop("image/jpeg", None)
 
 
-def _offered(value: Any, method: str, **options: Any) -> Any:
-    """What a method of its class gives, without the metadata that may come with it."""
+def _call_method(value: Any, method: str, **options: Any) -> Any:
+    """The result of a method of its class, without metadata."""
     offer = getattr(type(value), method, None)
     if offer is None:
         return None
-    made = _guarded(lambda: offer(value, **options))
+    made = _try(lambda: offer(value, **options))
     return made[0] if isinstance(made, tuple) and len(made) == 2 else made
 
 
-def _guarded(make: "Callable[[], Any]") -> Any:
+def _try(make: "Callable[[], Any]") -> Any:
     try:
         return make()
     except Exception:
-        return None  # a broken _repr_*_ must not hide the text; a time-out is no Exception
+        return None  # a broken _repr_*_ must not hide the text; a time-out is not an Exception
 
 
-def _checked(offered: Any) -> Bundle:
-    """A MIME bundle that somebody else made, without what cannot be sent."""
+def _check_bundle(offered: Any) -> Bundle:
+    """A MIME bundle of a library or of the code, without what cannot be sent."""
     if not isinstance(offered, dict):
         raise TypeError("display(raw=True) takes dictionaries of MIME type and content")
     data: Bundle = {}
     for mime, content in offered.items():
         if isinstance(mime, str) and 0 < len(mime) <= messages.MAX_NAME and mime not in _REFUSED:
-            part = _part(mime, content)
+            part = _convert_part(mime, content)
             if part is not None:
                 data[mime] = part
     return data
 
 
-def _part(mime: str, content: Any) -> "Union[str, bytes, None]":
-    """Text or bytes as its MIME type wants it; None for what is neither."""
+def _convert_part(mime: str, content: Any) -> "Union[str, bytes, None]":
+    """The content as text or bytes, as its MIME type needs it; None if it is neither."""
     made = content
     if mime in _BINARY and isinstance(content, str):  # base64, as in the files of notebooks
-        made = _guarded(lambda: base64.b64decode("".join(content.split()), validate=True))
+        made = _try(lambda: base64.b64decode("".join(content.split()), validate=True))
     elif mime.endswith(("/json", "+json", ".json")) and isinstance(content, (dict, list)):
-        made = _guarded(lambda: json.dumps(content, allow_nan=False))
+        made = _try(lambda: json.dumps(content, allow_nan=False))
     elif isinstance(content, (bytes, bytearray, memoryview)):
         textual = mime.startswith("text/") or mime.endswith("+xml")
-        made = _guarded(lambda: bytes(content).decode("utf-8")) if textual else bytes(content)
+        made = _try(lambda: bytes(content).decode("utf-8")) if textual else bytes(content)
     return made if isinstance(made, (str, bytes)) else None
 
 
-def _chosen(
+def _choose_formats(
     data: Bundle, include: "Optional[Iterable[str]]", exclude: "Optional[Iterable[str]]"
 ) -> Bundle:
     wanted = None if include is None else set(include)
@@ -179,10 +176,10 @@ def _chosen(
     }
 
 
-def flatten(data: Bundle, main: bool, text: int, limit: int) -> "Tuple[Dict[str, Any], bytes]":
-    """One result as header and payload: its parts follow each other in the payload. A part that
-    does not fit into `limit` is left out, and named; plain text is cut at `text` instead. Named is
-    also what came without some of its points."""
+def pack_bundle(data: Bundle, main: bool, text: int, limit: int) -> "Tuple[Dict[str, Any], bytes]":
+    """One result as header and payload, in which its parts follow each other. `dropped` names parts
+    that do not fit into `limit`, and charts without some of their points. Plain text is cut at
+    `text` instead."""
     cut = False
     parts: List[Dict[str, Any]] = []
     chunks: List[bytes] = []
@@ -192,15 +189,15 @@ def flatten(data: Bundle, main: bool, text: int, limit: int) -> "Tuple[Dict[str,
         if len(parts) == messages.MAX_PARTS:
             dropped.append(mime)
             continue
-        raw = _bytes(content, room)
-        most = _most(mime, isinstance(content, str), text, limit, room)
+        raw = _to_bytes(content, room)
+        most = _limit_part(mime, isinstance(content, str), text, limit, room)
         if raw is None or len(raw) > most:
             if raw is None or mime != "text/plain":
                 dropped.append(mime)
                 continue
             cut = True
             raw = raw[: max(most - 3, 0)].decode("utf-8", "ignore").encode() + b"\xe2\x80\xa6"
-        elif isinstance(content, charts.Partial):
+        elif isinstance(content, figures.PartialChart):
             dropped.append(mime)
         parts.append({"mime": mime, "size": len(raw), "text": isinstance(content, str)})
         chunks.append(raw)
@@ -209,14 +206,14 @@ def flatten(data: Bundle, main: bool, text: int, limit: int) -> "Tuple[Dict[str,
     return header, b"".join(chunks)
 
 
-def _most(mime: str, is_text: bool, text: int, limit: int, room: int) -> int:
-    """How many bytes a part may take: no page of HTML leaves no room for the picture."""
+def _limit_part(mime: str, is_text: bool, text: int, limit: int, room: int) -> int:
+    """How many bytes a part may take. HTML gets half of them, so a picture has room."""
     if mime == "text/plain":
         return min(room, text)
     return min(room, limit // 2) if is_text else room
 
 
-def _bytes(content: Part, room: int) -> Optional[bytes]:
+def _to_bytes(content: Part, room: int) -> Optional[bytes]:
     if isinstance(content, bytes):
         return content
     return content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content(room)
@@ -224,3 +221,92 @@ def _bytes(content: Part, room: int) -> Optional[bytes]:
 
 def cap_text(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[:limit] + "\u2026"
+
+
+# -- tables ---------------------------------------------------------------------------------------
+
+TABLE_MIME = "application/vnd.belljar.table"
+
+
+def is_table(value: Any) -> bool:
+    """True for a table that the codec knows. Nothing is imported to find out."""
+    kinds = (
+        ("pandas", ("DataFrame", "Series")),
+        ("polars", ("DataFrame", "Series")),
+        ("pyarrow", ("Table", "RecordBatch")),
+    )
+    for library, names in kinds:
+        module = sys.modules.get(library)
+        classes = tuple(filter(None, (getattr(module, name, None) for name in names)))
+        if isinstance(value, classes):
+            return True
+    return False
+
+
+def encode_table(value: Any) -> "Optional[Callable[[int], Optional[bytes]]]":
+    """A function of the room that gives the table in the codec's bytes, or None if it is too large.
+    None instead of a function if the table cannot travel."""
+    if _estimate_size(value) > wire.MAX_PAYLOAD:
+        return lambda room: None  # encoding could take its size in memory again
+    try:
+        encoded = values.encode(value, 4 * wire.MAX_PAYLOAD)
+    except values.CannotTravel:
+        return None
+    return lambda room: encoded.join() if encoded.size <= room else None
+
+
+def render_table(value: Any) -> Optional[str]:
+    """HTML for a pandas Series, which offers none: the table of its one column."""
+    pandas = sys.modules.get("pandas")
+    if pandas is None or not isinstance(value, pandas.Series):
+        return None
+    made = value.to_frame()._repr_html_()
+    return made if isinstance(made, str) else None
+
+
+def render_csv(value: Any, most: int) -> Optional[bytes]:
+    """The table as CSV; None if it takes more than `most` bytes. Raises for nested columns."""
+    file = _BoundedFile(most)
+    try:
+        _write_csv(value, file)
+    except Exception:
+        if file.overflowed:
+            return None
+        raise
+    return file.getvalue()
+
+
+def _write_csv(value: Any, file: "_BoundedFile") -> None:
+    if hasattr(value, "to_csv"):
+        text = io.TextIOWrapper(file, "utf-8", "backslashreplace", newline="", write_through=True)
+        value.to_csv(text)
+        text.detach()
+    elif hasattr(value, "write_csv") or hasattr(value, "to_frame"):
+        (value if hasattr(value, "write_csv") else value.to_frame()).write_csv(file)
+    else:
+        importlib.import_module("pyarrow.csv").write_csv(value, file)
+
+
+class _BoundedFile(io.BytesIO):
+    """A file of limited size that knows if more was written."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+        self.overflowed = False
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > self._most:
+            self.overflowed = True
+            raise OSError("the table is too large")
+        return super().write(data)
+
+
+def _estimate_size(value: Any) -> int:
+    """A lower bound of its size in bytes, found without reading the data."""
+    if hasattr(value, "memory_usage"):
+        used = value.memory_usage()
+        return int(used.sum() if hasattr(used, "sum") else used) // 2
+    if hasattr(value, "estimated_size"):
+        return int(value.estimated_size()) // 2
+    return int(getattr(value, "nbytes", 0)) // 2

@@ -1,6 +1,6 @@
-"""Functions of the host as the guest sees them: their signatures, and the errors they raise.
+"""Host functions in the guest: stubs with their signatures, and the errors they raise.
 
-A stub looks and complains like the host's function; the call itself is somebody else's business.
+A stub looks like the host's function and checks its arguments; WorkerChannel makes the call.
 """
 
 import builtins
@@ -8,8 +8,10 @@ import functools
 import inspect
 from typing import Any, Callable, Dict, Tuple, Type
 
+from ..protocol import messages
+
 MAX_NAME = 100  # characters of an exception's name
-KEPT_CLASSES = 256  # classes of exceptions that Python does not know, for reuse
+KEPT_CLASSES = 256  # exception classes that are not builtins, for reuse
 
 Call = Callable[[str, Tuple[Any, ...], Dict[str, Any]], Any]
 
@@ -17,53 +19,21 @@ Call = Callable[[str, Tuple[Any, ...], Dict[str, Any]], Any]
 _CONTROL_FLOW = (StopIteration, StopAsyncIteration)
 
 
+_UNKNOWN = messages.SourceText("...")
+
+
 class HostError(Exception):
-    """A function of the host failed with an error that has no counterpart in this Python."""
+    """A host function failed with an error that is not a builtin."""
 
 
-class Text:
-    """Stands for an object of the host in a signature: all that is known is how it reads."""
+def make_stub(spec: Dict[str, Any], call: Call) -> Callable[..., Any]:
+    """A function that passes its arguments to `call(name, args, kwargs)`.
 
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def __repr__(self) -> str:
-        return self.text
-
-
-def signature(spec: Dict[str, Any]) -> inspect.Signature:
-    """The signature that a spec tells of; printed, it is Python again.
-
-    >>> parameter = {"name": "a", "kind": "KEYWORD_ONLY", "annotation": "int", "default": "3"}
-    >>> signature({"parameters": [parameter], "returns": "list[int]"})
-    <Signature (*, a: int = 3) -> list[int]>
-    """
-    return inspect.Signature(
-        [
-            inspect.Parameter(
-                parameter["name"],
-                getattr(inspect.Parameter, parameter["kind"]),
-                annotation=_text(parameter["annotation"]),
-                default=_text(parameter["default"]),
-            )
-            for parameter in spec["parameters"]
-        ],
-        return_annotation=_text(spec["returns"]),
-    )
-
-
-def _text(text: Any) -> Any:
-    return inspect.Signature.empty if text is None else Text(text)
-
-
-def make(spec: Dict[str, Any], call: Call) -> Callable[..., Any]:
-    """A function that hands what it was given to `call(name, args, kwargs)`.
-
-    Defaults are not filled in: they are the host's, and may be no data at all.
+    The host fills in defaults, which may not be data.
     """
     name = spec["name"]
-    shape = signature(spec)
-    check = _checker(name, shape)
+    shape = messages.build_signature(spec)
+    check = _make_checker(name, shape)
 
     def stub(*args: Any, **kwargs: Any) -> Any:
         check(*args, **kwargs)
@@ -81,12 +51,14 @@ def make(spec: Dict[str, Any], call: Call) -> Callable[..., Any]:
     return stub
 
 
-def _checker(name: str, shape: inspect.Signature) -> Callable[..., None]:
-    """A function of that shape that does nothing: Python itself then words what does not fit."""
+def _make_checker(name: str, shape: inspect.Signature) -> Callable[..., None]:
+    """A function with that signature that does nothing, so that Python words the TypeError."""
     bare = [
         parameter.replace(
             annotation=parameter.empty,
-            default=parameter.empty if parameter.default is parameter.empty else Text("..."),
+            default=parameter.empty
+            if parameter.default is parameter.empty
+            else messages.SourceText("..."),
         )
         for parameter in shape.parameters.values()
     ]
@@ -97,8 +69,8 @@ def _checker(name: str, shape: inspect.Signature) -> Callable[..., None]:
     return check
 
 
-def exception(name: str, message: str) -> BaseException:
-    """The error that the host's function raised: caught as it would be there, if it is a builtin.
+def make_exception(name: str, message: str) -> BaseException:
+    """The error that the host function raised: a builtin class is caught as on the host.
 
     `str()` of it is the message, whatever that class makes of its arguments. What would end the
     interpreter or a generator (SystemExit, StopIteration ...) is only an error of that name here.
@@ -110,27 +82,27 @@ def exception(name: str, message: str) -> BaseException:
         name = HostError.__name__
     kind = getattr(builtins, name, None)
     if isinstance(kind, type) and issubclass(kind, Exception) and kind not in _CONTROL_FLOW:
-        made = _builtin(kind, message)
+        made = _make_builtin(kind, message)
     elif name == HostError.__name__:
         made = HostError(message)
     else:
-        made = _named(name)(message)
+        made = _named_class(name)(message)
     return made
 
 
-def _builtin(kind: Any, message: str) -> Exception:
+def _make_builtin(kind: Any, message: str) -> Exception:
     try:
         made: Exception = kind(message)
         if str(made) == message:
             return made
     except TypeError:
-        pass  # UnicodeDecodeError, ExceptionGroup ...: they want more than a message
-    return _worded(kind)(message)
+        pass  # UnicodeDecodeError, ExceptionGroup ...: they need more than a message
+    return _reworded_class(kind)(message)
 
 
-@functools.lru_cache(maxsize=None)  # there are only so many builtins
-def _worded(kind: Any) -> Type[Exception]:
-    """The class again, under its name, with a message as its only argument and text."""
+@functools.lru_cache(maxsize=None)  # there are few builtins
+def _reworded_class(kind: Any) -> Type[Exception]:
+    """A subclass of the same name, whose only argument and text is the message."""
 
     def new(cls: Any, message: str) -> Any:
         group = getattr(builtins, "ExceptionGroup", None)
@@ -147,6 +119,6 @@ def _worded(kind: Any) -> Type[Exception]:
 
 
 @functools.lru_cache(maxsize=KEPT_CLASSES)
-def _named(name: str) -> Type[HostError]:
-    # In __main__, so that a traceback shows the name alone, as it was given.
+def _named_class(name: str) -> Type[HostError]:
+    # In __main__, so that a traceback shows the name alone.
     return type(name, (HostError,), {"__module__": "__main__"})

@@ -1,14 +1,21 @@
-"""What is arranged in a library as soon as a cell imports it, so that `show()` shows.
+"""Changes to libraries when a cell imports them, so that `show()` shows; and notebook habits.
 
 Nothing is imported ahead: a library that no cell uses costs nothing, and one that the environment
 has loaded before is arranged when the worker starts.
 """
 
+import base64
+import html
 import importlib
+import importlib.machinery
+import json
+import os
+import re
 import sys
 from typing import Any, Callable, Dict, Optional
 
-from . import chart_elements, figures, notebook_habits
+from ..protocol import messages
+from . import chart_elements, figures
 
 Show = Callable[..., Any]
 
@@ -16,20 +23,20 @@ Show = Callable[..., Any]
 def install(show: Show) -> None:
     """`show` is the display() of the cells."""
     arrange: Dict[str, Callable[[Any], None]] = {
-        "matplotlib.pyplot": figures.arrange_show,
-        "matplotlib.axes._axes": lambda module: chart_elements.record(module.Axes),
-        "plotly.io._renderers": lambda module: _plotly(module, show),
-        "altair": lambda module: _altair(module, show),
-        "IPython.core.display_functions": lambda module: _ipython(module, show),
+        "matplotlib.pyplot": figures.replace_show,
+        "matplotlib.axes._axes": lambda module: chart_elements.record_calls(module.Axes),
+        "plotly.io._renderers": lambda module: _change_plotly(module, show),
+        "altair": lambda module: _change_altair(module, show),
+        "IPython.core.display_functions": lambda module: _change_ipython(module, show),
     }
     for name in arrange.keys() & sys.modules.keys():
         _apply(arrange[name], sys.modules[name])
     sys.meta_path.insert(0, _Finder(arrange))
-    notebook_habits.install(show)
+    install_stand_in(show)
 
 
 class _Finder:
-    """Lets the other finders find, and has a word with what was loaded."""
+    """Leaves finding to the other finders, and changes the module when it is loaded."""
 
     def __init__(self, arrange: "Dict[str, Callable[[Any], None]]") -> None:
         self._arrange = arrange
@@ -50,7 +57,7 @@ class _Finder:
 
         def exec_module(module: Any) -> None:
             execute(module)
-            if module.__name__ == name:  # some loaders load many
+            if module.__name__ == name:  # some loaders load several modules
                 _apply(self._arrange[name], module)
 
         loader.exec_module = exec_module
@@ -60,16 +67,16 @@ def _apply(arrange: "Callable[[Any], None]", module: Any) -> None:
     try:
         arrange(module)
     except Exception as error:
-        # A version whose insides differ: the library works, as it would without us.
+        # A version with other internals: the library works, but is not shown.
         print(f"belljar: {module.__name__} cannot be shown: {error!r}", file=sys.stderr)
 
 
-def _plotly(module: Any, show: Show) -> None:
+def _change_plotly(module: Any, show: Show) -> None:
     base = importlib.import_module("plotly.io._base_renderers")
     html = importlib.import_module("plotly.io._html")
 
     class Renderer(base.MimetypeRenderer):  # type: ignore[misc, name-defined]
-        """The figure as data for whoever redraws it, and as a small page (plotly.js by link)."""
+        """The figure as data, and as a small page that loads plotly.js by a link."""
 
         def to_mimebundle(self, fig_dict: Any) -> "Dict[str, Any]":
             page = html.to_html(fig_dict, include_plotlyjs="cdn", full_html=False, validate=False)
@@ -84,14 +91,262 @@ def _plotly(module: Any, show: Show) -> None:
     module.show = show_figure
 
 
-def _altair(module: Any, show: Show) -> None:
+def _change_altair(module: Any, show: Show) -> None:
     module.renderers.enable("mimetype")
     chart = module.TopLevelMixin
     chart.show = lambda self: show(self)
     chart.display = lambda self, *args, **options: show(self)
 
 
-def _ipython(module: Any, show: Show) -> None:
-    """`from IPython.display import display` is what much code begins with."""
+def _change_ipython(module: Any, show: Show) -> None:
+    """Much code begins with `from IPython.display import display`."""
     module.display = show
     module.publish_display_data = lambda data, *args, **options: show(data, raw=True)
+
+
+# -- the stand-in for IPython ---------------------------------------------------------------------
+
+_PACKAGES = ("IPython", "IPython.core")
+_DISPLAY = ("IPython.display", "IPython.core.display")
+# The IPython that has these names. Libraries check the version before they check if it runs.
+_VERSION = (8, 24, 0)
+
+
+def install_stand_in(show: "Callable[..., Any]") -> None:
+    """`show` is the display() of the cells. A real IPython comes first."""
+    sys.meta_path.append(_StandInFinder(show))
+
+
+class _StandInFinder:
+    """Finds and loads the stand-in."""
+
+    def __init__(self, show: "Callable[..., Any]") -> None:
+        self._show = show
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Optional[Any]:
+        if name not in _PACKAGES and name not in _DISPLAY:
+            return None
+        top: Any = sys.modules.get("IPython")
+        if name != "IPython" and getattr(top, "__loader__", None) is not self:
+            return None  # a module that the real IPython does not have
+        return importlib.machinery.ModuleSpec(name, self, is_package=name in _PACKAGES)  # type: ignore[arg-type]
+
+    def create_module(self, spec: Any) -> None:
+        return None
+
+    def exec_module(self, module: Any) -> None:
+        if module.__name__ in _DISPLAY:
+            module.__dict__.update({kind.__name__: kind for kind in _KINDS})
+            module.display = self._show
+            module.publish_display_data = lambda data, *args, **options: self._show(data, raw=True)
+            module.clear_output = _clear_output
+        elif module.__name__ == "IPython":
+            module.get_ipython = _get_ipython
+            module.version_info = _VERSION
+            module.__version__ = ".".join(map(str, _VERSION))
+            importlib.import_module("IPython.display")  # `IPython.display.HTML` needs no import
+
+
+def _get_ipython() -> None:
+    """None, as in a program outside a notebook."""
+
+
+def _clear_output(wait: bool = False) -> None:
+    """Nothing is cleared: results that were sent stay."""
+
+
+class DisplayObject:
+    """Content of one kind, given as data or as a file."""
+
+    _binary = False
+
+    def __init__(
+        self, data: Any = None, url: Any = None, filename: Any = None, metadata: Any = None
+    ) -> None:
+        if isinstance(data, os.PathLike):
+            data, filename = None, data
+        elif isinstance(data, str) and url is None and data.startswith(("http://", "https://")):
+            data, url = None, data
+        elif isinstance(data, str) and filename is None and _is_file(data):
+            data, filename = None, data
+        self.data, self.url, self.filename, self.metadata = data, url, filename, metadata
+        if url is not None:
+            self._take_url()
+        elif filename is not None:
+            self.reload()
+        elif data is None:
+            raise ValueError(f"{type(self).__name__} needs data or a filename")
+
+    def reload(self) -> None:
+        if self.filename is None:
+            return
+        if self._binary:
+            with open(self.filename, "rb") as file:
+                self.data = file.read()
+        else:
+            with open(self.filename, encoding="utf-8") as text:
+                self.data = text.read()
+
+    def _take_url(self) -> None:
+        raise ValueError("a sandbox does not fetch addresses: fetch it, and give its data")
+
+    def __repr__(self) -> str:
+        return f"<IPython.display.{type(self).__name__} object>"
+
+
+class HTML(DisplayObject):
+    def _repr_html_(self) -> Any:
+        return self.data
+
+
+class Markdown(DisplayObject):
+    def _repr_markdown_(self) -> Any:
+        return self.data
+
+
+class Latex(DisplayObject):
+    def _repr_latex_(self) -> Any:
+        return self.data
+
+
+class Math(DisplayObject):
+    def _repr_latex_(self) -> str:
+        return f"$\\displaystyle {str(self.data).strip('$')}$"
+
+
+class SVG(DisplayObject):
+    def _repr_svg_(self) -> Any:
+        return self.data
+
+
+class JSON(DisplayObject):
+    def _repr_json_(self) -> Any:
+        return json.loads(self.data) if isinstance(self.data, (str, bytes)) else self.data
+
+
+class Pretty(DisplayObject):
+    def __repr__(self) -> str:
+        return str(self.data)
+
+
+class Code(Pretty):
+    def __init__(
+        self, data: Any = None, url: Any = None, filename: Any = None, language: Any = None
+    ) -> None:
+        super().__init__(data, url, filename)
+        self.language = language
+
+    def _repr_html_(self) -> str:
+        return f"<pre><code>{html.escape(str(self.data))}</code></pre>"
+
+
+class Image(DisplayObject):
+    """A picture as bytes or in a file. The host may fetch one that is given by an address."""
+
+    _binary = True
+
+    def __init__(
+        self,
+        data: Any = None,
+        url: Any = None,
+        filename: Any = None,
+        format: Any = None,
+        embed: Any = None,
+        width: Any = None,
+        height: Any = None,
+        **others: Any,
+    ) -> None:
+        self.format, self.embed, self.width, self.height = format, embed, width, height
+        super().__init__(data, url, filename, others.get("metadata"))
+
+    def _take_url(self) -> None:
+        if self.embed:
+            super()._take_url()
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> "Dict[str, Any]":
+        if self.url is not None:
+            sizes = "".join(
+                f' {name}="{html.escape(str(size))}"'
+                for name, size in (("width", self.width), ("height", self.height))
+                if size is not None
+            )
+            return {"text/html": f'<img src="{html.escape(str(self.url))}"{sizes}/>'}
+        content = self.data
+        if isinstance(content, str):
+            content = base64.b64decode(content)
+        return {_find_picture_type(bytes(content), self.format): content}
+
+
+_KINDS = (DisplayObject, HTML, Markdown, Latex, Math, SVG, JSON, Pretty, Code, Image)
+_PICTURES = (
+    (b"\x89PNG", "png"),
+    (b"\xff\xd8", "jpeg"),
+    (b"GIF8", "gif"),
+    (b"RIFF", "webp"),
+)
+
+
+def _find_picture_type(content: bytes, told: Any) -> str:
+    known = next((name for start, name in _PICTURES if content.startswith(start)), None)
+    name = known or str(told or "png").lower()
+    return "image/jpeg" if name == "jpg" else f"image/{name}"
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return os.path.isfile(name)
+    except (OSError, ValueError):  # too long, or with a zero byte: content, not a name
+        return False
+
+
+# -- lines that are not Python --------------------------------------------------------------------
+
+_CELL_MAGIC = re.compile(r"%%(\w+)")
+_LINE = re.compile(r"(?:[\w., \t]+=)?[ \t]*(?:(!+)[ \t]*(.*)|%([A-Za-z]\w*)[ \t]*(.*))")
+_HELP = re.compile(r"\?{1,2}[ \t]*([\w.]+)[ \t]*$|([\w.]+)[ \t]*\?{1,2}[ \t]*$")
+_INSTALLS = re.compile(r"(?:\S*python\S* -m )?(?:uv )?(?:pip\d?|conda|mamba|apt|apt-get)\b")
+
+_PACKAGES_HINT = (
+    "a cell installs no packages: name them in the sandbox's environment, "
+    "Environment(name, packages=[...])"
+)
+_COMMANDS_HINT = (
+    "use Python (os, pathlib, subprocess), or run commands from the host with "
+    "sandbox.commands.run()"
+)
+_TIME_HINT = "measure with time.perf_counter(), or read the duration of the Execution"
+_HINTS = {
+    **dict.fromkeys(("pip", "conda", "mamba", "uv"), _PACKAGES_HINT),
+    **dict.fromkeys(("bash", "sh", "script", "system", "sx", "ls", "cat", "pwd"), _COMMANDS_HINT),
+    **dict.fromkeys(("time", "timeit", "prun"), _TIME_HINT),
+    "writefile": "write it with open(), or from the host with sandbox.files.write()",
+    "run": "use runpy.run_path()",
+    "cd": "use os.chdir()",
+    "env": "use os.environ",
+    "pylab": "import numpy and matplotlib.pyplot by name",
+}
+
+
+def explain_magic(code: str) -> Optional[str]:
+    """What to write instead of notebook syntax that does not compile; None for other errors."""
+    cell = _CELL_MAGIC.match(code.lstrip())
+    if cell:
+        return _advise(f"%%{cell[1]}", _HINTS.get(cell[1]))
+    lines = code.split("\n")
+    number = messages.find_syntax_error(code)
+    if number is None or number > len(lines):
+        return None
+    line = lines[number - 1].strip()
+    found, help_ = _LINE.match(line), _HELP.match(line)
+    if help_:
+        return _advise(f"{line[:40]!r}", f"use help({(help_[1] or help_[2])[:80]})")
+    if found is None:
+        return None
+    if found[1]:
+        return _advise("!", _PACKAGES_HINT if _INSTALLS.match(found[2]) else _COMMANDS_HINT)
+    return _advise(f"%{found[3]}", _HINTS.get(found[3]))
+
+
+def _advise(what: str, instead: Optional[str]) -> str:
+    said = f"{what} is notebook syntax, not Python"
+    return f"{said}: {instead}" if instead else f"{said}; there are no magics here"

@@ -1,14 +1,19 @@
-"""What init waits for: descriptors, and what is called when there is news of one.
+"""What init waits for: descriptors with their handlers, and the output pipes of cells and commands.
 
-As `selectors.PollSelector`, in fewer steps: init goes round several times for each cell. Not epoll,
-whose watches are counted by the user, whose guests could use them all up.
+Poller does what `selectors.PollSelector` does, in fewer steps: init polls several times for each
+cell. It does not use epoll, because the kernel counts epoll watches per user, and guests of one
+user could use them all up.
 """
 
+import os
 import select
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 READ = select.POLLIN
 WRITE = select.POLLOUT
+PIPE_SIZE = 64 * 1024  # bytes that a pipe holds
+SMALL_READ = 16 * 1024  # bytes; after less than that, the reader waits a moment for more
+DRAIN_READS = 64  # reads of one pipe: a writer that never stops is not waited for
 
 Handler = Callable[[Any, int], None]  # gets the descriptor or its object, and READ | WRITE
 
@@ -19,9 +24,9 @@ class Poller:
         self._handlers: Dict[int, Tuple[Any, Handler]] = {}
 
     def register(self, source: Any, events: int, handler: Handler) -> None:
-        fd = _number(source)
+        fd = source if isinstance(source, int) else source.fileno()
         if fd in self._handlers:
-            raise KeyError(f"descriptor {fd} is watched already")
+            raise KeyError(f"descriptor {fd} is registered already")
         self._poll.register(fd, events)
         self._handlers[fd] = source, handler
 
@@ -30,24 +35,97 @@ class Poller:
         self.register(source, events, handler)
 
     def unregister(self, source: Any) -> None:
-        """Before it is closed."""
-        fd = _number(source)
+        """Call this before the descriptor is closed."""
+        fd = source if isinstance(source, int) else source.fileno()
         del self._handlers[fd]
         self._poll.unregister(fd)
 
     def wait(self, seconds: Optional[float] = None) -> bool:
-        """Call who is to be called. Whether there was anybody before the time was up."""
+        """Call the handlers of descriptors that are ready. False if the time ran out first."""
         milliseconds = None if seconds is None else seconds * 1000
         ready: List[Tuple[Any, Handler, int]] = []
         for fd, found in self._poll.poll(milliseconds):
             source, handler = self._handlers[fd]
-            # An end or an error is news for whoever waits, for whatever.
-            news = (READ if found & ~WRITE else 0) | (WRITE if found & ~READ else 0)
-            ready.append((source, handler, news))
-        for source, handler, news in ready:
-            handler(source, news)
+            # A hang-up or an error wakes readers and writers alike.
+            events = (READ if found & ~WRITE else 0) | (WRITE if found & ~READ else 0)
+            ready.append((source, handler, events))
+        for source, handler, events in ready:
+            handler(source, events)
         return bool(ready)
 
 
-def _number(source: Any) -> int:
-    return source if isinstance(source, int) else int(source.fileno())
+class OutputReader:
+    """Reads standard output and error of a cell or a command, without ever blocking.
+
+    After a small read it waits a moment: waking init and the host for each line would cost more
+    than the line.
+    """
+
+    def __init__(
+        self,
+        init: Any,
+        pipes: "Dict[int, str]",
+        on_data: "Callable[[OutputReader, str, bytes], None]",
+    ) -> None:
+        """`pipes`: descriptor -> "stdout" or "stderr". The reader closes them."""
+        self._init = init
+        self.pipes = pipes  # those that are open
+        self._on_data = on_data
+        self._watched = False
+        self._paused = False  # init holds more than the host takes
+        for fd in pipes:
+            os.set_blocking(fd, False)
+        self.watch()
+
+    def watch(self) -> None:
+        if not self._watched and not self._paused:
+            self._watched = True
+            for fd in self.pipes:
+                self._init.selector.register(fd, READ, self._on_ready)
+
+    def unwatch(self) -> None:
+        """Stop polling these pipes until `watch()`."""
+        if self._watched:
+            self._watched = False
+            for fd in self.pipes:
+                self._init.selector.unregister(fd)
+
+    def resume(self) -> None:
+        self._paused = False
+        self.watch()
+
+    def _on_ready(self, fd: int, events: int) -> None:
+        if not self._watched or fd not in self.pipes:
+            return  # the handler of the other pipe has just stopped the polling
+        size = self.read(1, fd)
+        if self._init.congested:
+            self.unwatch()
+            self._paused = True
+            self._init.pause(self)
+        elif size < SMALL_READ and self.pipes:
+            self.unwatch()
+            self._init.watch_later(self)
+
+    def read(self, times: int = DRAIN_READS, only: int = -1) -> int:
+        """Take what is in the pipes now, or in one of them, and return how many bytes it was."""
+        size = 0
+        for fd in list(self.pipes) if only < 0 else [only]:
+            for _ in range(times):
+                try:
+                    data = os.read(fd, PIPE_SIZE)
+                except BlockingIOError:
+                    break
+                if not data:
+                    if self._watched:
+                        self._init.selector.unregister(fd)
+                    os.close(fd)
+                    del self.pipes[fd]
+                    break
+                size += len(data)
+                self._on_data(self, self.pipes[fd], data)
+        return size
+
+    def close(self) -> None:
+        self.unwatch()
+        while self.pipes:
+            os.close(self.pipes.popitem()[0])

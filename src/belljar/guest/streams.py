@@ -1,28 +1,32 @@
-"""The worker's standard streams: output is written through at once, and honest about who wrote;
-input comes from the host when the code reads.
+"""The worker's standard streams, and the source text of cells.
 
-A thread or an asyncio task that outlives its cell goes on running. What it prints later goes to
-the pipe of the cell it came from, which init reports as background output, so it is never taken
-for output of the cell that happens to run now. Threads that a cell starts belong to that cell.
+Output is written through at once. A thread or an asyncio task may outlive its cell. What it prints
+later goes to the pipe of its own cell, and init reports it as background output, so it is never
+taken for output of the cell that runs now. Threads that a cell starts belong to that cell.
+
+Input comes from the host when the code reads.
 """
 
 import builtins
 import contextvars
 import io
+import linecache
 import os
 import sys
 import threading
-from typing import Any, Callable, Dict, List
+import types
+from collections import deque
+from typing import Any, Callable, Deque, Dict, List
 
-# Which cell the running code belongs to. Tasks inherit it; new threads start without.
+# The cell that the running code belongs to. Tasks inherit it; new threads do not.
 CELL: "contextvars.ContextVar[int]" = contextvars.ContextVar("belljar_cell")
 
 
 class CellStream(io.TextIOWrapper):
     """`sys.stdout` or `sys.stderr` of the worker.
 
-    Written through without buffering, so that text, writes of C code to the descriptor, and
-    output of children arrive in the order in which they were made.
+    It does not buffer, so that text, writes of C code to the descriptor and output of children
+    arrive in the order in which they were made.
     """
 
     def __init__(self, fd: int) -> None:
@@ -37,36 +41,35 @@ class CellStream(io.TextIOWrapper):
     def write(self, text: str) -> int:
         thread = threading.get_ident()
         if thread != self._main:
-            return self._write_beside(thread, text)
+            return self._write_in_thread(thread, text)
         if self._old and CELL.get(self._cell) != self._cell:
-            return _write_text(_pipe_of(CELL.get(), self._old), text)
+            return _write_text(_find_pipe(CELL.get(), self._old), text)
         return super().write(text)
 
-    def _write_beside(self, thread: int, text: str) -> int:
-        """From another thread, while the next cell may begin: the pipe is taken hold of first, and
-        then asked whose it is. A pipe that a cell has just put here finds its owner said already.
-        """
+    def _write_in_thread(self, thread: int, text: str) -> int:
+        """Write from another thread, while the next cell may begin. First duplicate the pipe, then
+        read `_cell`: begin() sets `_cell` before it replaces the pipe."""
         try:
             pipe = os.dup(self._fd)
         except OSError:
-            pipe = self._fd  # the code has used up its descriptors: it is said all the same
+            pipe = self._fd  # the code has used up its descriptors
         try:
             now = self._cell
             cell, old = CELL.get(0) or self._leftover.get(thread, now), self._old
-            return _write_text(_pipe_of(cell, old) if cell != now and old else pipe, text)
+            return _write_text(_find_pipe(cell, old) if cell != now and old else pipe, text)
         finally:
             if pipe != self._fd:
                 os.close(pipe)
 
     def begin(self, cell: int, pipe: int, leftover: List[int], keep: bool) -> None:
-        """Point the descriptor at the pipe of a new cell; what earlier cells left keeps theirs."""
+        """Use the pipe of a new cell; threads and tasks of earlier cells keep their own pipes."""
         if leftover or keep or self._old:
             self._keep_old(leftover)
-        self._cell = cell  # before its pipe is here: see _write_beside
+        self._cell = cell  # before its pipe: see _write_in_thread
         os.dup2(pipe, self._fd)
 
-    def forget(self) -> None:
-        """In a fork: what earlier cells left is the original's."""
+    def close_old(self) -> None:
+        """In a fork: the pipes of earlier cells belong to the original."""
         for fd in self._old.values():
             os.close(fd)
         self._old.clear()
@@ -76,8 +79,8 @@ class CellStream(io.TextIOWrapper):
         for ident in threads:
             self._leftover.setdefault(ident, self._cell)
         self._leftover = {i: c for i, c in self._leftover.items() if i in threads}
-        # Made anew, not changed: other threads are reading them. Tasks of asyncio carry their cell
-        # in a context that cannot be listed: keep a few pipes.
+        # New dictionaries, because other threads read the old ones. The cells of asyncio tasks
+        # cannot be listed: keep a few pipes.
         known = {**self._old, self._cell: os.dup(self._fd)}
         self._old = {cell: known.pop(cell) for cell in sorted(known)[-8:]}
         for fd in known.values():
@@ -85,7 +88,7 @@ class CellStream(io.TextIOWrapper):
 
 
 class _Unbuffered(io.BufferedIOBase):
-    """The binary layer: every write goes to the descriptor whole, or fails."""
+    """The binary layer: every write writes all bytes, or fails."""
 
     def __init__(self, raw: io.FileIO) -> None:
         self.raw = raw
@@ -104,8 +107,8 @@ class _Unbuffered(io.BufferedIOBase):
         return False
 
 
-def _pipe_of(cell: int, old: Dict[int, int]) -> int:
-    """Any old pipe is the background's; that of its own cell may be gone."""
+def _find_pipe(cell: int, old: Dict[int, int]) -> int:
+    """The pipe of a cell, or another old one: init reports all of them as background."""
     return old[cell] if cell in old else old[max(old)]
 
 
@@ -128,8 +131,7 @@ _print = builtins.print
 
 
 def print_whole(*values: Any, **options: Any) -> None:
-    """`print`, but the line reaches its stream in one piece: one write instead of one for each
-    value, separator and end."""
+    """`print` with one write for a line, instead of one for each value, separator and end."""
     file = options.get("file") or sys.stdout
     if not options and type(file) is CellStream:
         file.write(" ".join(map(str, values)) + "\n")
@@ -147,13 +149,13 @@ print_whole.__name__ = print_whole.__qualname__ = "print"
 print_whole.__doc__ = _print.__doc__
 
 
-AT_ONCE = 64 * 1024  # bytes of standard input that are asked for, as a rule
+INPUT_SIZE = 64 * 1024  # bytes of standard input that one request usually asks for
 
 
 class HostInput(io.RawIOBase):
-    """The binary layer of `sys.stdin` of a cell that has one: each read asks the host, so that
-    nothing is taken from there that the code does not want. It is no descriptor: programs that
-    the code starts, and `open(0)`, have an empty input."""
+    """The binary layer of `sys.stdin`. Each read asks the host, so that the host gives only what
+    the code reads. It is not a descriptor: programs that the code starts, and `open(0)`, have an
+    empty input."""
 
     def __init__(self, ask: "Callable[[int], bytes]") -> None:
         super().__init__()
@@ -168,28 +170,80 @@ class HostInput(io.RawIOBase):
         return len(data)
 
     def readall(self) -> bytes:
-        return b"".join(iter(lambda: self._ask(16 * AT_ONCE), b""))
+        return b"".join(iter(lambda: self._ask(16 * INPUT_SIZE), b""))
 
 
 def input_stream(ask: "Callable[[int], bytes]") -> io.TextIOWrapper:
-    stream = io.TextIOWrapper(io.BufferedReader(HostInput(ask), AT_ONCE), "utf-8")
-    stream._CHUNK_SIZE = AT_ONCE  # type: ignore[attr-defined]
+    stream = io.TextIOWrapper(io.BufferedReader(HostInput(ask), INPUT_SIZE), "utf-8")
+    stream._CHUNK_SIZE = INPUT_SIZE  # type: ignore[attr-defined]
     return stream
 
 
-def install() -> List[CellStream]:
+def install_streams() -> List[CellStream]:
     streams = [CellStream(1), CellStream(2)]
     sys.stdout, sys.stderr = streams
     sys.__stdout__, sys.__stderr__ = streams  # type: ignore[misc]
     return streams
 
 
-def threads_but(known: List[int]) -> List[int]:
-    """Those that cells have left."""
+def find_new_threads(known: List[int]) -> List[int]:
+    """Threads that cells have started and that still run."""
     if threading.active_count() == 1:
         return []
-    return [ident for ident in threads() if ident not in known]
+    return [ident for ident in list_threads() if ident not in known]
 
 
-def threads() -> List[int]:
+def list_threads() -> List[int]:
     return [thread.ident for thread in threading.enumerate() if thread.ident is not None]
+
+
+# -- source text ----------------------------------------------------------------------------------
+
+MAX_LASTING = 1000  # cells that defined functions or classes, whose source is needed later
+MAX_PASSING = 50  # other cells: only the traceback of a kept exception leads to them
+MAX_SOURCE = 16 * 1024 * 1024  # characters, for each of both
+
+
+class SourceCache:
+    def __init__(self) -> None:
+        self._lasting = _SourceList(MAX_LASTING)
+        self._passing = _SourceList(MAX_PASSING)
+
+    def add(self, name: str, text: str) -> None:
+        """Call this before the cell is compiled."""
+        # In the form of linecache: every line ends with a newline, and None keeps the entry.
+        lines = [line.rstrip("\n") + "\n" for line in io.StringIO(text, None)]
+        if name in linecache.cache:  # the same file runs again
+            self._lasting.remove(name)
+            self._passing.remove(name)
+        linecache.cache[name] = (len(text), None, lines, name)
+        self._passing.add(name, len(text))
+
+    def keep_lasting(self, name: str, code: types.CodeType) -> None:
+        """Keep the source longer if the cell defines functions or classes."""
+        if any(type(const) is types.CodeType for const in code.co_consts):
+            self._lasting.add(*self._passing.take_last())
+
+
+class _SourceList:
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._names: Deque[Any] = deque()  # and sizes
+        self._size = 0
+
+    def add(self, name: str, size: int) -> None:
+        self._names.append((name, size))
+        self._size += size
+        while len(self._names) > self._most or (self._size > MAX_SOURCE and len(self._names) > 1):
+            old, freed = self._names.popleft()
+            self._size -= freed
+            linecache.cache.pop(old, None)
+
+    def remove(self, name: str) -> None:
+        self._size -= sum(size for each, size in self._names if each == name)
+        self._names = deque(item for item in self._names if item[0] != name)
+
+    def take_last(self) -> Any:
+        name, size = self._names.pop()
+        self._size -= size
+        return name, size

@@ -1,41 +1,47 @@
-"""Whole trees, in and out, done inside the sandbox: one page of work for each request.
+"""Requests about whole trees, served inside the sandbox, one page of work each.
 
-    scan     what some directories hold, one page
-    mapped   which files are written to without a trace
-    gather   parts of some files, each with what the file was like when it was read
-    scatter  files, directories and links to make, or to remove
+    scan     the entries of some directories, one page
+    mapped   files that processes write to through their memory
+    gather   parts of some files, each with the description of the file when it was read
+    scatter  files, directories and links to make or to remove
 
-Paths are relative to one directory, which is opened first. Nothing here recurses, blocks, or
-holds more than a few descriptors, however the tree looks; what one request may cost is bounded.
+Paths are relative to one directory, which is opened first. Whatever the tree looks like, nothing
+here recurses, blocks or holds more than a few descriptors, and the cost of a request is bounded.
 """
 
+import contextlib
 import errno
 import json
 import os
 import re
 import stat as modes
-import struct
 import time
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from functools import partial
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple, TypeVar
 
-from ..protocol import wire
-from . import changes, removal
+from ..protocol import messages, removal, wire
 
-PAGE = 2000  # entries of one answer to `scan`
-MAX_NAMES = 100_000  # of one directory
-MAX_PART = 4 * 1024 * 1024  # bytes of one answer to `gather`
-MAX_ROWS = 500  # of one request
 MAPPED_TIMEOUT = 0.05  # seconds
 MAX_MAPS = 4 * 1024 * 1024  # bytes of /proc/*/maps
 _SHARED = re.compile(rb"^\S+ .w.s \S+ \S+ ([1-9]\d*) ", re.MULTILINE)
-FRESH = 11_000_000  # ns; kernels stamp files by a clock that may tick only every ten ms
 
-LENGTH = struct.Struct("!I")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_TYPES = {modes.S_IFREG: "file", modes.S_IFDIR: "dir", modes.S_IFLNK: "symlink"}
+FILE_TYPES = {modes.S_IFREG: "file", modes.S_IFDIR: "dir", modes.S_IFLNK: "symlink"}
 
 Answer = Tuple[Dict[str, Any], bytes]
+T = TypeVar("T")
+WAIT_FACTOR = 4  # the wall clock may take so many times the CPU time, while others run
+
+
+class Deadline:
+    def __init__(self, seconds: float) -> None:
+        self._work = time.thread_time() + seconds
+        self._wait = time.monotonic() + WAIT_FACTOR * seconds
+
+    @property
+    def passed(self) -> bool:
+        return time.thread_time() > self._work or time.monotonic() > self._wait
 
 
 def open_root(path: str) -> int:
@@ -43,25 +49,34 @@ def open_root(path: str) -> int:
 
 
 def describe(status: os.stat_result) -> List[int]:
-    """By which a file is known to be as it was."""
+    """If two descriptions are equal, the file has not changed."""
     mode = modes.S_IMODE(status.st_mode)
     return [mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
 class _Unlocked:
-    """Directories that their owner has closed to himself, opened for one request.
+    """Makes directories accessible for one request whose modes forbid it to their owner.
 
-    By descriptors, so that a link in the place of one leads to nothing else.
+    By descriptors, so that a link that replaces a directory has no effect.
     """
 
     def __init__(self, root: int, wanted: bool) -> None:
         self._root = root
         self._wanted = wanted
-        self._device = os.fstat(root).st_dev  # and nothing that is mounted below
+        self._device = os.fstat(root).st_dev  # file systems mounted below are left alone
         self._before: Dict[str, os.stat_result] = {}
 
-    def unlock(self, directory: str) -> bool:
-        """Open it, and all that it is in; whether any of them was closed."""
+    def retry(self, directory: str, attempt: "Callable[[], T]") -> "T":
+        """Call `attempt`, and again if a directory had to be unlocked."""
+        try:
+            return attempt()
+        except PermissionError:
+            if not self._unlock(directory):
+                raise
+            return attempt()
+
+    def _unlock(self, directory: str) -> bool:
+        """Unlock a directory and those above it. True if any of them was locked."""
         if not self._wanted or not directory:
             return False
         done = self._unlock_one(directory)
@@ -73,7 +88,7 @@ class _Unlocked:
         return opened
 
     def _unlock_one(self, path: str) -> Optional[bool]:
-        """None: it is out of reach. Once for each: others may be closing it all the time."""
+        """None if it cannot be opened. Once for each: a process may lock it again and again."""
         try:
             fd = os.open(path, _DIRECTORY | os.O_PATH, dir_fd=self._root)
         except OSError:
@@ -87,12 +102,12 @@ class _Unlocked:
             self._before[path] = status
             return True
         except OSError:
-            return False  # another's: whoever asked has the error of it
+            return False  # it has another owner: the caller gets the first error
         finally:
             os.close(fd)
 
     def close(self) -> None:
-        """Give all of them their modes again, the innermost first."""
+        """Restore the modes, those of the innermost directories first."""
         for path, status in reversed(list(self._before.items())):
             try:
                 fd = os.open(path, _DIRECTORY | os.O_PATH, dir_fd=self._root)
@@ -110,11 +125,11 @@ class _Unlocked:
 
 
 def scan(frame: wire.Frame) -> Answer:
-    """As much of the directories in the payload as fits into a page.
+    """As many entries of the directories in the payload as fit into a page.
 
-    `done` of them were finished; of the next one the entries up to the name `after` are here.
+    `done`: how many directories are complete. `after`: the last name of the next one.
     """
-    directories = json.loads(frame.payload)[:MAX_ROWS]
+    directories = json.loads(frame.payload)[: messages.MAX_ROWS]
     after: str = frame.header.get("after") or ""
     found: List[List[Any]] = []
     failed: List[List[int]] = []
@@ -123,26 +138,29 @@ def scan(frame: wire.Frame) -> Answer:
     try:
         for number, directory in enumerate(directories):
             try:
-                last = _scan_closed(root, number, directory, after, found, unlocked)
+                room = messages.SCAN_PAGE - len(found)
+                attempt = partial(_scan_one, root, number, directory, after, room)
+                rows, last = unlocked.retry(directory, attempt)
+                found += rows
             except OSError as error:
                 failed.append([number, error.errno or errno.EIO])
                 last = None
             if last is not None:
-                return {"done": number, "after": last}, _page(found, failed)
+                return {"done": number, "after": last}, _pack_page(found, failed)
             after = ""
-            if len(found) >= PAGE:
-                return {"done": number + 1, "after": ""}, _page(found, failed)
+            if len(found) >= messages.SCAN_PAGE:
+                return {"done": number + 1, "after": ""}, _pack_page(found, failed)
     finally:
         unlocked.close()
         os.close(root)
-    return {"done": len(directories), "after": ""}, _page(found, failed)
+    return {"done": len(directories), "after": ""}, _pack_page(found, failed)
 
 
-def mapped(frame: wire.Frame) -> Answer:
-    """Inodes of files that some process writes to through its memory: the kernel stamps a file
-    of a tmpfs for the first such write alone. As far as can be told in a moment."""
+def find_mapped(frame: wire.Frame) -> Answer:
+    """Inodes of files that processes have mapped for writing: on tmpfs, the kernel updates the time
+    only for the first such write. Limited in time and size, so some may be missing."""
     inodes: Set[int] = set()
-    deadline = changes.Deadline(MAPPED_TIMEOUT)
+    deadline = Deadline(MAPPED_TIMEOUT)
     room = MAX_MAPS
     for name in os.listdir("/proc"):
         if not name.isdigit() or deadline.passed or room <= 0:
@@ -154,63 +172,43 @@ def mapped(frame: wire.Frame) -> Answer:
             continue  # it has ended, or is init itself
         room -= len(text)
         inodes.update(int(number) for number in _SHARED.findall(text))
-    return {"inodes": sorted(inodes)[:MAX_ROWS]}, b""
+    return {"inodes": sorted(inodes)[: messages.MAX_ROWS]}, b""
 
 
-def _page(found: List[List[Any]], failed: List[List[int]]) -> bytes:
+def _pack_page(found: List[List[Any]], failed: List[List[int]]) -> bytes:
     return json.dumps({"entries": found, "failed": failed}).encode("ascii")
 
 
-def _scan_closed(
-    root: int,
-    number: int,
-    directory: str,
-    after: str,
-    found: List[List[Any]],
-    unlocked: _Unlocked,
-) -> Optional[str]:
-    first = len(found)
-    try:
-        return _scan_one(root, number, directory, after, found)
-    except PermissionError:
-        del found[first:]
-        if not unlocked.unlock(directory):
-            raise
-        return _scan_one(root, number, directory, after, found)
-
-
 def _scan_one(
-    root: int, number: int, directory: str, after: str, found: List[List[Any]]
-) -> Optional[str]:
-    """Add its entries, by name; the last one that was added, if there are more."""
+    root: int, number: int, directory: str, after: str, room: int
+) -> Tuple[List[List[Any]], Optional[str]]:
+    """Entries in the order of their names, and the last name if there are more than `room`."""
+    rows: List[List[Any]] = []
     fd = os.open(directory or ".", _DIRECTORY, dir_fd=root)
     try:
-        names = _names(fd, after)
-        room = PAGE - len(found)
+        names = _list_names(fd, after)
         for name in names[:room]:
-            try:
-                found.append([number, name, *_entry(fd, name)])
-            except FileNotFoundError:
-                continue  # removed meanwhile
-        return names[room - 1] if len(names) > room else None
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                rows.append([number, name, *_describe_entry(fd, name)])
+        return rows, names[room - 1] if len(names) > room else None
     finally:
         os.close(fd)
 
 
-def _names(fd: int, after: str) -> List[str]:
+def _list_names(fd: int, after: str) -> List[str]:
     names = []
     with os.scandir(fd) as entries:
         for count, entry in enumerate(entries):
-            if count >= MAX_NAMES:
+            if count >= messages.MAX_NAMES:
                 raise OSError(errno.E2BIG, "too many entries")
             if entry.name > after:
                 names.append(entry.name)
     return sorted(names)
 
 
-def _entry(fd: int, name: str) -> List[Any]:
+def _describe_entry(fd: int, name: str) -> List[Any]:
     status = os.stat(name, dir_fd=fd, follow_symlinks=False)
-    kind = _TYPES.get(modes.S_IFMT(status.st_mode), "other")
+    kind = FILE_TYPES.get(modes.S_IFMT(status.st_mode), "other")
     row: List[Any] = [kind, *describe(status)]
     if kind == "symlink":
         row.append(os.readlink(name, dir_fd=fd))
@@ -224,14 +222,15 @@ def gather(frame: wire.Frame) -> Answer:
     """Parts of files: [path, offset, size] each, together at most MAX_PART bytes."""
     rows: List[List[Any]] = []
     data = bytearray()
-    follow = bool(frame.header.get("follow"))  # one file that the caller named himself
+    follow = bool(frame.header.get("follow"))  # one file, which the caller has named
     root = open_root(frame.header["path"])
     unlocked = _Unlocked(root, bool(frame.header.get("unlock")))
     try:
-        for path, offset, size in json.loads(frame.payload)[:MAX_ROWS]:
-            size = min(int(size), MAX_PART - len(data))
+        for path, offset, size in json.loads(frame.payload)[: messages.MAX_ROWS]:
+            size = min(int(size), messages.MAX_PART - len(data))
             try:
-                row, part = _read_closed(root, path, int(offset), size, follow, unlocked)
+                attempt = partial(_read, root, path, int(offset), size, follow)
+                row, part = unlocked.retry(os.path.dirname(path), attempt)
             except OSError as error:
                 row, part = [error.errno or errno.EIO], b""
             rows.append(row)
@@ -242,20 +241,9 @@ def gather(frame: wire.Frame) -> Answer:
     return {"rows": rows}, bytes(data)
 
 
-def _read_closed(
-    root: int, path: str, offset: int, size: int, follow: bool, unlocked: _Unlocked
-) -> Tuple[List[Any], bytes]:
-    try:
-        return _read(root, path, offset, size, follow)
-    except PermissionError:
-        if not unlocked.unlock(os.path.dirname(path)):
-            raise
-        return _read(root, path, offset, size, follow)
-
-
 def _read(root: int, path: str, offset: int, size: int, follow: bool) -> Tuple[List[Any], bytes]:
-    """[0, length of the part, whether the file stood still, whether a later change would show,
-    the description]."""
+    """[0, length of the part, True if the file did not change meanwhile, True if a later change
+    would show, the description]."""
     fd = open_regular(path, os.O_RDONLY, root, follow)
     try:
         before = describe(os.fstat(fd))
@@ -263,16 +251,16 @@ def _read(root: int, path: str, offset: int, size: int, follow: bool) -> Tuple[L
         after = describe(os.fstat(fd))
     finally:
         os.close(fd)
-    return [0, len(data), before == after, _settled(after), *after], data
+    return [0, len(data), before == after, _is_settled(after), *after], data
 
 
-def _settled(description: List[int]) -> bool:
-    """Whether a change from now on gives the file another time stamp than it has."""
-    return description[3] < time.time_ns() - FRESH
+def _is_settled(description: List[int]) -> bool:
+    """True if a change from now on gives the file another time stamp."""
+    return description[3] < time.time_ns() - messages.FRESH
 
 
 def open_regular(path: str, flags: int, below: Optional[int] = None, follow: bool = True) -> int:
-    """Never waits, and gives nothing but a regular file."""
+    """Open without waiting; anything but a regular file is an error."""
     flags |= _FILE if follow else _FILE | os.O_NOFOLLOW
     fd = os.open(path, flags, 0o666, dir_fd=below)
     status = os.fstat(fd)
@@ -288,10 +276,10 @@ def open_regular(path: str, flags: int, below: Optional[int] = None, follow: boo
 
 
 def scatter(frame: wire.Frame) -> Answer:
-    """Do what the rows in the payload say, each with its part of the data that follows them."""
-    (length,) = LENGTH.unpack_from(frame.payload)
-    start = LENGTH.size + length
-    wanted = json.loads(frame.payload[LENGTH.size : start])[:MAX_ROWS]
+    """Apply the rows in the payload, each with its part of the data that follows them."""
+    (length,) = messages.LENGTH.unpack_from(frame.payload)
+    start = messages.LENGTH.size + length
+    wanted = json.loads(frame.payload[messages.LENGTH.size : start])[: messages.MAX_ROWS]
     data = memoryview(frame.payload)[start:]
     os.makedirs(frame.header["path"], exist_ok=True)
     root = open_root(frame.header["path"])
@@ -324,7 +312,7 @@ def _make_file(
     mtime: Optional[int],
     part: memoryview,
 ) -> List[Any]:
-    """Write a part; the last one comes with the mode and the time that the file shall have."""
+    """Write a part; the last one comes with the mode and the time of the file."""
     fd = (
         _open_new(root, path)
         if offset == 0
@@ -339,13 +327,13 @@ def _make_file(
         if mtime is not None:
             os.utime(fd, ns=(mtime, mtime))
         after = describe(os.fstat(fd))
-        return [_settled(after), *after]
+        return [_is_settled(after), *after]
     finally:
         os.close(fd)
 
 
 def _open_new(root: int, path: str) -> int:
-    """An empty file, in the place of whatever has that name, unless it is a directory."""
+    """Create an empty file in place of what has that name, unless that is a directory."""
     _make_parents(root, path)
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     try:
@@ -353,7 +341,7 @@ def _open_new(root: int, path: str) -> int:
     except IsADirectoryError:
         raise
     except OSError:
-        os.unlink(path, dir_fd=root)  # a link, a pipe, a file that may not be written
+        os.unlink(path, dir_fd=root)  # a link, a pipe, a file that is not writable
         return open_regular(path, flags | os.O_EXCL, root, follow=False)
 
 
@@ -378,7 +366,7 @@ def _make_dir(root: int, path: str, part: memoryview) -> List[Any]:
     try:
         os.mkdir(path, dir_fd=root)
     except FileExistsError:
-        os.close(os.open(path, _DIRECTORY, dir_fd=root))  # a directory is fine
+        os.close(os.open(path, _DIRECTORY, dir_fd=root))  # fails unless it is a directory
     return []
 
 
@@ -393,8 +381,6 @@ def _make_symlink(root: int, path: str, target: str, part: memoryview) -> List[A
 
 
 def _remove(root: int, path: str, part: memoryview) -> List[Any]:
-    try:
+    with contextlib.suppress(FileNotFoundError):  # it is removed already
         removal.remove(path, root)
-    except FileNotFoundError:
-        return []  # somebody was faster
     return []

@@ -1,7 +1,9 @@
 """The worker: runs cells in one namespace, and may die of what they do.
 
-Nothing it says is believed beyond its own result: how it ended is seen by init from the kernel,
-and limits are kept by init and the host. It holds no secret and no descriptor of init's.
+Init and the host believe nothing of what it says but its own result: init learns from the kernel
+how it ended, and init and the host keep the limits. It holds no secret and no descriptor of init.
+
+Longer than other files: a cell is read best from its start to its end in one place.
 """
 
 import _signal  # type: ignore[import-not-found]  # signal itself makes an enum of every answer
@@ -24,19 +26,18 @@ import types
 import warnings
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
-from ..protocol import values, wire
+from ..protocol import messages, values, wire
 from ..protocol.buffers import close_all
-from . import display, figures, fork_state, functions, notebook_habits, streams
-from .sources import Sources
-from .worker_channel import Link
+from . import display, figures, fork_state, functions, libraries, streams
+from .streams import SourceCache
+from .worker_channel import WorkerChannel
 
-SOURCE = "<belljar>"  # every file of ours is compiled under a name that starts so
+SOURCE = "<belljar>"  # the name of every file of Belljar in the guest starts with this
 MAX_TRACEBACK = 32 * 1024  # characters
 MAX_MESSAGE = 8 * 1024
 _VALUE = "__belljar_value__"
-_TABLE = "application/vnd.belljar.table"
-SMALL = 4096  # bytes of a result that may wait for the end of its cell, which follows at once
-# What is shown as its repr() and nothing else, and is small where that is.
+SMALL = 4096  # bytes of a result that is sent together with the end of its cell
+# Values that are shown as their repr() alone.
 _SCALAR = frozenset((bool, int, float, complex, str, bytes))
 _PLAIN = _SCALAR | {list, tuple, dict, set, frozenset}
 FEW = 100  # items
@@ -55,29 +56,30 @@ def main(control: socket.socket, setup: Dict[str, Any]) -> None:
 
 class Worker:
     def __init__(self, control: socket.socket, setup: Dict[str, Any]) -> None:
-        self._link = Link(control, setup)
+        self._channel = WorkerChannel(control, setup)
         self._in_cell = False
-        self._early = False  # interrupted before it began
-        self._reserve = _reserve()
+        self._early = False  # the next cell was interrupted before it began
+        self._reserve = _reserve_memory()
         self._loop: Optional[asyncio.AbstractEventLoop] = None
-        self._streams = streams.install()
-        self._threads = streams.threads()
+        self._streams = streams.install_streams()
+        self._threads = streams.list_threads()
         self._module = _main_module()
-        self._sources = Sources()
-        self._files: Set[str] = set()  # cells that came out of files have their names
-        self._interrupt = self._on_interrupt  # one object, to be known again
+        self._sources = SourceCache()
+        self._files: Set[str] = set()  # names of cells that came from files
+        self._interrupt = self._on_interrupt  # one object, to recognise the handler
         self._output_limit = int(setup["output"])
         self._result_limit = int(setup["result"])
         self._value_limit = int(setup["values"])
         self._workspace = setup["workspace"]
-        self._last: Any = None  # `_`: the value before, as at Python's own prompt
-        self._parked: Optional[fork_state.Snapshot] = None  # it waits, and runs no cells
-        self._told: Dict[str, Any] = {}  # functions of the host, by their names
-        self._remade = "shelves" in setup  # the workspace is, whenever another branch had its turn
+        self._last: Any = None  # `_`: the last value, as at Python's prompt
+        self._parked: Optional[fork_state.Snapshot] = None  # set in a fork that runs no cells
+        self._functions: Dict[str, Any] = {}  # name -> spec of a host function
+        self._remade = "archive_size" in setup  # the workspace is, after another branch was active
         self._forked = False
-        self._named: Set[Tuple[int, int]] = set()  # what is open in the workspace
+        self._named: Set[Tuple[int, int]] = set()  # open files in the workspace
         _reseed()
         display.install(self._show)
+        figures.install(self._show_figures)
         builtins.input = _no_input
         builtins.print = streams.print_whole
         signal.signal(signal.SIGINT, self._interrupt)
@@ -89,67 +91,76 @@ class Worker:
     def serve(self) -> None:
         while True:
             try:
-                frame, fds = self._link.next()
+                frame, fds = self._channel.next()
             except EOFError:
                 return
             if frame.kind == wire.SYNC:
-                self._early = False  # what came too late for one cell is not for the next
-                self._link.send(wire.SYNCED, 0, None, frame.payload)
+                self._early = False  # an interrupt that came too late is not for the next cell
+                self._channel.send_idle(wire.SYNCED, 0, None, frame.payload)
             elif frame.kind == wire.FUNCTIONS:
-                self._define(frame.header["functions"])
+                self._define_functions(frame.header["functions"])
             elif frame.kind == wire.FORK and fds:
                 self._fork(fds[0])
             elif frame.kind == wire.FORK:
-                self._link.send(wire.FORKED, 0, {"error": "the code has too many open files"})
+                self._channel.send(wire.FORKED, 0, {"error": "the code has too many open files"})
             elif frame.kind == wire.WAKE:
                 self._wake()
             else:
                 self._serve_cell(frame, fds)
 
-    def _define(self, specs: List[Dict[str, Any]]) -> None:
-        """The host's functions, of which those that are known already may be something else by
-        now: the code is free to use their names."""
+    def _define_functions(self, specs: List[Dict[str, Any]]) -> None:
+        """Define host functions, except those that are defined already: the code may have used
+        their names for something else."""
         for spec in specs:
-            if self._told.get(spec["name"]) != spec:
-                self._told[spec["name"]] = spec
-                self._module.__dict__[spec["name"]] = functions.make(spec, self._link.call)
+            if self._functions.get(spec["name"]) != spec:
+                self._functions[spec["name"]] = spec
+                self._module.__dict__[spec["name"]] = functions.make_stub(spec, self._channel.call)
 
     def _serve_cell(self, frame: wire.Frame, fds: List[int]) -> None:
-        leftover = streams.threads_but(self._threads)
+        leftover = streams.find_new_threads(self._threads)
         tasks = self._loop is not None and bool(asyncio.all_tasks(self._loop))
-        for stream, pipe in zip(self._streams, _above_standard(fds[:2])):
+        pipes = fds[:2]
+        if min(pipes, default=3) < 3:
+            pipes = _move_above_standard(pipes)
+        for stream, pipe in zip(self._streams, pipes):
             stream.begin(frame.request, pipe, leftover, keep=tasks)
             os.close(pipe)
         if _signal.getsignal(_signal.SIGINT) is not self._interrupt:
             signal.signal(signal.SIGINT, self._interrupt)
         streams.CELL.set(frame.request)
         if self._reserve is None:
-            self._reserve = _reserve()
-        figures.catch_show(self._show_figures)
+            self._reserve = _reserve_memory()
+        pyplot = sys.modules.get("matplotlib.pyplot")
+        if pyplot is not None and pyplot.__dict__.get("show") is not figures.show_open:
+            figures.replace_show(pyplot)
         rest = fds[2:]
         header, payload, value = self._run(frame, rest)
-        close_all(rest)  # interrupted before it took them
-        if not self._link.ours:
+        if rest:
+            close_all(rest)  # it was interrupted before it took them
+        if os.getpid() != self._channel.pid:
             # A child that the cell forked came back here: it is not the worker.
             os._exit(int(header.get("exit_code") or 0) & 0xFF)
-        self._note_open_files()
-        if value is not None:
-            self._link.send_value(wire.CELL_DONE, frame.request, header, value)
+        if self._remade and self._forked:
+            self._note_open_files()
+        if value is not None and value.size > wire.INLINE:
+            self._channel.send_value(wire.CELL_DONE, frame.request, header, value)
         else:
-            self._link.send(wire.CELL_DONE, frame.request, header, payload)
+            payload = payload if value is None else value.join()
+            self._channel.send_idle(wire.CELL_DONE, frame.request, header, payload)
 
     # -- forks ------------------------------------------------------------------------------
 
     def _fork(self, control: int) -> None:
-        """Fork for a checkpoint or a branch. Twice, so that the child is init's own."""
+        """Fork for a checkpoint or a branch. Twice, so that init becomes the child's parent."""
         self._forked = True
         self._note_open_files()
-        lacks = fork_state.lacks(self._loop, self._threads, control)
-        state = random.getstate()  # a hook would seed it anew in the child
-        header: Dict[str, Any] = {"lacks": lacks}
+        missing = fork_state.find_missing(self._loop, self._threads, control)
+        state = random.getstate()  # a fork hook would seed it again in the child
+        header: Dict[str, Any] = {"missing": missing}
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # of threads: `lacks` says so
+                # Python warns of threads: `missing` names them.
+                warnings.simplefilter("ignore", DeprecationWarning)
                 middle = os.fork()
                 if middle == 0:
                     self._fork_again(control, state)
@@ -157,93 +168,95 @@ class Worker:
             if os.waitpid(middle, 0)[1]:
                 header["error"] = "out of processes or memory"
         except ChildProcessError:
-            pass  # the code has told the kernel to reap its children
+            pass  # the code has told the kernel to reap its children (SIG_IGN)
         except OSError as error:
-            header["error"] = f"no process for it: {error.strerror}"
+            header["error"] = f"the interpreter cannot be forked: {error.strerror}"
         os.close(control)
-        self._link.send(wire.FORKED, 0, header)
+        self._channel.send(wire.FORKED, 0, header)
 
     def _fork_again(self, control: int, state: Any) -> None:
         middle = os.getpid()
         try:
             if os.fork():
                 os._exit(0)
-            self._become_twin(control, middle)
+            self._become_fork(control, middle)
             random.setstate(state)
         except BaseException:
             os._exit(1)
 
-    def _become_twin(self, control: int, middle: int) -> None:
+    def _become_fork(self, control: int, middle: int) -> None:
         if self._parked is None:
-            self._parked = fork_state.take(self._workspace)
+            self._parked = fork_state.take_snapshot(self._workspace)
         fork_state.wait_for_init(middle)
         os.setsid()
-        fork_state.silence()
-        fork_state.rank(fork_state.PARKED)
+        fork_state.redirect_to_null()
+        fork_state.set_oom_score(fork_state.PARKED)
         for stream in self._streams:
-            stream.forget()
+            stream.close_old()
         if self._loop is not None:
-            # Its descriptors are the original's as well: not to be touched, not even closed.
-            fork_state.abandoned.append(self._loop)
+            # It shares its descriptors with the original: they must not be used or closed.
+            fork_state.released_loops.append(self._loop)
             self._loop = None
-        self._threads = streams.threads()
-        self._link.detach()
+        self._threads = streams.list_threads()
+        self._channel.detach()
         os.dup2(control, fork_state.CONTROL)
         os.close(control)
-        self._link.open(socket.socket(fileno=fork_state.CONTROL))
-        self._link.send(wire.READY, 0)
+        self._channel.open(socket.socket(fileno=fork_state.CONTROL))
+        self._channel.send(wire.READY, 0)
 
     def _wake(self) -> None:
-        """It is the one that runs cells now; the files are back where they were."""
+        """This fork runs cells from now on; its files are back in the workspace."""
         if self._parked is not None:
-            fork_state.restore(self._parked, self._workspace)
+            fork_state.restore_snapshot(self._parked, self._workspace)
             self._parked = None
         else:
             with contextlib.suppress(OSError):
-                fork_state.reopen(self._named, self._workspace)
+                fork_state.reopen_files(self._named, self._workspace)
         self._note_open_files()
-        fork_state.rank(fork_state.RUNNING)
+        fork_state.set_oom_score(fork_state.RUNNING)
 
     def _note_open_files(self) -> None:
         if self._remade and self._forked:
-            with contextlib.suppress(OSError):  # no descriptor is left, or a thread has closed one
-                self._named = fork_state.named(self._workspace)
+            with contextlib.suppress(OSError):  # out of descriptors, or a thread has closed one
+                self._named = fork_state.find_named_files(self._workspace)
 
     # -- one cell ---------------------------------------------------------------------------
 
     def _run(self, frame: wire.Frame, fds: List[int]) -> "Tuple[Dict[str, Any], bytes, Any]":
-        """How it ended, what there is to say of an error, and the value."""
+        """The header of CELL_DONE, the description of an error, and the value."""
         env = frame.header.get("env")
         restore = _set_environment(env) if env else {}
-        close_input = self._open_input() if frame.header.get("stdin") else _nothing
+        close_input = self._open_input() if frame.header.get("stdin") else None
         payload, value = b"", None
         try:
             self._in_cell = True
             try:
                 if self._early:
                     raise KeyboardInterrupt
-                header, value = self._operate(frame, fds)
+                header, value = self._run_operation(frame, fds)
             finally:
                 self._in_cell = False
         except SystemExit as stop:
             header = {"status": "exit", "exit_code": self._exit_code(stop)}
         except BaseException as error:
-            self._give_up_reserve()  # out of memory, telling so takes some
+            self._release_reserve()  # out of memory, the report needs some
             header = {"status": "error"}
             payload = json.dumps(self._describe(error)).encode("ascii")
         finally:
             self._in_cell = False
-            _restore_environment(restore)
-            close_input()
+            if restore:
+                _restore_environment(restore)
+            if close_input is not None:
+                close_input()
         return header, payload, value
 
     def _open_input(self) -> "Callable[[], None]":
-        """Let the code read what the host has for it, until the function that this gives."""
+        """Let the code read the host's standard input, until the returned function is called."""
 
         def ask(size: int) -> bytes:
             try:
-                data: bytes = self._link.call(wire.STDIN, (size,), {})
-            except RuntimeError:  # in a process that it forked, or a thread that outlived the cell
+                data: bytes = self._channel.call(wire.STDIN, (size,), {})
+            except RuntimeError:  # in a forked process, or in a thread that outlived the cell
                 return b""
             return data
 
@@ -258,11 +271,11 @@ class Worker:
 
         return close
 
-    def _operate(self, frame: wire.Frame, fds: List[int]) -> "Tuple[Dict[str, Any], Any]":
+    def _run_operation(self, frame: wire.Frame, fds: List[int]) -> "Tuple[Dict[str, Any], Any]":
         namespace, operation = self._module.__dict__, frame.header.get("op")
         header: Dict[str, Any] = {"status": "ok"}
         if operation == "put":
-            namespace.update(self._link.value_of(frame, fds))
+            namespace.update(self._channel.decode_value(frame, fds))
             return header, None
         if operation == "get":
             name = frame.header["name"]
@@ -270,19 +283,18 @@ class Worker:
                 raise NameError(f"name {name!r} is not defined")
             return header, values.encode(namespace[name], self._value_limit)
         code = frame.payload.decode("utf-8", "surrogatepass")
-        value = self._execute(code, self._introduce(frame.header))
+        value = self._execute(code, self._set_program(frame.header))
+        encoded = None
         if value is not None:
-            if namespace.get("_") is self._last:  # unless the code has a `_` of its own
+            if namespace.get("_") is self._last:  # unless the code has its own `_`
                 namespace["_"] = self._last = value
-            header, encoded = self._main_result(value, header)
-        else:
-            encoded = None
+            header, encoded = self._send_main_result(value, header)
         self._show_figures()
         return header, encoded
 
-    def _introduce(self, header: wire.Header) -> str:
-        """Tell the code of a file its name and its arguments; the name that tracebacks say."""
-        display.tables_as_csv(bool(header.get("csv")))
+    def _set_program(self, header: wire.Header) -> str:
+        """Set `sys.argv` and `__file__` for the code of a file; returns its name in tracebacks."""
+        display.as_csv = bool(header.get("csv"))
         if "argv" in header:
             sys.argv = list(header["argv"])
         file: Optional[str] = header.get("file")
@@ -295,11 +307,11 @@ class Worker:
     def _execute(self, code: str, name: str) -> Any:
         self._sources.add(name, code)
         namespace = self._module.__dict__
-        expression = _expression(code, name)
+        expression = _compile_expression(code, name)
         if expression is not None:
-            self._sources.keep(name, expression)
+            self._sources.keep_lasting(name, expression)
             return eval(expression, namespace)
-        tree = _parse(code, name)
+        tree = _parse_cell(code, name)
         # The last expression becomes an assignment, so that the cell stays one piece of code:
         # with a top-level `await` anywhere, all of it runs in one coroutine.
         if tree.body and isinstance(tree.body[-1], ast.Expr):
@@ -307,7 +319,7 @@ class Worker:
             target = ast.copy_location(ast.Name(_VALUE, ast.Store()), last)
             tree.body[-1] = ast.copy_location(ast.Assign([target], last.value), last)
         compiled = compile(tree, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-        self._sources.keep(name, compiled)
+        self._sources.keep_lasting(name, compiled)
         namespace.pop(_VALUE, None)
         made = eval(compiled, namespace)
         if compiled.co_flags & inspect.CO_COROUTINE:
@@ -322,63 +334,77 @@ class Worker:
         try:
             self._loop.run_until_complete(task)
         except BaseException:
-            if not task.done():  # interrupted: let the cell's own `finally` blocks run
+            if not task.done():  # interrupted: let the `finally` blocks of the cell run
                 task.cancel()
                 self._loop.run_until_complete(asyncio.wait([task], timeout=1.0))
             raise
 
-    def _main_result(self, value: Any, header: Dict[str, Any]) -> "Tuple[Dict[str, Any], Any]":
+    def _send_main_result(self, value: Any, header: Dict[str, Any]) -> "Tuple[Dict[str, Any], Any]":
         if type(value) in _PLAIN:
-            self._show({"text/plain": repr(value)}, True, _is_light(value))
-            return self._with_value(value, header)
-        shown = display.bundle(value)
+            text = repr(value)
+            if not _is_light(value) or not self._show_light(text):
+                self._show({"text/plain": text}, True)
+            return self._add_value(value, header)
+        shown = display.make_bundle(value)
         dropped = self._show(shown, True)
-        if _TABLE in dropped:
+        if display.TABLE_MIME in dropped:
             why = "it is too large to come along; fetch it with get('_')"
-            return {**header, "unplain": why}, None
-        if _TABLE in shown:
-            return {**header, "shown": True}, None  # a table is its value, and not sent twice
-        return self._with_value(value, header)
+            return {**header, "value_error": why}, None
+        if display.TABLE_MIME in shown:
+            return {**header, "shown": True}, None  # a shown table is the value: sent once
+        return self._add_value(value, header)
 
-    def _with_value(self, value: Any, header: Dict[str, Any]) -> "Tuple[Dict[str, Any], Any]":
+    def _add_value(self, value: Any, header: Dict[str, Any]) -> "Tuple[Dict[str, Any], Any]":
         try:
             return header, values.encode(value, self._result_limit, self._output_limit)
         except values.CannotTravel as error:
             if " is a matplotlib." in str(error):
-                return header, None  # what plotting gives back nobody wants: the figure is shown
-            # Its text travels all the same.
-            return {**header, "unplain": display.cap_text(str(error), 200)}, None
+                return header, None  # an artist that plotting returned: its figure is shown
+            return {**header, "value_error": display.cap_text(str(error), 200)}, None
 
     def _show_figures(self) -> None:
-        for bundle in figures.take_open():
-            self._show(dict(bundle), False)
+        pyplot = sys.modules.get("matplotlib.pyplot")
+        if pyplot is not None and pyplot.get_fignums():
+            for bundle in figures.close_open_figures(pyplot):
+                self._show(dict(bundle), False)
 
-    def _show(self, bundle: Dict[str, Any], main: bool, light: bool = False) -> List[str]:
-        """What was too large to be sent. What is light, and soon followed by the end of the cell,
-        goes together with that."""
-        if not self._link.ours:
-            return []  # a child that the cell forked
-        header, payload = display.flatten(bundle, main, self._output_limit, self._result_limit)
-        if light and len(payload) < SMALL and not figures.are_open():
-            self._link.send_later(wire.CELL_RESULT, header, payload)
-        else:
-            self._link.send(wire.CELL_RESULT, 0, header, payload)
+    def _show_light(self, text: str) -> bool:
+        """Send a short text together with the end of the cell, which follows at once. False if it
+        is not short, or if figures follow."""
+        raw = text.encode("utf-8", "surrogatepass")
+        pyplot = sys.modules.get("matplotlib.pyplot")
+        if len(raw) >= min(SMALL, self._output_limit, self._result_limit):
+            return False
+        if pyplot is not None and pyplot.get_fignums():
+            return False
+        if os.getpid() == self._channel.pid:  # else in a child that the cell forked
+            parts = [{"mime": "text/plain", "size": len(raw), "text": True}]
+            header = {"parts": parts, "main": True, "dropped": [], "cut": False}
+            self._channel.send_later(wire.CELL_RESULT, header, raw)
+        return True
+
+    def _show(self, bundle: Dict[str, Any], main: bool) -> List[str]:
+        """Send a result; returns the MIME types that were too large."""
+        if os.getpid() != self._channel.pid:
+            return []  # in a child that the cell forked
+        header, payload = display.pack_bundle(bundle, main, self._output_limit, self._result_limit)
+        self._channel.send(wire.CELL_RESULT, 0, header, payload)
         dropped: List[str] = header["dropped"]
         return dropped
 
     def _on_interrupt(self, signum: int, frame: Any) -> None:
         if not self._in_cell:
             self._early = True  # for a cell that is on its way
-        elif self._link.ours and self._link.on_interrupt():
+        elif os.getpid() == self._channel.pid and self._channel.on_interrupt():
             raise KeyboardInterrupt
 
-    def _give_up_reserve(self) -> None:
+    def _release_reserve(self) -> None:
         reserve, self._reserve = self._reserve, None
         if reserve is not None:
             reserve.close()
 
     def _exit_code(self, stop: SystemExit) -> int:
-        """What the interpreter would have exited with; a message goes to stderr, as there."""
+        """The exit code that Python would use; a message goes to stderr, as it would there."""
         if stop.code is None:
             return 0
         if isinstance(stop.code, int):
@@ -389,19 +415,19 @@ class Worker:
                 print(stop.code, file=sys.stderr)
             finally:
                 self._in_cell = False
-        except BaseException as error:  # the message's own __str__, which may raise anything
+        except BaseException as error:  # its __str__ may raise anything
             os.write(2, f"<str() raised {type(error).__name__}>\n".encode())
         return 1
 
     # -- errors -----------------------------------------------------------------------------
 
     def _describe(self, error: BaseException) -> Dict[str, str]:
-        """Name, message and traceback. Formatting runs the guest's code (`__str__`), so it is
-        done here, under the cell's deadline, and whatever it raises is only noted."""
+        """Name, message and traceback. Formatting runs the guest's code (`__str__`), so it is done
+        here, under the cell's deadline, and its own errors are only noted."""
         try:
             self._in_cell = True
             try:
-                text = _format(error, self._files)
+                text = _format_error(error, self._files)
                 value = str(error)
                 self._show_figures()
             finally:
@@ -416,8 +442,8 @@ class Worker:
         }
 
 
-def _expression(code: str, name: str) -> Any:
-    """The code, if it is nothing but one short expression: it needs no syntax tree."""
+def _compile_expression(code: str, name: str) -> Any:
+    """Compile code that is one short expression, which needs no syntax tree; else None."""
     if len(code) > SHORT or not code or code[0].isspace() or "\n" in code or "await" in code:
         return None
     try:
@@ -426,30 +452,30 @@ def _expression(code: str, name: str) -> Any:
         return None
 
 
-def _parse(code: str, name: str) -> Any:
+def _parse_cell(code: str, name: str) -> Any:
     flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     try:
         return compile(code, name, "exec", flags)
     except SyntaxError:
-        code = notebook_habits.tolerate(code)
+        code = messages.drop_magics(code)
     try:
         return compile(code, name, "exec", flags)
     except SyntaxError as error:
-        advice = notebook_habits.explain(code)
+        advice = libraries.explain_magic(code)
         if advice:
             error.msg = f"{error.msg} ({advice})"
         raise
 
 
-def _format(error: BaseException, files: "Set[str]") -> str:
+def _format_error(error: BaseException, files: "Set[str]") -> str:
     shown = traceback.TracebackException(type(error), error, error.__traceback__)
-    _hide_ours(shown, set(), files)
+    _remove_own_frames(shown, set(), files)
     return "".join(shown.format())
 
 
-def _hide_ours(shown: Any, seen: "Set[int]", files: "Set[str]") -> None:
-    """Take what is not the user's out of a traceback and of those chained to it: the way down
-    to the cell (this file, and the event loop of a top-level await)."""
+def _remove_own_frames(shown: Any, seen: "Set[int]", files: "Set[str]") -> None:
+    """Remove Belljar's frames from a traceback and those chained to it: the calls that lead to the
+    cell (this file, and the event loop of a top-level await)."""
     if shown is None or id(shown) in seen:
         return
     seen.add(id(shown))
@@ -458,21 +484,21 @@ def _hide_ours(shown: Any, seen: "Set[int]", files: "Set[str]") -> None:
     first = next(cells, 0)
     stack[:] = [frame for frame in stack[first:] if not frame.filename.startswith(SOURCE)]
     if stack and stack[0].filename == asyncio.base_events.__file__:
-        stack.clear()  # interrupted while the event loop was waiting: all of it is machinery
+        stack.clear()  # interrupted while the event loop was waiting: no frame is of the cell
     for inner in [shown.__cause__, shown.__context__, *(getattr(shown, "exceptions", None) or ())]:
-        _hide_ours(inner, seen, files)
+        _remove_own_frames(inner, seen, files)
 
 
 def _is_light(value: Any) -> bool:
-    """Whether all that is left to do with it takes no time and no memory."""
+    """True if showing and encoding it takes next to no time and memory."""
     if type(value) in (list, tuple, set, frozenset):
         return len(value) < FEW and all(type(item) in _SCALAR for item in value)
     return type(value) in _SCALAR
 
 
-def _reserve() -> "Optional[mmap.mmap]":
-    """Memory to give up when there is none left; None, if there is none even now. It is only
-    reserved, never touched: it costs nothing until it is needed."""
+def _reserve_memory() -> "Optional[mmap.mmap]":
+    """Memory to release when none is left; None if it cannot be reserved. It is never touched, so
+    it costs nothing."""
     try:
         return mmap.mmap(-1, 2 * 1024 * 1024, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (MemoryError, OSError):
@@ -486,23 +512,19 @@ def _main_module() -> types.ModuleType:
     return module
 
 
-def _above_standard(pipes: List[int]) -> List[int]:
-    """Code that closes 0, 1 or 2 lets these numbers be given to the next descriptors."""
+def _move_above_standard(pipes: List[int]) -> List[int]:
+    """If code closes 0, 1 or 2, the kernel gives these numbers to the next descriptors."""
     found = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) if fd < 3 else fd for fd in pipes]
     close_all([fd for fd in pipes if fd < 3])
     return found
 
 
 def _no_input(prompt: object = "") -> str:
-    raise EOFError("input() has nobody to ask: the sandbox was given no standard input")
-
-
-def _nothing() -> None:
-    """There is no standard input to close."""
+    raise EOFError("input() has nothing to read: the sandbox was given no standard input")
 
 
 def _reseed() -> None:
-    """Siblings are forks of one process: without this they would draw the same numbers."""
+    """Workers are forks of one process: without this, all would draw the same numbers."""
     random.seed()
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:

@@ -1,7 +1,8 @@
-"""The keeper: init's side of the worker. Forks it, talks to it, and knows it only by its socket.
+"""Init's side of a worker: forks the process, and exchanges frames with it over a socket. At the
+end, the roles that a worker can have: branch, checkpoint, copy.
 
-What comes over the socket may be forged by the code in the worker; that it has died, and how, is
-the kernel's word alone.
+The code in the worker can forge what comes over the socket. Whether the process has died, and how,
+init learns from the kernel alone.
 """
 
 import errno
@@ -11,27 +12,23 @@ import signal
 import site
 import socket
 import struct
+from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from ..protocol import blobs, wire
-from ..protocol.buffers import Inbox, Outbox, close_all
+from ..protocol import messages, wire
+from ..protocol.buffers import Inbox, Outbox, check_shared, close_all
 from . import commands, fork_state, poller, worker
+from .workspace_store import CURRENT
 
-CONTROL = 3  # the worker's only descriptor beside the standard ones
-MAX_FILES = 16384  # descriptors of init
+OnFrame = Callable[["WorkerProcess", wire.Frame, List[int]], None]
 
 
-class Keeper:
-    def __init__(
-        self,
-        init: Any,
-        setup: Dict[str, Any],
-        on_frame: "Callable[[Keeper, wire.Frame, List[int]], None]",
-    ) -> None:
+class WorkerProcess:
+    def __init__(self, init: Any, setup: Dict[str, Any], on_frame: OnFrame) -> None:
         self._init = init
         self._setup = setup
         self._on_frame = on_frame
-        self.pid = 0  # 0: there is none
+        self.pid = 0  # 0: no process
         self._control: Optional[socket.socket] = None
         self._out = Outbox()
         self._inbox = Inbox()
@@ -46,7 +43,7 @@ class Keeper:
         try:
             pid = self._setup.get("fork", os.fork)()
         except OSError:
-            # Dying processes still count against the limit for a moment: init tries again when
+            # Dying processes still count against the limit for a moment. Init tries again when
             # the next one is gone, or with the next request.
             ours.close()
             theirs.close()
@@ -57,9 +54,11 @@ class Keeper:
         self.pid = pid
         self._connect(ours)
 
-    def expect(self) -> int:
-        """Prepare for a worker that another one will fork: the end of its socket. The first word
-        of the child tells its pid, by the kernel's word."""
+    def expect_fork(self) -> int:
+        """Prepare for a process that another worker will fork; returns its end of the socket.
+
+        The kernel attaches the pid of the child to its first message.
+        """
         ours, theirs = socket.socketpair()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._connect(ours)
@@ -82,50 +81,54 @@ class Keeper:
             null = os.open(os.devnull, os.O_RDWR)
             for fd in (0, 1, 2):
                 os.dup2(null, fd)
-            if control.fileno() != CONTROL:
-                os.dup2(control.detach(), CONTROL)
-                control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=CONTROL)
-            # What init has open is not the worker's. init itself keeps a higher limit, so that
-            # the code cannot use up what init needs.
-            os.closerange(CONTROL + 1, MAX_FILES)
+            if control.fileno() != fork_state.CONTROL:
+                os.dup2(control.detach(), fork_state.CONTROL)
+                control = socket.socket(
+                    socket.AF_UNIX, socket.SOCK_STREAM, fileno=fork_state.CONTROL
+                )
+            # The worker gets none of init's descriptors. Init keeps a higher limit than the code,
+            # so that the code cannot use up what init needs.
+            os.closerange(fork_state.CONTROL + 1, messages.MAX_FILES)
             limit = self._setup["open_files"]
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
             data = self._setup.get("data")
             if data is not None:
                 resource.setrlimit(resource.RLIMIT_DATA, (data, data))
             os.setsid()
-            self._setup.get("worker_started", _nothing)()
-            if not self._setup.get("site", True):  # only now may packages run code: `.pth` files
+            if "worker_started" in self._setup:
+                self._setup["worker_started"]()
+            if not self._setup.get("site", True):  # `.pth` files of packages run code only now
                 site.main()
-            fork_state.rank(fork_state.RUNNING)
+            fork_state.set_oom_score(fork_state.RUNNING)
             worker.main(control, self._setup)
         finally:
             os._exit(1)
 
     def signal(self, number: int) -> None:
-        """The worker is not reaped by anybody else, so the number is its own while it is set."""
+        """Only init reaps the worker, so `pid` cannot belong to another process."""
         if self.pid:
             os.kill(self.pid, number)
 
-    def gone(self) -> None:
-        """It has been reaped, or never came."""
+    def close(self) -> None:
+        """The process has been reaped, or never came."""
         self.pid = 0
-        self._hang_up()
+        self._close_socket()
 
-    def _hang_up(self) -> None:
+    def _close_socket(self) -> None:
         control, self._control = self._control, None
         if control is not None:
-            self._watch(control, 0)
+            if self._events:
+                self._watch(control, 0)
             control.close()
             self._out.clear()
             self._inbox.clear()
-            self._tell_sent()
+            self._call_sent()
 
     # -- the socket -------------------------------------------------------------------------
 
     def send(self, message: bytes, fds: "Tuple[int, ...]" = ()) -> None:
-        """Without waiting for it: a worker that does not read its socket between cells is
-        broken, and its end is reported like any other. The descriptors are given away."""
+        """Send without waiting, and close the descriptors afterwards. A worker that does not read
+        its socket between cells is broken; its end is reported like any other."""
         self._out.put(message, fds)
         if self._control is not None:
             self._flush(self._control)
@@ -133,12 +136,12 @@ class Keeper:
             self._out.clear()
 
     def when_sent(self, function: "Callable[[], None]") -> None:
-        """Call it when what was sent so far has gone to the worker, or the worker has gone."""
+        """Call it when the worker has received all that was sent so far, or is gone."""
         self._on_sent.append(function)
-        if not self._out:
-            self._tell_sent()
+        if not self._out.pending:
+            self._call_sent()
 
-    def _tell_sent(self) -> None:
+    def _call_sent(self) -> None:
         waiting, self._on_sent = self._on_sent, []
         for function in waiting:
             function()
@@ -147,20 +150,22 @@ class Keeper:
         try:
             self._out.flush(control)
         except BlockingIOError:
-            pass  # the selector says when there is room again
+            pass  # the poller says when there is room again
         except OSError as error:
             self._out.clear()
-            if error.errno not in (errno.EPIPE, errno.ECONNRESET):  # no memory: it would wait on
+            # EPIPE, ECONNRESET: it died, and SIGCHLD says how. Otherwise memory has run out, and
+            # the worker would wait for ever.
+            if error.errno not in (errno.EPIPE, errno.ECONNRESET):
                 self.signal(signal.SIGKILL)
-            # It died: SIGCHLD tells how.
-        reading = 0 if self._paused else poller.READ
-        self._watch(control, reading | (poller.WRITE if self._out else 0))
-        if self._on_sent and not self._out:
-            self._tell_sent()
+        events = 0 if self._paused else poller.READ
+        if self._out.pending:
+            events |= poller.WRITE
+        if events != self._events:
+            self._watch(control, events)
+        if self._on_sent and not self._out.pending:
+            self._call_sent()
 
     def _watch(self, control: socket.socket, events: int) -> None:
-        if events == self._events:
-            return
         if not self._events:
             self._init.selector.register(control, events, self._on_ready)
         elif not events:
@@ -178,63 +183,92 @@ class Keeper:
     def _on_ready(self, ready: Any, events: int) -> None:
         control = self._control
         if control is None or ready is not control:
-            return  # of a worker that has been replaced in this very round
+            return  # the worker was replaced since the poll
         if events & poller.WRITE:
             self._flush(control)
         if not events & poller.READ:
             return
-        if not self._receive(control):
-            self._hang_up()
+        try:
+            data = self._inbox.receive(control) if self.pid else self._receive_first(control)
+            honest = bool(data)
+            self._reader.feed(data)
+            for frame in self._reader.frames():
+                shared = "shared" in frame.header
+                self._on_frame(self, frame, self._take_shared(frame) if shared else [])
+        except BlockingIOError:
+            return
+        except (ConnectionError, wire.WireError):
+            honest = False
+        if not honest:  # init kills a worker that forges frames
+            self._close_socket()
             self.signal(signal.SIGKILL)
             if not self.pid:
-                self._init.on_lost(self)  # it never came
+                self._init.branches.on_lost(self)  # it never came
         elif self._init.congested and self._control is not None:
             self._paused = True
             self._flush(self._control)
             self._init.pause(self)
 
-    def _receive(self, control: socket.socket) -> bool:
-        """Whether all was as it should be: forged frames cost the worker its life."""
-        try:
-            if not self.pid:
-                return self._meet(control)
-            data = self._inbox.receive(control)
-            return bool(data) and self._take(data)
-        except BlockingIOError:
-            return True
-        except (ConnectionError, wire.WireError):
-            return False
-
-    def _meet(self, control: socket.socket) -> bool:
+    def _receive_first(self, control: socket.socket) -> bytes:
+        """The first message of a forked worker, with its pid; b"" if it is not init's child."""
         data, ancillary, _, _ = control.recvmsg(wire.CHUNK, socket.CMSG_SPACE(12))
         for level, kind, body in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
                 pid = struct.unpack("iII", body[:12])[0]
-                # Whoever this is, init must be the one to hear of its death.
-                if commands.parent(pid) == os.getpid():
+                # Init must be the process that learns of its death.
+                if commands.read_parent(pid) == os.getpid():
                     self.pid = pid
         control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
-        return bool(self.pid) and self._take(data)
+        return data if self.pid else b""
 
-    def _take(self, data: bytes) -> bool:
-        self._reader.feed(data)
-        for frame in self._reader.frames():
-            self._on_frame(self, frame, self._memory_of(frame))
-        return True
-
-    def _memory_of(self, frame: wire.Frame) -> List[int]:
-        """The descriptor of its value, if it has one. Nothing but sealed memory goes further:
-        who closes another thing, such as a socket that lingers, may have to wait."""
-        if "shared" not in frame.header:
-            return []
+    def _take_shared(self, frame: wire.Frame) -> List[int]:
+        """The descriptor of a value. Init passes on only sealed memory: closing another object,
+        such as a socket that lingers, may block."""
         fd = self._inbox.take()
         try:
-            blobs.check(fd, frame.header["shared"])
+            check_shared(fd, frame.header["shared"])
         except wire.WireError:
             close_all([fd])
             raise
         return [fd]
 
 
-def _nothing() -> None:
-    """What a backend without further steps does when a worker has been forked."""
+# -- roles of a worker ------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Branch:
+    worker: WorkerProcess
+    files: str = CURRENT  # the name of its workspace in the store while it is not active
+    functions: List[Any] = field(default_factory=list)  # host functions
+    state_lost: bool = False  # variables were lost since the last cell
+    asleep: bool = False  # its worker has run no cell since it was parked
+    # Stopped processes with their start times, because pids are used again.
+    stopped: Dict[int, int] = field(default_factory=dict)
+    released: bool = False
+
+
+@dataclass(eq=False)
+class Checkpoint:
+    worker: WorkerProcess
+    files: str
+
+
+@dataclass(eq=False)
+class Copy:
+    """An interpreter and a workspace that are being copied: done when all three parts are."""
+
+    worker: WorkerProcess
+    parent: WorkerProcess
+    then: "Optional[Callable[[Copy], None]]"
+    files: str = ""
+    missing: List[str] = field(default_factory=list)
+    error: str = ""
+    waits: "set[str]" = field(default_factory=lambda: {"forked", "ready", "files"})
+
+    def done(self, *parts: str, error: str = "") -> None:
+        self.error = self.error or error
+        self.waits.difference_update(parts)
+        if not self.waits and self.then is not None:
+            then, self.then = self.then, None
+            then(self)

@@ -83,10 +83,10 @@ def parse(code: str) -> ast.Module | Problem:
         return _parse(code)
     except SyntaxError as error:
         if "\n%" in f"\n{code.lstrip()}" or "%" in (error.text or ""):
-            from belljar.guest.notebook_habits import tolerate
+            from belljar.protocol.messages import drop_magics
 
             try:
-                return _parse(tolerate(code))
+                return _parse(drop_magics(code))
             except (SyntaxError, RecursionError, MemoryError, ValueError):
                 return _syntax(code, error)
         return _syntax(code, error)

@@ -17,52 +17,52 @@ _UNITS = ("s", "ms", "us", "ns")
 _ZONE = re.compile(r"[A-Za-z0-9_+:/-]{1,64}")
 
 
-def lower(packer: Packer, value: Any) -> Optional[Dict[str, Any]]:
+def encode_arrow(packer: Packer, value: Any) -> Optional[Dict[str, Any]]:
     pa = sys.modules.get("pyarrow")
     if pa is None or not hasattr(pa, "Table"):
         return None
     kind = type(value)
     if issubclass(kind, (pa.Table, pa.RecordBatch)):
-        return {"table": _lower_table(packer, pa, value)}
+        return {"table": _encode_table(packer, pa, value)}
     if issubclass(kind, pa.ChunkedArray):
-        return {"arrow": {**lower_chunks(packer, pa, value.type, value.chunks), "chunked": True}}
+        return {"arrow": {**encode_chunks(packer, pa, value.type, value.chunks), "chunked": True}}
     if issubclass(kind, pa.Array):
-        return {"arrow": lower_chunks(packer, pa, value.type, [value])}
+        return {"arrow": encode_chunks(packer, pa, value.type, [value])}
     if issubclass(kind, pa.Scalar):
         raise packer.refusal("is a pyarrow scalar; send the value in it, .as_py()")
     return None
 
 
-def _lower_table(packer: Packer, pa: Any, table: Any) -> Dict[str, Any]:
+def _encode_table(packer: Packer, pa: Any, table: Any) -> Dict[str, Any]:
     columns = []
     packer.enter()
     for index, field in enumerate(table.schema):
         packer.at(Note(" column", [field.name]))
         column = table.column(index)
         chunks = column.chunks if hasattr(column, "chunks") else [column]
-        lowered = lower_chunks(packer, pa, field.type, chunks)
-        columns.append([field.name, field.nullable, lowered])
+        encoded = encode_chunks(packer, pa, field.type, chunks)
+        columns.append([field.name, field.nullable, encoded])
     packer.leave()
     return {"columns": columns, "batch": issubclass(type(table), pa.RecordBatch)}
 
 
-def chunks_of(pa: Any, column: Any) -> Any:
-    """The chunked array that a column of pandas is."""
+def get_chunks(pa: Any, column: Any) -> Any:
+    """The chunked array of a pandas column."""
     made = column.__arrow_array__()
     return made if isinstance(made, pa.ChunkedArray) else pa.chunked_array([made])
 
 
-def lower_chunks(packer: Packer, pa: Any, kind: Any, chunks: List[Any]) -> Dict[str, Any]:
+def encode_chunks(packer: Packer, pa: Any, kind: Any, chunks: List[Any]) -> Dict[str, Any]:
     view = pa.types.is_string_view(kind) if hasattr(pa.types, "is_string_view") else False
     if view or (hasattr(pa.types, "is_binary_view") and pa.types.is_binary_view(kind)):
         kind = pa.large_string() if view else pa.large_binary()
         chunks = [chunk.cast(kind) for chunk in chunks]
-    spec = _lower_type(packer, pa, kind, _MAX_NESTING)
-    return {"type": spec, "chunks": [_lower_node(packer, pa, chunk) for chunk in chunks]}
+    spec = _encode_type(packer, pa, kind, _MAX_NESTING)
+    return {"type": spec, "chunks": [_encode_node(packer, pa, chunk) for chunk in chunks]}
 
 
 @functools.lru_cache(maxsize=1)
-def _plain_types(pa: Any) -> Dict[str, Any]:
+def _list_plain_types(pa: Any) -> Dict[str, Any]:
     """The types without parameters (but a unit) by name."""
     found = [getattr(pa, f"{sign}int{size}")() for sign in ("", "u") for size in (8, 16, 32, 64)]
     found += [pa.null(), pa.bool_(), pa.float16(), pa.float32(), pa.float64()]
@@ -73,15 +73,15 @@ def _plain_types(pa: Any) -> Dict[str, Any]:
     return {str(kind): kind for kind in found}
 
 
-def _lower_type(packer: Packer, pa: Any, kind: Any, nesting: int) -> Any:
+def _encode_type(packer: Packer, pa: Any, kind: Any, nesting: int) -> Any:
     types = pa.types
-    if kind in _plain_types(pa).values():
+    if kind in _list_plain_types(pa).values():
         return str(kind)
     if nesting == 0:
         raise packer.refusal("has an Arrow type nested too deep")
 
     def field(given: Any) -> List[Any]:
-        return [given.name, given.nullable, _lower_type(packer, pa, given.type, nesting - 1)]
+        return [given.name, given.nullable, _encode_type(packer, pa, given.type, nesting - 1)]
 
     if types.is_timestamp(kind) and _ZONE.fullmatch(kind.tz):
         return {"timestamp": [kind.unit, kind.tz]}
@@ -99,51 +99,51 @@ def _lower_type(packer: Packer, pa: Any, kind: Any, nesting: int) -> Any:
         return {"map": [field(kind.key_field), field(kind.item_field), kind.keys_sorted]}
     if types.is_dictionary(kind):
         inner = [
-            _lower_type(packer, pa, t, nesting - 1) for t in (kind.index_type, kind.value_type)
+            _encode_type(packer, pa, t, nesting - 1) for t in (kind.index_type, kind.value_type)
         ]
         return {"dictionary": [*inner, kind.ordered]}
     raise packer.refusal(f"has the Arrow type {kind}, which cannot travel; cast it first")
 
 
-def _lower_node(packer: Packer, pa: Any, array: Any) -> Dict[str, Any]:
+def _encode_node(packer: Packer, pa: Any, array: Any) -> Dict[str, Any]:
     packer.count()
     kind, types = array.type, pa.types
     if types.is_dictionary(kind):
-        node = _lower_node(packer, pa, array.indices)
-        node["d"] = _lower_node(packer, pa, array.dictionary)
+        node = _encode_node(packer, pa, array.indices)
+        node["d"] = _encode_node(packer, pa, array.dictionary)
         return node
     if array.offset:
-        array = pa.concat_arrays([array])  # a slice: only what it shows
+        array = pa.concat_arrays([array])  # a slice: only its visible part
     count = len(array)
     buffers = array.buffers()
     if types.is_null(kind):
         packer.free_rows(count)
         return {"n": count, "b": []}
-    bits = _trim(packer, buffers[0], (count + 7) // 8) if array.null_count else None
+    bits = _add_trimmed(packer, buffers[0], (count + 7) // 8) if array.null_count else None
     node = {"n": count, "b": [bits]}
     width, last = _offset_width(types, kind), 0
     if width:
-        offsets = _offsets(buffers[1], count, width)
+        offsets = _slice_offsets(buffers[1], count, width)
         last = int.from_bytes(offsets[-width:], sys.byteorder)
         node["b"].append(packer.buffer(offsets))
     if types.is_nested(kind):
-        children = _children(packer, types, array, last)
-        node["c"] = [_lower_node(packer, pa, child) for child in children]
+        children = _slice_children(packer, types, array, last)
+        node["c"] = [_encode_node(packer, pa, child) for child in children]
     elif width:
-        node["b"].append(_trim(packer, buffers[2], last))
+        node["b"].append(_add_trimmed(packer, buffers[2], last))
     else:
         packer.free_rows(0 if kind.bit_width else count)
-        node["b"].append(_trim(packer, buffers[1], (count * kind.bit_width + 7) // 8))
+        node["b"].append(_add_trimmed(packer, buffers[1], (count * kind.bit_width + 7) // 8))
     return node
 
 
-def _offsets(buffer: Any, count: int, width: int) -> memoryview:
+def _slice_offsets(buffer: Any, count: int, width: int) -> memoryview:
     raw = memoryview(buffer or b"").cast("B")
     return raw[: (count + 1) * width] if len(raw) else memoryview(bytes(width))
 
 
-def _children(packer: Packer, types: Any, array: Any, last: int) -> List[Any]:
-    """No longer than the array needs them: `last` is where its lists end."""
+def _slice_children(packer: Packer, types: Any, array: Any, last: int) -> List[Any]:
+    """Only as much as the array needs: `last` is where its lists end."""
     kind, count = array.type, len(array)
     if types.is_struct(kind):
         packer.free_rows(0 if kind.num_fields else count)
@@ -162,27 +162,27 @@ def _offset_width(types: Any, kind: Any) -> int:
     return 8 if large or types.is_large_list(kind) else 0
 
 
-def _trim(packer: Packer, buffer: Any, size: int) -> int:
+def _add_trimmed(packer: Packer, buffer: Any, size: int) -> int:
     if size == 0:
         return packer.buffer(b"")
     return packer.buffer(memoryview(buffer).cast("B")[:size])
 
 
-# --- up ---------------------------------------------------------------------------------------
+# --- decode ---------------------------------------------------------------------------------------
 
 
-def _raise_type(unpacker: Unpacker, pa: Any, spec: Any, nesting: int = _MAX_NESTING) -> Any:
+def _decode_type(unpacker: Unpacker, pa: Any, spec: Any, nesting: int = _MAX_NESTING) -> Any:
     if type(spec) is str:
-        return _plain_types(pa)[spec]
+        return _list_plain_types(pa)[spec]
     if nesting == 0:
-        raise ValueError("a type too deep")
+        raise ValueError("a type is nested too deep")
     ((tag, body),) = spec.items()
 
     def field(given: Any) -> Any:
         name, nullable, inner = given
         if type(name) is not str or type(nullable) is not bool:
             raise TypeError("not a field")
-        return pa.field(name, _raise_type(unpacker, pa, inner, nesting - 1), nullable)
+        return pa.field(name, _decode_type(unpacker, pa, inner, nesting - 1), nullable)
 
     if tag == "timestamp" and body[0] in _UNITS and _ZONE.fullmatch(body[1]):
         return pa.timestamp(*body)
@@ -200,46 +200,46 @@ def _raise_type(unpacker: Unpacker, pa: Any, spec: Any, nesting: int = _MAX_NEST
     if tag == "map" and type(body[2]) is bool:
         return pa.map_(field(body[0]), field(body[1]), keys_sorted=body[2])
     if tag == "dictionary" and type(body[2]) is bool:
-        index, value = (_raise_type(unpacker, pa, inner, nesting - 1) for inner in body[:2])
+        index, value = (_decode_type(unpacker, pa, inner, nesting - 1) for inner in body[:2])
         if not pa.types.is_integer(index):
             raise TypeError("not an index")
-        # Arrow and pandas fall over dictionaries of these when they are shown.
+        # Arrow and pandas fail to show dictionaries of these.
         types = pa.types
         if types.is_null(value) or types.is_dictionary(value) or types.is_nested(value):
-            raise TypeError("a dictionary of what cannot be in one")
+            raise TypeError("a dictionary has values that it cannot have")
         return pa.dictionary(index, value, body[2])
     raise ValueError("unknown type")
 
 
-def _raise_node(unpacker: Unpacker, pa: Any, kind: Any, node: Any) -> Any:
+def _decode_node(unpacker: Unpacker, pa: Any, kind: Any, node: Any) -> Any:
     """An array whose buffers have the right sizes; what is in them is not checked yet."""
     unpacker.count()
     types, count, specs = pa.types, node["n"], node["b"]
     if type(count) is not int or not 0 <= count < 1 << 48:
         raise ValueError("not a length")
     if types.is_dictionary(kind):
-        indices = _raise_node(unpacker, pa, kind.index_type, {"n": count, "b": specs})
-        values = _raise_node(unpacker, pa, kind.value_type, node["d"])
+        indices = _decode_node(unpacker, pa, kind.index_type, {"n": count, "b": specs})
+        values = _decode_node(unpacker, pa, kind.value_type, node["d"])
         return pa.DictionaryArray.from_arrays(indices, values, ordered=kind.ordered, safe=True)
     if types.is_null(kind):
         unpacker.free_rows(count)
         return pa.nulls(count)
     buffers: List[Any] = [None]
     if specs[0] is not None:
-        buffers = [_take(unpacker, pa, specs[0], (count + 7) // 8)]
+        buffers = [_take_buffer(unpacker, pa, specs[0], (count + 7) // 8)]
     children: List[Any] = []
     width = _offset_width(types, kind)
     if width:
-        buffers.append(_take(unpacker, pa, specs[1], (count + 1) * width))
+        buffers.append(_take_buffer(unpacker, pa, specs[1], (count + 1) * width))
     if types.is_map(kind):
         _check_map(types, kind, node["c"])
     if types.is_nested(kind):
-        children = _raise_children(unpacker, pa, kind, node["c"], count)
+        children = _decode_children(unpacker, pa, kind, node["c"], count)
     elif width:
-        buffers.append(_take(unpacker, pa, specs[2], None))
+        buffers.append(_take_buffer(unpacker, pa, specs[2], None))
     else:
         unpacker.free_rows(0 if kind.bit_width else count)
-        buffers.append(_take(unpacker, pa, specs[1], (count * kind.bit_width + 7) // 8))
+        buffers.append(_take_buffer(unpacker, pa, specs[1], (count * kind.bit_width + 7) // 8))
     if width:
         held: Any = children[0] if children else buffers[2]
         _check_offsets(buffers[1], width, len(held))
@@ -249,7 +249,7 @@ def _raise_node(unpacker: Unpacker, pa: Any, kind: Any, node: Any) -> Any:
 
 
 def _check_map(types: Any, kind: Any, nodes: Any) -> None:
-    """Arrow ends the process, without an exception, over a map with a null entry or key."""
+    """Arrow aborts the process, without an exception, for a map with a null entry or key."""
     (entries,) = nodes
     keys = entries["c"][0]
     if types.is_null(kind.key_type) or entries["b"] != [None] or keys["b"][0] is not None:
@@ -257,7 +257,7 @@ def _check_map(types: Any, kind: Any, nodes: Any) -> None:
 
 
 def _check_offsets(buffer: Any, width: int, most: int) -> None:
-    """The first and the last; Arrow looks at those between, but at none of an empty array."""
+    """Check the first and the last. Arrow checks those between, but not in an empty array."""
     data = memoryview(buffer)
     first, last = (
         int.from_bytes(part, sys.byteorder, signed=True) for part in (data[:width], data[-width:])
@@ -266,7 +266,7 @@ def _check_offsets(buffer: Any, width: int, most: int) -> None:
         raise ValueError("offsets out of range")
 
 
-def _raise_children(unpacker: Unpacker, pa: Any, kind: Any, nodes: Any, count: int) -> List[Any]:
+def _decode_children(unpacker: Unpacker, pa: Any, kind: Any, nodes: Any, count: int) -> List[Any]:
     types = pa.types
     if types.is_struct(kind):
         unpacker.free_rows(0 if kind.num_fields else count)
@@ -280,32 +280,32 @@ def _raise_children(unpacker: Unpacker, pa: Any, kind: Any, nodes: Any, count: i
         inner, lengths = [kind.value_type], None
     if len(nodes) != len(inner):
         raise ValueError("not its children")
-    children = [_raise_node(unpacker, pa, *pair) for pair in zip(inner, nodes)]
+    children = [_decode_node(unpacker, pa, *pair) for pair in zip(inner, nodes)]
     if lengths is not None and any(len(child) != lengths for child in children):
         raise ValueError("children of another length")
     return children
 
 
-def _take(unpacker: Unpacker, pa: Any, number: Any, size: Optional[int]) -> Any:
+def _take_buffer(unpacker: Unpacker, pa: Any, number: Any, size: Optional[int]) -> Any:
     data = unpacker.buffer(number)
     if size is not None and len(data) != size:
         raise ValueError("a buffer of another size")
     buffer = pa.py_buffer(data)
-    if buffer.address % 16:  # Arrow reads whole numbers where they lie
+    if buffer.address % 16:  # Arrow reads aligned numbers only
         buffer = pa.py_buffer(bytes(data))
     return buffer
 
 
-def raise_chunks(unpacker: Unpacker, pa: Any, body: Any) -> Any:
-    kind = _raise_type(unpacker, pa, body["type"])
-    chunks = [_raise_node(unpacker, pa, kind, node) for node in body["chunks"]]
+def decode_chunks(unpacker: Unpacker, pa: Any, body: Any) -> Any:
+    kind = _decode_type(unpacker, pa, body["type"])
+    chunks = [_decode_node(unpacker, pa, kind, node) for node in body["chunks"]]
     made = pa.chunked_array(chunks, type=kind)
     made.validate(full=True)
     return made
 
 
-def raise_texts(unpacker: Unpacker, body: Any) -> List[Any]:
-    """A chunked array of strings as a list, where pyarrow is not installed."""
+def decode_texts(unpacker: Unpacker, body: Any) -> List[Any]:
+    """A chunked array of strings as a list, for a Python without pyarrow."""
     if body["type"] not in ("string", "large_string"):
         raise TypeError("not strings")
     found: List[Any] = []
@@ -328,20 +328,20 @@ def raise_texts(unpacker: Unpacker, body: Any) -> List[Any]:
     return found
 
 
-def _raise_array(unpacker: Unpacker, body: Any) -> Any:
-    made = raise_chunks(unpacker, unpacker.imported("pyarrow", "pyarrow array"), body)
+def _decode_array(unpacker: Unpacker, body: Any) -> Any:
+    made = decode_chunks(unpacker, unpacker.imported("pyarrow", "pyarrow array"), body)
     if body.get("chunked") is True:
         return made
     return made.chunk(0)
 
 
-def _raise_table(unpacker: Unpacker, body: Any) -> Any:
+def _decode_table(unpacker: Unpacker, body: Any) -> Any:
     pa = unpacker.imported("pyarrow", "pyarrow table")
     fields, columns = [], []
     unpacker.enter()
     for name, nullable, column in body["columns"]:
         unpacker.at(Note(" column", [name]))
-        columns.append(raise_chunks(unpacker, pa, column))
+        columns.append(decode_chunks(unpacker, pa, column))
         fields.append(pa.field(name, columns[-1].type, nullable is True))
     unpacker.leave()
     schema = pa.schema(fields)
@@ -354,4 +354,7 @@ def _raise_table(unpacker: Unpacker, body: Any) -> Any:
     return made
 
 
-RAISE: Dict[str, Callable[[Unpacker, Any], Any]] = {"arrow": _raise_array, "table": _raise_table}
+DECODERS: Dict[str, Callable[[Unpacker, Any], Any]] = {
+    "arrow": _decode_array,
+    "table": _decode_table,
+}

@@ -1,4 +1,4 @@
-"""Columns of pandas: the buffers that each is made of, and what its dtype is.
+"""Columns of pandas: their buffers and their dtypes.
 
 Nothing but pandas and numpy is needed, except for columns that are Arrow's own.
 """
@@ -9,17 +9,16 @@ import re
 import sys
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from . import arrays, arrow, moments
-from .distinct import check_distinct
+from . import arrays, arrow, scalars
 from .parcel import CannotTravel, Note, Packer, Unpacker
-from .texts import lower_lengths, raise_texts
+from .scalars import check_distinct, decode_texts, encode_lengths
 
 _NUMBERS = re.compile(
     r"[<>|](b1|[iu][1248]|f(2|4|8|12|16)|c(8|16|24|32))|[<>][mM]8\[(s|ms|us|ns)\]"
 )
 _CODES = re.compile(r"[<|]i[1248]")
 _MASKED = re.compile(r"[<|](b1|[iu][1248]|f[48])")
-# As pandas spells them: it warns of other spellings, and of periods of business days.
+# In the spelling of pandas, which warns of others, and of periods of business days.
 _NAME = r"((?!NS|US|MIN)[A-Z]{1,6}|h|bh|cbh|min|s|ms|us|ns)"
 _FREQUENCY = re.compile(r"-?[0-9]{0,9}" + _NAME + "(-[A-Z0-9]{1,8})?")
 _PERIOD = re.compile(r"[0-9]{0,9}(?!B$)" + _NAME + "(-[A-Z]{3})?")
@@ -36,51 +35,51 @@ def is_frequency(text: Any) -> bool:
     return type(text) is str and _FREQUENCY.fullmatch(text) is not None
 
 
-def lower_period(packer: Packer, text: Any) -> str:
+def encode_period(packer: Packer, text: Any) -> str:
     if type(text) is not str or not _PERIOD.fullmatch(text):
         raise packer.refusal(f"has periods of {text}, which cannot travel; make them timestamps")
     return text
 
 
-def lower_column(packer: Packer, pd: Any, column: Any) -> Dict[str, Any]:
+def encode_column(packer: Packer, pd: Any, column: Any) -> Dict[str, Any]:
     packer.count()
     np = sys.modules["numpy"]
-    # pandas wraps a plain array, and the dtype with it.
+    # pandas wraps a plain array and its dtype.
     dtype = getattr(column.dtype, "numpy_dtype", None) if _is_plain(column) else column.dtype
     if isinstance(dtype, np.dtype):
         raw = np.asarray(column)
         if dtype.kind == "O":
-            return _lower_objects(packer, pd, raw)
+            return _encode_objects(packer, pd, raw)
         if not is_numbers(dtype):
             raise packer.refusal(f"has the dtype {dtype}, which cannot travel")
-        return {"numbers": [dtype.str, packer.buffer(arrays.memory(np, raw))]}
-    lower_extension = _EXTENSIONS.get(type(dtype).__name__)
-    if lower_extension is None or type(dtype).__module__.partition(".")[0] != "pandas":
+        return {"numbers": [dtype.str, packer.buffer(arrays.get_memory(np, raw))]}
+    encode_extension = _EXTENSIONS.get(type(dtype).__name__)
+    if encode_extension is None or type(dtype).__module__.partition(".")[0] != "pandas":
         raise packer.refusal(f"has the dtype {dtype}, which cannot travel")
-    return lower_extension(packer, pd, np, column)
+    return encode_extension(packer, pd, np, column)
 
 
 def _is_plain(column: Any) -> bool:
     return type(column).__name__ in ("NumpyExtensionArray", "PandasArray")
 
 
-def _lower_objects(packer: Packer, pd: Any, raw: Any) -> Dict[str, Any]:
-    """Texts and what stands for missing ones go fast; all else is a list of values."""
+def _encode_objects(packer: Packer, pd: Any, raw: Any) -> Dict[str, Any]:
+    """Texts (and marks for missing ones) are fast; anything else is a list of values."""
     items = raw.tolist()
-    texts = _lower_maybe_texts(packer, pd, items)
-    return texts or {"objects": packer.lower(items)}
+    texts = _encode_maybe_texts(packer, pd, items)
+    return texts or {"objects": packer.encode(items)}
 
 
-def _missing(pd: Any) -> Tuple[Any, ...]:
+def _list_missing(pd: Any) -> Tuple[Any, ...]:
     return (None, math.nan, pd.NA, pd.NaT)
 
 
-def _lower_maybe_texts(packer: Packer, pd: Any, items: List[Any]) -> Optional[Dict[str, Any]]:
+def _encode_maybe_texts(packer: Packer, pd: Any, items: List[Any]) -> Optional[Dict[str, Any]]:
     kinds = set(map(type, items))
-    if len(items) < _FEW or not kinds <= {str, *map(type, _missing(pd))}:
+    if len(items) < _FEW or not kinds <= {str, *map(type, _list_missing(pd))}:
         return None
     if kinds == {str}:
-        return {"texts": lower_lengths(packer, array.array("i", map(len, items)), items)}
+        return {"texts": encode_lengths(packer, array.array("i", map(len, items)), items)}
     stand_ins = {id(pd.NA): -3, id(pd.NaT): -4, id(None): -1}
     lengths = array.array("i")
     for item in items:
@@ -93,39 +92,39 @@ def _lower_maybe_texts(packer: Packer, pd: Any, items: List[Any]) -> Optional[Di
         else:
             return None
     texts = [item for item in items if type(item) is str]
-    return {"texts": lower_lengths(packer, lengths, texts)}
+    return {"texts": encode_lengths(packer, lengths, texts)}
 
 
-def _lower_zoned(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, Any]:
-    zone = moments.lower_zone(packer, column.dtype.tz)
-    return {"zoned": [column.dtype.unit, zone, packer.buffer(arrays.memory(np, column.asi8))]}
+def _encode_zoned(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, Any]:
+    zone = scalars.encode_zone(packer, column.dtype.tz)
+    return {"zoned": [column.dtype.unit, zone, packer.buffer(arrays.get_memory(np, column.asi8))]}
 
 
-def _lower_categories(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, Any]:
+def _encode_categories(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, Any]:
     packer.enter(Note(".categories"))
-    categories = packer.lower(column.categories)
+    categories = packer.encode(column.categories)
     packer.leave()
     codes = np.asarray(column.codes)
-    data = packer.buffer(arrays.memory(np, codes))
+    data = packer.buffer(arrays.get_memory(np, codes))
     return {"categories": [categories, bool(column.ordered), codes.dtype.str, data]}
 
 
-def _lower_masked(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, Any]:
-    parts = [packer.buffer(arrays.memory(np, part)) for part in (column._data, column._mask)]
+def _encode_masked(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, Any]:
+    parts = [packer.buffer(arrays.get_memory(np, part)) for part in (column._data, column._mask)]
     return {"masked": [column._data.dtype.str, *parts]}
 
 
-def _lower_strings(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, Any]:
+def _encode_strings(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, Any]:
     storage = column.dtype.storage
     na = "NA" if getattr(column.dtype, "na_value", pd.NA) is pd.NA else "nan"
-    # What pandas chose by itself, it shall choose by itself on the other side as well.
+    # If pandas chose the storage itself, the other side chooses again.
     own = storage == _string_dtype(pd, np, "auto", na).storage
     kind = ["auto" if own else storage, na]
     if storage != "python" and len(column) >= _FEW:
         pa = sys.modules["pyarrow"]
-        chunks = arrow.chunks_of(pa, column)
-        return {"strings": [*kind, arrow.lower_chunks(packer, pa, chunks.type, chunks.chunks)]}
-    return {"strings": [*kind, _lower_objects(packer, pd, column.to_numpy(dtype=object))]}
+        chunks = arrow.get_chunks(pa, column)
+        return {"strings": [*kind, arrow.encode_chunks(packer, pa, chunks.type, chunks.chunks)]}
+    return {"strings": [*kind, _encode_objects(packer, pd, column.to_numpy(dtype=object))]}
 
 
 def _string_dtype(pd: Any, np: Any, storage: str, na: str) -> Any:
@@ -133,37 +132,37 @@ def _string_dtype(pd: Any, np: Any, storage: str, na: str) -> Any:
     return pd.StringDtype(*given) if na == "NA" else pd.StringDtype(*given, na_value=np.nan)
 
 
-def _lower_periods(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, Any]:
-    freq = lower_period(packer, column.freqstr)
-    return {"periods": [freq, packer.buffer(arrays.memory(np, column.asi8))]}
+def _encode_periods(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, Any]:
+    freq = encode_period(packer, column.freqstr)
+    return {"periods": [freq, packer.buffer(arrays.get_memory(np, column.asi8))]}
 
 
-def _lower_intervals(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, Any]:
-    bounds = [packer.lower(side) for side in (column.left, column.right)]
+def _encode_intervals(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, Any]:
+    bounds = [packer.encode(side) for side in (column.left, column.right)]
     return {"intervals": [*bounds, column.closed]}
 
 
-def _lower_arrow(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, Any]:
+def _encode_arrow(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, Any]:
     pa = sys.modules["pyarrow"]
-    chunks = arrow.chunks_of(pa, column)
-    return {"arrow": arrow.lower_chunks(packer, pa, chunks.type, chunks.chunks)}
+    chunks = arrow.get_chunks(pa, column)
+    return {"arrow": arrow.encode_chunks(packer, pa, chunks.type, chunks.chunks)}
 
 
-def _lower_sparse(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, Any]:
+def _encode_sparse(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, Any]:
     raise packer.refusal("is sparse; make it dense first, .sparse.to_dense()")
 
 
 _EXTENSIONS: Dict[str, Callable[[Packer, Any, Any, Any], Dict[str, Any]]] = {
-    "DatetimeTZDtype": _lower_zoned,
-    "CategoricalDtype": _lower_categories,
-    "StringDtype": _lower_strings,
-    "PeriodDtype": _lower_periods,
-    "IntervalDtype": _lower_intervals,
-    "ArrowDtype": _lower_arrow,
-    "SparseDtype": _lower_sparse,
-    "BooleanDtype": _lower_masked,
+    "DatetimeTZDtype": _encode_zoned,
+    "CategoricalDtype": _encode_categories,
+    "StringDtype": _encode_strings,
+    "PeriodDtype": _encode_periods,
+    "IntervalDtype": _encode_intervals,
+    "ArrowDtype": _encode_arrow,
+    "SparseDtype": _encode_sparse,
+    "BooleanDtype": _encode_masked,
     **{
-        f"{kind}{size}Dtype": _lower_masked
+        f"{kind}{size}Dtype": _encode_masked
         for kind, sizes in (
             ("Int", (8, 16, 32, 64)),
             ("UInt", (8, 16, 32, 64)),
@@ -174,46 +173,48 @@ _EXTENSIONS: Dict[str, Callable[[Packer, Any, Any, Any], Dict[str, Any]]] = {
 }
 
 
-# --- up ---------------------------------------------------------------------------------------
+# --- decode ---------------------------------------------------------------------------------------
 
 
-def raise_column(unpacker: Unpacker, pd: Any, spec: Any) -> Any:
+def decode_column(unpacker: Unpacker, pd: Any, spec: Any) -> Any:
     """An array of one dimension, of numpy or of pandas."""
     unpacker.count()
     np = unpacker.imported("numpy", "column of numbers")
     ((tag, body),) = spec.items()
     if tag == "texts":
-        return np.array(raise_texts(unpacker, body, _missing(pd)), dtype=object)
+        return np.array(decode_texts(unpacker, body, _list_missing(pd)), dtype=object)
     if tag == "objects":
-        return _objects(np, _exactly(list, unpacker.raise_up(body)))
+        return _make_objects(np, _check_type(list, unpacker.decode(body)))
     if tag == "arrow":
         pa = unpacker.imported("pyarrow", "column of Arrow")
-        return pd.arrays.ArrowExtensionArray(arrow.raise_chunks(unpacker, pa, body))
-    return _RAISE[tag](unpacker, pd, np, *body)
+        return pd.arrays.ArrowExtensionArray(arrow.decode_chunks(unpacker, pa, body))
+    return _DECODERS[tag](unpacker, pd, np, *body)
 
 
-def _objects(np: Any, items: List[Any]) -> Any:
+def _make_objects(np: Any, items: List[Any]) -> Any:
     made = np.empty(len(items), dtype=object)
-    for index, item in enumerate(items):  # one by one: numpy would look into lists
+    for index, item in enumerate(items):  # one by one: numpy would convert nested lists
         made[index] = item
     return made
 
 
-def _raise_numbers(unpacker: Unpacker, pd: Any, np: Any, dtype: Any, data: Any) -> Any:
-    return _flat(unpacker, np, _NUMBERS, dtype, data)
+def _decode_numbers(unpacker: Unpacker, pd: Any, np: Any, dtype: Any, data: Any) -> Any:
+    return _decode_plain(unpacker, np, _NUMBERS, dtype, data)
 
 
-def _flat(unpacker: Unpacker, np: Any, allowed: "re.Pattern[str]", dtype: Any, data: Any) -> Any:
+def _decode_plain(
+    unpacker: Unpacker, np: Any, allowed: "re.Pattern[str]", dtype: Any, data: Any
+) -> Any:
     if not allowed.fullmatch(dtype):
         raise ValueError("not a dtype of a column")
-    return arrays.raise_flat(unpacker, np, np.dtype(dtype), data)
+    return arrays.decode_flat(unpacker, np, np.dtype(dtype), data)
 
 
-def _raise_zoned(unpacker: Unpacker, pd: Any, np: Any, unit: Any, zone: Any, data: Any) -> Any:
+def _decode_zoned(unpacker: Unpacker, pd: Any, np: Any, unit: Any, zone: Any, data: Any) -> Any:
     if unit not in _UNITS or zone is None:
         raise ValueError("not a time with a zone")
-    dtype = pd.DatetimeTZDtype(unit, moments.raise_zone_of_pandas(unpacker, pd, zone))
-    return pd.array(_flat(unpacker, np, _CODES, "<i8", data), dtype=dtype, copy=False)
+    dtype = pd.DatetimeTZDtype(unit, scalars.decode_zone_of_pandas(unpacker, pd, zone))
+    return pd.array(_decode_plain(unpacker, np, _CODES, "<i8", data), dtype=dtype, copy=False)
 
 
 def check_codes(codes: Any, count: int) -> None:
@@ -221,25 +222,25 @@ def check_codes(codes: Any, count: int) -> None:
         raise ValueError("a code out of range")
 
 
-def _raise_categories(
+def _decode_categories(
     unpacker: Unpacker, pd: Any, np: Any, categories: Any, ordered: Any, dtype: Any, data: Any
 ) -> Any:
-    names = _index(unpacker, pd, categories)
-    codes = _flat(unpacker, np, _CODES, dtype, data)
+    names = _decode_index(unpacker, pd, categories)
+    codes = _decode_plain(unpacker, np, _CODES, dtype, data)
     check_codes(codes, len(names))
     check_distinct(unpacker, pd, names)
-    kind = pd.CategoricalDtype(names, ordered=_exactly(bool, ordered))
+    kind = pd.CategoricalDtype(names, ordered=_check_type(bool, ordered))
     return pd.Categorical.from_codes(codes, dtype=kind)
 
 
-def _raise_masked(unpacker: Unpacker, pd: Any, np: Any, dtype: Any, data: Any, mask: Any) -> Any:
-    numbers = _flat(unpacker, np, _MASKED, dtype, data)
-    missing = _flat(unpacker, np, _MASKED, "|b1", mask)
+def _decode_masked(unpacker: Unpacker, pd: Any, np: Any, dtype: Any, data: Any, mask: Any) -> Any:
+    numbers = _decode_plain(unpacker, np, _MASKED, dtype, data)
+    missing = _decode_plain(unpacker, np, _MASKED, "|b1", mask)
     kinds = {"b": "BooleanArray", "f": "FloatingArray", "i": "IntegerArray", "u": "IntegerArray"}
     return getattr(pd.arrays, kinds[numbers.dtype.kind])(numbers, missing)
 
 
-def _raise_strings(unpacker: Unpacker, pd: Any, np: Any, storage: Any, na: Any, data: Any) -> Any:
+def _decode_strings(unpacker: Unpacker, pd: Any, np: Any, storage: Any, na: Any, data: Any) -> Any:
     if storage not in ("auto", "python", "pyarrow") or na not in ("NA", "nan"):
         raise ValueError("not a dtype of strings")
     try:
@@ -247,13 +248,13 @@ def _raise_strings(unpacker: Unpacker, pd: Any, np: Any, storage: Any, na: Any, 
     except CannotTravel:
         pa, storage = None, "python"  # as pandas itself does
     if "type" not in data:
-        texts = raise_column(unpacker, pd, data)
+        texts = decode_column(unpacker, pd, data)
         if texts.dtype != object or not all(map(_is_text(pd), texts)):
-            raise TypeError("not strings")  # pandas would make some of anything
+            raise TypeError("not strings")  # pandas would convert anything
     elif pa is None:
-        texts = np.array(arrow.raise_texts(unpacker, data), dtype=object)
+        texts = np.array(arrow.decode_texts(unpacker, data), dtype=object)
     else:
-        texts = arrow.raise_chunks(unpacker, pa, data)
+        texts = arrow.decode_chunks(unpacker, pa, data)
         if not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)):
             raise TypeError("not strings")
     return _make_strings(pd, np, texts, storage, na)
@@ -274,45 +275,45 @@ def _make_strings(pd: Any, np: Any, texts: Any, storage: str, na: str) -> Any:
     return texts if dtype is None else pd.array(texts, dtype=dtype, copy=False)
 
 
-def _raise_periods(unpacker: Unpacker, pd: Any, np: Any, freq: Any, data: Any) -> Any:
-    ordinals = _flat(unpacker, np, _CODES, "<i8", data)
-    return pd.arrays.PeriodArray(ordinals, dtype=pd.PeriodDtype(raise_period(freq)))
+def _decode_periods(unpacker: Unpacker, pd: Any, np: Any, freq: Any, data: Any) -> Any:
+    ordinals = _decode_plain(unpacker, np, _CODES, "<i8", data)
+    return pd.arrays.PeriodArray(ordinals, dtype=pd.PeriodDtype(decode_period(freq)))
 
 
-def raise_period(text: Any) -> str:
+def decode_period(text: Any) -> str:
     if type(text) is not str or not _PERIOD.fullmatch(text):
         raise ValueError("not a frequency of periods")
     return text
 
 
-def _raise_intervals(
+def _decode_intervals(
     unpacker: Unpacker, pd: Any, np: Any, left: Any, right: Any, closed: Any
 ) -> Any:
     if closed not in _CLOSED:
         raise ValueError("neither open nor closed")
-    bounds = [_index(unpacker, pd, side) for side in (left, right)]
+    bounds = [_decode_index(unpacker, pd, side) for side in (left, right)]
     return pd.arrays.IntervalArray.from_arrays(*bounds, closed=closed)
 
 
-def _index(unpacker: Unpacker, pd: Any, spec: Any) -> Any:
-    made = unpacker.raise_up(spec)
+def _decode_index(unpacker: Unpacker, pd: Any, spec: Any) -> Any:
+    made = unpacker.decode(spec)
     if not isinstance(made, pd.Index) or isinstance(made, pd.MultiIndex):
         raise TypeError("not an index")
     return made
 
 
-def _exactly(kind: type, value: Any) -> Any:
+def _check_type(kind: type, value: Any) -> Any:
     if type(value) is not kind:
         raise TypeError("wrong body")
     return value
 
 
-_RAISE: Dict[str, Callable[..., Any]] = {
-    "numbers": _raise_numbers,
-    "zoned": _raise_zoned,
-    "categories": _raise_categories,
-    "masked": _raise_masked,
-    "strings": _raise_strings,
-    "periods": _raise_periods,
-    "intervals": _raise_intervals,
+_DECODERS: Dict[str, Callable[..., Any]] = {
+    "numbers": _decode_numbers,
+    "zoned": _decode_zoned,
+    "categories": _decode_categories,
+    "masked": _decode_masked,
+    "strings": _decode_strings,
+    "periods": _decode_periods,
+    "intervals": _decode_intervals,
 }

@@ -1,10 +1,10 @@
-"""A parcel: a JSON text and the raw buffers that it refers to, as one run of bytes.
+"""A parcel: a JSON text and the raw buffers that it refers to, in one sequence of bytes.
 
     head (magic, sizes) | JSON text | buffers, each on a 64-byte boundary
 
-Buffers are never copied while a parcel is made, nor while one is opened. Who opens a parcel
-does not trust it: all sizes must add up, and each buffer can be taken once only, so that a
-small parcel cannot stand for a large value.
+Buffers are not copied when a parcel is made or opened. The reader does not trust a parcel: all
+sizes must add up, and each buffer can be taken once only, so that a small parcel cannot become a
+large value.
 """
 
 import importlib
@@ -17,29 +17,29 @@ from typing import Any, Callable, Dict, List, Tuple, Union
 MAX_DEPTH = 100
 MAX_BYTES = 1 << 30
 MAX_TEXT = 8 * 1024 * 1024
-# Rows that need no bytes (a range, nulls, items of width zero) have to end somewhere.
+# A limit for rows that take no bytes (a range, nulls, items of width zero).
 MAX_FREE_ROWS = 1 << 24
-# An array or a column costs far more memory and time than the text that asks for it.
+# An array or a column takes far more memory and time than its text.
 MAX_ARRAYS = 20_000
-# Whether days follow a freq of months or business days takes a step of Python for each.
+# Checking a freq of months or business days takes a step of Python for each row.
 MAX_CALENDAR_ROWS = 20_000
 
 _MAGIC = b"BJ1" + (b"l" if sys.byteorder == "little" else b"b")
 _HEAD = struct.Struct("=4sII")  # magic, size of the text, number of buffers
 _ALIGN = 64
-_SMALL = 4096  # smaller pieces are copied together: a system call takes 1024 pieces at most
+_SMALL = 4096  # smaller pieces are joined: a system call takes 1024 pieces at most
 _MOST_PIECES = 1024
-_JSON = json.JSONEncoder(separators=(",", ":"))
+JSON = json.JSONEncoder(separators=(",", ":"))
 
 Buffer = Union[bytes, bytearray, memoryview, Any]
 
 
 class CannotTravel(Exception):
-    """The message names the path inside the value, what is there, and a remedy if there is one."""
+    """The message names the path inside the value, what is there, and the remedy."""
 
 
 class Encoded:
-    """A parcel that was made; it holds on to the arrays whose memory it hands out."""
+    """A finished parcel. It keeps the arrays alive whose memory it gives out."""
 
     def __init__(self, text: bytes, buffers: List[memoryview]) -> None:
         sizes = [buffer.nbytes for buffer in buffers]
@@ -53,7 +53,7 @@ class Encoded:
         self.size = end
 
     def pieces(self) -> List[Buffer]:
-        """The bytes in order; large buffers are the arrays' own memory."""
+        """The bytes in order; large buffers are the memory of the arrays."""
         found: List[Buffer] = []
         small: List[Buffer] = []
         for part in self._parts:
@@ -69,7 +69,7 @@ class Encoded:
         return b"".join(self._parts)
 
     def write(self, fd: int) -> None:
-        """All of it, wherever the descriptor (a file, a memfd) stands."""
+        """Write all of it at the position of the descriptor (a file, a memfd)."""
         left = [memoryview(piece).cast("B") for piece in self.pieces()]
         while left:
             done = os.writev(fd, left[:_MOST_PIECES])
@@ -80,7 +80,7 @@ class Encoded:
 
 
 class Note:
-    """A part of a path that is no plain index: ` column 'x'`. Its words are made when needed."""
+    """A part of a path that is not an index: ` column 'x'`. The text is made when needed."""
 
     def __init__(self, words: str, labels: Any = None, number: int = 0) -> None:
         self._words, self._labels, self._number = words, labels, number
@@ -90,12 +90,12 @@ class Note:
             return self._words
         try:
             return f"{self._words} {self._labels[self._number]!r}"
-        except Exception:  # a label of a library that cannot be shown, such as a time out of range
+        except Exception:  # a label without a repr(), such as a time out of range
             return f"{self._words} number {self._number}"
 
 
 class _Walk:
-    """Where in a value we are. It stays where it is when something fails, for the message."""
+    """The current place inside a value. It stays there after an error, for the message."""
 
     def __init__(self, depth: int) -> None:
         self._place: List[Any] = []
@@ -123,11 +123,11 @@ class _Walk:
 
 
 class Packer(_Walk):
-    """Collects the buffers of a value, and stops early when it becomes too large."""
+    """Collects the buffers of a value, and stops when it becomes too large."""
 
-    def __init__(self, lower: "Callable[[Packer, Any], Any]", limit: int, text_limit: int) -> None:
+    def __init__(self, encode: "Callable[[Packer, Any], Any]", limit: int, text_limit: int) -> None:
         super().__init__(MAX_DEPTH)
-        self._lower = lower
+        self._encode = encode
         self._buffers: List[memoryview] = []
         self._limit = limit
         self._room = limit
@@ -137,8 +137,8 @@ class Packer(_Walk):
         self._arrays = MAX_ARRAYS
         self._calendar_rows = MAX_CALENDAR_ROWS
 
-    def lower(self, value: Any) -> Any:
-        return self._lower(self, value)
+    def encode(self, value: Any) -> Any:
+        return self._encode(self, value)
 
     def buffer(self, data: Buffer) -> int:
         view = memoryview(data)
@@ -149,7 +149,7 @@ class Packer(_Walk):
         return len(self._buffers) - 1
 
     def spend(self, size: int) -> None:
-        """At least so many bytes of text follow."""
+        """Count bytes of text: at least so many follow."""
         self._text_room -= size
         if self._text_room < 0:
             raise self._too_much_text()
@@ -160,24 +160,24 @@ class Packer(_Walk):
             raise self.refusal(f"has more than {MAX_FREE_ROWS} rows that hold no data")
 
     def count(self) -> None:
-        """One more array or column."""
+        """Count one array or column."""
         self._arrays -= 1
         if self._arrays < 0:
             raise self.refusal(f"is one array or column more than {MAX_ARRAYS}; join some")
 
     def calendar_rows(self, count: int) -> bool:
-        """Whether so many more can be checked by who opens the parcel."""
+        """True if the reader can check so many more rows."""
         if count > self._calendar_rows:
             return False
         self._calendar_rows -= count
         return True
 
     def spell(self, skeleton: Any) -> bytes:
-        text = _JSON.encode(skeleton).encode("ascii")
+        text = JSON.encode(skeleton).encode("ascii")
         return Encoded(text, self._buffers).join() if self._buffers else text
 
     def seal(self, skeleton: Any) -> Encoded:
-        text = _JSON.encode(skeleton).encode("ascii")
+        text = JSON.encode(skeleton).encode("ascii")
         self._place.clear()
         if len(text) + 8 * len(self._buffers) > self._text_limit:
             raise self._too_much_text()
@@ -197,23 +197,18 @@ class Packer(_Walk):
 
 
 class Unpacker(_Walk):
-    """The buffers of a parcel that nobody vouches for."""
+    """Gives the buffers of a parcel that may be hostile."""
 
     def __init__(
         self,
-        raise_up: "Callable[[Unpacker, Any], Any]",
-        lower: "Callable[[Packer, Any], Any]",
-        blob: Buffer,
-        limit: int,
-        text_limit: int,
+        decode: "Callable[[Unpacker, Any], Any]",
+        encode: "Callable[[Packer, Any], Any]",
+        view: memoryview,
+        spans: List[Tuple[int, int]],
     ) -> None:
-        super().__init__(MAX_DEPTH + 20)  # tables take a few more steps apart than together
-        self._raise_up, self._lower = raise_up, lower
-        self._view = memoryview(blob).cast("B")
-        if len(self._view) > limit:
-            raise CannotTravel(f"value takes {len(self._view)} bytes, more than {limit}")
-        text, self._spans = _open(self._view, text_limit)
-        self.skeleton = json.loads(str(text, "ascii"))
+        super().__init__(MAX_DEPTH + 20)  # decoding a table goes a few steps deeper
+        self._decode, self._encode = decode, encode
+        self._view, self._spans = view, spans
         self._taken = [False] * len(self._spans)
         self._free_rows = MAX_FREE_ROWS
         self._arrays = MAX_ARRAYS
@@ -226,8 +221,8 @@ class Unpacker(_Walk):
     def writable(self) -> bool:
         return not self._view.readonly
 
-    def raise_up(self, skeleton: Any) -> Any:
-        return self._raise_up(self, skeleton)
+    def decode(self, skeleton: Any) -> Any:
+        return self._decode(self, skeleton)
 
     def buffer(self, number: Any) -> memoryview:
         if type(number) is not int or not 0 <= number < len(self._spans) or self._taken[number]:
@@ -247,19 +242,19 @@ class Unpacker(_Walk):
             raise ValueError("too many arrays and columns")
 
     def fields(self, count: int) -> None:
-        """Fields of a type; Arrow keeps their names in a hash table, which a stranger can clog."""
+        """Count fields of a type: Arrow has a hash table of their names, open to collisions."""
         self._fields -= count
         if self._fields < 0:
             raise ValueError("too many fields")
 
     def finish(self) -> None:
         if not all(self._taken):
-            raise ValueError("buffers that nothing refers to")
+            raise ValueError("the text does not refer to all buffers")
 
     def calendar_rows(self, count: int) -> None:
         self._calendar_rows -= count
         if self._calendar_rows < 0:
-            raise ValueError("a freq that takes long to check")
+            raise ValueError("a freq takes too long to check")
 
     def imported(self, name: str, what: str) -> Any:
         found = self._libraries.get(name)
@@ -272,15 +267,15 @@ class Unpacker(_Walk):
         return self._libraries[name]
 
     def spelling(self, value: Any) -> bytes:
-        """The bytes that a value which came would travel as."""
-        packer = Packer(self._lower, MAX_BYTES, MAX_BYTES)
-        return packer.spell(packer.lower(value))
+        """The bytes of a decoded value, if it were encoded again."""
+        packer = Packer(self._encode, MAX_BYTES, MAX_BYTES)
+        return packer.spell(packer.encode(value))
 
 
-def _open(view: memoryview, text_limit: int) -> Tuple[memoryview, List[Tuple[int, int]]]:
-    """The text, and where each buffer starts and how long it is."""
+def open_parcel(view: memoryview, text_limit: int) -> Tuple[memoryview, List[Tuple[int, int]]]:
+    """The text, and start and size of each buffer."""
     if len(view) < _HEAD.size:
-        raise ValueError("no head")
+        raise ValueError("the head is missing")
     magic, text_size, count = _HEAD.unpack_from(view)
     if magic != _MAGIC:
         raise ValueError("not a value")
@@ -289,21 +284,21 @@ def _open(view: memoryview, text_limit: int) -> Tuple[memoryview, List[Tuple[int
     start = _HEAD.size + 8 * count
     end = start + text_size
     if end > len(view):
-        raise ValueError("shorter than it says")
+        raise ValueError("it is shorter than its head says")
     spans = []
     for size in struct.unpack_from(f"={count}Q", view, _HEAD.size):
         first = end + -end % _ALIGN
         end = first + size
         spans.append((first, size))
     if end != len(view):
-        raise ValueError("not as long as it says")
+        raise ValueError("its sizes do not add up")
     return view[start : start + text_size], spans
 
 
-def text_of(blob: Buffer) -> memoryview:
-    """The JSON text alone, unchecked; empty if there is none."""
+def read_text(blob: Buffer) -> memoryview:
+    """The JSON text without any check; empty if the parcel is malformed."""
     view = memoryview(blob).cast("B")
     try:
-        return _open(view, MAX_TEXT)[0]
+        return open_parcel(view, MAX_TEXT)[0]
     except (ValueError, CannotTravel):
         return view[:0]

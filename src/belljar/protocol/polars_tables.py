@@ -1,4 +1,4 @@
-"""polars frames and series, through the Arrow arrays that they are."""
+"""polars frames and series, as Arrow arrays."""
 
 import contextlib
 import importlib
@@ -12,7 +12,7 @@ _MAX_NESTING = 16
 _FOREIGN = ("string", "binary", "fixed_size_binary", "interval")
 
 
-def lower(packer: Packer, value: Any) -> Optional[Dict[str, Any]]:
+def encode_polars(packer: Packer, value: Any) -> Optional[Dict[str, Any]]:
     pl = sys.modules.get("polars")
     if pl is None or not hasattr(pl, "DataFrame"):
         return None
@@ -20,57 +20,57 @@ def lower(packer: Packer, value: Any) -> Optional[Dict[str, Any]]:
     if issubclass(kind, pl.LazyFrame):
         raise packer.refusal("is a polars LazyFrame; make it a DataFrame first, .collect()")
     if issubclass(kind, pl.Series):
-        return {"polars": {"series": _lower_series(packer, pl, value)}}
+        return {"polars": {"series": _encode_series(packer, pl, value)}}
     if not issubclass(kind, pl.DataFrame):
         return None
     columns = []
     packer.enter()
     for column in value.get_columns():
         packer.at(Note(" column", [column.name]))
-        columns.append(_lower_series(packer, pl, column))
+        columns.append(_encode_series(packer, pl, column))
     packer.leave()
     return {"polars": {"columns": columns}}
 
 
-def _lower_series(packer: Packer, pl: Any, series: Any) -> Dict[str, Any]:
+def _encode_series(packer: Packer, pl: Any, series: Any) -> Dict[str, Any]:
     try:
         pa = importlib.import_module("pyarrow")
     except ImportError:
         raise packer.refusal("is of polars, which needs pyarrow installed beside it") from None
-    dtype = _lower_dtype(packer, pl, series.dtype, _MAX_NESTING)
-    # Without its name, which Arrow would cut at a zero.
+    dtype = _encode_dtype(packer, pl, series.dtype, _MAX_NESTING)
+    # Without its name, which Arrow would cut at a zero byte.
     with _no_panic(packer):
         array = series.alias("").to_arrow()
     chunks = array.chunks if hasattr(array, "chunks") else [array]
-    lowered = arrow.lower_chunks(packer, pa, array.type, chunks)
-    return {"name": packer.lower(series.name), "dtype": dtype, **lowered}
+    encoded = arrow.encode_chunks(packer, pa, array.type, chunks)
+    return {"name": packer.encode(series.name), "dtype": dtype, **encoded}
 
 
 @contextlib.contextmanager
 def _no_panic(walk: Union[Packer, Unpacker]) -> Iterator[None]:
-    """What polars calls a panic is no Exception, though nothing worse than one happened."""
+    """polars raises PanicException, which is not an Exception, for ordinary errors."""
     try:
         yield
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise walk.refusal("is more than polars can take") from None
+        raise walk.refusal("cannot be handled by polars") from None
 
 
-def _lower_dtype(packer: Packer, pl: Any, dtype: Any, nesting: int) -> Any:
-    """What Arrow's type does not tell; None if it tells everything."""
+def _encode_dtype(packer: Packer, pl: Any, dtype: Any, nesting: int) -> Any:
+    """The parts of the dtype that Arrow's type does not have; None if it has all."""
     refusal = packer.refusal(f"has the polars dtype {dtype}, which cannot travel; cast it first")
     if nesting == 0 or dtype in (pl.Object, *_int128(pl)):
         raise refusal
     if isinstance(dtype, pl.Enum):
-        return {"enum": packer.lower(dtype.categories.to_list())}
+        return {"enum": packer.encode(dtype.categories.to_list())}
     if isinstance(dtype, (pl.List, pl.Array)):
-        inner = _lower_dtype(packer, pl, dtype.inner, nesting - 1)
+        inner = _encode_dtype(packer, pl, dtype.inner, nesting - 1)
         if inner is not None and isinstance(dtype, pl.Array):
             raise refusal  # polars has no cast that makes an Array of Enums
         return None if inner is None else {"list": inner}
     if isinstance(dtype, pl.Struct):
-        inner = [_lower_dtype(packer, pl, field.dtype, nesting - 1) for field in dtype.fields]
+        inner = [_encode_dtype(packer, pl, field.dtype, nesting - 1) for field in dtype.fields]
         return {"struct": inner} if any(inner) else None
     return None
 
@@ -79,37 +79,37 @@ def _int128(pl: Any) -> Any:
     return [getattr(pl, name) for name in ("Int128", "UInt128") if hasattr(pl, name)]
 
 
-# --- up ---------------------------------------------------------------------------------------
+# --- decode ---------------------------------------------------------------------------------------
 
 
-def _raise_polars(unpacker: Unpacker, body: Any) -> Any:
+def _decode_polars(unpacker: Unpacker, body: Any) -> Any:
     pl = unpacker.imported("polars", "polars table")
     pa = unpacker.imported("pyarrow", "polars table, which travels as Arrow")
     with _no_panic(unpacker):
         if "series" in body:
-            return _raise_series(unpacker, pl, pa, body["series"])
+            return _decode_series(unpacker, pl, pa, body["series"])
         columns = []
         unpacker.enter()
         for column in body["columns"]:
             unpacker.at(Note(" column", [column["name"]]))
-            columns.append(_raise_series(unpacker, pl, pa, column))
+            columns.append(_decode_series(unpacker, pl, pa, column))
         unpacker.leave()
         return pl.DataFrame(columns)
 
 
-def _raise_series(unpacker: Unpacker, pl: Any, pa: Any, body: Any) -> Any:
-    array = arrow.raise_chunks(unpacker, pa, body)
+def _decode_series(unpacker: Unpacker, pl: Any, pa: Any, body: Any) -> Any:
+    array = arrow.decode_chunks(unpacker, pa, body)
     _check_type(pa, array.type)
-    name = unpacker.raise_up(body["name"])
+    name = unpacker.decode(body["name"])
     if type(name) is not str:
         raise TypeError("not a name")
     series = pl.from_arrow(array).alias(name)
-    wanted = _raise_dtype(unpacker, pl, body["dtype"], series.dtype)
+    wanted = _decode_dtype(unpacker, pl, body["dtype"], series.dtype)
     return series if wanted == series.dtype else series.cast(wanted)
 
 
 def _check_type(pa: Any, kind: Any) -> None:
-    """Only what polars makes: others would be turned into something larger, or unheard of."""
+    """Accept only types that polars makes: it would convert others into something larger."""
     types = pa.types
     if types.is_dictionary(kind):
         if not types.is_large_string(kind.value_type):
@@ -128,26 +128,26 @@ def _check_type(pa: Any, kind: Any) -> None:
         raise ValueError("not a type of polars")
 
 
-def _raise_dtype(unpacker: Unpacker, pl: Any, spec: Any, found: Any) -> Any:
-    """The dtype that the series had, from the one that Arrow gave."""
+def _decode_dtype(unpacker: Unpacker, pl: Any, spec: Any, found: Any) -> Any:
+    """The dtype that the series had, from the one that Arrow has."""
     if spec is None:
         return found
     ((tag, body),) = spec.items()
     if tag == "enum":
-        categories = unpacker.raise_up(body)
+        categories = unpacker.decode(body)
         if not all(type(name) is str for name in categories):
             raise TypeError("not categories")
         return pl.Enum(categories)
     if tag == "list":
-        return pl.List(_raise_dtype(unpacker, pl, body, found.inner))
+        return pl.List(_decode_dtype(unpacker, pl, body, found.inner))
     if tag == "struct":
         if len(body) != len(found.fields):
             raise ValueError("other fields")
         pairs = zip(body, found.fields)
         return pl.Struct(
-            [pl.Field(f.name, _raise_dtype(unpacker, pl, inner, f.dtype)) for inner, f in pairs]
+            [pl.Field(f.name, _decode_dtype(unpacker, pl, inner, f.dtype)) for inner, f in pairs]
         )
     raise ValueError("unknown dtype")
 
 
-RAISE: Dict[str, Callable[[Unpacker, Any], Any]] = {"polars": _raise_polars}
+DECODERS: Dict[str, Callable[[Unpacker, Any], Any]] = {"polars": _decode_polars}

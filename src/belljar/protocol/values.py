@@ -4,16 +4,15 @@
     datetime, date, time, timedelta, Decimal, UUID,
     numpy scalars and arrays, pandas and polars tables, pyarrow tables
 
-Both sides use this module. What it reads, a hostile guest may have written: `decode` gives a
-value made of the types above or raises CannotTravel, and takes a small multiple of the memory
-that the bytes take, and a time that grows with them as that of sorting does: no hash table is
-made of keys that a stranger can make collide, only of texts and bytes (see distinct.py). What
-remains is the caller's: his first `.loc` on an index, `.unique()` of a column (even of texts,
-for pandas has hashes of its own) or a set of the numbers in a list makes such a table, and may
-take a time that is quadratic in its length.
+Both sides use this module. A hostile guest may have written what it decodes: `decode` returns a
+value of the types above or raises CannotTravel. It takes a small multiple of the memory of the
+bytes, and no more time than sorting them: it makes no hash table of keys that can be made to
+collide, only of texts and bytes (see scalars.py). The caller may still do so: the first `.loc` on
+an index, `.unique()` of a column (even of texts, because pandas has its own hashes) or a set of the
+numbers in a list makes such a table, which may take quadratic time.
 
-Bare JSON numbers, strings and lists stand for themselves; all else is an object with one key,
-the tag.
+JSON numbers, strings and lists stand for themselves; anything else is an object with one key, the
+tag.
 """
 
 import array
@@ -21,11 +20,13 @@ import base64
 import collections
 import decimal
 import enum
+import json
 import uuid
 from typing import Any, Callable, Dict, List, Optional
 
-from . import arrays, arrow, moments, polars_tables, tables, texts
+from . import arrays, arrow, polars_tables, scalars, tables
 from .parcel import (
+    JSON,
     MAX_BYTES,
     MAX_DEPTH,
     MAX_TEXT,
@@ -34,7 +35,8 @@ from .parcel import (
     Encoded,
     Packer,
     Unpacker,
-    text_of,
+    open_parcel,
+    read_text,
 )
 
 __all__ = [
@@ -51,78 +53,100 @@ __all__ = [
 
 NotPlain = CannotTravel
 
-_LIBRARIES = (moments, arrays, tables, arrow, polars_tables)
+_LIBRARIES = (
+    (scalars.encode_time, scalars.DECODERS),
+    (arrays.encode_numpy, arrays.DECODERS),
+    (tables.encode_table, tables.DECODERS),
+    (arrow.encode_arrow, arrow.DECODERS),
+    (polars_tables.encode_polars, polars_tables.DECODERS),
+)
 
-# Python refuses to convert longer decimal texts; hexadecimal has no such limit and is linear.
+# Python does not convert long decimal texts; hexadecimal has no limit and takes linear time.
 _DECIMAL_BITS = 64
 _LONG_LIST = 64
 _LONG_BYTES = 1024
 _LONG_TEXT = 4096
 _SHORT_WORK = 64 * 1024
+_SCALARS = frozenset((bool, int, float, type(None)))  # that JSON has
+_SCALAR_SIZE = 64  # bytes that a parcel of one scalar takes at most
 _UUID_NUMBER = uuid.UUID.__dict__["int"]
 
 
 def encode(value: Any, limit: int = MAX_BYTES, text_limit: int = MAX_TEXT) -> Encoded:
-    packer = Packer(_lower, limit, text_limit)
+    kind = type(value)
+    is_short = kind is not int or value.bit_length() <= _DECIMAL_BITS
+    if kind in _SCALARS and is_short and min(limit, text_limit) > _SCALAR_SIZE:
+        return Encoded(JSON.encode(value).encode("ascii"), [])
+    packer = Packer(_encode_value, limit, text_limit)
     try:
-        return packer.seal(packer.lower(value))
+        return packer.seal(_encode_value(packer, value))
     except CannotTravel:
         raise
-    except Exception as error:  # of a library, of an object that is not what it seems
-        raise packer.refusal(f"cannot be read ({_words(error)})") from None
+    except Exception as error:  # of a library, or of an object that pretends to be another
+        raise packer.refusal(f"cannot be read ({_describe(error)})") from None
 
 
 def decode(blob: Buffer, limit: int = MAX_BYTES, text_limit: int = MAX_TEXT) -> Any:
-    """Arrays lie in `blob` itself if it can be written to; they are copies if it cannot."""
+    """Arrays use the memory of `blob` if it is writable; otherwise they are copies."""
     unpacker = None
     try:
-        unpacker = Unpacker(_raise_up, _lower, blob, limit, text_limit)
-        value = unpacker.raise_up(unpacker.skeleton)
+        view = memoryview(blob).cast("B")
+        if len(view) > limit:
+            raise CannotTravel(f"value takes {len(view)} bytes, more than {limit}")
+        text, spans = open_parcel(view, text_limit)
+        skeleton = json.loads(str(text, "ascii"))
+        if not spans and type(skeleton) in _SCALARS:
+            return skeleton
+        unpacker = Unpacker(_decode_value, _encode_value, view, spans)
+        value = _decode_value(unpacker, skeleton)
         unpacker.finish()
         return value
     except CannotTravel:
         raise
     except Exception as error:
         place = unpacker.where() if unpacker else "value"
-        raise CannotTravel(f"{place} is malformed ({_words(error)})") from None
+        raise CannotTravel(f"{place} is malformed ({_describe(error)})") from None
 
 
 def needs_thread(blob: Buffer) -> bool:
-    """Whether decoding may take long or import a library; a look at the text tells."""
-    if memoryview(blob).nbytes > _SHORT_WORK:
+    """True if decoding may take long or import a library."""
+    view = memoryview(blob).cast("B")
+    if len(view) > _SHORT_WORK:
         return True
-    text = bytes(text_of(blob))
+    if b"{" not in bytes(view):
+        return False  # without a tag
+    text = bytes(read_text(blob))
     # An escaped letter could hide a tag.
     return b"\\" in text or any(b'"%s":' % tag.encode() in text for tag in _LIBRARY_TAGS)
 
 
-def _words(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     text = str(error).split("\n")[0][:200]
     shown = "".join(letter if letter.isprintable() else "?" for letter in text)
     return f"{type(error).__name__}: {shown}" if shown else type(error).__name__
 
 
-# --- down -------------------------------------------------------------------------------------
+# --- encode -------------------------------------------------------------------------------------
 
 
-def _lower(packer: Packer, value: Any) -> Any:
+def _encode_value(packer: Packer, value: Any) -> Any:
     packer.spend(1)
     if value is None or value is True or value is False:
         return value
-    make = _LOWER.get(type(value))
+    make = _ENCODERS.get(type(value))
     if make is not None:
         return make(packer, value)
-    for module in _LIBRARIES:
-        lowered = module.lower(packer, value)
-        if lowered is not None:
-            return lowered
-    for base, make in _LOWER.items():
+    for encode_library, _ in _LIBRARIES:
+        encoded = encode_library(packer, value)
+        if encoded is not None:
+            return encoded
+    for base, make in _ENCODERS.items():
         if issubclass(type(value), base):
-            return make(packer, value)  # through methods of `base`: no foreign code runs
-    raise packer.refusal(_what(value))
+            return make(packer, value)  # by methods of `base`: no code of the subclass runs
+    raise packer.refusal(_describe_type(value))
 
 
-def _lower_int(packer: Packer, value: Any) -> Any:
+def _encode_int(packer: Packer, value: Any) -> Any:
     plain = int.__int__(value)
     if plain.bit_length() <= _DECIMAL_BITS:
         return plain
@@ -130,7 +154,7 @@ def _lower_int(packer: Packer, value: Any) -> Any:
     return {"int": hex(plain)}
 
 
-def _lower_str(packer: Packer, value: Any) -> Any:
+def _encode_str(packer: Packer, value: Any) -> Any:
     plain = str.__str__(value)
     if len(plain) < _LONG_TEXT:
         packer.spend(len(plain))
@@ -142,7 +166,7 @@ def _lower_str(packer: Packer, value: Any) -> Any:
 
 
 def _is_json(text: str) -> bool:
-    """JSON joins two lone surrogates that follow each other, so those travel as bytes."""
+    """False for lone surrogates, which travel as bytes: JSON would join two neighbours."""
     if text.isascii():
         return True
     try:
@@ -152,7 +176,7 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _lower_bytes(packer: Packer, value: Any) -> Any:
+def _encode_bytes(packer: Packer, value: Any) -> Any:
     base = bytes if issubclass(type(value), bytes) else bytearray
     plain = value if type(value) is base else base.__getitem__(value, slice(None))
     if len(plain) >= _LONG_BYTES:
@@ -160,36 +184,36 @@ def _lower_bytes(packer: Packer, value: Any) -> Any:
     return {"bytes": base64.b64encode(plain).decode("ascii")}
 
 
-def _lower_list(packer: Packer, value: Any) -> Any:
+def _encode_list(packer: Packer, value: Any) -> Any:
     plain = value if type(value) is list else list.copy(value)
     if len(plain) >= _LONG_LIST:
         packed = _pack_list(packer, plain)
         if packed is not None:
             return packed
-    return _lower_items(packer, plain)
+    return _encode_items(packer, plain)
 
 
-def _lower_tuple(packer: Packer, value: Any) -> Any:
-    return {"tuple": _lower_list(packer, list(tuple.__iter__(value)))}
+def _encode_tuple(packer: Packer, value: Any) -> Any:
+    return {"tuple": _encode_list(packer, list(tuple.__iter__(value)))}
 
 
-def _lower_items(packer: Packer, items: List[Any]) -> List[Any]:
+def _encode_items(packer: Packer, items: List[Any]) -> List[Any]:
     packer.enter()
-    lowered = []
+    encoded = []
     for index, item in enumerate(items):
         packer.at(index)
-        lowered.append(_lower(packer, item))
+        encoded.append(_encode_value(packer, item))
     packer.leave()
-    return lowered
+    return encoded
 
 
 def _pack_list(packer: Packer, value: List[Any]) -> Optional[Dict[str, Any]]:
-    """A buffer for many items of one type; None if they are not."""
+    """A buffer for many items of one type; None if types differ."""
     kinds = set(map(type, value))
     if kinds == {float}:
         return {"floats": packer.buffer(array.array("d", value))}
     if kinds == {str}:
-        return {"strs": texts.lower_texts(packer, value)}
+        return {"strs": scalars.encode_texts(packer, value)}
     if kinds == {int}:
         try:
             return {"ints": packer.buffer(array.array("q", value))}
@@ -198,11 +222,11 @@ def _pack_list(packer: Packer, value: List[Any]) -> Optional[Dict[str, Any]]:
     return None
 
 
-def _lower_dict(packer: Packer, value: Any) -> Any:
-    # The order of an OrderedDict is its own.
+def _encode_dict(packer: Packer, value: Any) -> Any:
+    # An OrderedDict keeps its order apart from dict.
     ordered = issubclass(type(value), collections.OrderedDict)
     items = collections.OrderedDict.items(value) if ordered else dict.items(value)
-    lowered: Dict[str, Any] = {}
+    encoded: Dict[str, Any] = {}
     plain = True
     packer.enter()
     for key, item in items:
@@ -216,40 +240,40 @@ def _lower_dict(packer: Packer, value: Any) -> Any:
         packer.at(key)
         packer.spend(len(key))
         plain = plain and _is_json(key)
-        lowered[key] = _lower(packer, item)
+        encoded[key] = _encode_value(packer, item)
     packer.leave()
     if plain:
-        return {"dict": lowered}
-    return {"items": [[_lower_str(packer, key), item] for key, item in lowered.items()]}
+        return {"dict": encoded}
+    return {"items": [[_encode_str(packer, key), item] for key, item in encoded.items()]}
 
 
-def _lower_complex(packer: Packer, value: Any) -> Any:
+def _encode_complex(packer: Packer, value: Any) -> Any:
     return {"complex": [complex.real.__get__(value), complex.imag.__get__(value)]}
 
 
-def _lower_decimal(packer: Packer, value: Any) -> Any:
+def _encode_decimal(packer: Packer, value: Any) -> Any:
     text = decimal.Decimal.__str__(value)
     packer.spend(len(text))
     return {"decimal": text}
 
 
 # Subclasses are looked up in this order.
-_LOWER: Dict[type, Callable[[Packer, Any], Any]] = {
-    int: _lower_int,
+_ENCODERS: Dict[type, Callable[[Packer, Any], Any]] = {
+    int: _encode_int,
     float: lambda packer, value: float.__float__(value),
-    str: _lower_str,
-    list: _lower_list,
-    dict: _lower_dict,
-    tuple: _lower_tuple,
-    bytes: _lower_bytes,
-    bytearray: _lower_bytes,
-    complex: _lower_complex,
-    decimal.Decimal: _lower_decimal,
+    str: _encode_str,
+    list: _encode_list,
+    dict: _encode_dict,
+    tuple: _encode_tuple,
+    bytes: _encode_bytes,
+    bytearray: _encode_bytes,
+    complex: _encode_complex,
+    decimal.Decimal: _encode_decimal,
     uuid.UUID: lambda packer, value: {"uuid": f"{_UUID_NUMBER.__get__(value):032x}"},
 }
 
 
-def _what(value: Any) -> str:
+def _describe_type(value: Any) -> str:
     kind = type(value)
     name = kind.__qualname__
     said = f"is a {name if kind.__module__ == 'builtins' else f'{kind.__module__}.{name}'}"
@@ -267,95 +291,95 @@ def _what(value: Any) -> str:
     return said
 
 
-# --- up ---------------------------------------------------------------------------------------
+# --- decode ---------------------------------------------------------------------------------------
 
 
-def _raise_up(unpacker: Unpacker, data: Any) -> Any:
+def _decode_value(unpacker: Unpacker, data: Any) -> Any:
     if type(data) is list:
         unpacker.enter()
         for index, item in enumerate(data):
             if type(item) is list or type(item) is dict:
                 unpacker.at(index)
-                data[index] = _raise_up(unpacker, item)  # in place: half the memory
+                data[index] = _decode_value(unpacker, item)  # in place: half the memory
         unpacker.leave()
         return data
     if type(data) is not dict:
         return data
     ((tag, body),) = data.items()
-    return _RAISE[tag](unpacker, body)
+    return _DECODERS[tag](unpacker, body)
 
 
-def _raise_tuple(unpacker: Unpacker, body: Any) -> Any:
-    return tuple(_checked(_raise_up(unpacker, body), list))
+def _decode_tuple(unpacker: Unpacker, body: Any) -> Any:
+    return tuple(_checked(_decode_value(unpacker, body), list))
 
 
-def _raise_dict(unpacker: Unpacker, body: Any) -> Any:
+def _decode_dict(unpacker: Unpacker, body: Any) -> Any:
     unpacker.enter()
     for key, item in _checked(body, dict).items():
         if type(item) is list or type(item) is dict:
             unpacker.at(key)
-            body[key] = _raise_up(unpacker, item)
+            body[key] = _decode_value(unpacker, item)
     unpacker.leave()
     return body
 
 
-def _raise_items(unpacker: Unpacker, body: Any) -> Any:
+def _decode_items(unpacker: Unpacker, body: Any) -> Any:
     unpacker.enter()
     made = {}
     for pair in _checked(body, list):
         key, item = _checked(pair, list)
-        key = _checked(_raise_up(unpacker, key), str)
+        key = _checked(_decode_value(unpacker, key), str)
         unpacker.at(key)
-        made[key] = _raise_up(unpacker, item)
+        made[key] = _decode_value(unpacker, item)
     unpacker.leave()
     return made
 
 
-def _raise_bytes(unpacker: Unpacker, body: Any) -> bytes:
+def _decode_bytes(unpacker: Unpacker, body: Any) -> bytes:
     if type(body) is str:
         return base64.b64decode(body, validate=True)
     return bytes(unpacker.buffer(body))
 
 
-def _raise_str(unpacker: Unpacker, body: Any) -> str:
-    return str(_raise_bytes(unpacker, body), "utf-8", "surrogatepass")
+def _decode_str(unpacker: Unpacker, body: Any) -> str:
+    return str(_decode_bytes(unpacker, body), "utf-8", "surrogatepass")
 
 
-def _raise_texts(unpacker: Unpacker, body: Any) -> List[Any]:
-    return texts.raise_texts(unpacker, body)
+def _decode_texts(unpacker: Unpacker, body: Any) -> List[Any]:
+    return scalars.decode_texts(unpacker, body)
 
 
-def _raise_complex(unpacker: Unpacker, body: Any) -> complex:
+def _decode_complex(unpacker: Unpacker, body: Any) -> complex:
     real, imaginary = _checked(body, list)
     return complex(_checked(real, float), _checked(imaginary, float))
 
 
-def _raise_uuid(unpacker: Unpacker, body: Any) -> uuid.UUID:
+def _decode_uuid(unpacker: Unpacker, body: Any) -> uuid.UUID:
     return uuid.UUID(int=int(_checked(body, str), 16))
 
 
-def _raise_decimal(unpacker: Unpacker, body: Any) -> decimal.Decimal:
-    # A context of its own: the caller's may trap or round.
+def _decode_decimal(unpacker: Unpacker, body: Any) -> decimal.Decimal:
+    # In a new context: that of the caller may trap or round.
     return decimal.Decimal(_checked(body, str), decimal.Context(traps=[decimal.InvalidOperation]))
 
 
-_RAISE: Dict[str, Callable[[Unpacker, Any], Any]] = {
+_DECODERS: Dict[str, Callable[[Unpacker, Any], Any]] = {
     "int": lambda unpacker, body: int(_checked(body, str), 16),
-    "str": _raise_str,
-    "bytes": _raise_bytes,
-    "tuple": _raise_tuple,
-    "dict": _raise_dict,
-    "items": _raise_items,
+    "str": _decode_str,
+    "bytes": _decode_bytes,
+    "tuple": _decode_tuple,
+    "dict": _decode_dict,
+    "items": _decode_items,
     "floats": lambda unpacker, body: unpacker.buffer(body).cast("d").tolist(),
     "ints": lambda unpacker, body: unpacker.buffer(body).cast("q").tolist(),
-    "strs": _raise_texts,
-    "complex": _raise_complex,
-    "decimal": _raise_decimal,
-    "uuid": _raise_uuid,
+    "strs": _decode_texts,
+    "complex": _decode_complex,
+    "decimal": _decode_decimal,
+    "uuid": _decode_uuid,
 }
-for _module in _LIBRARIES:
-    _RAISE.update(_module.RAISE)
-_LIBRARY_TAGS = tuple(tag for module in _LIBRARIES[1:] for tag in module.RAISE)
+for _, _decoders in _LIBRARIES:
+    _DECODERS.update(_decoders)
+_LIBRARY_TAGS = tuple(tag for _, decoders in _LIBRARIES[1:] for tag in decoders)
 
 
 def _checked(body: Any, kind: type) -> Any:

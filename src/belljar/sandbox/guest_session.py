@@ -159,7 +159,7 @@ class GuestSession:
         if branch:
             self._branches.add(number)
             self.functions[number] = self.functions.get(self._active, -1)
-        lacks = answer.get("lacks")
+        lacks = answer.get("missing")
         texts = lacks if isinstance(lacks, list) else []
         return number, tuple(str(text)[:200] for text in texts[:20])
 

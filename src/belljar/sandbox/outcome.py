@@ -134,7 +134,7 @@ async def make_execution(
     if outcome is Outcome.lost and ended is not None:
         outcome = Outcome.killed  # by close(), kill(), or the end of its lifetime
     lost = run.done is None or header.get("lost") is True
-    fresh = state_lost or header.get("fresh") is True
+    fresh = state_lost or header.get("state_lost") is True
     main = next((r for r in reversed(run.results) if r.is_main_result), None)
     value, missing = None, None
     if outcome is Outcome.ok and with_value:
@@ -217,7 +217,7 @@ async def _decode_value(
     run: Finished, header: dict[str, object], main: Result | None, limits: Limits
 ) -> tuple[object, str | None]:
     """The value, and why there is no value."""
-    why = header.get("unplain")
+    why = header.get("value_error")
     try:
         if (
             header.get("shown") is True

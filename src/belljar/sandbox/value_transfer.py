@@ -13,7 +13,7 @@ import anyio.to_thread
 
 from belljar.errors import CannotTravel, ProtocolError
 from belljar.limits import format_size
-from belljar.protocol import blobs, values, wire
+from belljar.protocol import buffers, values, wire
 from belljar.protocol.values import Encoded
 from belljar.record import INLINE as RECORDED
 from belljar.sandbox.channel import Channel, Held
@@ -121,7 +121,7 @@ async def load(
         return header, value.join(), -1
     if (fd := await _share(channel, value)) >= 0:
         return {**header, "shared": value.size}, b"", fd
-    for part in blobs.cut(value.pieces()):
+    for part in buffers.cut_parts(value.pieces()):
         await channel.send(wire.PART, request, {"key": key, "size": value.size}, part)
         await taken()
     return {**header, "parts": value.size, "key": key}, b"", -1
@@ -152,7 +152,7 @@ class _Sealing:
         self.fd = -1
 
     def run(self) -> None:
-        fd = blobs.seal(self._value.pieces())
+        fd = buffers.share_memory(self._value.pieces())
         with self._lock:
             if self._cancelled:
                 os.close(fd)
@@ -172,11 +172,11 @@ class Receiver:
     def __init__(self, limit: int, held: Held) -> None:
         self._limit = limit
         self._held = held
-        self._parts: blobs.Parts | None = None  # few values come in parts
+        self._parts: buffers.Parts | None = None  # few values come in parts
 
     def add(self, frame: wire.Frame) -> None:
         if self._parts is None:
-            self._parts = blobs.Parts(self._limit)
+            self._parts = buffers.Parts(self._limit)
         try:
             self._parts.add(frame.header.get("key"), frame.header.get("size"), frame.payload)
         except wire.WireError as error:
@@ -189,15 +189,15 @@ class Receiver:
             if frame.fd >= 0:
                 size = frame.header.get("shared")
                 if not isinstance(size, int) or not 0 < size <= self._limit:
-                    size = -1  # unseal() refuses that, and closes the descriptor
-                memory = blobs.unseal(frame.fd, size)
+                    size = -1  # map_shared() refuses that, and closes the descriptor
+                memory = buffers.map_shared(frame.fd, size)
                 self._held.add(memory)
                 return memory
             if "parts" in frame.header:
                 if self._parts is None:
-                    raise blobs.Incomplete("a value without its parts")
+                    raise buffers.IncompleteValue("a value without its parts")
                 return self._parts.take(key, frame.header["parts"])
-        except blobs.Incomplete as error:
+        except buffers.IncompleteValue as error:
             if frame.kind == wire.CALL:
                 return b""  # a thread began to send it in the cell before: not a lie
             raise ProtocolError(f"the guest broke the protocol: {error}") from None

@@ -240,7 +240,7 @@ class DockerBackend:
                 **base.init_settings(asked.limits, share=False),
                 "workspace": asked.workdir,
                 "data": None,
-                "shelves": asked.limits.workspace,
+                "archive_size": asked.limits.workspace,
                 "site": made.site,
             },
             "preload": list(made.preload),

@@ -23,8 +23,8 @@ from belljar.backends.linux import guest_view, identity
 from belljar.backends.linux.seccomp import HIDDEN_MEMORY, SET_ID, Rule
 from belljar.backends.mounts import Mount
 from belljar.errors import BackendUnavailable, InvalidOption, nearest
-from belljar.guest.worker_process import MAX_FILES
 from belljar.limits import Limits
+from belljar.protocol.messages import MAX_FILES
 
 Refusals = tuple[str | Rule, ...]
 

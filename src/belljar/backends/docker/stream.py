@@ -14,7 +14,7 @@ import anyio.lowlevel
 
 from belljar.backends.docker.client.connect import Connection
 from belljar.backends.event_loop import Lock
-from belljar.protocol import seal, wire
+from belljar.protocol import wire
 from belljar.protocol.buffers import Outbox
 
 HEADER = 8
@@ -80,8 +80,8 @@ class AttachedStream:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._pieces = Demultiplexer()
-        self.key = os.urandom(seal.KEY)  # the guest gets it before it sends anything
-        self._opener = seal.Opener(self.key)
+        self.key = os.urandom(wire.KEY_SIZE)  # the guest gets it before it sends anything
+        self._opener = wire.SealReader(self.key)
         self._out = Outbox()
         self._waiting = Lock()
         self._unpaused = 0  # bytes taken without letting others run

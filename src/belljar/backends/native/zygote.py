@@ -225,7 +225,7 @@ def _take_environment(fd: int) -> Dict[str, str]:
 def _worker_started() -> None:
     # init is not dumpable; the worker may look at itself (/proc/self) and its children.
     sys_.prctl(sys_.PR_SET_DUMPABLE, 1)
-    fork_state.differ()
+    fork_state.renew_secrets()
 
 
 def _say(control: socket.socket, message: Dict[str, Any]) -> None:

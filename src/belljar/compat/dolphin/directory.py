@@ -15,7 +15,7 @@ import stat
 from pathlib import Path
 
 from belljar.backends.linux.safe_dir import Beneath
-from belljar.guest import removal
+from belljar.protocol import removal
 
 REMOVE_TIMEOUT = 600.0  # seconds
 MOST_FILES = 40_000

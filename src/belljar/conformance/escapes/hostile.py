@@ -79,8 +79,8 @@ def worker():
     frame, found = sys._getframe(), None
     while frame is not None:
         names = frame.f_locals
-        if found is None and hasattr(names.get("self"), "_link"):
-            found = Runner(names["self"]._link._socket)
+        if found is None and hasattr(names.get("self"), "_channel"):
+            found = Runner(names["self"]._channel._socket)
         if found is not None and hasattr(names.get("frame"), "request"):
             return found, names["frame"].request
         frame = frame.f_back

@@ -5,5 +5,5 @@
 from hostile import DONE, SYNCED, forge, worker
 
 runner, request = worker()
-header = {"status": ["x"], "exit_code": "1", "signal": {}, "lost": 1, "fresh": [], "parts": 3}
+header = {"status": ["x"], "exit_code": "1", "signal": {}, "lost": 1, "state_lost": [], "parts": 3}
 runner._control.sendall(forge(DONE, request, header) + forge(SYNCED, request, {}))

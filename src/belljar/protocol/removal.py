@@ -1,6 +1,6 @@
-"""Removing trees that somebody hostile has made: without recursion, without following anything.
+"""Remove trees that hostile code has made, without recursion and without following links.
 
-Used inside the sandbox, and by the host for what it has brought back.
+Used inside the sandbox, and by the host for copies of workspaces.
 """
 
 import errno
@@ -14,7 +14,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def remove(path: str, below: Optional[int] = None, seconds: float = TIMEOUT) -> None:
-    """A file, or a directory with all that is in it. Relative to the directory `below`."""
+    """Remove a file, or a directory with its entries. Relative to the directory `below`."""
     status = os.stat(path, dir_fd=below, follow_symlinks=False)
     if modes.S_ISDIR(status.st_mode):
         _remove_tree(path, below, time.monotonic() + seconds)
@@ -23,11 +23,11 @@ def remove(path: str, below: Optional[int] = None, seconds: float = TIMEOUT) -> 
 
 
 def _remove_tree(path: str, below: Optional[int], deadline: float) -> None:
-    """By descriptors: a tree may be thousands deep, and a path too long."""
+    """By descriptors: a tree may be thousands deep, and its paths too long."""
     parent = os.open(os.path.dirname(path) or ".", _DIRECTORY & ~os.O_NOFOLLOW, dir_fd=below)
     name = os.path.basename(path.rstrip("/"))
     try:
-        _open_up(name, parent)
+        _make_accessible(name, parent)
         top = os.open(name, _DIRECTORY, dir_fd=parent)
         try:
             _empty(top, deadline)
@@ -39,31 +39,31 @@ def _remove_tree(path: str, below: Optional[int], deadline: float) -> None:
 
 
 def _empty(top: int, deadline: float) -> None:
-    """Empty a directory by lifting every nested directory up into it, so that depth costs
-    neither stack nor descriptors."""
+    """Empty a directory by moving every nested directory up into it, so that depth takes neither
+    stack nor descriptors."""
     lifted = 0
-    unused = f".belljar-removing-{os.urandom(8).hex()}"  # a name that is not there yet
+    unused = f".belljar-removing-{os.urandom(8).hex()}"  # a name that no entry has
     while time.monotonic() < deadline:
         directories = _unlink_files(top)
         if not directories:
             return
         for name in directories:
-            _open_up(name, top)
+            _make_accessible(name, top)
             inner = os.open(name, _DIRECTORY, dir_fd=top)
             try:
                 for child in _unlink_files(inner):
                     lifted += 1
-                    _open_up(child, inner)  # it is written to when it gets another ".."
+                    _make_accessible(child, inner)  # the move writes its ".."
                     os.rename(child, f"{unused}-{lifted}", src_dir_fd=inner, dst_dir_fd=top)
             finally:
                 os.close(inner)
             os.rmdir(name, dir_fd=top)
-    raise OSError(errno.EBUSY, "it is being filled faster than it can be emptied")
+    raise OSError(errno.EBUSY, "the directory is filled faster than it can be emptied")
 
 
-def _open_up(name: str, below: int) -> None:
-    """A directory that its owner has closed to himself. By a descriptor: who lives in the tree
-    yet may put a link in its place."""
+def _make_accessible(name: str, below: int) -> None:
+    """Let the owner enter a directory whose mode forbids it. By a descriptor: a process that still
+    runs may replace it by a link."""
     fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=below)
     try:
         mode = os.fstat(fd).st_mode
@@ -74,7 +74,7 @@ def _open_up(name: str, below: int) -> None:
 
 
 def _unlink_files(directory: int) -> List[str]:
-    """Unlink what is not a directory; the names of the directories."""
+    """Unlink all that are not directories, and return the names of the directories."""
     directories = []
     with os.scandir(directory) as entries:
         for entry in entries:

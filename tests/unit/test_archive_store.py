@@ -16,10 +16,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from belljar.guest import branches, memfd_segments, removal, sparse, tree_pack, tree_walk
-from belljar.guest.archive_store import VOLUMES, Broken, Shelves
+from belljar.guest import archive_store, branches, tree_pack
+from belljar.guest.archive_store import SEGMENTS, ArchiveStore, WorkspaceLost
 from belljar.guest.workspace_store import CURRENT, Store
-from belljar.protocol import wire
+from belljar.protocol import removal, wire
 from census import wait_until
 
 pytestmark = pytest.mark.by_user_too
@@ -60,13 +60,13 @@ def die():
 
 @contextlib.contextmanager
 def opened(workspace, size=ROOM, fork=None):
-    made = Shelves(str(workspace), size, fork or Fork())
+    made = ArchiveStore(str(workspace), size, fork or Fork())
     try:
         yield made
     finally:
         assert not made.children
-        for shelf in set(made._shelves.values()):
-            shelf.close()
+        for archive in set(made._archives.values()):
+            archive.close()
         os.close(made._directory)
 
 
@@ -239,7 +239,7 @@ def test_a_file_larger_than_any_memory_is_mostly_a_hole(workspace):
         file.truncate(1 << 40)
     with opened(workspace) as made:
         name = kept(made)
-        assert made._shelves[name].size < 100_000
+        assert made._archives[name].size < 100_000
         replace(made, name)
     with open(path, "rb") as file:
         assert os.fstat(file.fileno()).st_size == 1 << 40
@@ -272,7 +272,7 @@ def test_holes_are_found_where_nobody_tells_of_them(workspace, monkeypatch):
         before = file.read()
     with opened(workspace) as made:
         name = kept(made)
-        assert made._shelves[name].size < 1 << 20
+        assert made._archives[name].size < 1 << 20
         replace(made, name)
     with open(path, "rb") as file:
         assert file.read() == before
@@ -281,7 +281,7 @@ def test_holes_are_found_where_nobody_tells_of_them(workspace, monkeypatch):
 def test_what_would_take_for_ever_to_search_is_refused(workspace, monkeypatch):
     no_holes_told(monkeypatch)
     with open(os.path.join(workspace, "sparse"), "wb") as file:
-        file.truncate(sparse.MAX_LOOK + 1)
+        file.truncate(tree_pack.MAX_SEARCH + 1)
     with opened(workspace) as made:
         assert keep(made)[1] == errno.EFBIG
 
@@ -291,7 +291,7 @@ def test_every_page_that_is_not_zero_is_found(pages):
     data = b"".join(pages)
     rebuilt = bytearray(len(data))
     last = -1
-    for start, end in sparse.filled(data):
+    for start, end in tree_pack.find_data(data):
         assert start > last  # pages that are neighbours are one piece
         assert data[start : start + 4096].strip(b"\0")
         rebuilt[start:end] = data[start:end]
@@ -311,7 +311,7 @@ def test_depth_costs_no_descriptors(workspace):
     os.chdir(here)
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with opened(workspace) as made:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors() + tree_walk.MAX_OPEN + 20, most))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors() + tree_pack.MAX_OPEN + 20, most))
         try:
             replace(made, kept(made))
             exchange(made, kept(made))
@@ -326,11 +326,11 @@ def test_depth_costs_no_descriptors(workspace):
 
 
 def test_a_directory_that_was_moved_away_is_not_gone_back_from(workspace, monkeypatch):
-    monkeypatch.setattr(tree_walk, "MAX_OPEN", 1)
+    monkeypatch.setattr(tree_pack, "MAX_OPEN", 1)
     os.makedirs(os.path.join(workspace, "a/b"))
     os.mkdir(os.path.join(workspace, "elsewhere"))
     top = os.open(workspace, os.O_RDONLY)
-    way = tree_walk.Descent(top)
+    way = tree_pack.TreeWalk(top)
     way.enter("a")
     way.enter("b")
     os.rename(os.path.join(workspace, "a/b"), os.path.join(workspace, "elsewhere/b"))
@@ -468,7 +468,7 @@ def test_a_copy_of_an_archive_is_the_same_one_but_there_must_be_room_for_its_fil
     with opened(workspace, 32 << 20) as made:
         first = kept(made)
         copies = [kept(made, first) for _ in range(20)]
-        assert len(set(made._shelves.values())) == 2  # and the spare one
+        assert len(set(made._archives.values())) == 2  # and the spare one
         made.remove(first)
         replace(made, copies.pop())
         assert os.path.getsize(os.path.join(workspace, "f")) == 10 << 20
@@ -519,7 +519,7 @@ def test_an_exchange_takes_little_more_room_than_there_was(workspace, monkeypatc
 
         def used():
             files = sum(status.st_blocks for status in map(os.stat, os.scandir(workspace)))
-            return 512 * files + sum(shelf.size for shelf in set(made._shelves.values()))
+            return 512 * files + sum(archive.size for archive in set(made._archives.values()))
 
         seen = [used()]
 
@@ -532,12 +532,12 @@ def test_an_exchange_takes_little_more_room_than_there_was(workspace, monkeypatc
 
             monkeypatch.setattr(owner, method, watching)
 
-        watch(memfd_segments.Writer, "write")
-        watch(memfd_segments.Reader, "take")
+        watch(tree_pack.SegmentWriter, "write")
+        watch(tree_pack.SegmentReader, "take")
         aside = exchange(made, name)
         exchange(made, aside)
         assert len(seen) > 200
-        assert max(seen) < seen[0] + made._size // VOLUMES + (3 << 20)
+        assert max(seen) < seen[0] + made._size // SEGMENTS + (3 << 20)
 
 
 def test_memory_is_given_back_and_closed_in_programs(workspace):
@@ -611,14 +611,14 @@ def test_what_cannot_be_packed_is_as_it_was(tree, reads):
             empty = kept(made)
             build(workspace, tree)
             before, _ = look(workspace)
-            shelved = set(made._shelves)
+            shelved = set(made._archives)
             failing = FailingReads(monkeypatch, workspace)
             failing.left = reads
             try:
                 aside = exchange(made, empty)
             except OSError:
                 assert look(workspace)[0] == before  # but names of one file may be two now
-                assert set(made._shelves) < shelved
+                assert set(made._archives) < shelved
                 aside = exchange(made, empty)
             assert look(workspace)[0].keys() == {b"."}
             failing.left = -1
@@ -653,7 +653,7 @@ def test_if_neither_workspace_can_be_there_nothing_goes_on(workspace, monkeypatc
         name = kept(made)
         with monkeypatch.context() as patch:
             patch.setattr(os, "pwrite", no_room)
-            with pytest.raises(Broken, match="No space"):
+            with pytest.raises(WorkspaceLost, match="No space"):
                 exchange(made, name)
 
 
@@ -676,12 +676,12 @@ def test_an_exchange_takes_no_processes(workspace):
 def test_an_archive_cannot_be_changed_by_whoever_can_open_it(workspace):
     fill(workspace, "f", 40 << 20)
     with opened(workspace, 256 << 20) as made:
-        copied = made._shelves[kept(made)]
+        copied = made._archives[kept(made)]
         name = kept(made)
-        moved = made._shelves[exchange(made, name)]
-        for shelf in (copied, moved):
-            assert len(shelf._contents) == 3
-            for fd in (shelf._records, *shelf._contents):
+        moved = made._archives[exchange(made, name)]
+        for archive in (copied, moved):
+            assert len(archive._contents) == 3
+            for fd in (archive._records, *archive._contents):
                 for change in (
                     lambda fd=fd: os.pwrite(fd, b"x", 0),
                     lambda fd=fd: os.truncate(fd, 0),
@@ -693,31 +693,31 @@ def test_an_archive_cannot_be_changed_by_whoever_can_open_it(workspace):
 
 @pytest.mark.parametrize("name", [b"..", b".", b"../escaped", b"/tmp/escaped"])
 def test_a_name_that_leads_elsewhere_is_not_unpacked(workspace, name, monkeypatch):
-    monkeypatch.setattr(memfd_segments, "seal", lambda fd: None)
+    monkeypatch.setattr(tree_pack, "seal_memfd", lambda fd: None)
     fill(workspace, "\x7f" * len(name), 1000)
     with opened(workspace) as made:
-        shelf = made._shelves[kept(made)]
-        records = os.pread(shelf._records, 1 << 16, 0)
+        archive = made._archives[kept(made)]
+        records = os.pread(archive._records, 1 << 16, 0)
         found = b"\x7f" * len(name) + tree_pack.FILE  # the rest is times: any bytes
         assert records.count(found) == 1
-        os.pwrite(shelf._records, records.replace(found, name + tree_pack.FILE), 0)
-        with pytest.raises(OSError, match="elsewhere"):
-            shelf.unpack(made._directory)
+        os.pwrite(archive._records, records.replace(found, name + tree_pack.FILE), 0)
+        with pytest.raises(OSError, match="a slash or dots"):
+            archive.unpack(made._directory)
 
 
 @pytest.mark.parametrize("part", ["records", "contents"])
 def test_an_archive_that_is_not_whole_is_never_taken_for_one(workspace, monkeypatch, part):
-    monkeypatch.setattr(memfd_segments, "seal", lambda fd: None)
+    monkeypatch.setattr(tree_pack, "seal_memfd", lambda fd: None)
     fill(workspace, "f", 1000)
     with opened(workspace) as made:
         name = kept(made)
-        shelf = made._shelves[name]
-        fd = shelf._records if part == "records" else shelf._contents[0]
+        archive = made._archives[name]
+        fd = archive._records if part == "records" else archive._contents[0]
         size = os.fstat(fd).st_size
         cut = tree_pack.RECORD.size if part == "records" else 1
         for length in (size - cut, 1, 0):
             os.truncate(fd, length)
-            with pytest.raises(OSError, match="not whole"):
+            with pytest.raises(OSError, match="incomplete"):
                 replace(made, name)
 
 
@@ -730,7 +730,7 @@ class Init:
     def __init__(self):
         self.sent = []
 
-    def on_worker_frame(self, keeper, frame, fds):
+    def on_worker_frame(self, worker, frame, fds):
         raise AssertionError
 
     def send(self, kind, request, header=None):
@@ -748,14 +748,14 @@ def why_not(made, init):
 
 def test_workspaces_are_kept_where_the_setup_says(workspace):
     directory = os.open(workspace, os.O_RDONLY)
-    made = branches.Branches(Init(), setup_of(workspace, store=directory))
-    assert type(made.store) is Store
+    store, _ = archive_store.choose_store(setup_of(workspace, store=directory))
+    assert type(store) is Store
     os.close(directory)
-    made = branches.Branches(Init(), setup_of(workspace, shelves=1000))
-    assert type(made.store) is Shelves
-    for shelf in made.store._shelves.values():
-        shelf.close()
-    os.close(made.store._directory)
+    store, _ = archive_store.choose_store(setup_of(workspace, archive_size=1000))
+    assert type(store) is ArchiveStore
+    for archive in store._archives.values():
+        archive.close()
+    os.close(store._directory)
     init = Init()
     made = branches.Branches(init, setup_of(workspace))
     assert "no place" in why_not(made, init)
@@ -772,7 +772,7 @@ def test_without_memory_that_has_no_name_there_are_no_checkpoints(workspace, mon
 
         monkeypatch.setattr(os, "memfd_create", denied)
     init = Init()
-    made = branches.Branches(init, setup_of(workspace, shelves=1000))
+    made = branches.Branches(init, setup_of(workspace, archive_size=1000))
     assert made.store is None
     expected = {"missing": "no memfd_create", "denied": "not permitted"}[how]
     assert expected in why_not(made, init)
@@ -782,4 +782,4 @@ def test_what_the_records_say_is_little(workspace):
     for i in range(1000):
         open(os.path.join(workspace, f"file{i}"), "w").close()
     with opened(workspace) as made:
-        assert made._shelves[kept(made)].size < 1000 * (tree_pack.RECORD.size + 30)
+        assert made._archives[kept(made)].size < 1000 * (tree_pack.RECORD.size + 30)

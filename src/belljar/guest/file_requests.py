@@ -1,0 +1,248 @@
+"""File operations inside the sandbox, so that the host never resolves a path of the guest. Also
+the census of a directory before and after a cell, which shows the files that it changed.
+
+Nothing here may block init: files are opened without blocking, and only regular files are read. A
+census is cheap, and gives up where it would not be.
+"""
+
+import errno
+import json
+import os
+import stat as modes
+import time
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+from ..protocol import messages, removal, wire
+from . import trees
+
+Answer = Tuple[Dict[str, Any], bytes]
+
+
+class Refused(OSError):
+    """This module refuses the operation; the message says why."""
+
+
+def serve(init: Any, frame: wire.Frame) -> None:
+    operations: Dict[str, Callable[[wire.Frame], Any]] = {
+        "read": _read,
+        "write": _write,
+        "list": _list,
+        "stat": lambda frame: (_describe(frame.header["path"]), b""),
+        "make_dir": _make_dir,
+        "remove": _remove,
+        "rename": _rename,
+        "scan": trees.scan,
+        "mapped": trees.find_mapped,
+        "gather": trees.gather,
+        "scatter": trees.scatter,
+    }
+    try:
+        result, data = operations[frame.header["op"]](frame)
+    except OSError as error:
+        _refuse(init, frame, error.errno or errno.EIO, error.strerror or "refused")
+        return
+    except RecursionError:
+        _refuse(init, frame, errno.ENAMETOOLONG, "nested too deep")
+        return
+    except Exception as error:  # out of memory, or a name this system cannot encode
+        _refuse(init, frame, errno.EINVAL, type(error).__name__)
+        return
+    if data:
+        init.send(wire.DATA, frame.request, None, data)
+    init.send(wire.REPLY, frame.request, {"result": result})
+
+
+def _refuse(init: Any, frame: wire.Frame, number: int, message: str) -> None:
+    init.send(wire.REPLY, frame.request, {"error": {"errno": number, "message": message}})
+
+
+def _read(frame: wire.Frame) -> Answer:
+    """One part, from `offset`. The host asks for the next part when it has taken this one, so init
+    holds no large file in memory."""
+    header = frame.header
+    fd = trees.open_regular(header["path"], os.O_RDONLY)
+    try:
+        size = os.fstat(fd).st_size
+        data = os.pread(fd, min(int(header["size"]), wire.MAX_PAYLOAD), int(header["offset"]))
+    finally:
+        os.close(fd)
+    return {"size": size}, data
+
+
+def _write(frame: wire.Frame) -> Answer:
+    header = frame.header
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if header.get("append") else os.O_TRUNC)
+    parent = os.path.dirname(header["path"])
+    if parent:
+        os.makedirs(parent, exist_ok=True)
+    fd = trees.open_regular(header["path"], flags)
+    try:
+        view = memoryview(frame.payload)
+        while view:
+            view = view[os.write(fd, view) :]
+    finally:
+        os.close(fd)
+    return _describe(header["path"]), b""
+
+
+def _list(frame: wire.Frame) -> Answer:
+    """One page. The names are payload: five hundred long names do not fit into a header."""
+    offset = int(frame.header["offset"])
+    with os.scandir(frame.header["path"]) as entries:
+        names = sorted(entry.name for entry in _limit_entries(entries))
+    found = []
+    for name in names[offset : offset + messages.LIST_PAGE]:
+        try:
+            found.append({"name": name, **_describe(os.path.join(frame.header["path"], name))})
+        except FileNotFoundError:
+            continue  # removed meanwhile
+    return {"total": len(names)}, json.dumps(found).encode("ascii")
+
+
+def _limit_entries(entries: "Iterator[os.DirEntry[str]]") -> "Iterator[os.DirEntry[str]]":
+    for count, entry in enumerate(entries):
+        if count >= messages.MAX_LIST:
+            raise Refused(errno.E2BIG, f"the directory has more than {messages.MAX_LIST} entries")
+        yield entry
+
+
+def _describe(path: str) -> Dict[str, Any]:
+    status = os.lstat(path)
+    return {
+        "type": trees.FILE_TYPES.get(modes.S_IFMT(status.st_mode), "other"),
+        "size": status.st_size,
+        "mode": modes.S_IMODE(status.st_mode),
+        "mtime": status.st_mtime,
+    }
+
+
+def _make_dir(frame: wire.Frame) -> Answer:
+    os.makedirs(frame.header["path"], exist_ok=True)
+    return _describe(frame.header["path"]), b""
+
+
+def _remove(frame: wire.Frame) -> Answer:
+    removal.remove(frame.header["path"])
+    return {}, b""
+
+
+def _rename(frame: wire.Frame) -> Answer:
+    os.rename(frame.header["path"], frame.header["to"])
+    return _describe(frame.header["to"]), b""
+
+
+# -- census ---------------------------------------------------------------------------------------
+
+# type ("file", "dir", "symlink", "other"), size, mtime_ns, ctime_ns, inode
+Entry = Tuple[str, int, int, int, int]
+Census = Dict[str, Entry]
+
+MAX_PATH = 4000  # bytes below the root: no program opens a longer path in one call
+CLOCK_INTERVAL = 64  # entries between two checks of the clock
+TIMESTAMP_STEP = 100_000_000  # nanoseconds: more than a tick of the clock of file times
+_OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+class WatchedDirectory:
+    """A directory that is examined before and after each cell. While it is empty, one stat() is
+    enough."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._empty: Optional[Tuple[int, int, int]] = None  # device, inode, ctime
+
+    def take_census(self) -> Optional[Census]:
+        try:
+            status = os.stat(self._root)
+        except OSError:
+            return None
+        # A new or removed entry changes the ctime, which no process can set.
+        state = status.st_dev, status.st_ino, status.st_ctime_ns
+        if state == self._empty:
+            return {}
+        # If it changed just now, the next change might get the same time.
+        settled = time.time_ns() - status.st_ctime_ns > TIMESTAMP_STEP
+        found = take_census(self._root)
+        self._empty = state if found == {} and settled else None
+        return found
+
+
+def take_census(root: str, most: int = 5000, seconds: float = 0.05) -> Optional[Census]:
+    """All entries below `root` by relative path; None if they take more than `most` entries or
+    `seconds` of CPU time. It does not recurse, and needs two descriptors at any depth."""
+    found: Census = {}
+    deadline = trees.Deadline(seconds)
+    try:
+        top = os.open(root, _OPEN_DIRECTORY & ~os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        pending = [""]
+        while pending:
+            directory = pending.pop()
+            inner = _add_entries(top, directory, found, most, deadline)
+            if inner is None:
+                return None
+            pending += inner
+    finally:
+        os.close(top)
+    return found
+
+
+def _add_entries(
+    top: int, directory: str, found: Census, most: int, deadline: trees.Deadline
+) -> Optional[List[str]]:
+    """Add the entries of one directory, and return its directories; None if it is too much."""
+    try:
+        fd = os.open(directory, _OPEN_DIRECTORY, dir_fd=top) if directory else top
+    except OSError:
+        return []  # removed, replaced or not readable: it has no entries to compare
+    prefix = directory + "/" if directory else ""
+    inner: List[str] = []
+    try:
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                except OSError:
+                    continue  # removed meanwhile
+                path = prefix + entry.name
+                kind = trees.FILE_TYPES.get(modes.S_IFMT(status.st_mode), "other")
+                found[path] = (
+                    kind,
+                    status.st_size,
+                    status.st_mtime_ns,
+                    status.st_ctime_ns,
+                    status.st_ino,
+                )
+                if kind == "dir":
+                    inner.append(path)
+                    if len(os.fsencode(path)) > MAX_PATH:
+                        return None
+                if len(found) > most:
+                    return None
+                if len(found) % CLOCK_INTERVAL == 0 and deadline.passed:
+                    return None
+    except OSError:
+        return inner
+    finally:
+        if fd != top:
+            os.close(fd)
+    return None if deadline.passed else inner
+
+
+def compare_census(before: Census, after: Census) -> Dict[str, List[str]]:
+    """The paths that were created, changed and removed, sorted.
+
+    A directory does not count as changed: its entries do.
+    """
+    created = [path for path in after if path not in before]
+    removed = [path for path in before if path not in after]
+    changed = [
+        path
+        for path, entry in after.items()
+        if path in before
+        and entry != before[path]
+        and not (entry[0] == "dir" and before[path][0] == "dir")
+    ]
+    return {"created": sorted(created), "changed": sorted(changed), "removed": sorted(removed)}
