@@ -263,8 +263,16 @@ class Sandbox:
 
     def _set_up(self, sandbox: AsyncSandbox) -> None:
         self._sandbox = sandbox
-        self.commands = Commands(sandbox.commands)
-        self.files = Files(sandbox.files)
+
+    @functools.cached_property
+    def commands(self) -> Commands:
+        """Shell commands beside the interpreter."""
+        return Commands(self._sandbox.commands)
+
+    @functools.cached_property
+    def files(self) -> Files:
+        """Files of the sandbox."""
+        return Files(self._sandbox.files)
 
     @classmethod
     def create(cls, *unnamed: Never, **given: Unpack[SandboxOptions]) -> Self:

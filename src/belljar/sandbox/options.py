@@ -163,7 +163,8 @@ def make_options(given: SandboxOptions, unnamed: Sequence[object] = ()) -> Optio
         id=new_id(),
         backend=backend,
         docker=docker,
-        environment=chosen or (AS_IT_IS if docker.own else ENVIRONMENT),
+        environment=chosen
+        or (AS_IT_IS if docker is not settings.DEFAULT and docker.own else ENVIRONMENT),
         limits=LIMITS if asked["limits"] is None else Limits.coerce(asked["limits"]),
         env=MappingProxyType(check_texts("env", asked["env"])),
         network=network,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from belljar.backends.base import init_settings
 from belljar.errors import CannotTravel, ExecutionError, ProtocolError
 from belljar.limits import Limits, format_size
-from belljar.protocol import messages, wire
+from belljar.protocol import messages, values, wire
 from belljar.results.execution import (
     Call,
     CommandResult,
@@ -233,8 +233,11 @@ async def _decode_value(
             # than SHORT.
             if len(blob) > value_transfer.SHORT and len(blob) > (most := _max_value(limits)):
                 return None, f"it takes more than {format_size(most)}"
-            value = await value_transfer.decode(blob, len(blob), limits.output) if blob else None
-    except (CannotTravel, MemoryError) as error:
+            if blob and values.needs_thread(blob):
+                value = await value_transfer.decode(blob, len(blob), limits.output)
+            else:
+                value = values.decode(blob, len(blob), limits.output) if blob else None
+    except (CannotTravel, values.CannotTravel, MemoryError) as error:
         return None, str(error) or "there was no memory for it"
     return (None, why) if isinstance(why, str) else (value, None)
 

@@ -7,6 +7,7 @@ other files: it is the whole public class, and each method's documentation.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
@@ -79,8 +80,16 @@ class AsyncSandbox:
         self._run: Run | None = None
         self._count = 0
         self._remarks: tuple[str, ...] = ()  # for the notes of the next Execution
-        self.commands = AsyncCommands(self._lifecycle, on_change=self._note_change)
-        self.files = AsyncFiles(self._lifecycle, on_change=self._note_change)
+
+    @functools.cached_property
+    def commands(self) -> AsyncCommands:
+        """Shell commands beside the interpreter."""
+        return AsyncCommands(self._lifecycle, on_change=self._note_change)
+
+    @functools.cached_property
+    def files(self) -> AsyncFiles:
+        """Files of the sandbox."""
+        return AsyncFiles(self._lifecycle, on_change=self._note_change)
 
     def _check_start(self) -> None:
         """Called before each start of a guest, which a subclass may refuse."""

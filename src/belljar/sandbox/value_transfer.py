@@ -83,9 +83,7 @@ async def encode_for_record(given: Mapping[str, object]) -> dict[str, object]:
 
 async def decode(blob: Blob, limit: int, text_limit: int = values.MAX_TEXT) -> object:
     """Decode bytes that a hostile guest may have made."""
-    # Without a quotation mark there are only numbers, constants and lists: no library is needed.
-    quick = type(blob) is bytes and len(blob) < SHORT and b'"' not in blob
-    if not quick and values.needs_thread(blob):
+    if values.needs_thread(blob):
         # Not a shared thread: a hostile value may take long.
         own = anyio.CapacityLimiter(1)
         work = functools.partial(_decode, blob, limit, text_limit)

@@ -95,7 +95,8 @@ def _number(table: "dict[str, int]") -> int:
 def mount(
     source: Optional[str], target: str, kind: Optional[str], flags: int, data: str = ""
 ) -> None:
-    result = _libc.mount(_path(source), _path(target), _path(kind), flags, data.encode() or None)
+    given = [None if text is None else os.fsencode(text) for text in (source, target, kind)]
+    result = _libc.mount(*given, flags, data.encode() or None)
     _check(result, f"mount {kind or 'bind'} on {target}")
 
 
@@ -113,7 +114,7 @@ def mount_setattr(path: str, attributes: int) -> None:
 
 
 def umount2(target: str, flags: int) -> None:
-    _check(_libc.umount2(_path(target), flags), f"umount2 {target}")
+    _check(_libc.umount2(os.fsencode(target), flags), f"umount2 {target}")
 
 
 def pivot_root(new: str, old: str) -> None:
@@ -225,7 +226,3 @@ def must_fail(what: str, attempt: Callable[[], object]) -> Optional[str]:
     except OSError:
         return None
     return what
-
-
-def _path(text: Optional[str]) -> Optional[bytes]:
-    return None if text is None else os.fsencode(text)

@@ -206,10 +206,12 @@ class NativeBackend:
             posture.check(seen, root=zygote.root)
             kept = zygote.kept(spec.limits, in_cgroup)
             limits = base.limit_open_files(spec, kept, posture.most_files(pid))
-            measured = (*layers.measured(seen, said), *isolation.describe_mounts(spec.mounts))
+            measured = layers.measured(seen, said)
+            if spec.mounts:
+                measured += isolation.describe_mounts(spec.mounts)
             guest.isolation = Isolation(backend=self.name, layers=measured, limits=limits)
             if "memory" not in in_cgroup:
-                self._host.mind(guest.watchdog)
+                self._host.mind(guest.watch())
         except BaseException:
             await guest.close()
             raise

@@ -112,7 +112,14 @@ class NativeGuest:
         self._signalling = threading.RLock()  # a handler of signals may interrupt kill()
         self.isolation = Isolation(backend="native", layers=(), limits=())
         self.left: Callable[[], None] | None = None  # called when it has gone; may block
-        self.watchdog = watchdog.Watchdog(pid, memory)
+        self._memory = memory
+        self._watchdog: watchdog.Watchdog | None = None  # for what the cgroup does not do
+
+    def watch(self) -> watchdog.Watchdog:
+        """The watchdog of this guest. Called by the backend where no cgroup limits memory."""
+        if self._watchdog is None:
+            self._watchdog = watchdog.Watchdog(self.pid, self._memory)
+        return self._watchdog
 
     @property
     def whereabouts(self) -> Location:
@@ -121,7 +128,7 @@ class NativeGuest:
 
     async def reading(self, *, from_now: bool = False, now: bool = False) -> UsageSample:
         if self._cgroup is None:
-            return self.watchdog.reading(from_now=from_now, now=now)
+            return self.watch().reading(from_now=from_now, now=now)
         if from_now:
             self._cgroup.reset_peak()
         wanted = ("cpu", "peak", "oom_kills", *(("current", "tasks") if now else ()))
@@ -130,12 +137,12 @@ class NativeGuest:
         seen = UsageSample(
             cpu=None if cpu is None else cpu / 1e9,
             peak_memory=peak,
-            memory_kills=(kills or 0) + self.watchdog.kills,
+            memory_kills=(kills or 0) + (0 if self._watchdog is None else self._watchdog.kills),
             memory=memory,
             processes=tasks,
         )
         if None in (cpu, peak, *current):
-            return seen.completed_by(self.watchdog.reading(from_now=from_now, now=now))
+            return seen.completed_by(self.watch().reading(from_now=from_now, now=now))
         return seen
 
     def kill(self) -> None:
@@ -152,11 +159,15 @@ class NativeGuest:
             first, self._closed = not self._closed, True
         return first
 
+    def _stop_watchdog(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.stop()
+
     async def close(self) -> None:
         if not self._kill_last():
             return
         with anyio.CancelScope(shield=True):
-            self.watchdog.stop()
+            self._stop_watchdog()
             try:
                 await self._ended()
                 if self._cgroup is not None and not self._cgroup.remove():
@@ -195,7 +206,7 @@ class NativeGuest:
 
     def discard(self) -> None:
         if self._kill_last():
-            self.watchdog.stop()
+            self._stop_watchdog()
             os.close(self._pidfd)
             self.stream.close()
             self._tidy_up_later()
