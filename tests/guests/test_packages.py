@@ -107,7 +107,7 @@ def test_packages_can_be_configured(tmp_path, monkeypatch):
 
 
 def test_an_image_of_ones_own_takes_no_packages():
-    with pytest.raises(InvalidOption, match="image= brings its Python and its packages"):
+    with pytest.raises(InvalidOption, match="image= brings its own Python and packages"):
         Sandbox(image="python:3.12", packages=["x"])
 
 
@@ -199,7 +199,7 @@ def test_python_that_a_script_requires_is_compared_with_that_of_the_guest(backen
     code = '# /// script\n# requires-python = "<3.9"\n# ///\nprint("ran")\n'
     done = belljar("run", "--env", "python", "-", code=code)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "the code requires Python <3.9, and the sandbox has 3." in done.stderr
+    assert "the code requires Python <3.9, but the sandbox has 3." in done.stderr
     done = belljar("run", "--env", "python", "-", code=code.replace("<3.9", ">=3.9"))
     assert (done.returncode, done.stdout) == (0, "ran\n")
 
@@ -213,16 +213,16 @@ def header(*lines):
     [
         (header('dependencies = ["a"', "x"), r"a\.py, line 4: the `# /// script` header is not"),
         (header("dependencies = ["), r"a\.py, line \d|its end"),
-        (header('dependencies = "a"'), "is a list of texts"),
-        (header("dependencies = [3]"), "is a list of texts"),
-        (header("requires-python = 3"), "is a text"),
+        (header('dependencies = "a"'), "must be a list of strings"),
+        (header("dependencies = [3]"), "must be a list of strings"),
+        (header("requires-python = 3"), "must be a string"),
         (header('requires-python = "new"'), "not a condition on the version"),
-        (header('dependencies = ["a @ https://example.org/a.whl"]'), "of the index only"),
-        (header('dependencies = ["a @ file:///etc/a.whl"]'), "of the index only"),
-        (header('dependencies = ["/tmp/a-1-py3-none-any.whl"]'), "of the index only"),
+        (header('dependencies = ["a @ https://example.org/a.whl"]'), "packages of the index"),
+        (header('dependencies = ["a @ file:///etc/a.whl"]'), "packages of the index"),
+        (header('dependencies = ["/tmp/a-1-py3-none-any.whl"]'), "packages of the index"),
         (header('dependencies = ["--index-url=https://example.org"]'), "starts with '-'"),
         (header('dependencies = ["${HOME}"]'), "names a variable"),
-        (header("") + header(""), r"line 6: it has a second"),
+        (header("") + header(""), r"line 6: this is a second"),
     ],
 )
 def test_header_that_cannot_be_followed_is_said(code, message):
@@ -253,16 +253,16 @@ def test_packages_of_a_header_are_not_preloaded_and_not_built(monkeypatch):
     monkeypatch.delenv("BELLJAR_BACKEND", raising=False)
     found = script_header.read("a.py", header('dependencies = ["pandas", "x"]'))
     base = Environment("mine", extends="data", packages=["y"], allow_builds=True)
-    made = found.added_to({"environment": base, "packages": ("z",)}, quiet=True)
+    made = found.add_to({"environment": base, "packages": ("z",)}, quiet=True)
     environment = made["environment"]
     assert {"x", "y", "z", "pandas"} <= set(environment.packages)
     assert (environment.preload, environment.warmup) == ((), "")
     assert not environment.allow_builds
     there = script_header.read("a.py", header('dependencies = ["pandas"]'))
-    assert there.added_to({}, quiet=True)["environment"] == BUILTIN["data"]
+    assert there.add_to({}, quiet=True)["environment"] == BUILTIN["data"]
 
 
 def test_packages_of_a_header_are_left_out_beside_an_image(capsys):
     found = script_header.read("a.py", header('dependencies = ["x"]'))
-    assert found.added_to({"image": "mine"}, quiet=False) == {"image": "mine"}
+    assert found.add_to({"image": "mine"}, quiet=False) == {"image": "mine"}
     assert "the image has its own packages; not added: x" in capsys.readouterr().err

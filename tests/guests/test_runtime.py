@@ -73,7 +73,7 @@ def test_the_first_async_sandbox_of_a_process_is_seen_by_others(script, nothing_
         async def main():
             async with belljar.AsyncSandbox(environment="python") as sandbox:
                 from belljar.observe import presence
-                print(sandbox.id in {note.id for note in presence.notes()})
+                print(sandbox.id in {note.id for note in presence.read_notes()})
 
         anyio.run(main)
         """

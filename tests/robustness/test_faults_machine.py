@@ -194,7 +194,7 @@ TIME_OF_DAY = {
     "backends/docker/guest.py",
     "backends/docker/images/resolve.py",
     "backends/docker/owner.py",
-    "environment/environment.py",
+    "environment/store.py",
     "observe/audit.py",
     "observe/presence.py",
     "observe/sampling.py",

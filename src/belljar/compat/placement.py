@@ -35,6 +35,7 @@ _IMPORTED_BY_START = (
     "importlib.readers",
     "belljar.backends.docker.client.endpoint",
     "belljar.backends.native.backend",
+    "belljar.guest",
     "belljar.observe.presence",
 )
 _log = logging.getLogger("belljar")

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, Optional
 from ..protocol import wire
 from . import archive_store, commands
 from .worker_process import Branch, Checkpoint, Copy, WorkerProcess
-from .workspace_store import CURRENT, Store
+from .workspace_store import CURRENT
 
 MAX_MISSING = 20
 DIED = "the interpreter died while it was copied"
@@ -25,7 +25,9 @@ class Branches:
     def __init__(self, init: Any, setup: Dict[str, Any]) -> None:
         self._init = init
         self._setup = setup
-        self.store: Optional[Store] = None  # made for the first copy
+        self.store: Any = None  # a Store, made for the first copy
+        if "archive_size" in setup:  # a container's workspace is opened before any code runs
+            self.store, _ = archive_store.choose_store(setup)
         self.active = Branch(self._new_worker())
         self._branches = {0: self.active}
         self._checkpoints: Dict[int, Checkpoint] = {}
@@ -95,7 +97,7 @@ class Branches:
                 return
             self._activate(copy.worker)
             files, checkpoint.files = checkpoint.files, ""
-            store = self._store()
+            store = self.store
             store.remove(store.set_aside(), lambda error: exchange(files))
 
         def exchange(files: str) -> None:
@@ -104,15 +106,15 @@ class Branches:
             elif number in self._checkpoints:
                 checkpoint.files = files
             else:
-                self._store().remove(files)
+                self.store.remove(files)
 
         def keep_again() -> None:
             try:
-                checkpoint.files = self._store().make()
+                checkpoint.files = self.store.make()
             except OSError as error:
                 finish(error.errno or errno.EIO)
             else:
-                self._store().copy(CURRENT, checkpoint.files, finish)
+                self.store.copy(CURRENT, checkpoint.files, finish)
 
         def finish(error: int) -> None:
             if error or number not in self._checkpoints:
@@ -162,7 +164,7 @@ class Branches:
             self._reply(frame)
 
     def _switch(self, target: Branch) -> None:
-        active, store = self.active, self._store()
+        active, store = self.active, self.store
         self._stop(active)
         aside = store.set_aside()
         if active.released:
@@ -225,7 +227,7 @@ class Branches:
                 self._reply(frame, DIED)
                 return
             self._activate(copy.worker)
-            store = self._store()
+            store = self.store
             store.remove(store.set_aside())
             if self._restore_files(copy.files, frame):
                 self._wake()
@@ -244,7 +246,7 @@ class Branches:
         """Bring them to /workspace, which nothing else needs any more. If that fails, the reply
         says so, and the host may try again."""
         try:
-            self._store().bring(files)
+            self.store.bring(files)
         except OSError as error:
             reason = f"{_describe(error.errno or errno.EIO)}; variables and files are lost"
             self.active.asleep = False
@@ -261,7 +263,7 @@ class Branches:
 
     def _make_room(self, then: "Callable[[], None]") -> None:
         """Kill the active interpreter with all that it started. Nothing replaces it yet."""
-        store = self._store()
+        store = self.store
         self.replacing = True
 
         def when_alone() -> None:
@@ -287,7 +289,7 @@ class Branches:
             return
         copy.error = copy.error or "it took too long"
         if "files" in copy.waits:
-            self._store().cancel()
+            self.store.cancel()
         if "forked" in copy.waits and copy.parent.pid:
             copy.parent.signal(signal.SIGKILL)  # which is told: the next cell is not to meet it
         else:
@@ -318,7 +320,7 @@ class Branches:
             if checkpoint.worker is worker:
                 del self._checkpoints[number]
                 if checkpoint.files:
-                    self._store().remove(checkpoint.files)
+                    self.store.remove(checkpoint.files)
         for branch in self._branches.values():
             if branch.worker is worker and branch is not self.active:
                 branch.state_lost, branch.asleep = True, False
@@ -383,11 +385,7 @@ class Branches:
         if self._copy is not None and self._copy.parent is worker:
             self._copy.done("forked", "ready", error="the checkpoint was released")
         if files:
-            self._store().remove(files)
-
-    def _store(self) -> Store:
-        assert self.store is not None
-        return self.store
+            self.store.remove(files)
 
     def _reply(self, frame: wire.Frame, error: str = "", header: Any = None) -> None:
         header = {**(header or {}), "error": error} if error else header

@@ -141,7 +141,7 @@ async def make_execution(
         value, missing = await _decode_value(run, header, main, limits)
     notes = (*remarks, *_notes(run, outcome, limits, ended, lost=lost, fresh=fresh, kills=kills))
     if missing is not None:
-        notes += (f"value was left None, because {missing}; see text and results",)
+        notes += (f"value is None, because {missing}; see text and results",)
     return Execution(
         outcome=outcome,
         text=main.text if main is not None else None,

@@ -93,7 +93,7 @@ class Persistence:
             return []
         if not session.alive:
             self._mirror.saved = False
-            return [f"not everything was brought back to {self._mirror.path!r}: the guest died"]
+            return [f"not all changes were copied back to {self._mirror.path!r}: the guest died"]
         return await self._mirror.save(self._files(session))
 
     def _files(self, session: GuestSession) -> AsyncFiles:

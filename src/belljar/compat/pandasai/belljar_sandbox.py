@@ -164,7 +164,7 @@ class BelljarSandbox(Sandbox):
         with contextlib.suppress(Exception):
             if early is not None:
                 early.discard()
-            if jar is not None and jar._sandbox._pid == os.getpid():
+            if jar is not None and jar._sandbox._lifecycle.pid == os.getpid():
                 runtime.current().submit(jar._sandbox.kill)
 
     # -- code -------------------------------------------------------------------------------
