@@ -162,10 +162,10 @@ def test_dockerfile_for_others_is_printed(belljar, environ):
 @pytest.mark.parametrize(
     ("args", "word"),
     [
-        (["build"], "what is to be built?"),
+        (["build"], "there is nothing to build"),
         (["build", "nix"], "unknown environment 'nix'"),
         (["build", "data", "--packages", "six"], "comes with Belljar"),
-        (["build", "a", "--dockerfile", "."], "no meaning beside --dockerfile"),
+        (["build", "a", "--dockerfile", "."], "cannot be used with --dockerfile"),
         (["build", "data", "--base", "UPPER"], "not the name of an image"),
         (["build", "data", "--ca-bundle", "nothing.pem"], "is not a file"),
         (["build", "data", "--platform", "arm64"], "linux/arm64"),

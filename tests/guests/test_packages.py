@@ -265,4 +265,4 @@ def test_packages_of_a_header_are_not_preloaded_and_not_built(monkeypatch):
 def test_packages_of_a_header_are_left_out_beside_an_image(capsys):
     found = script_header.read("a.py", header('dependencies = ["x"]'))
     assert found.add_to({"image": "mine"}, quiet=False) == {"image": "mine"}
-    assert "the image has its own packages; not added: x" in capsys.readouterr().err
+    assert "an image has its own packages; not added: x" in capsys.readouterr().err

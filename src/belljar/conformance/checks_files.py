@@ -98,17 +98,20 @@ def swapped_directories(stage: Stage, look: Look) -> None:
         (canary / "0").write_text(secret)
         sandbox = stage.start()
         look.expect(sandbox.run_code(_SWAP.format(canary=str(canary))).ok, "the swaps began")
-        leaked, rounds = 0, 0
-        deadline = time.monotonic() + 4.0
-        while time.monotonic() < deadline:
+        leaked, rounds, swaps = 0, 0, 0
+        began = time.monotonic()
+        # Four seconds; longer if the guest got little processor time for its swaps.
+        while (passed := time.monotonic() - began) < 4.0 or (swaps <= 50 and passed < 30.0):
             rounds += 1
             for act in (_read, _write, lambda s: s.files.download("t", here / "out")):
                 try:
                     leaked += act(sandbox) == secret
                 except FileError:
                     continue
-        swaps = sandbox.run_code("swaps[0]").value
-        look.control(isinstance(swaps, int) and swaps > 50, f"{swaps} swaps during {rounds} rounds")
+            if passed >= 4.0 or rounds == 1:
+                counted = sandbox.run_code("swaps[0]").value
+                swaps = counted if isinstance(counted, int) else 0
+        look.control(swaps > 50, f"{swaps} swaps or more during {rounds} rounds")
         look.expect(not leaked, f"the host's file was read in none of {rounds} rounds", leaked)
         found = sorted(path.name for path in canary.iterdir())
         look.expect(found == ["0"], "nothing was written to the host's directory", found)
