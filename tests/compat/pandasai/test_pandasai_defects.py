@@ -271,7 +271,7 @@ def test_a_sandbox_that_is_dropped_is_ended_without_a_word(backend, monkeypatch)
     gc.collect()
     assert not complaints
     left = inner()
-    assert left is None or left._ended or wait_for_end(left)
+    assert left is None or left._lifecycle.ended or wait_for_end(left)
 
 
 def wait_for_end(sandbox):
