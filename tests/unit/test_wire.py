@@ -372,7 +372,7 @@ def test_a_value_that_nobody_asked_for_is_not_decoded_if_no_worker_would_send_it
     execution = judged(run, limits)
     assert execution.ok
     assert execution.value is None
-    assert "value was left None, because it takes more than 8k" in execution.notes[0]
+    assert "value is None, because it takes more than 8k" in execution.notes[0]
 
 
 def test_a_value_for_which_the_host_has_no_memory_costs_the_cell_only_its_value(monkeypatch):
