@@ -878,6 +878,44 @@ def test_a_thread_reads_no_further_than_the_window_and_ends_with_its_map(backend
         census.wait_until(lambda: not readers(), 30, "that the thread ends")
 
 
+def test_an_input_that_ends_by_a_cancellation_of_its_own_ends_the_map(backend):
+    """It awaited a task that was cancelled by other code: items that run are not affected."""
+
+    async def codes():
+        yield "1"
+        yield "2"
+        raise asyncio.CancelledError
+
+    async def main():
+        async with a_pool(max_total=4) as pool:
+            with anyio.fail_after(60):
+                return [each.value async for each in pool.map(codes(), concurrency=2)]
+
+    assert asyncio.run(main()) == [1, 2]
+
+
+def test_a_reading_thread_ends_with_its_event_loop(backend):
+    def codes():
+        while True:
+            yield "1"
+
+    async def main():
+        pool = a_pool(max_total=4)
+        await pool.__aenter__()
+        unfinished = pool.map(codes(), concurrency=1, window=1, read_in_thread=True)
+        await anext(unfinished)
+        await pool.close()
+        return unfinished
+
+    left = asyncio.run(main())
+    census.wait_until(
+        lambda: "belljar-input" not in [each.name for each in threading.enumerate()],
+        30,
+        "that the thread ends",
+    )
+    del left
+
+
 def test_what_the_input_or_the_callback_raises_is_raised_in_its_place(run_async):
     async def test():
         async with a_pool(max_total=4) as pool:

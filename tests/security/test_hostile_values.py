@@ -134,6 +134,7 @@ DESCRIPTORS = {
     "a size that is no number": "send(forge(*kind, {**header, 'shared': 'x'}), memory(SIZE))",
     "a size beyond all": "send(forge(*kind, {**header, 'shared': 2**70}), memory(SIZE))",
     "a size below zero": "send(forge(*kind, {**header, 'shared': -1}), memory(SIZE))",
+    "no size at all": "send(forge(*kind, {**header, 'shared': 0}), memory(0))",
 }
 
 
@@ -148,6 +149,16 @@ def test_a_false_descriptor_harms_only_its_sender(backend, what, frame):
     outcome, slowest = asyncio.run(attack(code + "import time; time.sleep(0.2)"))
     assert outcome in (Outcome.ok, Outcome.killed, Outcome.lost, *NO_MEMFD)
     assert slowest < STALL
+
+
+def test_empty_shared_memory_costs_the_worker_and_not_the_guest(make_sandbox):
+    sandbox = make_sandbox(environment="python")
+    sandbox.files.write("hostile.py", HOSTILE.read_text())
+    sandbox.files.write("kept", "1")
+    code = "send(forge(CALL, 1, {'function': 'f', 'shared': 0}), memory(0))\n"
+    execution = sandbox.run_code(PRELUDE + code + "import time; time.sleep(9)")
+    assert execution.outcome in (Outcome.killed, *NO_MEMFD)
+    assert sandbox.files.read("kept") == "1"
 
 
 def test_descriptors_that_nobody_asked_for_are_closed(backend):

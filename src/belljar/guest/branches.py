@@ -26,8 +26,9 @@ class Branches:
         self._init = init
         self._setup = setup
         self.store: Any = None  # a Store, made for the first copy
+        self._no_store = ""  # why there is no store
         if "archive_size" in setup:  # a container's workspace is opened before any code runs
-            self.store, _ = archive_store.choose_store(setup)
+            self.store, self._no_store = archive_store.choose_store(setup)
         self.active = Branch(self._new_worker())
         self._branches = {0: self.active}
         self._checkpoints: Dict[int, Checkpoint] = {}
@@ -188,11 +189,10 @@ class Branches:
         self, frame: wire.Frame, parent: WorkerProcess, files: str, then: "Callable[[Copy], None]"
     ) -> None:
         """Without `files`, copy the interpreter alone."""
-        reason = ""
+        if self.store is None and not self._no_store:
+            self.store, self._no_store = archive_store.choose_store(self._setup)
         if self.store is None:
-            self.store, reason = archive_store.choose_store(self._setup)
-        if self.store is None:
-            self._reply(frame, f"checkpoints are not available: {reason}")
+            self._reply(frame, f"checkpoints are not available: {self._no_store}")
             return
         if self._copy is not None or self._after_death is not None:
             self._reply(frame, "another checkpoint is being made; try again")

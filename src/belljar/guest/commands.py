@@ -1,5 +1,6 @@
 """Commands: programs that init starts for the host, beside the worker. Also the process table."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -201,9 +202,13 @@ def _is_stopped(pid: int) -> bool:
     """True if all its threads have stopped or ended."""
     try:
         tasks = os.listdir(f"/proc/{pid}/task")
-        return all(read_stat(f"{pid}/task/{task}")[0] in b"TtZX" for task in tasks)
     except OSError:
         return True  # gone meanwhile
+    for task in tasks:
+        with contextlib.suppress(OSError):  # this thread has ended meanwhile; others may run
+            if read_stat(f"{pid}/task/{task}")[0] not in b"TtZX":
+                return False
+    return True
 
 
 def _is_alive(pid: int) -> bool:

@@ -147,6 +147,12 @@ def running_loop() -> object | None:
         return None
 
 
+def is_task_cancelled() -> bool:
+    """True if this asyncio task is being cancelled; False if awaited code raised CancelledError."""
+    task = asyncio.current_task()
+    return task is None or bool(task.cancelling())
+
+
 def spawn(function: Callable[[], Awaitable[None]]) -> None:
     """Start a background task on this event loop. The function must not raise."""
     try:

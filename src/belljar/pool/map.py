@@ -1,14 +1,13 @@
 """AsyncMap and Map: the results of AsyncPool.map and Pool.map.
 
 `MapRun` runs the items in one background task of the pool's event loop: a task group in which each
-item waits for its turn at a capacity limiter. The task group cannot be in the iterators themselves:
-callers keep these across their own scopes, and leave them when they like. For the same reason they
-are no generators: those are cleaned up late, and in a fork or at the end of the interpreter they
-would wait for a loop that is gone.
+item waits for its turn at a capacity limiter. The group is not in the iterators, which callers keep
+across their own scopes; nor are these generators, which would wait for a loop that is gone.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import sys
@@ -22,6 +21,8 @@ from typing import Self
 import anyio
 from anyio.abc import TaskGroup
 
+from belljar.errors import SandboxError
+from belljar.pool import loop_binding
 from belljar.pool.loop_binding import LoopBinding, ThreadReader, running_loop, spawn
 from belljar.pool.pooled_sandbox import PooledSandbox
 from belljar.results.execution import Execution
@@ -106,8 +107,9 @@ class MapRun:
         finally:
             self._ended.set()
             self._notify()
-        if source is not None:
-            await _close_source(source)
+            if source is not None:
+                with anyio.CancelScope(shield=True):
+                    await _close_source(source)
 
     async def _feed(self, source: AsyncIterator[object]) -> None:
         try:
@@ -119,6 +121,10 @@ class MapRun:
             self.exhaust()
         except Exception as error:
             self.exhaust(error)
+        except asyncio.CancelledError:
+            if loop_binding.is_task_cancelled():
+                raise
+            self.exhaust()  # the input itself has raised it, and has ended so
 
     def add(self, item: object) -> None:
         """Run one more item. Called after Step.item; ignored after the end."""
@@ -146,6 +152,10 @@ class MapRun:
                 job.execution = await self._run_item(job.number, job.item, self._at_work)
         except Exception as error:
             job.error = error
+        except asyncio.CancelledError:
+            if loop_binding.is_task_cancelled():
+                raise
+            job.error = SandboxError("the item was cancelled")
         self._done += 1
         self._notify()
 
@@ -165,6 +175,8 @@ class MapRun:
                 return Step.end if self._failure is None else Step.result
             if self.feeding and self._room.value and not self._exhausted.is_set():
                 return Step.item
+            if self._ended.is_set():
+                raise SandboxError("the map was cancelled before all of its items had run")
             await self._news.wait()
         return Step.end
 

@@ -177,20 +177,22 @@ def map_shared(fd: int, size: int) -> mmap.mmap:
 
 def check_shared(fd: int, size: int) -> None:
     """Raise WireError if a descriptor is not what share_memory() makes."""
+    if type(size) is not int or size <= 0:
+        raise wire.WireError("shared memory without a size")
     try:
         # Only memfds have seals; without them the size could still change under a mapping.
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
         access = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
+        if access == os.O_WRONLY:
+            raise wire.WireError("shared memory is not readable")
+        found = os.fstat(fd)
+        if seals & SEALS != SEALS or found.st_size != size:
+            raise wire.WireError("shared memory is not sealed, or not of the size its frame says")
+        # A reader of a hole pays for the page.
+        if found.st_blocks * _BLOCK < size or os.lseek(fd, 0, os.SEEK_HOLE) < size:
+            raise wire.WireError("shared memory has holes")
     except OSError as error:
         raise wire.WireError(f"not shared memory: {type(error).__name__}") from None
-    if access == os.O_WRONLY:
-        raise wire.WireError("shared memory is not readable")
-    found = os.fstat(fd)
-    if seals & SEALS != SEALS or found.st_size != size:
-        raise wire.WireError("shared memory is not sealed, or has another size than its frame says")
-    # A reader of a hole pays for the page.
-    if found.st_blocks * _BLOCK < size or os.lseek(fd, 0, os.SEEK_HOLE) < size:
-        raise wire.WireError("shared memory has holes")
 
 
 # -- parts ----------------------------------------------------------------------------------------

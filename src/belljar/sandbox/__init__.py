@@ -1,5 +1,5 @@
 """The path of a cell, to be read in this order.
 
 options, sandbox (AsyncSandbox), blocking (Sandbox), lifecycle, guest_session, channel, run,
-outcome; then value_transfer, calls, checkpoints, commands, shell, persistence.
+outcome; then value_transfer, calls, commands, shell, persistence.
 """

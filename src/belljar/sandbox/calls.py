@@ -54,14 +54,14 @@ class Deadline:
             self.excuse -= excused
             self._scope.deadline = self._paused_at + self._left + excused
 
-    async def watch_cpu(self, guest: Guest, seconds: float) -> None:
+    async def watch_cpu(self, guest: Guest, before: float | None, seconds: float) -> None:
         """End code that computes while the host works for it: with calls it may use as much CPU
-        time as it could have used without them."""
-        before = (await guest.reading()).cpu or 0.0
+        time as it could have used without them. `before`: the guest's CPU time at the start."""
         while True:
             await anyio.sleep(min(CPU_INTERVAL, seconds))
             cpu = (await guest.reading()).cpu
-            if cpu is not None and cpu - before > seconds:
+            before = cpu if before is None else before  # the first reading that could be taken
+            if cpu is not None and before is not None and cpu - before > seconds:
                 self._pauses += 1  # for good: no call may move the deadline any more
                 self._scope.deadline = -math.inf
                 return

@@ -1,8 +1,7 @@
 """One cell or command under way: send it, collect what the guest sends, keep the limits.
 
-The guest reports; the host decides. Time and output are counted here, init reports the deaths that
-the kernel told it of, and the cgroup reports memory. At the end there is one `Finished` record, of
-which outcome.py makes the Execution.
+The guest reports; the host decides. Time and output are counted here, deaths come from the kernel
+by way of init, memory from the cgroup. outcome.py makes the Execution of the `Finished` record.
 """
 
 from __future__ import annotations
@@ -133,9 +132,6 @@ class Run:
             await self._perform()
         else:
             async with calls:
-                if self._cell.timeout is not None:
-                    seconds = self._cell.timeout * max(self._cell.limits.cpus, 1.0)
-                    calls.start_task(calls.deadline.watch_cpu, self._guest, seconds)
                 try:
                     await self._perform()
                 except anyio.get_cancelled_exc_class():
@@ -180,6 +176,9 @@ class Run:
         """Afterwards `_done` or `_lost` is set."""
         cell, number = self._cell, self._exchange.number
         self._before = await self._guest.reading(from_now=True)
+        if (calls := self._calls) is not None and cell.timeout is not None:
+            seconds = cell.timeout * max(cell.limits.cpus, 1.0)
+            calls.start_task(calls.deadline.watch_cpu, self._guest, self._before.cpu, seconds)
         began = time.perf_counter()
         header: Mapping[str, object] = cell.header
         payload, fd, sent = cell.payload, -1, False

@@ -1,7 +1,7 @@
 """What a native guest will be, as data: decided here, without touching anything.
 
 `root_steps` is the root file system all guests of a zygote share; `guest_spec` what one guest
-gets of its own. `roots.py` and `confine.py` carry them out.
+gets of its own. `rootfs.py` and `confine.py` carry them out.
 """
 
 from __future__ import annotations
