@@ -27,6 +27,7 @@ from belljar import AsyncSandbox, Docker, Outcome, Sandbox, SandboxError, runtim
 from belljar.backends.docker import backend as backend_module
 from belljar.backends.docker import cleanup, health
 from belljar.backends.docker.client.engine import Engine
+from outside import guest_of
 from second_engine import SecondEngine, why_none
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(240)]
@@ -126,7 +127,7 @@ def in_time(function, *args, **options):
 
 
 def container_of(sandbox):
-    return sandbox._sandbox._session.guest.container
+    return guest_of(sandbox).container
 
 
 def first_process(engine, sandbox):

@@ -16,6 +16,7 @@ from belljar import FileError, FileMissing, Limits, Outcome, Sandbox, SandboxErr
 from belljar.errors import ProtocolError
 from belljar.files.api import AsyncFiles
 from belljar.protocol import messages as guest_files
+from outside import session_of
 
 MB = 1 << 20
 
@@ -659,7 +660,7 @@ def test_a_tree_thousands_deep_is_downloaded_up_to_a_depth(sandbox, tmp_path):
 def test_a_guest_that_breaks_the_protocol_in_an_answer_is_asked_no_more(make_sandbox):
     sandbox = make_sandbox()
     sandbox.run_code("x = 1")
-    place = sandbox._sandbox._session
+    place = session_of(sandbox)
 
     async def lie(*args, **options):
         raise ProtocolError("a lie")

@@ -18,6 +18,7 @@ from belljar.pool.blocking import SandboxManager
 from belljar.pool.manager import AsyncSandboxManager
 from belljar.pool.manager_table import Reason
 from host_script import Script
+from outside import guest_of
 from project import BENCHMARKS
 
 pytestmark = pytest.mark.contract("native")
@@ -64,7 +65,7 @@ def test_a_named_sandbox_keeps_its_state_and_its_death_is_noticed(run_async, mon
                 with monkeypatch.context() as patch:
                     patch.setattr(manager_table, "now", lambda: time.monotonic() + 7200)
                     assert await manager.sweep() == {}
-                sandbox._session.guest.kill()
+                guest_of(sandbox).kill()
             assert ended[0].outcome in (Outcome.lost, Outcome.killed)
             with anyio.fail_after(30):
                 while sandbox.alive:  # an engine takes a moment to tell

@@ -33,6 +33,7 @@ from belljar.pool import pooled_sandbox
 from belljar.pool import snippet as items
 from belljar.pool.guests import Guests
 from belljar.pool.pooled_sandbox import IdleGuest
+from outside import guest_of
 from project import ESCAPES
 
 pytestmark = pytest.mark.contract("native")
@@ -216,7 +217,7 @@ def test_a_tenant_gets_a_warm_guest_that_nobody_had_and_that_nobody_gets_again(r
                 assert isinstance(sandbox, AsyncSandbox)
                 assert sandbox.alive
                 assert sandbox.whereabouts in waiting
-                assert sandbox._session.guest.isolation.backend in ("native", "docker")
+                assert guest_of(sandbox).isolation.backend in ("native", "docker")
                 assert dict(sandbox.metadata) == {"for": "x"}
                 assert (await sandbox.run_code("x = 6; x * 7")).value == 42
                 assert pool.stats().leased == 1
@@ -441,7 +442,7 @@ def test_forks_whose_guest_is_lost_do_not_start_one_each(run_async):
         async with a_pool(max_total=1) as pool:
             first = await pool.acquire()
             second = await first.fork()
-            first._session.guest.kill()
+            guest_of(first).kill()
             await eventually(lambda: not first.alive)
             with pytest.raises(GuestLost, match="shared"):
                 await first.run_code("1")
@@ -473,7 +474,7 @@ def test_a_tenant_whose_guest_dies_goes_on_in_the_same_place(run_async):
     async def test():
         async with a_pool(min_ready=0, max_total=1) as pool:
             async with pool.acquire() as sandbox:
-                sandbox._session.guest.kill()
+                guest_of(sandbox).kill()
                 await eventually(lambda: not sandbox.alive)
                 assert (await sandbox.run_code("6 * 7")).value == 42
                 assert pool.stats().leased == 1
@@ -528,7 +529,7 @@ def test_snippets_whose_guest_dies_before_they_begin_are_run_on_another(run_asyn
                 await prepare(tenant, part)
                 if len(killed) < 2:
                     killed.append(tenant)
-                    tenant._session.guest.kill()
+                    guest_of(tenant).kill()
                     await eventually(lambda: not tenant.alive)
 
             monkeypatch.setattr(items, "send_inputs", prepare_and_die)

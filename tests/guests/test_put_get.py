@@ -31,6 +31,7 @@ from belljar.backends.native import backend
 from belljar.errors import ExecutionError, ExecutionOutOfMemory, ExecutionTimeout
 from belljar.protocol import values, wire
 from belljar.sandbox.channel import Channel
+from outside import session_of
 
 MB = 1_000_000
 LARGE = 3 * wire.INLINE
@@ -598,14 +599,14 @@ def test_puts_and_gets_that_are_cancelled_at_any_moment_lose_nothing(
         source = random.Random(3)
         async with open_sandbox(limits={"memory": "1g"}, strict=False) as sandbox:
             await sandbox.put(x=5, old=noise(4 * MB))
-            place = sandbox._session
+            place = session_of(sandbox)
             for moment in range(60):
                 with anyio.move_on_after(source.uniform(0, 0.03)):
                     await sandbox.put(new=noise(4 * MB))
                 with anyio.move_on_after(source.uniform(0, 0.03)):
                     await sandbox.get("old")
                 assert (await sandbox.run_code("x")).value == 5, moment
-            assert sandbox._session is place
+            assert session_of(sandbox) is place
             assert await sandbox.get("old") == noise(4 * MB)
 
     run_async(main)
@@ -620,13 +621,13 @@ def test_tasks_of_asyncio_that_are_cancelled_at_any_moment_lose_nothing(way, no_
             environment="python", limits={"memory": "1g"}, strict=False
         ) as sandbox:
             await sandbox.put(x=5, old=noise(4 * MB))
-            place = sandbox._session
+            place = session_of(sandbox)
             for moment in range(60):
                 for work in (sandbox.put(new=bytes(4 * MB)), sandbox.get("old")):
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(work, source.uniform(0, 0.03))
                 assert (await sandbox.run_code("x")).value == 5, moment
-            assert sandbox._session is place
+            assert session_of(sandbox) is place
             assert await sandbox.get("old") == noise(4 * MB)
 
     asyncio.run(main())

@@ -18,6 +18,7 @@ from belljar.backends import event_loop
 from belljar.guest import file_requests, streams
 from belljar.guest.streams import MAX_LASTING, MAX_PASSING
 from belljar.protocol import wire
+from outside import channel_of
 from project import ESCAPES
 
 HOSTILE = ESCAPES / "hostile.py"
@@ -47,7 +48,7 @@ def test_the_result_and_the_end_of_a_cell_come_in_one_piece(backend):
     async def main():
         async with AsyncSandbox(environment="python") as sandbox:
             await sandbox.run_code("1")
-            stream = sandbox._session.channel._stream
+            stream = channel_of(sandbox)._stream
             receive, pieces = stream.receive, []
 
             async def counted():

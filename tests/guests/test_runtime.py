@@ -12,6 +12,7 @@ import census
 import setting
 from belljar import Sandbox, runtime
 from host_script import PATIENCE, Script
+from outside import guest_of
 
 
 @pytest.fixture
@@ -392,7 +393,7 @@ def test_the_runtime_is_shared_and_started_once(backend):
     with Sandbox(environment="python") as a, Sandbox(environment="python") as b:
         a.run_code("1")
         b.run_code("1")
-        parents = {census.process(s._sandbox._session.guest.pid).parent for s in (a, b)}
+        parents = {census.process(guest_of(s).pid).parent for s in (a, b)}
         assert len(parents) == 1  # one zygote
     assert runtime.current() is runtime.current()
 

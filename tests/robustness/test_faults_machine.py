@@ -24,6 +24,7 @@ from belljar import StartError
 from belljar.backends.native import backend as native
 from belljar.environment.store import cache_root
 from belljar.sandbox import channel
+from outside import guest_of
 
 SOURCE = Path(belljar.__file__).parent
 pytestmark = [
@@ -44,12 +45,12 @@ def stopped(pid):
             os.kill(pid, signal.SIGCONT)
 
 
-def guest_of(sandbox):
-    return sandbox._sandbox._session.guest.pid
+def pid_of(sandbox):
+    return guest_of(sandbox).pid
 
 
 def zygote_of(sandbox):
-    return census.process(guest_of(sandbox)).parent
+    return census.process(pid_of(sandbox)).parent
 
 
 # --- stopped processes -----------------------------------------------------------------------
@@ -76,7 +77,7 @@ def test_a_stopped_init_fails_a_file_operation_in_time(make_sandbox, monkeypatch
     sandbox = make_sandbox()
     sandbox.files.write("a", "1")
     monkeypatch.setitem(channel.Channel.call.__kwdefaults__, "timeout", 1.0)
-    with stopped(guest_of(sandbox)), pytest.raises(belljar.GuestLost, match="did not answer"):
+    with stopped(pid_of(sandbox)), pytest.raises(belljar.GuestLost, match="did not answer"):
         sandbox.files.read("a")
 
 
@@ -115,7 +116,7 @@ def test_files_of_a_guest_that_dies_before_they_are_kept_are_said_to_be_missing(
     make_sandbox, tmp_path
 ):
     sandbox = make_sandbox(workspace=tmp_path)
-    guest, inner = guest_of(sandbox), sandbox._sandbox
+    guest, inner = pid_of(sandbox), sandbox._sandbox
     judge = inner._judge
 
     async def judge_and_kill(*args, **options):
@@ -136,7 +137,7 @@ def test_files_of_a_guest_that_dies_before_they_are_kept_are_said_to_be_missing(
 def test_a_state_that_was_lost_before_a_checkpoint_is_said_to_be_lost_after_it(make_sandbox, how):
     sandbox = make_sandbox()
     sandbox.run_code("x = 1")
-    guest = guest_of(sandbox)
+    guest = pid_of(sandbox)
     os.kill(guest, signal.SIGKILL)
     census.wait_until(lambda: not census.alive(guest), LONG)
     if how == "rollback":

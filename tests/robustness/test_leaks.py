@@ -15,6 +15,7 @@ import census
 import setting
 from belljar import Outcome, Sandbox, SandboxError
 from belljar.backends.linux import cgroup
+from outside import guest_of
 
 
 def use(number):
@@ -162,7 +163,7 @@ def test_the_census_sees_half_made_environments(tmp_path):
 def test_the_census_sees_a_namespace_held_by_a_descriptor(backend):
     before = census.take()
     with Sandbox(environment="python") as sandbox:
-        held = os.open(f"/proc/{sandbox._sandbox._session.guest.pid}/ns/net", os.O_RDONLY)
+        held = os.open(f"/proc/{guest_of(sandbox).pid}/ns/net", os.O_RDONLY)
     name = os.readlink(f"/proc/self/fd/{held}")
     try:
         assert f"namespace {name}" in seen_by_the_census(before)

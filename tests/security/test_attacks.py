@@ -12,12 +12,9 @@ import pytest
 import gvisor
 import setting
 from belljar import AsyncSandbox, Outcome, runtime
+from outside import guest_of
 
 pytestmark = pytest.mark.contract("native")
-
-
-def guest(sandbox):
-    return sandbox._sandbox._session.guest
 
 
 def test_a_time_out_ends_threads_that_the_cell_started(sandbox):
@@ -32,9 +29,9 @@ def test_a_time_out_ends_threads_that_the_cell_started(sandbox):
     assert execution.outcome is Outcome.timeout
     assert not execution.state_preserved  # they cannot be ended but with the interpreter
     sandbox.run_code("1")  # the new one is ready
-    before = anyio.run(guest(sandbox).reading).cpu
+    before = anyio.run(guest_of(sandbox).reading).cpu
     time.sleep(0.5)  # what is measured is that nothing happens meanwhile
-    assert anyio.run(guest(sandbox).reading).cpu - before < 0.2
+    assert anyio.run(guest_of(sandbox).reading).cpu - before < 0.2
 
 
 @pytest.mark.usefixtures("patient")
@@ -65,7 +62,7 @@ def test_the_core_limit_that_stops_pipes_cannot_be_changed(sandbox):
         "try: resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
         "except (ValueError, OSError): pass"
     )
-    pids = sandbox._sandbox._session.guest.pid
+    pids = guest_of(sandbox).pid
     with open(f"/proc/{pids}/limits") as file:
         (line,) = [line for line in file if line.startswith("Max core file size")]
     assert line.split()[4:6] == ["1", "1"]

@@ -29,6 +29,7 @@ PRELUDE = f"""
 import fcntl, os, socket, struct, sys
 sys.path.insert(0, "/workspace")
 from hostile import DONE, RESULT, forge, worker
+from outside import guest_of
 CALL, PART = {wire.CALL}, {wire.PART}
 runner, request = worker()
 control = runner._control
@@ -89,7 +90,7 @@ async def attack(code, *, timeout=10, cells=1, **options):
         await other.run_code("1")
         await hostile.files.write("hostile.py", HOSTILE.read_text())
         await hostile.run_code("1")
-        init, before = hostile._session.guest.pid, descriptors()
+        init, before = guest_of(hostile).pid, descriptors()
         inside = descriptors(init)
         slowest, outcome = 0.0, None
         for _ in range(cells):
@@ -109,7 +110,7 @@ async def attack(code, *, timeout=10, cells=1, **options):
             await asyncio.sleep(0.01)
             seen.append(descriptors())
         assert seen[-1] <= before
-        if hostile._session.guest.pid == init:
+        if guest_of(hostile).pid == init:
             # What nobody asked for is kept until there is too much of it.
             assert descriptors(init) <= inside + buffers.MAX_FDS
         return outcome, slowest

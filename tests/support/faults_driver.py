@@ -30,6 +30,7 @@ from belljar.backends.native import zygote_client
 
 OUTPUT = """
 import os
+from outside import session_of
 with open("out.part", "w") as file:
     file.write("{token}" * 5000)
 os.rename("out.part", "out.txt")
@@ -101,7 +102,7 @@ class Story:
                 pass
 
     def _guest(self):
-        place = self.sandbox._session if self.sandbox is not None else None
+        place = session_of(self.sandbox) if self.sandbox is not None else None
         return place.guest.pid if place is not None else 0
 
     # -- the steps --------------------------------------------------------------------------

@@ -15,8 +15,17 @@ def inner(sandbox):
     return getattr(sandbox, "_sandbox", sandbox)
 
 
+def session_of(sandbox):
+    """The GuestSession of a sandbox that has started; None before and after."""
+    return inner(sandbox)._session
+
+
 def guest_of(sandbox):
-    return inner(sandbox)._session.guest
+    return session_of(sandbox).guest
+
+
+def channel_of(sandbox):
+    return session_of(sandbox).channel
 
 
 class Outside:

@@ -10,7 +10,7 @@ import contextlib
 
 from belljar import Sandbox, SandboxError
 from belljar.sandbox.blocking import wait
-from outside import inner
+from outside import inner, session_of
 
 # Everything but init and this shell is ended at once; init starts a new worker. What was killed may
 # take its time to go.
@@ -46,7 +46,7 @@ class Recycler:
         idle = self._idle.setdefault(environment, [])
         if not idle:
             sandbox = Sandbox.create(environment=environment)
-            place = inner(sandbox)._session
+            place = session_of(sandbox)
             self._modes[place] = f"{wait(inner(sandbox).files.stat, '/workspace').mode & 0o7777:o}"
             return sandbox
         sandbox = Sandbox(environment=environment)
@@ -57,7 +57,7 @@ class Recycler:
     def give_back(self, sandbox):
         """Whatever a test has done to it."""
         used = inner(sandbox)
-        place = used._session
+        place = session_of(used)
         fit = used._lifecycle.ended is None and place in self._modes and place.alive
         if not fit or place.shared or used._lifecycle.busy:
             sandbox.close()
