@@ -3,10 +3,10 @@
 import contextlib
 import importlib
 import sys
-from typing import Any, Callable, Dict, Iterator, Optional, Union
+from typing import Any, Dict, Iterator, Optional, Union
 
 from . import arrow
-from .parcel import Note, Packer, Unpacker
+from .parcel import Note, Packer, Unpacker, check_type
 
 _MAX_NESTING = 16
 _FOREIGN = ("string", "binary", "fixed_size_binary", "interval")
@@ -41,8 +41,7 @@ def _encode_series(packer: Packer, pl: Any, series: Any) -> Dict[str, Any]:
     # Without its name, which Arrow would cut at a zero byte.
     with _no_panic(packer):
         array = series.alias("").to_arrow()
-    chunks = array.chunks if hasattr(array, "chunks") else [array]
-    encoded = arrow.encode_chunks(packer, pa, array.type, chunks)
+    encoded = arrow.encode_chunks(packer, pa, array)
     return {"name": packer.encode(series.name), "dtype": dtype, **encoded}
 
 
@@ -100,10 +99,7 @@ def _decode_polars(unpacker: Unpacker, body: Any) -> Any:
 def _decode_series(unpacker: Unpacker, pl: Any, pa: Any, body: Any) -> Any:
     array = arrow.decode_chunks(unpacker, pa, body)
     _check_type(pa, array.type)
-    name = unpacker.decode(body["name"])
-    if type(name) is not str:
-        raise TypeError("not a name")
-    series = pl.from_arrow(array).alias(name)
+    series = pl.from_arrow(array).alias(check_type(str, unpacker.decode(body["name"])))
     wanted = _decode_dtype(unpacker, pl, body["dtype"], series.dtype)
     return series if wanted == series.dtype else series.cast(wanted)
 
@@ -150,4 +146,4 @@ def _decode_dtype(unpacker: Unpacker, pl: Any, spec: Any, found: Any) -> Any:
     raise ValueError("unknown dtype")
 
 
-DECODERS: Dict[str, Callable[[Unpacker, Any], Any]] = {"polars": _decode_polars}
+DECODERS = {"polars": _decode_polars}
