@@ -33,11 +33,11 @@ _show: "Optional[Callable[[Bundle, bool], object]]" = None
 as_csv = False  # send tables as CSV, too; the worker sets it before each cell
 
 
-def install(show: "Callable[[Bundle, bool], object]") -> None:
+def install(send: "Callable[[Bundle, bool], object]", show_figures: "Callable[[], None]") -> None:
     global _show
-    _show = show
-    builtins.display = globals()["show"]  # type: ignore[attr-defined]
-    libraries.install(globals()["show"])
+    _show = send
+    builtins.display = show  # type: ignore[attr-defined]
+    libraries.install(show, show_figures)
 
 
 class Handle:

@@ -22,8 +22,6 @@ MAX_PIXELS = 16_000_000  # of one picture: drawing takes four bytes for each
 MAX_SIDE = 30_000  # pixels; the renderer refuses more than twice as many
 LEGIBLE = 50  # dots per inch; below it, the figure is made smaller instead
 
-_show: "Optional[Callable[[], None]]" = None
-
 
 def is_figure(value: Any) -> bool:
     module = sys.modules.get("matplotlib.figure")
@@ -38,19 +36,12 @@ def bundle_figure(figure: Any) -> "Dict[str, Union[str, bytes]]":
     return _draw_bundle(figure)
 
 
-def install(show: "Callable[[], None]") -> None:
-    """`show` shows the open figures."""
-    global _show
-    _show = show
+def replace_show(pyplot: Any, show: "Callable[[], None]") -> None:
+    """`pyplot.show` shows the open figures at once, because a cell may call `close()` next."""
 
+    def show_open(*args: Any, **options: Any) -> None:
+        show()
 
-def show_open(*args: Any, **options: Any) -> None:
-    """Replaces `pyplot.show`. It shows at once, because a cell may call `close()` next."""
-    if _show is not None:
-        _show()
-
-
-def replace_show(pyplot: Any) -> None:
     pyplot.__dict__["show"] = show_open
 
 
