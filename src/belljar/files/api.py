@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import posixpath
@@ -23,7 +22,7 @@ from belljar.errors import (
 )
 from belljar.files import transfer, tree_protocol
 from belljar.files.transfer import OnProgress, Transfer
-from belljar.limits import Limits, format_size, parse_size
+from belljar.limits import Limits, parse_size
 from belljar.protocol import messages, wire
 from belljar.text import one_line
 
@@ -120,11 +119,7 @@ class AsyncFiles:
             if size is None:
                 size = parse_number(result, "size")
                 if size > MAX_READ:
-                    raise FileError(
-                        f"{path!r} has {format_size(size)}, more than {format_size(MAX_READ)}",
-                        errno=errno.EFBIG,
-                        path=path,
-                    )
+                    raise transfer.too_large(path, size, MAX_READ, "copy it with download()")
             if not data:
                 break  # it shrank
             content += data[: size - len(content)] if size else data
@@ -151,9 +146,7 @@ class AsyncFiles:
         while offset < total:
             header = {"op": "list", "path": target, "offset": offset}
             result, data = await self.call(target, header)
-            found += (
-                parse_info(posixpath.join(target, name), body) for name, body in parse_listing(data)
-            )
+            found += parse_listing(target, data)
             total, offset = parse_number(result, "total"), offset + messages.LIST_PAGE
             if total > messages.MAX_LIST:
                 raise ProtocolError("the guest sent a listing that is too long")
@@ -294,7 +287,7 @@ def _parse_error(error: dict[str, Any], path: str) -> FileError:
     return file_error(code, path, f"{one_line(said, _MAX_REASON)}: {path!r}")
 
 
-def parse_listing(data: bytes) -> list[tuple[str, dict[str, Any]]]:
+def parse_listing(directory: str, data: bytes) -> list[FileInfo]:
     try:
         if len(data) > messages.LIST_PAGE * _MAX_ENTRY:
             raise ProtocolError("the guest sent a listing that is too long")
@@ -303,7 +296,7 @@ def parse_listing(data: bytes) -> list[tuple[str, dict[str, Any]]]:
             raise ProtocolError("the guest sent a listing that is too long")
         if not all(is_file_name(entry["name"]) for entry in entries):
             raise ProtocolError("the guest sent an invalid file name")
-        return [(entry["name"], entry) for entry in entries]
+        return [parse_info(posixpath.join(directory, each["name"]), each) for each in entries]
     except (ValueError, RecursionError, KeyError, TypeError):
         raise ProtocolError("the guest sent a malformed listing") from None
 

@@ -12,7 +12,6 @@ import contextlib
 import fcntl
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,11 +34,6 @@ class SessionInfo:
     files: int
     last_used: float  # seconds since the epoch
     in_use: bool
-
-
-def state_root(environ: Mapping[str, str] = os.environ) -> Path:
-    """$BELLJAR_STATE, else $XDG_STATE_HOME/belljar, else ~/.local/state/belljar."""
-    return store.user_directory(environ, "BELLJAR_STATE", "XDG_STATE_HOME", ".local/state")
 
 
 def check_session_name(name: str) -> str:
@@ -80,7 +74,9 @@ class Session:
 
 
 def _sessions_dir() -> Path:
-    return state_root() / "sessions"
+    """Below $BELLJAR_STATE, else $XDG_STATE_HOME/belljar, else ~/.local/state/belljar."""
+    state = store.user_directory(os.environ, "BELLJAR_STATE", "XDG_STATE_HOME", ".local/state")
+    return state / "sessions"
 
 
 def _acquire_lock(path: Path) -> int:
