@@ -19,7 +19,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 from ..protocol import removal
 from . import tree_pack
 from .tree_pack import SegmentReader, TreeWalk
-from .workspace_store import CURRENT, REMOVE_TIMEOUT, Store, Then
+from .workspace_store import CURRENT, Store, Then
 
 SEGMENTS = 16  # of an archive that is as large as the store
 
@@ -159,9 +159,7 @@ class ArchiveStore(Store):
 
     def _empty(self) -> None:
         self._make_accessible()
-        for name in os.listdir(self._directory):
-            with contextlib.suppress(FileNotFoundError):
-                removal.remove(name, self._directory, REMOVE_TIMEOUT)
+        self._remove(*os.listdir(self._directory))
 
     def _make_accessible(self) -> None:
         """The code may have changed its mode."""

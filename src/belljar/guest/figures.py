@@ -118,7 +118,6 @@ CHART_MIME = "application/vnd.belljar.chart+json"
 MAX_CHARTS = 64
 MAX_TICKS = 200
 MAX_POINTS = 1000  # of one chart, so that it fits a prompt; of a figure three times as many
-MAX_LABEL = 500  # characters
 
 _UNIT = re.compile(r"[(\[]\s*([^()\[\]]{1,40}?)\s*[)\]]\s*$")
 
@@ -137,7 +136,8 @@ def describe_charts(figure: Any) -> Optional[str]:
     truncated = truncated or max(len(charts), len(with_data)) > MAX_CHARTS
     if not charts:
         return None
-    title = _common_title(figure)
+    heading = getattr(figure, "_suptitle", None)
+    title = "" if heading is None else _shorten(heading.get_text())
     if len(charts) == 1:
         chart = charts[0]
         chart["title"] = chart["title"] or title
@@ -208,10 +208,5 @@ def _describe_ticks(axis: Any, scale: elements.Scale) -> Any:
     return ticks, labels
 
 
-def _common_title(figure: Any) -> str:
-    title = getattr(figure, "_suptitle", None)
-    return "" if title is None else _shorten(title.get_text())
-
-
 def _shorten(text: str) -> str:
-    return text if len(text) <= MAX_LABEL else text[:MAX_LABEL] + "\u2026"
+    return text if len(text) <= elements.MAX_LABEL else text[: elements.MAX_LABEL] + "\u2026"

@@ -69,9 +69,7 @@ def _read(frame: wire.Frame) -> Answer:
 def _write(frame: wire.Frame) -> Answer:
     header = frame.header
     flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if header.get("append") else os.O_TRUNC)
-    parent = os.path.dirname(header["path"])
-    if parent:
-        os.makedirs(parent, exist_ok=True)
+    os.makedirs(os.path.dirname(header["path"]), exist_ok=True)
     fd = trees.open_regular(header["path"], flags)
     try:
         view = memoryview(frame.payload)

@@ -70,9 +70,6 @@ def make_exception(name: str, message: str) -> BaseException:
 
     `str()` of it is the message, whatever that class makes of its arguments. What would end the
     interpreter or a generator (SystemExit, StopIteration ...) is only an error of that name here.
-
-    >>> exception("KeyError", "'a'")
-    KeyError("'a'")
     """
     if not name.isidentifier() or len(name) > messages.MAX_NAME or name == HostError.__name__:
         return HostError(message)

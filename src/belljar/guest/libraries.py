@@ -133,20 +133,12 @@ class _StandInFinder:
         if module.__name__ in _DISPLAY:
             module.__dict__.update({kind.__name__: kind for kind in _KINDS})
             _change_ipython(module, self._show)
-            module.clear_output = _clear_output
+            module.clear_output = lambda wait=False: None  # results that were sent stay
         elif module.__name__ == "IPython":
-            module.get_ipython = _get_ipython
+            module.get_ipython = lambda: None  # as in a program outside a notebook
             module.version_info = _VERSION
             module.__version__ = ".".join(map(str, _VERSION))
             importlib.import_module("IPython.display")  # `IPython.display.HTML` needs no import
-
-
-def _get_ipython() -> None:
-    """None, as in a program outside a notebook."""
-
-
-def _clear_output(wait: bool = False) -> None:
-    """Nothing is cleared: results that were sent stay."""
 
 
 class DisplayObject:
@@ -174,12 +166,9 @@ class DisplayObject:
     def reload(self) -> None:
         if self.filename is None:
             return
-        if self._binary:
-            with open(self.filename, "rb") as file:
-                self.data = file.read()
-        else:
-            with open(self.filename, encoding="utf-8") as text:
-                self.data = text.read()
+        mode, encoding = ("rb", None) if self._binary else ("r", "utf-8")
+        with open(self.filename, mode, encoding=encoding) as file:
+            self.data = file.read()
 
     def _take_url(self) -> None:
         raise ValueError("a sandbox does not fetch addresses: fetch it, and give its data")

@@ -45,7 +45,8 @@ def encode_column(packer: Packer, pd: Any, column: Any) -> Dict[str, Any]:
     packer.count()
     np = sys.modules["numpy"]
     # pandas wraps a plain array and its dtype.
-    dtype = getattr(column.dtype, "numpy_dtype", None) if _is_plain(column) else column.dtype
+    is_plain = type(column).__name__ in ("NumpyExtensionArray", "PandasArray")
+    dtype = getattr(column.dtype, "numpy_dtype", None) if is_plain else column.dtype
     if isinstance(dtype, np.dtype):
         raw = np.asarray(column)
         if dtype.kind == "O":
@@ -59,10 +60,6 @@ def encode_column(packer: Packer, pd: Any, column: Any) -> Dict[str, Any]:
     if encode_extension is None or type(dtype).__module__.partition(".")[0] != "pandas":
         raise packer.refusal(f"has the dtype {dtype}, which cannot travel")
     return encode_extension(packer, pd, np, column)
-
-
-def _is_plain(column: Any) -> bool:
-    return type(column).__name__ in ("NumpyExtensionArray", "PandasArray")
 
 
 def _encode_objects(packer: Packer, pd: Any, raw: Any) -> Dict[str, Any]:

@@ -59,7 +59,8 @@ def _no_panic(walk: Union[Packer, Unpacker]) -> Iterator[None]:
 def _encode_dtype(packer: Packer, pl: Any, dtype: Any, nesting: int) -> Any:
     """The parts of the dtype that Arrow's type does not have; None if it has all."""
     refusal = packer.refusal(f"has the polars dtype {dtype}, which cannot travel; cast it first")
-    if nesting == 0 or dtype in (pl.Object, *_int128(pl)):
+    large = [getattr(pl, name) for name in ("Int128", "UInt128") if hasattr(pl, name)]
+    if nesting == 0 or dtype in (pl.Object, *large):
         raise refusal
     if isinstance(dtype, pl.Enum):
         return {"enum": packer.encode(dtype.categories.to_list())}
@@ -72,10 +73,6 @@ def _encode_dtype(packer: Packer, pl: Any, dtype: Any, nesting: int) -> Any:
         inner = [_encode_dtype(packer, pl, field.dtype, nesting - 1) for field in dtype.fields]
         return {"struct": inner} if any(inner) else None
     return None
-
-
-def _int128(pl: Any) -> Any:
-    return [getattr(pl, name) for name in ("Int128", "UInt128") if hasattr(pl, name)]
 
 
 # --- decode ---------------------------------------------------------------------------------------

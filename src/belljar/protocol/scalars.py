@@ -179,6 +179,7 @@ def decode_texts(unpacker: Unpacker, body: Any, missing: Sequence[Any] = ()) -> 
 
 _EXACT_BITS = 53  # integers of so many bits are exact as floats
 _FLOAT_BITS = 1024
+_TWICE = "a label is there twice"
 _ARROW_TEXTS = ("string", "large_string", "binary", "large_binary", "boolean")
 
 
@@ -203,15 +204,15 @@ def _check_numbers(np: Any, numbers: Any) -> None:
     if (numbers[1:] > numbers[:-1]).all():
         return
     if np.count_nonzero(numbers != numbers) > 1:
-        raise _duplicate()
+        raise ValueError(_TWICE)
     numbers = np.sort(numbers)
     if (numbers[1:] == numbers[:-1]).any():
-        raise _duplicate()
+        raise ValueError(_TWICE)
 
 
 def _check_masked(unpacker: Unpacker, np: Any, column: Any) -> None:
     if np.count_nonzero(column._mask) > 1:
-        raise _duplicate()
+        raise ValueError(_TWICE)
     _check_numbers(np, column._data[~column._mask])
 
 
@@ -224,7 +225,7 @@ def _check_intervals(unpacker: Unpacker, np: Any, column: Any) -> None:
     left, right = left[order], right[order]
     alike = (left[1:] == left[:-1]) & (right[1:] == right[:-1])
     if alike.any() or np.count_nonzero(left != left) > 1:
-        raise _duplicate()
+        raise ValueError(_TWICE)
 
 
 def _check_strings(unpacker: Unpacker, np: Any, column: Any) -> None:
@@ -237,7 +238,7 @@ def _check_arrow(unpacker: Unpacker, np: Any, column: Any) -> None:
     pa = unpacker.imported("pyarrow", "column of Arrow")
     labels = column.__arrow_array__()  # an array, or a chunked one
     if labels.null_count > 1:
-        raise _duplicate()
+        raise ValueError(_TWICE)
     kind, types = labels.type, pa.types
     if any(getattr(types, f"is_{name}")(kind) for name in _ARROW_TEXTS):
         compute = unpacker.imported("pyarrow.compute", "column of Arrow")
@@ -280,26 +281,19 @@ def _check_objects(unpacker: Unpacker, np: Any, items: Any) -> None:
 def _check_keys(keys: List[Any]) -> None:
     """`keys` are texts or bytes."""
     if len(set(keys)) != len(keys):
-        raise _duplicate()
+        raise ValueError(_TWICE)
 
 
 def _number_key(number: Any) -> bytes:
     """A short key, the same for 1, 1.0 and True."""
     bits = number.bit_length() if type(number) is not float else 0
     if bits > _EXACT_BITS:
-        return (repr(float(number)) if _is_float(number, bits) else hex(number)).encode()
+        # It is a float if all bits below those of a float are zero.
+        is_float = bits < _FLOAT_BITS and not number & ((1 << (bits - _EXACT_BITS)) - 1)
+        return (repr(float(number)) if is_float else hex(number)).encode()
     if type(number) is not float or (number.is_integer() and abs(number) < 1 << _EXACT_BITS):
         return b"%d" % int(number)
     return repr(number).encode()
-
-
-def _is_float(number: int, bits: int) -> bool:
-    # All bits below those of a float are zero.
-    return bits < _FLOAT_BITS and not number & ((1 << (bits - _EXACT_BITS)) - 1)
-
-
-def _duplicate() -> ValueError:
-    return ValueError("a label is there twice")
 
 
 _CHECKS: Dict[str, Callable[[Unpacker, Any, Any], None]] = {

@@ -261,18 +261,14 @@ def _decode_levels(unpacker: Unpacker, pd: Any, body: Any) -> Any:
     np = unpacker.imported("numpy", "pandas MultiIndex")
     levels, codes = [], []
     for level, dtype, data in body["levels"]:
-        levels.append(_decode_level(unpacker, pd, level))
-        codes.append(decode_codes(unpacker, np, dtype, data, len(levels[-1])))
+        index = _decode_index(unpacker, pd, level)
+        if isinstance(index, pd.MultiIndex):
+            raise TypeError("a level of an index has levels")
+        check_distinct(unpacker, pd, index)
+        levels.append(index)
+        codes.append(decode_codes(unpacker, np, dtype, data, len(index)))
     names = unpacker.decode(body["names"])
     return pd.MultiIndex(levels=levels, codes=codes, names=names, verify_integrity=True)
-
-
-def _decode_level(unpacker: Unpacker, pd: Any, body: Any) -> Any:
-    level = _decode_index(unpacker, pd, body)
-    if isinstance(level, pd.MultiIndex):
-        raise TypeError("a level of an index has levels")
-    check_distinct(unpacker, pd, level)
-    return level
 
 
 def _decode_array(unpacker: Unpacker, pd: Any, body: Any) -> Any:

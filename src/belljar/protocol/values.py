@@ -196,10 +196,6 @@ def _encode_list(packer: Packer, value: Any) -> Any:
     return _encode_items(packer, plain)
 
 
-def _encode_tuple(packer: Packer, value: Any) -> Any:
-    return {"tuple": _encode_list(packer, list(tuple.__iter__(value)))}
-
-
 def _encode_items(packer: Packer, items: List[Any]) -> List[Any]:
     packer.enter()
     encoded = []
@@ -267,7 +263,7 @@ _ENCODERS: Dict[type, Callable[[Packer, Any], Any]] = {
     str: _encode_str,
     list: _encode_list,
     dict: _encode_dict,
-    tuple: _encode_tuple,
+    tuple: lambda packer, value: {"tuple": _encode_list(packer, list(tuple.__iter__(value)))},
     bytes: _encode_bytes,
     bytearray: _encode_bytes,
     complex: _encode_complex,
@@ -310,10 +306,6 @@ def _decode_value(unpacker: Unpacker, data: Any) -> Any:
         return data
     ((tag, body),) = data.items()
     return _DECODERS[tag](unpacker, body)
-
-
-def _decode_tuple(unpacker: Unpacker, body: Any) -> Any:
-    return tuple(check_type(list, _decode_value(unpacker, body)))
 
 
 def _decode_dict(unpacker: Unpacker, body: Any) -> Any:
@@ -362,7 +354,7 @@ _DECODERS: Dict[str, Callable[[Unpacker, Any], Any]] = {
     "int": lambda unpacker, body: int(check_type(str, body), 16),
     "str": _decode_str,
     "bytes": _decode_bytes,
-    "tuple": _decode_tuple,
+    "tuple": lambda unpacker, body: tuple(check_type(list, _decode_value(unpacker, body))),
     "dict": _decode_dict,
     "items": _decode_items,
     "floats": lambda unpacker, body: unpacker.buffer(body).cast("d").tolist(),
