@@ -10,7 +10,7 @@ import re
 import sys
 from typing import Any, Dict, List, Optional
 
-from .parcel import Note, Packer, Unpacker
+from .parcel import Packer, Unpacker
 
 _MAX_NESTING = 16
 _UNITS = ("s", "ms", "us", "ns")
@@ -34,13 +34,8 @@ def encode_arrow(packer: Packer, value: Any) -> Optional[Dict[str, Any]]:
 
 
 def _encode_table(packer: Packer, pa: Any, table: Any) -> Dict[str, Any]:
-    columns = []
-    packer.enter()
-    for index, field in enumerate(table.schema):
-        packer.at(Note(" column", [field.name]))
-        encoded = encode_chunks(packer, pa, table.column(index))
-        columns.append([field.name, field.nullable, encoded])
-    packer.leave()
+    pairs = packer.walk_columns(zip(table.schema, table.columns), lambda pair: pair[0].name)
+    columns = [[f.name, f.nullable, encode_chunks(packer, pa, column)] for f, column in pairs]
     return {"columns": columns, "batch": issubclass(type(table), pa.RecordBatch)}
 
 
@@ -332,12 +327,9 @@ def _decode_array(unpacker: Unpacker, body: Any) -> Any:
 def _decode_table(unpacker: Unpacker, body: Any) -> Any:
     pa = unpacker.imported("pyarrow", "pyarrow table")
     fields, columns = [], []
-    unpacker.enter()
-    for name, nullable, column in body["columns"]:
-        unpacker.at(Note(" column", [name]))
+    for name, nullable, column in unpacker.walk_columns(body["columns"], lambda row: row[0]):
         columns.append(decode_chunks(unpacker, pa, column))
         fields.append(pa.field(name, columns[-1].type, nullable is True))
-    unpacker.leave()
     schema = pa.schema(fields)
     if body["batch"] is True:
         columns = [column.chunk(0) for column in columns]

@@ -11,7 +11,7 @@ import importlib
 import json
 import struct
 import sys
-from typing import Any, Callable, Dict, List, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Tuple, Union
 
 MAX_DEPTH = 100
 MAX_BYTES = 1 << 30
@@ -103,6 +103,14 @@ class _Walk:
 
     def leave(self) -> None:
         self._place.pop()
+
+    def walk_columns(self, columns: Iterable[Any], get_name: Callable[[Any], str]) -> Iterator[Any]:
+        """Give one column after the other, and be at its place meanwhile."""
+        self.enter()
+        for column in columns:
+            self.at(Note(" column", [get_name(column)]))
+            yield column
+        self.leave()
 
     def where(self) -> str:
         parts = [str(part) if type(part) is Note else f"[{part!r}]" for part in self._place]

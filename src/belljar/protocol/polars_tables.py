@@ -6,7 +6,7 @@ import sys
 from typing import Any, Dict, Iterator, Optional, Union
 
 from . import arrow
-from .parcel import Note, Packer, Unpacker, check_type
+from .parcel import Packer, Unpacker, check_type
 
 _MAX_NESTING = 16
 _FOREIGN = ("string", "binary", "fixed_size_binary", "interval")
@@ -23,13 +23,8 @@ def encode_polars(packer: Packer, value: Any) -> Optional[Dict[str, Any]]:
         return {"polars": {"series": _encode_series(packer, pl, value)}}
     if not issubclass(kind, pl.DataFrame):
         return None
-    columns = []
-    packer.enter()
-    for column in value.get_columns():
-        packer.at(Note(" column", [column.name]))
-        columns.append(_encode_series(packer, pl, column))
-    packer.leave()
-    return {"polars": {"columns": columns}}
+    columns = packer.walk_columns(value.get_columns(), lambda column: column.name)
+    return {"polars": {"columns": [_encode_series(packer, pl, column) for column in columns]}}
 
 
 def _encode_series(packer: Packer, pl: Any, series: Any) -> Dict[str, Any]:
@@ -84,13 +79,8 @@ def _decode_polars(unpacker: Unpacker, body: Any) -> Any:
     with _no_panic(unpacker):
         if "series" in body:
             return _decode_series(unpacker, pl, pa, body["series"])
-        columns = []
-        unpacker.enter()
-        for column in body["columns"]:
-            unpacker.at(Note(" column", [column["name"]]))
-            columns.append(_decode_series(unpacker, pl, pa, column))
-        unpacker.leave()
-        return pl.DataFrame(columns)
+        columns = unpacker.walk_columns(body["columns"], lambda column: column["name"])
+        return pl.DataFrame([_decode_series(unpacker, pl, pa, column) for column in columns])
 
 
 def _decode_series(unpacker: Unpacker, pl: Any, pa: Any, body: Any) -> Any:
