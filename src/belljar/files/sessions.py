@@ -50,8 +50,7 @@ class Session:
 
     def __init__(self, name: str) -> None:
         root = _sessions_dir()
-        self.name = check_session_name(name)
-        self.path = root / name
+        self.path = root / check_session_name(name)
         self._lock = -1
         try:
             for directory in (root, root / _LOCKS, self.path):

@@ -120,7 +120,7 @@ async def list_mapped(files: AsyncFiles, root: str) -> set[int]:
     inodes = answer.get("inodes")
     if not isinstance(inodes, list) or len(inodes) > messages.MAX_ROWS:
         raise ProtocolError(_MALFORMED)
-    return {_parse_number(inode) for inode in inodes}
+    return {parse_number(inode) for inode in inodes}
 
 
 def _drop_beyond(census: Census, most: int) -> None:
@@ -143,7 +143,7 @@ def _add_page(census: Census, asked: Sequence[str], data: bytes) -> tuple[int, l
         if len(entries) > messages.SCAN_PAGE + ROWS or len(failed) > ROWS:
             raise ProtocolError("the guest sent a listing that is too long")
         for number, code in failed:
-            census.unseen.add(asked[_parse_number(number)])
+            census.unseen.add(asked[parse_number(number)])
             if code != errno.ENOENT:
                 census.left_out.add(asked[number] or "/", "cannot be read")
         inner = []
@@ -157,7 +157,7 @@ def _add_page(census: Census, asked: Sequence[str], data: bytes) -> tuple[int, l
 
 
 def _add_row(census: Census, asked: Sequence[str], row: list[Any]) -> str | None:
-    directory, name, kind = asked[_parse_number(row[0])], row[1], row[2]
+    directory, name, kind = asked[parse_number(row[0])], row[1], row[2]
     if not is_file_name(name):
         raise ProtocolError("the guest sent an invalid file name")
     if kind not in _KINDS or len(row) != _ROW + (kind == "symlink"):
@@ -186,13 +186,13 @@ def parse_found(kind: Any, numbers: Sequence[object], target: str = "") -> Found
     """The description of a file, from numbers that the guest sent."""
     if len(numbers) != _NUMBERS:
         raise ProtocolError(_MALFORMED)
-    mode, size, mtime, ctime, inode = (_parse_number(number, low=-_MAX) for number in numbers)
+    mode, size, mtime, ctime, inode = (parse_number(number, low=-_MAX) for number in numbers)
     if size < 0:
         raise ProtocolError("the guest sent a negative size")
     return Found(kind, size, bool(mode & 0o100), mtime, ctime, inode, target)
 
 
-def _parse_number(value: object, low: int = 0) -> int:
+def parse_number(value: object, low: int = 0) -> int:
     if type(value) is not int or not low <= value < _MAX:
         raise ProtocolError("the guest sent a malformed number")
     return value
@@ -314,7 +314,7 @@ class FileReader:
             if len(row) == 1:
                 parts.append(FilePart(path, error=parse_errno(row[0])))
                 continue
-            length = _parse_number(row[1])
+            length = parse_number(row[1])
             if length > min(size, len(view)):
                 raise ProtocolError("the guest sent more of a file than was asked for")
             found = parse_found("file", row[4:])
