@@ -15,7 +15,7 @@ NOT_FOUND = 127
 DEATH_CHECKS = 200  # a millisecond apart
 CANNOT_RUN = 126
 STOP_TIMEOUT = 0.5  # seconds for processes to stop
-KILL_TIMEOUT = 0.02  # before a kill; a parent in vfork() stops only when its child goes on
+KILL_TIMEOUT = 0.03  # before a kill: a parent in vfork() stops only when its child goes on
 
 # Init's limits of open files and memory are higher than the code's. A shell lowers them before it
 # becomes the command, so init need not fork a copy of itself for that. It also sets the score by
