@@ -957,9 +957,7 @@ def test_whatever_a_guest_answers_is_taken_or_refused(answer, data):
     async def ask():
         for act in (
             lambda: tree_protocol.scan_tree(Liar(), "/", most=10),
-            lambda: tree_protocol.fetch_files(
-                Liar(), "/", [("f", 10)], tree_protocol.Budget(100), sink
-            ),
+            lambda: tree_protocol.FileReader(Liar(), "/", 100, sink).fetch([("f", 10)]),
             lambda: tree_protocol.push_orders(Liar(), "/", [tree_protocol.Order("dir", "d")]),
         ):
             try:

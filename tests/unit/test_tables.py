@@ -202,7 +202,7 @@ def test_arrays_are_not_copied_when_encoded():
 def mapped(encoded):
     fd = os.memfd_create("value")
     try:
-        encoded.write(fd)
+        os.write(fd, encoded.join())
         return mmap.mmap(fd, encoded.size, flags=mmap.MAP_PRIVATE)
     finally:
         os.close(fd)

@@ -246,7 +246,8 @@ def test_pieces_written_and_mapped_are_the_bytes_joined(tmp_path):
     assert b"".join(encoded.pieces()) == encoded.join()
     assert len(encoded.join()) == encoded.size
     with open(tmp_path / "value", "w+b") as file:
-        encoded.write(file.fileno())
+        file.writelines(encoded.pieces())
+        file.flush()
         mapped = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE)
         assert same(values.decode(mapped), value)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import posixpath
@@ -21,13 +20,13 @@ from belljar.errors import (
     file_error,
     suggests,
 )
-from belljar.files import transfer, tree_protocol
+from belljar.files import transfer
 from belljar.files.transfer import OnProgress, Transfer
-from belljar.limits import Limits, format_size, parse_size
+from belljar.files.tree_protocol import PART, parse_errno, parse_number
+from belljar.limits import Limits, parse_size
 from belljar.protocol import messages, wire
 from belljar.text import one_line
 
-PART = 4 * 1024 * 1024
 MAX_READ = 1024 * 1024 * 1024
 _MAX_REASON = 200  # characters
 _MAX_ENTRY = 4096  # bytes of JSON: a name of 255 bytes, escaped, and five numbers
@@ -118,13 +117,9 @@ class AsyncFiles:
             header = {"op": "read", "path": path, "offset": len(content), "size": wanted}
             result, data = await self.call(path, header)
             if size is None:
-                size = parse_number(result, "size")
+                size = parse_number(result.get("size"))
                 if size > MAX_READ:
-                    raise FileError(
-                        f"{path!r} has {format_size(size)}, more than {format_size(MAX_READ)}",
-                        errno=errno.EFBIG,
-                        path=path,
-                    )
+                    raise transfer.too_large(path, size, MAX_READ, "copy it with download()")
             if not data:
                 break  # it shrank
             content += data[: size - len(content)] if size else data
@@ -151,10 +146,8 @@ class AsyncFiles:
         while offset < total:
             header = {"op": "list", "path": target, "offset": offset}
             result, data = await self.call(target, header)
-            found += (
-                parse_info(posixpath.join(target, name), body) for name, body in parse_listing(data)
-            )
-            total, offset = parse_number(result, "total"), offset + messages.LIST_PAGE
+            found += parse_listing(target, data)
+            total, offset = parse_number(result.get("total")), offset + messages.LIST_PAGE
             if total > messages.MAX_LIST:
                 raise ProtocolError("the guest sent a listing that is too long")
         return found
@@ -282,19 +275,12 @@ def check_local_path(given: object) -> str:
     raise InvalidOption(f"local must be the path of a file or directory, not {given!r}")
 
 
-def parse_number(body: dict[str, Any], name: str) -> int:
-    value = body.get(name)
-    if type(value) is not int or not 0 <= value < 2**63:
-        raise ProtocolError(f"the guest's answer has no valid {name}")
-    return value
-
-
 def _parse_error(error: dict[str, Any], path: str) -> FileError:
-    code, said = tree_protocol.parse_errno(error.get("errno")), str(error.get("message"))
+    code, said = parse_errno(error.get("errno")), str(error.get("message"))
     return file_error(code, path, f"{one_line(said, _MAX_REASON)}: {path!r}")
 
 
-def parse_listing(data: bytes) -> list[tuple[str, dict[str, Any]]]:
+def parse_listing(directory: str, data: bytes) -> list[FileInfo]:
     try:
         if len(data) > messages.LIST_PAGE * _MAX_ENTRY:
             raise ProtocolError("the guest sent a listing that is too long")
@@ -303,7 +289,7 @@ def parse_listing(data: bytes) -> list[tuple[str, dict[str, Any]]]:
             raise ProtocolError("the guest sent a listing that is too long")
         if not all(is_file_name(entry["name"]) for entry in entries):
             raise ProtocolError("the guest sent an invalid file name")
-        return [(entry["name"], entry) for entry in entries]
+        return [parse_info(posixpath.join(directory, each["name"]), each) for each in entries]
     except (ValueError, RecursionError, KeyError, TypeError):
         raise ProtocolError("the guest sent a malformed listing") from None
 
@@ -317,7 +303,7 @@ def parse_info(path: str, body: dict[str, Any]) -> FileInfo:
         name=posixpath.basename(path.rstrip("/")) or path,
         path=path,
         type=kind,
-        size=parse_number(body, "size"),
-        mode=parse_number(body, "mode"),
+        size=parse_number(body.get("size")),
+        mode=parse_number(body.get("mode")),
         mtime=mtime,
     )

@@ -12,7 +12,6 @@ import contextlib
 import fcntl
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,11 +36,6 @@ class SessionInfo:
     in_use: bool
 
 
-def state_root(environ: Mapping[str, str] = os.environ) -> Path:
-    """$BELLJAR_STATE, else $XDG_STATE_HOME/belljar, else ~/.local/state/belljar."""
-    return store.user_directory(environ, "BELLJAR_STATE", "XDG_STATE_HOME", ".local/state")
-
-
 def check_session_name(name: str) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidOption(
@@ -56,8 +50,7 @@ class Session:
 
     def __init__(self, name: str) -> None:
         root = _sessions_dir()
-        self.name = check_session_name(name)
-        self.path = root / name
+        self.path = root / check_session_name(name)
         self._lock = -1
         try:
             for directory in (root, root / _LOCKS, self.path):
@@ -80,7 +73,9 @@ class Session:
 
 
 def _sessions_dir() -> Path:
-    return state_root() / "sessions"
+    """Below $BELLJAR_STATE, else $XDG_STATE_HOME/belljar, else ~/.local/state/belljar."""
+    state = store.user_directory(os.environ, "BELLJAR_STATE", "XDG_STATE_HOME", ".local/state")
+    return state / "sessions"
 
 
 def _acquire_lock(path: Path) -> int:

@@ -22,13 +22,14 @@ import anyio.to_thread
 from belljar.backends.linux.safe_dir import Beneath, Found, Incoming, stays_inside
 from belljar.errors import FileError, InvalidOption, SandboxError, file_error
 from belljar.files import tree_protocol
-from belljar.files.tree_protocol import Budget, Census, FilePart, LeftOut, Order
+from belljar.files.tree_protocol import Census, FilePart, FileReader, LeftOut, Order
 from belljar.limits import format_size
 
 if TYPE_CHECKING:
     from belljar.files.api import AsyncFiles
 
 MAX_FILES = 10_000
+MAX_SIZE_HINT = "allow more with max_size="
 OnProgress = Callable[[int, int], object]  # bytes so far, bytes in total
 
 
@@ -65,6 +66,19 @@ def select_carried(found: dict[str, Found], left_out: LeftOut) -> Iterator[tuple
             left_out.add(path, "is a link that leads out", by_kind=True)
         else:
             yield path, entry
+
+
+async def scan_host(source: Beneath, most: int, what: str, hint: str) -> Census:
+    """List a directory of this host. `what` and `hint` are for the error if it has more files."""
+    try:
+        found, unread = await anyio.to_thread.run_sync(source.scan, most)
+    except OverflowError:
+        raise InvalidOption(f"{what} holds more than {most} files", hint=hint) from None
+    census = Census(unseen={path for path, _ in unread})
+    for path, reason in unread:
+        census.left_out.add(path, reason)
+    census.entries = dict(select_carried(found, census.left_out))
+    return census
 
 
 @contextlib.contextmanager
@@ -112,21 +126,13 @@ async def _upload_file(
 async def _upload_tree(
     files: AsyncFiles, source: Beneath, target: str, on_progress: OnProgress | None
 ) -> Transfer:
-    try:
-        found, unread = await anyio.to_thread.run_sync(source.scan, MAX_FILES)
-    except OverflowError:
-        raise InvalidOption(
-            f"the directory holds more than {MAX_FILES} files", hint="upload an archive of it"
-        ) from None
-    left_out = LeftOut()
-    for path, reason in unread:
-        left_out.add(path, reason)
-    carried = list(select_carried(found, left_out))
-    sizes = [entry.size for _, entry in carried if entry.kind == "file"]
+    census = await scan_host(source, MAX_FILES, "the directory", "upload an archive of it")
+    sizes = [entry.size for entry in census.entries.values() if entry.kind == "file"]
     progress = Progress(on_progress, sum(sizes))
     await tree_protocol.push_orders(files, target, [])  # makes the directory, even an empty one
-    await send_orders(files, target, OrderReader(source, carried), progress)
-    return Transfer(files=len(sizes), size=progress.done, left_out=tuple(left_out.sentences()))
+    await send_orders(files, target, OrderReader(source, census.entries.items()), progress)
+    left_out = tuple(census.left_out.sentences())
+    return Transfer(files=len(sizes), size=progress.done, left_out=left_out)
 
 
 class OrderReader:
@@ -249,9 +255,10 @@ async def download(
     parent, name = os.path.split(local)
     root, base = posixpath.split(path)
     with _os_errors(local, "write"), Beneath(parent or ".", make=bool(parent)) as sink:
-        receiver = _Receiver(PartWriter(sink, {base: name}), root, most, Progress(on_progress, 0))
+        writer, progress = PartWriter(sink, {base: name}), Progress(on_progress, 0)
         # A size above PART, because the real one is not known yet: the file is read part by part.
-        size = await receiver.fetch(files, [(base, tree_protocol.PART + 1)], follow=True)
+        wanted = [(base, tree_protocol.PART + 1)]
+        size = await _receive(files, root, wanted, writer, most, progress, follow=True)
     return Transfer(files=1, size=size, left_out=())
 
 
@@ -272,7 +279,7 @@ async def _scan_tree(files: AsyncFiles, path: str, most: int) -> Census:
         )
     total = sum(entry.size for entry in census.entries.values() if entry.kind == "file")
     if total > most:
-        raise _too_large(path, total, most)
+        raise too_large(path, total, most, MAX_SIZE_HINT)
     return census
 
 
@@ -289,7 +296,7 @@ async def _download_tree(
     progress = Progress(on_progress, sum(size for _, size in wanted))
     await anyio.to_thread.run_sync(_make_dirs_and_links, sink, carried)
     writer = PartWriter(sink)
-    size = await _Receiver(writer, path, most, progress).fetch(files, wanted)
+    size = await _receive(files, path, wanted, writer, most, progress)
     return Transfer(files=writer.count, size=size, left_out=tuple(census.left_out.sentences()))
 
 
@@ -301,49 +308,41 @@ def _make_dirs_and_links(sink: Beneath, carried: dict[str, Found]) -> None:
             sink.make_symlink(path, entry.target)
 
 
-@dataclass(frozen=True, slots=True)
-class _Receiver:
-    """Receives the parts of one download. The first error ends it."""
+async def _receive(
+    files: AsyncFiles,
+    root: str,
+    wanted: list[tuple[str, int]],
+    writer: PartWriter,
+    most: int,
+    progress: Progress,
+    *,
+    follow: bool = False,
+) -> int:
+    """Fetch all files; return the number of bytes. The first error ends it."""
 
-    writer: PartWriter
-    root: str
-    most: int
-    progress: Progress
-
-    async def fetch(
-        self, files: AsyncFiles, wanted: list[tuple[str, int]], *, follow: bool = False
-    ) -> int:
-        """Fetch all files; return the number of bytes."""
-        budget = Budget(self.most)
-        try:
-            await tree_protocol.fetch_files(
-                files, self.root, wanted, budget, self._take, follow=follow
-            )
-        finally:
-            self.writer.close()
-        return self.progress.done
-
-    async def _take(self, parts: list[FilePart]) -> None:
+    async def take(parts: list[FilePart]) -> None:
         for part in parts:
-            full = posixpath.join(self.root, part.path)
+            full = posixpath.join(root, part.path)
             if part.error == errno.EFBIG:
-                raise _too_large(full, None, self.most)
+                raise too_large(full, None, most, MAX_SIZE_HINT)
             if part.error:
                 raise file_error(part.error, full)
             if part.last and not part.steady:
                 raise file_error(errno.EBUSY, full, f"the file changes while it is read: {full!r}")
-        undone = await anyio.to_thread.run_sync(self.writer.write_all, parts)
-        await self.progress.add(sum(len(part.data) for part in parts) - undone)
+        undone = await anyio.to_thread.run_sync(writer.write_all, parts)
+        await progress.add(sum(len(part.data) for part in parts) - undone)
+
+    try:
+        await FileReader(files, root, most, take, follow=follow).fetch(wanted)
+    finally:
+        writer.close()
+    return progress.done
 
 
-def _too_large(path: str, size: int | None, most: int) -> FileError:
+def too_large(path: str, size: int | None, most: int, hint: str) -> FileError:
     has = "has more" if size is None else f"has {format_size(size)}, more"
-    return FileError(
-        f"{path!r} {has} than {format_size(most)}",
-        errno=errno.EFBIG,
-        path=path,
-        hint="allow more with max_size=",
-    )
+    message = f"{path!r} {has} than {format_size(most)}"
+    return FileError(message, errno=errno.EFBIG, path=path, hint=hint)
 
 
 class PartWriter:

@@ -120,7 +120,7 @@ async def list_mapped(files: AsyncFiles, root: str) -> set[int]:
     inodes = answer.get("inodes")
     if not isinstance(inodes, list) or len(inodes) > messages.MAX_ROWS:
         raise ProtocolError(_MALFORMED)
-    return {_parse_number(inode) for inode in inodes}
+    return {parse_number(inode) for inode in inodes}
 
 
 def _drop_beyond(census: Census, most: int) -> None:
@@ -143,7 +143,7 @@ def _add_page(census: Census, asked: Sequence[str], data: bytes) -> tuple[int, l
         if len(entries) > messages.SCAN_PAGE + ROWS or len(failed) > ROWS:
             raise ProtocolError("the guest sent a listing that is too long")
         for number, code in failed:
-            census.unseen.add(asked[_parse_number(number)])
+            census.unseen.add(asked[parse_number(number)])
             if code != errno.ENOENT:
                 census.left_out.add(asked[number] or "/", "cannot be read")
         inner = []
@@ -157,7 +157,7 @@ def _add_page(census: Census, asked: Sequence[str], data: bytes) -> tuple[int, l
 
 
 def _add_row(census: Census, asked: Sequence[str], row: list[Any]) -> str | None:
-    directory, name, kind = asked[_parse_number(row[0])], row[1], row[2]
+    directory, name, kind = asked[parse_number(row[0])], row[1], row[2]
     if not is_file_name(name):
         raise ProtocolError("the guest sent an invalid file name")
     if kind not in _KINDS or len(row) != _ROW + (kind == "symlink"):
@@ -186,13 +186,13 @@ def parse_found(kind: Any, numbers: Sequence[object], target: str = "") -> Found
     """The description of a file, from numbers that the guest sent."""
     if len(numbers) != _NUMBERS:
         raise ProtocolError(_MALFORMED)
-    mode, size, mtime, ctime, inode = (_parse_number(number, low=-_MAX) for number in numbers)
+    mode, size, mtime, ctime, inode = (parse_number(number, low=-_MAX) for number in numbers)
     if size < 0:
         raise ProtocolError("the guest sent a negative size")
     return Found(kind, size, bool(mode & 0o100), mtime, ctime, inode, target)
 
 
-def _parse_number(value: object, low: int = 0) -> int:
+def parse_number(value: object, low: int = 0) -> int:
     if type(value) is not int or not low <= value < _MAX:
         raise ProtocolError("the guest sent a malformed number")
     return value
@@ -224,57 +224,38 @@ class FilePart:
 Sink = Callable[[list[FilePart]], Awaitable[None]]
 
 
-@dataclass
-class Budget:
-    """How many bytes may still come."""
+@dataclass(slots=True)
+class FileReader:
+    """Gives the content of files to `sink`. One request fetches several small files. The final part
+    of each file is `last` or has an `error`."""
 
-    left: int
-
-    def take(self, size: int) -> bool:
-        if size > self.left:
-            return False
-        self.left -= size
-        return True
-
-
-async def fetch_files(
-    files: AsyncFiles,
-    root: str,
-    wanted: Iterable[tuple[str, int]],
-    budget: Budget,
-    sink: Sink,
-    *,
-    follow: bool = False,
-    unlock: bool = False,
-) -> None:
-    """Give the content of files to `sink`; `wanted` has each path with its expected size.
-
-    One request fetches several small files. The final part of each file is `last` or has an
-    `error`.
-    """
-    reading = _Reading(files, root, budget, sink, follow, unlock)
-    batch: list[tuple[str, int]] = []
-    room = PART
-    for path, size in wanted:
-        if batch and (size > room or len(batch) >= ROWS):
-            await reading.fetch_batch(batch)
-            batch, room = [], PART
-        batch.append((path, size))
-        room -= size
-    if batch:
-        await reading.fetch_batch(batch)
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
     files: AsyncFiles
     root: str
-    budget: Budget
+    room: int  # bytes that may still come
     sink: Sink
-    follow: bool
-    unlock: bool
+    follow: bool = False
+    unlock: bool = False
 
-    async def fetch_batch(self, batch: list[tuple[str, int]]) -> None:
+    async def fetch(self, wanted: Iterable[tuple[str, int]]) -> None:
+        """`wanted` has each path with its expected size."""
+        batch: list[tuple[str, int]] = []
+        room = PART
+        for path, size in wanted:
+            if batch and (size > room or len(batch) >= ROWS):
+                await self._fetch_batch(batch)
+                batch, room = [], PART
+            batch.append((path, size))
+            room -= size
+        if batch:
+            await self._fetch_batch(batch)
+
+    def _take_room(self, size: int) -> bool:
+        if size > self.room:
+            return False
+        self.room -= size
+        return True
+
+    async def _fetch_batch(self, batch: list[tuple[str, int]]) -> None:
         alone = [path for path, size in batch if size > PART]
         if not alone:
             whole = []
@@ -284,7 +265,7 @@ class _Reading:
                     whole.append(part)
                 elif not complete or not part.steady:
                     alone.append(part.path)  # it is being written to: read it by itself
-                elif self.budget.take(len(part.data)):
+                elif self._take_room(len(part.data)):
                     whole.append(part)
                 else:
                     whole.append(FilePart(part.path, error=errno.EFBIG))
@@ -306,7 +287,7 @@ class _Reading:
             if part.error or part.found is None or first is None:
                 await self.sink([FilePart(path, error=part.error or errno.EIO)])
                 return True
-            if offset == 0 and not self.budget.take(first.size):
+            if offset == 0 and not self._take_room(first.size):
                 await self.sink([FilePart(path, error=errno.EFBIG)])
                 return True
             data = part.data[: first.size - offset]
@@ -317,7 +298,7 @@ class _Reading:
             offset += len(data)
             if ended:
                 # Give back what a file that shrank did not need, and what will be read again.
-                self.budget.left += first.size - offset if last else first.size
+                self.room += first.size - offset if last else first.size
                 return last
 
     async def _gather(self, wanted: list[tuple[str, int, int]]) -> list[FilePart]:
@@ -333,7 +314,7 @@ class _Reading:
             if len(row) == 1:
                 parts.append(FilePart(path, error=parse_errno(row[0])))
                 continue
-            length = _parse_number(row[1])
+            length = parse_number(row[1])
             if length > min(size, len(view)):
                 raise ProtocolError("the guest sent more of a file than was asked for")
             found = parse_found("file", row[4:])

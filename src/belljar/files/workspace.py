@@ -24,8 +24,8 @@ from belljar.files import tree_protocol
 from belljar.files.api import AsyncFiles
 from belljar.files.sessions import Session
 from belljar.files.sync import Known, Ledger, Save, Signature, plan_save, tmpfs_size
-from belljar.files.transfer import OrderReader, Progress, select_carried, send_orders
-from belljar.files.tree_protocol import Budget, Census, LeftOut, Order
+from belljar.files.transfer import OrderReader, Progress, scan_host, send_orders
+from belljar.files.tree_protocol import Census, FileReader, LeftOut, Order
 from belljar.limits import format_size
 from belljar.protocol.messages import FRESH
 
@@ -119,19 +119,8 @@ class HostWorkspace:
         )
 
     async def _scan(self) -> Census:
-        """List the directory on this host."""
-        try:
-            found, unread = await anyio.to_thread.run_sync(self._host.scan, MAX_HOST_FILES)
-        except OverflowError:
-            raise InvalidOption(
-                f"the workspace {self.path!r} holds more than {MAX_HOST_FILES} files",
-                hint="use a mount for large data: mounts=[Mount(host, guest)]",
-            ) from None
-        census = Census(unseen={path for path, _ in unread})
-        for path, reason in unread:
-            census.left_out.add(path, reason)
-        census.entries = dict(select_carried(found, census.left_out))
-        return census
+        hint = "use a mount for large data: mounts=[Mount(host, guest)]"
+        return await scan_host(self._host, MAX_HOST_FILES, f"the workspace {self.path!r}", hint)
 
     async def _bring_in(
         self, files: AsyncFiles, found: dict[str, Found], left_out: LeftOut
@@ -168,7 +157,8 @@ class HostWorkspace:
         differs = self._changed(census)
         changed = {path: each for path, each in census.entries.items() if path in differs}
         gone = [path for path in differs if path not in census.entries]
-        replaced = [p for p, each in changed.items() if self._kind(p) not in ("", each.kind)]
+        known = self._known
+        replaced = [p for p, new in changed.items() if p in known and known[p].kind != new.kind]
         await self._remove_inside(files, [*gone, *replaced])
         await self._bring_in(files, changed, census.left_out)
 
@@ -182,10 +172,6 @@ class HostWorkspace:
             if before != entry.signature:
                 changed.add(path)
         return changed
-
-    def _kind(self, path: str) -> str:
-        known = self._known.get(path)
-        return known.kind if known is not None else ""
 
     async def _remove_inside(self, files: AsyncFiles, paths: list[str]) -> None:
         for start in range(0, len(paths), tree_protocol.ROWS):
@@ -229,11 +215,9 @@ class HostWorkspace:
         save = Save(self._host, self._known, census, self._ledger())
         if plan.remove or plan.make or plan.fetch:
             wanted = await anyio.to_thread.run_sync(save.arrange, plan)
-            budget = Budget(self._limit)
+            reader = FileReader(files, files.root, self._limit, save.receive, unlock=True)
             try:
-                await tree_protocol.fetch_files(
-                    files, files.root, wanted, budget, save.receive, unlock=True
-                )
+                await reader.fetch(wanted)
             finally:
                 save.close()
         self.saved = not census.left_out.lost

@@ -19,10 +19,9 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 from ..protocol import removal
 from . import tree_pack
 from .tree_pack import SegmentReader, TreeWalk
-from .workspace_store import CURRENT, REMOVE_TIMEOUT, Store, Then
+from .workspace_store import CURRENT, Store, Then
 
 SEGMENTS = 16  # of an archive that is as large as the store
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class WorkspaceLost(Exception):
@@ -77,7 +76,7 @@ class ArchiveStore(Store):
         self._archives: Dict[str, Archive] = {}
         self._leaving = ""  # the archive for what is at /workspace, until bring() packs it
         super().__init__(-1, fork)
-        self._directory = os.open(workspace, _DIRECTORY)
+        self._directory = os.open(workspace, removal.DIRECTORY)
 
     def make(self) -> str:
         self._numbers += 1
@@ -145,28 +144,22 @@ class ArchiveStore(Store):
             self._spare = self.make()
 
     def _move_to(self, name: str) -> None:
-        status = os.fstat(self._directory)
+        archive, status = self._archives[name], os.fstat(self._directory)
         self._make_accessible()
         try:
-            self._archives[name].pack(self._directory, status, sys.maxsize, move=True)
+            archive.pack(self._directory, status, sys.maxsize, move=True)
         except OSError:
-            self._move_back(name)
+            try:
+                archive.unpack(self._directory)
+            except OSError as error:
+                why = f"a workspace could not be packed, nor unpacked again: {error}"
+                raise WorkspaceLost(why) from error
+            self._remove_archive(name)
             raise
-
-    def _move_back(self, name: str) -> None:
-        try:
-            self._archives[name].unpack(self._directory)
-        except OSError as error:
-            raise WorkspaceLost(
-                f"a workspace could not be packed, nor unpacked again: {error}"
-            ) from error
-        self._remove_archive(name)
 
     def _empty(self) -> None:
         self._make_accessible()
-        for name in os.listdir(self._directory):
-            with contextlib.suppress(FileNotFoundError):
-                removal.remove(name, self._directory, REMOVE_TIMEOUT)
+        self._remove(*os.listdir(self._directory))
 
     def _make_accessible(self) -> None:
         """The code may have changed its mode."""
@@ -244,11 +237,15 @@ class Unpacker:
                 elif record.kind != tree_pack.BEGINNING:
                     self._unpack_entry(record, way.here, top)
                 elif len(levels) > 1:
-                    _finish_directory(way.leave(), levels.pop())
+                    directory, level = way.leave(), levels.pop()
+                    try:
+                        tree_pack.restore_metadata(directory, level.mode, level.times)
+                    finally:
+                        os.close(directory)
         finally:
             way.close()
         if os.fstat(top).st_uid == os.geteuid():  # else the engine owns it, and it has not changed
-            _restore_metadata(top, levels[0])
+            tree_pack.restore_metadata(top, levels[0].mode, levels[0].times)
 
     def _unpack_entry(self, record: Record, directory: int, top: int) -> None:
         name, held = record.name, os.fsencode(self._unused + str(record.link))
@@ -279,11 +276,8 @@ class Unpacker:
             os.truncate(target, record.size)
             for _ in range(record.pieces):
                 position, length = tree_pack.PIECE.unpack(self._records.take(tree_pack.PIECE.size))
-                data = memoryview(self._contents.take(length))
-                while data:
-                    written = os.pwrite(target, data, position)
-                    data, position = data[written:], position + written
-            _restore_metadata(target, record)
+                tree_pack.write_at(target, self._contents.take(length), position)
+            tree_pack.restore_metadata(target, record.mode, record.times)
         finally:
             os.close(target)
 
@@ -291,10 +285,7 @@ class Unpacker:
         kind, mode, length, link, pieces, size, *times = tree_pack.RECORD.unpack(
             self._records.take(tree_pack.RECORD.size)
         )
-        accessed, changed = (
-            times[0] * tree_pack.SECOND + times[1],
-            times[2] * tree_pack.SECOND + times[3],
-        )
+        accessed, changed = (times[i] * tree_pack.SECOND + times[i + 1] for i in (0, 2))
         name = self._records.take(length)
         if b"/" in name or name in (b".", b".."):
             raise OSError(errno.EIO, "the archive has a name with a slash or dots")
@@ -339,15 +330,3 @@ def _create_file(name: bytes, directory: int) -> int:
     except PermissionError:
         os.chmod(name, 0o600, dir_fd=directory)
         return os.open(name, flags, 0o600, dir_fd=directory)
-
-
-def _finish_directory(directory: int, record: Record) -> None:
-    try:
-        _restore_metadata(directory, record)
-    finally:
-        os.close(directory)
-
-
-def _restore_metadata(fd: int, record: Record) -> None:
-    os.fchmod(fd, record.mode)
-    os.utime(fd, ns=record.times)

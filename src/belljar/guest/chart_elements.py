@@ -11,6 +11,13 @@ MAX_ELEMENTS = 1000  # of one chart
 MAX_LABEL = 500  # characters
 _BOXES = "_belljar_boxes"
 _EDGES = "_belljar_edges"
+_BOX_NUMBERS = {  # our names, and those of matplotlib
+    "min": "whislo",
+    "first_quartile": "q1",
+    "median": "med",
+    "third_quartile": "q3",
+    "max": "whishi",
+}
 _WORDS = ("FuncFormatter", "FixedLocator")
 
 
@@ -38,9 +45,9 @@ class Scale:
         self._read: Callable[[float], Any] = float
         freq = getattr(axes, "freq", None) if axis is axes.xaxis else None
         if "Category" in kind:
-            self.name, self._read = "categorical", self._category
             mapping = getattr(axis.units, "_mapping", {})
-            self._names = {number: str(name)[:MAX_LABEL] for name, number in mapping.items()}
+            names = {number: str(name)[:MAX_LABEL] for name, number in mapping.items()}
+            self.name, self._read = "categorical", lambda number: names.get(round(number), number)
         elif "Period" in kind or freq is not None:
             self.name = "datetime"
             self._read = functools.partial(self._period, freq)
@@ -81,9 +88,6 @@ class Scale:
             return {}
         labels = [label.get_text()[:MAX_LABEL] for label in self._axis.get_majorticklabels()]
         return {float(p): t for p, t in zip(self._axis.get_majorticklocs(), labels) if t}
-
-    def _category(self, number: float) -> Any:
-        return self._names.get(round(number), number)
 
     def _date(self, number: float) -> str:
         moment = sys.modules["matplotlib.dates"].num2date(number)
@@ -170,19 +174,8 @@ def _add_boxes(axes: Any, scales: Scales, drawn: FoundElements) -> List[Dict[str
             x, y = (float(sum(values) / len(values)) for values in median.get_data(orig=False))
             across = scales[0] if abs(y - each["med"]) <= abs(x - each["med"]) else scales[1]
             label = across.label(x if across is scales[0] else y)
-            names = ("whislo", "q1", "med", "q3", "whishi")
-            low, first, middle, third, high = (_number(each[name]) for name in names)
-            parts.append(
-                {
-                    "label": label,
-                    "min": low,
-                    "first_quartile": first,
-                    "median": middle,
-                    "third_quartile": third,
-                    "max": high,
-                    "outliers": each.get("fliers", ()),
-                }
-            )
+            numbers = {name: _number(each[given]) for name, given in _BOX_NUMBERS.items()}
+            parts.append({"label": label, **numbers, "outliers": each.get("fliers", ())})
     return parts
 
 

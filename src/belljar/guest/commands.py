@@ -13,9 +13,9 @@ from .poller import OutputReader
 
 NOT_FOUND = 127
 DEATH_CHECKS = 200  # a millisecond apart
-STOP_CHECKS = 20  # a millisecond apart; a parent in vfork() stops only when its child goes on
 CANNOT_RUN = 126
 STOP_TIMEOUT = 0.5  # seconds for processes to stop
+KILL_TIMEOUT = 0.03  # before a kill: a parent in vfork() stops only when its child goes on
 
 # Init's limits of open files and memory are higher than the code's. A shell lowers them before it
 # becomes the command, so init need not fork a copy of itself for that. It also sets the score by
@@ -102,10 +102,8 @@ class Command:
 
     def signal(self, number: int) -> None:
         """Signal the process group; the leader is not reaped yet, so its pid is not used again."""
-        try:
+        with contextlib.suppress(ProcessLookupError):  # it has just ended; its status is on the way
             os.killpg(self.pid, number)
-        except ProcessLookupError:
-            pass  # it has just ended; its status is on the way
 
     def kill(self) -> None:
         """Kill it with its descendants in other sessions. A daemon (a process whose parent has
@@ -158,16 +156,14 @@ def threads_since(worker: int, began: float) -> bool:
 
 
 def _signal_all(number: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):  # nothing left
         os.kill(-1, number)
-    except ProcessLookupError:
-        pass  # nothing left
 
 
 def _kill_wanted(init: Any, wanted: "Callable[[int], bool]") -> None:
     """First one call stops all processes, so that none can escape by forking."""
     _signal_all(signal.SIGSTOP)
-    _wait_until_stopped()
+    wait_until_stopped(set(), KILL_TIMEOUT)
     sessions = {command.pid for command in init.commands.values()}
     others, asleep = init.branches.protected(), init.branches.asleep()
     killed: Set[int] = set()
@@ -184,16 +180,7 @@ def _kill_wanted(init: Any, wanted: "Callable[[int], bool]") -> None:
             _send_signal(pid, signal.SIGCONT)
     # They are dying. Wait until they are gone, but not for long: init serves nothing meanwhile.
     for _ in range(DEATH_CHECKS):
-        if not any(_is_alive(pid) for pid in killed):
-            return
-        time.sleep(0.001)
-
-
-def _wait_until_stopped() -> None:
-    """A child that is being forked at the stop is born stopped. It would miss a SIGCONT that came
-    before its birth, so wait until every fork has ended."""
-    for _ in range(STOP_CHECKS):
-        if all(_is_stopped(pid) for pid in list_processes()):
+        if not any(is_alive(pid) for pid in killed):
             return
         time.sleep(0.001)
 
@@ -211,7 +198,7 @@ def _is_stopped(pid: int) -> bool:
     return True
 
 
-def _is_alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
         return not has_ended(read_stat(pid))
     except OSError:
@@ -219,19 +206,14 @@ def _is_alive(pid: int) -> bool:
 
 
 def _send_signal(pid: int, number: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):  # it has ended
         os.kill(pid, number)
-    except ProcessLookupError:
-        pass  # it has ended
 
 
 def _descendants(pid: int) -> List[int]:
     children: Dict[int, List[int]] = {}
     for other in list_processes():
-        try:
-            children.setdefault(int(read_stat(other)[1]), []).append(other)
-        except OSError:
-            continue  # ended meanwhile
+        children.setdefault(read_parent(other), []).append(other)
     found: List[int] = []
     todo = children.get(pid, [])
     while todo:
@@ -272,9 +254,7 @@ def list_processes() -> List[int]:
 
 def _in_sessions(pid: int, sessions: "set[int]") -> bool:
     try:
-        if os.getsid(pid) in sessions:
-            return True
-        return has_ended(read_stat(pid))
+        return os.getsid(pid) in sessions or has_ended(read_stat(pid))
     except OSError:
         return True  # gone meanwhile
 
@@ -291,10 +271,10 @@ def read_start_times(pids: "Iterable[int]") -> Dict[int, int]:
     return {pid: read_start_time(pid) for pid in pids}
 
 
-def wait_until_stopped(others: "set[int]") -> List[int]:
+def wait_until_stopped(others: "set[int]", seconds: float = STOP_TIMEOUT) -> List[int]:
     """All processes except `others`, when they have stopped. One that was being forked at the stop
-    appears a little later."""
-    deadline = time.monotonic() + STOP_TIMEOUT
+    appears a little later. It is born stopped, and would miss a SIGCONT from before its birth."""
+    deadline = time.monotonic() + seconds
     while True:
         found = [pid for pid in list_processes() if pid not in others]
         if all(_is_stopped(pid) for pid in found) or time.monotonic() > deadline:

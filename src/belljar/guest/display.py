@@ -33,11 +33,11 @@ _show: "Optional[Callable[[Bundle, bool], object]]" = None
 as_csv = False  # send tables as CSV, too; the worker sets it before each cell
 
 
-def install(show: "Callable[[Bundle, bool], object]") -> None:
+def install(send: "Callable[[Bundle, bool], object]", show_figures: "Callable[[], None]") -> None:
     global _show
-    _show = show
-    builtins.display = globals()["show"]  # type: ignore[attr-defined]
-    libraries.install(globals()["show"])
+    _show = send
+    builtins.display = show  # type: ignore[attr-defined]
+    libraries.install(show, show_figures)
 
 
 class Handle:
@@ -230,17 +230,16 @@ TABLE_MIME = "application/vnd.belljar.table"
 
 def is_table(value: Any) -> bool:
     """True for a table that the codec knows. Nothing is imported to find out."""
-    kinds = (
-        ("pandas", ("DataFrame", "Series")),
-        ("polars", ("DataFrame", "Series")),
-        ("pyarrow", ("Table", "RecordBatch")),
+    kinds = {
+        "pandas": ("DataFrame", "Series"),
+        "polars": ("DataFrame", "Series"),
+        "pyarrow": ("Table", "RecordBatch"),
+    }
+    return any(
+        isinstance(value, getattr(sys.modules.get(library), name, ()))
+        for library, names in kinds.items()
+        for name in names
     )
-    for library, names in kinds:
-        module = sys.modules.get(library)
-        classes = tuple(filter(None, (getattr(module, name, None) for name in names)))
-        if isinstance(value, classes):
-            return True
-    return False
 
 
 def encode_table(value: Any) -> "Optional[Callable[[int], Optional[bytes]]]":

@@ -22,8 +22,6 @@ MAX_PIXELS = 16_000_000  # of one picture: drawing takes four bytes for each
 MAX_SIDE = 30_000  # pixels; the renderer refuses more than twice as many
 LEGIBLE = 50  # dots per inch; below it, the figure is made smaller instead
 
-_show: "Optional[Callable[[], None]]" = None
-
 
 def is_figure(value: Any) -> bool:
     module = sys.modules.get("matplotlib.figure")
@@ -38,19 +36,12 @@ def bundle_figure(figure: Any) -> "Dict[str, Union[str, bytes]]":
     return _draw_bundle(figure)
 
 
-def install(show: "Callable[[], None]") -> None:
-    """`show` shows the open figures."""
-    global _show
-    _show = show
+def replace_show(pyplot: Any, show: "Callable[[], None]") -> None:
+    """`pyplot.show` shows the open figures at once, because a cell may call `close()` next."""
 
+    def show_open(*args: Any, **options: Any) -> None:
+        show()
 
-def show_open(*args: Any, **options: Any) -> None:
-    """Replaces `pyplot.show`. It shows at once, because a cell may call `close()` next."""
-    if _show is not None:
-        _show()
-
-
-def replace_show(pyplot: Any) -> None:
     pyplot.__dict__["show"] = show_open
 
 
@@ -127,7 +118,6 @@ CHART_MIME = "application/vnd.belljar.chart+json"
 MAX_CHARTS = 64
 MAX_TICKS = 200
 MAX_POINTS = 1000  # of one chart, so that it fits a prompt; of a figure three times as many
-MAX_LABEL = 500  # characters
 
 _UNIT = re.compile(r"[(\[]\s*([^()\[\]]{1,40}?)\s*[)\]]\s*$")
 
@@ -146,7 +136,8 @@ def describe_charts(figure: Any) -> Optional[str]:
     truncated = truncated or max(len(charts), len(with_data)) > MAX_CHARTS
     if not charts:
         return None
-    title = _common_title(figure)
+    heading = getattr(figure, "_suptitle", None)
+    title = "" if heading is None else _shorten(heading.get_text())
     if len(charts) == 1:
         chart = charts[0]
         chart["title"] = chart["title"] or title
@@ -217,10 +208,5 @@ def _describe_ticks(axis: Any, scale: elements.Scale) -> Any:
     return ticks, labels
 
 
-def _common_title(figure: Any) -> str:
-    title = getattr(figure, "_suptitle", None)
-    return "" if title is None else _shorten(title.get_text())
-
-
 def _shorten(text: str) -> str:
-    return text if len(text) <= MAX_LABEL else text[:MAX_LABEL] + "\u2026"
+    return text if len(text) <= elements.MAX_LABEL else text[: elements.MAX_LABEL] + "\u2026"

@@ -7,19 +7,16 @@ census is cheap, and gives up where it would not be.
 
 import errno
 import json
+import operator
 import os
 import stat as modes
 import time
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ..protocol import messages, removal, wire
 from . import trees
 
 Answer = Tuple[Dict[str, Any], bytes]
-
-
-class Refused(OSError):
-    """This module refuses the operation; the message says why."""
 
 
 def serve(init: Any, frame: wire.Frame) -> None:
@@ -72,9 +69,7 @@ def _read(frame: wire.Frame) -> Answer:
 def _write(frame: wire.Frame) -> Answer:
     header = frame.header
     flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if header.get("append") else os.O_TRUNC)
-    parent = os.path.dirname(header["path"])
-    if parent:
-        os.makedirs(parent, exist_ok=True)
+    os.makedirs(os.path.dirname(header["path"]), exist_ok=True)
     fd = trees.open_regular(header["path"], flags)
     try:
         view = memoryview(frame.payload)
@@ -88,8 +83,7 @@ def _write(frame: wire.Frame) -> Answer:
 def _list(frame: wire.Frame) -> Answer:
     """One page. The names are payload: five hundred long names do not fit into a header."""
     offset = int(frame.header["offset"])
-    with os.scandir(frame.header["path"]) as entries:
-        names = sorted(entry.name for entry in _limit_entries(entries))
+    names = trees.list_names(frame.header["path"], messages.MAX_LIST)
     found = []
     for name in names[offset : offset + messages.LIST_PAGE]:
         try:
@@ -97,13 +91,6 @@ def _list(frame: wire.Frame) -> Answer:
         except FileNotFoundError:
             continue  # removed meanwhile
     return {"total": len(names)}, json.dumps(found).encode("ascii")
-
-
-def _limit_entries(entries: "Iterator[os.DirEntry[str]]") -> "Iterator[os.DirEntry[str]]":
-    for count, entry in enumerate(entries):
-        if count >= messages.MAX_LIST:
-            raise Refused(errno.E2BIG, f"the directory has more than {messages.MAX_LIST} entries")
-        yield entry
 
 
 def _describe(path: str) -> Dict[str, Any]:
@@ -134,13 +121,13 @@ def _rename(frame: wire.Frame) -> Answer:
 # -- census ---------------------------------------------------------------------------------------
 
 # type ("file", "dir", "symlink", "other"), size, mtime_ns, ctime_ns, inode
-Entry = Tuple[str, int, int, int, int]
+Entry = Tuple[Any, ...]
 Census = Dict[str, Entry]
 
 MAX_PATH = 4000  # bytes below the root: no program opens a longer path in one call
 CLOCK_INTERVAL = 64  # entries between two checks of the clock
+_get_state = operator.attrgetter("st_size", "st_mtime_ns", "st_ctime_ns", "st_ino")
 TIMESTAMP_STEP = 100_000_000  # nanoseconds: more than a tick of the clock of file times
-_OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class WatchedDirectory:
@@ -173,7 +160,7 @@ def take_census(root: str, most: int = 5000, seconds: float = 0.05) -> Optional[
     found: Census = {}
     deadline = trees.Deadline(seconds)
     try:
-        top = os.open(root, _OPEN_DIRECTORY & ~os.O_NOFOLLOW)
+        top = os.open(root, removal.DIRECTORY & ~os.O_NOFOLLOW)
     except OSError:
         return None
     try:
@@ -194,7 +181,7 @@ def _add_entries(
 ) -> Optional[List[str]]:
     """Add the entries of one directory, and return its directories; None if it is too much."""
     try:
-        fd = os.open(directory, _OPEN_DIRECTORY, dir_fd=top) if directory else top
+        fd = os.open(directory, removal.DIRECTORY, dir_fd=top) if directory else top
     except OSError:
         return []  # removed, replaced or not readable: it has no entries to compare
     prefix = directory + "/" if directory else ""
@@ -208,13 +195,7 @@ def _add_entries(
                     continue  # removed meanwhile
                 path = prefix + entry.name
                 kind = trees.FILE_TYPES.get(modes.S_IFMT(status.st_mode), "other")
-                found[path] = (
-                    kind,
-                    status.st_size,
-                    status.st_mtime_ns,
-                    status.st_ctime_ns,
-                    status.st_ino,
-                )
+                found[path] = (kind, *_get_state(status))
                 if kind == "dir":
                     inner.append(path)
                     if len(os.fsencode(path)) > MAX_PATH:

@@ -116,7 +116,8 @@ def find_missing(
         found.append("open pipes (they are shared with the original)")
     if _shares_memory():
         found.append("shared memory (it is shared with the original)")
-    if _has_children():
+    own, processes = os.getpid(), commands.list_processes()
+    if any(commands.read_parent(p) == own and commands.is_alive(p) for p in processes):
         found.append("child processes")
     return found
 
@@ -188,15 +189,3 @@ def _read_flags(fd: int) -> int:
             if line.startswith("flags:"):
                 return int(line.split()[1], 8)
     return os.O_RDONLY
-
-
-def _has_children() -> bool:
-    own = str(os.getpid()).encode()
-    for pid in commands.list_processes():
-        try:
-            fields = commands.read_stat(pid)
-        except OSError:
-            continue  # ended meanwhile
-        if fields[1] == own and not commands.has_ended(fields):
-            return True
-    return False

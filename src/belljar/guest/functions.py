@@ -10,14 +10,12 @@ from typing import Any, Callable, Dict, Tuple, Type
 
 from ..protocol import messages
 
-MAX_NAME = 100  # characters of an exception's name
 KEPT_CLASSES = 256  # exception classes that are not builtins, for reuse
 
 Call = Callable[[str, Tuple[Any, ...], Dict[str, Any]], Any]
 
 # Raised inside a generator, these two would end it instead of failing.
 _CONTROL_FLOW = (StopIteration, StopAsyncIteration)
-
 
 _UNKNOWN = messages.SourceText("...")
 
@@ -56,9 +54,7 @@ def _make_checker(name: str, shape: inspect.Signature) -> Callable[..., None]:
     bare = [
         parameter.replace(
             annotation=parameter.empty,
-            default=parameter.empty
-            if parameter.default is parameter.empty
-            else messages.SourceText("..."),
+            default=parameter.empty if parameter.default is parameter.empty else _UNKNOWN,
         )
         for parameter in shape.parameters.values()
     ]
@@ -74,20 +70,13 @@ def make_exception(name: str, message: str) -> BaseException:
 
     `str()` of it is the message, whatever that class makes of its arguments. What would end the
     interpreter or a generator (SystemExit, StopIteration ...) is only an error of that name here.
-
-    >>> exception("KeyError", "'a'")
-    KeyError("'a'")
     """
-    if not name.isidentifier() or len(name) > MAX_NAME:
-        name = HostError.__name__
+    if not name.isidentifier() or len(name) > messages.MAX_NAME or name == HostError.__name__:
+        return HostError(message)
     kind = getattr(builtins, name, None)
     if isinstance(kind, type) and issubclass(kind, Exception) and kind not in _CONTROL_FLOW:
-        made = _make_builtin(kind, message)
-    elif name == HostError.__name__:
-        made = HostError(message)
-    else:
-        made = _named_class(name)(message)
-    return made
+        return _make_builtin(kind, message)
+    return _named_class(name)(message)
 
 
 def _make_builtin(kind: Any, message: str) -> Exception:

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import sys
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 from ..protocol import messages
 from . import chart_elements, figures
@@ -20,10 +20,10 @@ from . import chart_elements, figures
 Show = Callable[..., Any]
 
 
-def install(show: Show) -> None:
+def install(show: Show, show_figures: "Callable[[], None]") -> None:
     """`show` is the display() of the cells."""
     arrange: Dict[str, Callable[[Any], None]] = {
-        "matplotlib.pyplot": figures.replace_show,
+        "matplotlib.pyplot": lambda module: figures.replace_show(module, show_figures),
         "matplotlib.axes._axes": lambda module: chart_elements.record_calls(module.Axes),
         "plotly.io._renderers": lambda module: _change_plotly(module, show),
         "altair": lambda module: _change_altair(module, show),
@@ -32,7 +32,7 @@ def install(show: Show) -> None:
     for name in arrange.keys() & sys.modules.keys():
         _apply(arrange[name], sys.modules[name])
     sys.meta_path.insert(0, _Finder(arrange))
-    install_stand_in(show)
+    sys.meta_path.append(_StandInFinder(show))  # a real IPython comes first
 
 
 class _Finder:
@@ -112,15 +112,10 @@ _DISPLAY = ("IPython.display", "IPython.core.display")
 _VERSION = (8, 24, 0)
 
 
-def install_stand_in(show: "Callable[..., Any]") -> None:
-    """`show` is the display() of the cells. A real IPython comes first."""
-    sys.meta_path.append(_StandInFinder(show))
-
-
 class _StandInFinder:
     """Finds and loads the stand-in."""
 
-    def __init__(self, show: "Callable[..., Any]") -> None:
+    def __init__(self, show: Show) -> None:
         self._show = show
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Optional[Any]:
@@ -137,22 +132,13 @@ class _StandInFinder:
     def exec_module(self, module: Any) -> None:
         if module.__name__ in _DISPLAY:
             module.__dict__.update({kind.__name__: kind for kind in _KINDS})
-            module.display = self._show
-            module.publish_display_data = lambda data, *args, **options: self._show(data, raw=True)
-            module.clear_output = _clear_output
+            _change_ipython(module, self._show)
+            module.clear_output = lambda wait=False: None  # results that were sent stay
         elif module.__name__ == "IPython":
-            module.get_ipython = _get_ipython
+            module.get_ipython = lambda: None  # as in a program outside a notebook
             module.version_info = _VERSION
             module.__version__ = ".".join(map(str, _VERSION))
             importlib.import_module("IPython.display")  # `IPython.display.HTML` needs no import
-
-
-def _get_ipython() -> None:
-    """None, as in a program outside a notebook."""
-
-
-def _clear_output(wait: bool = False) -> None:
-    """Nothing is cleared: results that were sent stay."""
 
 
 class DisplayObject:
@@ -180,12 +166,9 @@ class DisplayObject:
     def reload(self) -> None:
         if self.filename is None:
             return
-        if self._binary:
-            with open(self.filename, "rb") as file:
-                self.data = file.read()
-        else:
-            with open(self.filename, encoding="utf-8") as text:
-                self.data = text.read()
+        mode, encoding = ("rb", None) if self._binary else ("r", "utf-8")
+        with open(self.filename, mode, encoding=encoding) as file:
+            self.data = file.read()
 
     def _take_url(self) -> None:
         raise ValueError("a sandbox does not fetch addresses: fetch it, and give its data")
@@ -194,29 +177,9 @@ class DisplayObject:
         return f"<IPython.display.{type(self).__name__} object>"
 
 
-class HTML(DisplayObject):
-    def _repr_html_(self) -> Any:
-        return self.data
-
-
-class Markdown(DisplayObject):
-    def _repr_markdown_(self) -> Any:
-        return self.data
-
-
-class Latex(DisplayObject):
-    def _repr_latex_(self) -> Any:
-        return self.data
-
-
 class Math(DisplayObject):
     def _repr_latex_(self) -> str:
         return f"$\\displaystyle {str(self.data).strip('$')}$"
-
-
-class SVG(DisplayObject):
-    def _repr_svg_(self) -> Any:
-        return self.data
 
 
 class JSON(DisplayObject):
@@ -277,7 +240,15 @@ class Image(DisplayObject):
         return {_find_picture_type(bytes(content), self.format): content}
 
 
-_KINDS = (DisplayObject, HTML, Markdown, Latex, Math, SVG, JSON, Pretty, Code, Image)
+_DATA_METHODS = {  # of kinds that offer their data as it is
+    "HTML": "_repr_html_",
+    "Markdown": "_repr_markdown_",
+    "Latex": "_repr_latex_",
+    "SVG": "_repr_svg_",
+}
+_KINDS: List[type] = [DisplayObject, Math, JSON, Pretty, Code, Image]
+for _name, _method in _DATA_METHODS.items():
+    _KINDS.append(type(_name, (DisplayObject,), {_method: lambda self: self.data}))
 _PICTURES = (
     (b"\x89PNG", "png"),
     (b"\xff\xd8", "jpeg"),

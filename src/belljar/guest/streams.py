@@ -15,8 +15,7 @@ import os
 import sys
 import threading
 import types
-from collections import deque
-from typing import Any, Callable, Deque, Dict, List
+from typing import Any, Callable, Dict, List
 
 # The cell that the running code belongs to. Tasks inherit it; new threads do not.
 CELL: "contextvars.ContextVar[int]" = contextvars.ContextVar("belljar_cell")
@@ -102,9 +101,6 @@ class _Unbuffered(io.BufferedIOBase):
 
     def fileno(self) -> int:
         return self.raw.fileno()
-
-    def isatty(self) -> bool:
-        return False
 
 
 def _find_pipe(cell: int, old: Dict[int, int]) -> int:
@@ -213,37 +209,33 @@ class SourceCache:
         """Call this before the cell is compiled."""
         # In the form of linecache: every line ends with a newline, and None keeps the entry.
         lines = [line.rstrip("\n") + "\n" for line in io.StringIO(text, None)]
-        if name in linecache.cache:  # the same file runs again
-            self._lasting.remove(name)
-            self._passing.remove(name)
+        self._lasting.remove(name)  # the same file may run again
+        self._passing.remove(name)
         linecache.cache[name] = (len(text), None, lines, name)
         self._passing.add(name, len(text))
 
     def keep_lasting(self, name: str, code: types.CodeType) -> None:
         """Keep the source longer if the cell defines functions or classes."""
         if any(type(const) is types.CodeType for const in code.co_consts):
-            self._lasting.add(*self._passing.take_last())
+            self._lasting.add(name, self._passing.remove(name))
 
 
 class _SourceList:
     def __init__(self, most: int) -> None:
         self._most = most
-        self._names: Deque[Any] = deque()  # and sizes
+        self._sizes: Dict[str, int] = {}  # by name, the oldest first
         self._size = 0
 
     def add(self, name: str, size: int) -> None:
-        self._names.append((name, size))
+        self._sizes[name] = size
         self._size += size
-        while len(self._names) > self._most or (self._size > MAX_SOURCE and len(self._names) > 1):
-            old, freed = self._names.popleft()
-            self._size -= freed
-            linecache.cache.pop(old, None)
+        while len(self._sizes) > self._most or (self._size > MAX_SOURCE and len(self._sizes) > 1):
+            oldest = next(iter(self._sizes))
+            self.remove(oldest)
+            linecache.cache.pop(oldest, None)
 
-    def remove(self, name: str) -> None:
-        self._size -= sum(size for each, size in self._names if each == name)
-        self._names = deque(item for item in self._names if item[0] != name)
-
-    def take_last(self) -> Any:
-        name, size = self._names.pop()
+    def remove(self, name: str) -> int:
+        """Return its size."""
+        size = self._sizes.pop(name, 0)
         self._size -= size
-        return name, size
+        return size

@@ -21,7 +21,7 @@ import struct
 from collections import deque
 from typing import IO, Callable, Deque, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
 
-from ..protocol import buffers
+from ..protocol import buffers, removal
 
 DIRECTORY, BEGINNING = b"d", b"b"  # the record of a directory follows those of its entries
 FILE, LINK = b"f", b"l"  # the record of a file follows its pieces; LINK: another name of a file
@@ -41,7 +41,6 @@ MAX_SEARCH = 16 * 1024 * 1024 * 1024  # bytes to search where the kernel reports
 _ZEROS = bytes(PAGE)
 
 MAX_OPEN = 64  # descriptors
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def create_memfd(name: str) -> int:
@@ -138,7 +137,7 @@ class TreeWalk:
         return self._open[-1]
 
     def enter(self, name: Union[str, bytes], below: int = -1) -> None:
-        fd = os.open(name, _DIRECTORY, dir_fd=self.here if below < 0 else below)
+        fd = os.open(name, removal.DIRECTORY, dir_fd=self.here if below < 0 else below)
         self._open.append(fd)
         self._way.append(_identity(fd))
         if len(self._open) > MAX_OPEN:
@@ -147,7 +146,7 @@ class TreeWalk:
     def leave(self) -> int:
         """Go up. The caller owns the returned descriptor of the directory that was left."""
         if len(self._open) == 1:
-            above = os.open("..", _DIRECTORY, dir_fd=self.here)
+            above = os.open("..", removal.DIRECTORY, dir_fd=self.here)
             self._open.appendleft(above)
             if _identity(above) != self._way[-2]:
                 raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
@@ -360,6 +359,18 @@ class Packer:
         if self._room < 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         file.write(data)
+
+
+def write_at(fd: int, data: "Union[bytes, memoryview]", position: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, position)
+        view, position = view[written:], position + written
+
+
+def restore_metadata(fd: int, mode: int, times: "Tuple[int, int]") -> None:
+    os.fchmod(fd, mode)
+    os.utime(fd, ns=times)
 
 
 def open_forced(name: str, directory: int, found: os.stat_result, access: int) -> int:

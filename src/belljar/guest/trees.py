@@ -17,15 +17,15 @@ import re
 import stat as modes
 import time
 from functools import partial
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple, TypeVar
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple, TypeVar, Union
 
 from ..protocol import messages, removal, wire
+from .tree_pack import write_at
 
 MAPPED_TIMEOUT = 0.05  # seconds
 MAX_MAPS = 4 * 1024 * 1024  # bytes of /proc/*/maps
 _SHARED = re.compile(rb"^\S+ .w.s \S+ \S+ ([1-9]\d*) ", re.MULTILINE)
 
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 FILE_TYPES = {modes.S_IFREG: "file", modes.S_IFDIR: "dir", modes.S_IFLNK: "symlink"}
 
@@ -44,27 +44,27 @@ class Deadline:
         return time.thread_time() > self._work or time.monotonic() > self._wait
 
 
-def open_root(path: str) -> int:
-    return os.open(path, _DIRECTORY & ~os.O_NOFOLLOW)
-
-
 def describe(status: os.stat_result) -> List[int]:
     """If two descriptions are equal, the file has not changed."""
     mode = modes.S_IMODE(status.st_mode)
     return [mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
-class _Unlocked:
-    """Makes directories accessible for one request whose modes forbid it to their owner.
+class _Root:
+    """The directory that a request is about. With `unlock`, directories below it whose modes forbid
+    it to their owner are made accessible meanwhile.
 
     By descriptors, so that a link that replaces a directory has no effect.
     """
 
-    def __init__(self, root: int, wanted: bool) -> None:
-        self._root = root
-        self._wanted = wanted
-        self._device = os.fstat(root).st_dev  # file systems mounted below are left alone
+    def __init__(self, header: wire.Header) -> None:
+        self.fd = os.open(header["path"], removal.DIRECTORY & ~os.O_NOFOLLOW)
+        self._unlocks = bool(header.get("unlock"))
+        self._device = os.fstat(self.fd).st_dev  # file systems mounted below are left alone
         self._before: Dict[str, os.stat_result] = {}
+
+    def __enter__(self) -> "_Root":
+        return self
 
     def retry(self, directory: str, attempt: "Callable[[], T]") -> "T":
         """Call `attempt`, and again if a directory had to be unlocked."""
@@ -77,7 +77,7 @@ class _Unlocked:
 
     def _unlock(self, directory: str) -> bool:
         """Unlock a directory and those above it. True if any of them was locked."""
-        if not self._wanted or not directory:
+        if not self._unlocks or not directory:
             return False
         done = self._unlock_one(directory)
         if done is not None:
@@ -90,7 +90,7 @@ class _Unlocked:
     def _unlock_one(self, path: str) -> Optional[bool]:
         """None if it cannot be opened. Once for each: a process may lock it again and again."""
         try:
-            fd = os.open(path, _DIRECTORY | os.O_PATH, dir_fd=self._root)
+            fd = os.open(path, removal.DIRECTORY | os.O_PATH, dir_fd=self.fd)
         except OSError:
             return None
         try:
@@ -106,11 +106,11 @@ class _Unlocked:
         finally:
             os.close(fd)
 
-    def close(self) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Restore the modes, those of the innermost directories first."""
         for path, status in reversed(list(self._before.items())):
             try:
-                fd = os.open(path, _DIRECTORY | os.O_PATH, dir_fd=self._root)
+                fd = os.open(path, removal.DIRECTORY | os.O_PATH, dir_fd=self.fd)
             except OSError:
                 continue  # moved or removed meanwhile
             try:
@@ -119,6 +119,7 @@ class _Unlocked:
                     os.chmod(f"/proc/self/fd/{fd}", modes.S_IMODE(status.st_mode))
             finally:
                 os.close(fd)
+        os.close(self.fd)
 
 
 # -- scan -----------------------------------------------------------------------------------
@@ -133,27 +134,24 @@ def scan(frame: wire.Frame) -> Answer:
     after: str = frame.header.get("after") or ""
     found: List[List[Any]] = []
     failed: List[List[int]] = []
-    root = open_root(frame.header["path"])
-    unlocked = _Unlocked(root, bool(frame.header.get("unlock")))
-    try:
+    done, last = 0, ""
+    with _Root(frame.header) as root:
         for number, directory in enumerate(directories):
             try:
                 room = messages.SCAN_PAGE - len(found)
-                attempt = partial(_scan_one, root, number, directory, after, room)
-                rows, last = unlocked.retry(directory, attempt)
+                attempt = partial(_scan_one, root.fd, number, directory, after, room)
+                rows, last = root.retry(directory, attempt)
                 found += rows
             except OSError as error:
                 failed.append([number, error.errno or errno.EIO])
-                last = None
-            if last is not None:
-                return {"done": number, "after": last}, _pack_page(found, failed)
-            after = ""
+                last = ""
+            if last:
+                break
+            done, after = number + 1, ""
             if len(found) >= messages.SCAN_PAGE:
-                return {"done": number + 1, "after": ""}, _pack_page(found, failed)
-    finally:
-        unlocked.close()
-        os.close(root)
-    return {"done": len(directories), "after": ""}, _pack_page(found, failed)
+                break
+    page = json.dumps({"entries": found, "failed": failed}).encode("ascii")
+    return {"done": done, "after": last}, page
 
 
 def find_mapped(frame: wire.Frame) -> Answer:
@@ -175,32 +173,28 @@ def find_mapped(frame: wire.Frame) -> Answer:
     return {"inodes": sorted(inodes)[: messages.MAX_ROWS]}, b""
 
 
-def _pack_page(found: List[List[Any]], failed: List[List[int]]) -> bytes:
-    return json.dumps({"entries": found, "failed": failed}).encode("ascii")
-
-
 def _scan_one(
     root: int, number: int, directory: str, after: str, room: int
-) -> Tuple[List[List[Any]], Optional[str]]:
+) -> Tuple[List[List[Any]], str]:
     """Entries in the order of their names, and the last name if there are more than `room`."""
     rows: List[List[Any]] = []
-    fd = os.open(directory or ".", _DIRECTORY, dir_fd=root)
+    fd = os.open(directory or ".", removal.DIRECTORY, dir_fd=root)
     try:
-        names = _list_names(fd, after)
+        names = list_names(fd, messages.MAX_NAMES, after)
         for name in names[:room]:
             with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                 rows.append([number, name, *_describe_entry(fd, name)])
-        return rows, names[room - 1] if len(names) > room else None
+        return rows, names[room - 1] if len(names) > room else ""
     finally:
         os.close(fd)
 
 
-def _list_names(fd: int, after: str) -> List[str]:
+def list_names(directory: Union[int, str], most: int, after: str = "") -> List[str]:
     names = []
-    with os.scandir(fd) as entries:
+    with os.scandir(directory) as entries:
         for count, entry in enumerate(entries):
-            if count >= messages.MAX_NAMES:
-                raise OSError(errno.E2BIG, "too many entries")
+            if count >= most:
+                raise OSError(errno.E2BIG, f"the directory has more than {most} entries")
             if entry.name > after:
                 names.append(entry.name)
     return sorted(names)
@@ -223,21 +217,16 @@ def gather(frame: wire.Frame) -> Answer:
     rows: List[List[Any]] = []
     data = bytearray()
     follow = bool(frame.header.get("follow"))  # one file, which the caller has named
-    root = open_root(frame.header["path"])
-    unlocked = _Unlocked(root, bool(frame.header.get("unlock")))
-    try:
+    with _Root(frame.header) as root:
         for path, offset, size in json.loads(frame.payload)[: messages.MAX_ROWS]:
             size = min(int(size), messages.MAX_PART - len(data))
             try:
-                attempt = partial(_read, root, path, int(offset), size, follow)
-                row, part = unlocked.retry(os.path.dirname(path), attempt)
+                attempt = partial(_read, root.fd, path, int(offset), size, follow)
+                row, part = root.retry(os.path.dirname(path), attempt)
             except OSError as error:
                 row, part = [error.errno or errno.EIO], b""
             rows.append(row)
             data += part
-    finally:
-        unlocked.close()
-        os.close(root)
     return {"rows": rows}, bytes(data)
 
 
@@ -282,7 +271,6 @@ def scatter(frame: wire.Frame) -> Answer:
     wanted = json.loads(frame.payload[messages.LENGTH.size : start])[: messages.MAX_ROWS]
     data = memoryview(frame.payload)[start:]
     os.makedirs(frame.header["path"], exist_ok=True)
-    root = open_root(frame.header["path"])
     verbs: Dict[str, Callable[..., List[Any]]] = {
         "file": _make_file,
         "dir": _make_dir,
@@ -290,16 +278,14 @@ def scatter(frame: wire.Frame) -> Answer:
         "remove": _remove,
     }
     rows: List[List[Any]] = []
-    try:
+    with _Root(frame.header) as root:
         for verb, path, *rest in wanted:
             part = data[: rest[1]] if verb == "file" else data[:0]
             data = data[len(part) :]
             try:
-                rows.append([0, *verbs[verb](root, path, *rest, part)])
+                rows.append([0, *verbs[verb](root.fd, path, *rest, part)])
             except OSError as error:
                 rows.append([error.errno or errno.EIO])
-    finally:
-        os.close(root)
     return {"rows": rows}, b""
 
 
@@ -319,9 +305,7 @@ def _make_file(
         else open_regular(path, os.O_WRONLY, root, follow=False)
     )
     try:
-        while part:
-            written = os.pwrite(fd, part, offset)
-            offset, part = offset + written, part[written:]
+        write_at(fd, part, offset)
         if mode is not None:
             os.fchmod(fd, mode & 0o777)
         if mtime is not None:
@@ -347,8 +331,6 @@ def _open_new(root: int, path: str) -> int:
 
 def _make_parents(root: int, path: str) -> None:
     parent = os.path.dirname(path)
-    if not parent:
-        return
     missing: List[str] = []
     while parent:
         try:
@@ -366,7 +348,7 @@ def _make_dir(root: int, path: str, part: memoryview) -> List[Any]:
     try:
         os.mkdir(path, dir_fd=root)
     except FileExistsError:
-        os.close(os.open(path, _DIRECTORY, dir_fd=root))  # fails unless it is a directory
+        os.close(os.open(path, removal.DIRECTORY, dir_fd=root))  # fails unless it is a directory
     return []
 
 

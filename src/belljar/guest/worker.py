@@ -78,8 +78,7 @@ class Worker:
         self._forked = False
         self._named: Set[Tuple[int, int]] = set()  # open files in the workspace
         _reseed()
-        display.install(self._show)
-        figures.install(self._show_figures)
+        display.install(self._show, self._show_figures)
         builtins.input = _no_input
         builtins.print = streams.print_whole
         signal.signal(signal.SIGINT, self._interrupt)
@@ -131,8 +130,8 @@ class Worker:
         if self._reserve is None:
             self._reserve = _reserve_memory()
         pyplot = sys.modules.get("matplotlib.pyplot")
-        if pyplot is not None and pyplot.__dict__.get("show") is not figures.show_open:
-            figures.replace_show(pyplot)
+        if pyplot is not None:
+            figures.replace_show(pyplot, self._show_figures)
         rest = fds[2:]
         header, payload, value = self._run(frame, rest)
         if rest:

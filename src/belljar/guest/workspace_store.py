@@ -15,13 +15,11 @@ import stat as modes
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from ..protocol import removal
-from .tree_pack import open_forced
+from .tree_pack import DataFinder, open_forced, restore_metadata, write_at
 
 CURRENT = "current"
 LINKS = "-links"  # suffix of a directory beside a copy, for its files with several names
 REMOVE_TIMEOUT = 60.0  # seconds
-COPY_SIZE = 8 * 1024 * 1024  # bytes copied at once
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 Then = Callable[[int], None]  # gets an errno, 0 for success
@@ -61,12 +59,12 @@ class Store:
         def links() -> int:
             if not made:
                 os.mkdir(target + LINKS, 0o700, dir_fd=self._directory)
-                made.append(os.open(target + LINKS, _DIRECTORY, dir_fd=self._directory))
+                made.append(os.open(target + LINKS, removal.DIRECTORY, dir_fd=self._directory))
             return made[0]
 
         with self._entered(source) as (from_, status), self._entered(target) as (to, _):
             copy_tree(from_, to, links)
-            os.utime(to, ns=(status.st_atime_ns, status.st_mtime_ns))
+            os.utime(to, ns=_get_times(status))
         os.chmod(target, modes.S_IMODE(status.st_mode), dir_fd=self._directory)
         if made:
             self._remove(target + LINKS)
@@ -90,7 +88,7 @@ class Store:
         with self._entered(source) as (from_, status), self._entered(target) as (to, _):
             for name in os.listdir(from_):
                 _move(name, from_, to)
-            os.utime(to, ns=(status.st_atime_ns, status.st_mtime_ns))
+            os.utime(to, ns=_get_times(status))
         os.chmod(target, modes.S_IMODE(status.st_mode), dir_fd=self._directory)
 
     def remove(self, name: str, then: "Optional[Then]" = None) -> None:
@@ -167,7 +165,7 @@ class Store:
         """Open a workspace, whatever mode the code has given it."""
         status = os.stat(name, dir_fd=self._directory, follow_symlinks=False)
         os.chmod(name, 0o700, dir_fd=self._directory)
-        fd = os.open(name, _DIRECTORY, dir_fd=self._directory)
+        fd = os.open(name, removal.DIRECTORY, dir_fd=self._directory)
         try:
             yield fd, status
         finally:
@@ -226,11 +224,11 @@ def _copy_entry(name: str, level: _Level, links: Links) -> "Optional[_Level]":
         _copy_file(name, level, found, links)
     elif modes.S_ISLNK(found.st_mode):
         os.symlink(os.readlink(name, dir_fd=level.source), name, dir_fd=level.target)
-        _set_times(name, level.target, found)
+        os.utime(name, ns=_get_times(found), dir_fd=level.target, follow_symlinks=False)
     elif modes.S_ISFIFO(found.st_mode):
         os.mkfifo(name, 0o600, dir_fd=level.target)
         os.chmod(name, modes.S_IMODE(found.st_mode), dir_fd=level.target)
-        _set_times(name, level.target, found)
+        os.utime(name, ns=_get_times(found), dir_fd=level.target, follow_symlinks=False)
     # A socket is not copied: it is useless without the process that listens.
     return None
 
@@ -239,16 +237,16 @@ def _enter_directory(name: str, level: _Level, found: os.stat_result) -> _Level:
     """Enter a directory, even if its mode forbids it."""
     if not _open_to_owner(found):
         os.chmod(name, found.st_mode & 0o7777 | 0o700, dir_fd=level.source)
-    source = os.open(name, _DIRECTORY, dir_fd=level.source)
+    source = os.open(name, removal.DIRECTORY, dir_fd=level.source)
     os.mkdir(name, 0o700, dir_fd=level.target)
-    target = os.open(name, _DIRECTORY, dir_fd=level.target)
+    target = os.open(name, removal.DIRECTORY, dir_fd=level.target)
     return _Level(source, target, iter(os.listdir(source)), level.source, name, found)
 
 
 def _leave_directory(level: _Level) -> None:
     if level.status is None:
         return  # the caller owns the top
-    _copy_metadata(level.target, level.status)
+    restore_metadata(level.target, modes.S_IMODE(level.status.st_mode), _get_times(level.status))
     os.close(level.source)
     os.close(level.target)
     if not _open_to_owner(level.status):
@@ -273,8 +271,11 @@ def _copy_file(name: str, level: _Level, found: os.stat_result, links: Links) ->
         flags = _FILE | os.O_WRONLY | os.O_CREAT | os.O_EXCL
         target = os.open(name, flags, 0o600, dir_fd=level.target)
         try:
-            _copy_data(source, target, found.st_size)
-            _copy_metadata(target, found)
+            # Without the holes: a file may claim to be larger than any memory.
+            os.truncate(target, found.st_size)
+            for position, data in DataFinder().pieces(source, found.st_size):
+                write_at(target, data, position)
+            restore_metadata(target, modes.S_IMODE(found.st_mode), _get_times(found))
         finally:
             os.close(target)
     finally:
@@ -283,32 +284,5 @@ def _copy_file(name: str, level: _Level, found: os.stat_result, links: Links) ->
         os.link(name, known, src_dir_fd=level.target, dst_dir_fd=links())
 
 
-def _copy_data(source: int, target: int, size: int) -> None:
-    """Copy the data without the holes: a file may claim to be larger than any memory."""
-    os.truncate(target, size)
-    position = 0
-    while position < size:
-        try:
-            position = os.lseek(source, position, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno == errno.ENXIO:
-                return  # the rest is a hole
-            raise
-        end = os.lseek(source, position, os.SEEK_HOLE)
-        os.lseek(target, position, os.SEEK_SET)
-        while position < end:
-            data = os.pread(source, min(end - position, COPY_SIZE), position)
-            if not data:
-                return  # it shrank
-            position += os.write(target, data)
-            os.lseek(target, position, os.SEEK_SET)
-
-
-def _copy_metadata(fd: int, status: os.stat_result) -> None:
-    os.fchmod(fd, modes.S_IMODE(status.st_mode))
-    os.utime(fd, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
-def _set_times(name: str, directory: int, status: os.stat_result) -> None:
-    times = (status.st_atime_ns, status.st_mtime_ns)
-    os.utime(name, ns=times, dir_fd=directory, follow_symlinks=False)
+def _get_times(status: os.stat_result) -> "Tuple[int, int]":
+    return status.st_atime_ns, status.st_mtime_ns

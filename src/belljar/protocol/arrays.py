@@ -3,12 +3,13 @@
 A dtype is described as data and built again piece by piece, from an allow-list.
 """
 
+import math
 import re
 import struct
 import sys
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
-from .parcel import CannotTravel, Packer, Unpacker
+from .parcel import CannotTravel, Packer, Unpacker, check_type
 
 _MAX_DIMENSIONS = 32
 _MAX_FIELDS = 1000
@@ -150,7 +151,7 @@ def decode_dtype(np: Any, spec: Any, nesting: int = _MAX_NESTING) -> Any:
     elif set(spec) == {"item", "shape"}:
         item = decode_dtype(np, spec["item"], nesting - 1)
         shape = _decode_shape(spec["shape"])
-        if not 0 < item.itemsize * _product(shape) <= _MAX_ITEM:
+        if not 0 < item.itemsize * math.prod(shape) <= _MAX_ITEM:
             raise ValueError("a dtype is too large, or empty")
         dtype = np.dtype((item, shape))
     else:
@@ -193,16 +194,9 @@ def _decode_shape(spec: Any) -> Tuple[int, ...]:
     return tuple(spec)
 
 
-def _product(shape: Tuple[int, ...]) -> int:
-    product = 1
-    for size in shape:
-        product *= size
-    return product
-
-
 def _count_free_rows(shape: Tuple[int, ...]) -> int:
     """How many rows an array without bytes claims to have."""
-    return _product(tuple(size for size in shape if size))
+    return math.prod(size for size in shape if size)
 
 
 def _decode_array(unpacker: Unpacker, body: Any) -> Any:
@@ -211,12 +205,12 @@ def _decode_array(unpacker: Unpacker, body: Any) -> Any:
     shape = _decode_shape(body["shape"])
     if "texts" in body:
         unpacker.enter()
-        texts = _check_type(list, unpacker.decode(body["texts"]))
+        texts = check_type(list, unpacker.decode(body["texts"]))
         unpacker.leave()
         if not all(type(text) is str for text in texts):
             raise TypeError("not texts")
         return np.array(texts, dtype=np.dtypes.StringDType()).reshape(shape)
-    dtype, count = decode_dtype(np, body["dtype"]), _product(shape)
+    dtype, count = decode_dtype(np, body["dtype"]), math.prod(shape)
     if count * dtype.itemsize == 0:
         unpacker.free_rows(_count_free_rows(shape))
     flat = decode_flat(unpacker, np, dtype, body["data"], count)
@@ -276,7 +270,7 @@ def _decode_scalar(unpacker: Unpacker, body: Any) -> Any:
         return _decode_without_numpy(unpacker, spec, data)
     if spec == "str" or spec == "bytes":
         base = str if spec == "str" else bytes
-        return (np.str_ if base is str else np.bytes_)(_check_type(base, unpacker.decode(data)))
+        return (np.str_ if base is str else np.bytes_)(check_type(base, unpacker.decode(data)))
     dtype = decode_dtype(np, spec)
     if type(data) is str:
         made = _view_buffer(np, dtype, 1, bytes.fromhex(data))
@@ -289,12 +283,6 @@ def _decode_scalar(unpacker: Unpacker, body: Any) -> Any:
     if not isinstance(scalar, np.generic):
         raise ValueError("not a scalar")
     return scalar
-
-
-def _check_type(kind: type, value: Any) -> Any:
-    if type(value) is not kind:
-        raise TypeError("wrong body")
-    return value
 
 
 def _decode_without_numpy(unpacker: Unpacker, spec: Any, data: Any) -> Any:
@@ -310,7 +298,4 @@ def _decode_without_numpy(unpacker: Unpacker, spec: Any, data: Any) -> Any:
     return complex(*numbers) if len(numbers) == 2 else numbers[0]
 
 
-DECODERS: Dict[str, Callable[[Unpacker, Any], Any]] = {
-    "array": _decode_array,
-    "numpy": _decode_scalar,
-}
+DECODERS = {"array": _decode_array, "numpy": _decode_scalar}

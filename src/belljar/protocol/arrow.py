@@ -8,9 +8,9 @@ libraries act on it. A node is {"n": length, "b": buffers, "c": children, "d": d
 import functools
 import re
 import sys
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Dict, List, Optional
 
-from .parcel import Note, Packer, Unpacker
+from .parcel import Packer, Unpacker
 
 _MAX_NESTING = 16
 _UNITS = ("s", "ms", "us", "ns")
@@ -25,34 +25,23 @@ def encode_arrow(packer: Packer, value: Any) -> Optional[Dict[str, Any]]:
     if issubclass(kind, (pa.Table, pa.RecordBatch)):
         return {"table": _encode_table(packer, pa, value)}
     if issubclass(kind, pa.ChunkedArray):
-        return {"arrow": {**encode_chunks(packer, pa, value.type, value.chunks), "chunked": True}}
+        return {"arrow": {**encode_chunks(packer, pa, value), "chunked": True}}
     if issubclass(kind, pa.Array):
-        return {"arrow": encode_chunks(packer, pa, value.type, [value])}
+        return {"arrow": encode_chunks(packer, pa, value)}
     if issubclass(kind, pa.Scalar):
         raise packer.refusal("is a pyarrow scalar; send the value in it, .as_py()")
     return None
 
 
 def _encode_table(packer: Packer, pa: Any, table: Any) -> Dict[str, Any]:
-    columns = []
-    packer.enter()
-    for index, field in enumerate(table.schema):
-        packer.at(Note(" column", [field.name]))
-        column = table.column(index)
-        chunks = column.chunks if hasattr(column, "chunks") else [column]
-        encoded = encode_chunks(packer, pa, field.type, chunks)
-        columns.append([field.name, field.nullable, encoded])
-    packer.leave()
+    pairs = packer.walk_columns(zip(table.schema, table.columns), lambda pair: pair[0].name)
+    columns = [[f.name, f.nullable, encode_chunks(packer, pa, column)] for f, column in pairs]
     return {"columns": columns, "batch": issubclass(type(table), pa.RecordBatch)}
 
 
-def get_chunks(pa: Any, column: Any) -> Any:
-    """The chunked array of a pandas column."""
-    made = column.__arrow_array__()
-    return made if isinstance(made, pa.ChunkedArray) else pa.chunked_array([made])
-
-
-def encode_chunks(packer: Packer, pa: Any, kind: Any, chunks: List[Any]) -> Dict[str, Any]:
+def encode_chunks(packer: Packer, pa: Any, array: Any) -> Dict[str, Any]:
+    """An array, or a chunked one."""
+    kind, chunks = array.type, getattr(array, "chunks", [array])
     view = pa.types.is_string_view(kind) if hasattr(pa.types, "is_string_view") else False
     if view or (hasattr(pa.types, "is_binary_view") and pa.types.is_binary_view(kind)):
         kind = pa.large_string() if view else pa.large_binary()
@@ -338,12 +327,9 @@ def _decode_array(unpacker: Unpacker, body: Any) -> Any:
 def _decode_table(unpacker: Unpacker, body: Any) -> Any:
     pa = unpacker.imported("pyarrow", "pyarrow table")
     fields, columns = [], []
-    unpacker.enter()
-    for name, nullable, column in body["columns"]:
-        unpacker.at(Note(" column", [name]))
+    for name, nullable, column in unpacker.walk_columns(body["columns"], lambda row: row[0]):
         columns.append(decode_chunks(unpacker, pa, column))
         fields.append(pa.field(name, columns[-1].type, nullable is True))
-    unpacker.leave()
     schema = pa.schema(fields)
     if body["batch"] is True:
         columns = [column.chunk(0) for column in columns]
@@ -354,7 +340,4 @@ def _decode_table(unpacker: Unpacker, body: Any) -> Any:
     return made
 
 
-DECODERS: Dict[str, Callable[[Unpacker, Any], Any]] = {
-    "arrow": _decode_array,
-    "table": _decode_table,
-}
+DECODERS = {"arrow": _decode_array, "table": _decode_table}

@@ -164,12 +164,10 @@ def map_shared(fd: int, size: int) -> mmap.mmap:
         if sys.version_info >= (3, 13):
             options["trackfd"] = False  # saves one descriptor for each value
         return mmap.mmap(fd, size, **options)
-    except OSError as error:
+    except (OSError, ValueError, OverflowError) as error:
         # This process lacks memory or descriptors; the peer did nothing wrong.
-        if error.errno in (errno.ENOMEM, errno.EMFILE, errno.ENFILE):
+        if getattr(error, "errno", 0) in (errno.ENOMEM, errno.EMFILE, errno.ENFILE):
             raise MemoryError(f"no memory for a value of {size} bytes") from None
-        raise wire.WireError(f"not shared memory: {type(error).__name__}") from None
-    except (ValueError, OverflowError) as error:
         raise wire.WireError(f"not shared memory: {type(error).__name__}") from None
     finally:
         close(fd)

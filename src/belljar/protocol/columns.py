@@ -10,8 +10,8 @@ import sys
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from . import arrays, arrow, scalars
-from .parcel import CannotTravel, Note, Packer, Unpacker
-from .scalars import check_distinct, decode_texts, encode_lengths
+from .parcel import CannotTravel, Note, Packer, Unpacker, check_type
+from .scalars import check_distinct, decode_texts, encode_lengths, encode_texts
 
 _NUMBERS = re.compile(
     r"[<>|](b1|[iu][1248]|f(2|4|8|12|16)|c(8|16|24|32))|[<>][mM]8\[(s|ms|us|ns)\]"
@@ -45,7 +45,8 @@ def encode_column(packer: Packer, pd: Any, column: Any) -> Dict[str, Any]:
     packer.count()
     np = sys.modules["numpy"]
     # pandas wraps a plain array and its dtype.
-    dtype = getattr(column.dtype, "numpy_dtype", None) if _is_plain(column) else column.dtype
+    is_plain = type(column).__name__ in ("NumpyExtensionArray", "PandasArray")
+    dtype = getattr(column.dtype, "numpy_dtype", None) if is_plain else column.dtype
     if isinstance(dtype, np.dtype):
         raw = np.asarray(column)
         if dtype.kind == "O":
@@ -53,14 +54,12 @@ def encode_column(packer: Packer, pd: Any, column: Any) -> Dict[str, Any]:
         if not is_numbers(dtype):
             raise packer.refusal(f"has the dtype {dtype}, which cannot travel")
         return {"numbers": [dtype.str, packer.buffer(arrays.get_memory(np, raw))]}
+    if isinstance(dtype, pd.SparseDtype):
+        raise packer.refusal("is sparse; make it dense first, .sparse.to_dense()")
     encode_extension = _EXTENSIONS.get(type(dtype).__name__)
     if encode_extension is None or type(dtype).__module__.partition(".")[0] != "pandas":
         raise packer.refusal(f"has the dtype {dtype}, which cannot travel")
     return encode_extension(packer, pd, np, column)
-
-
-def _is_plain(column: Any) -> bool:
-    return type(column).__name__ in ("NumpyExtensionArray", "PandasArray")
 
 
 def _encode_objects(packer: Packer, pd: Any, raw: Any) -> Dict[str, Any]:
@@ -79,7 +78,7 @@ def _encode_maybe_texts(packer: Packer, pd: Any, items: List[Any]) -> Optional[D
     if len(items) < _FEW or not kinds <= {str, *map(type, _list_missing(pd))}:
         return None
     if kinds == {str}:
-        return {"texts": encode_lengths(packer, array.array("i", map(len, items)), items)}
+        return {"texts": encode_texts(packer, items)}
     stand_ins = {id(pd.NA): -3, id(pd.NaT): -4, id(None): -1}
     lengths = array.array("i")
     for item in items:
@@ -121,9 +120,7 @@ def _encode_strings(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, 
     own = storage == _string_dtype(pd, np, "auto", na).storage
     kind = ["auto" if own else storage, na]
     if storage != "python" and len(column) >= _FEW:
-        pa = sys.modules["pyarrow"]
-        chunks = arrow.get_chunks(pa, column)
-        return {"strings": [*kind, arrow.encode_chunks(packer, pa, chunks.type, chunks.chunks)]}
+        return {"strings": [*kind, _encode_arrow(packer, pd, np, column)["arrow"]]}
     return {"strings": [*kind, _encode_objects(packer, pd, column.to_numpy(dtype=object))]}
 
 
@@ -144,12 +141,7 @@ def _encode_intervals(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str
 
 def _encode_arrow(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, Any]:
     pa = sys.modules["pyarrow"]
-    chunks = arrow.get_chunks(pa, column)
-    return {"arrow": arrow.encode_chunks(packer, pa, chunks.type, chunks.chunks)}
-
-
-def _encode_sparse(packer: Packer, pd: Any, np: Any, column: Any) -> Dict[str, Any]:
-    raise packer.refusal("is sparse; make it dense first, .sparse.to_dense()")
+    return {"arrow": arrow.encode_chunks(packer, pa, column.__arrow_array__())}
 
 
 _EXTENSIONS: Dict[str, Callable[[Packer, Any, Any, Any], Dict[str, Any]]] = {
@@ -159,17 +151,10 @@ _EXTENSIONS: Dict[str, Callable[[Packer, Any, Any, Any], Dict[str, Any]]] = {
     "PeriodDtype": _encode_periods,
     "IntervalDtype": _encode_intervals,
     "ArrowDtype": _encode_arrow,
-    "SparseDtype": _encode_sparse,
     "BooleanDtype": _encode_masked,
-    **{
-        f"{kind}{size}Dtype": _encode_masked
-        for kind, sizes in (
-            ("Int", (8, 16, 32, 64)),
-            ("UInt", (8, 16, 32, 64)),
-            ("Float", (32, 64)),
-        )
-        for size in sizes
-    },
+    "Float32Dtype": _encode_masked,
+    "Float64Dtype": _encode_masked,
+    **{f"{sign}Int{size}Dtype": _encode_masked for sign in ("", "U") for size in (8, 16, 32, 64)},
 }
 
 
@@ -184,10 +169,12 @@ def decode_column(unpacker: Unpacker, pd: Any, spec: Any) -> Any:
     if tag == "texts":
         return np.array(decode_texts(unpacker, body, _list_missing(pd)), dtype=object)
     if tag == "objects":
-        return _make_objects(np, _check_type(list, unpacker.decode(body)))
+        return _make_objects(np, check_type(list, unpacker.decode(body)))
     if tag == "arrow":
         pa = unpacker.imported("pyarrow", "column of Arrow")
         return pd.arrays.ArrowExtensionArray(arrow.decode_chunks(unpacker, pa, body))
+    if tag == "numbers":
+        return _decode_plain(unpacker, np, _NUMBERS, *body)
     return _DECODERS[tag](unpacker, pd, np, *body)
 
 
@@ -196,10 +183,6 @@ def _make_objects(np: Any, items: List[Any]) -> Any:
     for index, item in enumerate(items):  # one by one: numpy would convert nested lists
         made[index] = item
     return made
-
-
-def _decode_numbers(unpacker: Unpacker, pd: Any, np: Any, dtype: Any, data: Any) -> Any:
-    return _decode_plain(unpacker, np, _NUMBERS, dtype, data)
 
 
 def _decode_plain(
@@ -217,19 +200,21 @@ def _decode_zoned(unpacker: Unpacker, pd: Any, np: Any, unit: Any, zone: Any, da
     return pd.array(_decode_plain(unpacker, np, _CODES, "<i8", data), dtype=dtype, copy=False)
 
 
-def check_codes(codes: Any, count: int) -> None:
+def decode_codes(unpacker: Unpacker, np: Any, dtype: Any, data: Any, count: int) -> Any:
+    """Places in a list of `count` items; -1 for none."""
+    codes = _decode_plain(unpacker, np, _CODES, dtype, data)
     if len(codes) and not (codes.min() >= -1 and codes.max() < count):
         raise ValueError("a code out of range")
+    return codes
 
 
 def _decode_categories(
     unpacker: Unpacker, pd: Any, np: Any, categories: Any, ordered: Any, dtype: Any, data: Any
 ) -> Any:
     names = _decode_index(unpacker, pd, categories)
-    codes = _decode_plain(unpacker, np, _CODES, dtype, data)
-    check_codes(codes, len(names))
+    codes = decode_codes(unpacker, np, dtype, data, len(names))
     check_distinct(unpacker, pd, names)
-    kind = pd.CategoricalDtype(names, ordered=_check_type(bool, ordered))
+    kind = pd.CategoricalDtype(names, ordered=check_type(bool, ordered))
     return pd.Categorical.from_codes(codes, dtype=kind)
 
 
@@ -302,14 +287,7 @@ def _decode_index(unpacker: Unpacker, pd: Any, spec: Any) -> Any:
     return made
 
 
-def _check_type(kind: type, value: Any) -> Any:
-    if type(value) is not kind:
-        raise TypeError("wrong body")
-    return value
-
-
 _DECODERS: Dict[str, Callable[..., Any]] = {
-    "numbers": _decode_numbers,
     "zoned": _decode_zoned,
     "categories": _decode_categories,
     "masked": _decode_masked,

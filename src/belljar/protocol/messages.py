@@ -49,9 +49,8 @@ def _check_result_part(part: Any) -> Dict[str, Any]:
     if not isinstance(part, dict):
         raise wire.WireError("a part of a result is malformed")
     mime, size = part.get("mime"), part.get("size")
-    if not isinstance(mime, str) or len(mime) > MAX_NAME or type(size) is not int:
-        raise wire.WireError("a part of a result is malformed")
-    if not 0 <= size <= wire.MAX_PAYLOAD:
+    named = isinstance(mime, str) and len(mime) <= MAX_NAME
+    if not named or type(size) is not int or not 0 <= size <= wire.MAX_PAYLOAD:
         raise wire.WireError("a part of a result is malformed")
     return {"mime": mime, "size": size, "text": part.get("text") is True}
 

@@ -9,10 +9,9 @@ large value.
 
 import importlib
 import json
-import os
 import struct
 import sys
-from typing import Any, Callable, Dict, List, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Tuple, Union
 
 MAX_DEPTH = 100
 MAX_BYTES = 1 << 30
@@ -27,8 +26,7 @@ MAX_CALENDAR_ROWS = 20_000
 _MAGIC = b"BJ1" + (b"l" if sys.byteorder == "little" else b"b")
 _HEAD = struct.Struct("=4sII")  # magic, size of the text, number of buffers
 _ALIGN = 64
-_SMALL = 4096  # smaller pieces are joined: a system call takes 1024 pieces at most
-_MOST_PIECES = 1024
+_SMALL = 4096  # smaller pieces are joined, because each takes a system call
 JSON = json.JSONEncoder(separators=(",", ":"))
 
 Buffer = Union[bytes, bytearray, memoryview, Any]
@@ -68,16 +66,6 @@ class Encoded:
     def join(self) -> bytes:
         return b"".join(self._parts)
 
-    def write(self, fd: int) -> None:
-        """Write all of it at the position of the descriptor (a file, a memfd)."""
-        left = [memoryview(piece).cast("B") for piece in self.pieces()]
-        while left:
-            done = os.writev(fd, left[:_MOST_PIECES])
-            while left and done >= len(left[0]):
-                done -= len(left.pop(0))
-            if done:
-                left[0] = left[0][done:]
-
 
 class Note:
     """A part of a path that is not an index: ` column 'x'`. The text is made when needed."""
@@ -95,11 +83,15 @@ class Note:
 
 
 class _Walk:
-    """The current place inside a value. It stays there after an error, for the message."""
+    """The current place inside a value, and what the value may still have. The place stays after an
+    error, for the message."""
 
     def __init__(self, depth: int) -> None:
         self._place: List[Any] = []
         self._depth = depth
+        self._free_rows = MAX_FREE_ROWS
+        self._arrays = MAX_ARRAYS
+        self._calendar_rows = MAX_CALENDAR_ROWS
 
     def enter(self, key: Any = None) -> None:
         if len(self._place) >= self._depth:
@@ -112,6 +104,14 @@ class _Walk:
     def leave(self) -> None:
         self._place.pop()
 
+    def walk_columns(self, columns: Iterable[Any], get_name: Callable[[Any], str]) -> Iterator[Any]:
+        """Give one column after the other, and be at its place meanwhile."""
+        self.enter()
+        for column in columns:
+            self.at(Note(" column", [get_name(column)]))
+            yield column
+        self.leave()
+
     def where(self) -> str:
         parts = [str(part) if type(part) is Note else f"[{part!r}]" for part in self._place]
         if len(parts) > 12:
@@ -120,6 +120,25 @@ class _Walk:
 
     def refusal(self, reason: str) -> CannotTravel:
         return CannotTravel(f"{self.where()} {reason}")
+
+    def free_rows(self, count: int) -> None:
+        """Count rows that take no bytes. A hostile count may be negative."""
+        self._free_rows -= count
+        if count < 0 or self._free_rows < 0:
+            raise self.refusal(f"has more than {MAX_FREE_ROWS} rows that hold no data")
+
+    def count(self) -> None:
+        """Count one array or column."""
+        self._arrays -= 1
+        if self._arrays < 0:
+            raise self.refusal(f"is one array or column more than {MAX_ARRAYS}; join some")
+
+    def calendar_rows(self, count: int) -> bool:
+        """True if the reader can check so many more rows."""
+        if count > self._calendar_rows:
+            return False
+        self._calendar_rows -= count
+        return True
 
 
 class Packer(_Walk):
@@ -133,9 +152,6 @@ class Packer(_Walk):
         self._room = limit
         self._text_limit = text_limit
         self._text_room = text_limit
-        self._free_rows = MAX_FREE_ROWS
-        self._arrays = MAX_ARRAYS
-        self._calendar_rows = MAX_CALENDAR_ROWS
 
     def encode(self, value: Any) -> Any:
         return self._encode(self, value)
@@ -153,24 +169,6 @@ class Packer(_Walk):
         self._text_room -= size
         if self._text_room < 0:
             raise self._too_much_text()
-
-    def free_rows(self, count: int) -> None:
-        self._free_rows -= count
-        if self._free_rows < 0:
-            raise self.refusal(f"has more than {MAX_FREE_ROWS} rows that hold no data")
-
-    def count(self) -> None:
-        """Count one array or column."""
-        self._arrays -= 1
-        if self._arrays < 0:
-            raise self.refusal(f"is one array or column more than {MAX_ARRAYS}; join some")
-
-    def calendar_rows(self, count: int) -> bool:
-        """True if the reader can check so many more rows."""
-        if count > self._calendar_rows:
-            return False
-        self._calendar_rows -= count
-        return True
 
     def spell(self, skeleton: Any) -> bytes:
         text = JSON.encode(skeleton).encode("ascii")
@@ -210,10 +208,7 @@ class Unpacker(_Walk):
         self._decode, self._encode = decode, encode
         self._view, self._spans = view, spans
         self._taken = [False] * len(self._spans)
-        self._free_rows = MAX_FREE_ROWS
-        self._arrays = MAX_ARRAYS
         self._fields = MAX_ARRAYS
-        self._calendar_rows = MAX_CALENDAR_ROWS
         self._libraries: Dict[str, Any] = {}
         self.zones: Dict[Any, Any] = {}  # time zones by name
 
@@ -231,16 +226,6 @@ class Unpacker(_Walk):
         start, size = self._spans[number]
         return self._view[start : start + size]
 
-    def free_rows(self, count: int) -> None:
-        self._free_rows -= count
-        if count < 0 or self._free_rows < 0:
-            raise ValueError("too many rows without data")
-
-    def count(self) -> None:
-        self._arrays -= 1
-        if self._arrays < 0:
-            raise ValueError("too many arrays and columns")
-
     def fields(self, count: int) -> None:
         """Count fields of a type: Arrow has a hash table of their names, open to collisions."""
         self._fields -= count
@@ -251,19 +236,12 @@ class Unpacker(_Walk):
         if not all(self._taken):
             raise ValueError("the text does not refer to all buffers")
 
-    def calendar_rows(self, count: int) -> None:
-        self._calendar_rows -= count
-        if self._calendar_rows < 0:
-            raise ValueError("a freq takes too long to check")
-
     def imported(self, name: str, what: str) -> Any:
-        found = self._libraries.get(name)
-        if found is not None:
-            return found
-        try:
-            self._libraries[name] = importlib.import_module(name)
-        except ImportError:
-            raise self.refusal(f"is a {what}; install {name} here to receive it") from None
+        if name not in self._libraries:
+            try:
+                self._libraries[name] = importlib.import_module(name)
+            except ImportError:
+                raise self.refusal(f"is a {what}; install {name} here to receive it") from None
         return self._libraries[name]
 
     def spelling(self, value: Any) -> bytes:
@@ -295,10 +273,7 @@ def open_parcel(view: memoryview, text_limit: int) -> Tuple[memoryview, List[Tup
     return view[start : start + text_size], spans
 
 
-def read_text(blob: Buffer) -> memoryview:
-    """The JSON text without any check; empty if the parcel is malformed."""
-    view = memoryview(blob).cast("B")
-    try:
-        return open_parcel(view, MAX_TEXT)[0]
-    except (ValueError, CannotTravel):
-        return view[:0]
+def check_type(kind: type, value: Any) -> Any:
+    if type(value) is not kind:
+        raise TypeError("wrong body")
+    return value

@@ -3,10 +3,10 @@
 import contextlib
 import importlib
 import sys
-from typing import Any, Callable, Dict, Iterator, Optional, Union
+from typing import Any, Dict, Iterator, Optional, Union
 
 from . import arrow
-from .parcel import Note, Packer, Unpacker
+from .parcel import Packer, Unpacker, check_type
 
 _MAX_NESTING = 16
 _FOREIGN = ("string", "binary", "fixed_size_binary", "interval")
@@ -23,13 +23,8 @@ def encode_polars(packer: Packer, value: Any) -> Optional[Dict[str, Any]]:
         return {"polars": {"series": _encode_series(packer, pl, value)}}
     if not issubclass(kind, pl.DataFrame):
         return None
-    columns = []
-    packer.enter()
-    for column in value.get_columns():
-        packer.at(Note(" column", [column.name]))
-        columns.append(_encode_series(packer, pl, column))
-    packer.leave()
-    return {"polars": {"columns": columns}}
+    columns = packer.walk_columns(value.get_columns(), lambda column: column.name)
+    return {"polars": {"columns": [_encode_series(packer, pl, column) for column in columns]}}
 
 
 def _encode_series(packer: Packer, pl: Any, series: Any) -> Dict[str, Any]:
@@ -41,8 +36,7 @@ def _encode_series(packer: Packer, pl: Any, series: Any) -> Dict[str, Any]:
     # Without its name, which Arrow would cut at a zero byte.
     with _no_panic(packer):
         array = series.alias("").to_arrow()
-    chunks = array.chunks if hasattr(array, "chunks") else [array]
-    encoded = arrow.encode_chunks(packer, pa, array.type, chunks)
+    encoded = arrow.encode_chunks(packer, pa, array)
     return {"name": packer.encode(series.name), "dtype": dtype, **encoded}
 
 
@@ -60,7 +54,8 @@ def _no_panic(walk: Union[Packer, Unpacker]) -> Iterator[None]:
 def _encode_dtype(packer: Packer, pl: Any, dtype: Any, nesting: int) -> Any:
     """The parts of the dtype that Arrow's type does not have; None if it has all."""
     refusal = packer.refusal(f"has the polars dtype {dtype}, which cannot travel; cast it first")
-    if nesting == 0 or dtype in (pl.Object, *_int128(pl)):
+    large = [getattr(pl, name) for name in ("Int128", "UInt128") if hasattr(pl, name)]
+    if nesting == 0 or dtype in (pl.Object, *large):
         raise refusal
     if isinstance(dtype, pl.Enum):
         return {"enum": packer.encode(dtype.categories.to_list())}
@@ -75,10 +70,6 @@ def _encode_dtype(packer: Packer, pl: Any, dtype: Any, nesting: int) -> Any:
     return None
 
 
-def _int128(pl: Any) -> Any:
-    return [getattr(pl, name) for name in ("Int128", "UInt128") if hasattr(pl, name)]
-
-
 # --- decode ---------------------------------------------------------------------------------------
 
 
@@ -88,22 +79,14 @@ def _decode_polars(unpacker: Unpacker, body: Any) -> Any:
     with _no_panic(unpacker):
         if "series" in body:
             return _decode_series(unpacker, pl, pa, body["series"])
-        columns = []
-        unpacker.enter()
-        for column in body["columns"]:
-            unpacker.at(Note(" column", [column["name"]]))
-            columns.append(_decode_series(unpacker, pl, pa, column))
-        unpacker.leave()
-        return pl.DataFrame(columns)
+        columns = unpacker.walk_columns(body["columns"], lambda column: column["name"])
+        return pl.DataFrame([_decode_series(unpacker, pl, pa, column) for column in columns])
 
 
 def _decode_series(unpacker: Unpacker, pl: Any, pa: Any, body: Any) -> Any:
     array = arrow.decode_chunks(unpacker, pa, body)
     _check_type(pa, array.type)
-    name = unpacker.decode(body["name"])
-    if type(name) is not str:
-        raise TypeError("not a name")
-    series = pl.from_arrow(array).alias(name)
+    series = pl.from_arrow(array).alias(check_type(str, unpacker.decode(body["name"])))
     wanted = _decode_dtype(unpacker, pl, body["dtype"], series.dtype)
     return series if wanted == series.dtype else series.cast(wanted)
 
@@ -150,4 +133,4 @@ def _decode_dtype(unpacker: Unpacker, pl: Any, spec: Any, found: Any) -> Any:
     raise ValueError("unknown dtype")
 
 
-DECODERS: Dict[str, Callable[[Unpacker, Any], Any]] = {"polars": _decode_polars}
+DECODERS = {"polars": _decode_polars}

@@ -10,7 +10,7 @@ import time
 from typing import List, Optional
 
 TIMEOUT = 5.0  # seconds; the guest's init serves nothing else meanwhile
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def remove(path: str, below: Optional[int] = None, seconds: float = TIMEOUT) -> None:
@@ -24,11 +24,11 @@ def remove(path: str, below: Optional[int] = None, seconds: float = TIMEOUT) -> 
 
 def _remove_tree(path: str, below: Optional[int], deadline: float) -> None:
     """By descriptors: a tree may be thousands deep, and its paths too long."""
-    parent = os.open(os.path.dirname(path) or ".", _DIRECTORY & ~os.O_NOFOLLOW, dir_fd=below)
+    parent = os.open(os.path.dirname(path) or ".", DIRECTORY & ~os.O_NOFOLLOW, dir_fd=below)
     name = os.path.basename(path.rstrip("/"))
     try:
         _make_accessible(name, parent)
-        top = os.open(name, _DIRECTORY, dir_fd=parent)
+        top = os.open(name, DIRECTORY, dir_fd=parent)
         try:
             _empty(top, deadline)
         finally:
@@ -49,7 +49,7 @@ def _empty(top: int, deadline: float) -> None:
             return
         for name in directories:
             _make_accessible(name, top)
-            inner = os.open(name, _DIRECTORY, dir_fd=top)
+            inner = os.open(name, DIRECTORY, dir_fd=top)
             try:
                 for child in _unlink_files(inner):
                     lifted += 1

@@ -14,13 +14,13 @@ or a part of a tuple is compared by its encoded bytes.
 
 import array
 import datetime as dt
+import functools
 import operator
 import re
 from itertools import accumulate
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
-from .arrow import get_chunks
-from .parcel import Packer, Unpacker
+from .parcel import Packer, Unpacker, check_type
 
 # Names of the time zone database, never a path: no dots, no leading slash.
 _ZONE = re.compile(r"[A-Za-z0-9_+-]{1,32}(/[A-Za-z0-9_+-]{1,32}){0,3}")
@@ -123,29 +123,20 @@ def _decode_named(unpacker: Unpacker, name: str) -> dt.tzinfo:
         ) from None
 
 
-def _decode_datetime(unpacker: Unpacker, body: Any) -> dt.datetime:
+def _decode_time(kind: Any, unpacker: Unpacker, body: Any) -> Any:
     text, fold, zone = body
-    plain = dt.datetime.fromisoformat(text)
-    return plain.replace(fold=fold, tzinfo=decode_zone(unpacker, zone))
-
-
-def _decode_time(unpacker: Unpacker, body: Any) -> dt.time:
-    text, fold, zone = body
-    plain = dt.time.fromisoformat(text)
-    return plain.replace(fold=fold, tzinfo=decode_zone(unpacker, zone))
+    return kind.fromisoformat(text).replace(fold=fold, tzinfo=decode_zone(unpacker, zone))
 
 
 def _decode_timedelta(unpacker: Unpacker, body: Any) -> dt.timedelta:
-    if type(body) is not int:
-        raise TypeError("not microseconds")
-    days, rest = divmod(body, 86_400_000_000)
+    days, rest = divmod(check_type(int, body), 86_400_000_000)
     return dt.timedelta(days=days, microseconds=rest)
 
 
 DECODERS: Dict[str, Callable[[Unpacker, Any], Any]] = {
-    "datetime": _decode_datetime,
+    "datetime": functools.partial(_decode_time, dt.datetime),
     "date": lambda unpacker, body: dt.date.fromisoformat(body),
-    "time": _decode_time,
+    "time": functools.partial(_decode_time, dt.time),
     "timedelta": _decode_timedelta,
 }
 
@@ -188,6 +179,7 @@ def decode_texts(unpacker: Unpacker, body: Any, missing: Sequence[Any] = ()) -> 
 
 _EXACT_BITS = 53  # integers of so many bits are exact as floats
 _FLOAT_BITS = 1024
+_TWICE = "a label is there twice"
 _ARROW_TEXTS = ("string", "large_string", "binary", "large_binary", "boolean")
 
 
@@ -200,36 +192,28 @@ def check_distinct(unpacker: Unpacker, pd: Any, index: Any) -> None:
         elif index.dtype.kind == "O":
             _check_objects(unpacker, np, np.asarray(index))
         elif not isinstance(index, pd.RangeIndex):
-            _check_numbers(unpacker, np, np.asarray(index))
+            _check_numbers(np, np.asarray(index))
     # pandas makes no hash table for what it has in its cache.
     index._cache["is_unique"] = True
 
 
-def _check_numbers(unpacker: Unpacker, np: Any, numbers: Any) -> None:
+def _check_numbers(np: Any, numbers: Any) -> None:
     """Without np.unique, which has a hash table, too."""
     if numbers.dtype.kind in "mM":
         numbers = numbers.view("i8" if numbers.dtype.isnative else numbers.dtype.str[0] + "i8")
     if (numbers[1:] > numbers[:-1]).all():
         return
     if np.count_nonzero(numbers != numbers) > 1:
-        raise _duplicate()
+        raise ValueError(_TWICE)
     numbers = np.sort(numbers)
     if (numbers[1:] == numbers[:-1]).any():
-        raise _duplicate()
-
-
-def _check_moments(unpacker: Unpacker, np: Any, column: Any) -> None:
-    _check_numbers(unpacker, np, column.asi8)
-
-
-def _check_codes(unpacker: Unpacker, np: Any, column: Any) -> None:
-    _check_numbers(unpacker, np, np.asarray(column.codes))
+        raise ValueError(_TWICE)
 
 
 def _check_masked(unpacker: Unpacker, np: Any, column: Any) -> None:
     if np.count_nonzero(column._mask) > 1:
-        raise _duplicate()
-    _check_numbers(unpacker, np, column._data[~column._mask])
+        raise ValueError(_TWICE)
+    _check_numbers(np, column._data[~column._mask])
 
 
 def _check_intervals(unpacker: Unpacker, np: Any, column: Any) -> None:
@@ -241,7 +225,7 @@ def _check_intervals(unpacker: Unpacker, np: Any, column: Any) -> None:
     left, right = left[order], right[order]
     alike = (left[1:] == left[:-1]) & (right[1:] == right[:-1])
     if alike.any() or np.count_nonzero(left != left) > 1:
-        raise _duplicate()
+        raise ValueError(_TWICE)
 
 
 def _check_strings(unpacker: Unpacker, np: Any, column: Any) -> None:
@@ -252,21 +236,21 @@ def _check_strings(unpacker: Unpacker, np: Any, column: Any) -> None:
 
 def _check_arrow(unpacker: Unpacker, np: Any, column: Any) -> None:
     pa = unpacker.imported("pyarrow", "column of Arrow")
-    chunks = get_chunks(pa, column)
-    if chunks.null_count > 1:
-        raise _duplicate()
-    kind, types = chunks.type, pa.types
+    labels = column.__arrow_array__()  # an array, or a chunked one
+    if labels.null_count > 1:
+        raise ValueError(_TWICE)
+    kind, types = labels.type, pa.types
     if any(getattr(types, f"is_{name}")(kind) for name in _ARROW_TEXTS):
         compute = unpacker.imported("pyarrow.compute", "column of Arrow")
-        before, after = chunks.slice(0, max(0, len(chunks) - 1)), chunks.slice(1)
-        if chunks.null_count or not compute.all(compute.less(before, after)).as_py():
-            _check_keys(chunks.to_pylist())
+        before, after = labels.slice(0, max(0, len(labels) - 1)), labels.slice(1)
+        if labels.null_count or not compute.all(compute.less(before, after)).as_py():
+            _check_keys(labels.to_pylist())
         return
     if types.is_nested(kind) or types.is_dictionary(kind) or types.is_null(kind):
         raise TypeError(f"items of the Arrow type {kind} cannot be compared")
-    if len(chunks):
-        array = pa.concat_arrays(chunks.chunks).drop_null()
-        _check_numbers(unpacker, np, _view_fixed_width(np, types, array))
+    if len(labels):
+        array = pa.concat_arrays(getattr(labels, "chunks", [labels])).drop_null()
+        _check_numbers(np, _view_fixed_width(np, types, array))
 
 
 def _view_fixed_width(np: Any, types: Any, array: Any) -> Any:
@@ -297,32 +281,25 @@ def _check_objects(unpacker: Unpacker, np: Any, items: Any) -> None:
 def _check_keys(keys: List[Any]) -> None:
     """`keys` are texts or bytes."""
     if len(set(keys)) != len(keys):
-        raise _duplicate()
+        raise ValueError(_TWICE)
 
 
 def _number_key(number: Any) -> bytes:
     """A short key, the same for 1, 1.0 and True."""
     bits = number.bit_length() if type(number) is not float else 0
     if bits > _EXACT_BITS:
-        return (repr(float(number)) if _is_float(number, bits) else hex(number)).encode()
+        # It is a float if all bits below those of a float are zero.
+        is_float = bits < _FLOAT_BITS and not number & ((1 << (bits - _EXACT_BITS)) - 1)
+        return (repr(float(number)) if is_float else hex(number)).encode()
     if type(number) is not float or (number.is_integer() and abs(number) < 1 << _EXACT_BITS):
         return b"%d" % int(number)
     return repr(number).encode()
 
 
-def _is_float(number: int, bits: int) -> bool:
-    # All bits below those of a float are zero.
-    return bits < _FLOAT_BITS and not number & ((1 << (bits - _EXACT_BITS)) - 1)
-
-
-def _duplicate() -> ValueError:
-    return ValueError("a label is there twice")
-
-
 _CHECKS: Dict[str, Callable[[Unpacker, Any, Any], None]] = {
-    "DatetimeTZDtype": _check_moments,
-    "PeriodDtype": _check_moments,
-    "CategoricalDtype": _check_codes,
+    "DatetimeTZDtype": lambda unpacker, np, column: _check_numbers(np, column.asi8),
+    "PeriodDtype": lambda unpacker, np, column: _check_numbers(np, column.asi8),
+    "CategoricalDtype": lambda unpacker, np, column: _check_numbers(np, np.asarray(column.codes)),
     "StringDtype": _check_strings,
     "IntervalDtype": _check_intervals,
     "ArrowDtype": _check_arrow,

@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, List, Optional
 
 from . import arrays, scalars
 from .columns import (
-    check_codes,
+    decode_codes,
     decode_column,
     decode_period,
     encode_column,
@@ -21,10 +21,9 @@ from .columns import (
     is_frequency,
     is_numbers,
 )
-from .parcel import Note, Packer, Unpacker
+from .parcel import Note, Packer, Unpacker, check_type
 from .scalars import check_distinct
 
-_CODES = re.compile(r"[<|]i[1248]")
 _MOMENT = re.compile(r"<[mM]8\[(s|ms|us|ns)\]")
 _UTC = datetime.timezone.utc
 _MANY_COLUMNS = 100  # pandas complains about more blocks than this
@@ -156,8 +155,7 @@ def _is_even(pd: Any, freq: Any, times: Any) -> bool:
 # --- decode ---------------------------------------------------------------------------------------
 
 
-def _decode_frame(unpacker: Unpacker, body: Any) -> Any:
-    pd = unpacker.imported("pandas", "pandas DataFrame")
+def _decode_frame(unpacker: Unpacker, pd: Any, body: Any) -> Any:
     specs = body["data"]
     unpacker.enter()
     unpacker.at(Note(".columns"))
@@ -202,8 +200,7 @@ def _decode_matrix(unpacker: Unpacker, pd: Any, spec: Any, names: Any, index: An
     return pd.DataFrame(data, index=index, columns=names, copy=False)
 
 
-def _decode_series(unpacker: Unpacker, body: Any) -> Any:
-    pd = unpacker.imported("pandas", "pandas Series")
+def _decode_series(unpacker: Unpacker, pd: Any, body: Any) -> Any:
     column = decode_column(unpacker, pd, body["data"])
     index = _decode_index(unpacker, pd, body["index"], paid=len(column))
     name = unpacker.decode(body["name"])
@@ -214,10 +211,7 @@ def _decode_series(unpacker: Unpacker, body: Any) -> Any:
 
 def _decode_attrs(unpacker: Unpacker, table: Any, spec: Any) -> None:
     if spec is not None:
-        attrs = unpacker.decode(spec)
-        if type(attrs) is not dict:
-            raise TypeError("not attrs")
-        table.attrs = attrs
+        table.attrs = check_type(dict, unpacker.decode(spec))
 
 
 def _decode_index(unpacker: Unpacker, pd: Any, body: Any, paid: int = 0) -> Any:
@@ -244,8 +238,8 @@ def _add_freq(unpacker: Unpacker, pd: Any, column: Any, text: Any, name: Any) ->
         freq = pd.tseries.frequencies.to_offset(text)
     except ValueError:  # this pandas has other names
         return kind(column, name=name, copy=False)
-    if not _is_even(pd, freq, column):
-        unpacker.calendar_rows(len(column))
+    if not _is_even(pd, freq, column) and not unpacker.calendar_rows(len(column)):
+        raise ValueError("a freq takes too long to check")
     if not len(column):
         return kind(column, freq=freq, name=name, copy=False)
     # pandas would infer the freq to check it, with a hash table of the steps.
@@ -267,29 +261,17 @@ def _decode_levels(unpacker: Unpacker, pd: Any, body: Any) -> Any:
     np = unpacker.imported("numpy", "pandas MultiIndex")
     levels, codes = [], []
     for level, dtype, data in body["levels"]:
-        if not _CODES.fullmatch(dtype):
-            raise ValueError("not codes")
-        levels.append(_decode_level(unpacker, pd, level))
-        codes.append(arrays.decode_flat(unpacker, np, np.dtype(dtype), data))
-        check_codes(codes[-1], len(levels[-1]))
+        index = _decode_index(unpacker, pd, level)
+        if isinstance(index, pd.MultiIndex):
+            raise TypeError("a level of an index has levels")
+        check_distinct(unpacker, pd, index)
+        levels.append(index)
+        codes.append(decode_codes(unpacker, np, dtype, data, len(index)))
     names = unpacker.decode(body["names"])
     return pd.MultiIndex(levels=levels, codes=codes, names=names, verify_integrity=True)
 
 
-def _decode_level(unpacker: Unpacker, pd: Any, body: Any) -> Any:
-    level = _decode_index(unpacker, pd, body)
-    if isinstance(level, pd.MultiIndex):
-        raise TypeError("a level of an index has levels")
-    check_distinct(unpacker, pd, level)
-    return level
-
-
-def _decode_any_index(unpacker: Unpacker, body: Any) -> Any:
-    return _decode_index(unpacker, unpacker.imported("pandas", "pandas Index"), body)
-
-
-def _decode_array(unpacker: Unpacker, body: Any) -> Any:
-    pd = unpacker.imported("pandas", "pandas array")
+def _decode_array(unpacker: Unpacker, pd: Any, body: Any) -> Any:
     column = decode_column(unpacker, pd, body)
     if isinstance(column, pd.api.extensions.ExtensionArray):
         return column
@@ -302,15 +284,13 @@ def _decode_missing(unpacker: Unpacker, body: Any) -> Any:
     return getattr(unpacker.imported("pandas", f"pandas {body}"), body)
 
 
-def _decode_timestamp(unpacker: Unpacker, body: Any) -> Any:
-    pd = unpacker.imported("pandas", "pandas Timestamp")
+def _decode_timestamp(unpacker: Unpacker, pd: Any, body: Any) -> Any:
     moment = _decode_moment(unpacker, "datetime64", *body[:2])
     zone = scalars.decode_zone_of_pandas(unpacker, pd, body[2])
     return pd.Timestamp(moment) if zone is None else pd.Timestamp(moment, tz=_UTC).tz_convert(zone)
 
 
-def _decode_span(unpacker: Unpacker, body: Any) -> Any:
-    pd = unpacker.imported("pandas", "pandas Timedelta")
+def _decode_span(unpacker: Unpacker, pd: Any, body: Any) -> Any:
     return pd.Timedelta(_decode_moment(unpacker, "timedelta64", *body))
 
 
@@ -322,8 +302,7 @@ def _decode_moment(unpacker: Unpacker, name: str, dtype: Any, number: Any) -> An
     return kind(_int64(number), unit.group(1))
 
 
-def _decode_period(unpacker: Unpacker, body: Any) -> Any:
-    pd = unpacker.imported("pandas", "pandas Period")
+def _decode_period(unpacker: Unpacker, pd: Any, body: Any) -> Any:
     return pd.Period(ordinal=_int64(body[0]), freq=_make_period_freq(pd, decode_period(body[1])))
 
 
@@ -332,20 +311,25 @@ def _make_period_freq(pd: Any, text: str) -> Any:
     return pd.PeriodDtype(text).freq
 
 
-def _decode_interval(unpacker: Unpacker, body: Any) -> Any:
-    pd = unpacker.imported("pandas", "pandas Interval")
+def _decode_interval(unpacker: Unpacker, pd: Any, body: Any) -> Any:
     left, right, closed = body
     return pd.Interval(unpacker.decode(left), unpacker.decode(right), closed=closed)
 
 
-DECODERS: Dict[str, Callable[[Unpacker, Any], Any]] = {
-    "frame": _decode_frame,
-    "series": _decode_series,
-    "index": _decode_any_index,
-    "column": _decode_array,
+def _with_pandas(
+    what: str, decode: "Callable[[Unpacker, Any, Any], Any]"
+) -> "Callable[[Unpacker, Any], Any]":
+    return lambda unpacker, body: decode(unpacker, unpacker.imported("pandas", what), body)
+
+
+DECODERS = {
+    "frame": _with_pandas("pandas DataFrame", _decode_frame),
+    "series": _with_pandas("pandas Series", _decode_series),
+    "index": _with_pandas("pandas Index", _decode_index),
+    "column": _with_pandas("pandas array", _decode_array),
     "missing": _decode_missing,
-    "timestamp": _decode_timestamp,
-    "span": _decode_span,
-    "period": _decode_period,
-    "interval": _decode_interval,
+    "timestamp": _with_pandas("pandas Timestamp", _decode_timestamp),
+    "span": _with_pandas("pandas Timedelta", _decode_span),
+    "period": _with_pandas("pandas Period", _decode_period),
+    "interval": _with_pandas("pandas Interval", _decode_interval),
 }

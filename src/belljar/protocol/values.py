@@ -35,8 +35,8 @@ from .parcel import (
     Encoded,
     Packer,
     Unpacker,
+    check_type,
     open_parcel,
-    read_text,
 )
 
 __all__ = [
@@ -115,7 +115,10 @@ def needs_thread(blob: Buffer) -> bool:
         return True
     if b"{" not in bytes(view):
         return False  # without a tag
-    text = bytes(read_text(blob))
+    try:
+        text = bytes(open_parcel(view, MAX_TEXT)[0])
+    except (ValueError, CannotTravel):
+        return False  # malformed: decoding fails at once
     # An escaped letter could hide a tag.
     return b"\\" in text or any(b'"%s":' % tag.encode() in text for tag in _LIBRARY_TAGS)
 
@@ -193,10 +196,6 @@ def _encode_list(packer: Packer, value: Any) -> Any:
     return _encode_items(packer, plain)
 
 
-def _encode_tuple(packer: Packer, value: Any) -> Any:
-    return {"tuple": _encode_list(packer, list(tuple.__iter__(value)))}
-
-
 def _encode_items(packer: Packer, items: List[Any]) -> List[Any]:
     packer.enter()
     encoded = []
@@ -264,7 +263,7 @@ _ENCODERS: Dict[type, Callable[[Packer, Any], Any]] = {
     str: _encode_str,
     list: _encode_list,
     dict: _encode_dict,
-    tuple: _encode_tuple,
+    tuple: lambda packer, value: {"tuple": _encode_list(packer, list(tuple.__iter__(value)))},
     bytes: _encode_bytes,
     bytearray: _encode_bytes,
     complex: _encode_complex,
@@ -309,13 +308,9 @@ def _decode_value(unpacker: Unpacker, data: Any) -> Any:
     return _DECODERS[tag](unpacker, body)
 
 
-def _decode_tuple(unpacker: Unpacker, body: Any) -> Any:
-    return tuple(_checked(_decode_value(unpacker, body), list))
-
-
 def _decode_dict(unpacker: Unpacker, body: Any) -> Any:
     unpacker.enter()
-    for key, item in _checked(body, dict).items():
+    for key, item in check_type(dict, body).items():
         if type(item) is list or type(item) is dict:
             unpacker.at(key)
             body[key] = _decode_value(unpacker, item)
@@ -326,9 +321,9 @@ def _decode_dict(unpacker: Unpacker, body: Any) -> Any:
 def _decode_items(unpacker: Unpacker, body: Any) -> Any:
     unpacker.enter()
     made = {}
-    for pair in _checked(body, list):
-        key, item = _checked(pair, list)
-        key = _checked(_decode_value(unpacker, key), str)
+    for pair in check_type(list, body):
+        key, item = check_type(list, pair)
+        key = check_type(str, _decode_value(unpacker, key))
         unpacker.at(key)
         made[key] = _decode_value(unpacker, item)
     unpacker.leave()
@@ -345,44 +340,30 @@ def _decode_str(unpacker: Unpacker, body: Any) -> str:
     return str(_decode_bytes(unpacker, body), "utf-8", "surrogatepass")
 
 
-def _decode_texts(unpacker: Unpacker, body: Any) -> List[Any]:
-    return scalars.decode_texts(unpacker, body)
-
-
 def _decode_complex(unpacker: Unpacker, body: Any) -> complex:
-    real, imaginary = _checked(body, list)
-    return complex(_checked(real, float), _checked(imaginary, float))
-
-
-def _decode_uuid(unpacker: Unpacker, body: Any) -> uuid.UUID:
-    return uuid.UUID(int=int(_checked(body, str), 16))
+    real, imaginary = check_type(list, body)
+    return complex(check_type(float, real), check_type(float, imaginary))
 
 
 def _decode_decimal(unpacker: Unpacker, body: Any) -> decimal.Decimal:
     # In a new context: that of the caller may trap or round.
-    return decimal.Decimal(_checked(body, str), decimal.Context(traps=[decimal.InvalidOperation]))
+    return decimal.Decimal(check_type(str, body), decimal.Context(traps=[decimal.InvalidOperation]))
 
 
 _DECODERS: Dict[str, Callable[[Unpacker, Any], Any]] = {
-    "int": lambda unpacker, body: int(_checked(body, str), 16),
+    "int": lambda unpacker, body: int(check_type(str, body), 16),
     "str": _decode_str,
     "bytes": _decode_bytes,
-    "tuple": _decode_tuple,
+    "tuple": lambda unpacker, body: tuple(check_type(list, _decode_value(unpacker, body))),
     "dict": _decode_dict,
     "items": _decode_items,
     "floats": lambda unpacker, body: unpacker.buffer(body).cast("d").tolist(),
     "ints": lambda unpacker, body: unpacker.buffer(body).cast("q").tolist(),
-    "strs": _decode_texts,
+    "strs": scalars.decode_texts,
     "complex": _decode_complex,
     "decimal": _decode_decimal,
-    "uuid": _decode_uuid,
+    "uuid": lambda unpacker, body: uuid.UUID(int=int(check_type(str, body), 16)),
 }
 for _, _decoders in _LIBRARIES:
     _DECODERS.update(_decoders)
 _LIBRARY_TAGS = tuple(tag for _, decoders in _LIBRARIES[1:] for tag in decoders)
-
-
-def _checked(body: Any, kind: type) -> Any:
-    if type(body) is not kind:
-        raise TypeError("wrong body")
-    return body
