@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
 import sys
 from collections.abc import Mapping
@@ -140,11 +139,11 @@ def _show(reports: dict[str, Report], policy: Policy, args: argparse.Namespace) 
             "allowed": all(report.allowed for report in reports.values()),
             "files": {name: report.to_dict() for name, report in reports.items()},
         }
-        print(json.dumps(document, indent=2))
+        terminal.print_json(document)
     elif args.format == "sarif":
         from belljar.policy.report import make_sarif
 
-        print(json.dumps(make_sarif(reports, policy), indent=2))
+        terminal.print_json(make_sarif(reports, policy))
     else:
         from belljar.policy.report import render
 
@@ -170,7 +169,7 @@ def _list_rules(policy: Policy, *, as_json: bool) -> None:
             }
             for rule in RULES.values()
         ]
-        print(json.dumps(rows, indent=2))
+        terminal.print_json(rows)
         return
 
     terminal.table(
@@ -231,7 +230,7 @@ def run_learn(args: argparse.Namespace) -> int:
             "rules": learned.rules,
             "notes": learned.notes,
         }
-        print(json.dumps(report, indent=2))
+        terminal.print_json(report)
     else:
         print(printed, end="")
     # Check the printed text, because that is what the user will save and load.

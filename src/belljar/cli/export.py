@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from belljar.cli import exit_codes, terminal
+from belljar.cli import terminal
 from belljar.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from belljar.record import read
     from belljar.record.export import render
     from belljar.results import sanitize
@@ -73,7 +73,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         _write(target, text, force=args.force)
         terminal.say(f"wrote {str(target)!r} ({_count(record)})")
-    return exit_codes.OK
 
 
 def _format(given: str | None, out: str | None) -> str:

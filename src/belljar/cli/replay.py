@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from belljar.cli import exit_codes, sandbox_options, terminal
 from belljar.errors import InvalidOption
-from belljar.text import printable
+from belljar.text import format_seconds, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -111,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
         )
         view.finish(replayed)
     if args.json:
-        print(json.dumps(replayed.to_dict(), indent=2))
+        terminal.print_json(replayed.to_dict())
     else:
         for note in (*record.notes, *replayed.notes):
             terminal.say(note)
@@ -233,7 +232,7 @@ class View:
         times = ""
         if self._times and cell.replayed is not None:
             before, after = cell.recorded.execution.usage.wall, cell.replayed.usage.wall
-            times = f"{terminal.seconds(before)} -> {terminal.seconds(after)}"
+            times = f"{format_seconds(before)} -> {format_seconds(after)}"
         self._show(f"cell {cell.recorded.number}", cell.differences, first, times)
         self._done += 1
         if self._status is not None:

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from belljar.cli import exit_codes, sandbox_options, script_header, terminal, transfer
-from belljar.cli.terminal import Presenter, ResultFiles
+from belljar.cli.terminal import Presenter
 from belljar.errors import FileMissing, InvalidOption, SandboxError
 
 if TYPE_CHECKING:
-    from belljar.cli.terminal import Presenter
     from belljar.cli.transfer import Get
     from belljar.files.script import Script
     from belljar.results.execution import Execution
@@ -109,7 +108,7 @@ def _run(args: argparse.Namespace) -> int:
         quiet=args.quiet,
         later=args.verbose,
         cost=args.verbose or sys.stderr.isatty(),
-        files=ResultFiles(Path(args.out)) if args.out else None,
+        out=args.out,
     )
     missed: list[Get] = []
     if sandbox.policy is not None and not sandbox.policy.check(code).allowed:
@@ -164,15 +163,8 @@ def _execute(
     sandbox: Sandbox, args: argparse.Namespace, code: str, presenter: Presenter
 ) -> Execution:
     with _script(args, code) as script:
-        if args.json:
-            execution = sandbox.run_code(script)
-        else:
-            execution = sandbox.run_code(
-                script,
-                on_stdout=presenter.on_stdout,
-                on_stderr=presenter.on_stderr,
-                on_result=presenter.on_result,
-            )
+        show = presenter.run_code
+        execution = sandbox.run_code(script) if args.json else show(sandbox, script)
     missing = transfer.find_missing_file(execution, args.file)
     if args.json:
         for result in execution.results:
