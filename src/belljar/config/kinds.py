@@ -10,10 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from belljar.backends.docker.settings import Docker
 from belljar.errors import InvalidOption, unknown_option
 from belljar.limits import RULES, parse_size
-from belljar.observe.alerts import Rules
 from belljar.pool.settings import check_count, check_seconds
 
 # Checks take the value and the directory that relative paths in it start from.
@@ -106,10 +104,12 @@ def check_limit(name: str) -> Check:
     return lambda value, base: RULES[name].check(name, value)
 
 
-def check_docker(name: str, *, is_path: bool) -> Check:
+def check_field(owner: Callable[..., object], name: str, *, is_path: bool = False) -> Check:
+    """As `owner` checks it, the class that takes the value."""
+
     def check(value: object, base: Path) -> object:
         given = check_path(value, base) if is_path else value
-        return getattr(Docker(**{name: given}), name)  # type: ignore[arg-type]
+        return getattr(owner(**{name: given}), name)
 
     return check
 
@@ -178,21 +178,13 @@ def check_workdir(value: object, base: Path) -> object:
     return check_workdir(value)
 
 
-def check_manager(name: str) -> Check:
+def check_number(name: str, words: str) -> Check:
+    """`words`: "count" or "seconds"; with "or none" after it, None is allowed."""
+
     def check(value: object, base: Path) -> object:
-        if name in ("max_sandboxes", "max_per_owner"):
-            if not (name == "max_per_owner" and value is None):
-                check_count(name, value)
-        elif name == "cleanup_interval" or value is not None:
-            check_seconds(name, value)
+        if value is not None or not words.endswith("or none"):
+            (check_count if words.startswith("count") else check_seconds)(name, value)
         return value
-
-    return check
-
-
-def check_alert(name: str) -> Check:
-    def check(value: object, base: Path) -> object:
-        return getattr(Rules(**{name: value}), name)  # type: ignore[arg-type]
 
     return check
 
@@ -201,15 +193,6 @@ def check_port(value: object, base: Path) -> object:
     if value is None or (type(value) is int and 0 <= value <= 0xFFFF):
         return value
     raise InvalidOption(f"{value!r} is not a port", hint="give 0 to 65535; 0: a free one")
-
-
-def check_interval(optional: bool) -> Check:
-    def check(value: object, base: Path) -> object:
-        if not (optional and value is None):
-            check_seconds("it", value)
-        return value
-
-    return check
 
 
 def check_size(value: object, base: Path) -> object:
@@ -222,5 +205,6 @@ def check_text(value: object, base: Path) -> object:
     raise InvalidOption(f"is a text, not {value!r}")
 
 
-def check_anything(value: object, base: Path) -> object:
-    return value
+FLAG = Kind(words="true or false", check=check_boolean(False), parse=parse_flag)
+MAYBE_FLAG = Kind(words="true, false or none", check=check_boolean(True), parse=parse_flag)
+PATH = Kind(words="path", check=check_path, parse=parse_text_or_none)
