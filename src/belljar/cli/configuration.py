@@ -35,52 +35,49 @@ def add_commands(parser: Parser) -> None:
 def show(args: argparse.Namespace) -> None:
     from belljar import config
     from belljar.config.loading import DEFAULT
+    from belljar.config.schema import format_value
 
     loaded = config.load(args.config)
     keys = [key for key in loaded.values if not args.changed or loaded.sources[key] != DEFAULT]
     if args.json:
-        terminal.print_json({key: _described(loaded, key) for key in keys})
+        terminal.print_json({key: _describe(loaded, key) for key in keys}, default=_plain)
         return
-    rows = [[key, _shown(loaded, key), loaded.sources[key]] for key in keys]
+    rows = [[key, format_value(key, _hide(loaded, key)), loaded.sources[key]] for key in keys]
     terminal.table(rows, ("KEY", "VALUE", "FROM"))
 
 
-def _shown(loaded: Config, key: str) -> str:
-    from belljar.config.schema import format_value, schema
-
-    value = loaded.values[key]
-    if schema()[key].secret and isinstance(value, Mapping) and value:
-        return ", ".join(f"{name}=(hidden)" for name in value)
-    return format_value(key, value)
-
-
-def _described(loaded: Config, key: str) -> dict[str, object]:
+def _hide(loaded: Config, key: str) -> object:
+    """The value, without texts that may be secret."""
     from belljar.config import schema
 
-    setting, value = schema()[key], loaded.values[key]
-    if setting.secret and isinstance(value, Mapping):
-        value = dict.fromkeys(value, "(hidden)")
+    value = loaded.values[key]
+    if schema()[key].secret and isinstance(value, Mapping):
+        return dict.fromkeys(value, "(hidden)")
+    return value
+
+
+def _describe(loaded: Config, key: str) -> dict[str, object]:
+    from belljar.config import schema
+
+    setting = schema()[key]
     return {
-        "value": _plain(value),
+        "value": _hide(loaded, key),
         "from": loaded.sources[key],
-        "default": _plain(setting.default),
+        "default": setting.default,
         "variable": setting.variable,
         "meaning": setting.meaning,
     }
 
 
 def _plain(value: object) -> object:
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
+    """What JSON holds of a value that it does not know."""
     if isinstance(value, Path):
         return str(value)
+    if isinstance(value, Mapping):
+        return dict(value)
     if callable(to_dict := getattr(value, "to_dict", None)):  # a Policy
-        return _plain(to_dict())
-    return _plain(vars(value))  # an Environment, a Mount
+        return to_dict()
+    return vars(value)  # an Environment, a Mount
 
 
 def check(args: argparse.Namespace) -> None:

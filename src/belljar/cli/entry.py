@@ -6,6 +6,7 @@ Nothing heavy is imported here, so that `belljar --version` and `--help` answer 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import io
 import os
@@ -14,7 +15,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -99,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _prepare_streams()
     try:
         args = parse(sys.argv[1:] if argv is None else list(argv))
-        with _Signals(), warnings.catch_warnings():
+        with _exiting_on_signals(), warnings.catch_warnings():
             warnings.showwarning = functools.partial(_show_warning, warnings.showwarning)
             command: Command = args.command
             return command(args) or exit_codes.OK
@@ -222,25 +223,25 @@ def _prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-class _Signals:
+@contextlib.contextmanager
+def _exiting_on_signals() -> Iterator[None]:
     """SIGTERM and SIGHUP end the process in order: `with` blocks close their sandboxes.
 
     (The backend cleans up after a process that SIGKILL ended.)
     """
 
-    def __enter__(self) -> None:
-        self._handled: list[signal.Signals] = []
-        if threading.current_thread() is not threading.main_thread():
-            return
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is signal.SIG_DFL:  # leave it alone under nohup
-                signal.signal(number, self._exit)
-                self._handled.append(number)
-
-    def __exit__(self, *exception: object) -> None:
-        for number in self._handled:
-            signal.signal(number, signal.SIG_DFL)
-
-    @staticmethod
-    def _exit(number: int, frame: FrameType | None) -> None:
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)
+
+    handled: list[signal.Signals] = []
+    if threading.current_thread() is threading.main_thread():
+        both = (signal.SIGTERM, signal.SIGHUP)
+        # Not one that is ignored: the command runs under nohup.
+        handled = [each for each in both if signal.getsignal(each) is signal.SIG_DFL]
+    for each in handled:
+        signal.signal(each, leave)
+    try:
+        yield
+    finally:
+        for each in handled:
+            signal.signal(each, signal.SIG_DFL)

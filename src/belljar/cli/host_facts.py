@@ -142,9 +142,7 @@ def _cgroups() -> list[Fact]:
             return [_ok("cgroups", detail)]
         what = f"version {found.version}" if found.version else "not available"
         usable = ", ".join(sorted(found.controllers)) or "no controllers"
-        facts = [
-            Fact(name="cgroups", state="ok" if found.version else "no", detail=f"{what}: {usable}")
-        ]
+        facts = [(_ok if found.version else _no)("cgroups", f"{what}: {usable}")]
         names: dict[str, list[str]] = {}
         for name, why in sorted(found.why.items()):
             names.setdefault(why, []).append(name)
@@ -289,12 +287,11 @@ def _engine_user(options: list[str]) -> str:
 
 def _engine_cgroups(info: Mapping[str, Any]) -> Iterator[Fact]:
     version, driver = info.get("CgroupVersion") or "1", info.get("CgroupDriver") or "none"
-    yield Fact(
-        name="cgroups",
-        state="no" if driver == "none" else "ok",
-        detail=f"version {version}, driver {driver}",
-        remedy="rootless engines need cgroup v2 with delegation" if driver == "none" else None,
-    )
+    detail = f"version {version}, driver {driver}"
+    if driver == "none":
+        yield _no("cgroups", detail, "rootless engines need cgroup v2 with delegation")
+    else:
+        yield _ok("cgroups", detail)
     for field, name, remedy in _LIMITS:
         # Some engines (Podman) leave out a field although they enforce the limit.
         if info.get(field) is False:

@@ -88,15 +88,12 @@ def _add_build(parser: Parser) -> None:
 def build(args: argparse.Namespace) -> None:
     from belljar.environment.environment import BUILTIN, resolve, save
 
-    docker, described = _docker(args), env.described(args)
-    environment = described
-    if environment is None:
-        # A Dockerfile's image has its own packages.
-        named = BUILTIN["python"] if args.dockerfile else resolve(args.name)
-        environment = named
+    docker, new = _docker(args), env.described(args)
+    # A Dockerfile's image has its own packages.
+    environment = new or (BUILTIN["python"] if args.dockerfile else resolve(args.name))
     made = ask_engine(args.host, lambda engine: ensure(engine, environment, docker))
-    if described is not None:
-        save(described)  # only after it was built
+    if new is not None:
+        save(new)  # only after it was built
     if args.json:
         facts = {"name": args.name, "image": made.reference, "id": made.id, "python": made.python}
         terminal.print_json(facts)

@@ -127,8 +127,9 @@ def fit_columns(rows: Sequence[Sequence[str]], width: int, *, gap: int) -> dict[
     return {number: needed[name] - gap for number, name in enumerate(HEADER) if name in kept}
 
 
-def sort_sandboxes(sightings: Iterable[LiveSandbox], key: str) -> list[LiveSandbox]:
-    return sorted(sightings, key=SORT_KEYS[key], reverse=True)
+def sort_live(sightings: Iterable[LiveSandbox], key: str) -> list[LiveSandbox]:
+    live = (each for each in sightings if each.live)
+    return sorted(live, key=SORT_KEYS[key], reverse=True)
 
 
 def format_age(seconds: float) -> str:

@@ -183,10 +183,8 @@ def _fetch(sandbox: Sandbox, get: Get) -> bool:
     """False if it failed; that must not hide the outcome or the other files."""
     try:
         transfer.fetch(sandbox, get)
-    except FileMissing:
-        terminal.say(f"--get: there is no {get.path!r} in the sandbox")
-        return False
     except SandboxError as error:
-        terminal.say(str(error))
+        missing = isinstance(error, FileMissing)
+        terminal.say(f"--get: there is no {get.path!r} in the sandbox" if missing else str(error))
         return False
     return True

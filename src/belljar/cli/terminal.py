@@ -10,7 +10,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -62,8 +62,9 @@ def say(text: str) -> None:
     print(f"belljar: {printable(text)}", file=sys.stderr, flush=True)
 
 
-def print_json(value: object) -> None:
-    print(json.dumps(value, indent=2, default=str))  # a Path becomes its text
+def print_json(value: object, default: Callable[[object], object] = str) -> None:
+    """`default` converts what JSON does not know: a Path becomes its text."""
+    print(json.dumps(value, indent=2, default=default))
 
 
 def cannot_write(path: Path, error: OSError) -> FileError:
@@ -84,7 +85,7 @@ def heading(text: str) -> None:
     if sys.stdout.isatty():
         from rich.text import Text
 
-        _console().print(Text(text, style="bold"))
+        make_console().print(Text(text, style="bold"))
     else:
         print(text)
 
@@ -112,10 +113,10 @@ def _rich_table(rows: Sequence[Sequence[str]], header: Sequence[str] | None) -> 
     for row in rows:
         # Text, not str: rich must not read a cell as markup.
         drawn.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
-    _console().print(drawn)
+    make_console().print(drawn)
 
 
-def _console() -> Console:
+def make_console() -> Console:
     from rich.console import Console
 
     return Console(highlight=False)

@@ -75,46 +75,41 @@ def run(args: argparse.Namespace) -> None:
 def _once(sightings: LiveSandboxes, args: argparse.Namespace) -> None:
     seen = ps.look_twice(sightings)
     print(ps.summarize(seen))
-    live = ps.sort_sandboxes((each for each in seen if each.live), args.sort)
+    live = ps.sort_live(seen, args.sort)
     if live:
         terminal.table([ps.format_row(each) for each in live], ps.HEADER)
 
 
 def _watch(sightings: LiveSandboxes, args: argparse.Namespace) -> None:
-    from rich.console import Console
     from rich.live import Live
 
     screen = Screen(sort=args.sort, interval=args.interval)
-    console = Console(highlight=False)
+    console = terminal.make_console()
     with (
         _keys() as descriptor,
         Live(console=console, screen=True, auto_refresh=False, transient=True) as live,
     ):
-        due = 0.0
         while not screen.done:
-            if time.monotonic() >= due:
+            if time.monotonic() >= screen.due:
                 screen.seen(sightings.look())
-                due = time.monotonic() + screen.interval
+                screen.due = time.monotonic() + screen.interval
             live.update(screen.draw(console.size.height, console.size.width), refresh=True)
-            for key in _pressed(descriptor, max(due - time.monotonic(), 0.0)):
+            for key in _pressed(descriptor, max(screen.due - time.monotonic(), 0.0)):
                 screen.press(key)
-            if screen.wants_look or screen.to_kill is not None:
-                due = 0.0
-                _kill(screen)
+            if screen.to_kill is not None:
+                screen.message = _kill(screen.to_kill)
+                screen.to_kill, screen.due = None, 0.0
 
 
-def _kill(screen: Screen) -> None:
+def _kill(note: Note) -> str:
+    """Returns what to say about it."""
     from belljar.observe.live_sandboxes import kill
 
-    screen.wants_look = False
-    note, screen.to_kill = screen.to_kill, None
-    if note is None:
-        return
     try:
         kill(note)
-        screen.message = f"killed {note.id}"
+        return f"killed {note.id}"
     except SandboxError as error:
-        screen.message = error.message
+        return error.message
 
 
 # -- keys ---------------------------------------------------------------------------------------
@@ -182,7 +177,7 @@ class Screen:
         self.interval = interval
         self.done = False
         self.message = ""
-        self.wants_look = False
+        self.due = 0.0  # when to look again, as time.monotonic()
         self.to_kill: Note | None = None  # confirmed
         self._asked: Note | None = None  # to be confirmed
         self._all: list[LiveSandbox] = []
@@ -194,8 +189,7 @@ class Screen:
         self._arrange()
 
     def _arrange(self) -> None:
-        live = (each for each in self._all if each.live)
-        self._rows = ps.sort_sandboxes(live, self.sort)
+        self._rows = ps.sort_live(self._all, self.sort)
         if self._rows and self._chosen not in {each.note.id for each in self._rows}:
             self._chosen = self._rows[0].note.id
 
@@ -225,7 +219,7 @@ class Screen:
         elif key == "-":
             self.interval = min(self.interval * 2, 3600.0)
         elif key == " ":
-            self.wants_look = True
+            self.due = 0.0
         elif key in ("k", "delete") and self._rows:
             self._asked = self._rows[self._index].note
 

@@ -29,12 +29,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Put:
-    source: Path  # on this host
-    target: str  # in the sandbox; relative: below /workspace
-
-
-@dataclass(frozen=True, kw_only=True)
 class Get:
     path: str  # in the sandbox; relative: below /workspace
     target: Path  # on this host
@@ -50,8 +44,9 @@ def add_put(parser: argparse.ArgumentParser, where: str = "the sandbox") -> None
     )
 
 
-def parse_put(text: str) -> Put:
-    """Split at the last colon, unless the whole text names an existing file."""
+def parse_put(text: str) -> tuple[Path, str]:
+    """The file of this host, and its path in the sandbox (relative: below /workspace). Split at the
+    last colon, unless the whole text names an existing file."""
     source, colon, target = text.rpartition(":")
     if not colon or not source or os.path.exists(text):
         source, target = text, ""
@@ -59,7 +54,7 @@ def parse_put(text: str) -> Put:
         raise InvalidOption("--put needs the name of a file", hint="write --put FILE[:PATH]")
     if not target or target.endswith("/"):
         target += os.path.basename(source)
-    return Put(source=Path(source), target=target)
+    return Path(source), target
 
 
 def parse_get(text: str) -> Get:
@@ -82,21 +77,21 @@ def parse_get(text: str) -> Get:
     return Get(path=path, target=target)
 
 
-def load(put: Put) -> bytes:
+def load_all(texts: Sequence[str]) -> dict[str, bytes]:
+    """The contents of every `--put`, by the path in the sandbox."""
+    return {target: _load(source) for source, target in map(parse_put, texts)}
+
+
+def _load(path: Path) -> bytes:
     try:
-        return put.source.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise InvalidOption(
-            f"cannot read {str(put.source)!r}: {error.strerror}",
+            f"cannot read {str(path)!r}: {error.strerror}",
             hint="--put takes one file; repeat it for more"
             if isinstance(error, IsADirectoryError)
             else None,
         ) from error
-
-
-def load_all(texts: Sequence[str]) -> dict[str, bytes]:
-    """The contents of every `--put`, by the path in the sandbox."""
-    return {put.target: load(put) for put in map(parse_put, texts)}
 
 
 def fetch(sandbox: Sandbox, get: Get) -> None:

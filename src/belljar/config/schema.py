@@ -1,4 +1,4 @@
-"""Every setting of a host process: key, default, meaning, kind, variable; and the reference table.
+"""Every setting of a host process: key, default, meaning, kind, variable.
 
 The loader, `belljar config` and the documentation read this table. Defaults come from the classes
 that take the values.
@@ -237,35 +237,3 @@ def _networks() -> tuple[str, ...]:
     from belljar.sandbox.options import NETWORKS
 
     return NETWORKS
-
-
-_TITLES = {
-    "": "Sandboxes",
-    "limits": "`[limits]`",
-    "docker": "`[docker]`",
-    "manager": "`[manager]`",
-    "observe": "`[observe]`",
-    "observe.alerts": "`[observe.alerts]`",
-}
-
-
-def make_reference() -> str:
-    """The reference of the documentation: a heading and a table for each section, in Markdown."""
-    parts = []
-    for section, title in _TITLES.items():
-        rows = [each for each in schema().values() if each.section == section and each.in_files]
-        parts.append(f"### {title}\n\n{_make_table(rows)}")
-    alone = [each for each in schema().values() if not each.in_files]
-    parts.append(f"### By a variable alone\n\n{_make_table(alone)}")
-    return "\n\n".join(parts)
-
-
-def _make_table(rows: list[Setting]) -> str:
-    lines = ["| key | what | default | meaning | variable |", "|---|---|---|---|---|"]
-    for each in rows:
-        variable = f"`{each.variable}`" if each.variable else ""
-        lines.append(
-            f"| `{each.key}` | {each.kind.words} | `{each.shown_default}` | {each.meaning} "
-            f"| {variable} |"
-        )
-    return "\n".join(lines)
