@@ -71,11 +71,6 @@ class Docker:
     runtimes: Sequence[RuntimeMeasured] = ()
     problem: SandboxError | None = None  # why there is no engine
 
-    @property
-    def isolation(self) -> Isolation | None:
-        """That of the engine's default runtime."""
-        return self.runtimes[0].isolation if self.runtimes else None
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Report what this host allows, start a sandbox, and measure its isolation."
@@ -108,7 +103,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _verdict(measured: Measured | None, docker: Docker) -> int:
     """About the backend that a sandbox gets by default: native, else docker."""
-    isolation = docker.isolation if measured is None else measured.isolation
+    found = [measured] if measured is not None else docker.runtimes  # the default one first
+    isolation = found[0].isolation if found else None
     if isolation is None:
         return CANNOT_RUN
     return ENFORCED if isolation.enforced else BEST_EFFORT

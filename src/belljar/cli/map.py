@@ -20,7 +20,7 @@ from belljar.cli.run import read_code
 from belljar.errors import InvalidOption, unknown_option
 
 if TYPE_CHECKING:
-    from io import RawIOBase
+    from io import BufferedRandom, RawIOBase
 
     from belljar.results.execution import Execution
 
@@ -112,7 +112,7 @@ def _run(args: argparse.Namespace) -> int:
     options = sandbox_options.options(args)
     then = None if args.then is None else read_code(args.then)
     files = transfer.load_all(args.put)
-    done = read_done(Path(args.out)) if args.resume else Done()
+    done = Done(args.out if args.resume else None)
 
     def entries() -> Iterator[Entry]:
         return (entry for entry in read_entries(args.input, then, files) if not done.has(entry))
@@ -255,9 +255,30 @@ def _parse_line(where: str, number: int, line: bytes) -> Entry:
 class Done:
     """The results that --out has, by their ids."""
 
-    def __init__(self) -> None:
+    def __init__(self, out: str | None) -> None:
+        """`out` is the file of an earlier run, if there is one. An incomplete last line is removed
+        from it."""
         self.digests: dict[str, str | None] = {}
         self.counts: Counter[str] = Counter()
+        if out is not None and os.path.exists(out):
+            with open(out, "rb+") as file:
+                self._read(file)
+
+    def _read(self, file: BufferedRandom) -> None:
+        end = 0
+        for line in file:
+            if not line.endswith(b"\n") and b'{"id": '.startswith(line[:7]):
+                break
+            end += len(line)
+            try:
+                result = json.loads(line)
+                self.digests[str(result["id"])] = result.get("input")
+                self.counts[result.get("outcome", "unknown")] += 1
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise InvalidOption(
+                    f"{file.name!r} is not a file of results", hint="--resume needs one"
+                ) from error
+        file.truncate(end)
 
     def has(self, entry: Entry) -> bool:
         """True if there is a result of it; raises if it has changed since."""
@@ -297,29 +318,6 @@ def _is_input(name: str, out: Path) -> bool:
         return out.is_file() and os.path.samestat(given, out.stat())
     except (OSError, ValueError):  # no such file, or stdin has no descriptor
         return False
-
-
-def read_done(out: Path) -> Done:
-    """Read the results of an earlier run. An incomplete last line is removed."""
-    found = Done()
-    if not out.exists():
-        return found
-    end = 0
-    with open(out, "rb+") as file:
-        for line in file:
-            if not line.endswith(b"\n") and b'{"id": '.startswith(line[:7]):
-                break
-            end += len(line)
-            try:
-                result = json.loads(line)
-                found.digests[str(result["id"])] = result.get("input")
-                found.counts[result.get("outcome", "unknown")] += 1
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise InvalidOption(
-                    f"{str(out)!r} is not a file of results", hint="--resume needs one"
-                ) from error
-        file.truncate(end)
-    return found
 
 
 def open_writer(

@@ -233,8 +233,8 @@ class Session:
             self._sandbox.files.write(path, content)
 
     def _get(self, words: list[str]) -> None:
-        for get in map(transfer.parse_get, words):
-            transfer.fetch(self._sandbox, get)
+        for path, target in map(transfer.parse_get, words):
+            transfer.fetch(self._sandbox, path, target)
 
     def _show_isolation(self) -> None:
         isolation = self._sandbox.isolation

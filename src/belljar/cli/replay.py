@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 
 SUMMARY = "run a record again and show the differences"
-SAME, DIFFERS = exit_codes.OK, exit_codes.ERROR
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 
 _EPILOG = """\
@@ -113,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
         view.finish(replayed)
         for note in (*record.notes, *replayed.notes):
             terminal.say(note)
-    return SAME if replayed.same else DIFFERS
+    return exit_codes.OK if replayed.same else exit_codes.ERROR
 
 
 def _timeout(limits: Mapping[str, object]) -> float | None:

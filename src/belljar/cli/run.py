@@ -14,7 +14,6 @@ from belljar.cli.terminal import Presenter
 from belljar.errors import FileMissing, InvalidOption, SandboxError
 
 if TYPE_CHECKING:
-    from belljar.cli.transfer import Get
     from belljar.files.script import Script
     from belljar.results.execution import Execution
     from belljar.sandbox.blocking import Sandbox
@@ -110,7 +109,7 @@ def _run(args: argparse.Namespace) -> int:
         cost=args.verbose or sys.stderr.isatty(),
         out=args.out,
     )
-    missed: list[Get] = []
+    missed: list[str] = []
     if sandbox.policy is not None and not sandbox.policy.check(code).allowed:
         execution = _execute(sandbox, args, code, presenter)  # reports it, starts nothing
         sandbox.close()
@@ -121,7 +120,7 @@ def _run(args: argparse.Namespace) -> int:
             if args.header is not None:
                 args.header.check_guest(sandbox)
             execution = _execute(sandbox, args, code, presenter)
-            missed = [get for get in gets if not _fetch(sandbox, get)]
+            missed = [path for path, target in gets if not _fetch(sandbox, path, target)]
     exit_code = exit_codes.from_execution(execution)
     incomplete = bool(missed) or presenter.failed_to_save or execution.saved is False
     return exit_codes.FILE if incomplete and exit_code == exit_codes.OK else exit_code
@@ -179,12 +178,12 @@ def _execute(
     return execution
 
 
-def _fetch(sandbox: Sandbox, get: Get) -> bool:
+def _fetch(sandbox: Sandbox, path: str, target: Path) -> bool:
     """False if it failed; that must not hide the outcome or the other files."""
     try:
-        transfer.fetch(sandbox, get)
+        transfer.fetch(sandbox, path, target)
     except SandboxError as error:
         missing = isinstance(error, FileMissing)
-        terminal.say(f"--get: there is no {get.path!r} in the sandbox" if missing else str(error))
+        terminal.say(f"--get: there is no {path!r} in the sandbox" if missing else str(error))
         return False
     return True

@@ -14,7 +14,6 @@ import shlex
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,12 +25,6 @@ if TYPE_CHECKING:
     from belljar.files.script import Input
     from belljar.results.execution import Execution
     from belljar.sandbox.blocking import Sandbox
-
-
-@dataclass(frozen=True, kw_only=True)
-class Get:
-    path: str  # in the sandbox; relative: below /workspace
-    target: Path  # on this host
 
 
 def add_put(parser: argparse.ArgumentParser, where: str = "the sandbox") -> None:
@@ -57,8 +50,9 @@ def parse_put(text: str) -> tuple[Path, str]:
     return Path(source), target
 
 
-def parse_get(text: str) -> Get:
-    """Split at the last colon. A DEST that is a directory gets a file with PATH's base name."""
+def parse_get(text: str) -> tuple[str, Path]:
+    """The path in the sandbox (relative: below /workspace), and the file of this host. Split at the
+    last colon. A DEST that is a directory gets a file with PATH's base name."""
     path, colon, dest = text.rpartition(":")
     if not colon or not path:
         path, dest = text.rstrip(":"), ""
@@ -74,7 +68,7 @@ def parse_get(text: str) -> Get:
         raise InvalidOption(
             f"--get {text!r}: there is no directory {str(target.parent)!r}", hint="create it first"
         )
-    return Get(path=path, target=target)
+    return path, target
 
 
 def load_all(texts: Sequence[str]) -> dict[str, bytes]:
@@ -94,16 +88,16 @@ def _load(path: Path) -> bytes:
         ) from error
 
 
-def fetch(sandbox: Sandbox, get: Get) -> None:
-    content = sandbox.files.read(get.path, format="bytes")
+def fetch(sandbox: Sandbox, path: str, target: Path) -> None:
+    content = sandbox.files.read(path, format="bytes")
     try:
-        if get.target.is_relative_to("/dev"):  # /dev/stdout
-            get.target.write_bytes(content)
+        if target.is_relative_to("/dev"):  # /dev/stdout
+            target.write_bytes(content)
         else:
-            write_file(get.target, content)
+            write_file(target, content)
     except OSError as error:
         # A FileError, as for a file in the guest: to the user both mean that --get failed.
-        raise terminal.cannot_write(get.target, error) from error
+        raise terminal.cannot_write(target, error) from error
 
 
 # -- standard input -----------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from belljar.backends import mounts
 from belljar.errors import InvalidOption, unknown_option
 from belljar.limits import RULES, parse_size
 from belljar.pool.settings import check_count, check_seconds
@@ -157,8 +158,6 @@ def check_policy(value: object, base: Path) -> object:
 
 
 def check_mounts(value: object, base: Path) -> object:
-    from belljar.backends.mounts import Mount, check_mounts
-
     if not isinstance(value, list) or not all(isinstance(each, Mapping) for each in value):
         raise InvalidOption("is a list of tables", hint='{ host = "data", guest = "/data" }')
     made = []
@@ -168,14 +167,8 @@ def check_mounts(value: object, base: Path) -> object:
                 raise unknown_option("key of a mount", str(name), ("host", "guest", "read_only"))
         if not {"host", "guest"} <= set(each):
             raise InvalidOption("a mount has host and guest")
-        made.append(Mount(**{**each, "host": str(check_path(each["host"], base))}))
-    return check_mounts(made)
-
-
-def check_workdir(value: object, base: Path) -> object:
-    from belljar.backends.mounts import check_workdir
-
-    return check_workdir(value)
+        made.append(mounts.Mount(**{**each, "host": str(check_path(each["host"], base))}))
+    return mounts.check_mounts(made)
 
 
 def check_number(name: str, words: str) -> Check:

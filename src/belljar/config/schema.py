@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from belljar.backends.docker.settings import Docker
+from belljar.backends.mounts import check_workdir
 from belljar.config import kinds
 from belljar.config.kinds import FLAG, MAYBE_FLAG, PATH, Kind
 from belljar.environment.requirement import split_packages
@@ -156,7 +157,7 @@ def _sandbox() -> Iterator[Setting]:
     meaning = "refuse to start if a limit cannot be enforced; none: warn of those given"
     yield _make("strict", None, meaning, MAYBE_FLAG)
     yield _make("noexec", False, "nothing in the workspace and /tmp can be executed", FLAG)
-    workdir = Kind(words="path in the sandbox", check=kinds.check_workdir)
+    workdir = Kind(words="path in the sandbox", check=lambda value, base: check_workdir(value))
     yield _make("workdir", "/workspace", "where the workspace is, in the sandbox", workdir)
     yield _make("record", None, "a file that what is run is appended to", PATH)
     mounts = Kind(words="list of tables", check=kinds.check_mounts, in_variable=False)
