@@ -241,7 +241,7 @@ def _remark_project_file() -> None:
     """`belljar config show` and programs read that file; so say that this command does not."""
     from belljar.config import config_files
 
-    found = config_files.find_project_file(Path.cwd())
+    found = config_files.find_file(Path.cwd() / config_files.PROJECT)
     if found is not None and not os.environ.get("BELLJAR_CONFIG"):
         terminal.say(
             f"{found.name} was not read, because it may have come with the code; to use it: "

@@ -170,7 +170,8 @@ def load(
         config_files.find_files(path, variables, project=project, user=user), variables
     ):
         if found.problem is not None:
-            problems.append(_describe_problem(found))
+            key = f"{found.key}: " if found.key else ""
+            problems.append(f"{found.where}: {key}{found.problem}")
         else:
             values[found.key], sources[found.key] = found.value, found.where
     config = Config(values=MappingProxyType(values), sources=MappingProxyType(sources))
@@ -182,13 +183,6 @@ def load(
     if problems:
         raise ConfigError("\n".join(problems))
     return config
-
-
-def _describe_problem(found: Found) -> str:
-    assert found.problem is not None
-    key = f"{found.key}: " if found.key else ""
-    hint = f"\n  hint: {found.problem.hint}" if found.problem.hint else ""
-    return f"{found.where}: {key}{found.problem.message}{hint}"
 
 
 def _find_all(paths: Iterable[tuple[Path, bool]], environ: Mapping[str, str]) -> Iterator[Found]:

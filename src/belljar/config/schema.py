@@ -135,10 +135,7 @@ def _settings() -> Iterator[Setting]:
         ("runtime_dir", "where processes list their sandboxes, for `belljar ps`"),
     ):
         kind = Kind(words="path", check=lambda value, base: value)
-        variable = f"BELLJAR_{name.upper()}"
-        yield Setting(
-            key=name, default=None, meaning=meaning, kind=kind, variable=variable, in_files=False
-        )
+        yield _make(name, None, meaning, kind, in_files=False)
 
 
 def _sandbox() -> Iterator[Setting]:
@@ -216,7 +213,7 @@ def _observe() -> Iterator[Setting]:
         yield _make(f"observe.alerts.{name}", getattr(Rules, name), meaning, kind)
 
 
-def _make(key: str, default: object, meaning: str, kind: Kind, *, secret: bool = False) -> Setting:
+def _make(key: str, default: object, meaning: str, kind: Kind, **flags: bool) -> Setting:
     variable = _VARIABLES.get(key, f"BELLJAR_{key.replace('.', '_').upper()}")
     return Setting(
         key=key,
@@ -224,7 +221,7 @@ def _make(key: str, default: object, meaning: str, kind: Kind, *, secret: bool =
         meaning=meaning,
         kind=kind,
         variable=variable if kind.in_variable else None,
-        secret=secret,
+        **flags,
     )
 
 
