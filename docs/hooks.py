@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from belljar import cli, errors
 from belljar.cli import exit_codes
-from belljar.config.schema import make_reference as make_settings_reference
+from belljar.config import Setting, schema
 from belljar.conformance import rows
 from belljar.limits import RULES, format_size
 from belljar.observe import metrics
@@ -57,6 +57,29 @@ def exit_code_list() -> str:
 
 def error_tree() -> str:
     return _text((errors.__doc__ or "").split("\n\n")[2])
+
+
+def settings() -> str:
+    """A heading and a table for each section of a configuration file."""
+    parts = []
+    for section in dict.fromkeys(each.section for each in schema().values()):
+        rows = [each for each in schema().values() if each.section == section and each.in_files]
+        title = f"`[{section}]`" if section else "Sandboxes"
+        parts.append(f"### {title}\n\n{_settings_table(rows)}")
+    alone = [each for each in schema().values() if not each.in_files]
+    parts.append(f"### By a variable alone\n\n{_settings_table(alone)}")
+    return "\n\n".join(parts)
+
+
+def _settings_table(settings: list[Setting]) -> str:
+    rows = ["| key | what | default | meaning | variable |", "|---|---|---|---|---|"]
+    for each in settings:
+        variable = f"`{each.variable}`" if each.variable else ""
+        rows.append(
+            f"| `{each.key}` | {each.kind.words} | `{each.shown_default}` | {each.meaning} "
+            f"| {variable} |"
+        )
+    return "\n".join(rows)
 
 
 def threats() -> str:
@@ -102,7 +125,7 @@ TABLES = {
     "exit codes": exit_code_list,
     "errors": error_tree,
     "command line": command_line,
-    "settings": make_settings_reference,
+    "settings": settings,
     "metrics": metrics.make_reference,
     "threats": threats,
 }

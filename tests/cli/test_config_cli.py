@@ -5,7 +5,6 @@ import json
 import pytest
 
 from belljar.cli import main
-from belljar.config.schema import make_reference, schema
 
 
 @pytest.fixture
@@ -61,9 +60,3 @@ def test_check_says_yes_or_everything_that_is_wrong(project, capsys, tmp_path):
     fine = tmp_path / "fine.toml"
     fine.write_text("network = 'none'")
     assert main(["config", "check", str(fine)]) == 0  # that one alone
-
-
-def test_the_reference_has_every_setting_with_its_variable():
-    for setting in schema().values():
-        row = next(row for row in make_reference().splitlines() if f"| `{setting.key}` |" in row)
-        assert (setting.variable or "") in row

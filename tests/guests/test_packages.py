@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import time
 import zipfile
 
 import pytest
@@ -242,6 +243,12 @@ def test_header_that_cannot_be_followed_is_said(code, message):
 )
 def test_comment_that_is_no_header_is_none(code):
     assert script_header.read("a.py", code) is None
+
+
+def test_many_headers_without_an_end_take_no_longer_than_other_comments():
+    began = time.perf_counter()
+    assert script_header.read("a.py", "# /// script\n" * 100_000) is None
+    assert time.perf_counter() - began < 10
 
 
 def test_header_reaches_to_the_last_of_its_ends():

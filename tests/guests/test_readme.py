@@ -10,6 +10,7 @@ import pytest
 import belljar
 from belljar import Outcome, Sandbox, errors
 from belljar.cli import exit_codes
+from belljar.config import schema
 from belljar.limits import RULES
 from belljar.sandbox.blocking import Files
 from project import DOCS, ROOT
@@ -73,6 +74,13 @@ def hooks():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_the_reference_has_every_setting_with_its_variable(hooks):
+    rows = hooks.settings().splitlines()
+    for setting in schema().values():
+        row = next(row for row in rows if f"| `{setting.key}` |" in row)
+        assert (setting.variable or "") in row
 
 
 def test_every_generated_table_is_on_one_page(hooks):

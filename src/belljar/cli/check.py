@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -85,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     if args.show_policy:
         print(policy.to_toml(), end="")
         return exit_codes.OK
-    sources = list(_sources(args.files))
+    sources = _sources(args.files)
     if args.code is not None:
         sources.append(("<code>", args.code))
     if not sources:
@@ -102,34 +100,35 @@ def _configured() -> Policy | None:
     from belljar.policy import Policy
 
     found = config.load(project=False)["policy"]
-    assert found is None or isinstance(found, (str, os.PathLike, Mapping, Policy))
-    return None if found is None else Policy.coerce(found)
+    assert found is None or isinstance(found, Policy)
+    return found
 
 
 def _sources(names: list[str]) -> list[tuple[str, str]]:
     found = []
     for name in names:
         if name != "-" and Path(name).is_dir():
-            below = sorted(Path(name).rglob("*.py"))
+            below = sorted(path for path in Path(name).rglob("*.py") if path.is_file())
             if not below:
                 raise InvalidOption(f"there is no *.py below {name!r}")
-            found += [(str(each), read_source(str(each))) for each in below if each.is_file()]
+            found += [read_source(str(path)) for path in below]
         else:
-            found.append(("<stdin>" if name == "-" else name, read_source(name)))
+            found.append(read_source(name))
     return found
 
 
-def read_source(name: str) -> str:
-    """The text as Python would read it. A text that does not decode is checked and denied: its bad
-    bytes become characters that no source may have."""
+def read_source(name: str) -> tuple[str, str]:
+    """The name to show, and the text as Python would read it. A text that does not decode is
+    checked and denied: its bad bytes become characters that no source may have."""
     try:
         raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
     except OSError as error:
         raise InvalidOption(f"cannot read {name!r}: {error.strerror}") from error
     try:
-        return importlib.util.decode_source(raw)
+        text = importlib.util.decode_source(raw)
     except (SyntaxError, UnicodeDecodeError):
-        return raw.decode("utf-8", "surrogateescape")
+        text = raw.decode("utf-8", "surrogateescape")
+    return "<stdin>" if name == "-" else name, text
 
 
 def _show(reports: dict[str, Report], policy: Policy, args: argparse.Namespace) -> None:
@@ -140,11 +139,11 @@ def _show(reports: dict[str, Report], policy: Policy, args: argparse.Namespace) 
             "allowed": all(report.allowed for report in reports.values()),
             "files": {name: report.to_dict() for name, report in reports.items()},
         }
-        print(json.dumps(document, indent=2))
+        terminal.print_json(document)
     elif args.format == "sarif":
         from belljar.policy.report import make_sarif
 
-        print(json.dumps(make_sarif(reports, policy), indent=2))
+        terminal.print_json(make_sarif(reports, policy))
     else:
         from belljar.policy.report import render
 
@@ -153,7 +152,8 @@ def _show(reports: dict[str, Report], policy: Policy, args: argparse.Namespace) 
             for name, report in reports.items()
             if report.findings or not args.quiet
         ]
-        print("\n\n".join(shown) if shown else "", end="\n" if shown else "")
+        if shown:
+            print("\n\n".join(shown))
 
 
 def _list_rules(policy: Policy, *, as_json: bool) -> None:
@@ -170,7 +170,7 @@ def _list_rules(policy: Policy, *, as_json: bool) -> None:
             }
             for rule in RULES.values()
         ]
-        print(json.dumps(rows, indent=2))
+        terminal.print_json(rows)
         return
 
     terminal.table(
@@ -221,7 +221,7 @@ def run_learn(args: argparse.Namespace) -> int:
 
     base = Policy.coerce(args.policy)
     puts = transfer.load_all(args.put)
-    codes = [("<stdin>" if name == "-" else name, read_source(name)) for name in args.files]
+    codes = [read_source(name) for name in args.files]
     learned: Learned = learn([observe(args, name, code, puts) for name, code in codes], base)
     printed = learned.to_toml()
     if args.format == "json":
@@ -231,7 +231,7 @@ def run_learn(args: argparse.Namespace) -> int:
             "rules": learned.rules,
             "notes": learned.notes,
         }
-        print(json.dumps(report, indent=2))
+        terminal.print_json(report)
     else:
         print(printed, end="")
     # Check the printed text, because that is what the user will save and load.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,87 +10,77 @@ from typing import TYPE_CHECKING
 from belljar.cli import terminal
 
 if TYPE_CHECKING:
+    from belljar.cli.entry import Parser
     from belljar.config import Config
 
 SUMMARY = "show and check the configuration"
 
 
-def add_commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+def add_commands(parser: Parser) -> None:
     parser.description = (
         "The configuration. The first source that has a value wins: environment variables "
         "(BELLJAR_...), the file that BELLJAR_CONFIG names, ./belljar.toml (or .yaml), the user's "
         "belljar/config.toml, the defaults."
     )
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    showing = commands.add_parser(
-        "show", help="print every value and its source", allow_abbrev=False
-    )
+    showing = parser.add_command("show", show, help="print every value and its source")
     showing.add_argument("--json", action="store_true", help="print JSON")
     showing.add_argument("--changed", action="store_true", help="only values that are not defaults")
     showing.add_argument("--config", metavar="FILE", help="use FILE instead of BELLJAR_CONFIG")
-    showing.set_defaults(command=show)
-
-    checking = commands.add_parser("check", help="report every mistake", allow_abbrev=False)
+    checking = parser.add_command("check", check, help="report every mistake")
     checking.add_argument(
         "file", metavar="FILE", nargs="?", help="check only FILE (default: every file in use)"
     )
-    checking.set_defaults(command=check)
-    return {"show": showing, "check": checking}
 
 
-def show(args: argparse.Namespace) -> int:
+def show(args: argparse.Namespace) -> None:
     from belljar import config
     from belljar.config.loading import DEFAULT
+    from belljar.config.schema import format_value
 
     loaded = config.load(args.config)
     keys = [key for key in loaded.values if not args.changed or loaded.sources[key] != DEFAULT]
     if args.json:
-        print(json.dumps({key: _described(loaded, key) for key in keys}, indent=2))
-        return 0
-    rows = [[key, _shown(loaded, key), loaded.sources[key]] for key in keys]
+        terminal.print_json({key: _describe(loaded, key) for key in keys}, default=_plain)
+        return
+    rows = [[key, format_value(key, _hide(loaded, key)), loaded.sources[key]] for key in keys]
     terminal.table(rows, ("KEY", "VALUE", "FROM"))
-    return 0
 
 
-def _shown(loaded: Config, key: str) -> str:
-    from belljar.config.schema import format_value, schema
-
-    value = loaded.values[key]
-    if schema()[key].secret and isinstance(value, Mapping) and value:
-        return ", ".join(f"{name}=(hidden)" for name in value)
-    return format_value(key, value)
-
-
-def _described(loaded: Config, key: str) -> dict[str, object]:
+def _hide(loaded: Config, key: str) -> object:
+    """The value, without texts that may be secret."""
     from belljar.config import schema
 
-    setting, value = schema()[key], loaded.values[key]
-    if setting.secret and isinstance(value, Mapping):
-        value = dict.fromkeys(value, "(hidden)")
+    value = loaded.values[key]
+    if schema()[key].secret and isinstance(value, Mapping):
+        return dict.fromkeys(value, "(hidden)")
+    return value
+
+
+def _describe(loaded: Config, key: str) -> dict[str, object]:
+    from belljar.config import schema
+
+    setting = schema()[key]
     return {
-        "value": _plain(value),
+        "value": _hide(loaded, key),
         "from": loaded.sources[key],
-        "default": _plain(setting.default),
+        "default": setting.default,
         "variable": setting.variable,
         "meaning": setting.meaning,
     }
 
 
 def _plain(value: object) -> object:
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
+    """What JSON holds of a value that it does not know."""
     if isinstance(value, Path):
         return str(value)
+    if isinstance(value, Mapping):
+        return dict(value)
     if callable(to_dict := getattr(value, "to_dict", None)):  # a Policy
-        return _plain(to_dict())
-    return _plain(vars(value))  # an Environment, a Mount
+        return to_dict()
+    return vars(value)  # an Environment, a Mount
 
 
-def check(args: argparse.Namespace) -> int:
+def check(args: argparse.Namespace) -> None:
     from belljar import config
     from belljar.config.loading import DEFAULT
 
@@ -99,4 +88,3 @@ def check(args: argparse.Namespace) -> int:
     loaded = config.load(args.file, project=others, user=others)
     count = sum(source != DEFAULT for source in loaded.sources.values())
     terminal.say(f"the configuration is valid: {count} of {len(loaded.values)} values are set")
-    return 0

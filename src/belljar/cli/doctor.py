@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from belljar.cli import host_facts, image, sandbox_options, terminal
 from belljar.errors import SandboxError
+from belljar.text import format_seconds
 
 if TYPE_CHECKING:
-    from belljar.backends.isolation import Isolation
-    from belljar.cli.host_facts import EngineFound, Fact
+    from belljar.backends.isolation import Isolation, Layer
+    from belljar.cli.host_facts import Fact
     from belljar.environment.environment import Environment
     from belljar.sandbox.blocking import Sandbox
 
@@ -67,14 +67,9 @@ class RuntimeMeasured:
 class Docker:
     """The container engine, and one live guest on each of its runtimes."""
 
-    engine: EngineFound | None = None
-    runtimes: list[RuntimeMeasured] = dataclasses.field(default_factory=list)
+    facts: Sequence[Fact] = ()  # about the engine
+    runtimes: Sequence[RuntimeMeasured] = ()
     problem: SandboxError | None = None  # why there is no engine
-
-    @property
-    def isolation(self) -> Isolation | None:
-        """That of the engine's default runtime."""
-        return self.runtimes[0].isolation if self.runtimes else None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         problem = error
     verdict = _verdict(measured, docker)
     if args.json:
-        print(json.dumps(_as_dict(facts, measured, problem, verdict, docker), indent=2))
+        terminal.print_json(_as_dict(facts, measured, problem, verdict, docker))
     else:
         _show_guest(environment.name, facts, measured, problem, verdict)
     return verdict
@@ -108,7 +103,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _verdict(measured: Measured | None, docker: Docker) -> int:
     """About the backend that a sandbox gets by default: native, else docker."""
-    isolation = docker.isolation if measured is None else measured.isolation
+    found = [measured] if measured is not None else docker.runtimes  # the default one first
+    isolation = found[0].isolation if found else None
     if isolation is None:
         return CANNOT_RUN
     return ENFORCED if isolation.enforced else BEST_EFFORT
@@ -146,33 +142,25 @@ def _time_round_trip(sandbox: Sandbox) -> float:
 
 
 def _inspect_engine(environment: Environment, *, show: bool) -> Docker:
+    if show:
+        terminal.heading("\ncontainer engine")
     try:
         engine = host_facts.find_engine()
     except SandboxError as error:
         if show:
-            terminal.heading("\ncontainer engine")
             terminal.table([["none", error.message, f"({error.hint})" if error.hint else ""]])
         return Docker(problem=error)
     if show:
-        terminal.heading("\ncontainer engine")
-        rows = [[f.state, f.name, f.detail, f.remedy or ""] for f in engine.facts]
-        terminal.table(_with_remedies(rows))
-    docker = Docker(engine=engine, runtimes=list(_measure_runtimes(environment, engine)))
+        _show_facts(engine.facts)
+    runtimes = [
+        _measure_runtime(environment, name, default=number == 0)
+        for number, name in enumerate(engine.runtimes)
+    ]
     if show:
         terminal.heading(f"\na live guest on each runtime (environment {environment.name!r})")
         header = ("RUNTIME", "FIRST RESULT", "1+1", "ISOLATION")
-        terminal.table([_runtime_row(each) for each in docker.runtimes], header)
-    return docker
-
-
-def _measure_runtimes(environment: Environment, found: EngineFound) -> Iterator[RuntimeMeasured]:
-    for index, name in enumerate(found.runtimes):
-        try:
-            yield _measure_runtime(environment, name, default=index == 0)
-        except SandboxError as error:
-            yield RuntimeMeasured(
-                runtime=name, default=index == 0, problem=error.message, hint=error.hint
-            )
+        terminal.table([_runtime_row(each) for each in runtimes], header)
+    return Docker(facts=engine.facts, runtimes=runtimes)
 
 
 def _measure_runtime(environment: Environment, runtime: str, *, default: bool) -> RuntimeMeasured:
@@ -180,17 +168,22 @@ def _measure_runtime(environment: Environment, runtime: str, *, default: bool) -
     from belljar.sandbox.blocking import Sandbox
 
     docker = Docker(runtime=runtime, pull="never")  # the doctor downloads no image
-    image.ask_engine(None, lambda engine: image.ensure(engine, environment, docker))
-    began = time.perf_counter()
-    with Sandbox(backend=docker, environment=environment) as sandbox:
-        sandbox.run_code("1+1").raise_for_outcome()
-        first_result = time.perf_counter() - began
+    try:
+        host_facts.ask_engine(None, lambda engine: image.ensure(engine, environment, docker))
+        began = time.perf_counter()
+        with Sandbox(backend=docker, environment=environment) as sandbox:
+            sandbox.run_code("1+1").raise_for_outcome()
+            first_result = time.perf_counter() - began
+            return RuntimeMeasured(
+                runtime=runtime,
+                default=default,
+                isolation=sandbox.isolation,
+                first_result=first_result,
+                round_trip=_time_round_trip(sandbox),
+            )
+    except SandboxError as error:
         return RuntimeMeasured(
-            runtime=runtime,
-            default=default,
-            isolation=sandbox.isolation,
-            first_result=first_result,
-            round_trip=_time_round_trip(sandbox),
+            runtime=runtime, default=default, problem=error.message, hint=error.hint
         )
 
 
@@ -200,9 +193,23 @@ def _measure_runtime(environment: Environment, runtime: str, *, default: bool) -
 def _show_host(facts: list[Fact]) -> None:
     terminal.heading("host")
     said: set[str] = set()
-    terminal.table(
-        _with_remedies([[f.state, f.name, _once(f.detail, said), f.remedy or ""] for f in facts])
-    )
+    _show_facts(facts, lambda detail: _once(detail, said))
+
+
+def _show_facts(
+    facts: Sequence[Fact | Layer], shorten: Callable[[str], str] = lambda detail: detail
+) -> None:
+    """Print each remedy once, on a separate line below the first row that it is for."""
+    rows = []
+    said: set[str] = set()
+    for each in facts:
+        rows.append([each.state, each.name, shorten(each.detail)])
+        if each.remedy and each.remedy not in said:
+            said.add(each.remedy)
+            same = [other.name for other in facts if other.remedy == each.remedy]
+            too = f" (also for {', '.join(same[1:])})" if same[1:] else ""
+            rows.append(["", "", f"remedy{too}: {each.remedy}"])
+    terminal.table(rows)
 
 
 def _runtime_row(measured: RuntimeMeasured) -> list[str]:
@@ -210,7 +217,7 @@ def _runtime_row(measured: RuntimeMeasured) -> list[str]:
     if measured.isolation is None or not measured.first_result or not measured.round_trip:
         hint = f" ({measured.hint})" if measured.hint else ""
         return [name, "-", "-", f"{measured.problem}{hint}"]
-    times = [terminal.seconds(measured.first_result), terminal.seconds(measured.round_trip)]
+    times = [format_seconds(measured.first_result), format_seconds(measured.round_trip)]
     summary = repr(measured.isolation).partition(": ")[2].removesuffix(">")
     return [name, *times, summary]
 
@@ -227,37 +234,17 @@ def _show_guest(
         terminal.table([["no", line] for line in str(problem).splitlines()])
     if measured is not None:
         isolation = measured.isolation
-        terminal.table(
-            _with_remedies(
-                [
-                    [each.state, each.name, _without(each.detail, facts), each.remedy or ""]
-                    for each in (*isolation.layers, *isolation.limits)
-                ]
-            )
-        )
+        layers = (*isolation.layers, *isolation.limits)
+        _show_facts(layers, lambda detail: _without(detail, facts))
         terminal.heading("\ntime")
         terminal.table(
             [
-                ["first start", terminal.seconds(measured.first_start)],
-                ["next start", terminal.seconds(measured.next_start)],
-                ["run_code('1+1')", terminal.seconds(measured.round_trip)],
+                ["first start", format_seconds(measured.first_start)],
+                ["next start", format_seconds(measured.next_start)],
+                ["run_code('1+1')", format_seconds(measured.round_trip)],
             ]
         )
     terminal.heading(f"\n{_VERDICTS[verdict]}")
-
-
-def _with_remedies(rows: list[list[str]]) -> list[list[str]]:
-    """Print each remedy once, on a separate line below the first row that it is for."""
-    shown = []
-    said: set[str] = set()
-    for *cells, remedy in rows:
-        shown.append(cells)
-        if remedy and remedy not in said:
-            said.add(remedy)
-            others = ", ".join(row[1] for row in rows if row[-1] == remedy and row[1] != cells[1])
-            too = f" (also for {others})" if others else ""
-            shown.append(["", "", f"remedy{too}: {remedy}"])
-    return shown
 
 
 def _once(detail: str, said: set[str]) -> str:
@@ -285,14 +272,12 @@ def _as_dict(
     docker: Docker,
 ) -> dict[str, object]:
     return {
-        "verdict": {ENFORCED: "enforced", BEST_EFFORT: "best-effort", CANNOT_RUN: "cannot run"}[
-            verdict
-        ],
+        "verdict": ("enforced", "best-effort", "cannot run")[verdict],
         "host": [dataclasses.asdict(fact) for fact in facts],
         "guest": dataclasses.asdict(measured) if measured else None,
         "problem": _describe(problem),
         "docker": {
-            "engine": [dataclasses.asdict(f) for f in docker.engine.facts] if docker.engine else [],
+            "engine": [dataclasses.asdict(fact) for fact in docker.facts],
             "runtimes": [dataclasses.asdict(each) for each in docker.runtimes],
             "problem": _describe(docker.problem),
         },

@@ -6,6 +6,7 @@ Nothing heavy is imported here, so that `belljar --version` and `--help` answer 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import io
 import os
@@ -14,9 +15,9 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from belljar import __version__
 from belljar.cli import (
@@ -46,8 +47,7 @@ from belljar.errors import (
 )
 from belljar.text import printable
 
-Command = Callable[[argparse.Namespace], int]
-Parsers = dict[str, argparse.ArgumentParser]  # by the words that choose them: "env build"
+Command = Callable[[argparse.Namespace], int | None]  # None: exit code 0
 
 _COMMANDS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None], Command], ...] = (
     ("run", run.SUMMARY, run.add_arguments, run.run),
@@ -77,6 +77,20 @@ start here:
 class Parser(argparse.ArgumentParser):
     """An error is one sentence and a hint, instead of a page of usage."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+        self.commands: dict[str, Parser] = {}
+        self.set_defaults(command=lambda args: self.print_help())
+
+    def add_command(self, name: str, command: Command | None = None, **options: Any) -> Parser:
+        """A command below this one; `options` are those of argparse, such as `help`."""
+        if not self.commands:
+            self._below = self.add_subparsers(title="commands", metavar="COMMAND")
+        parser = self.commands[name] = self._below.add_parser(name, **options)
+        if command is not None:
+            parser.set_defaults(command=command)
+        return parser
+
     def error(self, message: str) -> NoReturn:
         raise InvalidOption(message, hint=f"see `{self.prog} --help`")
 
@@ -86,10 +100,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     _prepare_streams()
     try:
         args = parse(sys.argv[1:] if argv is None else list(argv))
-        with _Signals(), warnings.catch_warnings():
+        with _exiting_on_signals(), warnings.catch_warnings():
             warnings.showwarning = functools.partial(_show_warning, warnings.showwarning)
             command: Command = args.command
-            return command(args)
+            return command(args) or exit_codes.OK
     except SandboxError as error:
         return _report(error)
     except KeyboardInterrupt:
@@ -140,63 +154,48 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         description="Run untrusted Python in a sandbox, and get back everything it did.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"belljar {__version__}")
-    parser.set_defaults(command=functools.partial(_print_help, parser))
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
-    parsers: Parsers = {"": parser}
     for name, summary, add_arguments, command in _COMMANDS:
-        parsers[name] = commands.add_parser(
-            name,
-            help=summary,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-        parsers[name].set_defaults(command=command)
-        add_arguments(parsers[name])
+        raw = argparse.RawDescriptionHelpFormatter
+        add_arguments(parser.add_command(name, command, help=summary, formatter_class=raw))
     for name, group in _GROUPS.items():
-        above = parsers[name] = commands.add_parser(name, help=group.SUMMARY, allow_abbrev=False)
-        above.set_defaults(command=functools.partial(_print_help, above))
-        parsers |= {f"{name} {each}": sub for each, sub in group.add_commands(above).items()}
-    return _parse(argv, parser, parsers)
+        group.add_commands(parser.add_command(name, help=group.SUMMARY))
+    return _parse(argv, parser)
 
 
-def _parse(argv: Sequence[str], top: Parser, parsers: Parsers) -> argparse.Namespace:
+def _parse(argv: Sequence[str], top: Parser) -> argparse.Namespace:
     """Suggests the right word for a mistyped one; argparse would only reject it."""
-    argv, arguments = _split_arguments(_expand_shorthand(argv, parsers))
-    chosen = ""
+    argv, arguments = _split_arguments(_expand_shorthand(argv, top))
+    chosen = top
     for word in argv[:2]:
-        above = f"{chosen} " if chosen else ""
-        deeper = {name.removeprefix(above) for name in parsers if name.startswith(above)}
-        deeper = {name for name in deeper if name and " " not in name}
-        if word.startswith("-") or not deeper:
+        if word.startswith("-") or not chosen.commands:
             break
-        if word not in deeper:
-            if not chosen:
-                deeper.add("help")
-            raise unknown_option(f"{chosen} command".strip(), word, sorted(deeper))
-        chosen = f"{chosen} {word}".strip()
+        if word not in chosen.commands:
+            path = chosen.prog.partition(" ")[2]
+            known = [*chosen.commands, *(["help"] if chosen is top else [])]
+            raise unknown_option(f"{path} command".strip(), word, sorted(known))
+        chosen = chosen.commands[word]
     args, unknown = top.parse_known_args(argv)
     for word in unknown:
         if word.startswith("-"):
-            known = [o for o in parsers[chosen]._option_string_actions if o.startswith("--")]
-            raise unknown_option("option", word.partition("=")[0], known)
+            options = [o for o in chosen._option_string_actions if o.startswith("--")]
+            raise unknown_option("option", word.partition("=")[0], options)
     if unknown:
         message = f"too many arguments: {' '.join(unknown)}"
-        if chosen == "run":
+        if chosen is top.commands["run"]:
             raise InvalidOption(message, hint="put arguments for the code itself after `--`")
-        parsers[chosen].error(message)
+        chosen.error(message)
     args.arguments = arguments
     return args
 
 
-def _expand_shorthand(argv: Sequence[str], parsers: Parsers) -> Sequence[str]:
+def _expand_shorthand(argv: Sequence[str], top: Parser) -> Sequence[str]:
     """`belljar help COMMAND` is `belljar COMMAND --help`, `belljar FILE` is `belljar run FILE`."""
-    first = argv[0] if argv else ""
+    first = argv[0] if argv else "-"
     if first == "help":
         return [*argv[1:], "--help"]
-    if first in parsers or first.startswith("-"):
+    if first in top.commands or first.startswith("-"):
         return argv
     is_file = first.endswith(".py") or os.path.isfile(first)
     return ["run", *argv] if is_file else argv
@@ -208,11 +207,6 @@ def _split_arguments(argv: Sequence[str]) -> tuple[Sequence[str], list[str]]:
         return argv, []
     at = argv.index("--")
     return argv[:at], list(argv[at + 1 :])
-
-
-def _print_help(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
-    parser.print_help()
-    return exit_codes.OK
 
 
 # -- the process --------------------------------------------------------------------------------
@@ -229,25 +223,25 @@ def _prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-class _Signals:
+@contextlib.contextmanager
+def _exiting_on_signals() -> Iterator[None]:
     """SIGTERM and SIGHUP end the process in order: `with` blocks close their sandboxes.
 
     (The backend cleans up after a process that SIGKILL ended.)
     """
 
-    def __enter__(self) -> None:
-        self._handled: list[signal.Signals] = []
-        if threading.current_thread() is not threading.main_thread():
-            return
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is signal.SIG_DFL:  # leave it alone under nohup
-                signal.signal(number, self._exit)
-                self._handled.append(number)
-
-    def __exit__(self, *exception: object) -> None:
-        for number in self._handled:
-            signal.signal(number, signal.SIG_DFL)
-
-    @staticmethod
-    def _exit(number: int, frame: FrameType | None) -> None:
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)
+
+    handled: list[signal.Signals] = []
+    if threading.current_thread() is threading.main_thread():
+        both = (signal.SIGTERM, signal.SIGHUP)
+        # Not one that is ignored: the command runs under nohup.
+        handled = [each for each in both if signal.getsignal(each) is signal.SIG_DFL]
+    for each in handled:
+        signal.signal(each, leave)
+    try:
+        yield
+    finally:
+        for each in handled:
+            signal.signal(each, signal.SIG_DFL)

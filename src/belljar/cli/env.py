@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import argparse
-import json
-import time
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from belljar.cli import terminal
 from belljar.errors import InvalidOption, unknown_option
+from belljar.text import format_bytes
 
 if TYPE_CHECKING:
+    from belljar.cli.entry import Parser
     from belljar.environment.environment import Environment
 
 SUMMARY = "list, build and remove environments (sets of packages)"
 _SHOWN = 5  # packages of one environment in the table; --json has all of them
 
 
-def add_commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+def add_commands(parser: Parser) -> None:
     parser.description = "Environments: which Python and which packages the code in a sandbox has."
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    listing = commands.add_parser("list", help="list environments", allow_abbrev=False)
+    listing = parser.add_command("list", show, help="list environments")
     listing.add_argument("--json", action="store_true", help="print JSON")
-    listing.set_defaults(command=show)
-
-    building = commands.add_parser(
+    building = parser.add_command(
         "build",
+        build,
         help="build an environment now, instead of at its first use",
         description="Build an environment. With --extends, --packages, --python or --preload this "
         "is a new one, which `--env` and Sandbox(environment=...) then know by its name.",
@@ -34,17 +33,12 @@ def add_commands(parser: argparse.ArgumentParser) -> dict[str, argparse.Argument
         "  belljar env build geo --extends data --packages geopandas\n"
         "  belljar env build text --packages 'spacy>=3' numpy --preload spacy",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     building.add_argument("name", metavar="NAME")
     add_description(building, 'a version such as "3.12", or the path of a python', "on this host")
     building.add_argument("--json", action="store_true", help="print what was built as JSON")
-    building.set_defaults(command=build)
-
-    removing = commands.add_parser("remove", help="remove from the cache", allow_abbrev=False)
+    removing = parser.add_command("remove", remove, help="remove from the cache")
     removing.add_argument("names", metavar="NAME", nargs="+", help="a name or a key from the list")
-    removing.set_defaults(command=remove)
-    return {"list": listing, "build": building, "remove": removing}
 
 
 def add_description(parser: argparse.ArgumentParser, python: str, where: str) -> None:
@@ -65,7 +59,7 @@ def add_description(parser: argparse.ArgumentParser, python: str, where: str) ->
     )
 
 
-def show(args: argparse.Namespace) -> int:
+def show(args: argparse.Namespace) -> None:
     from belljar.environment import environment
     from belljar.environment.store import list_built
 
@@ -73,42 +67,30 @@ def show(args: argparse.Namespace) -> int:
     named = environment.known_names()
     missing = [name for name in named if name not in {each.name for each in built}]
     if args.json:
-        described: list[dict[str, object]] = [
-            {
-                "name": each.name,
-                "built": True,
-                "named": each.name in named,  # `run --env NAME` knows it
-                "key": each.key,
-                "path": str(each.path),
-                "python": each.python,
-                "packages": each.packages,
-                "distributions": each.distributions,
-                "size": each.size,
-                "created": each.created,
-                "last_used": each.last_used,
-            }
+        # named: `run --env NAME` knows it
+        found: list[dict[str, object]] = [
+            {**dataclasses.asdict(each), "built": True, "named": each.name in named}
             for each in built
         ]
-        described += [{"name": name, "built": False, "named": True} for name in missing]
-        print(json.dumps(described, indent=2))
-        return 0
+        found += [{"name": name, "built": False, "named": True} for name in missing]
+        terminal.print_json(found)
+        return
     rows = [
         [
             each.name if each.name in named else f"{each.name} (made in Python)",
             each.key,
             each.python,
             _few(each.packages),
-            terminal.size(each.size),
-            time.strftime("%Y-%m-%d %H:%M", time.localtime(each.last_used)),
+            format_bytes(each.size),
+            terminal.format_time(each.last_used),
         ]
         for each in built
     ]
     rows += [[name, "-", "-", "-", "-", "not built"] for name in missing]
     terminal.table(rows, ("NAME", "KEY", "PYTHON", "PACKAGES", "SIZE", "LAST USED"))
-    return 0
 
 
-def build(args: argparse.Namespace) -> int:
+def build(args: argparse.Namespace) -> None:
     from belljar.environment import environment
 
     new = described(args)
@@ -118,10 +100,9 @@ def build(args: argparse.Namespace) -> int:
     python = ".".join(map(str, built.interpreter.version))
     if args.json:
         facts = {"name": args.name, "key": built.key, "path": str(built.path), "python": python}
-        print(json.dumps(facts, indent=2))
+        terminal.print_json(facts)
     else:
         print(terminal.one_line(f"{args.name}  {built.key}  Python {python}  {built.path}"))
-    return 0
 
 
 def described(args: argparse.Namespace) -> Environment | None:
@@ -151,7 +132,7 @@ def _few(packages: Sequence[str]) -> str:
     return f"{' '.join(packages[:_SHOWN])} and {len(packages) - _SHOWN} more"
 
 
-def remove(args: argparse.Namespace) -> int:
+def remove(args: argparse.Namespace) -> None:
     from belljar.environment import environment, store
 
     for name in args.names:
@@ -161,4 +142,3 @@ def remove(args: argparse.Namespace) -> int:
             known = {each.name for each in store.list_built()}
             raise unknown_option("environment", name, sorted(known | {*environment.known_names()}))
         terminal.say(f"removed {name}")
-    return 0

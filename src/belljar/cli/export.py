@@ -5,15 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from belljar.cli import exit_codes, terminal
+from belljar.cli import terminal
 from belljar.errors import InvalidOption
-
-if TYPE_CHECKING:
-    from belljar.record.reader import Record
 
 SUMMARY = "turn a record into a notebook, a script or a page"
 
@@ -48,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from belljar.record import read
     from belljar.record.export import render
     from belljar.results import sanitize
@@ -72,8 +67,8 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.flush()
     else:
         _write(target, text, force=args.force)
-        terminal.say(f"wrote {str(target)!r} ({_count(record)})")
-    return exit_codes.OK
+        count = len(record.cells)
+        terminal.say(f"wrote {str(target)!r} ({count} cell{'' if count == 1 else 's'})")
 
 
 def _format(given: str | None, out: str | None) -> str:
@@ -106,31 +101,16 @@ def _check(target: Path, source: Path, *, force: bool) -> None:
 
 def _write(target: Path, text: str, *, force: bool) -> None:
     """Write a temporary file first: an existing file is replaced completely or not at all."""
-    raw = text.encode("utf-8")
+    scratch = target.with_name(f".belljar-export-{os.urandom(8).hex()}")
     try:
-        file, scratch = tempfile.mkstemp(dir=target.parent, prefix=".belljar-export-")
         try:
-            with os.fdopen(file, "wb") as out:
-                out.write(raw)
-                os.fchmod(out.fileno(), 0o666 & ~_umask())
+            with open(scratch, "xb") as out:
+                out.write(text.encode("utf-8"))
             if force:
                 os.replace(scratch, target)
             else:
                 os.link(scratch, target)  # fails if another process has created it meanwhile
         finally:
-            if os.path.lexists(scratch):
-                os.unlink(scratch)
+            scratch.unlink(missing_ok=True)
     except OSError as error:
         raise terminal.cannot_write(target, error) from error
-
-
-def _umask() -> int:
-    """The umask can only be read by setting it."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
-
-
-def _count(record: Record) -> str:
-    number = len(record.cells)
-    return f"{number} cell{'' if number == 1 else 's'}"

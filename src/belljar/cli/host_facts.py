@@ -7,10 +7,10 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from belljar.errors import SandboxError
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from belljar.backends.docker.client.engine import Engine
     from belljar.environment.environment import Environment
 
+Answer = TypeVar("Answer")
 
 # Runs in a separate process, because a process cannot leave a namespace.
 _TRY_USER_NAMESPACE = """
@@ -25,18 +26,11 @@ import ctypes, sys
 libc = ctypes.CDLL(None, use_errno=True)
 sys.exit(ctypes.get_errno() if libc.unshare(0x10000000) else 0)
 """
+# Settings of the kernel, the value that forbids user namespaces, and the end of the remedy.
 _USER_NAMESPACE_SETTINGS = (
-    ("/proc/sys/user/max_user_namespaces", "0", "sysctl user.max_user_namespaces=10000"),
-    (
-        "/proc/sys/kernel/unprivileged_userns_clone",
-        "0",
-        "sysctl kernel.unprivileged_userns_clone=1",
-    ),
-    (
-        "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
-        "1",
-        "sysctl kernel.apparmor_restrict_unprivileged_userns=0, or an AppArmor profile for python",
-    ),
+    ("user.max_user_namespaces", "0", "=10000"),
+    ("kernel.unprivileged_userns_clone", "0", "=1"),
+    ("kernel.apparmor_restrict_unprivileged_userns", "1", "=0, or an AppArmor profile for python"),
 )
 
 
@@ -70,13 +64,10 @@ def list_host_facts(environment: Environment) -> list[Fact]:
 
 def _kernel() -> Fact:
     system, machine = platform.system(), platform.machine()
-    known = system == "Linux" and machine in ("x86_64", "aarch64")
-    return Fact(
-        name="kernel",
-        state="ok" if known else "no",
-        detail=f"{system} {platform.release()} {machine}",
-        remedy=None if known else "the native backend needs Linux on x86_64 or aarch64",
-    )
+    detail = f"{system} {platform.release()} {machine}"
+    if system == "Linux" and machine in ("x86_64", "aarch64"):
+        return _ok("kernel", detail)
+    return _no("kernel", detail, "the native backend needs Linux on x86_64 or aarch64")
 
 
 def _user() -> Fact:
@@ -97,27 +88,24 @@ def _user_namespaces() -> Fact:
     tried = subprocess.run(
         [sys.executable, "-I", "-S", "-c", _TRY_USER_NAMESPACE], check=False, capture_output=True
     )
-    remedies = [remedy for path, bad, remedy in _USER_NAMESPACE_SETTINGS if _reads(path, bad)]
-    if tried.returncode == 0:
-        # AppArmor lets the call succeed and removes the capabilities afterwards.
-        restricted = bool(remedies) and os.geteuid() != 0
-        return Fact(
-            name="user namespaces",
-            state="no" if restricted else "ok",
-            detail="allowed, but restricted by a setting" if restricted else "allowed (tried)",
-            remedy="; ".join(remedies) if restricted else None,
-        )
-    return _no(
-        "user namespaces",
-        f"refused: {os.strerror(tried.returncode)}",
-        "; ".join(remedies)
-        or "in a container: its seccomp profile or security options must allow unshare(2)",
+    remedies = "; ".join(
+        f"sysctl {name}{remedy}"
+        for name, bad, remedy in _USER_NAMESPACE_SETTINGS
+        if _reads(name, bad)
     )
+    if tried.returncode != 0:
+        why = f"refused: {os.strerror(tried.returncode)}"
+        other = "in a container: its seccomp profile or security options must allow unshare(2)"
+        return _no("user namespaces", why, remedies or other)
+    if remedies and os.geteuid() != 0:
+        # AppArmor lets the call succeed and removes the capabilities afterwards.
+        return _no("user namespaces", "allowed, but restricted by a setting", remedies)
+    return _ok("user namespaces", "allowed (tried)")
 
 
-def _reads(path: str, value: str) -> bool:
+def _reads(setting: str, value: str) -> bool:
     try:
-        return Path(path).read_text().strip() == value
+        return Path("/proc/sys", *setting.split(".")).read_text().strip() == value
     except OSError:
         return False  # no such setting in this kernel
 
@@ -154,9 +142,7 @@ def _cgroups() -> list[Fact]:
             return [_ok("cgroups", detail)]
         what = f"version {found.version}" if found.version else "not available"
         usable = ", ".join(sorted(found.controllers)) or "no controllers"
-        facts = [
-            Fact(name="cgroups", state="ok" if found.version else "no", detail=f"{what}: {usable}")
-        ]
+        facts = [(_ok if found.version else _no)("cgroups", f"{what}: {usable}")]
         names: dict[str, list[str]] = {}
         for name, why in sorted(found.why.items()):
             names.setdefault(why, []).append(name)
@@ -209,34 +195,37 @@ class EngineFound:
 
 def find_engine() -> EngineFound:
     """Ask the engine that the docker backend would use. Raises SandboxError without an engine."""
+
+    async def ask(engine: Engine) -> EngineFound:
+        info = await engine.request("GET", "/info", timeout=INFO_TIMEOUT)
+        version = await engine.request("GET", "/version", timeout=INFO_TIMEOUT)
+        facts = list(list_engine_facts(engine, info, version))
+        return EngineFound(facts=facts, runtimes=list_runtimes(info))
+
+    return ask_engine(None, ask, "about itself")
+
+
+def ask_engine(
+    host: str | None,
+    question: Callable[[Engine], Awaitable[Answer]],
+    about: str = "about its images",
+) -> Answer:
+    """Run `question` with the engine at this address (None: the one that docker uses)."""
+    import anyio
+
     from belljar.backends.docker.client import endpoint
     from belljar.backends.docker.client.engine import Engine, parsing_answer
 
-    engine = Engine(endpoint.find_endpoint())
-    with parsing_answer(engine, "about itself"):
-        info, version = _ask_engine(engine)
-        return EngineFound(
-            facts=list(list_engine_facts(engine, info, version)), runtimes=list_runtimes(info)
-        )
-
-
-def _ask_engine(engine: Engine) -> tuple[dict[str, Any], dict[str, Any]]:
-    import anyio
-
-    async def ask() -> tuple[dict[str, Any], dict[str, Any]]:
-        return (
-            await engine.request("GET", "/info", timeout=INFO_TIMEOUT),
-            await engine.request("GET", "/version", timeout=INFO_TIMEOUT),
-        )
-
-    return anyio.run(ask)
+    engine = Engine(endpoint.find_endpoint(host))
+    with parsing_answer(engine, about):
+        return anyio.run(question, engine)
 
 
 def list_runtimes(info: Mapping[str, Any]) -> tuple[str, ...]:
     """Names, the default one first. For Podman only the default: its API accepts no other, and its
     list names runtimes that are not installed.
 
-    >>> runtimes({"Runtimes": {"runsc": {}, "runc": {}}, "DefaultRuntime": "runc"})
+    >>> list_runtimes({"Runtimes": {"runsc": {}, "runc": {}}, "DefaultRuntime": "runc"})
     ('runc', 'runsc')
     """
     default = str(info.get("DefaultRuntime") or "")
@@ -298,12 +287,11 @@ def _engine_user(options: list[str]) -> str:
 
 def _engine_cgroups(info: Mapping[str, Any]) -> Iterator[Fact]:
     version, driver = info.get("CgroupVersion") or "1", info.get("CgroupDriver") or "none"
-    yield Fact(
-        name="cgroups",
-        state="no" if driver == "none" else "ok",
-        detail=f"version {version}, driver {driver}",
-        remedy="rootless engines need cgroup v2 with delegation" if driver == "none" else None,
-    )
+    detail = f"version {version}, driver {driver}"
+    if driver == "none":
+        yield _no("cgroups", detail, "rootless engines need cgroup v2 with delegation")
+    else:
+        yield _ok("cgroups", detail)
     for field, name, remedy in _LIMITS:
         # Some engines (Podman) leave out a field although they enforce the limit.
         if info.get(field) is False:
@@ -313,11 +301,10 @@ def _engine_cgroups(info: Mapping[str, Any]) -> Iterator[Fact]:
 
 
 def _engine_seccomp(options: list[str]) -> Fact:
-    found = next((option for option in options if "seccomp" in option), None)
-    if found is None:
-        return _no(
-            "seccomp",
-            "the engine has no seccomp support",
-            "use a kernel with CONFIG_SECCOMP_FILTER, and an engine built with seccomp",
-        )
-    return _ok("seccomp", "filters can be set")
+    if any("seccomp" in option for option in options):
+        return _ok("seccomp", "filters can be set")
+    return _no(
+        "seccomp",
+        "the engine has no seccomp support",
+        "use a kernel with CONFIG_SECCOMP_FILTER, and an engine built with seccomp",
+    )

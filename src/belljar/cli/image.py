@@ -4,82 +4,66 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import time
 from typing import TYPE_CHECKING
 
 from belljar.cli import env, exit_codes, terminal
+from belljar.cli.host_facts import ask_engine
 from belljar.errors import InvalidOption, SandboxError, unknown_option
+from belljar.text import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from typing import TypeVar
-
     from belljar.backends.docker.client.engine import Engine
     from belljar.backends.docker.images.image_store import ListedImage
     from belljar.backends.docker.images.resolve import Image
     from belljar.backends.docker.settings import Docker
+    from belljar.cli.entry import Parser
     from belljar.environment.environment import Environment
-
-    Answer = TypeVar("Answer")
 
 SUMMARY = "build, list and remove images (environments for the docker backend)"
 
 
-def add_commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+def add_commands(parser: Parser) -> None:
     parser.description = "Images: environments for sandboxes in containers."
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    added = {
-        "build": _add_build(commands),
-        "list": commands.add_parser("list", help="list images", allow_abbrev=False),
-        "remove": commands.add_parser("remove", help="remove from the engine", allow_abbrev=False),
-        "prune": commands.add_parser(
-            "prune",
-            help="remove images that are no longer needed",
-            description="Remove images that Belljar has built, if no container uses them and there "
-            "is a newer one of the same name. Other images are not touched.",
-            allow_abbrev=False,
-        ),
-        "dockerfile": commands.add_parser(
-            "dockerfile",
-            help="print a Dockerfile that makes the same image",
-            description="Print a Dockerfile that builds the image of an environment elsewhere. It "
-            "needs BuildKit.",
-            allow_abbrev=False,
-        ),
-    }
-    added["list"].add_argument("--json", action="store_true", help="print JSON")
-    added["list"].set_defaults(command=show)
-    added["remove"].add_argument(
+    _add_build(parser)
+    listing = parser.add_command("list", show, help="list images")
+    listing.add_argument("--json", action="store_true", help="print JSON")
+    removing = parser.add_command("remove", remove, help="remove from the engine")
+    removing.add_argument(
         "names", metavar="NAME", nargs="+", help="a name, key or tag from the list"
     )
-    added["remove"].set_defaults(command=remove)
-    added["prune"].add_argument(
-        "names", metavar="NAME", nargs="*", help="only images with these names"
+    pruning = parser.add_command(
+        "prune",
+        prune,
+        help="remove images that are no longer needed",
+        description="Remove images that Belljar has built, if no container uses them and there "
+        "is a newer one of the same name. Other images are not touched.",
     )
-    added["prune"].add_argument("--all", action="store_true", help="also the newest of each name")
-    added["prune"].add_argument("--dry-run", action="store_true", help="only list the images")
-    added["prune"].add_argument("--json", action="store_true", help="print JSON")
-    added["prune"].set_defaults(command=prune)
-    added["dockerfile"].add_argument("name", metavar="ENV")
-    added["dockerfile"].add_argument("--base", help="the base image")
-    added["dockerfile"].set_defaults(command=dockerfile)
-    for name in ("build", "list", "remove", "prune"):
-        added[name].add_argument("--host", help="the engine's address (default: as for docker)")
-    return added
+    pruning.add_argument("names", metavar="NAME", nargs="*", help="only images with these names")
+    pruning.add_argument("--all", action="store_true", help="also the newest of each name")
+    pruning.add_argument("--dry-run", action="store_true", help="only list the images")
+    pruning.add_argument("--json", action="store_true", help="print JSON")
+    for each in parser.commands.values():
+        each.add_argument("--host", help="the engine's address (default: as for docker)")
+    printing = parser.add_command(
+        "dockerfile",
+        dockerfile,
+        help="print a Dockerfile that makes the same image",
+        description="Print a Dockerfile that builds the image of an environment elsewhere. It "
+        "needs BuildKit.",
+    )
+    printing.add_argument("name", metavar="ENV")
+    printing.add_argument("--base", help="the base image")
 
 
-def _add_build(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
-) -> argparse.ArgumentParser:
-    building = commands.add_parser(
+def _add_build(parser: Parser) -> None:
+    building = parser.add_command(
         "build",
+        build,
         help="build an image now, instead of at its first use",
         description="Build the image of an environment, or of a Dockerfile. With --extends, "
         "--packages, --python or --preload this is a new environment, which `--env` and "
         "Sandbox(environment=...) then know by its name.",
         epilog="example: belljar image build geo --packages 'shapely>=2' numpy --preload shapely",
-        allow_abbrev=False,
     )
     building.add_argument("name", metavar="ENV", nargs="?", help="the environment's name")
     env.add_description(building, 'a version such as "3.12"', "in the build container")
@@ -96,43 +80,25 @@ def _add_build(
         help="when to pull the base image (default: missing)",
     )
     building.add_argument("--json", action="store_true", help="print what was built as JSON")
-    building.set_defaults(command=build)
-    return building
-
-
-def ask_engine(host: str | None, question: Callable[[Engine], Awaitable[Answer]]) -> Answer:
-    """Run `question` with the engine at this address (None: the one that docker uses)."""
-    import anyio
-
-    from belljar.backends.docker.client import endpoint
-    from belljar.backends.docker.client.engine import Engine, parsing_answer
-
-    engine = Engine(endpoint.find_endpoint(host))
-    with parsing_answer(engine, "about its images"):
-        return anyio.run(question, engine)
 
 
 # -- build --------------------------------------------------------------------------------------
 
 
-def build(args: argparse.Namespace) -> int:
+def build(args: argparse.Namespace) -> None:
     from belljar.environment.environment import BUILTIN, resolve, save
 
-    docker, described = _docker(args), env.described(args)
-    environment = described
-    if environment is None:
-        # A Dockerfile's image has its own packages.
-        named = BUILTIN["python"] if args.dockerfile else resolve(args.name)
-        environment = named
+    docker, new = _docker(args), env.described(args)
+    # A Dockerfile's image has its own packages.
+    environment = new or (BUILTIN["python"] if args.dockerfile else resolve(args.name))
     made = ask_engine(args.host, lambda engine: ensure(engine, environment, docker))
-    if described is not None:
-        save(described)  # only after it was built
+    if new is not None:
+        save(new)  # only after it was built
     if args.json:
         facts = {"name": args.name, "image": made.reference, "id": made.id, "python": made.python}
-        print(json.dumps(facts, indent=2))
+        terminal.print_json(facts)
     else:
         print(terminal.one_line(made.reference))
-    return 0
 
 
 async def ensure(engine: Engine, environment: Environment, docker: Docker) -> Image:
@@ -174,28 +140,27 @@ def _docker(args: argparse.Namespace) -> Docker:
 # -- list and remove ----------------------------------------------------------------------------
 
 
-def show(args: argparse.Namespace) -> int:
+def show(args: argparse.Namespace) -> None:
     from belljar.backends.docker.images.image_store import list_images
 
     images = ask_engine(args.host, list_images)
     if args.json:
-        print(json.dumps([dataclasses.asdict(each) for each in images], indent=2))
-        return 0
+        terminal.print_json([dataclasses.asdict(each) for each in images])
+        return
     rows = [
         [
             each.name,
             each.key,
             each.python or "-",
             _content(each),
-            terminal.size(each.size),
+            format_bytes(each.size),
             str(each.containers) if each.containers else "-",
-            time.strftime("%Y-%m-%d %H:%M", time.localtime(each.created)),
+            terminal.format_time(each.created),
         ]
         for each in images
     ]
     header = ("NAME", "KEY", "PYTHON", "PACKAGES", "SIZE", "CONTAINERS", "CREATED")
     terminal.table(rows, header)
-    return 0
 
 
 def _content(image: ListedImage) -> str:
@@ -204,7 +169,7 @@ def _content(image: ListedImage) -> str:
     return " ".join(image.packages) or "-"
 
 
-def remove(args: argparse.Namespace) -> int:
+def remove(args: argparse.Namespace) -> None:
     from belljar.backends.docker.images import image_store
 
     async def act(engine: Engine) -> None:
@@ -219,7 +184,6 @@ def remove(args: argparse.Namespace) -> int:
             terminal.say(f"removed {name}")
 
     ask_engine(args.host, act)
-    return 0
 
 
 # -- prune --------------------------------------------------------------------------------------
@@ -256,10 +220,10 @@ def prune(args: argparse.Namespace) -> int:
             {**dataclasses.asdict(each), "removed": not args.dry_run and not why, "problem": why}
             for each, why in done
         ]
-        print(json.dumps(described, indent=2))
+        terminal.print_json(described)
     else:
         for each, problem in done:
-            freed = f"{each.tag} ({terminal.size(each.size)}, including shared layers)"
+            freed = f"{each.tag} ({format_bytes(each.size)}, including shared layers)"
             word = "would remove" if args.dry_run else "removed"
             terminal.say(f"{each.tag} was not removed: {problem}" if problem else f"{word} {freed}")
         if not done:
@@ -270,7 +234,7 @@ def prune(args: argparse.Namespace) -> int:
 # -- dockerfile ---------------------------------------------------------------------------------
 
 
-def dockerfile(args: argparse.Namespace) -> int:
+def dockerfile(args: argparse.Namespace) -> None:
     from belljar.backends.docker.images import image_store
     from belljar.backends.docker.images.dockerfile import render_dockerfile
     from belljar.backends.docker.settings import Docker, fill_from_environment
@@ -279,4 +243,3 @@ def dockerfile(args: argparse.Namespace) -> int:
     environment = resolve(args.name)
     settings = fill_from_environment(Docker(base=args.base))
     print(render_dockerfile(image_store.plan_image(environment, settings.base, None)), end="")
-    return 0

@@ -20,7 +20,7 @@ from belljar.cli.run import read_code
 from belljar.errors import InvalidOption, unknown_option
 
 if TYPE_CHECKING:
-    from io import RawIOBase
+    from io import BufferedRandom, RawIOBase
 
     from belljar.results.execution import Execution
 
@@ -110,13 +110,12 @@ def _run(args: argparse.Namespace) -> int:
     from belljar.pool.blocking import Pool
 
     options = sandbox_options.options(args)
-    common = Common(
-        then=None if args.then is None else read_code(args.then), files=transfer.load_all(args.put)
-    )
-    done = read_done(Path(args.out)) if args.resume else Done()
+    then = None if args.then is None else read_code(args.then)
+    files = transfer.load_all(args.put)
+    done = Done(args.out if args.resume else None)
 
     def entries() -> Iterator[Entry]:
-        return (entry for entry in read_entries(args.input, common) if not done.has(entry))
+        return (entry for entry in read_entries(args.input, then, files) if not done.has(entry))
 
     streamed = is_stream(args.input)
     # Report mistakes in a file before any of it runs.
@@ -147,7 +146,7 @@ class Entry:
     id: str
     where: str  # for messages
     metadata: object
-    parts: Mapping[str, Any]  # of the Snippet
+    parts: dict[str, Any]  # of the Snippet
 
     @property
     def digest(self) -> str:
@@ -156,54 +155,46 @@ class Entry:
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Common:
-    """Parts for every snippet that does not set them itself."""
-
-    then: str | None = None
-    files: Mapping[str, bytes] | None = None
-
-    def add_to(self, parts: dict[str, Any]) -> dict[str, Any]:
-        if self.then is not None:
-            parts.setdefault("then", self.then)
-        if self.files and isinstance(parts.get("files", {}), dict):
-            parts["files"] = {**self.files, **parts.get("files", {})}
-        return parts
-
-
 def is_stream(name: str) -> bool:
     """True for a pipe; its writer may wait for results before it writes more."""
     return name == "-" or not (Path(name).is_file() or Path(name).is_dir())
 
 
-def read_entries(name: str, common: Common) -> Iterator[Entry]:
-    """Read snippets as they are needed. Raises if an id occurs twice."""
+def read_entries(name: str, then: str | None, files: Mapping[str, bytes]) -> Iterator[Entry]:
+    """Read snippets as they are needed. Raises if an id occurs twice.
+
+    `then` and `files` are for every snippet that does not set them itself.
+    """
     seen: dict[str, str] = {}
     read = _read_directory if Path(name).is_dir() else _read_file
-    for entry in read(name, common):
+    for entry in read(name):
         if entry.id in seen:
             raise InvalidOption(
                 f"two snippets have the id {entry.id!r}: {seen[entry.id]}, and {entry.where}",
                 hint='a line without "id" has its number as id',
             )
         seen[entry.id] = entry.where
+        if then is not None:
+            entry.parts.setdefault("then", then)
+        if files and isinstance(own := entry.parts.get("files", {}), dict):
+            entry.parts["files"] = {**files, **own}
         yield entry
 
 
-def _read_directory(name: str, common: Common) -> Iterator[Entry]:
+def _read_directory(name: str) -> Iterator[Entry]:
     found = sorted(path for path in Path(name).rglob("*.py") if path.is_file())
     if not found:
         raise InvalidOption(f"there is no *.py below {name!r}")
     for path in found:
-        parts = common.add_to({"code": read_code(str(path))})
+        parts = {"code": read_code(str(path))}
         id_ = str(path.relative_to(name))
         yield Entry(id=id_, where=repr(str(path)), metadata=None, parts=parts)
 
 
-def _read_file(name: str, common: Common) -> Iterator[Entry]:
+def _read_file(name: str) -> Iterator[Entry]:
     for number, line in enumerate(_read_lines(name), 1):
         if line.strip():
-            yield _parse_line(f"line {number} of {name!r}", number, line, common)
+            yield _parse_line(f"line {number} of {name!r}", number, line)
 
 
 def _read_lines(name: str) -> Iterator[bytes]:
@@ -234,7 +225,7 @@ def _split_stream(stream: RawIOBase) -> Iterator[bytes]:
     yield b"".join(parts)
 
 
-def _parse_line(where: str, number: int, line: bytes, common: Common) -> Entry:
+def _parse_line(where: str, number: int, line: bytes) -> Entry:
     try:
         given = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -254,7 +245,7 @@ def _parse_line(where: str, number: int, line: bytes, common: Common) -> Entry:
     id_ = number if id_ is None else id_
     if isinstance(id_, bool) or not isinstance(id_, (str, int)):
         raise InvalidOption(f"{where}: id must be a string or a whole number, not {id_!r}")
-    parts = common.add_to({part: given[part] for part in _PARTS if given.get(part) is not None})
+    parts = {part: given[part] for part in _PARTS if given.get(part) is not None}
     return Entry(id=str(id_), where=where, metadata=given.get("metadata"), parts=parts)
 
 
@@ -264,9 +255,30 @@ def _parse_line(where: str, number: int, line: bytes, common: Common) -> Entry:
 class Done:
     """The results that --out has, by their ids."""
 
-    def __init__(self) -> None:
+    def __init__(self, out: str | None) -> None:
+        """`out` is the file of an earlier run, if there is one. An incomplete last line is removed
+        from it."""
         self.digests: dict[str, str | None] = {}
         self.counts: Counter[str] = Counter()
+        if out is not None and os.path.exists(out):
+            with open(out, "rb+") as file:
+                self._read(file)
+
+    def _read(self, file: BufferedRandom) -> None:
+        end = 0
+        for line in file:
+            if not line.endswith(b"\n") and b'{"id": '.startswith(line[:7]):
+                break
+            end += len(line)
+            try:
+                result = json.loads(line)
+                self.digests[str(result["id"])] = result.get("input")
+                self.counts[result.get("outcome", "unknown")] += 1
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise InvalidOption(
+                    f"{file.name!r} is not a file of results", hint="--resume needs one"
+                ) from error
+        file.truncate(end)
 
     def has(self, entry: Entry) -> bool:
         """True if there is a result of it; raises if it has changed since."""
@@ -306,29 +318,6 @@ def _is_input(name: str, out: Path) -> bool:
         return out.is_file() and os.path.samestat(given, out.stat())
     except (OSError, ValueError):  # no such file, or stdin has no descriptor
         return False
-
-
-def read_done(out: Path) -> Done:
-    """Read the results of an earlier run. An incomplete last line is removed."""
-    found = Done()
-    if not out.exists():
-        return found
-    end = 0
-    with open(out, "rb+") as file:
-        for line in file:
-            if not line.endswith(b"\n") and b'{"id": '.startswith(line[:7]):
-                break
-            end += len(line)
-            try:
-                result = json.loads(line)
-                found.digests[str(result["id"])] = result.get("input")
-                found.counts[result.get("outcome", "unknown")] += 1
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise InvalidOption(
-                    f"{str(out)!r} is not a file of results", hint="--resume needs one"
-                ) from error
-        file.truncate(end)
-    return found
 
 
 def open_writer(

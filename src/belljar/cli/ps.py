@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import pwd
 import shutil
 import sys
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from belljar.cli import exit_codes, terminal
 from belljar.observe.orphans import BACKENDS, Collected, collect_orphans
+from belljar.text import format_bytes
 
 if TYPE_CHECKING:
     from belljar.observe.live_sandboxes import LiveSandbox, LiveSandboxes
@@ -60,13 +60,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print everything known as JSON")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from belljar.observe.live_sandboxes import LiveSandboxes
 
     with LiveSandboxes() as sightings:
         found = [each for each in look_twice(sightings) if each.live or args.all]
     if args.json:
-        print(json.dumps([each.to_dict() for each in found], indent=2))
+        terminal.print_json([each.to_dict() for each in found])
     elif found:
         rows, header = [format_row(each) for each in found], HEADER
         if sys.stdout.isatty():  # a pipe gets all columns
@@ -76,7 +76,6 @@ def run(args: argparse.Namespace) -> int:
         terminal.table(rows, header)
     else:
         print("no sandboxes")
-    return exit_codes.OK
 
 
 def look_twice(sightings: LiveSandboxes) -> list[LiveSandbox]:
@@ -98,8 +97,8 @@ def format_row(each: LiveSandbox) -> list[str]:
         note.backend,
         note.environment,
         "-" if each.cpu_percent is None else f"{each.cpu_percent:.1f}",
-        "-" if each.memory is None else terminal.size(each.memory),
-        "-" if limit is None else terminal.size(int(limit)),
+        "-" if each.memory is None else format_bytes(each.memory),
+        "-" if limit is None else format_bytes(int(limit)),
         "-" if each.memory is None or not limit else f"{each.memory / limit:.1%}",
         "-" if each.processes is None else str(each.processes),
         format_age(each.age),
@@ -128,8 +127,9 @@ def fit_columns(rows: Sequence[Sequence[str]], width: int, *, gap: int) -> dict[
     return {number: needed[name] - gap for number, name in enumerate(HEADER) if name in kept}
 
 
-def sort_sandboxes(sightings: Iterable[LiveSandbox], key: str) -> list[LiveSandbox]:
-    return sorted(sightings, key=SORT_KEYS[key], reverse=True)
+def sort_live(sightings: Iterable[LiveSandbox], key: str) -> list[LiveSandbox]:
+    live = (each for each in sightings if each.live)
+    return sorted(live, key=SORT_KEYS[key], reverse=True)
 
 
 def format_age(seconds: float) -> str:
@@ -161,7 +161,7 @@ def summarize(sightings: Sequence[LiveSandbox]) -> str:
     memory = sum(each.memory or 0 for each in live)
     cpu = sum(each.cpu_percent or 0.0 for each in live)
     orphans = sum(each.state == "orphan" for each in sightings)
-    text = f"{len(live)} sandboxes, {busy} busy, {cpu:.0f} % cpu, {terminal.size(memory)}"
+    text = f"{len(live)} sandboxes, {busy} busy, {cpu:.0f} % cpu, {format_bytes(memory)}"
     return f"{text}, {orphans} orphans (belljar gc)" if orphans else text
 
 
@@ -198,7 +198,7 @@ def add_gc_arguments(parser: argparse.ArgumentParser) -> None:
 def run_gc(args: argparse.Namespace) -> int:
     collected = collect_orphans(args.backend, dry_run=args.dry_run)
     if args.json:
-        print(json.dumps(dataclasses.asdict(collected) | {"dry_run": args.dry_run}, indent=2))
+        terminal.print_json(dataclasses.asdict(collected) | {"dry_run": args.dry_run})
     else:
         _show_leftovers(collected, dry_run=args.dry_run)
     failed = any(each.problem for each in collected.leftovers)

@@ -10,18 +10,17 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from belljar.cli import exit_codes, sandbox_options, terminal, transfer
 from belljar.cli.statements import Splitter
-from belljar.cli.terminal import Presenter, ResultFiles
+from belljar.cli.terminal import Presenter
 from belljar.environment import store
 from belljar.errors import InvalidOption, SandboxClosed, SandboxError, unknown_option
+from belljar.text import format_bytes
 
 if TYPE_CHECKING:
-    from belljar.cli.terminal import Presenter
     from belljar.sandbox.blocking import Sandbox
 
 SUMMARY = "open a Python prompt in a sandbox"
@@ -38,13 +37,6 @@ HELP = """\
 %exit                 leave (also Ctrl-D)
 
 Ctrl-C interrupts the code and keeps the session; a second Ctrl-C ends its process if needed."""
-
-
-class Leave(Exception):
-    """The session is over."""
-
-    def __init__(self, exit_code: int) -> None:
-        self.exit_code = exit_code
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,22 +63,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     presenter = Presenter(
-        raw=args.raw,
-        quiet=args.quiet,
-        later=True,
-        cost=args.verbose,
-        files=ResultFiles(Path(args.out)) if args.out else None,
+        raw=args.raw, quiet=args.quiet, later=True, cost=args.verbose, out=args.out
     )
+    at_terminal = sys.stdin.isatty()
     with sandbox_options.watching(args), sandbox_options.make(args) as sandbox:
-        session = Session(sandbox, presenter, at_terminal=sys.stdin.isatty())
-        try:
-            if sys.stdin.isatty():
-                if not args.quiet:
-                    _greet(sandbox)
-                return _at_terminal(session)
+        session = Session(sandbox, presenter, at_terminal=at_terminal)
+        if not at_terminal:
             return _from_pipe(session)
-        except Leave as leave:
-            return leave.exit_code
+        if not args.quiet:
+            _greet(sandbox)
+        return _at_terminal(session)
 
 
 def _greet(sandbox: Sandbox) -> None:
@@ -140,7 +126,7 @@ def _history() -> Iterator[None]:
     except ImportError:
         yield
         return
-    path = history_path()
+    path = store.user_directory(os.environ, "", "XDG_STATE_HOME", ".local/state") / "history"
     # The history is a convenience: an unwritable home directory is not an error.
     with suppress(OSError):
         readline.read_history_file(path)
@@ -154,13 +140,6 @@ def _history() -> Iterator[None]:
             store.make_directory(path.parent, store.STATE_MODE)
             path.touch(mode=0o600)  # private: it has everything the user typed
             readline.write_history_file(path)
-
-
-def history_path() -> Path:
-    """$XDG_STATE_HOME/belljar/history, else ~/.local/state/belljar/history."""
-    xdg = os.environ.get("XDG_STATE_HOME", "")
-    base = Path(xdg) if os.path.isabs(xdg) else Path(os.path.expanduser("~"), ".local", "state")
-    return base / "belljar" / "history"
 
 
 def _indent(text: str, state: int) -> str | None:
@@ -184,37 +163,32 @@ class Session:
         if line.startswith("%") and splitter.at_rest:
             for statement in splitter.finish():
                 self.run(statement)
-            self._report_errors(lambda: self.command(line))
+            with self._reporting_errors():
+                self.command(line)
             return
         if line.strip() in ("exit", "quit") and not splitter.pending:
-            raise self._leave()
+            self._leave()
         for statement in splitter.feed(line):
             self.run(statement)
 
     def run(self, statement: str) -> None:
-        self._report_errors(lambda: self._run(statement))
-
-    def _run(self, statement: str) -> None:
         from belljar.files.script import Script
 
-        with _interrupting(self._sandbox):
-            execution = self._sandbox.run_code(
-                Script(code=statement, csv=self._presenter.saves),
-                on_stdout=self._presenter.on_stdout,
-                on_stderr=self._presenter.on_stderr,
-                on_result=self._presenter.on_result,
-            )
-        self._presenter.finish(execution)
-        exit_code = exit_codes.from_execution(execution)
-        if execution.outcome == "exit":
-            raise self._leave(exit_code)
-        self.first_failure = self.first_failure or exit_code
+        with self._reporting_errors():
+            with _interrupting(self._sandbox):
+                script = Script(code=statement, csv=self._presenter.saves)
+                execution = self._presenter.run_code(self._sandbox, script)
+            self._presenter.finish(execution)
+            exit_code = exit_codes.from_execution(execution)
+            if execution.outcome == "exit":
+                self._leave(exit_code)
+            self.first_failure = self.first_failure or exit_code
 
-    def _report_errors(self, action: Callable[[], None]) -> None:
+    @contextmanager
+    def _reporting_errors(self) -> Iterator[None]:
         """Print an error and go on, as long as the sandbox is open."""
-
         try:
-            action()
+            yield
         except KeyboardInterrupt:
             terminal.say("the statement was stopped; its process may have been killed")
             self.first_failure = self.first_failure or exit_codes.INTERRUPTED
@@ -238,49 +212,38 @@ class Session:
             "%files": self._files,
             "%put": self._put,
             "%get": self._get,
-            "%isolation": self._isolation,
-            "%exit": self._exit,
+            "%isolation": lambda _: self._show_isolation(),
+            "%exit": lambda _: self._leave(),
         }
         if name not in commands:
             raise _unknown(name, commands)
         commands[name](words)
 
     def _files(self, words: list[str]) -> None:
-
         found = self._sandbox.files.list(words[0] if words else "/workspace")
         rows = [
-            [each.name + "/" * (each.type == "dir"), each.type, terminal.size(each.size)]
+            [each.name + "/" * (each.type == "dir"), each.type, format_bytes(each.size)]
             for each in found
         ]
         if rows:
             terminal.table(rows)
 
     def _put(self, words: list[str]) -> None:
-
-        for put in map(transfer.parse_put, words):
-            self._sandbox.files.write(put.target, transfer.load(put))
+        for path, content in transfer.load_all(words).items():
+            self._sandbox.files.write(path, content)
 
     def _get(self, words: list[str]) -> None:
+        for path, target in map(transfer.parse_get, words):
+            transfer.fetch(self._sandbox, path, target)
 
-        for get in map(transfer.parse_get, words):
-            transfer.fetch(self._sandbox, get)
-
-    def _isolation(self, words: list[str]) -> None:
-
+    def _show_isolation(self) -> None:
         isolation = self._sandbox.isolation
-        terminal.table(
-            [
-                [each.state, each.name, each.detail]
-                for each in (*isolation.layers, *isolation.limits)
-            ]
-        )
+        layers = (*isolation.layers, *isolation.limits)
+        terminal.table([[each.state, each.name, each.detail] for each in layers])
 
-    def _exit(self, words: list[str]) -> None:
-        raise self._leave()
-
-    def _leave(self, exit_code: int = exit_codes.OK) -> Leave:
+    def _leave(self, exit_code: int = exit_codes.OK) -> NoReturn:
         """A person has seen the errors; a script gets the exit code of the first one."""
-        return Leave(exit_code if self._at_terminal else self.first_failure or exit_code)
+        raise SystemExit(exit_code if self._at_terminal else self.first_failure or exit_code)
 
 
 def _unknown(name: str, commands: Iterable[str]) -> InvalidOption:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
 import re
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from belljar.cli import exit_codes, sandbox_options, terminal
 from belljar.errors import InvalidOption
-from belljar.text import printable
+from belljar.text import format_seconds, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 
 SUMMARY = "run a record again and show the differences"
-SAME, DIFFERS = exit_codes.OK, exit_codes.ERROR
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 
 _EPILOG = """\
@@ -90,9 +88,8 @@ def run(args: argparse.Namespace) -> int:
     functions = _functions(args.functions)
     if not args.json and not args.quiet:
         _introduce(record)
-    with View(
-        len(cells or record.cells), silent=args.json, quiet=args.quiet, times=args.verbose
-    ) as view:
+    view = View(len(cells or record.cells), quiet=args.quiet, times=args.verbose)
+    with contextlib.nullcontext() if args.json else view:
         replayed = replay(
             record,
             environment=given,
@@ -107,21 +104,21 @@ def run(args: argparse.Namespace) -> int:
             cells=cells,
             exact=args.exact,
             stop_at_first=args.stop_at_first,
-            on_cell=view.show_cell,
+            on_cell=None if args.json else view.show_cell,
         )
-        view.finish(replayed)
     if args.json:
-        print(json.dumps(replayed.to_dict(), indent=2))
+        terminal.print_json(replayed.to_dict())
     else:
+        view.finish(replayed)
         for note in (*record.notes, *replayed.notes):
             terminal.say(note)
-    return SAME if replayed.same else DIFFERS
+    return exit_codes.OK if replayed.same else exit_codes.ERROR
 
 
 def _timeout(limits: Mapping[str, object]) -> float | None:
     """--timeout applies to every cell, also to one that was recorded with its own."""
     timeout = limits.get("timeout")
-    return timeout if isinstance(timeout, float) else None
+    return timeout if isinstance(timeout, (int, float)) else None
 
 
 def _cells(text: str | None) -> set[int] | None:
@@ -187,7 +184,6 @@ def _introduce(record: Record) -> None:
         )
 
 
-_SAME_STYLE, _DIFFERS_STYLE = "green", "red"
 _DIFF_STYLES = {"-": "red", "+": "green", "@": "cyan"}
 Piece = tuple[str, str]  # part of a line, and its style
 
@@ -195,35 +191,25 @@ Piece = tuple[str, str]  # part of a line, and its style
 class View:
     """Shows a replay as it goes: one line for each cell, and its differences below."""
 
-    def __init__(
-        self,
-        total: int,
-        *,
-        silent: bool,  # print nothing: the caller prints JSON
-        quiet: bool,  # print only differences
-        times: bool,
-    ) -> None:
+    def __init__(self, total: int, *, quiet: bool, times: bool) -> None:
         self._total = total
-        self._silent = silent
-        self._quiet = quiet
+        self._quiet = quiet  # print only differences
         self._times = times
         self._done = 0
         self._console: Console | None = None
         self._status: Status | None = None
-        self._stack = ExitStack()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> None:
         """Show a progress line on a terminal; it disappears at the end."""
-        if not self._silent and sys.stdout.isatty():
-            from rich.console import Console
-
+        if sys.stdout.isatty():
             # The same Console prints everything, so that the progress line stays separate.
-            self._console = Console(highlight=False)
-            self._status = self._stack.enter_context(self._console.status(self._progress()))
-        return self
+            self._console = terminal.make_console()
+            self._status = self._console.status(self._progress())
+            self._status.start()
 
     def __exit__(self, *exception: object) -> None:
-        self._stack.close()
+        if self._status is not None:
+            self._status.stop()
 
     def _progress(self) -> str:
         return f"cell {min(self._done + 1, self._total)} of {self._total}"
@@ -233,7 +219,7 @@ class View:
         times = ""
         if self._times and cell.replayed is not None:
             before, after = cell.recorded.execution.usage.wall, cell.replayed.usage.wall
-            times = f"{terminal.seconds(before)} -> {terminal.seconds(after)}"
+            times = f"{format_seconds(before)} -> {format_seconds(after)}"
         self._show(f"cell {cell.recorded.number}", cell.differences, first, times)
         self._done += 1
         if self._status is not None:
@@ -259,12 +245,8 @@ class View:
         if self._quiet and not differences:
             return
         what = ", ".join(each.what for each in differences)
-        pieces: list[Piece] = [(label, "")]
-        pieces.append(
-            (f"differs: {what}", _DIFFERS_STYLE) if differences else ("same", _SAME_STYLE)
-        )
-        pieces += [(times, "dim")] if times else []
-        self._print(*pieces, (code[:60], "dim"))
+        verdict = (f"differs: {what}", "red") if differences else ("same", "green")
+        self._print((label, ""), verdict, (times, "dim"), (code[:60], "dim"))
         for each in differences:
             self._difference(each)
 
@@ -279,8 +261,6 @@ class View:
 
     def _print(self, *pieces: Piece) -> None:
         """Print one line; text from the guest is escaped here."""
-        if self._silent:
-            return
         shown = [(printable(text).replace("\n", "\\n"), style) for text, style in pieces if text]
         if self._console is None:
             print("  ".join(text for text, _ in shown), flush=True)

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from belljar.cli import exit_codes, sandbox_options, script_header, terminal, transfer
-from belljar.cli.terminal import Presenter, ResultFiles
+from belljar.cli.terminal import Presenter
 from belljar.errors import FileMissing, InvalidOption, SandboxError
 
 if TYPE_CHECKING:
-    from belljar.cli.terminal import Presenter
-    from belljar.cli.transfer import Get
     from belljar.files.script import Script
     from belljar.results.execution import Execution
     from belljar.sandbox.blocking import Sandbox
@@ -109,9 +107,9 @@ def _run(args: argparse.Namespace) -> int:
         quiet=args.quiet,
         later=args.verbose,
         cost=args.verbose or sys.stderr.isatty(),
-        files=ResultFiles(Path(args.out)) if args.out else None,
+        out=args.out,
     )
-    missed: list[Get] = []
+    missed: list[str] = []
     if sandbox.policy is not None and not sandbox.policy.check(code).allowed:
         execution = _execute(sandbox, args, code, presenter)  # reports it, starts nothing
         sandbox.close()
@@ -122,7 +120,7 @@ def _run(args: argparse.Namespace) -> int:
             if args.header is not None:
                 args.header.check_guest(sandbox)
             execution = _execute(sandbox, args, code, presenter)
-            missed = [get for get in gets if not _fetch(sandbox, get)]
+            missed = [path for path, target in gets if not _fetch(sandbox, path, target)]
     exit_code = exit_codes.from_execution(execution)
     incomplete = bool(missed) or presenter.failed_to_save or execution.saved is False
     return exit_codes.FILE if incomplete and exit_code == exit_codes.OK else exit_code
@@ -164,15 +162,8 @@ def _execute(
     sandbox: Sandbox, args: argparse.Namespace, code: str, presenter: Presenter
 ) -> Execution:
     with _script(args, code) as script:
-        if args.json:
-            execution = sandbox.run_code(script)
-        else:
-            execution = sandbox.run_code(
-                script,
-                on_stdout=presenter.on_stdout,
-                on_stderr=presenter.on_stderr,
-                on_result=presenter.on_result,
-            )
+        show = presenter.run_code
+        execution = sandbox.run_code(script) if args.json else show(sandbox, script)
     missing = transfer.find_missing_file(execution, args.file)
     if args.json:
         for result in execution.results:
@@ -187,14 +178,12 @@ def _execute(
     return execution
 
 
-def _fetch(sandbox: Sandbox, get: Get) -> bool:
+def _fetch(sandbox: Sandbox, path: str, target: Path) -> bool:
     """False if it failed; that must not hide the outcome or the other files."""
     try:
-        transfer.fetch(sandbox, get)
-    except FileMissing:
-        terminal.say(f"--get: there is no {get.path!r} in the sandbox")
-        return False
+        transfer.fetch(sandbox, path, target)
     except SandboxError as error:
-        terminal.say(str(error))
+        missing = isinstance(error, FileMissing)
+        terminal.say(f"--get: there is no {path!r} in the sandbox" if missing else str(error))
         return False
     return True

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,18 +37,6 @@ def add_environment(
         default=default,
         help=f"the code's packages: python, data, or a name given to `belljar env build` "
         f"(default: {default or meaning})",
-    )
-
-
-def add_packages(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--with",
-        dest="packages",
-        metavar="PACKAGE",
-        action="append",
-        default=[],
-        help="add a package to --env, as for pip (repeatable, or separated by commas); it is "
-        "installed once and then kept",
     )
 
 
@@ -114,9 +102,8 @@ def add_all(parser: argparse.ArgumentParser, *, environment: str | None = "data"
         help="start without a warning if this host cannot enforce a limit given here",
     )
     if environment is not None:  # a replay runs in an Environment, as it was recorded
-        add_packages(parser)
         _add_more(parser)
-        add_docker(parser)
+        _add_docker(parser)
     limits = parser.add_argument_group("limits", "sizes are written like 64k, 512m, 1.5g")
     for name, rule in RULES.items():
         limits.add_argument(
@@ -140,6 +127,15 @@ def add_policy(parser: argparse.ArgumentParser) -> None:
 
 def _add_more(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
+        "--with",
+        dest="packages",
+        metavar="PACKAGE",
+        action="append",
+        default=[],
+        help="add a package to --env, as for pip (repeatable, or separated by commas); it is "
+        "installed once and then kept",
+    )
+    parser.add_argument(
         "--config",
         metavar="FILE",
         help="a file of settings for options not given here (default: your own file; see "
@@ -162,7 +158,7 @@ def _add_more(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_docker(parser: argparse.ArgumentParser) -> None:
+def _add_docker(parser: argparse.ArgumentParser) -> None:
     docker = parser.add_argument_group("docker", "each of these means --backend docker")
     docker.add_argument(
         "--image", metavar="NAME", help="run in this image, unchanged, instead of an environment"
@@ -232,24 +228,20 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
     return made if header is None else header.add_to(made, quiet=args.quiet)
 
 
-@contextlib.contextmanager
-def watching(args: argparse.Namespace) -> Iterator[None]:
+def watching(args: argparse.Namespace) -> contextlib.AbstractContextManager[object]:
     """Turn on the configured audit logs, metrics and alerts for the body."""
     from belljar import config
 
     configured = config.load(args.config, project=False)
-    if configured.given("observe") or configured.given("observe.alerts"):
-        with configured.observe():
-            yield
-    else:
-        yield
+    is_on = configured.given("observe") or configured.given("observe.alerts")
+    return configured.observe() if is_on else contextlib.nullcontext()
 
 
 def _remark_project_file() -> None:
     """`belljar config show` and programs read that file; so say that this command does not."""
     from belljar.config import config_files
 
-    found = config_files.find_project_file(Path.cwd())
+    found = config_files.find_file(Path.cwd() / config_files.PROJECT)
     if found is not None and not os.environ.get("BELLJAR_CONFIG"):
         terminal.say(
             f"{found.name} was not read, because it may have come with the code; to use it: "
@@ -281,21 +273,14 @@ def mount(text: str) -> Mount:
 
 def limits(args: argparse.Namespace) -> dict[str, object]:
     """Only limits that were given: those must be enforced, a default need not."""
+    from belljar.config import schema
+
     given = {name: getattr(args, f"limit_{name}") for name in RULES}
     return {
-        name: _value(name, RULES[name], text) for name, text in given.items() if text is not None
+        name: schema()[f"limits.{name}"].kind.parse(text)
+        for name, text in given.items()
+        if text is not None
     }
-
-
-def _value(name: str, rule: Rule, text: str) -> object:
-    if rule.optional and text.lower() == "none":
-        return None
-    if rule.kind == "size":
-        return text
-    try:
-        return int(text) if rule.kind == "count" else float(text)
-    except ValueError:
-        return text  # the Rule reports what is wrong with it
 
 
 def variables(given: Sequence[str]) -> dict[str, str]:

@@ -129,15 +129,14 @@ def _block(file: str, code: str) -> tuple[int, str] | None:
         number += 1
         if lines[number - 1] != "# /// script":
             continue
-        start = end = number
-        while end < len(lines) and (lines[end] == "#" or lines[end].startswith("# ")):
-            end += 1
+        start = number
+        while number < len(lines) and (lines[number] == "#" or lines[number].startswith("# ")):
+            number += 1
         # The block ends at the last possible end; without one it is an ordinary comment.
-        closing = [at for at in range(start, end) if lines[at] == "# ///"]
+        closing = [at for at in range(start, number) if lines[at] == "# ///"]
         if not closing:
             continue
         if found is not None:
             raise InvalidOption(f"{file}, line {start}: this is a second `# /// script` header")
         found = start + 1, "\n".join(line[2:] for line in lines[start : closing[-1]])
-        number = closing[-1] + 1
     return found

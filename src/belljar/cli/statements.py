@@ -60,13 +60,10 @@ class Lexer:
                 code += token[0]
         # Only a triple-quoted string, or one with a backslash at its end, continues on the next
         # line. Any other open string is an error that the guest reports.
-        if len(self._quote) == 1 and not _ends_in_backslash(line):
+        backslashes = len(line) - len(line.rstrip("\\"))
+        if len(self._quote) == 1 and backslashes % 2 == 0:
             self._quote = ""
         return code
-
-
-def _ends_in_backslash(line: str) -> bool:
-    return (len(line) - len(line.rstrip("\\"))) % 2 == 1
 
 
 class Splitter:

@@ -6,22 +6,26 @@ write to the clipboard. In a pipe it passes unchanged, as a program expects.
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from belljar.backends.linux.safe_dir import write_file
-from belljar.errors import ExecutionError, FileError
+from belljar.errors import FileError
 from belljar.results.result import CHART, TABLE
-from belljar.text import printable
+from belljar.text import format_bytes, format_seconds, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from belljar.files.script import Script
     from belljar.results.execution import Execution, Result
+    from belljar.sandbox.blocking import Sandbox
 
 
 _STYLES = {
@@ -58,23 +62,18 @@ def say(text: str) -> None:
     print(f"belljar: {printable(text)}", file=sys.stderr, flush=True)
 
 
+def print_json(value: object, default: Callable[[object], object] = str) -> None:
+    """`default` converts what JSON does not know: a Path becomes its text."""
+    print(json.dumps(value, indent=2, default=default))
+
+
 def cannot_write(path: Path, error: OSError) -> FileError:
     message = f"cannot write {str(path)!r}: {error.strerror}"
     return FileError(message, errno=error.errno or 0, path=str(path))
 
 
-def size(bytes_: int) -> str:
-    """Rounded, for people (`format_size` is exact)."""
-    number, unit = float(bytes_), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if number < 1000:
-            break
-        number, unit = number / 1024, larger
-    return f"{number:.0f} {unit}" if unit == "B" or number >= 100 else f"{number:.1f} {unit}"
-
-
-def seconds(duration: float) -> str:
-    return f"{duration * 1000:.1f} ms" if duration < 1 else f"{duration:.2f} s"
+def format_time(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
 def one_line(text: str) -> str:
@@ -86,7 +85,7 @@ def heading(text: str) -> None:
     if sys.stdout.isatty():
         from rich.text import Text
 
-        _console().print(Text(text, style="bold"))
+        make_console().print(Text(text, style="bold"))
     else:
         print(text)
 
@@ -114,10 +113,10 @@ def _rich_table(rows: Sequence[Sequence[str]], header: Sequence[str] | None) -> 
     for row in rows:
         # Text, not str: rich must not read a cell as markup.
         drawn.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
-    _console().print(drawn)
+    make_console().print(drawn)
 
 
-def _console() -> Console:
+def make_console() -> Console:
     from rich.console import Console
 
     return Console(highlight=False)
@@ -138,14 +137,14 @@ class Presenter:
         quiet: bool,  # only the code's output and errors
         later: bool,  # another cell may follow: show notes about it too
         cost: bool,
-        files: ResultFiles | None = None,
+        out: str | None,  # the directory of --out
     ) -> None:
         self._stdout = Writer(sys.stdout, raw=raw)
         self._stderr = Writer(sys.stderr, raw=raw)
         self._quiet = quiet
         self._hidden_notes = _VALUE_NOTES if later else (*_VALUE_NOTES, *_LATER_CELL_NOTES)
         self._cost = cost
-        self._files = files
+        self._files = ResultFiles(Path(out)) if out else None
         self.failed_to_save = False
         self._said_how_to_save = False
 
@@ -153,18 +152,21 @@ class Presenter:
     def saves(self) -> bool:
         return self._files is not None
 
-    def on_stdout(self, text: str) -> None:
-        self._stdout.write(text)
+    def run_code(self, sandbox: Sandbox, script: Script) -> Execution:
+        return sandbox.run_code(
+            script,
+            on_stdout=self._stdout.write,
+            on_stderr=self._stderr.write,
+            on_result=self._on_result,
+        )
 
-    def on_stderr(self, text: str) -> None:
-        self._stderr.write(text)
-
-    def on_result(self, result: Result) -> None:
+    def _on_result(self, result: Result) -> None:
         # The value of the last expression is printed at the end, as in a REPL.
         if not result.is_main_result and result.text is not None and not self._quiet:
             self._stdout.write_lines(self._shown(result, result.text))
         self.save(result)
-        if self._files is None and has_picture(result) and not self._said_how_to_save:
+        picture = not _PICTURES.isdisjoint(result.raw)
+        if picture and self._files is None and not self._said_how_to_save:
             self._said_how_to_save = True
             self.remark("the code showed a picture; --out DIR saves such results")
 
@@ -184,6 +186,8 @@ class Presenter:
 
     def finish(self, execution: Execution, *, without: str | None = None) -> None:
         """`without`: skip notes with this text, because the caller prints a better one."""
+        from belljar.results.execution import describe_end
+
         if execution.error is not None and execution.error.traceback:
             self._stderr.write_lines(execution.error.traceback)
         elif execution.text is not None and not self._quiet:
@@ -193,7 +197,7 @@ class Presenter:
         if execution.outcome not in ("ok", "exit") and (
             execution.outcome != "error" or execution.error is None
         ):
-            say(_outcome_message(execution))
+            say(describe_end(execution, "the code"))
         if execution.logs.background and not self._quiet:
             self._stderr.write_lines("".join(execution.logs.background))
         if execution.policy is not None and execution.outcome == "rejected":
@@ -244,23 +248,15 @@ def _draw(table: Table) -> str:
     return "\n".join(line.rstrip() for line in captured.get().strip("\n").splitlines())
 
 
-def _outcome_message(execution: Execution) -> str:
-    try:
-        execution.raise_for_outcome()
-    except ExecutionError as failure:
-        return failure.message
-    return execution.outcome.value
-
-
 def describe_cost(execution: Execution) -> str:
     """One line: outcome, time, memory and output."""
     usage = execution.usage
-    parts = [f"{execution.outcome} in {seconds(usage.wall)}"]
+    parts = [f"{execution.outcome} in {format_seconds(usage.wall)}"]
     if usage.cpu is not None:
-        parts.append(f"cpu {seconds(usage.cpu)}")
+        parts.append(f"cpu {format_seconds(usage.cpu)}")
     if usage.peak_memory is not None:
-        parts.append(f"peak memory {size(usage.peak_memory)}")
-    parts.append(f"output {size(usage.output_bytes)}")
+        parts.append(f"peak memory {format_bytes(usage.peak_memory)}")
+    parts.append(f"output {format_bytes(usage.output_bytes)}")
     return ", ".join(parts)
 
 
@@ -278,7 +274,7 @@ EXTENSIONS = {
 }
 # Some libraries put their version into the MIME type.
 _FAMILIES = {"application/vnd.plotly.": "plotly.json", "application/vnd.vega": "vega.json"}
-_PICTURES = ("image/png", "image/jpeg", "image/svg+xml", "application/pdf")
+_PICTURES = {"image/png", "image/jpeg", "image/svg+xml", "application/pdf"}
 
 
 class ResultFiles:
@@ -315,7 +311,3 @@ class ResultFiles:
 def _extension(mime: str) -> str:
     families = (end for start, end in _FAMILIES.items() if mime.startswith(start))
     return EXTENSIONS.get(mime) or next(families, "")
-
-
-def has_picture(result: Result) -> bool:
-    return any(mime in result.raw for mime in _PICTURES)

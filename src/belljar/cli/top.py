@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import select
 import sys
 import termios
@@ -16,7 +17,7 @@ import tty
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from belljar.cli import exit_codes, ps, terminal
+from belljar.cli import ps, terminal
 from belljar.errors import InvalidOption, SandboxError
 
 if TYPE_CHECKING:
@@ -55,70 +56,66 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--once", action="store_true", help="print one table, for scripts")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from belljar.observe.live_sandboxes import LiveSandboxes
 
     if not 0.1 <= args.interval <= 3600:
         raise InvalidOption("--interval takes 0.1 to 3600 seconds")
     with LiveSandboxes() as sightings:
         if args.once:
-            return _once(sightings, args)
-        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            _once(sightings, args)
+        elif sys.stdin.isatty() and sys.stdout.isatty():
+            _watch(sightings, args)
+        else:
             raise InvalidOption(
                 "`belljar top` needs a terminal", hint="use `belljar top --once` or `belljar ps`"
             )
-        return _watch(sightings, args)
 
 
-def _once(sightings: LiveSandboxes, args: argparse.Namespace) -> int:
+def _once(sightings: LiveSandboxes, args: argparse.Namespace) -> None:
     seen = ps.look_twice(sightings)
     print(ps.summarize(seen))
-    live = ps.sort_sandboxes((each for each in seen if each.live), args.sort)
+    live = ps.sort_live(seen, args.sort)
     if live:
         terminal.table([ps.format_row(each) for each in live], ps.HEADER)
-    return exit_codes.OK
 
 
-def _watch(sightings: LiveSandboxes, args: argparse.Namespace) -> int:
-    from rich.console import Console
+def _watch(sightings: LiveSandboxes, args: argparse.Namespace) -> None:
     from rich.live import Live
 
     screen = Screen(sort=args.sort, interval=args.interval)
-    console = Console(highlight=False)
+    console = terminal.make_console()
     with (
         _keys() as descriptor,
         Live(console=console, screen=True, auto_refresh=False, transient=True) as live,
     ):
-        due = 0.0
         while not screen.done:
-            if time.monotonic() >= due:
+            if time.monotonic() >= screen.due:
                 screen.seen(sightings.look())
-                due = time.monotonic() + screen.interval
+                screen.due = time.monotonic() + screen.interval
             live.update(screen.draw(console.size.height, console.size.width), refresh=True)
-            for key in _pressed(descriptor, max(due - time.monotonic(), 0.0)):
+            for key in _pressed(descriptor, max(screen.due - time.monotonic(), 0.0)):
                 screen.press(key)
-            if screen.wants_look or screen.to_kill is not None:
-                due = 0.0
-                _kill(screen)
-    return exit_codes.OK
+            if screen.to_kill is not None:
+                screen.message = _kill(screen.to_kill)
+                screen.to_kill, screen.due = None, 0.0
 
 
-def _kill(screen: Screen) -> None:
+def _kill(note: Note) -> str:
+    """Returns what to say about it."""
     from belljar.observe.live_sandboxes import kill
 
-    screen.wants_look = False
-    note, screen.to_kill = screen.to_kill, None
-    if note is None:
-        return
     try:
         kill(note)
-        screen.message = f"killed {note.id}"
+        return f"killed {note.id}"
     except SandboxError as error:
-        screen.message = error.message
+        return error.message
 
 
 # -- keys ---------------------------------------------------------------------------------------
 
+# A control sequence, another key with Escape before it, or one character.
+_KEY = re.compile(rb"\x1b\[[0-?]*[@-~]|\x1bO?.|.", re.DOTALL)
 _NAMED = {
     b"\x1b[A": "up",
     b"\x1bOA": "up",
@@ -149,9 +146,7 @@ def _pressed(descriptor: int, timeout: float) -> list[str]:
     if not ready:
         return []
     data = os.read(descriptor, 1024)
-    if not data:
-        return ["q"]  # the terminal is gone
-    return list(split_keys(data))
+    return list(split_keys(data)) if data else ["q"]  # the terminal is gone
 
 
 def split_keys(data: bytes) -> Iterator[str]:
@@ -160,17 +155,11 @@ def split_keys(data: bytes) -> Iterator[str]:
     >>> list(split_keys(b"m\\x1b[Bq"))
     ['m', 'down', 'q']
     """
-    while data:
-        for length in (4, 3):
-            if data[:length] in _NAMED and len(data) >= length:
-                break
-        else:
-            length = 1
-            if data[:1] == b"\x1b" and len(data) > 1:
-                # An unknown key, not the Escape key.
-                return
-        yield _NAMED.get(data[:length], data[:length].decode("ascii", "replace"))
-        data = data[length:]
+    for key in _KEY.findall(data):
+        if key in _NAMED:
+            yield _NAMED[key]
+        elif len(key) == 1:  # a longer one is a key without a meaning here
+            yield key.decode("ascii", "replace")
 
 
 _SORTS = {"c": "cpu", "m": "memory", "a": "age", "p": "processes"}
@@ -188,7 +177,7 @@ class Screen:
         self.interval = interval
         self.done = False
         self.message = ""
-        self.wants_look = False
+        self.due = 0.0  # when to look again, as time.monotonic()
         self.to_kill: Note | None = None  # confirmed
         self._asked: Note | None = None  # to be confirmed
         self._all: list[LiveSandbox] = []
@@ -200,8 +189,7 @@ class Screen:
         self._arrange()
 
     def _arrange(self) -> None:
-        live = (each for each in self._all if each.live)
-        self._rows = ps.sort_sandboxes(live, self.sort)
+        self._rows = ps.sort_live(self._all, self.sort)
         if self._rows and self._chosen not in {each.note.id for each in self._rows}:
             self._chosen = self._rows[0].note.id
 
@@ -231,7 +219,7 @@ class Screen:
         elif key == "-":
             self.interval = min(self.interval * 2, 3600.0)
         elif key == " ":
-            self.wants_look = True
+            self.due = 0.0
         elif key in ("k", "delete") and self._rows:
             self._asked = self._rows[self._index].note
 

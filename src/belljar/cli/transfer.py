@@ -14,7 +14,6 @@ import shlex
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,18 +27,6 @@ if TYPE_CHECKING:
     from belljar.sandbox.blocking import Sandbox
 
 
-@dataclass(frozen=True, kw_only=True)
-class Put:
-    source: Path  # on this host
-    target: str  # in the sandbox; relative: below /workspace
-
-
-@dataclass(frozen=True, kw_only=True)
-class Get:
-    path: str  # in the sandbox; relative: below /workspace
-    target: Path  # on this host
-
-
 def add_put(parser: argparse.ArgumentParser, where: str = "the sandbox") -> None:
     parser.add_argument(
         "--put",
@@ -50,8 +37,9 @@ def add_put(parser: argparse.ArgumentParser, where: str = "the sandbox") -> None
     )
 
 
-def parse_put(text: str) -> Put:
-    """Split at the last colon, unless the whole text names an existing file."""
+def parse_put(text: str) -> tuple[Path, str]:
+    """The file of this host, and its path in the sandbox (relative: below /workspace). Split at the
+    last colon, unless the whole text names an existing file."""
     source, colon, target = text.rpartition(":")
     if not colon or not source or os.path.exists(text):
         source, target = text, ""
@@ -59,11 +47,12 @@ def parse_put(text: str) -> Put:
         raise InvalidOption("--put needs the name of a file", hint="write --put FILE[:PATH]")
     if not target or target.endswith("/"):
         target += os.path.basename(source)
-    return Put(source=Path(source), target=target)
+    return Path(source), target
 
 
-def parse_get(text: str) -> Get:
-    """Split at the last colon. A DEST that is a directory gets a file with PATH's base name."""
+def parse_get(text: str) -> tuple[str, Path]:
+    """The path in the sandbox (relative: below /workspace), and the file of this host. Split at the
+    last colon. A DEST that is a directory gets a file with PATH's base name."""
     path, colon, dest = text.rpartition(":")
     if not colon or not path:
         path, dest = text.rstrip(":"), ""
@@ -79,36 +68,36 @@ def parse_get(text: str) -> Get:
         raise InvalidOption(
             f"--get {text!r}: there is no directory {str(target.parent)!r}", hint="create it first"
         )
-    return Get(path=path, target=target)
+    return path, target
 
 
-def load(put: Put) -> bytes:
+def load_all(texts: Sequence[str]) -> dict[str, bytes]:
+    """The contents of every `--put`, by the path in the sandbox."""
+    return {target: _load(source) for source, target in map(parse_put, texts)}
+
+
+def _load(path: Path) -> bytes:
     try:
-        return put.source.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise InvalidOption(
-            f"cannot read {str(put.source)!r}: {error.strerror}",
+            f"cannot read {str(path)!r}: {error.strerror}",
             hint="--put takes one file; repeat it for more"
             if isinstance(error, IsADirectoryError)
             else None,
         ) from error
 
 
-def load_all(texts: Sequence[str]) -> dict[str, bytes]:
-    """The contents of every `--put`, by the path in the sandbox."""
-    return {put.target: load(put) for put in map(parse_put, texts)}
-
-
-def fetch(sandbox: Sandbox, get: Get) -> None:
-    content = sandbox.files.read(get.path, format="bytes")
+def fetch(sandbox: Sandbox, path: str, target: Path) -> None:
+    content = sandbox.files.read(path, format="bytes")
     try:
-        if get.target.is_relative_to("/dev"):  # /dev/stdout
-            get.target.write_bytes(content)
+        if target.is_relative_to("/dev"):  # /dev/stdout
+            target.write_bytes(content)
         else:
-            write_file(get.target, content)
+            write_file(target, content)
     except OSError as error:
         # A FileError, as for a file in the guest: to the user both mean that --get failed.
-        raise terminal.cannot_write(get.target, error) from error
+        raise terminal.cannot_write(target, error) from error
 
 
 # -- standard input -----------------------------------------------------------------------------

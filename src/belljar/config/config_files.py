@@ -49,7 +49,7 @@ def find_files(
     each, whether it was found in the current directory, and not named."""
     if user and (found := _user(environ)):
         yield found, False
-    if project and (found := find_project_file(Path.cwd())):
+    if project and (found := find_file(Path.cwd() / PROJECT)):
         yield found, True
     chosen = named if named is not None else environ.get("BELLJAR_CONFIG") or None
     if chosen is not None:
@@ -60,19 +60,15 @@ def find_files(
         yield path, False
 
 
-def find_project_file(directory: Path) -> Path | None:
-    """The file of the project, or None."""
-    return _only(directory / PROJECT)
-
-
 def _user(environ: Mapping[str, str]) -> Path | None:
     home, chosen = environ.get("HOME", ""), environ.get("XDG_CONFIG_HOME", "")
     if os.path.isabs(chosen):  # the specification says to ignore a relative one
-        return _only(Path(chosen) / USER)
-    return _only(Path(home) / ".config" / USER) if os.path.isabs(home) else None
+        return find_file(Path(chosen) / USER)
+    return find_file(Path(home) / ".config" / USER) if os.path.isabs(home) else None
 
 
-def _only(stem: Path) -> Path | None:
+def find_file(stem: Path) -> Path | None:
+    """The file with this name and one of the suffixes, or None."""
     found = [path for suffix in SUFFIXES if (path := stem.with_name(stem.name + suffix)).is_file()]
     if len(found) > 1:
         raise ConfigError(

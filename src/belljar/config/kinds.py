@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from belljar.backends.docker.settings import Docker
+from belljar.backends import mounts
 from belljar.errors import InvalidOption, unknown_option
 from belljar.limits import RULES, parse_size
-from belljar.observe.alerts import Rules
 from belljar.pool.settings import check_count, check_seconds
 
 # Checks take the value and the directory that relative paths in it start from.
@@ -106,10 +105,12 @@ def check_limit(name: str) -> Check:
     return lambda value, base: RULES[name].check(name, value)
 
 
-def check_docker(name: str, *, is_path: bool) -> Check:
+def check_field(owner: Callable[..., object], name: str, *, is_path: bool = False) -> Check:
+    """As `owner` checks it, the class that takes the value."""
+
     def check(value: object, base: Path) -> object:
         given = check_path(value, base) if is_path else value
-        return getattr(Docker(**{name: given}), name)  # type: ignore[arg-type]
+        return getattr(owner(**{name: given}), name)
 
     return check
 
@@ -157,8 +158,6 @@ def check_policy(value: object, base: Path) -> object:
 
 
 def check_mounts(value: object, base: Path) -> object:
-    from belljar.backends.mounts import Mount, check_mounts
-
     if not isinstance(value, list) or not all(isinstance(each, Mapping) for each in value):
         raise InvalidOption("is a list of tables", hint='{ host = "data", guest = "/data" }')
     made = []
@@ -168,31 +167,17 @@ def check_mounts(value: object, base: Path) -> object:
                 raise unknown_option("key of a mount", str(name), ("host", "guest", "read_only"))
         if not {"host", "guest"} <= set(each):
             raise InvalidOption("a mount has host and guest")
-        made.append(Mount(**{**each, "host": str(check_path(each["host"], base))}))
-    return check_mounts(made)
+        made.append(mounts.Mount(**{**each, "host": str(check_path(each["host"], base))}))
+    return mounts.check_mounts(made)
 
 
-def check_workdir(value: object, base: Path) -> object:
-    from belljar.backends.mounts import check_workdir
+def check_number(name: str, words: str) -> Check:
+    """`words`: "count" or "seconds"; with "or none" after it, None is allowed."""
 
-    return check_workdir(value)
-
-
-def check_manager(name: str) -> Check:
     def check(value: object, base: Path) -> object:
-        if name in ("max_sandboxes", "max_per_owner"):
-            if not (name == "max_per_owner" and value is None):
-                check_count(name, value)
-        elif name == "cleanup_interval" or value is not None:
-            check_seconds(name, value)
+        if value is not None or not words.endswith("or none"):
+            (check_count if words.startswith("count") else check_seconds)(name, value)
         return value
-
-    return check
-
-
-def check_alert(name: str) -> Check:
-    def check(value: object, base: Path) -> object:
-        return getattr(Rules(**{name: value}), name)  # type: ignore[arg-type]
 
     return check
 
@@ -201,15 +186,6 @@ def check_port(value: object, base: Path) -> object:
     if value is None or (type(value) is int and 0 <= value <= 0xFFFF):
         return value
     raise InvalidOption(f"{value!r} is not a port", hint="give 0 to 65535; 0: a free one")
-
-
-def check_interval(optional: bool) -> Check:
-    def check(value: object, base: Path) -> object:
-        if not (optional and value is None):
-            check_seconds("it", value)
-        return value
-
-    return check
 
 
 def check_size(value: object, base: Path) -> object:
@@ -222,5 +198,6 @@ def check_text(value: object, base: Path) -> object:
     raise InvalidOption(f"is a text, not {value!r}")
 
 
-def check_anything(value: object, base: Path) -> object:
-    return value
+FLAG = Kind(words="true or false", check=check_boolean(False), parse=parse_flag)
+MAYBE_FLAG = Kind(words="true, false or none", check=check_boolean(True), parse=parse_flag)
+PATH = Kind(words="path", check=check_path, parse=parse_text_or_none)

@@ -147,9 +147,6 @@ class Found:
     problem: SandboxError | None = None
 
 
-_UNUSABLE = (SandboxError, ValueError, OverflowError, OSError, RuntimeError)
-
-
 def load(
     path: str | os.PathLike[str] | None = None,
     environ: Mapping[str, str] | None = None,
@@ -173,7 +170,8 @@ def load(
         config_files.find_files(path, variables, project=project, user=user), variables
     ):
         if found.problem is not None:
-            problems.append(_describe_problem(found))
+            key = f"{found.key}: " if found.key else ""
+            problems.append(f"{found.where}: {key}{found.problem}")
         else:
             values[found.key], sources[found.key] = found.value, found.where
     config = Config(values=MappingProxyType(values), sources=MappingProxyType(sources))
@@ -185,13 +183,6 @@ def load(
     if problems:
         raise ConfigError("\n".join(problems))
     return config
-
-
-def _describe_problem(found: Found) -> str:
-    assert found.problem is not None
-    key = f"{found.key}: " if found.key else ""
-    hint = f"\n  hint: {found.problem.hint}" if found.problem.hint else ""
-    return f"{found.where}: {key}{found.problem.message}{hint}"
 
 
 def _find_all(paths: Iterable[tuple[Path, bool]], environ: Mapping[str, str]) -> Iterator[Found]:
@@ -211,8 +202,12 @@ def _read_table(
         key = f"{above}.{name}".lstrip(".")
         where = document.where(key)
         setting = schema().get(key)
-        if setting is not None:
+        if setting is not None and setting.in_files:
             yield _check_value(setting, value, where, document.path.parent, environ)
+        elif setting is not None:
+            hint = f"set the variable {setting.variable}"
+            problem = InvalidOption("cannot be set in a file", hint=hint)
+            yield Found(key=key, where=where, problem=problem)
         elif key not in sections():
             yield Found(key=key, where=where, problem=_unknown_key(key))
         elif not isinstance(value, dict):
@@ -223,20 +218,28 @@ def _read_table(
 
 
 def _check_value(
-    setting: Setting, value: object, where: str, base: Path, environ: Mapping[str, str]
+    setting: Setting,
+    value: object,
+    where: str,
+    base: Path | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> Found:
+    """For the value of a file, `base` is its directory, and `environ` replaces `${VAR}` in it."""
     try:
-        if not setting.in_files:
-            raise InvalidOption(
-                "cannot be set in a file", hint=f"set the variable {setting.variable}"
-            )
-        put = _substitute_all(value, environ)
+        put = value if environ is None else _substitute_all(value, environ)
         # The value of a variable is always a text; and TOML has no null.
-        if isinstance(put, str) and (put != value or put.strip().lower() == "none"):
+        from_variable = environ is None or put != value
+        if isinstance(put, str) and (from_variable or put.strip().lower() == "none"):
             put = setting.kind.parse(put)
-        return Found(key=setting.key, where=where, value=setting.kind.check(put, base))
-    except _UNUSABLE as error:
-        return Found(key=setting.key, where=where, problem=_make_problem(error))
+        return Found(
+            key=setting.key, where=where, value=setting.kind.check(put, base or Path.cwd())
+        )
+    except SandboxError as error:
+        problem = error
+    except (ValueError, OverflowError, OSError, RuntimeError) as error:
+        # Errors of Python itself: huge numbers, impossible file names, users without a home.
+        problem = InvalidOption(f"cannot be used: {str(error)[:200]}")
+    return Found(key=setting.key, where=where, problem=problem)
 
 
 def _show_value(value: object) -> str:
@@ -244,13 +247,6 @@ def _show_value(value: object) -> str:
     if isinstance(value, int) and value.bit_length() > 1000:
         return f"an integer of {value.bit_length()} bits"
     return repr(value)[:200]
-
-
-def _make_problem(error: Exception) -> SandboxError:
-    """Errors of Python itself: huge numbers, impossible file names, users without a home."""
-    if isinstance(error, SandboxError):
-        return error
-    return InvalidOption(f"cannot be used: {str(error)[:200]}")
 
 
 def _substitute_all(value: object, environ: Mapping[str, str]) -> object:
@@ -292,7 +288,7 @@ def _read_variables(environ: Mapping[str, str]) -> Iterator[Found]:
         if not name.startswith("BELLJAR_") or name == "BELLJAR_CONFIG":
             continue
         if name in known and text:  # an empty one counts as unset
-            yield _read_variable(known[name], text)
+            yield _check_value(known[name], text, f"variable {name}")
             continue
         guess = nearest(name, known) if name.startswith(_OURS) else _find_similar(name, known)
         if name not in known and (guess or name.startswith(_OURS)):
@@ -305,12 +301,3 @@ def _find_similar(name: str, known: Iterable[str]) -> str | None:
     """The variable that is probably meant. Other variables may belong to other programs."""
     close = difflib.get_close_matches(name[8:], [each[8:] for each in known], n=1, cutoff=0.85)
     return f"BELLJAR_{close[0]}" if close else None
-
-
-def _read_variable(setting: Setting, text: str) -> Found:
-    where = f"variable {setting.variable}"
-    try:
-        value = setting.kind.check(setting.kind.parse(text), Path.cwd())
-    except _UNUSABLE as error:
-        return Found(key=setting.key, where=where, problem=_make_problem(error))
-    return Found(key=setting.key, where=where, value=value)

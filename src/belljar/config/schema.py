@@ -1,4 +1,4 @@
-"""Every setting of a host process: key, default, meaning, kind, variable; and the reference table.
+"""Every setting of a host process: key, default, meaning, kind, variable.
 
 The loader, `belljar config` and the documentation read this table. Defaults come from the classes
 that take the values.
@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from belljar.backends.docker.settings import Docker
+from belljar.backends.mounts import check_workdir
 from belljar.config import kinds
-from belljar.config.kinds import Kind
+from belljar.config.kinds import FLAG, MAYBE_FLAG, PATH, Kind
 from belljar.environment.requirement import split_packages
 from belljar.limits import RULES, format_size
 from belljar.observe.alerts import Rules
@@ -117,16 +118,15 @@ def sections() -> frozenset[str]:
 def _settings() -> Iterator[Setting]:
     yield from _sandbox()
     for name, rule in RULES.items():
-        words = {"size": "size", "count": "count", "number": "number"}[rule.kind]
         kind = Kind(
-            words=words + " or none" * rule.optional,
+            words=rule.kind + " or none" * rule.optional,
             check=kinds.check_limit(name),
             parse=kinds.parse_text_or_none if rule.kind == "size" else kinds.parse_number,
         )
         yield _make(f"limits.{name}", rule.default, f"{rule.meaning} ({rule.unit})", kind)
     yield from _docker()
     for name, (meaning, words) in _MANAGER.items():
-        kind = Kind(words=words, check=kinds.check_manager(name), parse=kinds.parse_number)
+        kind = Kind(words=words, check=kinds.check_number(name, words), parse=kinds.parse_number)
         yield _make(f"manager.{name}", getattr(ManagerSettings, name), meaning, kind)
     yield from _observe()
     for name, meaning in (
@@ -134,11 +134,8 @@ def _settings() -> Iterator[Setting]:
         ("state", "where sessions are kept"),
         ("runtime_dir", "where processes list their sandboxes, for `belljar ps`"),
     ):
-        kind = Kind(words="path", check=kinds.check_anything)
-        variable = f"BELLJAR_{name.upper()}"
-        yield Setting(
-            key=name, default=None, meaning=meaning, kind=kind, variable=variable, in_files=False
-        )
+        kind = Kind(words="path", check=lambda value, base: value)
+        yield _make(name, None, meaning, kind, in_files=False)
 
 
 def _sandbox() -> Iterator[Setting]:
@@ -154,21 +151,12 @@ def _sandbox() -> Iterator[Setting]:
         words="preset, path or table", check=kinds.check_policy, parse=kinds.parse_text_or_none
     )
     yield _make("policy", None, "rules that code must keep to run at all", policy)
-    strict = Kind(
-        words="true, false or none", check=kinds.check_boolean(True), parse=kinds.parse_flag
-    )
-    yield _make(
-        "strict",
-        None,
-        "refuse to start if a limit cannot be enforced; none: warn of those given",
-        strict,
-    )
-    noexec = Kind(words="true or false", check=kinds.check_boolean(False), parse=kinds.parse_flag)
-    yield _make("noexec", False, "nothing in the workspace and /tmp can be executed", noexec)
-    workdir = Kind(words="path in the sandbox", check=kinds.check_workdir)
+    meaning = "refuse to start if a limit cannot be enforced; none: warn of those given"
+    yield _make("strict", None, meaning, MAYBE_FLAG)
+    yield _make("noexec", False, "nothing in the workspace and /tmp can be executed", FLAG)
+    workdir = Kind(words="path in the sandbox", check=lambda value, base: check_workdir(value))
     yield _make("workdir", "/workspace", "where the workspace is, in the sandbox", workdir)
-    record = Kind(words="path", check=kinds.check_path, parse=kinds.parse_text_or_none)
-    yield _make("record", None, "a file that what is run is appended to", record)
+    yield _make("record", None, "a file that what is run is appended to", PATH)
     mounts = Kind(words="list of tables", check=kinds.check_mounts, in_variable=False)
     yield _make("mounts", (), "files of the host that the code sees", mounts)
     env = Kind(words="table of texts", check=kinds.check_texts("env"), in_variable=False)
@@ -185,47 +173,47 @@ def _docker() -> Iterator[Setting]:
             "named_user": kinds.parse_flag,
         }
         parse = parsers.get(name, kinds.parse_text_or_none)
-        check = kinds.check_docker(name, is_path=words == "path")
+        check = kinds.check_field(Docker, name, is_path=words == "path")
         kind = Kind(words=words, check=check, parse=parse)
         yield _make(f"docker.{name}", getattr(Docker, name), meaning, kind)
 
 
 def _observe() -> Iterator[Setting]:
-    optional_path = Kind(words="path", check=kinds.check_path, parse=kinds.parse_text_or_none)
-    switch = Kind(words="true or false", check=kinds.check_boolean(False), parse=kinds.parse_flag)
-    seconds = Kind(words="seconds", check=kinds.check_interval(False), parse=kinds.parse_number)
     code = Kind(words="hash, full", check=kinds.check_choice(lambda: ("hash", "full")))
     size = Kind(words="size or none", check=kinds.check_size, parse=kinds.parse_text_or_none)
     port = Kind(words="port or none", check=kinds.check_port, parse=kinds.parse_number)
-    maybe_seconds = Kind(
-        words="seconds or none", check=kinds.check_interval(True), parse=kinds.parse_number
-    )
-    maybe = Kind(
-        words="true, false or none", check=kinds.check_boolean(True), parse=kinds.parse_flag
+    seconds, seconds_or_none = (
+        Kind(words=words, check=kinds.check_number("it", words), parse=kinds.parse_number)
+        for words in ("seconds", "seconds or none")
     )
     text = Kind(words="text", check=kinds.check_text)
     table: list[tuple[str, object, str, Kind]] = [
-        ("audit", None, "a file that the audit log is appended to", optional_path),
+        ("audit", None, "a file that the audit log is appended to", PATH),
         ("audit_code", "hash", "keep of the code in it: its hash, or all of it", code),
-        ("audit_required", False, "refuse to run what cannot be written to it", switch),
-        ("audit_fsync", False, "wait until each line is on the disk", switch),
+        ("audit_required", False, "refuse to run what cannot be written to it", FLAG),
+        ("audit_fsync", False, "wait until each line is on the disk", FLAG),
         ("audit_max_bytes", None, "begin a new file at this size", size),
         ("metrics_port", None, "serve Prometheus metrics on this port (0: a free one)", port),
         ("metrics_addr", "127.0.0.1", "the address to serve them on", text),
-        ("tracing", False, "make OpenTelemetry spans", switch),
+        ("tracing", False, "make OpenTelemetry spans", FLAG),
         ("interval", 1.0, "seconds between two readings of a sandbox", seconds),
-        ("orphans_interval", 60.0, "seconds between two looks for orphans", maybe_seconds),
-        ("alerts.enabled", None, "whether to tell; none: if one of those below is set", maybe),
+        ("orphans_interval", 60.0, "seconds between two looks for orphans", seconds_or_none),
+        (
+            "alerts.enabled",
+            None,
+            "whether to tell; none: if one of those below is set",
+            MAYBE_FLAG,
+        ),
     ]
     for name, initial, meaning, kind in table:
         yield _make(f"observe.{name}", initial, meaning, kind)
     for name, meaning in _ALERTS.items():
         words = "number or none" if name in ("memory", "cpu", "orphans") else "number"
-        kind = Kind(words=words, check=kinds.check_alert(name), parse=kinds.parse_number)
+        kind = Kind(words=words, check=kinds.check_field(Rules, name), parse=kinds.parse_number)
         yield _make(f"observe.alerts.{name}", getattr(Rules, name), meaning, kind)
 
 
-def _make(key: str, default: object, meaning: str, kind: Kind, *, secret: bool = False) -> Setting:
+def _make(key: str, default: object, meaning: str, kind: Kind, **flags: bool) -> Setting:
     variable = _VARIABLES.get(key, f"BELLJAR_{key.replace('.', '_').upper()}")
     return Setting(
         key=key,
@@ -233,7 +221,7 @@ def _make(key: str, default: object, meaning: str, kind: Kind, *, secret: bool =
         meaning=meaning,
         kind=kind,
         variable=variable if kind.in_variable else None,
-        secret=secret,
+        **flags,
     )
 
 
@@ -247,35 +235,3 @@ def _networks() -> tuple[str, ...]:
     from belljar.sandbox.options import NETWORKS
 
     return NETWORKS
-
-
-_TITLES = {
-    "": "Sandboxes",
-    "limits": "`[limits]`",
-    "docker": "`[docker]`",
-    "manager": "`[manager]`",
-    "observe": "`[observe]`",
-    "observe.alerts": "`[observe.alerts]`",
-}
-
-
-def make_reference() -> str:
-    """The reference of the documentation: a heading and a table for each section, in Markdown."""
-    parts = []
-    for section, title in _TITLES.items():
-        rows = [each for each in schema().values() if each.section == section and each.in_files]
-        parts.append(f"### {title}\n\n{_make_table(rows)}")
-    alone = [each for each in schema().values() if not each.in_files]
-    parts.append(f"### By a variable alone\n\n{_make_table(alone)}")
-    return "\n\n".join(parts)
-
-
-def _make_table(rows: list[Setting]) -> str:
-    lines = ["| key | what | default | meaning | variable |", "|---|---|---|---|---|"]
-    for each in rows:
-        variable = f"`{each.variable}`" if each.variable else ""
-        lines.append(
-            f"| `{each.key}` | {each.kind.words} | `{each.shown_default}` | {each.meaning} "
-            f"| {variable} |"
-        )
-    return "\n".join(lines)

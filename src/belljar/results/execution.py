@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 
 from belljar.errors import ExecutionError, ExecutionOutOfMemory, ExecutionTimeout, suggests
 from belljar.results.result import Result as Result
-from belljar.text import as_json, one_line, printable
+from belljar.text import as_json, format_seconds, one_line, printable
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -357,7 +357,3 @@ def _signal_name(number: int | None) -> str | None:
         return Signals(number).name
     except ValueError:  # most real-time signals have no name
         return f"signal {number}"
-
-
-def format_seconds(seconds: float) -> str:
-    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:,.2f} s"

@@ -19,7 +19,6 @@ from belljar.record.export.export_text import (
     describe_end,
     describe_event,
     encodable,
-    format_bytes,
     format_time,
     highlight_code,
     plain_text,
@@ -27,8 +26,8 @@ from belljar.record.export.export_text import (
 from belljar.record.parse import Malformed, Reader, load_command
 from belljar.record.reader import Cell, Event, Record, Session
 from belljar.results import sanitize
-from belljar.results.execution import CommandResult, Execution, Result, Usage, format_seconds
-from belljar.text import printable
+from belljar.results.execution import CommandResult, Execution, Result, Usage
+from belljar.text import format_bytes, format_seconds, printable
 
 _POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; "
