@@ -119,22 +119,19 @@ class Audit:
 
     def write(self, record: dict[str, object]) -> None:
         """Append one line. Raises AuditFailed if it could not be written in full."""
-        while not self._write(record):
-            continue  # the file was full, and was renamed
-
-    def _write(self, record: dict[str, object]) -> bool:
-        with self._lock, self._lock_file() as file:
-            if self._max_bytes is not None and file.size >= self._max_bytes:
-                self._rename_full()
-                return False
-            line = encode_line(
-                record, sequence=file.sequence + 1, previous=file.head, most=self._max_line
-            )
-            self._append(file, line)
-            file.size += len(line)
-            file.sequence += 1
-            file.head = self._head = hash_line(line[:-1], self._key)
-            return True
+        while True:
+            with self._lock, self._lock_file() as file:
+                if self._max_bytes is not None and file.size >= self._max_bytes:
+                    self._rename_full()
+                    continue
+                line = encode_line(
+                    record, sequence=file.sequence + 1, previous=file.head, most=self._max_line
+                )
+                self._append(file, line)
+                file.size += len(line)
+                file.sequence += 1
+                file.head = self._head = hash_line(line[:-1], self._key)
+                return
 
     def _append(self, file: _File, line: bytes) -> None:
         written = 0

@@ -26,6 +26,7 @@ log = logging.getLogger("belljar.observe")
 
 USAGE_TIMEOUT = 10.0  # seconds; an engine may be slow, and other sandboxes wait
 AT_ONCE = 16  # readings; for a remote container each is a call over the network
+SHORTEST = 0.01  # seconds between two samples, or two searches for orphans
 
 
 class Watched(Protocol):
@@ -93,8 +94,7 @@ class Monitor:
         on_samples: Iterable[Callable[[Mapping[str, Sample]], object]] = (),
         sandboxes: Callable[[], Iterable[Watched]] | None = None,
     ) -> None:
-        if isinstance(interval, bool) or not math.isfinite(interval) or interval < 0.01:
-            raise InvalidOption(f"interval={interval!r} is not a number of seconds from 0.01 on")
+        check_seconds("interval", interval)
         if type(keep) is not int or keep < 2:
             raise InvalidOption(f"keep={keep!r} is not a whole number of samples from 2 on")
         self.interval = interval
@@ -104,8 +104,7 @@ class Monitor:
         self._rings: dict[str, deque[Sample]] = {}
         self._moments: dict[str, tuple[float, float | None]] = {}
         self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread: Repeating | None = None
         self._failed: set[str] = set()
         self.seconds = 0.0  # spent on sampling so far
         self.rounds = 0
@@ -185,35 +184,55 @@ class Monitor:
         """Sample every `interval` seconds from now on. May be called twice."""
         with self._lock:
             if self._thread is None:
-                self._stop.clear()
-                self._thread = threading.Thread(
-                    target=self._run, name="belljar-monitor", daemon=True
+                self._thread = Repeating(
+                    self.sample_now, self.interval, what="sampling", name="belljar-monitor"
                 )
-                self._thread.start()
         return self
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                anyio.run(self.sample)
-            except Exception:
-                # A defect in here must not stop the monitoring.
-                log.exception("sampling failed; retrying in %g s", self.interval)
-            self._stop.wait(self.interval)
 
     def close(self) -> None:
         """Stop sampling; what was sampled can still be read. May be called twice."""
-        self._stop.set()
         with self._lock:
             thread, self._thread = self._thread, None
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+        if thread is not None:
+            thread.close()
 
     def __enter__(self) -> Self:
         return self.start()
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+class Repeating:
+    """Calls `act` in a thread now, and again after each `interval`, until close()."""
+
+    def __init__(self, act: Callable[[], object], interval: float, *, what: str, name: str) -> None:
+        self._act = act
+        self._interval = interval
+        self._what = what
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._act()
+            except Exception:
+                # A defect in here must not stop the monitoring.
+                log.exception("%s failed; retrying in %g s", self._what, self._interval)
+            self._stop.wait(self._interval)
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+
+def check_seconds(name: str, given: object) -> None:
+    number = isinstance(given, (int, float)) and not isinstance(given, bool)
+    if not number or not math.isfinite(given) or given < SHORTEST:  # type: ignore[arg-type, operator]
+        raise InvalidOption(f"{name}={given!r} is not a number of seconds from {SHORTEST} on")
 
 
 def _sample(sandbox: Watched, reading: UsageSample) -> Sample:
@@ -223,7 +242,6 @@ def _sample(sandbox: Watched, reading: UsageSample) -> Sample:
         sandbox=sandbox.id,
         backend=isolation.backend if isolation is not None else "unknown",
         cpu=reading.cpu,
-        cpu_percent=None,
         memory=reading.memory,
         peak_memory=reading.peak_memory,
         processes=reading.processes,
