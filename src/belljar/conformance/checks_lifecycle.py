@@ -20,6 +20,7 @@ from belljar.conformance.processes import (
     TooLate,
     alive,
     descendants,
+    family,
     init_of,
     process,
     tasks_below,
@@ -50,31 +51,24 @@ sandbox.run_code("import time; time.sleep(600)", timeout=600)
     expected="the guest, its daemon and all helper processes end too",
 )
 def killed_host(stage: Stage, look: Look) -> None:
-    program = _HOST.format(path=[p for p in sys.path if p], options=dict(stage.options))
+    program = _HOST.format(path=[p for p in sys.path if p], options=stage.setting.options)
     host = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert host.stdout is not None
     try:
         init = int(host.stdout.readline() or 0)
         if not init:
             raise NotHere("the guest is on another machine")
-        found = {pid: process(pid) for pid in {*tree(host.pid), *tree(init)}}
-        before = {pid: p.started for pid, p in found.items() if p}
+        before = {p.pid: p for p in (*family(host.pid), *family(init))}.values()
     finally:
         host.kill()
         host.wait()
         host.stdout.close()
     few = 2 if stage.setting.gvisor else 4  # host, init, worker, its daemon
     look.control(len(before) >= few, f"{len(before)} processes ran before")
-    try:
-        wait_until(
-            lambda: not [p for p, started in before.items() if alive(p, started)],
-            timeout=60.0,
-            what="the end of all processes",
-        )
-        look.saw(f"all {len(before)} have ended")
-    except TooLate as error:
-        left = [str(process(p)) for p, started in before.items() if alive(p, started)]
-        look.wrong(f"{error}: {left}")
+    with contextlib.suppress(TooLate):
+        wait_until(lambda: not [p for p in before if alive(p.pid, p.started)], timeout=60.0)
+    left = [str(p) for p in before if alive(p.pid, p.started)]
+    look.expect(not left, f"all {len(before)} have ended", left)
     if not stage.setting.docker:
         with contextlib.suppress(TooLate):
             wait_until(lambda: not _groups_left(host.pid))
@@ -138,11 +132,8 @@ def missing_layer(stage: Stage, look: Look) -> None:
     def few() -> bool:  # the launcher and the zygote of that environment
         return len([p for p in descendants(os.getpid()) if p.pid not in before]) <= 2
 
-    try:
-        wait_until(few, timeout=20.0, what="the end of the failed guest")
+    if look.happens(few, "the end of the failed guest", timeout=20.0):
         look.saw("no process of it is left")
-    except TooLate as error:
-        look.wrong(str(error))
     look.control(stage.new_sandbox_answers(), "with the filter, a guest starts")
 
 

@@ -19,6 +19,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import IO, Any
 
 from belljar.conformance.attempts import GROWTH, MIB
@@ -204,7 +205,6 @@ def _limit_control() -> None:
 
 
 def _verdict(stage: Stage) -> tuple[bool, str]:
-    """A normal cell, an exception and an exit have different outcomes."""
     sandbox = stage.open(strict=False)
     ok, error = sandbox.run_code("1"), sandbox.run_code("1/0")
     died = sandbox.run_code("import os; os._exit(1)")
@@ -214,7 +214,6 @@ def _verdict(stage: Stage) -> tuple[bool, str]:
 
 
 def _flood(stage: Stage) -> tuple[bool, str]:
-    """Memory that the host keeps on purpose is seen."""
     before = own_memory()
     grown = bytearray(GROWTH + 32 * MIB)
     grown[::4096] = b"x" * len(grown[::4096])
@@ -224,7 +223,6 @@ def _flood(stage: Stage) -> tuple[bool, str]:
 
 
 def _host(stage: Stage) -> tuple[bool, str]:
-    """A change of any observed value of the host is seen."""
     canaries = stage.canaries
     canaries.reset()
     missed = []
@@ -243,7 +241,6 @@ def _host(stage: Stage) -> tuple[bool, str]:
 
 
 def _census(stage: Stage) -> tuple[bool, str]:
-    """A daemon on the host that outlives its process group is seen."""
     mark = f"60.{os.getpid():08}"  # unique to this suite
     program = f"setsid sh -c 'sleep {mark} & exit 0' & wait"
     process = subprocess.Popen(["sh", "-c", program], start_new_session=True)
@@ -251,17 +248,16 @@ def _census(stage: Stage) -> tuple[bool, str]:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     try:
-        daemon, *_ = wait_until(lambda: _sleeping(mark), timeout=20.0)
+        daemon, *_ = wait_until(
+            lambda: [p.pid for p in processes().values() if p.name == "sleep" and mark in str(p)],
+            timeout=20.0,
+        )
     except TooLate:
         return False, "a daemon on the host is not seen"
     os.kill(daemon, signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):
         os.waitpid(daemon, 0)  # this process may be a subreaper
     return True, "a daemon that left its session and group is seen"
-
-
-def _sleeping(mark: str) -> list[int]:
-    return [p.pid for p in processes().values() if p.name == "sleep" and mark in str(p)]
 
 
 SIMULATIONS: dict[str, Callable[[Stage], tuple[bool, str]]] = {
@@ -274,7 +270,7 @@ SIMULATIONS: dict[str, Callable[[Stage], tuple[bool, str]]] = {
 
 def run_simulation(name: str, stage: Stage) -> ControlResult:
     tripped, showed = SIMULATIONS[name](stage)
-    return ControlResult(kind="simulated", tripped=tripped, showed=showed)
+    return ControlResult(where="simulated", tripped=tripped, showed=showed)
 
 
 _WHERE = {
@@ -306,19 +302,13 @@ class ControlRuns:
             if by not in self._done:
                 self._done[by] = run_simulation(by, self._stage)
             found = self._done[by]
-            remark = f" ({remark})" if remark else ""
-            return ControlResult(
-                kind=found.kind, tripped=found.tripped, showed=found.showed + remark
-            )
+            return replace(found, showed=f"{found.showed} ({remark})") if remark else found
         if re.match(r"[rx]\d*_", by):
             found = self.run(find_program(by))
-            return ControlResult(
-                kind=f"as {by}", tripped=found.tripped, showed=f"{found.showed} ({remark})"
-            )
-        kind = "within the attempt" if by == "itself" else "none possible"
-        if by not in ("itself", "nothing"):
-            kind = f"that of the check {by}"
-        return ControlResult(kind=kind, tripped=None, showed=remark)
+            return replace(found, where=f"as {by}", showed=f"{found.showed} ({remark})")
+        known = {"itself": "within the attempt", "nothing": "none possible"}
+        where = known.get(by, f"that of the check {by}")
+        return ControlResult(where=where, tripped=None, showed=remark)
 
 
 def simulated_by(program: Program) -> tuple[str, str]:
@@ -344,26 +334,26 @@ def run_unstopped(program: Program, canaries: Canaries) -> ControlResult:
     if wanted not in tripped:
         others = ", ".join(sorted(tripped)) or "none"
         showed = f"the oracle {wanted!r} did not trip; others that did: {others}"
-    return ControlResult(kind=_WHERE[kind], tripped=wanted in tripped, showed=showed)
+    return ControlResult(where=_WHERE[kind], tripped=wanted in tripped, showed=showed)
 
 
-def _not_run(kind: str, why: str) -> ControlResult:
-    return ControlResult(kind=kind, tripped=None, showed=f"not run: {why}")
+def _not_run(where: str, why: str) -> ControlResult:
+    return ControlResult(where=where, tripped=None, showed=f"not run: {why}")
 
 
 def run_with_larger_limits(program: Program, stage: Stage) -> ControlResult:
     """With larger limits, the counter must exceed the small limit."""
     limits = ", ".join(f"{name}={value}" for name, value in program.larger.items())
-    kind = f"the same with larger limits ({limits})"
+    where = f"the same with larger limits ({limits})"
     if program.oracle == "memory" and not stage.setting.counted:
-        return _not_run(kind, "no control group counts the guest's memory")
+        return _not_run(where, "no control group counts the guest's memory")
     if stage.setting.gvisor and program.oracle not in ("memory", "none"):
-        return _not_run(kind, "the host sees gVisor's kernel, not the guest's processes and files")
+        return _not_run(where, "the host sees gVisor's kernel, not the guest's processes and files")
     sandbox = stage.start(program.larger)
     execution, _ = stage.run_program(program, sandbox)
     init = init_of(sandbox)
     if not is_visible(init):
-        return _not_run(kind, "this user may not inspect the guest")
+        return _not_run(where, "this user may not inspect the guest")
     small = program.allowed
     if program.oracle == "memory":
         found, least = Counters(init).memory_peak, small.memory
@@ -377,4 +367,4 @@ def run_with_larger_limits(program: Program, stage: Stage) -> ControlResult:
         found, least = (room.f_blocks - room.f_bfree) * room.f_frsize, small.workspace
     sandbox.close()
     showed = f"{program.oracle}: {found}; the small limit is {least}; outcome {execution.outcome}"
-    return ControlResult(kind=kind, tripped=execution.ok and found > least, showed=showed)
+    return ControlResult(where=where, tripped=execution.ok and found > least, showed=showed)

@@ -185,14 +185,11 @@ def host_values() -> dict[str, object]:
             values[path] = Path(path).read_bytes()
     for path in _NAMES:
         with contextlib.suppress(OSError):
-            values[path] = frozenset(_first_words(path))
+            lines = Path(path).read_text().splitlines()
+            values[path] = frozenset(line.split()[0] for line in lines)
     with contextlib.suppress(OSError):
         values["keys"] = frozenset(_keys(Path("/proc/keys").read_text()))
     return values
-
-
-def _first_words(path: str) -> list[str]:
-    return [line.split()[0] for line in Path(path).read_text().splitlines()]
 
 
 def is_guest_uid(uid: int) -> bool:

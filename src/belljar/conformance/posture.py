@@ -61,33 +61,26 @@ def posture(pid: int, tid: int | None = None) -> Posture:
     rows = status(pid, tid)
     root = os.stat(f"/proc/{pid}/root/")
     base = f"/proc/{pid}/task/{tid or pid}"
+    nice = int(Path(f"{base}/stat").read_text(errors="replace").rpartition(")")[2].split()[16])
     return {
         **{name: rows.get(name) for name in _STATUS},
         **{f"{kind} namespace": os.readlink(f"{base}/ns/{kind}") for kind in NAMESPACES},
         "root": (root.st_dev, root.st_ino),
         "mounts": mounts(pid),
-        "scheduling": (os.sched_getscheduler(tid or pid), _nice(pid, tid) < 0),
+        "scheduling": (os.sched_getscheduler(tid or pid), nice < 0),
     }
-
-
-def _nice(pid: int, tid: int | None) -> int:
-    text = Path(f"/proc/{pid}/task/{tid or pid}/stat").read_text(errors="replace")
-    return int(text.rpartition(")")[2].split()[16])
 
 
 def summary(pid: int) -> str:
     """The posture in one line, for a report."""
     rows = status(pid)
     capabilities = int(rows["CapEff"], 16) | int(rows["CapPrm"], 16) | int(rows["CapBnd"], 16)
-    own = [k for k in NAMESPACES if _link(pid, k) != os.readlink(f"/proc/self/ns/{k}")]
+    ours, theirs = "/proc/self/ns/", f"/proc/{pid}/ns/"
+    own = [kind for kind in NAMESPACES if os.readlink(theirs + kind) != os.readlink(ours + kind)]
     return (
         f"uid {rows['Uid'].split()[0]}, capabilities {capabilities:#x}, no_new_privs "
         f"{rows['NoNewPrivs']}, seccomp {rows['Seccomp']}, own namespaces: {', '.join(own)}"
     )
-
-
-def _link(pid: int, kind: str) -> str:
-    return os.readlink(f"/proc/{pid}/ns/{kind}")
 
 
 # --- descriptors -----------------------------------------------------------------------------
@@ -124,9 +117,7 @@ def _kind(pid: int, number: int, link: str) -> str:
 def _is_store(pid: int, number: int) -> bool:
     """True for the directory where init, and no other process, keeps checkpoints: the root of the
     guest's tmpfs that also holds /workspace. It is not on a file system of the host."""
-    with open(f"/proc/{pid}/status") as file:
-        first = next(line for line in file if line.startswith("NSpid")).split()[-1] == "1"
-    if not first:
+    if status(pid)["NSpid"].split()[-1] != "1":
         return False
     held = os.stat(f"/proc/{pid}/fd/{number}")
     return held.st_dev == os.stat(f"/proc/{pid}/root/workspace").st_dev

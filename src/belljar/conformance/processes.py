@@ -75,9 +75,13 @@ def descendants(pid: int) -> list[Process]:
     return [p for p in found if not p.dead]
 
 
-def tree(pid: int) -> list[int]:
+def family(pid: int) -> list[Process]:
     """Every living process at and below `pid`."""
-    return [p.pid for p in (process(pid), *descendants(pid)) if p and not p.dead]
+    return [p for p in (process(pid), *descendants(pid)) if p and not p.dead]
+
+
+def tree(pid: int) -> list[int]:
+    return [p.pid for p in family(pid)]
 
 
 def threads(pid: int) -> list[int]:
