@@ -17,12 +17,12 @@ from belljar.conformance.canaries import collect_output
 from belljar.conformance.posture import Posture, descriptors, drift, posture, summary
 from belljar.conformance.processes import (
     Counters,
-    TooLate,
     alive,
     family,
     init_of,
     is_ending,
     own_memory,
+    settle,
     tasks_below,
     tree,
     wait_until,
@@ -257,8 +257,7 @@ def _count_descriptors(init: int) -> list[int]:
 
 def _init(scene: Scene, look: Look) -> None:
     # While init replaces a worker it has a few more.
-    with contextlib.suppress(TooLate):
-        wait_until(lambda: len(descriptors(scene.init)) <= _INITS_MOST)
+    settle(lambda: len(descriptors(scene.init)) > _INITS_MOST)
     kinds = list(descriptors(scene.init).values())
     look.expect(len(kinds) <= _INITS_MOST, f"init has {len(kinds)} descriptors", kinds)
     look.expect(

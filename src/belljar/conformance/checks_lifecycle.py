@@ -23,6 +23,7 @@ from belljar.conformance.processes import (
     family,
     init_of,
     process,
+    settle,
     tasks_below,
     threads,
     tree,
@@ -65,14 +66,10 @@ def killed_host(stage: Stage, look: Look) -> None:
         host.stdout.close()
     few = 2 if stage.setting.gvisor else 4  # host, init, worker, its daemon
     look.control(len(before) >= few, f"{len(before)} processes ran before")
-    with contextlib.suppress(TooLate):
-        wait_until(lambda: not [p for p in before if alive(p.pid, p.started)], timeout=60.0)
-    left = [str(p) for p in before if alive(p.pid, p.started)]
+    left = settle(lambda: [str(p) for p in before if alive(p.pid, p.started)], timeout=60.0)
     look.expect(not left, f"all {len(before)} have ended", left)
     if not stage.setting.docker:
-        with contextlib.suppress(TooLate):
-            wait_until(lambda: not _groups_left(host.pid))
-        groups = _groups_left(host.pid)
+        groups = settle(lambda: _groups_left(host.pid))
         look.expect(not groups, "no control group is left", groups)
 
 
@@ -220,17 +217,15 @@ class _Hunter:
         path = _children_of(self._zygote)
         while not self._stop.is_set():
             for pid in map(int, path.read_text().split()):
-                if pid not in self._known:
-                    self._known.add(pid)
-                    self.seen += 1
-                    self._meet(pid)
-
-    def _meet(self, pid: int) -> None:
-        time.sleep(0.001 * (len(self._known) % 7))
-        with contextlib.suppress(OSError):
-            if status(pid)["Seccomp"] != "2":
-                self.unconfined.append(pid)
-                os.kill(pid, signal.SIGKILL)
+                if pid in self._known:
+                    continue
+                self._known.add(pid)
+                self.seen += 1
+                time.sleep(0.001 * (len(self._known) % 7))
+                with contextlib.suppress(OSError):
+                    if status(pid)["Seccomp"] != "2":
+                        self.unconfined.append(pid)
+                        os.kill(pid, signal.SIGKILL)
 
 
 @check(

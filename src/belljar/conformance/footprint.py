@@ -11,7 +11,6 @@ import ctypes
 import os
 import re
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar.backends.linux import identity
-from belljar.conformance.processes import descendants, process
+from belljar.conformance.processes import descendants, process, settle
 from belljar.conformance.setting import NOBODY, Setting, temp_prefix
 
 _KINDS = ("net", "mnt", "pid", "user", "ipc", "uts", "cgroup")
@@ -76,12 +75,9 @@ def find_leftovers(
     matters: Callable[[str], bool] = bool,
 ) -> list[str]:
     """Leftovers that `matters` selects, after waiting for those that are just ending."""
-    deadline = time.monotonic() + timeout
-    while True:
-        found = list(filter(matters, list_leftovers(before, take_footprint(setting))))
-        if not found or time.monotonic() > deadline:
-            return found
-        time.sleep(0.1)
+    return settle(
+        lambda: list(filter(matters, list_leftovers(before, take_footprint(setting)))), timeout
+    )
 
 
 def _namespaces() -> list[str]:

@@ -26,6 +26,8 @@ class Process:
     state: str
     started: int  # clock ticks since boot
     name: str
+    flags: int = 0  # of the kernel
+    ticks: int = 0  # of processor time, with its ended children's
 
     @property
     def dead(self) -> bool:
@@ -41,11 +43,19 @@ def process(pid: int) -> Process | None:
     except OSError:
         return None
     name, _, rest = text.partition("(")[2].rpartition(")")
-    fields = rest.split()
-    state = fields[0]
-    if state == "Z" and int(fields[17]) > 1:
+    state, *fields = rest.split()
+    numbers = [int(field) for field in fields]
+    if state == "Z" and numbers[16] > 1:
         state = "R"  # its first thread has ended; others are running
-    return Process(int(pid), int(fields[1]), state, int(fields[19]), name)
+    return Process(
+        pid=int(pid),
+        parent=numbers[0],
+        state=state,
+        started=numbers[18],
+        name=name,
+        flags=numbers[5],
+        ticks=sum(numbers[10:14]),
+    )
 
 
 def command_line(pid: int) -> str:
@@ -95,11 +105,8 @@ def alive(pid: int, started: int | None = None) -> bool:
 
 def is_ending(pid: int) -> bool:
     """True if it is gone or has begun to exit and has already lost some of its resources."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return True
-    return bool(int(text.rpartition(")")[2].split()[6]) & _PF_EXITING)
+    p = process(pid)
+    return p is None or bool(p.flags & _PF_EXITING)
 
 
 class TooLate(AssertionError):
@@ -116,6 +123,14 @@ def wait_until(condition: Callable[[], T | None], timeout: float = 30.0, what: s
         if time.monotonic() > deadline:
             raise TooLate(f"{what} did not happen within {timeout:g} s")
         time.sleep(0.01)
+
+
+def settle(read: Callable[[], T], timeout: float = 30.0) -> T:
+    """Poll until `read` returns nothing, or for so long; gives what it returned last."""
+    deadline = time.monotonic() + timeout
+    while (found := read()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
 
 
 def init_of(sandbox: Sandbox | AsyncSandbox) -> int:

@@ -126,11 +126,12 @@ def make_attempt(part: Program | Check, stage: Stage, controls: ControlRuns | No
         found = _try(part, stage, controls)
         found.look.saw(f"at the first try {late}")
     look, control, state = found.look, found.control, found.state
+    in_memory = isinstance(part, Program) and part.oracle == "memory"
     if look.problems:
         state = State.FAILED
     elif state is State.HELD and control is not None and control.tripped is False:
         state = State.VACUOUS
-    elif state is State.HELD and _is_best_effort(part, stage):
+    elif state is State.HELD and in_memory and not stage.setting.counted:
         state, found.why = State.BEST_EFFORT, _BEST_EFFORT
     return Attempt(
         name=part.name,
@@ -148,10 +149,6 @@ def make_attempt(part: Program | Check, stage: Stage, controls: ControlRuns | No
     )
 
 
-def _is_best_effort(part: Program | Check, stage: Stage) -> bool:
-    return isinstance(part, Program) and part.oracle == "memory" and not stage.setting.counted
-
-
 @dataclass
 class _Tried:
     look: Look
@@ -164,12 +161,16 @@ class _Tried:
 def _try(part: Program | Check, stage: Stage, controls: ControlRuns | None) -> _Tried:
     tried = _Tried(Look())
     try:
-        if isinstance(part, Program):
-            tried.actual, tried.control = _try_program(part, stage, controls, tried.look)
-        else:
-            with machine_lock():
+        if isinstance(part, Program) and not part.suits_this_machine:
+            raise NotHere(f"the attempt works on {part.head['machine']} only")
+        with machine_lock():
+            if isinstance(part, Program):
+                tried.actual = attempts.try_program(part, stage, tried.look)
+            else:
                 part.run(stage, tried.look)
-            tried.control = tried.look.control_result()
+        tried.control = tried.look.control_result()
+        if isinstance(part, Program):
+            tried.control = (tried.control or controls.run(part)) if controls else _NO_CONTROL
     except NotHere as error:
         tried.state, tried.why = State.NOT_APPLICABLE, str(error)
     except NotRun as error:
@@ -180,18 +181,6 @@ def _try(part: Program | Check, stage: Stage, controls: ControlRuns | None) -> _
     finally:
         stage.close_all()
     return tried
-
-
-def _try_program(
-    program: Program, stage: Stage, controls: ControlRuns | None, look: Look
-) -> tuple[str, ControlResult]:
-    if not program.suits_this_machine:
-        raise NotHere(f"the attempt works on {program.head['machine']} only")
-    with machine_lock():
-        actual = attempts.try_program(program, stage, look)
-    if controls is None:
-        return actual, _NO_CONTROL
-    return actual, look.control_result() or controls.run(program)
 
 
 def _describe_result(state: State, look: Look) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -87,7 +88,6 @@ METRICS = (
     _metric("sandbox_memory_limit_bytes", "gauge", "sandbox backend", "its limit"),
     _metric("sandbox_cpus_in_use", "gauge", "sandbox backend", "processors that one keeps busy"),
 )
-BY_NAME = {metric.name: metric for metric in METRICS}
 
 
 def make_reference() -> str:
@@ -230,9 +230,9 @@ class Metrics:
 
     def gauge_source(self, name: str, source: Source) -> None:
         """Read a gauge of the table from `source` at each scrape; label values → value."""
-        metric = BY_NAME.get(name)
-        if metric is None or metric.kind != "gauge":
-            raise unknown_option("gauge", name, [m.name for m in METRICS if m.kind == "gauge"])
+        gauges = [metric.name for metric in METRICS if metric.kind == "gauge"]
+        if name not in gauges:
+            raise unknown_option("gauge", name, gauges)
         self._sources[name] = source
 
     def watch(self, monitor: Monitor) -> None:
@@ -333,11 +333,10 @@ def _live_by_backend() -> Values:
 
 
 def _guests_of_pools() -> Values:
-    found: dict[tuple[str, ...], float] = {("idle",): 0.0}
+    found = Counter(idle=0)
     for pool in events.open_pools():
-        for state, number in pool.count_guests().items():
-            found[state,] = found.get((state,), 0.0) + number
-    return found
+        found.update(pool.count_guests())
+    return {(state,): number for state, number in found.items()}
 
 
 def _waiting_for_pools() -> Values:

@@ -134,7 +134,9 @@ def _collect_docker(dry_run: bool) -> list[Leftover]:
 def _collect_presence(dry_run: bool) -> Iterator[Leftover]:
     from belljar.observe import presence
 
-    for note in presence.read_stale_notes():
+    for note in presence.read_notes():
+        if not note.stale:
+            continue
         removed = not dry_run and presence.remove_stale(note)
         yield Leftover(
             backend="docker" if note.backend == "docker" else "native",

@@ -200,11 +200,6 @@ def read_notes(*, everybody: bool | None = None) -> list[Note]:
     return sorted(found.values(), key=lambda note: note.created)
 
 
-def read_stale_notes() -> list[Note]:
-    """The files of dead processes."""
-    return [note for note in read_notes() if note.stale]
-
-
 def remove_stale(note: Note) -> bool:
     """Remove a stale file, if it still is the one that was read."""
     with presence_file.open_directory(os.path.dirname(note.path)) as directory:
