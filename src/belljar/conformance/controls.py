@@ -68,10 +68,9 @@ class Control:
 
     _process: subprocess.Popen[bytes]
 
-    def __init__(self, program: Program, canaries: Canaries, kind: str) -> None:
+    def __init__(self, program: Program, canaries: Canaries) -> None:
         self._program = program
         self._canaries = canaries
-        self._kind = kind
         self._output = bytearray()
         self.tripped: dict[str, str] = {}  # oracle -> what it saw
 
@@ -94,11 +93,10 @@ class Control:
         interpreter = find_python()
         if interpreter is None:
             raise ControlUnavailable("there is no Python that an unprivileged user may run")
-        if self._kind == "saved-root":
-            uid = NOBODY
-            leave = f"import os; os.setresuid({uid}, {uid}, 0)"
+        if self._program.control == "saved-root":
+            leave = f"import os; os.setresuid({NOBODY}, {NOBODY}, 0)"
             return [interpreter, "-c", leave + _RUNNER], {}
-        if self._kind == "namespace":
+        if self._program.control == "namespace":
             if (unshare := shutil.which("unshare")) is None:
                 raise ControlUnavailable("the program `unshare` is not installed")
             bare = [unshare, "--user", "--map-root-user", "--mount"]
@@ -323,11 +321,10 @@ def run_unstopped(program: Program, canaries: Canaries) -> ControlResult:
     kind, wanted = program.control, program.head["trips"]
     if kind == "saved-root" and not ROOT:
         return _not_run(_WHERE[kind], "only root can start such a process")
-    control = Control(program, canaries, kind)
     try:
         with machine_lock(control=program.marks_the_machine):
             canaries.reset()
-            tripped = control.run()
+            tripped = Control(program, canaries).run()
     except ControlUnavailable as error:
         return _not_run(_WHERE[kind], str(error))
     showed = f"{wanted}: {tripped.get(wanted)}"

@@ -197,10 +197,10 @@ class Look:
 SCHEMA = 1  # of the JSON; it changes when a field changes its meaning or goes away
 
 
-def to_dict(report: Report) -> dict[str, object]:
+def render_json(report: Report) -> str:
     head = report.head
     names = ("backend", "runtime", "user", "machine", "kernel", "system", "python", "engine")
-    return {
+    fields = {
         "schema": SCHEMA,
         "held": report.held,
         "rows_not_asked_for": len(ROWS) - len(report.rows),
@@ -214,6 +214,7 @@ def to_dict(report: Report) -> dict[str, object]:
         "rows": [_row_to_dict(row) for row in report.rows],
         "left_behind": list(report.leftovers),
     }
+    return json.dumps(fields, indent=2) + "\n"
 
 
 def _row_to_dict(row: RowResult) -> dict[str, object]:
@@ -231,7 +232,3 @@ def _row_to_dict(row: RowResult) -> dict[str, object]:
 def _attempt_to_dict(attempt: Attempt) -> dict[str, object]:
     fields = asdict(attempt) | {"seconds": round(attempt.seconds, 2)}
     return {"name": fields.pop("name"), "attempt": fields.pop("what"), **fields}
-
-
-def render_json(report: Report) -> str:
-    return json.dumps(to_dict(report), indent=2) + "\n"

@@ -175,7 +175,11 @@ class Audit:
 
     def _open_and_lock(self) -> _File:
         while True:
-            file = self._open_file()
+            if self._file is not None and self._file.pid != os.getpid():
+                self._close_file()
+            if self._file is None:
+                self._file = _File(_open(self.path), os.getpid())
+            file = self._file
             _lock(file.descriptor)
             # Another process may have renamed it while we waited.
             try:
@@ -188,13 +192,6 @@ class Audit:
             # Closing is not enough: a fork may have the same open file, and with it the lock.
             fcntl.flock(file.descriptor, fcntl.LOCK_UN)
             self._close_file()
-
-    def _open_file(self) -> _File:
-        if self._file is not None and self._file.pid != os.getpid():
-            self._close_file()
-        if self._file is None:
-            self._file = _File(_open(self.path), os.getpid())
-        return self._file
 
     def _read_head(self, file: _File) -> None:
         """Read the last line: another process has written, or the file was just opened."""
@@ -251,32 +248,23 @@ def _lock(descriptor: int) -> None:
             time.sleep(0.0005)
     # On a busy machine, trying now and then may never succeed. The kernel has a queue, but no time
     # limit: so a thread waits in the queue, and is abandoned if it takes too long.
-    waiting = _Waiting(descriptor)
-    if not waiting.lock(LOCK_TIMEOUT):
-        raise TimeoutError(0, "another process keeps it locked")
+    same = os.dup(descriptor)  # the same lock; this one stays open for the thread
+    deciding, locked, abandoned = threading.Lock(), threading.Event(), threading.Event()
 
+    def wait() -> None:
+        fcntl.flock(same, fcntl.LOCK_EX)
+        with deciding:
+            if abandoned.is_set():
+                fcntl.flock(same, fcntl.LOCK_UN)
+            locked.set()
+        os.close(same)
 
-class _Waiting:
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = os.dup(descriptor)  # the same lock; this one stays open for the thread
-        self._deciding = threading.Lock()
-        self._locked = threading.Event()
-        self._abandoned = False
-
-    def lock(self, timeout: float) -> bool:
-        threading.Thread(target=self._wait, name="belljar-audit", daemon=True).start()
-        self._locked.wait(timeout)
-        with self._deciding:
-            self._abandoned = not self._locked.is_set()
-        return not self._abandoned
-
-    def _wait(self) -> None:
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-        with self._deciding:
-            if self._abandoned:
-                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-            self._locked.set()
-        os.close(self._descriptor)
+    threading.Thread(target=wait, name="belljar-audit", daemon=True).start()
+    locked.wait(LOCK_TIMEOUT)
+    with deciding:
+        if not locked.is_set():
+            abandoned.set()
+            raise TimeoutError(0, "another process keeps it locked")
 
 
 def _open(path: Path) -> int:
