@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -173,59 +174,54 @@ def killed_in_setup(stage: Stage, look: Look, times: int = 10) -> None:
     assert first is not None
     if not _children_of(first.parent).exists():
         raise NotRun("this kernel does not list the children of a process")
-    hunter = _Hunter(first.parent)
     failures = 0
     stage.canaries.reset()
-    with hunter:
+    with _hunt(first.parent) as (seen, unconfined):
         for _ in range(times):
             try:
                 stage.open(strict=False).run_code("1")
             except SandboxError:
                 failures += 1
     look.expect(
-        len(hunter.unconfined) >= failures,
-        f"{len(hunter.unconfined)} unconfined guests were killed, {failures} starts failed",
+        len(unconfined) >= failures,
+        f"{len(unconfined)} unconfined guests were killed, {failures} starts failed",
     )
     stage.check_canaries(look)
     look.expect(stage.new_sandbox_answers(), "a new sandbox works")
-    look.control(hunter.seen, f"{hunter.seen} guests were seen during their setup")
+    look.control(seen, f"{len(seen)} guests were seen during their setup")
 
 
 def _children_of(pid: int) -> Path:
     return Path(f"/proc/{pid}/task/{pid}/children")
 
 
-class _Hunter:
-    """Kills new guests of a zygote that are not confined yet."""
+@contextlib.contextmanager
+def _hunt(zygote: int) -> Iterator[tuple[list[int], list[int]]]:
+    """Kill new guests of a zygote that are not confined yet. Gives those seen, and those killed."""
+    before = {p.pid for p in descendants(zygote)}
+    seen: list[int] = []
+    unconfined: list[int] = []
+    stop = threading.Event()
 
-    def __init__(self, zygote: int) -> None:
-        self._zygote = zygote
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._hunt)
-        self.unconfined: list[int] = []
-        self.seen = 0
-
-    def __enter__(self) -> None:
-        self._known = {p.pid for p in descendants(self._zygote)}
-        self._thread.start()
-
-    def __exit__(self, *exception: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _hunt(self) -> None:
-        path = _children_of(self._zygote)
-        while not self._stop.is_set():
-            for pid in map(int, path.read_text().split()):
-                if pid in self._known:
+    def hunt() -> None:
+        while not stop.is_set():
+            for pid in map(int, _children_of(zygote).read_text().split()):
+                if pid in before or pid in seen:
                     continue
-                self._known.add(pid)
-                self.seen += 1
-                time.sleep(0.001 * (len(self._known) % 7))
+                seen.append(pid)
+                time.sleep(0.001 * (len(seen) % 7))
                 with contextlib.suppress(OSError):
                     if status(pid)["Seccomp"] != "2":
-                        self.unconfined.append(pid)
+                        unconfined.append(pid)
                         os.kill(pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=hunt)
+    thread.start()
+    try:
+        yield seen, unconfined
+    finally:
+        stop.set()
+        thread.join()
 
 
 @check(

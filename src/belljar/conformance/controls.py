@@ -42,7 +42,7 @@ from belljar.conformance.processes import (
     wait_until,
     worker_of,
 )
-from belljar.conformance.programs import UNSTOPPED, Program, find_program, shared_source
+from belljar.conformance.programs import Program, find_program, shared_source
 from belljar.conformance.report_data import ControlResult
 from belljar.conformance.setting import NOBODY, ROOT, machine_lock, temp_prefix
 from belljar.conformance.stage import Stage, is_visible
@@ -271,7 +271,7 @@ def run_simulation(name: str, stage: Stage) -> ControlResult:
     return ControlResult(where="simulated", tripped=tripped, showed=showed)
 
 
-_WHERE = {
+UNSTOPPED = {  # controls that run the program itself, and where
     "plain": "an unprivileged process",
     "namespace": "root of a bare namespace",
     "saved-root": "a process that may become root again",
@@ -318,20 +318,20 @@ def simulated_by(program: Program) -> tuple[str, str]:
 
 def run_unstopped(program: Program, canaries: Canaries) -> ControlResult:
     """The program itself, where nothing stops it."""
-    kind, wanted = program.control, program.head["trips"]
-    if kind == "saved-root" and not ROOT:
-        return _not_run(_WHERE[kind], "only root can start such a process")
+    where, wanted = UNSTOPPED[program.control], program.head["trips"]
+    if program.control == "saved-root" and not ROOT:
+        return _not_run(where, "only root can start such a process")
     try:
         with machine_lock(control=program.marks_the_machine):
             canaries.reset()
             tripped = Control(program, canaries).run()
     except ControlUnavailable as error:
-        return _not_run(_WHERE[kind], str(error))
+        return _not_run(where, str(error))
     showed = f"{wanted}: {tripped.get(wanted)}"
     if wanted not in tripped:
         others = ", ".join(sorted(tripped)) or "none"
         showed = f"the oracle {wanted!r} did not trip; others that did: {others}"
-    return ControlResult(where=_WHERE[kind], tripped=wanted in tripped, showed=showed)
+    return ControlResult(where=where, tripped=wanted in tripped, showed=showed)
 
 
 def _not_run(where: str, why: str) -> ControlResult:

@@ -13,7 +13,6 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,44 +26,38 @@ _COUNTED = ("socket", "pipe")  # compared by count: their inode numbers vary
 _TEMPORARY = tuple(temp_prefix(kind) for kind in ("canary", "control", "check"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Footprint:
-    processes: frozenset[tuple[int, int]]
-    namespaces: frozenset[str]
-    descriptors: Counter[str]
-    mounts: frozenset[str]
-    cgroups: frozenset[str]
-    files: frozenset[str]
-    objects: frozenset[str]  # System V
-    containers: frozenset[str]
+Footprint = dict[str, Counter[str]]  # by kind
 
 
 def take_footprint(setting: Setting) -> Footprint:
     own = f"belljar-{os.getpid()}-"
-    return Footprint(
-        processes=frozenset((p.pid, p.started) for p in descendants(os.getpid())),
-        namespaces=frozenset(_namespaces()),
-        descriptors=_descriptors(),
-        mounts=frozenset(_mounts(own)),
-        cgroups=frozenset(list_control_groups(own)),
-        files=frozenset(_files()),
-        objects=frozenset(f"{kind} {number}" for kind, number in list_sysv()),
-        containers=frozenset(_containers()) if setting.docker else frozenset(),
-    )
+    found = {
+        "process": [f"{p.pid} {p.started}" for p in descendants(os.getpid())],
+        "namespace": _namespaces(),
+        "mount": _mounts(own),
+        "cgroup": list_control_groups(own),
+        "file": _files(),
+        "object": [f"{kind} {number}" for kind, number in list_sysv()],  # System V
+        "container": _containers() if setting.docker else [],
+    }
+    once = {kind: Counter(set(names)) for kind, names in found.items()}
+    return once | {"descriptor": _descriptors()}
 
 
 def list_leftovers(before: Footprint, after: Footprint) -> list[str]:
     """What exists now and did not exist before, as sentences."""
     found = []
-    for pid, started in sorted(after.processes - before.processes):
-        p = process(pid)
-        if p is not None and p.started == started and not p.dead:
-            found.append(str(p))
-    for kind in ("namespaces", "mounts", "cgroups", "files", "objects", "containers"):
-        new = getattr(after, kind) - getattr(before, kind)
-        found += [f"{kind[:-1]} {name}" for name in sorted(new)]
-    extra = after.descriptors - before.descriptors
-    found += [f"{number} descriptor(s) of {kind}" for kind, number in sorted(extra.items())]
+    for kind, now in after.items():
+        for name, number in sorted((now - before[kind]).items()):
+            if kind == "process":
+                pid, started = map(int, name.split())
+                p = process(pid)
+                if p is not None and p.started == started and not p.dead:
+                    found.append(str(p))
+            elif kind == "descriptor":
+                found.append(f"{number} descriptor(s) of {name}")
+            else:
+                found.append(f"{kind} {name}")
     return found
 
 

@@ -28,8 +28,14 @@ _STATUS = (
 )
 _FAMILIES = {1: "unix", 2: "inet", 10: "inet6"}
 _TYPES = {1: "stream", 2: "dgram", 5: "seqpacket"}
-_ANONYMOUS = {"eventfd", "eventpoll", "timerfd", "signalfd", "inotify", "pidfd"}
-_PLAIN_PATHS = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+# Kinds of descriptors that a guest's code may have, beside its files.
+_USUAL = {
+    *("pipe", "eventfd", "eventpoll", "timerfd", "signalfd", "inotify", "pidfd"),
+    *("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"),
+    *("socket unix stream", "socket unix dgram", "socket unix seqpacket"),
+    *("socket inet stream", "socket inet dgram", "socket inet6 stream", "socket inet6 dgram"),
+}
+_OWN_FILES = ("/workspace", "/tmp", "/dev/shm", "/memfd:", "/proc/")
 _F_GETPIPE_SZ, _PIDFD_GETFD = 1032, 438
 _PATIENCE = 30.0  # seconds for a process that begins or ends while it is inspected
 
@@ -145,14 +151,7 @@ def _borrowed(pid: int, number: int) -> Iterator[int]:
 
 def unusual(kind: str) -> bool:
     """True if a guest's code should not have a descriptor of this kind."""
-    if kind == "pipe" or kind in _ANONYMOUS or kind in _PLAIN_PATHS:
-        return False
-    if kind.startswith("socket "):
-        family, _, type_ = kind.removeprefix("socket ").partition(" ")
-        if family == "unix":
-            return type_ not in ("stream", "dgram", "seqpacket")
-        return "inet" not in family or type_ not in ("stream", "dgram")
-    return not kind.startswith(("/workspace", "/tmp", "/dev/shm", "/memfd:", "/proc/"))
+    return kind not in _USUAL and not kind.startswith(_OWN_FILES)
 
 
 # --- drift -----------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ from pathlib import Path
 from belljar.limits import Limits
 
 ESCAPES = Path(__file__).parent / "escapes"
-UNSTOPPED = ("plain", "namespace", "saved-root")  # controls that run the program itself
 
 # gVisor's own kernel answers these programs. What they achieve inside it is not judged; what they
 # achieve outside it is.

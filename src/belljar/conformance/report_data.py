@@ -157,7 +157,10 @@ class Look:
 
     @contextlib.contextmanager
     def refused(
-        self, what: str, kind: type[Exception] = SandboxError, errno: int | None = None
+        self,
+        what: str,
+        kind: type[Exception] | tuple[type[Exception], ...] = SandboxError,
+        errno: int | None = None,
     ) -> Iterator[None]:
         """The body must raise an error of this kind, and with this errno if one is given."""
         try:
