@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar.backends.linux import identity
-from belljar.conformance.processes import descendants, process, settle
+from belljar.conformance.processes import descendants, mounts, process, settle
 from belljar.conformance.setting import NOBODY, Setting, temp_prefix
 
 _KINDS = ("net", "mnt", "pid", "user", "ipc", "uts", "cgroup")
@@ -103,10 +103,9 @@ def _mounts(own: str) -> list[str]:
 def list_control_groups(own: str) -> list[str]:
     """Control groups in every hierarchy whose names begin with `own`."""
     found = []
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        fields = line.split()
-        if fields[fields.index("-") + 1] in ("cgroup", "cgroup2"):
-            for path, names, _ in os.walk(fields[4]):
+    for point, _, kind, _ in mounts("self"):
+        if kind in ("cgroup", "cgroup2"):
+            for path, names, _ in os.walk(point):
                 found += [os.path.join(path, name) for name in names if name.startswith(own)]
     return found
 
@@ -164,7 +163,6 @@ _FILES = (
 # Compared by name only: sizes and counts change by themselves.
 _NAMES = ("/proc/swaps", "/proc/modules")
 KEY = 0x0BE11  # key of the System V objects that the hostile program creates
-_REMOVE = {"shm": "shmctl", "sem": "semctl", "msg": "msgctl"}
 
 
 def host_values() -> dict[str, object]:
@@ -203,7 +201,7 @@ def remove_sysv(objects: frozenset[tuple[str, int]]) -> None:
     libc = ctypes.CDLL(None)
     for kind, number in objects:
         arguments = (number, 0, 0) if kind == "sem" else (number, 0, None)
-        getattr(libc, _REMOVE[kind])(*arguments)  # 0: IPC_RMID
+        getattr(libc, f"{kind}ctl")(*arguments)  # 0: IPC_RMID
 
 
 def _keys(text: str) -> list[str]:

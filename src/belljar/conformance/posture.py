@@ -16,7 +16,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
-from belljar.conformance.processes import alive, process, threads
+from belljar.conformance.processes import alive, mounts, process, threads
 
 Posture = dict[str, object]
 
@@ -50,16 +50,6 @@ def status(pid: int, tid: int | None = None) -> dict[str, str]:
     path = f"/proc/{pid}/task/{tid or pid}/status"
     rows = (line.partition(":") for line in Path(path).read_text().splitlines())
     return {name: " ".join(value.split()) for name, _, value in rows}
-
-
-def mounts(pid: int) -> tuple[tuple[str, str, str, str], ...]:
-    """Mount point, options and type of everything mounted, in order."""
-    rows = []
-    for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines():
-        before, _, after = line.partition(" - ")
-        fields = before.split()
-        rows.append((fields[4], fields[5], after.split()[0], after.split()[2]))
-    return tuple(rows)
 
 
 def posture(pid: int, tid: int | None = None) -> Posture:

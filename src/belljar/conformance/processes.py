@@ -94,6 +94,16 @@ def tree(pid: int) -> list[int]:
     return [p.pid for p in family(pid)]
 
 
+def mounts(pid: int | str) -> tuple[tuple[str, str, str, str], ...]:
+    """Mount point, options, type and the type's own options of everything mounted, in order."""
+    rows = []
+    for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        fields = before.split()
+        rows.append((fields[4], fields[5], after.split()[0], after.split()[2]))
+    return tuple(rows)
+
+
 def threads(pid: int) -> list[int]:
     return sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))
 
@@ -197,14 +207,11 @@ class Counters:
 def _mounted() -> dict[str, str]:
     """The mount point of each controller's hierarchy; "" is the unified one."""
     found = {}
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        before, _, after = line.partition(" - ")
-        kind, _, options = after.split()[:3]
+    for point, _, kind, options in mounts("self"):
         if kind == "cgroup2":
-            found[""] = before.split()[4]
+            found[""] = point
         elif kind == "cgroup":
-            for controller in options.split(","):
-                found[controller] = before.split()[4]
+            found.update(dict.fromkeys(options.split(","), point))
     return found
 
 

@@ -117,15 +117,18 @@ class Report:
     @property
     def held(self) -> bool:
         """True if a row held, none failed or is vacuous, and nothing was left behind."""
-        totals = self.totals
-        bad = any(totals[state] for state in BAD)
-        return not bad and not self.leftovers and totals[State.HELD] > 0
+        states = {row.state for row in self.rows}
+        return State.HELD in states and not states & {*BAD} and not self.leftovers
 
 
 @dataclass
 class Look:
     """What one attempt observes: evidence, problems, and the results of its controls."""
 
+    state: State = State.HELD  # as long as there is no problem
+    why: str = ""
+    actual: str = ""  # the outcome in words
+    found_control: ControlResult | None = None
     evidence: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     tripped: list[bool] = field(default_factory=list)

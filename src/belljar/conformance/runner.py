@@ -11,7 +11,6 @@ import pwd
 import re
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from belljar import __version__
@@ -120,67 +119,59 @@ def list_attempts(row: Row) -> list[Program | Check]:
 
 def make_attempt(part: Program | Check, stage: Stage, controls: ControlRuns | None) -> Attempt:
     began = time.monotonic()
-    found = _try(part, stage, controls)
-    if found.look.only_late:  # try again: the machine may have been busy
-        late = found.look.late[0]
-        found = _try(part, stage, controls)
-        found.look.saw(f"at the first try {late}")
-    look, control, state = found.look, found.control, found.state
+    look = _try(part, stage, controls)
+    if look.only_late:  # try again: the machine may have been busy
+        late = look.late[0]
+        look = _try(part, stage, controls)
+        look.saw(f"at the first try {late}")
+    control, state, why = look.found_control, look.state, look.why
     in_memory = isinstance(part, Program) and part.oracle == "memory"
     if look.problems:
         state = State.FAILED
     elif state is State.HELD and control is not None and control.tripped is False:
         state = State.VACUOUS
     elif state is State.HELD and in_memory and not stage.setting.counted:
-        state, found.why = State.BEST_EFFORT, _BEST_EFFORT
+        state, why = State.BEST_EFFORT, _BEST_EFFORT
     return Attempt(
         name=part.name,
         what=part.what,
         expected=attempts.describe_expectation(part, counted=stage.setting.counted)
         if isinstance(part, Program)
         else part.expected,
-        actual=found.actual or _describe_result(state, look),
+        actual=look.actual or _describe_result(state, look),
         evidence=tuple(look.evidence),
         problems=tuple(look.problems),
         control=control,
         state=state,
-        why=found.why,
+        why=why,
         seconds=time.monotonic() - began,
     )
 
 
-@dataclass
-class _Tried:
-    look: Look
-    state: State = State.HELD
-    why: str = ""
-    actual: str = ""
-    control: ControlResult | None = None
-
-
-def _try(part: Program | Check, stage: Stage, controls: ControlRuns | None) -> _Tried:
-    tried = _Tried(Look())
+def _try(part: Program | Check, stage: Stage, controls: ControlRuns | None) -> Look:
+    look = Look()
     try:
         if isinstance(part, Program) and not part.suits_this_machine:
             raise NotHere(f"the attempt works on {part.head['machine']} only")
         with machine_lock():
             if isinstance(part, Program):
-                tried.actual = attempts.try_program(part, stage, tried.look)
+                look.actual = attempts.try_program(part, stage, look)
             else:
-                part.run(stage, tried.look)
-        tried.control = tried.look.control_result()
+                part.run(stage, look)
+        seen = look.control_result()
         if isinstance(part, Program):
-            tried.control = (tried.control or controls.run(part)) if controls else _NO_CONTROL
+            seen = (seen or controls.run(part)) if controls else _NO_CONTROL
+        look.found_control = seen
     except NotHere as error:
-        tried.state, tried.why = State.NOT_APPLICABLE, str(error)
+        look.state, look.why = State.NOT_APPLICABLE, str(error)
     except NotRun as error:
-        tried.state, tried.why = State.NOT_RUN, str(error)
+        look.state, look.why = State.NOT_RUN, str(error)
     except Exception as error:
         # This attempt fails; the others go on.
-        tried.look.wrong(f"the attempt could not be judged: {type(error).__name__}: {error}")
+        look.wrong(f"the attempt could not be judged: {type(error).__name__}: {error}")
     finally:
         stage.close_all()
-    return tried
+    return look
 
 
 def _describe_result(state: State, look: Look) -> str:

@@ -202,14 +202,10 @@ def describe_event(event: events.Event, who: Record, *, code: Code, now: float) 
     }
     given = getattr(event, "code", None)
     if isinstance(given, str):
-        record |= _code(given, code)
+        raw = given.encode("utf-8", "surrogatepass")
+        record |= {"code_sha256": hashlib.sha256(raw).hexdigest(), "code_bytes": len(raw)}
+        record |= {"code": given} if code == "full" else {}
     return record
-
-
-def _code(given: str, how: Code) -> Record:
-    raw = given.encode("utf-8", "surrogatepass")
-    said: Record = {"code_sha256": hashlib.sha256(raw).hexdigest(), "code_bytes": len(raw)}
-    return said | {"code": given} if how == "full" else said
 
 
 def _describe_kind(event: events.Event) -> Record:

@@ -167,7 +167,8 @@ class Metrics:
                 operation = self._cap("belljar_file_changes_total", "operation", event.operation)
                 self._count("belljar_file_changes_total", operation)
             case events.Ended():
-                self._count("belljar_ends_total", _label_reason(event.reason), backend)
+                reason = next((word for word in ENDS if word in event.reason), OTHER)
+                self._count("belljar_ends_total", reason, backend)
 
     def _cell(self, event: events.CellEnded, backend: str) -> None:
         execution = event.execution
@@ -370,7 +371,3 @@ def _label_backend(backend: str) -> str:
 
 def _cpus(sample: Sample) -> float | None:
     return None if sample.cpu_percent is None else sample.cpu_percent / 100
-
-
-def _label_reason(reason: str) -> str:
-    return next((word for word in ENDS if word in reason), OTHER)

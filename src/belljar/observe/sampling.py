@@ -13,30 +13,22 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 import anyio
 
 from belljar import events
 from belljar.backends.base import UsageSample
 from belljar.errors import InvalidOption, SandboxError
-from belljar.limits import Limits
+
+if TYPE_CHECKING:
+    from belljar.sandbox.sandbox import AsyncSandbox
 
 log = logging.getLogger("belljar.observe")
 
 USAGE_TIMEOUT = 10.0  # seconds; an engine may be slow, and other sandboxes wait
 AT_ONCE = 16  # readings; for a remote container each is a call over the network
 SHORTEST = 0.01  # seconds between two samples, or two searches for orphans
-
-
-class Watched(Protocol):
-    """The part of a sandbox that a Monitor uses."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def limits(self) -> Limits: ...
-    async def usage(self) -> UsageSample: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +84,7 @@ class Monitor:
         interval: float = 1.0,
         keep: int = 300,
         on_samples: Iterable[Callable[[Mapping[str, Sample]], object]] = (),
-        sandboxes: Callable[[], Iterable[Watched]] | None = None,
+        sandboxes: Callable[[], Iterable[AsyncSandbox]] | None = None,
     ) -> None:
         check_seconds("interval", interval)
         if type(keep) is not int or keep < 2:
@@ -129,7 +121,7 @@ class Monitor:
         found: dict[str, Sample] = {}
         limiter = anyio.CapacityLimiter(AT_ONCE)
 
-        async def one(sandbox: Watched) -> None:
+        async def one(sandbox: AsyncSandbox) -> None:
             async with limiter:
                 sample = await self._read(sandbox)
             if sample is not None:
@@ -152,7 +144,7 @@ class Monitor:
         """sample(), blocking. Not for a thread that runs an event loop."""
         return anyio.run(self.sample)
 
-    async def _read(self, sandbox: Watched) -> Sample | None:
+    async def _read(self, sandbox: AsyncSandbox) -> Sample | None:
         try:
             with anyio.move_on_after(USAGE_TIMEOUT):
                 reading = await sandbox.usage()
@@ -235,7 +227,7 @@ def check_seconds(name: str, given: object) -> None:
         raise InvalidOption(f"{name}={given!r} is not a number of seconds from {SHORTEST} on")
 
 
-def _sample(sandbox: Watched, reading: UsageSample) -> Sample:
+def _sample(sandbox: AsyncSandbox, reading: UsageSample) -> Sample:
     isolation = getattr(sandbox, "isolation", None)
     return Sample(
         time=time.time(),
