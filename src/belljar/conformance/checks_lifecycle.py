@@ -54,17 +54,16 @@ sandbox.run_code("import time; time.sleep(600)", timeout=600)
 )
 def killed_host(stage: Stage, look: Look) -> None:
     program = _HOST.format(path=[p for p in sys.path if p], options=stage.setting.options)
-    host = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert host.stdout is not None
-    try:
-        init = int(host.stdout.readline() or 0)
-        if not init:
-            raise NotHere("the guest is on another machine")
-        before = {p.pid: p for p in (*family(host.pid), *family(init))}.values()
-    finally:
-        host.kill()
-        host.wait()
-        host.stdout.close()
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as host:
+        assert host.stdout is not None
+        try:
+            init = int(host.stdout.readline() or 0)
+            if not init:
+                raise NotHere("the guest is on another machine")
+            before = {p.pid: p for p in (*family(host.pid), *family(init))}.values()
+        finally:
+            host.kill()
     few = 2 if stage.setting.gvisor else 4  # host, init, worker, its daemon
     look.control(len(before) >= few, f"{len(before)} processes ran before")
     left = settle(lambda: [str(p) for p in before if alive(p.pid, p.started)], timeout=60.0)

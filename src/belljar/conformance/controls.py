@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import IO, Any
+from typing import Any
 
 from belljar.conformance.attempts import GROWTH, MIB
 from belljar.conformance.canaries import (
@@ -123,6 +123,9 @@ class Control:
             )
         finally:
             os.close(leaked)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
         os.set_blocking(self._stdout.fileno(), False)
         source = self._program.source.encode()
         with contextlib.suppress(BrokenPipeError):
@@ -153,15 +156,9 @@ class Control:
         if (at := text.find("ACHIEVED")) >= 0:
             self.tripped["achieved"] = text[at:].splitlines()[0][:200]
 
-    @property
-    def _stdout(self) -> IO[bytes]:
-        assert self._process.stdout is not None
-        return self._process.stdout
-
     def _send(self, data: bytes) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(data)
-        self._process.stdin.flush()
+        self._stdin.write(data)
+        self._stdin.flush()
 
     def _read_until(self, mark: bytes, seconds: float) -> bool:
         deadline = time.monotonic() + seconds

@@ -34,7 +34,7 @@ def take_footprint(setting: Setting) -> Footprint:
     found = {
         "process": [f"{p.pid} {p.started}" for p in descendants(os.getpid())],
         "namespace": _namespaces(),
-        "mount": _mounts(own),
+        "mount": [line.split()[4] for line in _read_lines("/proc/self/mountinfo") if own in line],
         "cgroup": list_control_groups(own),
         "file": _files(),
         "object": [f"{kind} {number}" for kind, number in list_sysv()],  # System V
@@ -95,9 +95,8 @@ def _descriptors() -> Counter[str]:
     return found
 
 
-def _mounts(own: str) -> list[str]:
-    lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    return [line.split()[4] for line in lines if own in line]
+def _read_lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines()
 
 
 def list_control_groups(own: str) -> list[str]:
@@ -172,10 +171,9 @@ def host_values() -> dict[str, object]:
             values[path] = Path(path).read_bytes()
     for path in _NAMES:
         with contextlib.suppress(OSError):
-            lines = Path(path).read_text().splitlines()
-            values[path] = frozenset(line.split()[0] for line in lines)
+            values[path] = frozenset(line.split()[0] for line in _read_lines(path))
     with contextlib.suppress(OSError):
-        values["keys"] = frozenset(_keys(Path("/proc/keys").read_text()))
+        values["keys"] = frozenset(_keys(_read_lines("/proc/keys")))
     return values
 
 
@@ -189,7 +187,7 @@ def list_sysv() -> frozenset[tuple[str, int]]:
     rows = set()
     for kind in ("shm", "sem", "msg"):
         with contextlib.suppress(OSError):
-            lines = Path(f"/proc/sysvipc/{kind}").read_text().splitlines()
+            lines = _read_lines(f"/proc/sysvipc/{kind}")
             uid = lines[0].split().index("uid")
             for fields in map(str.split, lines[1:]):
                 if int(fields[0]) == KEY or is_guest_uid(int(fields[uid])):
@@ -204,12 +202,12 @@ def remove_sysv(objects: frozenset[tuple[str, int]]) -> None:
         getattr(libc, f"{kind}ctl")(*arguments)  # 0: IPC_RMID
 
 
-def _keys(text: str) -> list[str]:
+def _keys(lines: list[str]) -> list[str]:
     """Number, type and name of each key that belongs to a guest or a control, or has a name that
     the hostile program uses. A container's runtime gives it a keyring, which is left out; keys in
     that ring would be further lines."""
     found = []
-    for row in text.splitlines():
+    for row in lines:
         number, *rest = row.partition(":")[0].split(None, 8)
         if len(rest) < 8:
             continue

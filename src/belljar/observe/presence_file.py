@@ -288,16 +288,14 @@ def open_directory(path: str) -> Iterator[OpenDirectory | None]:
     checked in the same way.
     """
     try:
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(path, flags)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         yield None
         return
     try:
         status = os.fstat(descriptor)
         # An ordinary user sees its own directory; root sees every private one.
-        wanted = None if os.geteuid() == 0 else os.geteuid()
-        private = _is_private(status, wanted)
+        private = _is_private(status, None if os.geteuid() == 0 else os.geteuid())
         yield OpenDirectory(path, descriptor, status.st_uid) if private else None
     finally:
         os.close(descriptor)
