@@ -80,7 +80,7 @@ def _compare(program: Program, execution: Execution, look: Look, *, counted: boo
         if name == "error":
             found = found and found.name
         if found not in (str(value).split("|") if name == "outcome" else [value]):
-            look.wrong(f"{name} is {found}, not {value}; notes: {execution.notes!r:.300}")
+            look.wrong(f"{name} is {str(found)!r}, not {value!r}; notes: {execution.notes!r:.300}")
     if "ACHIEVED" in execution.stdout:
         at = execution.stdout.index("ACHIEVED")
         look.wrong(f"the program says: {printable(execution.stdout[at : at + 200])}")

@@ -94,7 +94,8 @@ class Control:
         if interpreter is None:
             raise ControlUnavailable("there is no Python that an unprivileged user may run")
         if self._program.control == "saved-root":
-            leave = f"import os; os.setresuid({NOBODY}, {NOBODY}, 0)"
+            uid = NOBODY
+            leave = f"import os; os.setresuid({uid}, {uid}, 0)"
             return [interpreter, "-c", leave + _RUNNER], {}
         if self._program.control == "namespace":
             if (unshare := shutil.which("unshare")) is None:
