@@ -31,8 +31,7 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.contract("native")]
 
 
 def run(*rows, make=None, controls=True):
-    wanted = runner.Selection(setting=oracles.SETTING, rows=rows, controls=controls)
-    return runner.run(wanted, lambda done, total, what: None, make)
+    return runner.run(oracles.SETTING, rows, lambda *told: None, controls=controls, make=make)
 
 
 def weakened(**always):
@@ -74,7 +73,7 @@ def test_rows_hold_here_and_their_controls_trip(backend):
     assert states == {2: "held", 44: "held", 62: "held", 74: "does not apply"}
     first = report.rows[0].attempts[0]
     assert first.control.tripped
-    assert first.control.kind == "an unprivileged process"
+    assert first.control.where == "an unprivileged process"
     assert any("posture" in line for line in first.evidence)
     assert (report.head.backend, report.leftovers) == (setting.BACKEND, ())
 
@@ -95,7 +94,7 @@ def test_a_sandbox_without_its_limit_fails_its_row(backend):
 
 @pytest.mark.native_only("the same code judges containers")
 def test_a_control_that_does_not_trip_makes_its_row_vacuous(backend, monkeypatch):
-    blind = ControlResult(kind="an unprivileged process", tripped=False, showed="nothing")
+    blind = ControlResult(where="an unprivileged process", tripped=False, showed="nothing")
     monkeypatch.setattr(controls, "run_unstopped", lambda *args: blind)
     report = run(4)
     assert report.rows[0].state == "vacuous"
@@ -185,7 +184,7 @@ def made(state=State.FAILED, text="plain"):
         actual=text,
         evidence=(text,),
         problems=(text,) if state is State.FAILED else (),
-        control=ControlResult(kind=text, tripped=True, showed=text),
+        control=ControlResult(where=text, tripped=True, showed=text),
         state=state,
     )
 

@@ -22,8 +22,8 @@ from belljar import FileError, Sandbox, SandboxError
 from belljar.conformance import attempts, controls, setting
 from belljar.conformance.attempts import LOOKS
 from belljar.conformance.checks import checks
-from belljar.conformance.controls import SIMULATIONS, run_simulation
-from belljar.conformance.programs import UNSTOPPED, programs
+from belljar.conformance.controls import SIMULATIONS, UNSTOPPED, run_simulation
+from belljar.conformance.programs import programs
 from belljar.conformance.report_data import Look, NotHere, NotRun
 from belljar.conformance.rows import ROWS
 from belljar.conformance.stage import Stage

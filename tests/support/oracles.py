@@ -15,12 +15,19 @@ from belljar.conformance.posture import (
     STORE,
     descriptors,
     drift,
-    mounts,
     posture,
     status,
     unusual,
 )
-from belljar.conformance.processes import Counters, init_of, own_memory, tasks_below, threads, tree
+from belljar.conformance.processes import (
+    Counters,
+    init_of,
+    mounts,
+    own_memory,
+    tasks_below,
+    threads,
+    tree,
+)
 from belljar.conformance.programs import ESCAPES
 from belljar.conformance.setting import NOBODY, ROOT, Setting
 

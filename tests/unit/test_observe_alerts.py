@@ -28,12 +28,8 @@ def replay(rules, *rounds):
     """What began and ended in each round: `+memory`, `-memory`."""
     state, told = State(), []
     for each in rounds:
-        decision = decide(rules, state, each)
-        state = decision.state
-        told.append(
-            [f"+{alert.kind}" for alert in decision.began]
-            + [f"-{alert.kind}" for alert in decision.ended]
-        )
+        state, changed = decide(rules, state, each)
+        told.append([f"{'-' if alert.ended else '+'}{alert.kind}" for alert in changed])
     return told
 
 
@@ -71,10 +67,8 @@ def test_what_cannot_be_read_neither_begins_nor_ends_an_alert():
 
 
 def test_a_sandbox_that_has_gone_is_forgotten():
-    decision = decide(Rules(samples=1), State(), [seen(0.95)])
-    decision = decide(Rules(samples=1), decision.state, [])
-    assert decision.ended == ()
-    assert decision.state == State(above={}, active={})
+    state, _ = decide(Rules(samples=1), State(), [seen(0.95)])
+    assert decide(Rules(samples=1), state, []) == (State(above={}, active={}), [])
 
 
 def test_each_sandbox_counts_for_itself():
@@ -85,24 +79,23 @@ def test_each_sandbox_counts_for_itself():
 
 def test_none_turns_a_rule_off():
     rules = Rules(memory=None, cpu=None, orphans=None, samples=1)
-    assert decide(rules, State(), [seen(5.0, 5.0)], orphans=100).began == ()
+    assert decide(rules, State(), [seen(5.0, 5.0)], orphans=100)[1] == []
 
 
 def test_more_orphans_than_allowed_are_told_until_they_are_gone():
     rules, state = Rules(orphans=3), State()
     told = []
     for number in (3, 4, None, 5, 3):
-        decision = decide(rules, state, None, orphans=number)
-        state = decision.state
-        told.append((len(decision.began), len(decision.ended)))
-    assert told == [(0, 0), (1, 0), (0, 0), (0, 0), (0, 1)]
+        state, changed = decide(rules, state, None, orphans=number)
+        told.append([alert.ended for alert in changed])
+    assert told == [[], [False], [], [], [True]]
 
 
 def test_a_look_for_orphans_alone_leaves_the_sandboxes_alerts_as_they_are():
-    decision = decide(Rules(samples=1), State(), [seen(0.95)])
-    again = decide(Rules(samples=1), decision.state, None, orphans=0)
-    assert again.state.active == decision.state.active
-    assert again.ended == ()
+    state, _ = decide(Rules(samples=1), State(), [seen(0.95)])
+    again, changed = decide(Rules(samples=1), state, None, orphans=0)
+    assert again.active == state.active
+    assert changed == []
 
 
 def test_alerts_go_to_the_log_and_to_the_callbacks(caplog):

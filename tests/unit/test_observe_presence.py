@@ -164,7 +164,8 @@ def left_by_a_dead_process(directory):
 
 def test_files_of_dead_processes_are_told_and_swept(directory):
     file = left_by_a_dead_process(directory)
-    (note,) = presence.read_stale_notes()
+    (note,) = presence.read_notes()
+    assert note.stale
     assert note.path == str(file)
     found = [each for each in orphans.find_orphans("native").leftovers if each.kind == "presence"]
     assert [(each.name, each.owner, each.removed) for each in found] == [
@@ -193,7 +194,8 @@ def test_the_first_sandbox_of_a_process_sweeps_the_files_of_its_own_backend(dire
 
 def test_a_file_that_a_living_process_has_written_meanwhile_is_not_swept(directory, writer):
     left_by_a_dead_process(directory)
-    (note,) = presence.read_stale_notes()
+    (note,) = presence.read_notes()
+    assert note.stale
     writer.observe(made.started(pid=os.getpid()))
     assert not presence.remove_stale(note)
     assert len(presence.read_notes()) == 1

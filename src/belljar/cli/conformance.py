@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +16,7 @@ from belljar.errors import InvalidOption
 
 if TYPE_CHECKING:
     from belljar.conformance.report_data import Report
+    from belljar.conformance.runner import Progress
     from belljar.conformance.setting import Setting
 
 SUMMARY = "try the known attacks on this machine, and report what held"
@@ -63,7 +67,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from belljar.conformance import runner
-    from belljar.conformance.runner import ProgressLine
 
     rows = chosen(args.rows)
     if args.list:
@@ -74,10 +77,30 @@ def run(args: argparse.Namespace) -> int:
     if args.out:
         _check_out(Path(args.out).absolute())
     setting = _setting(args.backend, args.runtime)
-    wanted = runner.Selection(setting=setting, rows=rows, controls=not args.no_controls)
-    report = runner.run(wanted, ProgressLine())
+    with _show_progress() as progress:
+        report = runner.run(setting, rows, progress, controls=not args.no_controls)
     _write(report, args.format, args.out)
     return exit_codes.OK if report.held else exit_codes.ERROR
+
+
+@contextlib.contextmanager
+def _show_progress() -> Iterator[Progress]:
+    """One line on a terminal, which goes away at the end; nothing elsewhere."""
+    from rich import progress
+    from rich.console import Console
+
+    shown = progress.Progress(
+        *(progress.BarColumn(20), progress.MofNCompleteColumn(), progress.TimeElapsedColumn()),
+        progress.TextColumn("{task.description}", markup=False),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
+    with shown:
+        task = shown.add_task("")
+        yield lambda done, total, what: shown.update(
+            task, completed=done, total=total, description=what
+        )
 
 
 def _check_out(out: Path) -> None:

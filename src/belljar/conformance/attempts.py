@@ -11,20 +11,18 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from belljar.conformance.canaries import collect_output
 from belljar.conformance.posture import Posture, descriptors, drift, posture, summary
 from belljar.conformance.processes import (
     Counters,
-    Process,
-    TooLate,
     alive,
-    descendants,
+    family,
     init_of,
     is_ending,
     own_memory,
-    process,
+    settle,
     tasks_below,
     tree,
     wait_until,
@@ -33,12 +31,10 @@ from belljar.conformance.processes import (
 from belljar.conformance.programs import ANSWERED_INSIDE, Program
 from belljar.conformance.report_data import Look
 from belljar.conformance.stage import Stage, is_visible
-from belljar.limits import Limits
 from belljar.results.execution import Execution
 from belljar.sandbox.blocking import Sandbox
 from belljar.text import printable
 
-_ENDING = 30.0  # seconds for the processes of a closed sandbox to be gone
 ELSEWHERE = "this user may not inspect the guest's processes, or they are on another machine"
 
 
@@ -80,18 +76,11 @@ def try_program(program: Program, stage: Stage, look: Look) -> str:
 def _compare(program: Program, execution: Execution, look: Look, *, counted: bool) -> None:
     """The result that the caller gets must be the expected one."""
     for name, value in program.expect(counted=counted).items():
-        found: object
-        if name == "outcome":
-            found = execution.outcome.value
-            holds = found in str(value).split("|")
-        elif name == "error":
-            found = execution.error.name if execution.error else None
-            holds = found == value
-        else:
-            found = getattr(execution, name)
-            holds = found == value
-        if not holds:
-            look.wrong(f"{name} is {found!r}, not {value!r}; notes: {execution.notes!r:.300}")
+        found = getattr(execution, name)
+        if name == "error":
+            found = found and found.name
+        if found not in (str(value).split("|") if name == "outcome" else [value]):
+            look.wrong(f"{name} is {str(found)!r}, not {value!r}; notes: {execution.notes!r:.300}")
     if "ACHIEVED" in execution.stdout:
         at = execution.stdout.index("ACHIEVED")
         look.wrong(f"the program says: {printable(execution.stdout[at : at + 200])}")
@@ -102,12 +91,8 @@ def _compare_posture(init: int, reference: Posture, look: Look, *, gvisor: bool)
     pids = [pid for pid in tree(init) if pid != init]
     found = [] if gvisor else drift(reference, pids)
     look.problems += found
-    try:
-        first = wait_until(
-            lambda: _read_init_posture(init), what="a look at the guest's first process"
-        )
-    except TooLate as error:
-        look.wrong(str(error))
+    first = look.happens(lambda: _read_init_posture(init), "a look at the guest's first process")
+    if first is None:
         return
     if isinstance(first, str):
         look.saw(first)
@@ -133,23 +118,17 @@ def _check_aftermath(
     """The sandbox still answers, closing it leaves no process, and a new sandbox works."""
     # Without a control group, memory that a cell still holds may cost the next cell its worker.
     patient = program.oracle == "memory" and not stage.setting.counted
-    patience = 60.0 if patient or program.head.get("next") == "later" else 0.0
-    try:
-        wait_until(
-            lambda: _next_cell_answers(sandbox), timeout=patience, what="an answer of the next cell"
-        )
-    except TooLate as error:
-        look.wrong(str(error))
-    processes = _list_guest(init) if init else []
+    look.happens(
+        lambda: sandbox.run_code("1 + 1", timeout=30).value == 2,
+        "an answer of the next cell",
+        timeout=60.0 if patient or program.head.get("next") == "later" else 0.0,
+    )
+    processes = family(init) if init else []
     sandbox.close()
-    try:
-        wait_until(
-            lambda: not [p for p in processes if alive(p.pid, p.started)],
-            timeout=_ENDING,
-            what=f"the end of {len(processes)} processes of the closed sandbox",
-        )
-    except TooLate as error:
-        look.wrong(str(error))
+    look.happens(
+        lambda: not [p for p in processes if alive(p.pid, p.started)],
+        f"the end of {len(processes)} processes of the closed sandbox",
+    )
     look.expect(stage.new_sandbox_answers(), "a new sandbox works")
     for text in stage.canaries.find_damage().values():
         look.wrong(f"after the sandbox was closed: {text}")
@@ -157,23 +136,15 @@ def _check_aftermath(
         look.saw(f"the next cell answered; closing ended all {len(processes)} processes")
 
 
-def _list_guest(init: int) -> list[Process]:
-    return [p for p in (process(init), *descendants(init)) if p and not p.dead]
-
-
-def _next_cell_answers(sandbox: Sandbox) -> bool:
-    return sandbox.run_code("1 + 1", timeout=30).value == 2
-
-
 def _describe_outcome(execution: Execution, seconds: float) -> str:
-    words = [f"outcome {execution.outcome.value}"]
-    if execution.error is not None:
-        words.append(f"error {printable(execution.error.name)}")
-    if execution.exit_code is not None:
-        words.append(f"exit code {execution.exit_code}")
-    if execution.signal is not None:
-        words.append(f"signal {execution.signal}")
-    return ", ".join(words) + f", after {seconds:.1f} s"
+    words = {
+        "outcome": execution.outcome.value,
+        "error": execution.error and printable(execution.error.name),
+        "exit code": execution.exit_code,
+        "signal": execution.signal,
+    }
+    told = [f"{name} {value}" for name, value in words.items() if value is not None]
+    return f"{', '.join(told)}, after {seconds:.1f} s"
 
 
 def describe_expectation(program: Program, *, counted: bool) -> str:
@@ -205,14 +176,9 @@ class Scene:
     execution: Execution
     memory_before: int  # of this process, in bytes
 
-    @property
-    def allowed(self) -> Limits:
-        """The limits that were requested, whatever the sandbox reports."""
-        return self.program.allowed
-
 
 def _memory(scene: Scene, look: Look) -> None:
-    limit = scene.allowed.memory
+    limit = scene.program.allowed.memory
     layer = scene.sandbox.isolation.layer("memory")
     if layer.state != "enforced":
         look.expect(
@@ -221,7 +187,7 @@ def _memory(scene: Scene, look: Look) -> None:
         )
         return
     found = wait_until(lambda: _read_group(scene.init), what="a look at the guest's control group")
-    if not isinstance(found, _Group):
+    if not isinstance(found, tuple):
         look.saw("the guest ended when it ran out of memory; the host did not")
         return
     inside, its_limit, peak = found
@@ -230,26 +196,21 @@ def _memory(scene: Scene, look: Look) -> None:
     look.expect(peak <= limit, f"peak {peak / MIB:.1f} of {limit / MIB:g} MiB", peak)
 
 
-class _Group(NamedTuple):
-    inside: bool  # the group belongs to the guest
-    limit: int
-    peak: int
-
-
-def _read_group(init: int) -> _Group | Literal["ended"] | None:
-    """None: init is ending, and the kernel has already removed it from its group."""
+def _read_group(init: int) -> tuple[bool, int, int] | Literal["ended"] | None:
+    """True if the group belongs to the guest, its memory limit and its peak. None: init is ending,
+    and the kernel has already removed it from its group."""
     found = None
     ending = is_ending(init)
     with contextlib.suppress(OSError):
         counters = Counters(init)
-        found = _Group(counters.inside, counters.memory_limit, counters.memory_peak)
+        found = counters.inside, counters.memory_limit, counters.memory_peak
     if not alive(init):
         return "ended"
     return None if ending or is_ending(init) else found
 
 
 def _tasks(scene: Scene, look: Look) -> None:
-    most = scene.allowed.processes
+    most = scene.program.allowed.processes
     look.expect(
         scene.sandbox.isolation.layer("processes").state == "enforced",
         "isolation reports the process limit as enforced",
@@ -263,7 +224,7 @@ def _tasks(scene: Scene, look: Look) -> None:
 
 
 def _disk(scene: Scene, look: Look) -> None:
-    limits = scene.allowed
+    limits = scene.program.allowed
     places = {"workspace": limits.workspace, "tmp": limits.tmp, "dev/shm": limits.tmp}
     for place, most in places.items():
         room = os.statvfs(f"/proc/{scene.init}/root/{place}")
@@ -278,7 +239,7 @@ def _disk(scene: Scene, look: Look) -> None:
 
 def _descriptors(scene: Scene, look: Look) -> None:
     found = max(wait_until(lambda: _count_descriptors(scene.init), what="a process of the guest"))
-    most = scene.allowed.open_files
+    most = scene.program.allowed.open_files
     look.expect(found <= most, f"{found} descriptors in one process; {most} are allowed")
 
 
@@ -296,8 +257,7 @@ def _count_descriptors(init: int) -> list[int]:
 
 def _init(scene: Scene, look: Look) -> None:
     # While init replaces a worker it has a few more.
-    with contextlib.suppress(TooLate):
-        wait_until(lambda: len(descriptors(scene.init)) <= _INITS_MOST)
+    settle(lambda: len(descriptors(scene.init)) > _INITS_MOST)
     kinds = list(descriptors(scene.init).values())
     look.expect(len(kinds) <= _INITS_MOST, f"init has {len(kinds)} descriptors", kinds)
     look.expect(
@@ -309,7 +269,7 @@ def _init(scene: Scene, look: Look) -> None:
 
 def _flood(scene: Scene, look: Look) -> None:
     kept = len(scene.execution.stdout) + len(scene.execution.stderr)
-    most = scene.allowed.output
+    most = scene.program.allowed.output
     look.expect(kept <= most, f"{kept} characters of output were kept; {most} are allowed")
     grown = own_memory() - scene.memory_before
     look.expect(grown < GROWTH, f"the host's own process grew by {max(grown, 0) / MIB:.1f} MiB")
@@ -320,10 +280,6 @@ def _core(scene: Scene, look: Look) -> None:
     look.expect(not [n for n in names if "core" in n], "no core file in the workspace", names)
 
 
-def _nowhere(scene: Scene, look: Look) -> None:
-    """No further check: those after every attempt are enough."""
-
-
 LOOKS: dict[str, Callable[[Scene, Look], None]] = {
     "memory": _memory,
     "tasks": _tasks,
@@ -332,7 +288,7 @@ LOOKS: dict[str, Callable[[Scene, Look], None]] = {
     "init": _init,
     "flood": _flood,
     "core": _core,
-    "none": _nowhere,
+    "none": lambda scene, look: None,  # the checks after every attempt are enough
 }
 # Looks that do not inspect the guest's processes.
 FROM_THE_API = {"flood", "core", "none"}

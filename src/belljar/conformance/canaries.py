@@ -23,7 +23,7 @@ import time
 from collections import Counter
 from importlib import resources
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Self
 
 from belljar.conformance.footprint import host_values, list_sysv, remove_sysv
 from belljar.conformance.setting import NOBODY, ROOT, Setting, temp_prefix
@@ -59,13 +59,6 @@ def find_python() -> str | None:
     return None
 
 
-def load_syscall_numbers() -> dict[str, int]:
-    """System call numbers of this machine, by name."""
-    text = resources.files("belljar").joinpath("backends/linux/syscall_numbers.json").read_text()
-    found: dict[str, int] = json.loads(text)[platform.machine()]
-    return found
-
-
 class Canaries:
     """A secret file, a writable file, listeners and a live process on the host."""
 
@@ -87,8 +80,7 @@ class Canaries:
     def __enter__(self) -> Self:
         self.secret_file.write_text(self.secret)
         self.secret_file.chmod(0o644)
-        self.victim.write_text("untouched")
-        self.victim.chmod(0o666)
+        self._write_victim()
         self._listen()
         self._start_process()
         self._thread = threading.Thread(target=self._serve, name="canaries", daemon=True)
@@ -99,11 +91,13 @@ class Canaries:
     def __exit__(self, *exception: object) -> None:
         self._stop.set()
         self._thread.join()
-        for sock in self._sockets:
-            sock.close()
-        self.process.kill()
-        self.process.communicate()
+        self._close_sockets()
+        self._end_process()
         shutil.rmtree(self.directory)
+
+    def _write_victim(self) -> None:
+        self.victim.write_text("untouched")
+        self.victim.chmod(0o666)
 
     # -- listeners ------------------------------------------------------------------------------
 
@@ -184,11 +178,20 @@ class Canaries:
         )
         self.address = int(self._ask(self.secret))
 
+    def _end_process(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
     def _ask(self, line: str) -> str:
         stdin, stdout = self.process.stdin, self.process.stdout
         assert stdin is not None
         assert stdout is not None
-        return _exchange(stdin, stdout, line)
+        try:
+            stdin.write(line + "\n")
+            stdin.flush()
+            return stdout.readline()
+        except BrokenPipeError:  # it has just died
+            return ""
 
     def environment(self, *, confined: bool) -> dict[str, str]:
         """Variables that tell a guest where the canaries are, but not the secret."""
@@ -205,7 +208,9 @@ class Canaries:
             "host_pid": os.getpid(),
             "home": pwd.getpwuid(os.getuid()).pw_dir,
         }
-        variables = {"TARGETS": json.dumps(targets), "SYSCALLS": json.dumps(load_syscall_numbers())}
+        path = resources.files("belljar").joinpath("backends/linux/syscall_numbers.json")
+        numbers = json.loads(path.read_text())[platform.machine()]
+        variables = {"TARGETS": json.dumps(targets), "SYSCALLS": json.dumps(numbers)}
         variables |= {"CONFINED": "1"} if confined else {}
         return variables | ({"IMAGE": "1"} if confined and self._setting.docker else {})
 
@@ -263,28 +268,17 @@ class Canaries:
 
     def restore(self) -> None:
         """Repair the damage that a control has done."""
-        self.process.kill()
-        self.process.communicate()
+        self._end_process()
         self._start_process()
         for path in self.directory.iterdir():
             if path.name not in self._before:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         self.victim.unlink(missing_ok=True)
-        self.victim.write_text("untouched")
-        self.victim.chmod(0o666)
+        self._write_victim()
         before = self._host["sysv"]
         if isinstance(before, frozenset):
             remove_sysv(list_sysv() - before)
         self.reset()
-
-
-def _exchange(stdin: IO[str], stdout: IO[str], line: str) -> str:
-    try:
-        stdin.write(line + "\n")
-        stdin.flush()
-        return stdout.readline()
-    except BrokenPipeError:  # it has just died
-        return ""
 
 
 def _clock() -> float:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -20,8 +21,10 @@ from belljar.conformance.processes import (
     TooLate,
     alive,
     descendants,
+    family,
     init_of,
     process,
+    settle,
     tasks_below,
     threads,
     tree,
@@ -50,35 +53,23 @@ sandbox.run_code("import time; time.sleep(600)", timeout=600)
     expected="the guest, its daemon and all helper processes end too",
 )
 def killed_host(stage: Stage, look: Look) -> None:
-    program = _HOST.format(path=[p for p in sys.path if p], options=dict(stage.options))
-    host = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert host.stdout is not None
-    try:
-        init = int(host.stdout.readline() or 0)
-        if not init:
-            raise NotHere("the guest is on another machine")
-        found = {pid: process(pid) for pid in {*tree(host.pid), *tree(init)}}
-        before = {pid: p.started for pid, p in found.items() if p}
-    finally:
-        host.kill()
-        host.wait()
-        host.stdout.close()
+    program = _HOST.format(path=[p for p in sys.path if p], options=stage.setting.options)
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as host:
+        assert host.stdout is not None
+        try:
+            init = int(host.stdout.readline() or 0)
+            if not init:
+                raise NotHere("the guest is on another machine")
+            before = {p.pid: p for p in (*family(host.pid), *family(init))}.values()
+        finally:
+            host.kill()
     few = 2 if stage.setting.gvisor else 4  # host, init, worker, its daemon
     look.control(len(before) >= few, f"{len(before)} processes ran before")
-    try:
-        wait_until(
-            lambda: not [p for p, started in before.items() if alive(p, started)],
-            timeout=60.0,
-            what="the end of all processes",
-        )
-        look.saw(f"all {len(before)} have ended")
-    except TooLate as error:
-        left = [str(process(p)) for p, started in before.items() if alive(p, started)]
-        look.wrong(f"{error}: {left}")
+    left = settle(lambda: [str(p) for p in before if alive(p.pid, p.started)], timeout=60.0)
+    look.expect(not left, f"all {len(before)} have ended", left)
     if not stage.setting.docker:
-        with contextlib.suppress(TooLate):
-            wait_until(lambda: not _groups_left(host.pid))
-        groups = _groups_left(host.pid)
+        groups = settle(lambda: _groups_left(host.pid))
         look.expect(not groups, "no control group is left", groups)
 
 
@@ -138,11 +129,8 @@ def missing_layer(stage: Stage, look: Look) -> None:
     def few() -> bool:  # the launcher and the zygote of that environment
         return len([p for p in descendants(os.getpid()) if p.pid not in before]) <= 2
 
-    try:
-        wait_until(few, timeout=20.0, what="the end of the failed guest")
+    if look.happens(few, "the end of the failed guest", timeout=20.0):
         look.saw("no process of it is left")
-    except TooLate as error:
-        look.wrong(str(error))
     look.control(stage.new_sandbox_answers(), "with the filter, a guest starts")
 
 
@@ -185,61 +173,54 @@ def killed_in_setup(stage: Stage, look: Look, times: int = 10) -> None:
     assert first is not None
     if not _children_of(first.parent).exists():
         raise NotRun("this kernel does not list the children of a process")
-    hunter = _Hunter(first.parent)
     failures = 0
     stage.canaries.reset()
-    with hunter:
+    with _hunt(first.parent) as (seen, unconfined):
         for _ in range(times):
             try:
                 stage.open(strict=False).run_code("1")
             except SandboxError:
                 failures += 1
     look.expect(
-        len(hunter.unconfined) >= failures,
-        f"{len(hunter.unconfined)} unconfined guests were killed, {failures} starts failed",
+        len(unconfined) >= failures,
+        f"{len(unconfined)} unconfined guests were killed, {failures} starts failed",
     )
     stage.check_canaries(look)
     look.expect(stage.new_sandbox_answers(), "a new sandbox works")
-    look.control(hunter.seen, f"{hunter.seen} guests were seen during their setup")
+    look.control(seen, f"{len(seen)} guests were seen during their setup")
 
 
 def _children_of(pid: int) -> Path:
     return Path(f"/proc/{pid}/task/{pid}/children")
 
 
-class _Hunter:
-    """Kills new guests of a zygote that are not confined yet."""
+@contextlib.contextmanager
+def _hunt(zygote: int) -> Iterator[tuple[list[int], list[int]]]:
+    """Kill new guests of a zygote that are not confined yet. Gives those seen, and those killed."""
+    before = {p.pid for p in descendants(zygote)}
+    seen: list[int] = []
+    unconfined: list[int] = []
+    stop = threading.Event()
 
-    def __init__(self, zygote: int) -> None:
-        self._zygote = zygote
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._hunt)
-        self.unconfined: list[int] = []
-        self.seen = 0
+    def hunt() -> None:
+        while not stop.is_set():
+            for pid in map(int, _children_of(zygote).read_text().split()):
+                if pid in before or pid in seen:
+                    continue
+                seen.append(pid)
+                time.sleep(0.001 * (len(seen) % 7))
+                with contextlib.suppress(OSError):
+                    if status(pid)["Seccomp"] != "2":
+                        unconfined.append(pid)
+                        os.kill(pid, signal.SIGKILL)
 
-    def __enter__(self) -> None:
-        self._known = {p.pid for p in descendants(self._zygote)}
-        self._thread.start()
-
-    def __exit__(self, *exception: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _hunt(self) -> None:
-        path = _children_of(self._zygote)
-        while not self._stop.is_set():
-            for pid in map(int, path.read_text().split()):
-                if pid not in self._known:
-                    self._known.add(pid)
-                    self.seen += 1
-                    self._meet(pid)
-
-    def _meet(self, pid: int) -> None:
-        time.sleep(0.001 * (len(self._known) % 7))
-        with contextlib.suppress(OSError):
-            if status(pid)["Seccomp"] != "2":
-                self.unconfined.append(pid)
-                os.kill(pid, signal.SIGKILL)
+    thread = threading.Thread(target=hunt)
+    thread.start()
+    try:
+        yield seen, unconfined
+    finally:
+        stop.set()
+        thread.join()
 
 
 @check(

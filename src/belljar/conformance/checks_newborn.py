@@ -175,9 +175,13 @@ def _poison(here: Path, secret: str) -> environment.Built:
     shutil.copytree(built.path, poisoned, symlinks=True)
     (here / ".locks").mkdir()
     (here / ".locks" / "poisoned.use").touch()
-    for name, to in (
-        *(("secret", secret), ("host", "/"), ("dev", "/dev")),
-        *(("up", "../.."), ("lib/proc", "/proc/1/root")),
-    ):
+    links = {
+        "secret": secret,
+        "host": "/",
+        "dev": "/dev",
+        "up": "../..",
+        "lib/proc": "/proc/1/root",
+    }
+    for name, to in links.items():
         (poisoned / name).symlink_to(to)
     return dataclasses.replace(built, path=poisoned)

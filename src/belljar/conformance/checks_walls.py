@@ -101,7 +101,7 @@ def _on_a_terminal(stage: Stage, *, control: bool) -> tuple[bytes, str, int]:
     """What was typed, what was printed, and the exit code."""
     program = _TERMINAL.format(
         path=[path for path in sys.path if path],
-        options=stage.options,
+        options=stage.setting.options,
         control=control,
         program=find_program("r64_terminal_input").source,
         hostile=shared_source(),

@@ -19,7 +19,8 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from typing import IO, Any
+from dataclasses import replace
+from typing import Any
 
 from belljar.conformance.attempts import GROWTH, MIB
 from belljar.conformance.canaries import (
@@ -41,7 +42,7 @@ from belljar.conformance.processes import (
     wait_until,
     worker_of,
 )
-from belljar.conformance.programs import UNSTOPPED, Program, find_program, shared_source
+from belljar.conformance.programs import Program, find_program, shared_source
 from belljar.conformance.report_data import ControlResult
 from belljar.conformance.setting import NOBODY, ROOT, machine_lock, temp_prefix
 from belljar.conformance.stage import Stage, is_visible
@@ -67,10 +68,9 @@ class Control:
 
     _process: subprocess.Popen[bytes]
 
-    def __init__(self, program: Program, canaries: Canaries, kind: str) -> None:
+    def __init__(self, program: Program, canaries: Canaries) -> None:
         self._program = program
         self._canaries = canaries
-        self._kind = kind
         self._output = bytearray()
         self.tripped: dict[str, str] = {}  # oracle -> what it saw
 
@@ -93,11 +93,11 @@ class Control:
         interpreter = find_python()
         if interpreter is None:
             raise ControlUnavailable("there is no Python that an unprivileged user may run")
-        if self._kind == "saved-root":
+        if self._program.control == "saved-root":
             uid = NOBODY
             leave = f"import os; os.setresuid({uid}, {uid}, 0)"
             return [interpreter, "-c", leave + _RUNNER], {}
-        if self._kind == "namespace":
+        if self._program.control == "namespace":
             if (unshare := shutil.which("unshare")) is None:
                 raise ControlUnavailable("the program `unshare` is not installed")
             bare = [unshare, "--user", "--map-root-user", "--mount"]
@@ -124,6 +124,9 @@ class Control:
             )
         finally:
             os.close(leaked)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
         os.set_blocking(self._stdout.fileno(), False)
         source = self._program.source.encode()
         with contextlib.suppress(BrokenPipeError):
@@ -154,15 +157,9 @@ class Control:
         if (at := text.find("ACHIEVED")) >= 0:
             self.tripped["achieved"] = text[at:].splitlines()[0][:200]
 
-    @property
-    def _stdout(self) -> IO[bytes]:
-        assert self._process.stdout is not None
-        return self._process.stdout
-
     def _send(self, data: bytes) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(data)
-        self._process.stdin.flush()
+        self._stdin.write(data)
+        self._stdin.flush()
 
     def _read_until(self, mark: bytes, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
@@ -204,7 +201,6 @@ def _limit_control() -> None:
 
 
 def _verdict(stage: Stage) -> tuple[bool, str]:
-    """A normal cell, an exception and an exit have different outcomes."""
     sandbox = stage.open(strict=False)
     ok, error = sandbox.run_code("1"), sandbox.run_code("1/0")
     died = sandbox.run_code("import os; os._exit(1)")
@@ -214,7 +210,6 @@ def _verdict(stage: Stage) -> tuple[bool, str]:
 
 
 def _flood(stage: Stage) -> tuple[bool, str]:
-    """Memory that the host keeps on purpose is seen."""
     before = own_memory()
     grown = bytearray(GROWTH + 32 * MIB)
     grown[::4096] = b"x" * len(grown[::4096])
@@ -224,7 +219,6 @@ def _flood(stage: Stage) -> tuple[bool, str]:
 
 
 def _host(stage: Stage) -> tuple[bool, str]:
-    """A change of any observed value of the host is seen."""
     canaries = stage.canaries
     canaries.reset()
     missed = []
@@ -243,7 +237,6 @@ def _host(stage: Stage) -> tuple[bool, str]:
 
 
 def _census(stage: Stage) -> tuple[bool, str]:
-    """A daemon on the host that outlives its process group is seen."""
     mark = f"60.{os.getpid():08}"  # unique to this suite
     program = f"setsid sh -c 'sleep {mark} & exit 0' & wait"
     process = subprocess.Popen(["sh", "-c", program], start_new_session=True)
@@ -251,17 +244,16 @@ def _census(stage: Stage) -> tuple[bool, str]:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     try:
-        daemon, *_ = wait_until(lambda: _sleeping(mark), timeout=20.0)
+        daemon, *_ = wait_until(
+            lambda: [p.pid for p in processes().values() if p.name == "sleep" and mark in str(p)],
+            timeout=20.0,
+        )
     except TooLate:
         return False, "a daemon on the host is not seen"
     os.kill(daemon, signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):
         os.waitpid(daemon, 0)  # this process may be a subreaper
     return True, "a daemon that left its session and group is seen"
-
-
-def _sleeping(mark: str) -> list[int]:
-    return [p.pid for p in processes().values() if p.name == "sleep" and mark in str(p)]
 
 
 SIMULATIONS: dict[str, Callable[[Stage], tuple[bool, str]]] = {
@@ -274,10 +266,10 @@ SIMULATIONS: dict[str, Callable[[Stage], tuple[bool, str]]] = {
 
 def run_simulation(name: str, stage: Stage) -> ControlResult:
     tripped, showed = SIMULATIONS[name](stage)
-    return ControlResult(kind="simulated", tripped=tripped, showed=showed)
+    return ControlResult(where="simulated", tripped=tripped, showed=showed)
 
 
-_WHERE = {
+UNSTOPPED = {  # controls that run the program itself, and where
     "plain": "an unprivileged process",
     "namespace": "root of a bare namespace",
     "saved-root": "a process that may become root again",
@@ -306,19 +298,13 @@ class ControlRuns:
             if by not in self._done:
                 self._done[by] = run_simulation(by, self._stage)
             found = self._done[by]
-            remark = f" ({remark})" if remark else ""
-            return ControlResult(
-                kind=found.kind, tripped=found.tripped, showed=found.showed + remark
-            )
+            return replace(found, showed=f"{found.showed} ({remark})") if remark else found
         if re.match(r"[rx]\d*_", by):
             found = self.run(find_program(by))
-            return ControlResult(
-                kind=f"as {by}", tripped=found.tripped, showed=f"{found.showed} ({remark})"
-            )
-        kind = "within the attempt" if by == "itself" else "none possible"
-        if by not in ("itself", "nothing"):
-            kind = f"that of the check {by}"
-        return ControlResult(kind=kind, tripped=None, showed=remark)
+            return replace(found, where=f"as {by}", showed=f"{found.showed} ({remark})")
+        known = {"itself": "within the attempt", "nothing": "none possible"}
+        where = known.get(by, f"that of the check {by}")
+        return ControlResult(where=where, tripped=None, showed=remark)
 
 
 def simulated_by(program: Program) -> tuple[str, str]:
@@ -330,40 +316,39 @@ def simulated_by(program: Program) -> tuple[str, str]:
 
 def run_unstopped(program: Program, canaries: Canaries) -> ControlResult:
     """The program itself, where nothing stops it."""
-    kind, wanted = program.control, program.head["trips"]
-    if kind == "saved-root" and not ROOT:
-        return _not_run(_WHERE[kind], "only root can start such a process")
-    control = Control(program, canaries, kind)
+    where, wanted = UNSTOPPED[program.control], program.head["trips"]
+    if program.control == "saved-root" and not ROOT:
+        return _not_run(where, "only root can start such a process")
     try:
         with machine_lock(control=program.marks_the_machine):
             canaries.reset()
-            tripped = control.run()
+            tripped = Control(program, canaries).run()
     except ControlUnavailable as error:
-        return _not_run(_WHERE[kind], str(error))
+        return _not_run(where, str(error))
     showed = f"{wanted}: {tripped.get(wanted)}"
     if wanted not in tripped:
         others = ", ".join(sorted(tripped)) or "none"
         showed = f"the oracle {wanted!r} did not trip; others that did: {others}"
-    return ControlResult(kind=_WHERE[kind], tripped=wanted in tripped, showed=showed)
+    return ControlResult(where=where, tripped=wanted in tripped, showed=showed)
 
 
-def _not_run(kind: str, why: str) -> ControlResult:
-    return ControlResult(kind=kind, tripped=None, showed=f"not run: {why}")
+def _not_run(where: str, why: str) -> ControlResult:
+    return ControlResult(where=where, tripped=None, showed=f"not run: {why}")
 
 
 def run_with_larger_limits(program: Program, stage: Stage) -> ControlResult:
     """With larger limits, the counter must exceed the small limit."""
     limits = ", ".join(f"{name}={value}" for name, value in program.larger.items())
-    kind = f"the same with larger limits ({limits})"
+    where = f"the same with larger limits ({limits})"
     if program.oracle == "memory" and not stage.setting.counted:
-        return _not_run(kind, "no control group counts the guest's memory")
+        return _not_run(where, "no control group counts the guest's memory")
     if stage.setting.gvisor and program.oracle not in ("memory", "none"):
-        return _not_run(kind, "the host sees gVisor's kernel, not the guest's processes and files")
+        return _not_run(where, "the host sees gVisor's kernel, not the guest's processes and files")
     sandbox = stage.start(program.larger)
     execution, _ = stage.run_program(program, sandbox)
     init = init_of(sandbox)
     if not is_visible(init):
-        return _not_run(kind, "this user may not inspect the guest")
+        return _not_run(where, "this user may not inspect the guest")
     small = program.allowed
     if program.oracle == "memory":
         found, least = Counters(init).memory_peak, small.memory
@@ -377,4 +362,4 @@ def run_with_larger_limits(program: Program, stage: Stage) -> ControlResult:
         found, least = (room.f_blocks - room.f_bfree) * room.f_frsize, small.workspace
     sandbox.close()
     showed = f"{program.oracle}: {found}; the small limit is {least}; outcome {execution.outcome}"
-    return ControlResult(kind=kind, tripped=execution.ok and found > least, showed=showed)
+    return ControlResult(where=where, tripped=execution.ok and found > least, showed=showed)

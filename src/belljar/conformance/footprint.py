@@ -11,15 +11,13 @@ import ctypes
 import os
 import re
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from belljar.backends.linux import identity
-from belljar.conformance.processes import descendants, process
+from belljar.conformance.processes import descendants, mounts, process, settle
 from belljar.conformance.setting import NOBODY, Setting, temp_prefix
 
 _KINDS = ("net", "mnt", "pid", "user", "ipc", "uts", "cgroup")
@@ -28,44 +26,38 @@ _COUNTED = ("socket", "pipe")  # compared by count: their inode numbers vary
 _TEMPORARY = tuple(temp_prefix(kind) for kind in ("canary", "control", "check"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Footprint:
-    processes: frozenset[tuple[int, int]]
-    namespaces: frozenset[str]
-    descriptors: Counter[str]
-    mounts: frozenset[str]
-    cgroups: frozenset[str]
-    files: frozenset[str]
-    objects: frozenset[str]  # System V
-    containers: frozenset[str]
+Footprint = dict[str, Counter[str]]  # by kind
 
 
 def take_footprint(setting: Setting) -> Footprint:
     own = f"belljar-{os.getpid()}-"
-    return Footprint(
-        processes=frozenset((p.pid, p.started) for p in descendants(os.getpid())),
-        namespaces=frozenset(_namespaces()),
-        descriptors=_descriptors(),
-        mounts=frozenset(_mounts(own)),
-        cgroups=frozenset(list_control_groups(own)),
-        files=frozenset(_files()),
-        objects=frozenset(f"{kind} {number}" for kind, number in list_sysv()),
-        containers=frozenset(_containers()) if setting.docker else frozenset(),
-    )
+    found = {
+        "process": [f"{p.pid} {p.started}" for p in descendants(os.getpid())],
+        "namespace": _namespaces(),
+        "mount": [line.split()[4] for line in _read_lines("/proc/self/mountinfo") if own in line],
+        "cgroup": list_control_groups(own),
+        "file": _files(),
+        "object": [f"{kind} {number}" for kind, number in list_sysv()],  # System V
+        "container": _containers() if setting.docker else [],
+    }
+    once = {kind: Counter(set(names)) for kind, names in found.items()}
+    return once | {"descriptor": _descriptors()}
 
 
 def list_leftovers(before: Footprint, after: Footprint) -> list[str]:
     """What exists now and did not exist before, as sentences."""
     found = []
-    for pid, started in sorted(after.processes - before.processes):
-        p = process(pid)
-        if p is not None and p.started == started and not p.dead:
-            found.append(str(p))
-    for kind in ("namespaces", "mounts", "cgroups", "files", "objects", "containers"):
-        new = getattr(after, kind) - getattr(before, kind)
-        found += [f"{kind[:-1]} {name}" for name in sorted(new)]
-    extra = after.descriptors - before.descriptors
-    found += [f"{number} descriptor(s) of {kind}" for kind, number in sorted(extra.items())]
+    for kind, now in after.items():
+        for name, number in sorted((now - before[kind]).items()):
+            if kind == "process":
+                pid, started = map(int, name.split())
+                p = process(pid)
+                if p is not None and p.started == started and not p.dead:
+                    found.append(str(p))
+            elif kind == "descriptor":
+                found.append(f"{number} descriptor(s) of {name}")
+            else:
+                found.append(f"{kind} {name}")
     return found
 
 
@@ -76,12 +68,9 @@ def find_leftovers(
     matters: Callable[[str], bool] = bool,
 ) -> list[str]:
     """Leftovers that `matters` selects, after waiting for those that are just ending."""
-    deadline = time.monotonic() + timeout
-    while True:
-        found = list(filter(matters, list_leftovers(before, take_footprint(setting))))
-        if not found or time.monotonic() > deadline:
-            return found
-        time.sleep(0.1)
+    return settle(
+        lambda: list(filter(matters, list_leftovers(before, take_footprint(setting)))), timeout
+    )
 
 
 def _namespaces() -> list[str]:
@@ -106,18 +95,16 @@ def _descriptors() -> Counter[str]:
     return found
 
 
-def _mounts(own: str) -> list[str]:
-    lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    return [line.split()[4] for line in lines if own in line]
+def _read_lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines()
 
 
 def list_control_groups(own: str) -> list[str]:
     """Control groups in every hierarchy whose names begin with `own`."""
     found = []
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        fields = line.split()
-        if fields[fields.index("-") + 1] in ("cgroup", "cgroup2"):
-            for path, names, _ in os.walk(fields[4]):
+    for point, _, kind, _ in mounts("self"):
+        if kind in ("cgroup", "cgroup2"):
+            for path, names, _ in os.walk(point):
                 found += [os.path.join(path, name) for name in names if name.startswith(own)]
     return found
 
@@ -175,7 +162,6 @@ _FILES = (
 # Compared by name only: sizes and counts change by themselves.
 _NAMES = ("/proc/swaps", "/proc/modules")
 KEY = 0x0BE11  # key of the System V objects that the hostile program creates
-_REMOVE = {"shm": "shmctl", "sem": "semctl", "msg": "msgctl"}
 
 
 def host_values() -> dict[str, object]:
@@ -185,14 +171,10 @@ def host_values() -> dict[str, object]:
             values[path] = Path(path).read_bytes()
     for path in _NAMES:
         with contextlib.suppress(OSError):
-            values[path] = frozenset(_first_words(path))
+            values[path] = frozenset(line.split()[0] for line in _read_lines(path))
     with contextlib.suppress(OSError):
-        values["keys"] = frozenset(_keys(Path("/proc/keys").read_text()))
+        values["keys"] = frozenset(_keys(_read_lines("/proc/keys")))
     return values
-
-
-def _first_words(path: str) -> list[str]:
-    return [line.split()[0] for line in Path(path).read_text().splitlines()]
 
 
 def is_guest_uid(uid: int) -> bool:
@@ -205,7 +187,7 @@ def list_sysv() -> frozenset[tuple[str, int]]:
     rows = set()
     for kind in ("shm", "sem", "msg"):
         with contextlib.suppress(OSError):
-            lines = Path(f"/proc/sysvipc/{kind}").read_text().splitlines()
+            lines = _read_lines(f"/proc/sysvipc/{kind}")
             uid = lines[0].split().index("uid")
             for fields in map(str.split, lines[1:]):
                 if int(fields[0]) == KEY or is_guest_uid(int(fields[uid])):
@@ -217,15 +199,15 @@ def remove_sysv(objects: frozenset[tuple[str, int]]) -> None:
     libc = ctypes.CDLL(None)
     for kind, number in objects:
         arguments = (number, 0, 0) if kind == "sem" else (number, 0, None)
-        getattr(libc, _REMOVE[kind])(*arguments)  # 0: IPC_RMID
+        getattr(libc, f"{kind}ctl")(*arguments)  # 0: IPC_RMID
 
 
-def _keys(text: str) -> list[str]:
+def _keys(lines: list[str]) -> list[str]:
     """Number, type and name of each key that belongs to a guest or a control, or has a name that
     the hostile program uses. A container's runtime gives it a keyring, which is left out; keys in
     that ring would be further lines."""
     found = []
-    for row in text.splitlines():
+    for row in lines:
         number, *rest = row.partition(":")[0].split(None, 8)
         if len(rest) < 8:
             continue

@@ -16,7 +16,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
-from belljar.conformance.processes import alive, process, threads
+from belljar.conformance.processes import alive, mounts, process, threads
 
 Posture = dict[str, object]
 
@@ -28,8 +28,14 @@ _STATUS = (
 )
 _FAMILIES = {1: "unix", 2: "inet", 10: "inet6"}
 _TYPES = {1: "stream", 2: "dgram", 5: "seqpacket"}
-_ANONYMOUS = {"eventfd", "eventpoll", "timerfd", "signalfd", "inotify", "pidfd"}
-_PLAIN_PATHS = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+# Kinds of descriptors that a guest's code may have, beside its files.
+_USUAL = {
+    *("pipe", "eventfd", "eventpoll", "timerfd", "signalfd", "inotify", "pidfd"),
+    *("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"),
+    *("socket unix stream", "socket unix dgram", "socket unix seqpacket"),
+    *("socket inet stream", "socket inet dgram", "socket inet6 stream", "socket inet6 dgram"),
+}
+_OWN_FILES = ("/workspace", "/tmp", "/dev/shm", "/memfd:", "/proc/")
 _F_GETPIPE_SZ, _PIDFD_GETFD = 1032, 438
 _PATIENCE = 30.0  # seconds for a process that begins or ends while it is inspected
 
@@ -46,48 +52,31 @@ def status(pid: int, tid: int | None = None) -> dict[str, str]:
     return {name: " ".join(value.split()) for name, _, value in rows}
 
 
-def mounts(pid: int) -> tuple[tuple[str, str, str, str], ...]:
-    """Mount point, options and type of everything mounted, in order."""
-    rows = []
-    for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines():
-        before, _, after = line.partition(" - ")
-        fields = before.split()
-        rows.append((fields[4], fields[5], after.split()[0], after.split()[2]))
-    return tuple(rows)
-
-
 def posture(pid: int, tid: int | None = None) -> Posture:
     """One task as the kernel describes it: everything that a guest must not be able to change."""
     rows = status(pid, tid)
     root = os.stat(f"/proc/{pid}/root/")
     base = f"/proc/{pid}/task/{tid or pid}"
+    nice = int(Path(f"{base}/stat").read_text(errors="replace").rpartition(")")[2].split()[16])
     return {
         **{name: rows.get(name) for name in _STATUS},
         **{f"{kind} namespace": os.readlink(f"{base}/ns/{kind}") for kind in NAMESPACES},
         "root": (root.st_dev, root.st_ino),
         "mounts": mounts(pid),
-        "scheduling": (os.sched_getscheduler(tid or pid), _nice(pid, tid) < 0),
+        "scheduling": (os.sched_getscheduler(tid or pid), nice < 0),
     }
-
-
-def _nice(pid: int, tid: int | None) -> int:
-    text = Path(f"/proc/{pid}/task/{tid or pid}/stat").read_text(errors="replace")
-    return int(text.rpartition(")")[2].split()[16])
 
 
 def summary(pid: int) -> str:
     """The posture in one line, for a report."""
     rows = status(pid)
     capabilities = int(rows["CapEff"], 16) | int(rows["CapPrm"], 16) | int(rows["CapBnd"], 16)
-    own = [k for k in NAMESPACES if _link(pid, k) != os.readlink(f"/proc/self/ns/{k}")]
+    ours, theirs = "/proc/self/ns/", f"/proc/{pid}/ns/"
+    own = [kind for kind in NAMESPACES if os.readlink(theirs + kind) != os.readlink(ours + kind)]
     return (
         f"uid {rows['Uid'].split()[0]}, capabilities {capabilities:#x}, no_new_privs "
         f"{rows['NoNewPrivs']}, seccomp {rows['Seccomp']}, own namespaces: {', '.join(own)}"
     )
-
-
-def _link(pid: int, kind: str) -> str:
-    return os.readlink(f"/proc/{pid}/ns/{kind}")
 
 
 # --- descriptors -----------------------------------------------------------------------------
@@ -124,9 +113,7 @@ def _kind(pid: int, number: int, link: str) -> str:
 def _is_store(pid: int, number: int) -> bool:
     """True for the directory where init, and no other process, keeps checkpoints: the root of the
     guest's tmpfs that also holds /workspace. It is not on a file system of the host."""
-    with open(f"/proc/{pid}/status") as file:
-        first = next(line for line in file if line.startswith("NSpid")).split()[-1] == "1"
-    if not first:
+    if status(pid)["NSpid"].split()[-1] != "1":
         return False
     held = os.stat(f"/proc/{pid}/fd/{number}")
     return held.st_dev == os.stat(f"/proc/{pid}/root/workspace").st_dev
@@ -154,14 +141,7 @@ def _borrowed(pid: int, number: int) -> Iterator[int]:
 
 def unusual(kind: str) -> bool:
     """True if a guest's code should not have a descriptor of this kind."""
-    if kind == "pipe" or kind in _ANONYMOUS or kind in _PLAIN_PATHS:
-        return False
-    if kind.startswith("socket "):
-        family, _, type_ = kind.removeprefix("socket ").partition(" ")
-        if family == "unix":
-            return type_ not in ("stream", "dgram", "seqpacket")
-        return "inet" not in family or type_ not in ("stream", "dgram")
-    return not kind.startswith(("/workspace", "/tmp", "/dev/shm", "/memfd:", "/proc/"))
+    return kind not in _USUAL and not kind.startswith(_OWN_FILES)
 
 
 # --- drift -----------------------------------------------------------------------------------

@@ -26,6 +26,8 @@ class Process:
     state: str
     started: int  # clock ticks since boot
     name: str
+    flags: int = 0  # of the kernel
+    ticks: int = 0  # of processor time, with its ended children's
 
     @property
     def dead(self) -> bool:
@@ -41,11 +43,19 @@ def process(pid: int) -> Process | None:
     except OSError:
         return None
     name, _, rest = text.partition("(")[2].rpartition(")")
-    fields = rest.split()
-    state = fields[0]
-    if state == "Z" and int(fields[17]) > 1:
+    state, *fields = rest.split()
+    numbers = [int(field) for field in fields]
+    if state == "Z" and numbers[16] > 1:
         state = "R"  # its first thread has ended; others are running
-    return Process(int(pid), int(fields[1]), state, int(fields[19]), name)
+    return Process(
+        pid=int(pid),
+        parent=numbers[0],
+        state=state,
+        started=numbers[18],
+        name=name,
+        flags=numbers[5],
+        ticks=sum(numbers[10:14]),
+    )
 
 
 def command_line(pid: int) -> str:
@@ -75,9 +85,23 @@ def descendants(pid: int) -> list[Process]:
     return [p for p in found if not p.dead]
 
 
-def tree(pid: int) -> list[int]:
+def family(pid: int) -> list[Process]:
     """Every living process at and below `pid`."""
-    return [p.pid for p in (process(pid), *descendants(pid)) if p and not p.dead]
+    return [p for p in (process(pid), *descendants(pid)) if p and not p.dead]
+
+
+def tree(pid: int) -> list[int]:
+    return [p.pid for p in family(pid)]
+
+
+def mounts(pid: int | str) -> tuple[tuple[str, str, str, str], ...]:
+    """Mount point, options, type and the type's own options of everything mounted, in order."""
+    rows = []
+    for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        fields = before.split()
+        rows.append((fields[4], fields[5], after.split()[0], after.split()[2]))
+    return tuple(rows)
 
 
 def threads(pid: int) -> list[int]:
@@ -91,11 +115,8 @@ def alive(pid: int, started: int | None = None) -> bool:
 
 def is_ending(pid: int) -> bool:
     """True if it is gone or has begun to exit and has already lost some of its resources."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return True
-    return bool(int(text.rpartition(")")[2].split()[6]) & _PF_EXITING)
+    p = process(pid)
+    return p is None or bool(p.flags & _PF_EXITING)
 
 
 class TooLate(AssertionError):
@@ -112,6 +133,14 @@ def wait_until(condition: Callable[[], T | None], timeout: float = 30.0, what: s
         if time.monotonic() > deadline:
             raise TooLate(f"{what} did not happen within {timeout:g} s")
         time.sleep(0.01)
+
+
+def settle(read: Callable[[], T], timeout: float = 30.0) -> T:
+    """Poll until `read` returns nothing, or for so long; gives what it returned last."""
+    deadline = time.monotonic() + timeout
+    while (found := read()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
 
 
 def init_of(sandbox: Sandbox | AsyncSandbox) -> int:
@@ -178,14 +207,11 @@ class Counters:
 def _mounted() -> dict[str, str]:
     """The mount point of each controller's hierarchy; "" is the unified one."""
     found = {}
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        before, _, after = line.partition(" - ")
-        kind, _, options = after.split()[:3]
+    for point, _, kind, options in mounts("self"):
         if kind == "cgroup2":
-            found[""] = before.split()[4]
+            found[""] = point
         elif kind == "cgroup":
-            for controller in options.split(","):
-                found[controller] = before.split()[4]
+            found.update(dict.fromkeys(options.split(","), point))
     return found
 
 

@@ -22,7 +22,6 @@ from pathlib import Path
 from belljar.limits import Limits
 
 ESCAPES = Path(__file__).parent / "escapes"
-UNSTOPPED = ("plain", "namespace", "saved-root")  # controls that run the program itself
 
 # gVisor's own kernel answers these programs. What they achieve inside it is not judged; what they
 # achieve outside it is.
@@ -38,51 +37,28 @@ ANSWERED_INSIDE = {
 Pairs = dict[str, int | str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Program:
     name: str
     source: str
     head: dict[str, str]
-
-    @property
-    def rows(self) -> tuple[int, ...]:
-        return tuple(int(row) for row in self.head["row"].split(","))
-
-    @property
-    def attempt(self) -> str:
-        return self.head["attempt"]
-
-    @property
-    def limits(self) -> Pairs:
-        return _pairs(self.head.get("limits", ""))
+    rows: tuple[int, ...]
+    what: str  # it tries
+    limits: Pairs
+    larger: Pairs  # the limits of its control
+    timeout: float  # seconds
+    within: float  # seconds
+    oracle: str
+    control: str
 
     @property
     def allowed(self) -> Limits:
+        """The limits that are requested, whatever the sandbox reports."""
         return Limits(**self.limits)  # type: ignore[arg-type]
-
-    @property
-    def larger(self) -> Pairs:
-        return {**self.limits, **_pairs(self.head.get("larger", ""))}
 
     def expect(self, *, counted: bool) -> Pairs:
         text = self.head["expect"]
         return _pairs(text if counted else self.head.get("expect-user", text))
-
-    @property
-    def timeout(self) -> float:
-        return float(self.head.get("timeout", 20))
-
-    @property
-    def within(self) -> float:
-        return float(self.head.get("within", 30))
-
-    @property
-    def oracle(self) -> str:
-        return self.head.get("oracle", "none")
-
-    @property
-    def control(self) -> str:
-        return self.head.get("control", "larger").split()[0].rstrip(",:")
 
     @property
     def control_seconds(self) -> float:
@@ -106,8 +82,21 @@ def _pairs(text: str) -> Pairs:
 
 def load(path: Path) -> Program:
     source = path.read_text()
-    head = dict(re.findall(r"^# ([a-z-]+): (.*)$", source, re.M))
-    return Program(path.stem, source, head)
+    head: dict[str, str] = dict(re.findall(r"^# ([a-z-]+): (.*)$", source, re.M))
+    limits = _pairs(head.get("limits", ""))
+    return Program(
+        name=path.stem,
+        source=source,
+        head=head,
+        rows=tuple(map(int, head["row"].split(","))),
+        what=head["attempt"],
+        limits=limits,
+        larger={**limits, **_pairs(head.get("larger", ""))},
+        timeout=float(head.get("timeout", 20)),
+        within=float(head.get("within", 30)),
+        oracle=head.get("oracle", "none"),
+        control=head.get("control", "larger").split()[0].rstrip(",:"),
+    )
 
 
 @functools.cache

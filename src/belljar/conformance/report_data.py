@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from typing import TypeVar
 
 from belljar.backends.isolation import Isolation
+from belljar.conformance.processes import TooLate, wait_until
 from belljar.conformance.rows import ROWS
 from belljar.errors import SandboxError
+
+T = TypeVar("T")
 
 
 class State(StrEnum):
@@ -42,7 +46,7 @@ class NotRun(Exception):
 class ControlResult:
     """The same attempt where it must succeed, and whether the oracle saw it."""
 
-    kind: str  # where it ran
+    where: str  # it ran
     tripped: bool | None  # None: it did not run
     showed: str  # what the oracle saw, or why it did not run
 
@@ -51,13 +55,13 @@ class ControlResult:
 class Attempt:
     name: str
     what: str  # what is tried
+    state: State
+    why: str = ""  # the attempt was not made, or does not apply
     expected: str
     actual: str
     evidence: tuple[str, ...] = ()  # observed from outside
     problems: tuple[str, ...] = ()
     control: ControlResult | None = None
-    state: State
-    why: str = ""  # the attempt was not made, or does not apply
     seconds: float = 0.0
 
 
@@ -68,7 +72,6 @@ class RowResult:
     family: str
     mechanisms: tuple[str, ...]
     attempts: tuple[Attempt, ...]
-    why: str = ""  # of a row without attempts
 
     @property
     def state(self) -> State:
@@ -114,15 +117,18 @@ class Report:
     @property
     def held(self) -> bool:
         """True if a row held, none failed or is vacuous, and nothing was left behind."""
-        totals = self.totals
-        bad = any(totals[state] for state in BAD)
-        return not bad and not self.leftovers and totals[State.HELD] > 0
+        states = {row.state for row in self.rows}
+        return State.HELD in states and not states & {*BAD} and not self.leftovers
 
 
 @dataclass
 class Look:
     """What one attempt observes: evidence, problems, and the results of its controls."""
 
+    state: State = State.HELD  # as long as there is no problem
+    why: str = ""
+    actual: str = ""  # the outcome in words
+    found_control: ControlResult | None = None
     evidence: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     tripped: list[bool] = field(default_factory=list)
@@ -142,9 +148,22 @@ class Look:
         else:
             self.wrong(f"not so: {text}" + (f" ({instead!s:.400})" if instead != "" else ""))
 
+    def happens(
+        self, condition: Callable[[], T | None], what: str, timeout: float = 30.0
+    ) -> T | None:
+        """Wait for an event; it is a problem if it does not happen in time."""
+        try:
+            return wait_until(condition, timeout, what)
+        except TooLate as error:
+            self.wrong(str(error))
+            return None
+
     @contextlib.contextmanager
     def refused(
-        self, what: str, kind: type[Exception] = SandboxError, errno: int | None = None
+        self,
+        what: str,
+        kind: type[Exception] | tuple[type[Exception], ...] = SandboxError,
+        errno: int | None = None,
     ) -> Iterator[None]:
         """The body must raise an error of this kind, and with this errno if one is given."""
         try:
@@ -177,16 +196,17 @@ class Look:
         if not self.tripped:
             return None
         return ControlResult(
-            kind="simulated", tripped=all(self.tripped), showed="; ".join(self.showed)
+            where="simulated", tripped=all(self.tripped), showed="; ".join(self.showed)
         )
 
 
 SCHEMA = 1  # of the JSON; it changes when a field changes its meaning or goes away
 
 
-def to_dict(report: Report) -> dict[str, object]:
+def render_json(report: Report) -> str:
     head = report.head
-    return {
+    names = ("backend", "runtime", "user", "machine", "kernel", "system", "python", "engine")
+    fields = {
         "schema": SCHEMA,
         "held": report.held,
         "rows_not_asked_for": len(ROWS) - len(report.rows),
@@ -194,19 +214,13 @@ def to_dict(report: Report) -> dict[str, object]:
         "belljar": head.version,
         "date": head.date,
         "seconds": round(head.seconds, 1),
-        "setting": {
-            "name": head.setting,
-            **{
-                name: getattr(head, name)
-                for name in ("backend", "runtime", "user", "machine", "kernel", "system", "python")
-            },
-            "engine": head.engine,
-        },
+        "setting": {"name": head.setting, **{name: getattr(head, name) for name in names}},
         "controls": head.controls,
         "isolation": head.isolation.to_dict(),
         "rows": [_row_to_dict(row) for row in report.rows],
         "left_behind": list(report.leftovers),
     }
+    return json.dumps(fields, indent=2) + "\n"
 
 
 def _row_to_dict(row: RowResult) -> dict[str, object]:
@@ -222,21 +236,5 @@ def _row_to_dict(row: RowResult) -> dict[str, object]:
 
 
 def _attempt_to_dict(attempt: Attempt) -> dict[str, object]:
-    control = attempt.control
-    return {
-        "name": attempt.name,
-        "attempt": attempt.what,
-        "state": attempt.state.value,
-        "why": attempt.why,
-        "expected": attempt.expected,
-        "actual": attempt.actual,
-        "evidence": list(attempt.evidence),
-        "problems": list(attempt.problems),
-        "control": control
-        and {"where": control.kind, "tripped": control.tripped, "showed": control.showed},
-        "seconds": round(attempt.seconds, 2),
-    }
-
-
-def render_json(report: Report) -> str:
-    return json.dumps(to_dict(report), indent=2) + "\n"
+    fields = asdict(attempt) | {"seconds": round(attempt.seconds, 2)}
+    return {"name": fields.pop("name"), "attempt": fields.pop("what"), **fields}

@@ -10,21 +10,13 @@ from belljar.conformance.report_data import BAD, Attempt, Report, RowResult, Sta
 from belljar.conformance.rows import FAMILIES
 from belljar.text import printable
 
-_CLASSES = {
-    State.HELD: "held",
-    State.FAILED: "failed",
-    State.VACUOUS: "vacuous",
-    State.NOT_APPLICABLE: "na",
-    State.BEST_EFFORT: "vacuous",
-    State.NOT_RUN: "notrun",
-}
 _STYLE = """
 :root { color-scheme: light dark; --line: #d5d9de; --soft: #f4f6f8; --text: #1c2733;
   --quiet: #566473; --back: #fff; --held: #14663a; --failed: #b3161b; --vacuous: #8a5300;
-  --na: #4a5a6a; --notrun: #4a5a6a; }
+  --unmade: #4a5a6a; }
 @media (prefers-color-scheme: dark) { :root { --line: #36424e; --soft: #1d252d; --text: #e3e9ef;
   --quiet: #9fb0c0; --back: #12181e; --held: #2c8a57; --failed: #d2484c; --vacuous: #b57a1f;
-  --na: #5d7083; --notrun: #5d7083; } }
+  --unmade: #5d7083; } }
 * { box-sizing: border-box; }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var(--back);
   max-width: 72rem; margin: 0 auto; padding: 1.5rem; }
@@ -46,8 +38,8 @@ th { font-weight: 600; } thead th { color: var(--quiet); font-size: .85rem; }
 .badge { display: inline-block; font-size: .75rem; font-weight: 700; letter-spacing: .03em;
   color: #fff; border-radius: .3rem; padding: .1rem .45rem; white-space: nowrap; }
 .badge.held { background: var(--held); } .badge.failed { background: var(--failed); }
-.badge.vacuous { background: var(--vacuous); } .badge.na { background: var(--na); }
-.badge.notrun { background: var(--notrun); }
+.badge.vacuous, .badge.best_effort { background: var(--vacuous); }
+.badge.not_applicable, .badge.not_run { background: var(--unmade); }
 .by { color: var(--quiet); font-size: .9rem; }
 details { margin: .3rem 0; } summary { cursor: pointer; }
 details > div { margin: .3rem 0 .8rem 1.1rem; padding: .5rem .8rem; background: var(--soft);
@@ -79,13 +71,17 @@ def _page(report: Report) -> Iterator[str]:
     yield f"<h1>{_text(title)}</h1>\n"
     yield f'<p class="verdict {"held" if report.held else "failed"}">'
     yield f"{_text(report_text.write_verdict(report))}</p>\n"
-    yield from _totals(report)
-    yield from _trouble(report)
+    badges = "".join(f"<li><b>{n}</b>{_badge(state)}</li>" for state, n in report.totals.items())
+    yield f'<ul class="totals">{badges}</ul>\n'
+    # Problems come first, so that a reader need not search for them.
+    if problems := report_text.list_problems(report):
+        yield "<h2>What did not hold</h2>\n"
+        yield from _table(problems)
     yield "<h2>Where and when</h2>\n"
-    yield from _table("facts", report_text.list_facts(report.head))
+    yield from _table(report_text.list_facts(report.head))
     yield "<details><summary>Layers and limits, measured on a live guest</summary><div>"
     layers = report_text.list_layers(report.head)
-    yield from _table("facts", ((name, f"{state}: {detail}") for name, state, detail in layers))
+    yield from _table((name, f"{state}: {detail}") for name, state, detail in layers)
     yield "</div></details>\n"
     for family in FAMILIES:
         rows = [row for row in report.rows if row.family == family]
@@ -93,39 +89,12 @@ def _page(report: Report) -> Iterator[str]:
             yield from _family(family, rows)
     yield "<h2>What the labels mean</h2>\n"
     meanings = ((report_text.LABELS[state], text) for state, text in report_text.MEANINGS.items())
-    yield from _table("facts", meanings)
+    yield from _table(meanings)
     yield "</body>\n</html>\n"
 
 
-def _totals(report: Report) -> Iterator[str]:
-    yield '<ul class="totals">'
-    for state, count in report.totals.items():
-        yield f"<li><b>{count}</b>{_badge(state)}</li>"
-    yield "</ul>\n"
-
-
-def _trouble(report: Report) -> Iterator[str]:
-    """Problems come first, so that a reader need not search for them."""
-    lines = [
-        (f"row {row.number}, {attempt.name}", problem)
-        for row in report.rows
-        for attempt in row.attempts
-        for problem in (*attempt.problems, *_did_not_trip(attempt))
-    ]
-    lines += [("left behind", line) for line in report.leftovers]
-    if lines:
-        yield "<h2>What did not hold</h2>\n"
-        yield from _table("facts", lines)
-
-
-def _did_not_trip(attempt: Attempt) -> list[str]:
-    if attempt.control is None or attempt.control.tripped is not False:
-        return []
-    return [report_text.describe_control(attempt.control)]
-
-
-def _table(kind: str, rows: Iterable[tuple[str, str]]) -> Iterator[str]:
-    yield f'<table class="{kind}"><tbody>'
+def _table(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
+    yield '<table class="facts"><tbody>'
     for name, value in rows:
         yield f'<tr><th scope="row">{_text(name)}</th><td>{_text(value)}</td></tr>'
     yield "</tbody></table>\n"
@@ -171,4 +140,4 @@ def _list(lines: Iterable[str]) -> str:
 
 
 def _badge(state: State) -> str:
-    return f'<span class="badge {_CLASSES[state]}">{report_text.LABELS[state]}</span>'
+    return f'<span class="badge {state.name.lower()}">{report_text.LABELS[state]}</span>'

@@ -27,18 +27,20 @@ def render(report: Report) -> str:
 
 def summary(report: Report) -> str:
     """A few lines for standard output when the report goes to a file."""
-    lines = [write_verdict(report)]
+    lines = [f"  {where}: {problem}" for where, problem in list_problems(report)]
+    return printable("\n".join([write_verdict(report), *lines])) + "\n"
+
+
+def list_problems(report: Report) -> list[tuple[str, str]]:
+    """What did not hold: where, and what was seen there."""
+    found = []
     for row in report.rows:
         for attempt in row.attempts:
-            for problem in attempt.problems:
-                lines.append(f"  row {row.number}, {attempt.name}: {problem}")
+            problems = list(attempt.problems)
             if attempt.control is not None and attempt.control.tripped is False:
-                lines.append(
-                    f"  row {row.number}, {attempt.name}: control "
-                    f"{describe_control(attempt.control)}"
-                )
-    lines += [f"  left behind: {line}" for line in report.leftovers]
-    return printable("\n".join(lines)) + "\n"
+                problems.append(f"control {describe_control(attempt.control)}")
+            found += [(f"row {row.number}, {attempt.name}", problem) for problem in problems]
+    return found + [("left behind", line) for line in report.leftovers]
 
 
 def _lines(report: Report) -> Iterator[str]:
@@ -102,14 +104,7 @@ def _wrapped(text: str, label: str) -> list[str]:
     ) or [label.rstrip()]
 
 
-LABELS = {
-    State.HELD: "HELD",
-    State.FAILED: "FAILED",
-    State.VACUOUS: "VACUOUS",
-    State.BEST_EFFORT: "BEST EFFORT",
-    State.NOT_APPLICABLE: "N/A",
-    State.NOT_RUN: "NOT RUN",
-}
+LABELS = {state: state.upper() for state in State} | {State.NOT_APPLICABLE: "N/A"}
 _COUNTED = {State.NOT_APPLICABLE: "not applicable"}  # the others by their values
 MEANINGS = {
     State.HELD: "tried here; the attempt did not reach what it was after",
@@ -163,6 +158,6 @@ def describe_control(result: ControlResult | None) -> str:
     if result is None:
         return "none"
     if result.tripped is None:
-        return f"{result.kind}: {result.showed}"
+        return f"{result.where}: {result.showed}"
     tripped = "tripped" if result.tripped else "DID NOT TRIP"
-    return f"{tripped} ({result.kind}): {result.showed}"
+    return f"{tripped} ({result.where}): {result.showed}"

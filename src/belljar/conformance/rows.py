@@ -150,11 +150,13 @@ _EVERYWHERE = {
     "order": "all layers are on before anything is sent; if one is missing, no guest starts",
     "lease": "the guest ends when its connection to the host closes",
     "doctor": "layers are measured on the live guest, and the filter is Belljar's own",
+    "landlock": "Landlock rules",
+    "rlimits": "resource limits",
+    "uid": "its own host uid",
     "nothing": "there is no such feature",
 }
 _NATIVE = {
     "root": "mount namespace with its own read-only root",
-    "landlock": "Landlock rules",
     "pids": "pid namespace",
     "network": "network namespace with loopback only",
     "ipc": "ipc namespace",
@@ -165,10 +167,8 @@ _NATIVE = {
     "tasks": "pids control group and RLIMIT_NPROC",
     "cpu": "cpu control group",
     "tmpfs": "tmpfs with a limited size and number of files",
-    "rlimits": "resource limits",
     "devices": "a /dev of six nodes, nodev elsewhere",
     "proc": "a /proc of its own processes, kernel files masked, no /sys",
-    "uid": "its own host uid",
 }
 _USER = {
     "memory": "RLIMIT_DATA, a watchdog, no memory outside processes (reported as best effort)",
@@ -178,7 +178,6 @@ _USER = {
 }
 _DOCKER = {
     "root": "read-only root of the container's image",
-    "landlock": "Landlock rules",
     "pids": "the container's pid namespace",
     "network": "no network except loopback",
     "ipc": "the container's ipc namespace",
@@ -189,10 +188,8 @@ _DOCKER = {
     "tasks": "the container's pids limit",
     "cpu": "the container's cpu limit",
     "tmpfs": "tmpfs with a limited size",
-    "rlimits": "resource limits",
     "devices": "the container's /dev, no device added",
     "proc": "masked paths in /proc, no writable /sys",
-    "uid": "its own host uid",
 }
 _GVISOR = dict.fromkeys(
     ("filter", "landlock", "proc", "devices"),

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import os
 import platform
 import pwd
 import re
-import shutil
-import sys
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 from belljar import __version__
 from belljar.backends.isolation import Isolation
@@ -45,58 +42,38 @@ _BEST_EFFORT = (
     "without control groups the memory limit is best effort here, and `isolation` says so; the "
     "attempt was made and did not reach the host"
 )
-_NO_CONTROL = ControlResult(kind="not run", tripped=None, showed="--no-controls was given")
+_NO_CONTROL = ControlResult(where="not run", tripped=None, showed="--no-controls was given")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Selection:
-    setting: Setting
-    rows: Collection[int]
-    controls: bool = True
-
-
-def run(wanted: Selection, progress: Progress, make: Make | None = None) -> Report:
+def run(
+    setting: Setting,
+    rows: Collection[int],
+    progress: Progress,
+    *,
+    controls: bool = True,
+    make: Make | None = None,
+) -> Report:
     """`make` creates sandboxes; tests pass one that creates weakened sandboxes."""
     began = time.monotonic()
     remove_stale_directories()
-    options = _options(wanted.setting)
-    make = make or _maker(options)
-    with _environment_secret(), Canaries(wanted.setting) as canaries:
-        isolation = _measure(make)  # starts the zygote and the runtime's threads, which stay
-        before = take_footprint(wanted.setting)
-        stage = Stage(
-            setting=wanted.setting,
-            canaries=canaries,
-            make=make,
-            options=options,
-            controls=wanted.controls,
-        )
-        try:
-            rows = tuple(_rows(wanted, stage, progress))
-        finally:
-            stage.close()
-        left = tuple(find_leftovers(before, wanted.setting, matters=_is_leftover))
+    make = make or functools.partial(Sandbox.create, environment="python", **setting.options)
+    # Set before any guest starts, so that a guest which inherits it is noticed.
+    os.environ[VARIABLE] = ENVIRONMENT_SECRET
+    try:
+        with Canaries(setting) as canaries:
+            # This starts the zygote and the runtime's threads, which stay.
+            with make(strict=False) as sandbox:
+                sandbox.run_code("1")
+                isolation = sandbox.isolation
+            before = take_footprint(setting)
+            with contextlib.closing(Stage(setting=setting, canaries=canaries, make=make)) as stage:
+                results = tuple(_run_rows(rows, stage, controls, progress))
+            left = tuple(find_leftovers(before, setting, matters=_is_leftover))
+    finally:
+        os.environ.pop(VARIABLE, None)
     seconds = time.monotonic() - began
-    head = describe_machine(wanted.setting, isolation, controls=wanted.controls, seconds=seconds)
-    return Report(head=head, rows=rows, leftovers=left)
-
-
-def _options(setting: Setting) -> dict[str, str]:
-    runtime = {"runtime": setting.runtime} if setting.docker and setting.runtime else {}
-    return {"backend": setting.backend, **runtime}
-
-
-def _maker(options: dict[str, str]) -> Make:
-    def make(**given: object) -> Sandbox:
-        return Sandbox.create(**{"environment": "python", **options, **given})  # type: ignore[arg-type]
-
-    return make
-
-
-def _measure(make: Make) -> Isolation:
-    with make(strict=False) as sandbox:
-        sandbox.run_code("1")
-        return sandbox.isolation
+    head = describe_machine(setting, isolation, controls=controls, seconds=seconds)
+    return Report(head=head, rows=results, leftovers=left)
 
 
 def _is_leftover(line: str) -> bool:
@@ -107,24 +84,16 @@ def _is_leftover(line: str) -> bool:
     return not re.search(r"/belljar-\d+-\d+\.scope\b", line)
 
 
-@contextlib.contextmanager
-def _environment_secret() -> Iterator[None]:
-    """Set the secret before any guest starts, so that a guest which inherits it is noticed."""
-    os.environ[VARIABLE] = ENVIRONMENT_SECRET
-    try:
-        yield
-    finally:
-        os.environ.pop(VARIABLE, None)
-
-
 # --- rows ------------------------------------------------------------------------------------
 
 
-def _rows(wanted: Selection, stage: Stage, progress: Progress) -> Iterator[RowResult]:
+def _run_rows(
+    numbers: Collection[int], stage: Stage, with_controls: bool, progress: Progress
+) -> Iterator[RowResult]:
     """Each attempt is made once, and reported in every row it belongs to."""
-    controls = ControlRuns(stage)
+    controls = ControlRuns(stage) if with_controls else None
     done: dict[str, Attempt] = {}
-    chosen = [row for row in ROWS if row.number in wanted.rows]
+    chosen = [row for row in ROWS if row.number in numbers]
     parts = {row.number: list_attempts(row) for row in chosen}
     names = {part.name for each in parts.values() for part in each}
     for row in chosen:
@@ -141,7 +110,6 @@ def _rows(wanted: Selection, stage: Stage, progress: Progress) -> Iterator[RowRe
             ),
             attempts=tuple(done[part.name] for part in parts[row.number]),
         )
-    progress(len(done), len(names), "")
 
 
 def list_attempts(row: Row) -> list[Program | Check]:
@@ -149,84 +117,61 @@ def list_attempts(row: Row) -> list[Program | Check]:
     return found + [check for check in checks() if row.number in check.rows]
 
 
-def make_attempt(part: Program | Check, stage: Stage, controls: ControlRuns) -> Attempt:
+def make_attempt(part: Program | Check, stage: Stage, controls: ControlRuns | None) -> Attempt:
     began = time.monotonic()
-    found = _try(part, stage, controls)
-    if found.look.only_late:  # try again: the machine may have been busy
-        late = found.look.late[0]
-        found = _try(part, stage, controls)
-        found.look.saw(f"at the first try {late}")
-    look, control, state = found.look, found.control, found.state
+    look = _try(part, stage, controls)
+    if look.only_late:  # try again: the machine may have been busy
+        late = look.late[0]
+        look = _try(part, stage, controls)
+        look.saw(f"at the first try {late}")
+    control, state, why = look.found_control, look.state, look.why
+    in_memory = isinstance(part, Program) and part.oracle == "memory"
     if look.problems:
         state = State.FAILED
     elif state is State.HELD and control is not None and control.tripped is False:
         state = State.VACUOUS
-    elif state is State.HELD and _is_best_effort(part, stage):
-        state, found.why = State.BEST_EFFORT, _BEST_EFFORT
+    elif state is State.HELD and in_memory and not stage.setting.counted:
+        state, why = State.BEST_EFFORT, _BEST_EFFORT
     return Attempt(
         name=part.name,
-        what=part.attempt if isinstance(part, Program) else part.what,
-        expected=_expected(part, stage),
-        actual=found.actual or _describe_result(state, look),
+        what=part.what,
+        expected=attempts.describe_expectation(part, counted=stage.setting.counted)
+        if isinstance(part, Program)
+        else part.expected,
+        actual=look.actual or _describe_result(state, look),
         evidence=tuple(look.evidence),
         problems=tuple(look.problems),
         control=control,
         state=state,
-        why=found.why,
+        why=why,
         seconds=time.monotonic() - began,
     )
 
 
-def _is_best_effort(part: Program | Check, stage: Stage) -> bool:
-    return isinstance(part, Program) and part.oracle == "memory" and not stage.setting.counted
-
-
-@dataclass
-class _Tried:
-    look: Look
-    state: State = State.HELD
-    why: str = ""
-    actual: str = ""
-    control: ControlResult | None = None
-
-
-def _try(part: Program | Check, stage: Stage, controls: ControlRuns) -> _Tried:
-    tried = _Tried(Look())
+def _try(part: Program | Check, stage: Stage, controls: ControlRuns | None) -> Look:
+    look = Look()
     try:
+        if isinstance(part, Program) and not part.suits_this_machine:
+            raise NotHere(f"the attempt works on {part.head['machine']} only")
+        with machine_lock():
+            if isinstance(part, Program):
+                look.actual = attempts.try_program(part, stage, look)
+            else:
+                part.run(stage, look)
+        seen = look.control_result()
         if isinstance(part, Program):
-            tried.actual, tried.control = _try_program(part, stage, controls, tried.look)
-        else:
-            with machine_lock():
-                part.run(stage, tried.look)
-            tried.control = tried.look.control_result()
+            seen = (seen or controls.run(part)) if controls else _NO_CONTROL
+        look.found_control = seen
     except NotHere as error:
-        tried.state, tried.why = State.NOT_APPLICABLE, str(error)
+        look.state, look.why = State.NOT_APPLICABLE, str(error)
     except NotRun as error:
-        tried.state, tried.why = State.NOT_RUN, str(error)
+        look.state, look.why = State.NOT_RUN, str(error)
     except Exception as error:
         # This attempt fails; the others go on.
-        tried.look.wrong(f"the attempt could not be judged: {type(error).__name__}: {error}")
+        look.wrong(f"the attempt could not be judged: {type(error).__name__}: {error}")
     finally:
         stage.close_all()
-    return tried
-
-
-def _try_program(
-    program: Program, stage: Stage, controls: ControlRuns, look: Look
-) -> tuple[str, ControlResult]:
-    if not program.suits_this_machine:
-        raise NotHere(f"the attempt works on {program.head['machine']} only")
-    with machine_lock():
-        actual = attempts.try_program(program, stage, look)
-    if not stage.controls:
-        return actual, _NO_CONTROL
-    return actual, look.control_result() or controls.run(program)
-
-
-def _expected(part: Program | Check, stage: Stage) -> str:
-    if isinstance(part, Program):
-        return attempts.describe_expectation(part, counted=stage.setting.counted)
-    return part.expected
+    return look
 
 
 def _describe_result(state: State, look: Look) -> str:
@@ -277,30 +222,3 @@ def _system() -> str:
         return platform.freedesktop_os_release()["PRETTY_NAME"]
     except (OSError, KeyError):
         return "unknown"
-
-
-_BAR = 20
-
-
-class ProgressLine:
-    """One line on a terminal that is overwritten as the suite goes on; nothing elsewhere."""
-
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stderr
-        self._shown = self._stream.isatty()
-        self._began = time.monotonic()
-
-    def __call__(self, done: int, total: int, what: str) -> None:
-        if not self._shown:
-            return
-        if not what:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
-            return
-        filled = _BAR * done // max(total, 1)
-        bar = "#" * filled + "." * (_BAR - filled)
-        seconds = time.monotonic() - self._began
-        text = f"[{bar}] {done}/{total}  {seconds:.0f} s  {what}"
-        room = shutil.get_terminal_size().columns - 1
-        self._stream.write(f"\r\x1b[K{text[:room]}")
-        self._stream.flush()

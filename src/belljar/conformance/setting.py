@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from belljar.backends.docker.isolation import guest_kernel
 from belljar.conformance.processes import alive
@@ -48,6 +49,12 @@ class Setting:
     def gvisor(self) -> bool:
         """True if the host sees gVisor's kernel instead of the guest's processes."""
         return self.docker and guest_kernel(self.runtime or "") == "gVisor"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of a sandbox in this setting."""
+        runtime = {"runtime": self.runtime} if self.runtime else {}
+        return {"backend": self.backend, **runtime}
 
     @property
     def name(self) -> str:

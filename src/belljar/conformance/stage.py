@@ -21,19 +21,9 @@ Make = Callable[..., Sandbox]
 class Stage:
     """`make` starts a sandbox in this setting with the given options."""
 
-    def __init__(
-        self,
-        *,
-        setting: Setting,
-        canaries: Canaries,
-        make: Make,
-        options: Mapping[str, str] | None = None,
-        controls: bool = True,
-    ) -> None:
+    def __init__(self, *, setting: Setting, canaries: Canaries, make: Make) -> None:
         self.setting = setting
         self.canaries = canaries
-        self.controls = controls  # run the controls too
-        self.options = dict(options or {})  # that `make` gives every sandbox
         self._make = make
         self._opened: list[Sandbox] = []
         self._spare: Sandbox | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
@@ -78,27 +78,20 @@ class State:
     active: Mapping[Key, Alert] = field(default_factory=lambda: MappingProxyType({}))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Decision:
-    state: State
-    began: tuple[Alert, ...]
-    ended: tuple[Alert, ...]
-
-
 def decide(
     rules: Rules, state: State, samples: Iterable[Sample] | None, orphans: int | None = None
-) -> Decision:
+) -> tuple[State, list[Alert]]:
     """Which alerts begin and end now. None: the sandboxes, or the orphans, were not looked at.
 
     >>> from belljar.observe.sampling import Sample
     >>> near = Sample(time=0.0, sandbox="a", memory=95, memory_limit=100, cpus=1)
-    >>> [alert.kind for alert in decide(Rules(samples=1), State(), [near]).began]
+    >>> state, changed = decide(Rules(samples=1), State(), [near])
+    >>> [alert.kind for alert in changed]
     ['memory']
     """
     above: dict[Key, int] = {}
     active: dict[Key, Alert] = {}
-    began: list[Alert] = []
-    ended: list[Alert] = []
+    changed: list[Alert] = []
 
     def check(key: Key, value: float | None, threshold: float, samples: int, low: float) -> None:
         alert = state.active.get(key)
@@ -112,12 +105,12 @@ def decide(
             if value >= low:
                 active[key] = made
             else:
-                ended.append(Alert(**{**vars(made), "ended": True}))
+                changed.append(replace(made, ended=True))
             return
         above[key] = state.above.get(key, 0) + 1 if value > threshold else 0
         if above[key] >= samples:
             active[key] = made
-            began.append(made)
+            changed.append(made)
 
     for sample in samples or ():
         shares: list[tuple[Kind, float | None, float | None]] = [
@@ -136,8 +129,7 @@ def decide(
         # No margin for whole numbers: it ends when there are no more than allowed.
         check(("orphans", ""), number, rules.orphans, 1, rules.orphans + 0.5)
     # A sandbox without samples has ended: its alerts are dropped, and not told.
-    kept = State(above={key: n for key, n in above.items() if n}, active=active)
-    return Decision(state=kept, began=tuple(began), ended=tuple(ended))
+    return State(above={key: n for key, n in above.items() if n}, active=active), changed
 
 
 class Alerts:
@@ -158,10 +150,8 @@ class Alerts:
     ) -> tuple[Alert, ...]:
         """Take these samples into account. Returns the alerts that began or ended with them."""
         with self._lock:
-            decision = decide(self.rules, self._state, samples, orphans)
-            self._state = decision.state
-        told = (*decision.began, *decision.ended)
-        for alert in told:
+            self._state, changed = decide(self.rules, self._state, samples, orphans)
+        for alert in changed:
             log.log(
                 logging.INFO if alert.ended else logging.WARNING,
                 alert.message,
@@ -172,7 +162,7 @@ class Alerts:
                     callback(alert)
                 except Exception:
                     log.exception("an on_alert callback failed")
-        return told
+        return tuple(changed)
 
 
 def _is_number(value: object) -> bool:

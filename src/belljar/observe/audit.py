@@ -119,22 +119,19 @@ class Audit:
 
     def write(self, record: dict[str, object]) -> None:
         """Append one line. Raises AuditFailed if it could not be written in full."""
-        while not self._write(record):
-            continue  # the file was full, and was renamed
-
-    def _write(self, record: dict[str, object]) -> bool:
-        with self._lock, self._lock_file() as file:
-            if self._max_bytes is not None and file.size >= self._max_bytes:
-                self._rename_full()
-                return False
-            line = encode_line(
-                record, sequence=file.sequence + 1, previous=file.head, most=self._max_line
-            )
-            self._append(file, line)
-            file.size += len(line)
-            file.sequence += 1
-            file.head = self._head = hash_line(line[:-1], self._key)
-            return True
+        while True:
+            with self._lock, self._lock_file() as file:
+                if self._max_bytes is not None and file.size >= self._max_bytes:
+                    self._rename_full()
+                    continue
+                line = encode_line(
+                    record, sequence=file.sequence + 1, previous=file.head, most=self._max_line
+                )
+                self._append(file, line)
+                file.size += len(line)
+                file.sequence += 1
+                file.head = self._head = hash_line(line[:-1], self._key)
+                return
 
     def _append(self, file: _File, line: bytes) -> None:
         written = 0
@@ -178,7 +175,11 @@ class Audit:
 
     def _open_and_lock(self) -> _File:
         while True:
-            file = self._open_file()
+            if self._file is not None and self._file.pid != os.getpid():
+                self._close_file()
+            if self._file is None:
+                self._file = _File(_open(self.path), os.getpid())
+            file = self._file
             _lock(file.descriptor)
             # Another process may have renamed it while we waited.
             try:
@@ -191,13 +192,6 @@ class Audit:
             # Closing is not enough: a fork may have the same open file, and with it the lock.
             fcntl.flock(file.descriptor, fcntl.LOCK_UN)
             self._close_file()
-
-    def _open_file(self) -> _File:
-        if self._file is not None and self._file.pid != os.getpid():
-            self._close_file()
-        if self._file is None:
-            self._file = _File(_open(self.path), os.getpid())
-        return self._file
 
     def _read_head(self, file: _File) -> None:
         """Read the last line: another process has written, or the file was just opened."""
@@ -254,32 +248,23 @@ def _lock(descriptor: int) -> None:
             time.sleep(0.0005)
     # On a busy machine, trying now and then may never succeed. The kernel has a queue, but no time
     # limit: so a thread waits in the queue, and is abandoned if it takes too long.
-    waiting = _Waiting(descriptor)
-    if not waiting.lock(LOCK_TIMEOUT):
-        raise TimeoutError(0, "another process keeps it locked")
+    same = os.dup(descriptor)  # the same lock; this one stays open for the thread
+    deciding, locked, abandoned = threading.Lock(), threading.Event(), threading.Event()
 
+    def wait() -> None:
+        fcntl.flock(same, fcntl.LOCK_EX)
+        with deciding:
+            if abandoned.is_set():
+                fcntl.flock(same, fcntl.LOCK_UN)
+            locked.set()
+        os.close(same)
 
-class _Waiting:
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = os.dup(descriptor)  # the same lock; this one stays open for the thread
-        self._deciding = threading.Lock()
-        self._locked = threading.Event()
-        self._abandoned = False
-
-    def lock(self, timeout: float) -> bool:
-        threading.Thread(target=self._wait, name="belljar-audit", daemon=True).start()
-        self._locked.wait(timeout)
-        with self._deciding:
-            self._abandoned = not self._locked.is_set()
-        return not self._abandoned
-
-    def _wait(self) -> None:
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-        with self._deciding:
-            if self._abandoned:
-                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-            self._locked.set()
-        os.close(self._descriptor)
+    threading.Thread(target=wait, name="belljar-audit", daemon=True).start()
+    locked.wait(LOCK_TIMEOUT)
+    with deciding:
+        if not locked.is_set():
+            abandoned.set()
+            raise TimeoutError(0, "another process keeps it locked")
 
 
 def _open(path: Path) -> int:

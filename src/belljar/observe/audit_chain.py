@@ -11,7 +11,7 @@ import hmac
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -62,7 +62,7 @@ def verify(
         raise InvalidOption(f"there is no audit log {str(base)!r}")
     damage: list[Damage] = []
     # The oldest files may have been removed on purpose: then the chain begins anywhere.
-    expected = FIRST if not _is_start_removed(base, files) else None
+    expected = FIRST if files[0].name in (base.name, f"{base.name}.000001") else None
     number, total, seen_head = None if expected is None else 0, 0, head is None
     last = FIRST
     for file in files:
@@ -104,14 +104,6 @@ def find_rotated(path: Path) -> list[Path]:
         if (match := form.fullmatch(each.name))
     ]
     return [each for _, each in sorted(found)]
-
-
-def _is_start_removed(base: Path, files: list[Path]) -> bool:
-    """True if the oldest files were removed."""
-    first = files[0]
-    if first == base:
-        return False
-    return first.name != f"{base.name}.000001"
 
 
 def read_tail(descriptor: int, size: int) -> tuple[list[bytes], bool]:
@@ -198,59 +190,51 @@ _NEEDED = frozenset(("time", "event", "who", "sandbox", "code_sha256", "outcome"
 def describe_event(event: events.Event, who: Record, *, code: Code, now: float) -> Record:
     """The fields of an event, without those of the chain."""
     subject = event.subject
+    owner = subject.metadata.get("owner")  # that the program gave
     record: Record = {
         "time": datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds"),
         "event": _NAMES[type(event)],
-        "who": {**who, "owner": _owner(subject.metadata)},
+        "who": {**who, "owner": None if owner is None else _text(owner)},
         "sandbox": subject.id,
         "backend": subject.backend,
         "environment": _text(subject.environment),
+        **_describe_kind(event),
     }
-    more = _MORE.get(type(event))
-    if more is not None:
-        record |= more(event)
     given = getattr(event, "code", None)
     if isinstance(given, str):
-        record |= _code(given, code)
+        raw = given.encode("utf-8", "surrogatepass")
+        record |= {"code_sha256": hashlib.sha256(raw).hexdigest(), "code_bytes": len(raw)}
+        record |= {"code": given} if code == "full" else {}
     return record
 
 
-def _owner(metadata: Mapping[str, str]) -> str | None:
-    """The owner that the program gave: metadata={"owner": ...}."""
-    return _text(metadata["owner"]) if "owner" in metadata else None
+def _describe_kind(event: events.Event) -> Record:
+    """The fields that only this kind of event has."""
+    match event:
+        case events.Starting():
+            given = list(event.subject.metadata.items())[:MAX_ITEMS]
+            metadata = {_text(key): _text(value) for key, value in given}
+            return {"limits": event.subject.limits.to_dict(), "metadata": metadata}
+        case events.Started():
+            seen = event.whereabouts
+            return {"seconds": _round(event.seconds), "pid": seen.pid, "container": seen.container}
+        case events.StartFailed() | events.CellFailed():
+            told = {"name": type(event.error).__name__, "message": _text(str(event.error))}
+            return {"seconds": _round(event.seconds), "error": told}
+        case events.CellEnded():
+            return _describe_cell(event)
+        case events.CommandEnded():
+            return _describe_command(event)
+        case events.FilesChanged():
+            changed = list(event.fields.items())[:MAX_ITEMS]
+            fields = {_text(name): _plain(value) for name, value in changed}
+            return {"operation": event.operation, "fields": fields}
+        case events.Ended():
+            return {"reason": _text(event.reason), "seconds": _round(event.seconds)}
+    return {}
 
 
-def _code(given: str, how: Code) -> Record:
-    raw = given.encode("utf-8", "surrogatepass")
-    said: Record = {"code_sha256": hashlib.sha256(raw).hexdigest(), "code_bytes": len(raw)}
-    return said | {"code": given} if how == "full" else said
-
-
-def _starting(event: events.Event) -> Record:
-    subject = event.subject
-    metadata = {
-        _text(key): _text(value) for key, value in list(subject.metadata.items())[:MAX_ITEMS]
-    }
-    return {"limits": subject.limits.to_dict(), "metadata": metadata}
-
-
-def _started(event: events.Event) -> Record:
-    assert isinstance(event, events.Started)
-    seen = event.whereabouts
-    return {"seconds": _round(event.seconds), "pid": seen.pid, "container": seen.container}
-
-
-def _failed(event: events.Event) -> Record:
-    assert isinstance(event, (events.StartFailed, events.CellFailed))
-    error = event.error
-    return {
-        "seconds": _round(event.seconds),
-        "error": {"name": type(error).__name__, "message": _text(str(error))},
-    }
-
-
-def _cell(event: events.Event) -> Record:
-    assert isinstance(event, events.CellEnded)
+def _describe_cell(event: events.CellEnded) -> Record:
     done = event.execution
     record: Record = {
         "outcome": done.outcome.value,
@@ -287,8 +271,7 @@ def _cell(event: events.Event) -> Record:
     return record
 
 
-def _command(event: events.Event) -> Record:
-    assert isinstance(event, events.CommandEnded)
+def _describe_command(event: events.CommandEnded) -> Record:
     result = event.result
     shown = event.cmd if isinstance(event.cmd, str) else list(event.cmd)[:MAX_ITEMS]
     return {
@@ -298,20 +281,6 @@ def _command(event: events.Event) -> Record:
         "signal": result.signal,
         "usage": _usage(result.usage),
     }
-
-
-def _files(event: events.Event) -> Record:
-    assert isinstance(event, events.FilesChanged)
-    fields = list(event.fields.items())[:MAX_ITEMS]
-    return {
-        "operation": event.operation,
-        "fields": {_text(name): _plain(value) for name, value in fields},
-    }
-
-
-def _ended(event: events.Event) -> Record:
-    assert isinstance(event, events.Ended)
-    return {"reason": _text(event.reason), "seconds": _round(event.seconds)}
 
 
 _NAMES: Mapping[type[events.Event], str] = {
@@ -324,16 +293,6 @@ _NAMES: Mapping[type[events.Event], str] = {
     events.CommandEnded: "command.ended",
     events.FilesChanged: "files.changed",
     events.Ended: "sandbox.ended",
-}
-_MORE: Mapping[type[events.Event], Callable[[events.Event], Record]] = {
-    events.Starting: _starting,
-    events.Started: _started,
-    events.StartFailed: _failed,
-    events.CellEnded: _cell,
-    events.CellFailed: _failed,
-    events.CommandEnded: _command,
-    events.FilesChanged: _files,
-    events.Ended: _ended,
 }
 
 

@@ -74,8 +74,8 @@ class LiveSandbox:
 class LiveSandboxes:
     """Looks at all sandboxes. The share of CPU is known from the second look on.
 
-    with Sightings() as sightings:
-        for each in sightings.look(): ...
+    with LiveSandboxes() as sandboxes:
+        for each in sandboxes.look(): ...
     """
 
     def __init__(self) -> None:

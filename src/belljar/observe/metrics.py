@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -45,23 +46,16 @@ BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2
 Kind = Literal["counter", "histogram", "gauge"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Metric:
     name: str
     kind: Kind
     labels: tuple[str, ...]
     meaning: str
-    optional: bool = False  # only if it was asked for
 
 
 def _metric(name: str, kind: Kind, labels: str, meaning: str) -> Metric:
-    return Metric(
-        name=f"belljar_{name}",
-        kind=kind,
-        labels=tuple(labels.split()),
-        meaning=meaning,
-        optional="sandbox" in labels.split(),
-    )
+    return Metric(f"belljar_{name}", kind, tuple(labels.split()), meaning)
 
 
 METRICS = (
@@ -94,13 +88,6 @@ METRICS = (
     _metric("sandbox_memory_limit_bytes", "gauge", "sandbox backend", "its limit"),
     _metric("sandbox_cpus_in_use", "gauge", "sandbox backend", "processors that one keeps busy"),
 )
-BY_NAME = {metric.name: metric for metric in METRICS}
-
-
-def find_error_names() -> frozenset[str]:
-    """The names of Belljar's exceptions; other errors are counted as "other"."""
-    found = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type)}
-    return frozenset(name for name, kind in found.items() if issubclass(kind, SandboxError))
 
 
 def make_reference() -> str:
@@ -108,7 +95,7 @@ def make_reference() -> str:
     rows = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
     for metric in METRICS:
         labels = ", ".join(f"`{label}`" for label in metric.labels)
-        asked = " (only with `per_sandbox=True`)" if metric.optional else ""
+        asked = " (only with `per_sandbox=True`)" if "sandbox" in metric.labels else ""
         rows.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.meaning}{asked} |")
     return "\n".join(rows) + "\n"
 
@@ -136,27 +123,23 @@ class Metrics:
                 self._made[metric.name] = make(
                     metric.name, metric.meaning, metric.labels, registry=self.registry
                 )
-        self._errors = find_error_names()
         self._values: dict[tuple[str, str], set[str]] = {}
         self._lock = threading.Lock()
         self._sources: dict[str, Source] = {}
-        self._monitor: Monitor | None = None
-        self._subscription: events.Subscription | None = None
-        self._pool_subscription: events.Subscription | None = None
+        self._subscriptions: tuple[events.Subscription, ...] = ()
         self._servers: list[tuple[Any, threading.Thread]] = []
         self.gauge_source("belljar_sandboxes", _live_by_backend)
         self.gauge_source("belljar_pool_guests", _guests_of_pools)
         self.gauge_source("belljar_pool_waiting", _waiting_for_pools)
-        self._gauges = _Gauges(self._families)
-        self.registry.register(self._gauges)
+        self.registry.register(_Gauges(self._families))
 
     # -- counters ---------------------------------------------------------------------------
 
     def subscribe(self) -> Self:
         """Count the events of this process from now on. May be called twice."""
-        if self._subscription is None:
-            self._subscription = events.subscribe(self.observe)
-            self._pool_subscription = events.subscribe_pools(self._observe_pool)
+        if not self._subscriptions:
+            pools = events.subscribe_pools(self._observe_pool)
+            self._subscriptions = events.subscribe(self.observe), pools
         return self
 
     def observe(self, event: events.Event) -> None:
@@ -184,7 +167,8 @@ class Metrics:
                 operation = self._cap("belljar_file_changes_total", "operation", event.operation)
                 self._count("belljar_file_changes_total", operation)
             case events.Ended():
-                self._count("belljar_ends_total", _label_reason(event.reason), backend)
+                reason = next((word for word in ENDS if word in event.reason), OTHER)
+                self._count("belljar_ends_total", reason, backend)
 
     def _cell(self, event: events.CellEnded, backend: str) -> None:
         execution = event.execution
@@ -228,7 +212,7 @@ class Metrics:
         if not isinstance(error, Exception):
             return "cancelled"
         for kind in type(error).__mro__:
-            if kind.__name__ in self._errors and issubclass(kind, SandboxError):
+            if issubclass(kind, SandboxError) and hasattr(errors, kind.__name__):
                 return kind.__name__
         return OTHER
 
@@ -247,14 +231,13 @@ class Metrics:
 
     def gauge_source(self, name: str, source: Source) -> None:
         """Read a gauge of the table from `source` at each scrape; label values → value."""
-        metric = BY_NAME.get(name)
-        if metric is None or metric.kind != "gauge":
-            raise unknown_option("gauge", name, [m.name for m in METRICS if m.kind == "gauge"])
+        gauges = [metric.name for metric in METRICS if metric.kind == "gauge"]
+        if name not in gauges:
+            raise unknown_option("gauge", name, gauges)
         self._sources[name] = source
 
     def watch(self, monitor: Monitor) -> None:
         """Take memory, processors and processes from the last samples of this monitor."""
-        self._monitor = monitor
         add = self.gauge_source
         add("belljar_memory_bytes", lambda: _summed(monitor, lambda each: each.memory))
         add("belljar_processes", lambda: _summed(monitor, lambda each: each.processes))
@@ -275,8 +258,11 @@ class Metrics:
             if source is None:
                 continue
             family = GaugeMetricFamily(metric.name, metric.meaning, labels=metric.labels)
-            for labels, value in _checked(metric, source()):
-                family.add_metric(labels, value)
+            for labels, value in list(source().items())[:MOST_SANDBOXES]:
+                if len(labels) != len(metric.labels):
+                    needed = f"{metric.name} has the labels {metric.labels}"
+                    raise InvalidOption(f"{needed}, not {labels!r}")
+                family.add_metric(labels, float(value))
             yield family
 
     # -- output -----------------------------------------------------------------------------
@@ -307,10 +293,9 @@ class Metrics:
 
     def close(self) -> None:
         """Stop counting and serving. What was counted can still be read. May be called twice."""
-        for subscription in (self._subscription, self._pool_subscription):
-            if subscription is not None:
-                subscription.cancel()
-        self._subscription = self._pool_subscription = None
+        for subscription in self._subscriptions:
+            subscription.cancel()
+        self._subscriptions = ()
         while self._servers:
             server, thread = self._servers.pop()
             server.shutdown()
@@ -344,23 +329,15 @@ class _Gauges:
         return []  # otherwise the sources are read at registration
 
 
-def _checked(metric: Metric, values: Values) -> Iterator[tuple[tuple[str, ...], float]]:
-    for labels, value in list(values.items())[:MOST_SANDBOXES]:
-        if len(labels) != len(metric.labels):
-            raise InvalidOption(f"{metric.name} has the labels {metric.labels}, not {labels!r}")
-        yield labels, float(value)
-
-
 def _live_by_backend() -> Values:
     return _sum_by_backend((each._lifecycle.subject.backend, 1.0) for each in events.live())
 
 
 def _guests_of_pools() -> Values:
-    found: dict[tuple[str, ...], float] = {("idle",): 0.0}
+    found = Counter(idle=0)
     for pool in events.open_pools():
-        for state, number in pool.count_guests().items():
-            found[state,] = found.get((state,), 0.0) + number
-    return found
+        found.update(pool.count_guests())
+    return {(state,): number for state, number in found.items()}
 
 
 def _waiting_for_pools() -> Values:
@@ -394,7 +371,3 @@ def _label_backend(backend: str) -> str:
 
 def _cpus(sample: Sample) -> float | None:
     return None if sample.cpu_percent is None else sample.cpu_percent / 100
-
-
-def _label_reason(reason: str) -> str:
-    return next((word for word in ENDS if word in reason), OTHER)

@@ -9,14 +9,12 @@ from __future__ import annotations
 import contextvars
 import functools
 import os
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
 from belljar.errors import SandboxError, unknown_option
-
-T = TypeVar("T")
 
 BACKENDS = ("native", "docker", "all")
 DOCKER_TIMEOUT = 300.0  # seconds
@@ -47,11 +45,6 @@ class Collected:
 def find_orphans(backend: str = "all") -> Collected:
     """The orphans now; nothing is removed. Blocks; asks the container engine, if there is one."""
     return collect_orphans(backend, dry_run=True)
-
-
-def count_orphans(backend: str = "all") -> int:
-    """How many sandboxes and builds have lost their owner."""
-    return sum(each.kind in RUNNING for each in find_orphans(backend).leftovers)
 
 
 def collect_orphans(backend: str = "all", *, dry_run: bool = False) -> Collected:
@@ -119,6 +112,11 @@ def _collect_docker(dry_run: bool) -> list[Leftover]:
 
     engine = Engine(endpoint.find_endpoint())
     ask = functools.partial(sweep_leftovers, engine, dry_run=dry_run, timeout=DOCKER_TIMEOUT)
+    # The caller may run an event loop: a second one needs its own thread, and a context that does
+    # not name the first.
+    run = functools.partial(anyio.run, ask)
+    with ThreadPoolExecutor(1, "belljar-orphans") as thread:
+        found = thread.submit(contextvars.Context().run, run).result()
     return [
         Leftover(
             backend="docker",
@@ -129,35 +127,16 @@ def _collect_docker(dry_run: bool) -> list[Leftover]:
             problem=each.problem,
             id=each.id,
         )
-        for each in _run_in_thread(functools.partial(anyio.run, ask))
+        for each in found
     ]
-
-
-def _run_in_thread(function: Callable[[], T]) -> T:
-    """The caller may run an event loop, and a second one cannot run in the same thread."""
-    made: list[T] = []
-    failed: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            made.append(function())
-        except BaseException as error:
-            failed.append(error)
-
-    # A new context: the caller's may name its event loop.
-    context = contextvars.Context()
-    thread = threading.Thread(target=context.run, args=(work,), name="belljar-orphans")
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return made[0]
 
 
 def _collect_presence(dry_run: bool) -> Iterator[Leftover]:
     from belljar.observe import presence
 
-    for note in presence.read_stale_notes():
+    for note in presence.read_notes():
+        if not note.stale:
+            continue
         removed = not dry_run and presence.remove_stale(note)
         yield Leftover(
             backend="docker" if note.backend == "docker" else "native",

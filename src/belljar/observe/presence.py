@@ -54,8 +54,14 @@ class Presence:
     """Writes the files of this process's sandboxes. Subscribed to their starts and ends."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
-        self._owner = _owner_fields()
+        us = Owner.current()
+        self.pid = us.pid
+        self._owner = {
+            "pid": us.pid,
+            "started": us.started,
+            "pid_namespace": us.pid_namespace,
+            "host": f"{us.machine}.{us.boot}",
+        }
         self._lock = threading.Lock()
         self._files: dict[str, str] = {}  # id → path
         self._swept: set[str] = set()  # backends whose stale notes were removed
@@ -159,17 +165,7 @@ os.register_at_fork(after_in_child=_after_fork)
 atexit.register(uninstall)
 
 
-def _owner_fields() -> dict[str, int | str]:
-    us = Owner.current()
-    return {
-        "pid": us.pid,
-        "started": us.started,
-        "pid_namespace": us.pid_namespace,
-        "host": f"{us.machine}.{us.boot}",
-    }
-
-
-def _encode(subject: events.Subject, seen: Location, owned: Mapping[str, int | str]) -> bytes:
+def _encode(subject: events.Subject, seen: Location, owned: Mapping[str, object]) -> bytes:
     metadata = {
         key[:MAX_TEXT]: value[:MAX_TEXT]
         for key, value in list(subject.metadata.items())[:MAX_METADATA]
@@ -204,22 +200,16 @@ def read_notes(*, everybody: bool | None = None) -> list[Note]:
     return sorted(found.values(), key=lambda note: note.created)
 
 
-def read_stale_notes() -> list[Note]:
-    """The files of dead processes."""
-    return [note for note in read_notes() if note.stale]
-
-
 def remove_stale(note: Note) -> bool:
     """Remove a stale file, if it still is the one that was read."""
     with presence_file.open_directory(os.path.dirname(note.path)) as directory:
         if directory is None:
             return False
-        name = os.path.basename(note.path)
-        again = _read(directory, name, os.path.dirname(note.path))
+        again = _read(directory, note.id)
         if again is None or not again.stale or again.owner != note.owner:
             return again is None
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=directory.fd)
+            os.unlink(note.id, dir_fd=directory.fd)
         return True
 
 
@@ -229,26 +219,24 @@ def _notes_in(path: str) -> Iterator[Note]:
             return
         most = MAX_FILES if directory.uid == os.geteuid() else MAX_FOREIGN
         for name in sorted(os.listdir(directory.fd))[:most]:
-            if _ID.fullmatch(name) and (note := _read(directory, name, path)):
+            if _ID.fullmatch(name) and (note := _read(directory, name)):
                 yield note
 
 
-def _read(directory: presence_file.OpenDirectory, name: str, path: str) -> Note | None:
+def _read(directory: presence_file.OpenDirectory, name: str) -> Note | None:
     try:
         # O_NONBLOCK: opening a FIFO of that name would block.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(name, flags, dir_fd=directory.fd)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != directory.uid:
+                return None
+            data = os.read(descriptor, MAX_FILE + 1)
+        finally:
+            os.close(descriptor)
     except OSError:
         return None  # gone, or not a presence file
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != directory.uid:
-            return None
-        data = os.read(descriptor, MAX_FILE + 1)
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)
     if len(data) > MAX_FILE:
         return None
-    return parse_note(data, name=name, uid=directory.uid, path=f"{path}/{name}")
+    return parse_note(data, name=name, uid=directory.uid, path=f"{directory.path}/{name}")

@@ -153,16 +153,12 @@ def process_started(pid: int) -> int | None:
     return None if fields is None else int(fields[_STARTED])
 
 
-def process_parent(pid: int) -> int | None:
-    fields = _stat(pid)
-    return None if fields is None else int(fields[_PARENT])
-
-
 def is_descendant(pid: int, ancestor: int) -> bool:
     """True if the process is a child of the other one, or a child of its children."""
     for _ in range(64):
-        above = process_parent(pid)
-        if above is None or above <= 1:
+        fields = _stat(pid)
+        above = 0 if fields is None else int(fields[_PARENT])
+        if above <= 1:
             return False
         if above == ancestor:
             return True
@@ -194,14 +190,12 @@ def _stat(pid: int) -> list[bytes] | None:
     # os.open is faster than open(): this is read at each start of a sandbox.
     try:
         descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            text = os.read(descriptor, 4096)
+        finally:
+            os.close(descriptor)
     except OSError:
         return None
-    try:
-        text = os.read(descriptor, 4096)
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)
     return text.rpartition(b")")[2].split()
 
 
@@ -213,6 +207,7 @@ MOST_USERS = 1000
 
 @dataclass(frozen=True)
 class OpenDirectory:
+    path: str
     fd: int
     uid: int  # of its owner
 
@@ -293,16 +288,14 @@ def open_directory(path: str) -> Iterator[OpenDirectory | None]:
     checked in the same way.
     """
     try:
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(path, flags)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         yield None
         return
     try:
         status = os.fstat(descriptor)
         # An ordinary user sees its own directory; root sees every private one.
-        wanted = None if os.geteuid() == 0 else os.geteuid()
-        private = _is_private(status, wanted)
-        yield OpenDirectory(descriptor, status.st_uid) if private else None
+        private = _is_private(status, None if os.geteuid() == 0 else os.geteuid())
+        yield OpenDirectory(path, descriptor, status.st_uid) if private else None
     finally:
         os.close(descriptor)

@@ -13,29 +13,22 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 import anyio
 
 from belljar import events
 from belljar.backends.base import UsageSample
 from belljar.errors import InvalidOption, SandboxError
-from belljar.limits import Limits
+
+if TYPE_CHECKING:
+    from belljar.sandbox.sandbox import AsyncSandbox
 
 log = logging.getLogger("belljar.observe")
 
 USAGE_TIMEOUT = 10.0  # seconds; an engine may be slow, and other sandboxes wait
 AT_ONCE = 16  # readings; for a remote container each is a call over the network
-
-
-class Watched(Protocol):
-    """The part of a sandbox that a Monitor uses."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def limits(self) -> Limits: ...
-    async def usage(self) -> UsageSample: ...
+SHORTEST = 0.01  # seconds between two samples, or two searches for orphans
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,10 +84,9 @@ class Monitor:
         interval: float = 1.0,
         keep: int = 300,
         on_samples: Iterable[Callable[[Mapping[str, Sample]], object]] = (),
-        sandboxes: Callable[[], Iterable[Watched]] | None = None,
+        sandboxes: Callable[[], Iterable[AsyncSandbox]] | None = None,
     ) -> None:
-        if isinstance(interval, bool) or not math.isfinite(interval) or interval < 0.01:
-            raise InvalidOption(f"interval={interval!r} is not a number of seconds from 0.01 on")
+        check_seconds("interval", interval)
         if type(keep) is not int or keep < 2:
             raise InvalidOption(f"keep={keep!r} is not a whole number of samples from 2 on")
         self.interval = interval
@@ -104,8 +96,7 @@ class Monitor:
         self._rings: dict[str, deque[Sample]] = {}
         self._moments: dict[str, tuple[float, float | None]] = {}
         self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread: Repeating | None = None
         self._failed: set[str] = set()
         self.seconds = 0.0  # spent on sampling so far
         self.rounds = 0
@@ -130,7 +121,7 @@ class Monitor:
         found: dict[str, Sample] = {}
         limiter = anyio.CapacityLimiter(AT_ONCE)
 
-        async def one(sandbox: Watched) -> None:
+        async def one(sandbox: AsyncSandbox) -> None:
             async with limiter:
                 sample = await self._read(sandbox)
             if sample is not None:
@@ -153,7 +144,7 @@ class Monitor:
         """sample(), blocking. Not for a thread that runs an event loop."""
         return anyio.run(self.sample)
 
-    async def _read(self, sandbox: Watched) -> Sample | None:
+    async def _read(self, sandbox: AsyncSandbox) -> Sample | None:
         try:
             with anyio.move_on_after(USAGE_TIMEOUT):
                 reading = await sandbox.usage()
@@ -185,29 +176,17 @@ class Monitor:
         """Sample every `interval` seconds from now on. May be called twice."""
         with self._lock:
             if self._thread is None:
-                self._stop.clear()
-                self._thread = threading.Thread(
-                    target=self._run, name="belljar-monitor", daemon=True
+                self._thread = Repeating(
+                    self.sample_now, self.interval, what="sampling", name="belljar-monitor"
                 )
-                self._thread.start()
         return self
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                anyio.run(self.sample)
-            except Exception:
-                # A defect in here must not stop the monitoring.
-                log.exception("sampling failed; retrying in %g s", self.interval)
-            self._stop.wait(self.interval)
 
     def close(self) -> None:
         """Stop sampling; what was sampled can still be read. May be called twice."""
-        self._stop.set()
         with self._lock:
             thread, self._thread = self._thread, None
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+        if thread is not None:
+            thread.close()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -216,14 +195,45 @@ class Monitor:
         self.close()
 
 
-def _sample(sandbox: Watched, reading: UsageSample) -> Sample:
+class Repeating:
+    """Calls `act` in a thread now, and again after each `interval`, until close()."""
+
+    def __init__(self, act: Callable[[], object], interval: float, *, what: str, name: str) -> None:
+        self._act = act
+        self._interval = interval
+        self._what = what
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._act()
+            except Exception:
+                # A defect in here must not stop the monitoring.
+                log.exception("%s failed; retrying in %g s", self._what, self._interval)
+            self._stop.wait(self._interval)
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+
+def check_seconds(name: str, given: object) -> None:
+    number = isinstance(given, (int, float)) and not isinstance(given, bool)
+    if not number or not math.isfinite(given) or given < SHORTEST:  # type: ignore[arg-type, operator]
+        raise InvalidOption(f"{name}={given!r} is not a number of seconds from {SHORTEST} on")
+
+
+def _sample(sandbox: AsyncSandbox, reading: UsageSample) -> Sample:
     isolation = getattr(sandbox, "isolation", None)
     return Sample(
         time=time.time(),
         sandbox=sandbox.id,
         backend=isolation.backend if isolation is not None else "unknown",
         cpu=reading.cpu,
-        cpu_percent=None,
         memory=reading.memory,
         peak_memory=reading.peak_memory,
         processes=reading.processes,

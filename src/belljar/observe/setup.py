@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import math
 import os
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Never, Self
@@ -15,16 +12,13 @@ from belljar.observe import orphans
 from belljar.observe.alerts import Alert, Alerts, Rules
 from belljar.observe.audit import Audit
 from belljar.observe.metrics import Metrics
-from belljar.observe.sampling import Monitor, Sample
+from belljar.observe.sampling import Monitor, Repeating, Sample, check_seconds
 from belljar.observe.tracing import Tracing
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
-log = logging.getLogger("belljar.observe")
-
 ORPHANS_INTERVAL = 60.0  # seconds; it asks the container engine
-SHORTEST = 0.01  # seconds between two samples, or two searches
 
 
 class Observing:
@@ -77,9 +71,9 @@ def enable(
         raise unknown_option("option of enable", name, enable.__kwdefaults__ or ())
     _check_outputs(audit, metrics, metrics_port, metrics_addr, tracing)
     _check_alerts(alerts, on_alert)
-    _check_seconds("interval", interval)
+    check_seconds("interval", interval)
     if orphans_interval is not None:
-        _check_seconds("orphans_interval", orphans_interval)
+        check_seconds("orphans_interval", orphans_interval)
     made = Observing()
     try:
         if audit is not None:
@@ -142,12 +136,6 @@ def _check_alerts(alerts: object, on_alert: object) -> None:
         raise InvalidOption("on_alert without alerts is never called", hint="add alerts=True")
 
 
-def _check_seconds(name: str, given: object) -> None:
-    number = isinstance(given, (int, float)) and not isinstance(given, bool)
-    if not number or not math.isfinite(given) or given < SHORTEST:  # type: ignore[arg-type, operator]
-        raise InvalidOption(f"{name}={given!r} is not a number of seconds from {SHORTEST} on")
-
-
 def _alert_callbacks(
     made: Observing, callback: Callable[[Alert], None] | None
 ) -> list[Callable[..., None]]:
@@ -168,50 +156,22 @@ def _watch(made: Observing, interval: float, orphans_interval: float | None) -> 
     if made.metrics is not None:
         made.metrics.watch(made.monitor)
     if orphans_interval is not None:
-        watch = _OrphanWatch(made, orphans_interval)
-        made._stack.callback(watch.close)
-        if made.metrics is not None:
-            made.metrics.gauge_source("belljar_orphans", watch.values)
-        watch.start()
+        _watch_orphans(made, orphans_interval)
     made.monitor.start()
 
 
-class _OrphanWatch:
-    """Searches for orphans at intervals, in a thread: a container engine may be slow."""
+def _watch_orphans(made: Observing, interval: float) -> None:
+    found: dict[tuple[str, ...], float] = {("native",): 0.0, ("docker",): 0.0}
 
-    def __init__(self, made: Observing, interval: float) -> None:
-        self._made = made
-        self._interval = interval
-        self._found: dict[tuple[str, ...], float] = {("native",): 0.0, ("docker",): 0.0}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="belljar-orphans", daemon=True)
+    def look() -> None:
+        left = orphans.find_orphans().leftovers
+        running: list[str] = [each.backend for each in left if each.kind in orphans.RUNNING]
+        found.update({(backend,): running.count(backend) for (backend,) in found})
+        if made.alerts is not None:
+            made.alerts.look(None, orphans=len(running))
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def values(self) -> Mapping[tuple[str, ...], float]:
-        return dict(self._found)
-
-    def _run(self) -> None:
-        while True:
-            try:
-                self._look()
-            except Exception:
-                log.exception("searching for orphans failed; retrying in %g s", self._interval)
-            if self._stop.wait(self._interval):
-                return
-
-    def _look(self) -> None:
-        counted = [
-            each for each in orphans.find_orphans().leftovers if each.kind in orphans.RUNNING
-        ]
-        self._found = {
-            (backend,): float(sum(each.backend == backend for each in counted))
-            for backend in ("native", "docker")
-        }
-        if self._made.alerts is not None:
-            self._made.alerts.look(None, orphans=len(counted))
-
-    def close(self) -> None:
-        self._stop.set()
-        self._thread.join()
+    if made.metrics is not None:
+        made.metrics.gauge_source("belljar_orphans", found.copy)
+    # In a thread: a container engine may be slow.
+    watch = Repeating(look, interval, what="searching for orphans", name="belljar-orphans")
+    made._stack.callback(watch.close)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, TracerProvider
 
 Attributes = Mapping[str, str | bool | int | float]
+_EndOfSpan = events.Started | events.StartFailed | events.CellEnded | events.CellFailed
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,13 +63,13 @@ class Tracing:
                 self._begin("run_code", event, said)
             case events.Started():
                 stages = {f"belljar.stage.{name}": took for name, took in event.stages.items()}
-                self._end("sandbox.start", event, event.seconds, stages)
+                self._end("sandbox.start", event, stages)
             case events.StartFailed():
-                self._end("sandbox.start", event, event.seconds, {}, event.error)
+                self._end("sandbox.start", event, {})
             case events.CellEnded():
-                self._end("run_code", event, event.seconds, _describe_cell(event))
+                self._end("run_code", event, _describe_cell(event))
             case events.CellFailed():
-                self._end("run_code", event, event.seconds, {}, event.error)
+                self._end("run_code", event, {})
 
     def _begin(self, name: str, event: events.Event, more: Attributes) -> None:
         from opentelemetry import context
@@ -79,23 +80,16 @@ class Tracing:
         token = context.attach(self._trace.set_span_in_context(span))
         _open.set((*_open.get(), _Open(name, event.subject.id, span, token)))
 
-    def _end(
-        self,
-        name: str,
-        event: events.Event,
-        seconds: float,
-        more: Attributes,
-        error: BaseException | None = None,
-    ) -> None:
+    def _end(self, name: str, event: _EndOfSpan, more: Attributes) -> None:
         span = self._take(name, event.subject.id)
         if span is None:  # it began before subscribe()
-            began = time.time_ns() - int(seconds * 1e9)
+            began = time.time_ns() - int(event.seconds * 1e9)
             span = self._tracer.start_span(name, start_time=began)
         span.set_attributes({**_describe_subject(event.subject), **more})
         status = self._trace.StatusCode
-        if error is not None:
-            span.record_exception(error)
-            span.set_status(status.ERROR, type(error).__name__)
+        if isinstance(event, (events.StartFailed, events.CellFailed)):
+            span.record_exception(event.error)
+            span.set_status(status.ERROR, type(event.error).__name__)
         elif isinstance(event, events.CellEnded) and not event.execution.ok:
             span.set_status(status.ERROR, event.execution.outcome.value)
         span.end()
