@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from types import TracebackType
 from typing import Any, Self
 
 import anyio
@@ -95,16 +94,11 @@ class Calls:
         self._tasks = await anyio.create_task_group().__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool | None:
+    async def __aexit__(self, *exception: Any) -> bool | None:
         assert self._tasks is not None
         try:
             self._tasks.cancel_scope.cancel()
-            return await self._tasks.__aexit__(kind, error, traceback)
+            return await self._tasks.__aexit__(*exception)
         finally:
             # Do not refer to the run any more: its values must not wait for the garbage collector.
             self._answer = _ignore_answer

@@ -51,7 +51,7 @@ class GuestSession:
         return self.channel.alive
 
     def kill(self) -> None:
-        """Kill the guest, which has broken the protocol, and refuse further requests to it."""
+        """Kill the guest. It takes a moment to die, and must not be used meanwhile."""
         self.guest.kill()
         self.channel.kill()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from belljar.backends.base import init_settings
@@ -193,23 +193,36 @@ def make_rejected(report: Report, count: int) -> Execution:
         f"line {each.line}: {each.message} [{each.rule}]: {each.remedy}"
         for each in report.findings[:MOST_NOTES]
     )
+    error = ErrorInfo(name="PolicyRejected", value=report.summary(), traceback="")
+    made = make_empty(Outcome.rejected, error, notes, count=count, cpu=0.0)
+    return replace(made, state_preserved=True, policy=report)
+
+
+def make_empty(
+    outcome: Outcome,
+    error: ErrorInfo,
+    notes: tuple[str, ...],
+    *,
+    count: int,
+    cpu: float | None = None,
+) -> Execution:
+    """The Execution of code that did not run, or of which nothing is known."""
     return Execution(
-        outcome=Outcome.rejected,
+        outcome=outcome,
         text=None,
         value=None,
         results=(),
         stdout="",
         stderr="",
         logs=Logs(stdout=(), stderr=()),
-        error=ErrorInfo(name="PolicyRejected", value=report.summary(), traceback=""),
+        error=error,
         exit_code=None,
         signal=None,
         execution_count=count,
-        usage=Usage(wall=0.0, cpu=0.0, peak_memory=None, output_bytes=0),
-        state_preserved=True,
+        usage=Usage(wall=0.0, cpu=cpu, peak_memory=None, output_bytes=0),
+        state_preserved=False,
         truncated=False,
         notes=notes,
-        policy=report,
     )
 
 

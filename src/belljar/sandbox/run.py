@@ -94,7 +94,8 @@ class Run:
     def __init__(
         self, session: GuestSession, cell: Cell, functions: Registry | None = None
     ) -> None:
-        self._channel, self._guest, self._cell = session.channel, session.guest, cell
+        self._session, self._cell = session, cell
+        self._channel, self._guest = session.channel, session.guest
         limits = cell.limits
         self._exchange = session.channel.open()
         self._room = limits.output
@@ -202,7 +203,7 @@ class Run:
         except WorkerDied:
             self._done = wire.Frame(wire.DONE, number, {"status": "died", "lost": True}, b"")
         except ProtocolError as error:
-            self._kill()
+            self._session.kill()
             self._lost = error
         except BaseException:
             if sent:  # else there is nothing to end
@@ -230,7 +231,7 @@ class Run:
         with anyio.move_on_after(DEATH):
             await self._collect()
         if self._done is None:
-            self._kill()
+            self._session.kill()
             raise Lost
 
     async def _stop_silently(self) -> None:
@@ -238,12 +239,7 @@ class Run:
         try:
             await self._stop()
         except (Lost, ProtocolError):
-            self._kill()
-
-    def _kill(self) -> None:
-        """Kill the guest. It takes a moment to die, and must not be used meanwhile."""
-        self._guest.kill()
-        self._channel.kill()
+            self._session.kill()
 
     async def interrupt(self) -> None:
         self._interrupted = True
@@ -347,7 +343,7 @@ class Run:
             )
         # The interpreter does not even read: nothing of it can be kept.
         self._stopped_for = Outcome.timeout
-        self._kill()
+        self._session.kill()
         raise Lost
 
     async def _wait_taken(self) -> None:
