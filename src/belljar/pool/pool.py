@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import itertools
 import os
 import sys
@@ -189,19 +190,15 @@ class AsyncPool:
                 "one sandbox at a time can have a session or a workspace, and here several run",
                 hint="concurrency=1, or give each snippet its own in its options",
             )
-        order = snippet.MapOptions(
+        run_item = functools.partial(
+            snippet.run_item,
+            self,
             owner=settings.check_owner(owner) if owner is not None else ("map", next(_maps)),
             timeout=timeout,
             options=options,
             raising=on_error == "raise",
         )
-        return MapRun(
-            lambda number, item, at_work: snippet.run_item(self, order, number, item, at_work),
-            self._binding,
-            concurrency,
-            window,
-            ordered,
-        )
+        return MapRun(run_item, self._binding, concurrency, window, ordered)
 
     async def warm_up(self, *, wait: float | None = None) -> None:
         """Wait until min_ready guests are ready. Raises the error of a start that failed."""

@@ -228,18 +228,12 @@ class PooledSandbox(AsyncSandbox):
             )
 
     async def kill(self) -> None:
-        """End it at once, whatever runs in it. Afterwards it is gone."""
         try:
             await super().kill()
         finally:
             self._release_lease()
 
     async def fork(self) -> Self:
-        """A second sandbox that goes on from here, independent from now on.
-
-        It has variables and files of its own, but shares the guest, and so the limits, with this
-        one: the two take turns. Each must be closed.
-        """
         twin = await super().fork()
         if self.lease is not None:
             self.lease.hold(twin)
