@@ -13,12 +13,13 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from belljar.limits import Limits
 
 if TYPE_CHECKING:
     from belljar.backends.base import Location
+    from belljar.pool.guests import Guests
     from belljar.results.execution import CommandResult, Execution
     from belljar.sandbox.sandbox import AsyncSandbox
 
@@ -135,19 +136,6 @@ class GuestStartFailed(PoolEvent):
     error: Exception
 
 
-class CountedPool(Protocol):
-    """What is asked of an open pool, from any thread."""
-
-    def count_guests(self) -> Mapping[str, int]:
-        """How many guests it has, by their state."""
-
-    @property
-    def waiting(self) -> int: ...
-
-
-Callback = Callable[[Event], None]
-
-
 class Subscription:
     """What `subscribe` gives; `cancel` ends it. May be used as a context manager."""
 
@@ -159,6 +147,8 @@ class Subscription:
         self.cells = cells
         self.pools = pools
         self._complained = False
+        with _changing:
+            _set((*_all, self))
 
     def tell(self, event: Event | PoolEvent) -> None:
         try:
@@ -188,7 +178,7 @@ _subscriptions: tuple[Subscription, ...] = ()  # to events of sandboxes
 cell_subscriptions: tuple[Subscription, ...] = ()
 _of_pools: tuple[Subscription, ...] = ()
 _live: weakref.WeakSet[AsyncSandbox] = weakref.WeakSet()
-_pools: weakref.WeakSet[CountedPool] = weakref.WeakSet()
+_pools: weakref.WeakSet[Guests] = weakref.WeakSet()
 
 
 def _set(subscriptions: tuple[Subscription, ...]) -> None:
@@ -199,7 +189,9 @@ def _set(subscriptions: tuple[Subscription, ...]) -> None:
     _of_pools = tuple(each for each in subscriptions if each.pools)
 
 
-def subscribe(callback: Callback, *, required: bool = False, cells: bool = True) -> Subscription:
+def subscribe(
+    callback: Callable[[Event], None], *, required: bool = False, cells: bool = True
+) -> Subscription:
     """Have each event of this process told to `callback`; without `cells`, only how sandboxes start
     and end, which costs nothing while they run.
 
@@ -207,18 +199,12 @@ def subscribe(callback: Callback, *, required: bool = False, cells: bool = True)
     caller of the sandbox instead: raised for Starting or CellStarting, it keeps the code from
     running.
     """
-    made = Subscription(callback, required=required, cells=cells)
-    with _changing:
-        _set((*_all, made))
-    return made
+    return Subscription(callback, required=required, cells=cells)
 
 
 def subscribe_pools(callback: Callable[[PoolEvent], None]) -> Subscription:
     """Have each event of this process's pools told to `callback`."""
-    made = Subscription(callback, required=False, cells=False, pools=True)
-    with _changing:
-        _set((*_all, made))
-    return made
+    return Subscription(callback, required=False, cells=False, pools=True)
 
 
 def tell(event: Event) -> None:
@@ -232,18 +218,18 @@ def tell_of_pool(event: PoolEvent) -> None:
         subscription.tell(event)
 
 
-def open_pools() -> list[CountedPool]:
+def open_pools() -> list[Guests]:
     """The pools of this process that are open."""
     with _changing:
         return list(_pools)
 
 
-def add_pool(pool: CountedPool) -> None:
+def add_pool(pool: Guests) -> None:
     with _changing:
         _pools.add(pool)
 
 
-def remove_pool(pool: CountedPool) -> None:
+def remove_pool(pool: Guests) -> None:
     with _changing:
         _pools.discard(pool)
 

@@ -7,10 +7,10 @@ Starts and ends of guests are background tasks: the caller that caused them may 
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
+from time import monotonic as now
 
 import anyio
 
@@ -42,10 +42,6 @@ from belljar.sandbox.options import Options
 
 CHECK = 15.0  # seconds after which an idle guest is asked whether it still answers
 _log = logging.getLogger("belljar")
-
-
-def now() -> float:
-    return time.monotonic()
 
 
 def pool_closed() -> PoolClosed:

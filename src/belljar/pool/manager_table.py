@@ -7,12 +7,12 @@ consistent state.
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from time import monotonic as now
 from types import MappingProxyType
 
 import anyio
@@ -69,10 +69,6 @@ COUNTED = (
     *("created", "deleted", "swept_idle", "swept_lifetime"),
     *("lost", "closed", "refused", "failed"),
 )
-
-
-def now() -> float:
-    return time.monotonic()
 
 
 class Entry:

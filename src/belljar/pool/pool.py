@@ -340,8 +340,7 @@ def _at_exit() -> None:
     """Runs before the runtime kills the guests: pools must not report these as lost, nor start
     other guests instead."""
     for guests in events.open_pools():
-        if isinstance(guests, Guests):
-            guests.state.closing = True
+        guests.state.closing = True
 
 
 atexit.register(_at_exit)

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Hashable, Iterab
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from belljar.errors import InvalidOption, unknown_option
+from belljar.errors import InvalidOption
 from belljar.limits import RULES, Limits
 from belljar.pool.decide import Rules
 
@@ -67,10 +67,7 @@ def make_options(given: Mapping[str, Any], own: Iterable[str]) -> Options:
     """Raises what is wrong with the options of a sandbox."""
     from belljar.sandbox import options
 
-    for name in given:
-        if name not in options.DEFAULTS and name not in RULES:  # limits get their own hint
-            raise unknown_option("option", name, [*own, *options.DEFAULTS])
-    return options.make_options(given)  # type: ignore[arg-type]
+    return options.make_options(given, own=own)  # type: ignore[arg-type]
 
 
 @functools.cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
@@ -46,15 +46,14 @@ class Snippet:
     """
 
     code: str
-    then: str | None = field(
-        default=None, kw_only=True
-    )  # runs after it if it succeeded, such as tests
-    variables: Mapping[str, object] = field(default_factory=dict, kw_only=True)
-    files: Mapping[str, str | bytes] = field(default_factory=dict, kw_only=True)  # by their paths
-    env: Mapping[str, str] | None = field(default=None, kw_only=True)
-    timeout: float | None = field(default=None, kw_only=True)  # seconds, for each of the two
-    options: Mapping[str, object] = field(default_factory=dict, kw_only=True)  # of its sandbox
-    metadata: object = field(default=None, kw_only=True)  # the caller's own; not looked at
+    _: KW_ONLY
+    then: str | None = None  # runs after it if it succeeded, such as tests
+    variables: Mapping[str, object] = field(default_factory=dict)
+    files: Mapping[str, str | bytes] = field(default_factory=dict)  # by their paths
+    env: Mapping[str, str] | None = None
+    timeout: float | None = None  # seconds, for each of the two
+    options: Mapping[str, object] = field(default_factory=dict)  # of its sandbox
+    metadata: object = None  # the caller's own; not looked at
 
     def __new__(cls, *parts: object, **given: object) -> Self:
         _check_known(given)

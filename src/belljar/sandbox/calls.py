@@ -80,7 +80,9 @@ class Calls:
         self._registry = registry
         self._stdin = stdin
         # The code reads standard input by calls, which `made` does not list.
-        self._read = None if stdin is None else _reader(stdin)
+        self._read: Callee | None = None
+        if stdin is not None:
+            self._read = Callee(HostFunction(stdin.read, timeout=None, concurrency=1), "stdin")
         self._answer = answer
         self._limit = limit  # bytes of one value, and of all arguments and results that wait
         self.deadline = deadline
@@ -197,10 +199,6 @@ class Calls:
             self.made.append(call)
         else:
             self.unrecorded += 1
-
-
-def _reader(stdin: Input) -> Callee:
-    return Callee(HostFunction(stdin.read, timeout=None, concurrency=1), "stdin")
 
 
 async def _ignore_answer(call: int, header: dict[str, object], value: Encoded | None) -> None:

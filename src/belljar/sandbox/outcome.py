@@ -244,8 +244,11 @@ async def _decode_value(
             blob = run.value.pop() if run.value else b""
             # The caller did not ask for it: it may be as long as the worker was told, never less
             # than SHORT.
-            if len(blob) > value_transfer.SHORT and len(blob) > (most := _max_value(limits)):
-                return None, f"it takes more than {format_size(most)}"
+            if len(blob) > value_transfer.SHORT:
+                most = init_settings(limits, share=False)["result"]
+                assert isinstance(most, int)
+                if len(blob) > most:
+                    return None, f"it takes more than {format_size(most)}"
             if blob and values.needs_thread(blob):
                 value = await value_transfer.decode(blob, len(blob), limits.output)
             else:
@@ -253,12 +256,6 @@ async def _decode_value(
     except (CannotTravel, values.CannotTravel, MemoryError) as error:
         return None, str(error) or "there was no memory for it"
     return (None, why) if isinstance(why, str) else (value, None)
-
-
-def _max_value(limits: Limits) -> int:
-    most = init_settings(limits, share=False)["result"]
-    assert isinstance(most, int)
-    return most
 
 
 def _notes(
@@ -355,10 +352,9 @@ def parse_changes(frame: wire.Frame) -> FileChanges | None:
         lists = {name: body[name] for name in ("created", "changed", "removed")}
     except (ValueError, RecursionError, KeyError, TypeError):
         raise ProtocolError("the list of changed files is malformed") from None
-    if not all(isinstance(paths, list) for paths in lists.values()):
-        raise ProtocolError("the list of changed files is malformed")
-    if not all(isinstance(path, str) for paths in lists.values() for path in paths):
-        raise ProtocolError("the list of changed files is malformed")
+    for paths in lists.values():
+        if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+            raise ProtocolError("the list of changed files is malformed")
     return FileChanges(**{name: tuple(paths) for name, paths in lists.items()})
 
 

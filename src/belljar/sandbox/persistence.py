@@ -41,11 +41,6 @@ class Persistence:
         self._begun = False
         self.mirrors = options.workspace is not None or options.session is not None
 
-    @property
-    def saved(self) -> bool:
-        """Whether all files were on the host after the last save."""
-        return self._mirror is not None and self._mirror.saved
-
     def close(self) -> None:
         if self._mirror is not None:
             self._mirror.close()
@@ -57,7 +52,7 @@ class Persistence:
     ) -> Execution:
         """Bring the workspace out and record a cell, before the next one may begin."""
         notes = [*execution.notes, *await self.save(session)]
-        saved = self.saved if self.mirrors else None
+        saved = self._mirror is not None and self._mirror.saved if self.mirrors else None
         execution = replace(execution, notes=tuple(notes), saved=saved)
         notes += await self._record_cell(code, execution, began)
         return replace(execution, notes=tuple(notes))

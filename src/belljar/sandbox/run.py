@@ -207,8 +207,12 @@ class Run:
             self._lost = error
         except BaseException:
             if sent:  # else there is nothing to end
+                self._silent = True
                 with anyio.CancelScope(shield=True):
-                    await self._stop_silently()
+                    try:
+                        await self._stop()
+                    except (Lost, ProtocolError):
+                        self._session.kill()
             raise
         finally:
             self._exchange.close()
@@ -233,13 +237,6 @@ class Run:
         if self._done is None:
             self._session.kill()
             raise Lost
-
-    async def _stop_silently(self) -> None:
-        self._silent = True
-        try:
-            await self._stop()
-        except (Lost, ProtocolError):
-            self._session.kill()
 
     async def interrupt(self) -> None:
         self._interrupted = True
