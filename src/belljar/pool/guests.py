@@ -274,10 +274,11 @@ class Guests:
         spawn(close)
 
     async def close_sandbox(self, sandbox: PooledSandbox) -> None:
-        """Close a leased sandbox: in the background, unless files on the host are released by it,
-        which the next caller may want."""
+        """Close a leased sandbox: in the background, unless it holds a directory of the host, which
+        the next caller may want."""
         self.begin_close(sandbox)
-        if sandbox.keeps_files:
+        persistence = sandbox._lifecycle.persistence
+        if persistence is not None and persistence.mirrors:
             await close_or_kill(sandbox)
 
     def _note_trouble(self, error: Exception | None) -> None:

@@ -144,10 +144,6 @@ class Table:
         return [entry for entry in self.named.values() if entry.sandbox is not None]
 
     @property
-    def unsettled(self) -> list[Entry]:
-        return [entry for entry in self.named.values() if entry.sandbox is None]
-
-    @property
     def taken(self) -> int:
         return len(self.named) - len(self.queue) + len(self.ending)
 

@@ -12,7 +12,7 @@ import os
 import sys
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, Self
 
 import anyio
@@ -193,7 +193,7 @@ class AsyncPool:
         run_item = functools.partial(
             snippet.run_item,
             self,
-            owner=settings.check_owner(owner) if owner is not None else ("map", next(_maps)),
+            owner=("map", next(_maps)) if owner is None else settings.check_name("owner", owner),
             timeout=timeout,
             options=options,
             raising=on_error == "raise",
@@ -296,14 +296,16 @@ class AsyncPool:
         return concurrency, window
 
     async def _lease(
-        self, options: Options, owner: object, wait: float | None, *, once: bool = False
+        self, options: Options, owner: Hashable, wait: float | None, *, once: bool = False
     ) -> PooledSandbox:
+        """Owners take turns; None: all callers that name no owner."""
         self._open()
         if wait is not None:
             settings.check_seconds("wait", wait, zero=True)
-        key = owner if isinstance(owner, tuple) else settings.check_owner(owner)
+        if owner is not None and not isinstance(owner, tuple):
+            settings.check_name("owner", owner)
         guests = self._guests
-        request = guests.request(settings.guest_key(options), options, key)
+        request = guests.request(settings.guest_key(options), options, owner)
         try:
             if not request.settled.is_set():
                 with anyio.move_on_after(wait):

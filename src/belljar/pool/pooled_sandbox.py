@@ -210,12 +210,6 @@ class PooledSandbox(AsyncSandbox):
         self.lease = lease
         self._lifecycle.adopt(cast(Guest, lease.guest))
 
-    @property
-    def keeps_files(self) -> bool:
-        """True if it holds a directory of the host that another sandbox may wait for."""
-        persistence = self._lifecycle.persistence
-        return persistence is not None and persistence.mirrors
-
     def _check_start(self) -> None:
         self._guests_wanted += 1
         if self.once and self._guests_wanted > 1:

@@ -102,11 +102,6 @@ def without_tenant(options: Options) -> Options:
     )
 
 
-def check_owner(given: object) -> Hashable:
-    """The key by which owners take turns. None: all callers that name no owner."""
-    return None if given is None else check_name("owner", given)  # type: ignore[arg-type]
-
-
 def describe_differences(options: Options, usual: Options) -> dict[str, str]:
     """How its guests differ from those of the pool itself, for people to read."""
     names = ("backend", "docker", "network", "strict", "mounts", "noexec", "workdir")
@@ -170,7 +165,7 @@ def merge_options(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict
     return merged
 
 
-def check_name(what: str, given: str) -> str:
+def check_name(what: str, given: object) -> str:
     """Check the name of a sandbox, or of an owner."""
     if not isinstance(given, str) or not given or not given.isprintable():
         raise InvalidOption(f"{what} is a printable text, not {given!r}")

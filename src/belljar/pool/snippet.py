@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -99,7 +99,6 @@ def parse_snippet(given: object) -> Snippet:
             f"a snippet is a str, a mapping or a Snippet, not {type(given).__name__}",
             hint='"6 * 7", or {"code": "x * 7", "variables": {"x": 6}}',
         )
-    _check_known(given)
     if "code" not in given:
         raise NotASnippet("the snippet has no code", hint='{"code": "6 * 7"}')
     return Snippet(**{str(name): value for name, value in given.items()})
@@ -124,7 +123,7 @@ async def run_item(
     item: object,
     at_work: set[PooledSandbox],
     *,
-    owner: object,
+    owner: Hashable,
     timeout: float | None,
     options: Mapping[str, Any],
     raising: bool,
@@ -165,7 +164,7 @@ async def run_on_guest(
     part: Snippet,
     run: RunCode,
     *,
-    owner: object,
+    owner: Hashable,
     wait: float | None = None,
     retried: tuple[type[Exception], ...] = (LostBeforeStart,),
     at_work: set[PooledSandbox],

@@ -73,10 +73,6 @@ class Lifecycle:
             limits=self.limits,
         )
 
-    @property
-    def alive(self) -> bool:
-        return self.ended is None and self.session is not None and self.session.channel.alive
-
     # -- use --------------------------------------------------------------------------------
 
     async def connect(self) -> GuestSession:
@@ -336,7 +332,9 @@ class SandboxFacts:
     def alive(self) -> bool:
         """Whether it has a live guest. A guest that was lost is replaced at the next use, without
         the variables and files it had."""
-        return self._lifecycle.alive
+        lifecycle = self._lifecycle
+        session = lifecycle.session
+        return lifecycle.ended is None and session is not None and session.alive
 
     @property
     def whereabouts(self) -> Location | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from belljar.backends.base import init_settings
-from belljar.errors import CannotTravel, ExecutionError, ProtocolError
+from belljar.errors import CannotTravel, ProtocolError
 from belljar.limits import Limits, format_size
 from belljar.protocol import messages, values, wire
 from belljar.results.execution import (
@@ -293,16 +293,6 @@ def _notes(
             f"host functions took more than {limits.host_time:g} s; time beyond that counts as "
             "time of the code: Limits(host_time=...) allows more"
         )
-
-
-def raise_for(execution: Execution) -> None:
-    """Raise what went wrong, for operations that give no Execution."""
-    try:
-        execution.raise_for_outcome()
-    except ExecutionError as error:
-        if not execution.state_preserved:
-            error.message = f"{error.message}; the variables of the sandbox are lost"
-        raise
 
 
 # -- frames that a hostile guest may have made ------------------------------------------------

@@ -67,10 +67,6 @@ class Stream:
         self.callback = callback
         self.chunks: list[str] = []
 
-    @property
-    def text(self) -> str:
-        return "".join(self.chunks)
-
     async def feed(self, data: bytes, *, final: bool = False) -> None:
         text = self._decoder.decode(data, final)
         if text:

@@ -23,6 +23,7 @@ from belljar.backends.event_loop import Lock
 from belljar.errors import (
     CannotTravel,
     CheckpointLost,
+    ExecutionError,
     InvalidOption,
     NameMissing,
     SandboxError,
@@ -378,7 +379,12 @@ class AsyncSandbox(SandboxFacts):
                 raise NameMissing(f"the sandbox has no variable {name!r}")
             if execution.error.name == "CannotTravel" and header["op"] == "get":
                 raise CannotTravel(execution.error.value.replace("value", name, 1)[:2000])
-        outcome.raise_for(execution)
+        try:
+            execution.raise_for_outcome()
+        except ExecutionError as error:
+            if not execution.state_preserved:
+                error.message = f"{error.message}; the variables of the sandbox are lost"
+            raise
         return finished
 
     # -- host functions ---------------------------------------------------------------------
