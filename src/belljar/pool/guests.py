@@ -67,7 +67,6 @@ class Guests:
         self.last_error: Exception | None = None  # of a start
         self._warmup_code = warmup_code
         self._binding = binding
-        self._kinds: dict[Hashable, Options] = {}
         self._owned: set[IdleGuest] = set()  # started, and neither leased nor ended
         self._scopes: set[anyio.CancelScope] = set()  # of starts
         self._leased: set[Lease] = set()
@@ -82,8 +81,12 @@ class Guests:
 
     def ensure_bucket(self, key: Hashable, options: Options, *, permanent: bool = False) -> Bucket:
         if key not in self.state.buckets:
-            self.state.buckets[key] = Bucket(key=key, permanent=permanent, requested=now())
-            self._kinds[key] = settings.without_tenant(options)
+            self.state.buckets[key] = Bucket(
+                key=key,
+                options=settings.without_tenant(options),
+                permanent=permanent,
+                requested=now(),
+            )
         return self.state.buckets[key]
 
     def request(self, key: Hashable, options: Options, owner: Hashable) -> PendingRequest:
@@ -166,7 +169,7 @@ class Guests:
             case Refuse(request):
                 self._fail(request, pool_closed())
             case RemoveBucket(key):
-                del self.state.buckets[key], self._kinds[key]
+                del self.state.buckets[key]
         return False
 
     def _give(self, request: Request, ready: ReadyGuest) -> bool:
@@ -200,7 +203,7 @@ class Guests:
         error: Exception | None = None
         try:
             with scope:
-                wanted = settings.without_tenant(self._kinds[bucket.key])
+                wanted = settings.without_tenant(bucket.options)
                 made = PooledSandbox._from_options(wanted)
                 backend = runtime.current().backend(made._options.backend)
                 idle = await IdleGuest.start(backend, made._lifecycle.make_spec())
@@ -363,7 +366,7 @@ class Guests:
     def stats(self) -> PoolStats:
         guests = dict(self.count_guests())
         waiting = Counter(request.key for request in self.state.waiting)
-        usual = next(iter(self._kinds.values()), None)  # the pool's own kind is the first
+        buckets = list(self.state.buckets.values())  # the pool's own kind is the first
         return PoolStats(
             ready=guests.pop("idle"),
             **guests,
@@ -378,15 +381,15 @@ class Guests:
             last_error=None if self.last_error is None else str(self.last_error),
             shelves=tuple(
                 BucketStats(
-                    backend=self._kinds[key].backend,
-                    environment=self._kinds[key].environment.name,
-                    differs=settings.describe_differences(self._kinds[key], usual) if usual else {},
+                    backend=bucket.options.backend,
+                    environment=bucket.options.environment.name,
+                    differs=settings.describe_differences(bucket.options, buckets[0].options),
                     ready=len(bucket.ready) + bucket.checking,
                     starting=bucket.starting,
-                    waiting=waiting[key],
+                    waiting=waiting[bucket.key],
                     failures=bucket.failures,
                 )
-                for key, bucket in self.state.buckets.items()
+                for bucket in buckets
             ),
             min_ready=self.rules.min_ready,
             max_total=self.rules.max_total,

@@ -10,8 +10,8 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Self
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, Self
 
 import anyio
 
@@ -136,7 +136,7 @@ def running_loop() -> object | None:
         return None
 
 
-def spawn(function: Callable[[], Awaitable[None]]) -> None:
+def spawn(function: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Start a background task on this event loop. The function must not raise."""
     try:
         loop = asyncio.get_running_loop()
@@ -146,10 +146,7 @@ def spawn(function: Callable[[], Awaitable[None]]) -> None:
         trio.lowlevel.spawn_system_task(function)
         return
 
-    async def run() -> None:
-        await function()
-
-    task = loop.create_task(run())
+    task = loop.create_task(function())
     _tasks.add(task)
     task.add_done_callback(_tasks.discard)
 

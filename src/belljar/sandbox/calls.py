@@ -144,9 +144,8 @@ class Calls:
         size, began = len(blob), time.perf_counter()
         stdin = self._stdin if name == wire.STDIN else None
         counts = self._registry.counts_time(name) if stdin is None else stdin.counts_time
-        excused = not counts
         failure = "it was still running when the cell ended"
-        if excused:
+        if not counts:
             self.deadline.pause()
         try:
             value = await self._run(name, blob)
@@ -158,17 +157,18 @@ class Calls:
             return {"ok": False, "name": kind, "message": message}, None
         finally:
             self._held -= size
-            if stdin is None:
-                self._record(
-                    Call(
-                        name=name,
-                        duration=time.perf_counter() - began,
-                        ok=not failure,
-                        argument_bytes=size,
-                        error=failure or None,
-                    )
+            if stdin is None and len(self.made) >= MAX_RECORDED:
+                self.unrecorded += 1
+            elif stdin is None:
+                call = Call(
+                    name=name,
+                    duration=time.perf_counter() - began,
+                    ok=not failure,
+                    argument_bytes=size,
+                    error=failure or None,
                 )
-            if excused:
+                self.made.append(call)
+            if not counts:
                 self.deadline.resume()
 
     async def _run(self, name: str, blob: value_transfer.Blob) -> Encoded:
@@ -193,12 +193,6 @@ class Calls:
         if self._held + value.size > self._limit:
             raise ValueError("the results of all calls under way take too much memory")
         return value
-
-    def _record(self, call: Call) -> None:
-        if len(self.made) < MAX_RECORDED:
-            self.made.append(call)
-        else:
-            self.unrecorded += 1
 
 
 async def _ignore_answer(call: int, header: dict[str, object], value: Encoded | None) -> None:
