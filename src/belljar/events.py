@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from belljar.limits import Limits
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from belljar.results.execution import CommandResult, Execution
     from belljar.sandbox.sandbox import AsyncSandbox
 
+T = TypeVar("T")
 log = logging.getLogger("belljar")
 
 
@@ -171,14 +172,33 @@ class Subscription:
         self.cancel()
 
 
+class Open(Generic[T]):
+    """The sandboxes, or the pools, of this process that are open. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self.items: weakref.WeakSet[T] = weakref.WeakSet()
+
+    def add(self, item: T) -> None:
+        with _changing:
+            self.items.add(item)
+
+    def remove(self, item: T) -> None:
+        with _changing:
+            self.items.discard(item)
+
+    def all(self) -> list[T]:
+        with _changing:
+            return list(self.items)
+
+
 _changing = threading.Lock()
 _all: tuple[Subscription, ...] = ()
 _subscriptions: tuple[Subscription, ...] = ()  # to events of sandboxes
 # Those that are told of everything. Looked at before an event of a cell is made.
 cell_subscriptions: tuple[Subscription, ...] = ()
 _of_pools: tuple[Subscription, ...] = ()
-_live: weakref.WeakSet[AsyncSandbox] = weakref.WeakSet()
-_pools: weakref.WeakSet[Guests] = weakref.WeakSet()
+sandboxes: Open[AsyncSandbox] = Open()  # that have a guest
+pools: Open[Guests] = Open()
 
 
 def _set(subscriptions: tuple[Subscription, ...]) -> None:
@@ -218,42 +238,16 @@ def tell_of_pool(event: PoolEvent) -> None:
         subscription.tell(event)
 
 
-def open_pools() -> list[Guests]:
-    """The pools of this process that are open."""
-    with _changing:
-        return list(_pools)
-
-
-def add_pool(pool: Guests) -> None:
-    with _changing:
-        _pools.add(pool)
-
-
-def remove_pool(pool: Guests) -> None:
-    with _changing:
-        _pools.discard(pool)
-
-
 def live() -> list[AsyncSandbox]:
     """The sandboxes of this process that have a guest now."""
-    with _changing:
-        return list(_live)
-
-
-def begins(sandbox: AsyncSandbox) -> None:
-    with _changing:
-        _live.add(sandbox)
-
-
-def ends(sandbox: AsyncSandbox) -> None:
-    with _changing:
-        _live.discard(sandbox)
+    return sandboxes.all()
 
 
 def _after_fork() -> None:
     """The sandboxes belong to the parent, and so do its subscriptions."""
-    global _changing, _live, _pools
-    _changing, _live, _pools = threading.Lock(), weakref.WeakSet(), weakref.WeakSet()
+    global _changing
+    _changing = threading.Lock()
+    sandboxes.items, pools.items = weakref.WeakSet(), weakref.WeakSet()
     _set(())
 
 

@@ -357,14 +357,14 @@ def _live_by_backend() -> Values:
 
 def _guests_of_pools() -> Values:
     found: dict[tuple[str, ...], float] = {("idle",): 0.0}
-    for pool in events.open_pools():
+    for pool in events.pools.all():
         for state, number in pool.count_guests().items():
             found[state,] = found.get((state,), 0.0) + number
     return found
 
 
 def _waiting_for_pools() -> Values:
-    return {(): float(sum(pool.waiting for pool in events.open_pools()))}
+    return {(): float(sum(pool.waiting for pool in events.pools.all()))}
 
 
 def _summed(monitor: Monitor, read: Callable[[Sample], float | None]) -> Values:

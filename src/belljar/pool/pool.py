@@ -240,7 +240,7 @@ class AsyncPool:
 
     async def _close_guests(self) -> None:
         assert self._closing is not None
-        events.remove_pool(self._guests)
+        events.pools.remove(self._guests)
         if self._checker is not None:
             self._checker.cancel()
         try:
@@ -274,7 +274,7 @@ class AsyncPool:
         if self._checker is None:
             guests = self._guests
             self._checker = anyio.CancelScope()
-            events.add_pool(guests)
+            events.pools.add(guests)
             guests.ensure_bucket(self._kinds.key, self._kinds.default, permanent=True)
             guests.reconcile()
             age = guests.rules.max_age
@@ -341,7 +341,7 @@ class AsyncPool:
 def _at_exit() -> None:
     """Runs before the runtime kills the guests: pools must not report these as lost, nor start
     other guests instead."""
-    for guests in events.open_pools():
+    for guests in events.pools.all():
         guests.state.closing = True
 
 

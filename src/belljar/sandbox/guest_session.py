@@ -150,8 +150,7 @@ class GuestSession:
         number = self._last
         header: dict[str, object] = {"number": number, "branch": branch}
         try:
-            words = "could not keep the interpreter"
-            answer = await self._ask(wire.KEEP, header, words, timeout)
+            answer = await self._ask(wire.KEEP, header, "could not keep the interpreter", timeout)
         except anyio.get_cancelled_exc_class():
             with anyio.CancelScope(shield=True):
                 await self.release(number)  # no caller knows its number

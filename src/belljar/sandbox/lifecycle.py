@@ -205,7 +205,7 @@ class Lifecycle:
 
     def _appear(self) -> None:
         if (sandbox := self._sandbox()) is not None:
-            events.begins(sandbox)
+            events.sandboxes.add(sandbox)
 
     # -- end --------------------------------------------------------------------------------
 
@@ -250,7 +250,7 @@ class Lifecycle:
         session, self.session = self.session, None
         adopted, self._adopted = self._adopted, None
         if (sandbox := self._sandbox()) is not None:
-            events.ends(sandbox)
+            events.sandboxes.remove(sandbox)
         with anyio.CancelScope(shield=True):
             if adopted is not None:
                 await adopted.close()

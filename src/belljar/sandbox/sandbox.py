@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Never, Self, Unpack
+from typing import TYPE_CHECKING, Any, Never, Self, Unpack
 
 import anyio
 import anyio.to_thread
@@ -36,7 +36,7 @@ from belljar.files.script import Script
 from belljar.functions.registry import HostFunction, Registry
 from belljar.protocol import wire
 from belljar.protocol.values import Encoded
-from belljar.results.execution import CommandResult, Execution, Outcome
+from belljar.results.execution import Execution, Outcome
 from belljar.sandbox import advice, options, outcome, value_transfer
 from belljar.sandbox.commands import AsyncCommands
 from belljar.sandbox.guest_session import KEEP_TIMEOUT, Checkpoint, GuestSession
@@ -520,7 +520,7 @@ class AsyncSandbox(SandboxFacts):
         with anyio.CancelScope(shield=True), contextlib.suppress(SandboxError):
             await session.release(before.id)
 
-    async def _note_change(self, event: str, **fields: object) -> None:
+    async def _note_change(self, event: str, **fields: Any) -> None:
         """Called after each operation, other than a cell, that may have changed files."""
         lifecycle = self._lifecycle
         if lifecycle.persistence is not None:
@@ -531,8 +531,6 @@ class AsyncSandbox(SandboxFacts):
         subject = lifecycle.subject
         if event == "command":
             cmd, result = fields["cmd"], fields["result"]
-            assert isinstance(cmd, (str, list))
-            assert isinstance(result, CommandResult)
             events.tell(events.CommandEnded(subject=subject, cmd=cmd, result=result))
         else:
             events.tell(events.FilesChanged(subject=subject, operation=event, fields=fields))
