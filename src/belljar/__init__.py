@@ -5,7 +5,9 @@
     with Sandbox() as sandbox:
         print(sandbox.run_code("sum(range(10))").text)
 
-Names are imported when they are first used, so that `import belljar` costs next to nothing.
+Names are imported when they are first used, so that `import belljar` costs next to nothing. Only
+the errors are there at once: every other module needs them. `import X as X` makes a name public for
+type checkers.
 """
 
 import importlib
@@ -14,68 +16,72 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from belljar.errors import BackendUnavailable as BackendUnavailable
+from belljar.errors import CannotTravel as CannotTravel
+from belljar.errors import CheckpointLost as CheckpointLost
+from belljar.errors import EnvironmentBuildError as EnvironmentBuildError
+from belljar.errors import ExecutionError as ExecutionError
+from belljar.errors import ExecutionOutOfMemory as ExecutionOutOfMemory
+from belljar.errors import ExecutionTimeout as ExecutionTimeout
+from belljar.errors import FileError as FileError
+from belljar.errors import FileExists as FileExists
+from belljar.errors import FileMissing as FileMissing
+from belljar.errors import GuestLost as GuestLost
+from belljar.errors import InvalidOption as InvalidOption
+from belljar.errors import IsADirectory as IsADirectory
+from belljar.errors import LimitNotEnforceable as LimitNotEnforceable
+from belljar.errors import ManagerClosed as ManagerClosed
+from belljar.errors import ManagerFull as ManagerFull
+from belljar.errors import NameMissing as NameMissing
+from belljar.errors import NameTaken as NameTaken
+from belljar.errors import NotADirectory as NotADirectory
+from belljar.errors import PermissionDenied as PermissionDenied
+from belljar.errors import PoolClosed as PoolClosed
+from belljar.errors import PoolFull as PoolFull
+from belljar.errors import ProtocolError as ProtocolError
+from belljar.errors import QuotaExceeded as QuotaExceeded
+from belljar.errors import SandboxClosed as SandboxClosed
+from belljar.errors import SandboxError as SandboxError
+from belljar.errors import SandboxMissing as SandboxMissing
+from belljar.errors import StartError as StartError
+
 if TYPE_CHECKING:
-    from belljar.backends.docker.settings import Docker
-    from belljar.backends.isolation import Isolation, Layer
-    from belljar.backends.mounts import Mount
-    from belljar.environment.environment import Environment
-    from belljar.errors import (
-        BackendUnavailable,
-        CannotTravel,
-        CheckpointLost,
-        EnvironmentBuildError,
-        ExecutionError,
-        ExecutionOutOfMemory,
-        ExecutionTimeout,
-        FileError,
-        FileExists,
-        FileMissing,
-        GuestLost,
-        InvalidOption,
-        IsADirectory,
-        LimitNotEnforceable,
-        ManagerClosed,
-        ManagerFull,
-        NameMissing,
-        NameTaken,
-        NotADirectory,
-        PermissionDenied,
-        PoolClosed,
-        PoolFull,
-        ProtocolError,
-        QuotaExceeded,
-        SandboxClosed,
-        SandboxError,
-        SandboxMissing,
-        StartError,
-    )
-    from belljar.files.api import FileInfo
-    from belljar.files.transfer import Transfer
-    from belljar.functions.registry import HostFunction
-    from belljar.limits import Limits
-    from belljar.policy import Policy
-    from belljar.pool.blocking import Pool, SandboxManager
-    from belljar.pool.manager import AsyncSandboxManager
-    from belljar.pool.pool import AsyncPool
-    from belljar.pool.snippet import Snippet
-    from belljar.pool.stats import ManagerStats, PoolStats
-    from belljar.results.chart import Chart, ChartType
-    from belljar.results.execution import (
-        Call,
-        CommandResult,
-        ErrorInfo,
-        Execution,
-        FileChanges,
-        Logs,
-        Outcome,
-        Result,
-        Usage,
-    )
-    from belljar.sandbox.blocking import Sandbox, run
-    from belljar.sandbox.guest_session import Checkpoint
-    from belljar.sandbox.replay import Replay, replay
-    from belljar.sandbox.sandbox import AsyncSandbox
-    from belljar.sandbox.shell import AsyncShell, Shell
+    from belljar.backends.docker.settings import Docker as Docker
+    from belljar.backends.isolation import Isolation as Isolation
+    from belljar.backends.isolation import Layer as Layer
+    from belljar.backends.mounts import Mount as Mount
+    from belljar.environment.environment import Environment as Environment
+    from belljar.files.api import FileInfo as FileInfo
+    from belljar.files.transfer import Transfer as Transfer
+    from belljar.functions.registry import HostFunction as HostFunction
+    from belljar.limits import Limits as Limits
+    from belljar.policy import Policy as Policy
+    from belljar.pool.blocking import Pool as Pool
+    from belljar.pool.blocking import SandboxManager as SandboxManager
+    from belljar.pool.manager import AsyncSandboxManager as AsyncSandboxManager
+    from belljar.pool.pool import AsyncPool as AsyncPool
+    from belljar.pool.snippet import Snippet as Snippet
+    from belljar.pool.stats import ManagerStats as ManagerStats
+    from belljar.pool.stats import PoolStats as PoolStats
+    from belljar.results.chart import Chart as Chart
+    from belljar.results.chart import ChartType as ChartType
+    from belljar.results.execution import Call as Call
+    from belljar.results.execution import CommandResult as CommandResult
+    from belljar.results.execution import ErrorInfo as ErrorInfo
+    from belljar.results.execution import Execution as Execution
+    from belljar.results.execution import FileChanges as FileChanges
+    from belljar.results.execution import Logs as Logs
+    from belljar.results.execution import Outcome as Outcome
+    from belljar.results.execution import Result as Result
+    from belljar.results.execution import Usage as Usage
+    from belljar.sandbox.blocking import Sandbox as Sandbox
+    from belljar.sandbox.blocking import run as run
+    from belljar.sandbox.guest_session import Checkpoint as Checkpoint
+    from belljar.sandbox.replay import Replay as Replay
+    from belljar.sandbox.replay import replay as replay
+    from belljar.sandbox.sandbox import AsyncSandbox as AsyncSandbox
+    from belljar.sandbox.shell import AsyncShell as AsyncShell
+    from belljar.sandbox.shell import Shell as Shell
 
 __version__ = "0.1.0"
 
@@ -85,36 +91,6 @@ _HOME = {
     "belljar.results.chart": ("Chart", "ChartType"),
     "belljar.sandbox.guest_session": ("Checkpoint",),
     "belljar.environment": ("Environment",),
-    "belljar.errors": (
-        "BackendUnavailable",
-        "CannotTravel",
-        "CheckpointLost",
-        "EnvironmentBuildError",
-        "ExecutionError",
-        "ExecutionOutOfMemory",
-        "ExecutionTimeout",
-        "FileError",
-        "FileExists",
-        "FileMissing",
-        "GuestLost",
-        "InvalidOption",
-        "IsADirectory",
-        "LimitNotEnforceable",
-        "ManagerClosed",
-        "ManagerFull",
-        "NameMissing",
-        "NameTaken",
-        "NotADirectory",
-        "PermissionDenied",
-        "PoolClosed",
-        "PoolFull",
-        "ProtocolError",
-        "QuotaExceeded",
-        "SandboxClosed",
-        "SandboxError",
-        "SandboxMissing",
-        "StartError",
-    ),
     "belljar.results.execution": (
         "Call",
         "CommandResult",
@@ -147,6 +123,14 @@ _HOME = {
 }
 _MODULES = ("config", "events", "functions", "observe", "policy")
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+_ERRORS = [
+    name
+    for name, each in globals().items()
+    if isinstance(each, type) and issubclass(each, SandboxError)
+]
+_PUBLIC = sorted([*_ERRORS, *_MODULE_OF, "__version__"])
+if not TYPE_CHECKING:  # type checkers understand literal lists only, and read the imports instead
+    __all__ = _PUBLIC
 # Import paths that documents named before the modules moved.
 _MOVED = {
     "belljar.chart": "belljar.results.chart",
@@ -197,73 +181,4 @@ def on_runtime_start() -> None:
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_MODULES})
-
-
-__all__ = [
-    "AsyncPool",
-    "AsyncSandbox",
-    "AsyncSandboxManager",
-    "AsyncShell",
-    "BackendUnavailable",
-    "Call",
-    "CannotTravel",
-    "Chart",
-    "ChartType",
-    "Checkpoint",
-    "CheckpointLost",
-    "CommandResult",
-    "Docker",
-    "Environment",
-    "EnvironmentBuildError",
-    "ErrorInfo",
-    "Execution",
-    "ExecutionError",
-    "ExecutionOutOfMemory",
-    "ExecutionTimeout",
-    "FileChanges",
-    "FileError",
-    "FileExists",
-    "FileInfo",
-    "FileMissing",
-    "GuestLost",
-    "HostFunction",
-    "InvalidOption",
-    "IsADirectory",
-    "Isolation",
-    "Layer",
-    "LimitNotEnforceable",
-    "Limits",
-    "Logs",
-    "ManagerClosed",
-    "ManagerFull",
-    "ManagerStats",
-    "Mount",
-    "NameMissing",
-    "NameTaken",
-    "NotADirectory",
-    "Outcome",
-    "PermissionDenied",
-    "Policy",
-    "Pool",
-    "PoolClosed",
-    "PoolFull",
-    "PoolStats",
-    "ProtocolError",
-    "QuotaExceeded",
-    "Replay",
-    "Result",
-    "Sandbox",
-    "SandboxClosed",
-    "SandboxError",
-    "SandboxManager",
-    "SandboxMissing",
-    "Shell",
-    "Snippet",
-    "StartError",
-    "Transfer",
-    "Usage",
-    "__version__",
-    "replay",
-    "run",
-]
+    return sorted({*_PUBLIC, *_MODULES})

@@ -13,15 +13,17 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from belljar.limits import Limits
 
 if TYPE_CHECKING:
     from belljar.backends.base import Location
+    from belljar.pool.guests import Guests
     from belljar.results.execution import CommandResult, Execution
     from belljar.sandbox.sandbox import AsyncSandbox
 
+T = TypeVar("T")
 log = logging.getLogger("belljar")
 
 
@@ -135,19 +137,6 @@ class GuestStartFailed(PoolEvent):
     error: Exception
 
 
-class CountedPool(Protocol):
-    """What is asked of an open pool, from any thread."""
-
-    def count_guests(self) -> Mapping[str, int]:
-        """How many guests it has, by their state."""
-
-    @property
-    def waiting(self) -> int: ...
-
-
-Callback = Callable[[Event], None]
-
-
 class Subscription:
     """What `subscribe` gives; `cancel` ends it. May be used as a context manager."""
 
@@ -159,6 +148,8 @@ class Subscription:
         self.cells = cells
         self.pools = pools
         self._complained = False
+        with _changing:
+            _set((*_all, self))
 
     def tell(self, event: Event | PoolEvent) -> None:
         try:
@@ -181,14 +172,33 @@ class Subscription:
         self.cancel()
 
 
+class Open(Generic[T]):
+    """The sandboxes, or the pools, of this process that are open. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self.items: weakref.WeakSet[T] = weakref.WeakSet()
+
+    def add(self, item: T) -> None:
+        with _changing:
+            self.items.add(item)
+
+    def remove(self, item: T) -> None:
+        with _changing:
+            self.items.discard(item)
+
+    def all(self) -> list[T]:
+        with _changing:
+            return list(self.items)
+
+
 _changing = threading.Lock()
 _all: tuple[Subscription, ...] = ()
 _subscriptions: tuple[Subscription, ...] = ()  # to events of sandboxes
 # Those that are told of everything. Looked at before an event of a cell is made.
 cell_subscriptions: tuple[Subscription, ...] = ()
 _of_pools: tuple[Subscription, ...] = ()
-_live: weakref.WeakSet[AsyncSandbox] = weakref.WeakSet()
-_pools: weakref.WeakSet[CountedPool] = weakref.WeakSet()
+sandboxes: Open[AsyncSandbox] = Open()  # that have a guest
+pools: Open[Guests] = Open()
 
 
 def _set(subscriptions: tuple[Subscription, ...]) -> None:
@@ -199,7 +209,9 @@ def _set(subscriptions: tuple[Subscription, ...]) -> None:
     _of_pools = tuple(each for each in subscriptions if each.pools)
 
 
-def subscribe(callback: Callback, *, required: bool = False, cells: bool = True) -> Subscription:
+def subscribe(
+    callback: Callable[[Event], None], *, required: bool = False, cells: bool = True
+) -> Subscription:
     """Have each event of this process told to `callback`; without `cells`, only how sandboxes start
     and end, which costs nothing while they run.
 
@@ -207,18 +219,12 @@ def subscribe(callback: Callback, *, required: bool = False, cells: bool = True)
     caller of the sandbox instead: raised for Starting or CellStarting, it keeps the code from
     running.
     """
-    made = Subscription(callback, required=required, cells=cells)
-    with _changing:
-        _set((*_all, made))
-    return made
+    return Subscription(callback, required=required, cells=cells)
 
 
 def subscribe_pools(callback: Callable[[PoolEvent], None]) -> Subscription:
     """Have each event of this process's pools told to `callback`."""
-    made = Subscription(callback, required=False, cells=False, pools=True)
-    with _changing:
-        _set((*_all, made))
-    return made
+    return Subscription(callback, required=False, cells=False, pools=True)
 
 
 def tell(event: Event) -> None:
@@ -232,42 +238,16 @@ def tell_of_pool(event: PoolEvent) -> None:
         subscription.tell(event)
 
 
-def open_pools() -> list[CountedPool]:
-    """The pools of this process that are open."""
-    with _changing:
-        return list(_pools)
-
-
-def add_pool(pool: CountedPool) -> None:
-    with _changing:
-        _pools.add(pool)
-
-
-def remove_pool(pool: CountedPool) -> None:
-    with _changing:
-        _pools.discard(pool)
-
-
 def live() -> list[AsyncSandbox]:
     """The sandboxes of this process that have a guest now."""
-    with _changing:
-        return list(_live)
-
-
-def begins(sandbox: AsyncSandbox) -> None:
-    with _changing:
-        _live.add(sandbox)
-
-
-def ends(sandbox: AsyncSandbox) -> None:
-    with _changing:
-        _live.discard(sandbox)
+    return sandboxes.all()
 
 
 def _after_fork() -> None:
     """The sandboxes belong to the parent, and so do its subscriptions."""
-    global _changing, _live, _pools
-    _changing, _live, _pools = threading.Lock(), weakref.WeakSet(), weakref.WeakSet()
+    global _changing
+    _changing = threading.Lock()
+    sandboxes.items, pools.items = weakref.WeakSet(), weakref.WeakSet()
     _set(())
 
 

@@ -17,7 +17,6 @@ import json
 import os
 import socket
 import tempfile
-from types import SimpleNamespace
 from unittest import mock
 
 import anyio
@@ -103,7 +102,8 @@ async def _forks(channel, field):
 
 
 async def _command(channel, field):
-    session = SimpleNamespace(channel=channel, guest=Guest(channel._stream))
+    session = guest_session.GuestSession(Guest(channel._stream), 0)
+    session.channel = channel
     header = {"argv": ["x"]}
     cell = Cell(limits=LIMITS, timeout=QUICK, kind=wire.EXEC, header=header, grace=0.0)
     finished = await Run(session, cell).execute()

@@ -14,7 +14,6 @@ import functools
 import os
 import socket
 import struct
-from types import SimpleNamespace
 
 import anyio
 
@@ -27,6 +26,7 @@ from belljar.limits import Limits
 from belljar.protocol import values, wire
 from belljar.sandbox import outcome
 from belljar.sandbox.channel import Channel
+from belljar.sandbox.guest_session import GuestSession
 from belljar.sandbox.run import Cell, Lost, Run
 
 MEMORY = 16 * 1024 * 1024  # the limit of the guest that is played
@@ -110,6 +110,9 @@ SORTS = [
 class Guest:
     killed = False
 
+    def __init__(self, stream):
+        self.stream = stream
+
     async def reading(self, *, from_now=False):
         return UsageSample(cpu=None, peak_memory=None, memory_kills=0)
 
@@ -135,7 +138,8 @@ KNOWN = (Lost, ProtocolError, GuestLost)
 
 async def run(channel, value=None):
     limits = Limits(memory=MEMORY, output=100_000)
-    session = SimpleNamespace(channel=channel, guest=Guest())
+    session = GuestSession(Guest(channel._stream), 0)
+    session.channel = channel
     header = {"count": 1}
     cell = Cell(limits=limits, timeout=1.0, header=header, payload=b"1", value=value, grace=0.05)
     finished = await Run(session, cell, REGISTRY).execute()

@@ -15,7 +15,6 @@ PAIRS = [(Sandbox, AsyncSandbox), (Files, AsyncFiles), (Commands, AsyncCommands)
 # What the parts of AsyncSandbox use among each other; nobody else is meant to.
 INTERNAL = {
     "engaged",
-    "perform",
     "last_used",
     "call",
     "root",

@@ -4,7 +4,6 @@ import itertools
 import json
 import random
 import tracemalloc
-from types import SimpleNamespace
 
 import anyio
 import anyio.lowlevel
@@ -19,6 +18,7 @@ from belljar.limits import Limits
 from belljar.protocol import buffers, values, wire
 from belljar.sandbox import channel, outcome
 from belljar.sandbox.channel import Channel
+from belljar.sandbox.guest_session import GuestSession
 from belljar.sandbox.outcome import MAX_CHANGES
 from belljar.sandbox.run import Cell, Run
 
@@ -139,7 +139,8 @@ class HostileStream:
 
 
 class FakeGuest:
-    def __init__(self):
+    def __init__(self, stream):
+        self.stream = stream
         self.killed = False
 
     async def reading(self, *, from_now=False):
@@ -165,11 +166,11 @@ def ask(pieces):
 
 def drive(pieces, *, timeout=5.0, limits=None):
     """One cell over a hostile stream. Fails when it hangs."""
-    guest = FakeGuest()
     stream = HostileStream(pieces)
+    guest = FakeGuest(stream)
 
     async def main():
-        session = SimpleNamespace(channel=Channel(stream), guest=guest)
+        session = GuestSession(guest, 0, after=0)
         cell = Cell(limits=limits or Limits(output=10_000), timeout=timeout)
         with anyio.fail_after(PATIENCE):
             return await Run(session, cell).execute()
@@ -343,12 +344,12 @@ def test_an_exit_code_that_no_process_can_have_is_none(code):
 
 @pytest.mark.parametrize("worker", ["x" * 200_000, None, True, [1]])
 def test_a_worker_that_is_no_number_is_not_repeated(worker):
-    guest, value = FakeGuest(), values.encode(bytes(2 * wire.INLINE))
+    value = values.encode(bytes(2 * wire.INLINE))
     taken = wire.HEAD.pack(wire.TAKEN, 1, len(json.dumps({"worker": worker})), 0)
-    stream = HostileStream([taken + json.dumps({"worker": worker}).encode()])
+    guest = FakeGuest(HostileStream([taken + json.dumps({"worker": worker}).encode()]))
 
     async def main():
-        session = SimpleNamespace(channel=Channel(stream), guest=guest)
+        session = GuestSession(guest, 0, after=0)
         return await Run(session, Cell(limits=Limits(), timeout=5.0, value=value)).execute()
 
     assert isinstance(anyio.run(main).lost, ProtocolError)
@@ -410,7 +411,7 @@ def test_others_have_their_turn_among_many_small_frames(kind):
 
     async def main():
         stream = HostileStream([frame * many + wire.pack(wire.DONE, 1, {"status": "ok"})])
-        session = SimpleNamespace(channel=Channel(stream), guest=FakeGuest())
+        session = GuestSession(FakeGuest(stream), 0, after=0)
         run = Run(session, Cell(limits=Limits(output=many), timeout=None))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(count)

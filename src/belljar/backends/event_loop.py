@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
+from typing import Any
 
 import anyio
 
@@ -23,6 +25,26 @@ def here() -> object:
         import trio
 
         return trio.lowlevel.current_trio_token()
+
+
+def post(loop: Any, function: Callable[[], object]) -> bool:
+    """Have a loop, as `here` gives it, call a function. From any thread; False if it has ended."""
+    is_asyncio = isinstance(loop, asyncio.AbstractEventLoop)
+    schedule = loop.call_soon_threadsafe if is_asyncio else loop.run_sync_soon
+    try:
+        schedule(function)
+    except RuntimeError:  # trio's error is a RuntimeError, too
+        return False
+    return True
+
+
+def is_cancelled() -> bool:
+    """True if this asyncio task was cancelled, not something that it awaited."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # trio: its cancellation is another class
+        return False
+    return task is None or task.cancelling() > 0
 
 
 def in_use_elsewhere() -> SandboxError:

@@ -21,6 +21,7 @@ import anyio.to_thread
 
 from belljar import runtime
 from belljar.backends.docker.settings import Docker
+from belljar.backends.event_loop import here, post
 from belljar.environment.environment import Environment, is_built
 from belljar.errors import BackendUnavailable, EnvironmentBuildError, InvalidOption, SandboxError
 from belljar.sandbox.blocking import Sandbox, Work, wait
@@ -249,22 +250,7 @@ class _Bell(queue.SimpleQueue[Any]):
 
     def __init__(self) -> None:
         self.rung = anyio.Event()
-        self._call_soon = _thread_safe_call()
+        self._loop = here()
 
     def put(self, item: object, block: bool = True, timeout: float | None = None) -> None:
-        try:
-            self._call_soon(self.rung.set)
-        except RuntimeError:
-            return  # the caller's loop has ended, and no task waits
-
-
-def _thread_safe_call() -> Callable[[Callable[[], object]], object]:
-    """The function by which other threads call something on this loop."""
-    try:
-        import asyncio
-
-        return asyncio.get_running_loop().call_soon_threadsafe
-    except RuntimeError:
-        import trio
-
-        return trio.lowlevel.current_trio_token().run_sync_soon
+        post(self._loop, self.rung.set)  # if the caller's loop has ended, no task waits

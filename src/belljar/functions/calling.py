@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.to_thread
 
+from belljar.backends.event_loop import is_cancelled
 from belljar.functions import signature
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class Callee:
         except SystemExit as error:  # it would end the event loop, and with it the host
             raise RuntimeError(f"{self._name} raised SystemExit") from error
         except asyncio.CancelledError as error:
-            if _is_cancelled():
+            if is_cancelled():
                 raise
             # Something that the function awaited was cancelled, not this task.
             raise RuntimeError(f"{self._name} was cancelled") from error
@@ -188,15 +189,6 @@ def _is_async(function: Callable[..., object]) -> bool:
         return True
     call = None if isinstance(function, type) else getattr(function, "__call__", None)  # noqa: B004
     return inspect.iscoroutinefunction(call)
-
-
-def _is_cancelled() -> bool:
-    """True if this task was cancelled, not something that it awaited."""
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:  # trio: its cancellation is another class
-        return False
-    return task is None or task.cancelling() > 0
 
 
 def _post_later(work: Callable[[], object]) -> Callable[[], None]:

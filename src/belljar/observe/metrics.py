@@ -335,13 +335,13 @@ def _live_by_backend() -> Values:
 
 def _guests_of_pools() -> Values:
     found = Counter(idle=0)
-    for pool in events.open_pools():
+    for pool in events.pools.all():
         found.update(pool.count_guests())
     return {(state,): number for state, number in found.items()}
 
 
 def _waiting_for_pools() -> Values:
-    return {(): float(sum(pool.waiting for pool in events.open_pools()))}
+    return {(): float(sum(pool.waiting for pool in events.pools.all()))}
 
 
 def _summed(monitor: Monitor, read: Callable[[Sample], float | None]) -> Values:

@@ -88,7 +88,7 @@ class Pool:
         another kind of guest, the pool starts one, and keeps that kind ready if it is requested
         again.
         """
-        return Sandbox._from_async(_wait(self._acquire, owner=owner, wait=wait, **options))
+        return Sandbox._from_async(_wait(self._pool.acquire, owner=owner, wait=wait, **options))
 
     def run_code(
         self,
@@ -171,9 +171,6 @@ class Pool:
         """End everything, in bounded time: callers that wait get PoolClosed, starts are cancelled,
         and sandboxes in use are closed. May be called twice."""
         return _wait(self._pool.close)
-
-    async def _acquire(self, **options: Any) -> AsyncSandbox:
-        return await self._pool.acquire(**options)
 
 
 class SandboxManager:

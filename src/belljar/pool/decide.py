@@ -79,6 +79,7 @@ class Bucket:
     """The unused guests of one kind."""
 
     key: Hashable
+    options: Any = None  # of its guests; deciding does not touch them
     permanent: bool = False  # the kind of the pool itself: kept filled without requests
     ready: deque[ReadyGuest] = field(default_factory=deque)  # the oldest first
     starting: int = 0

@@ -7,10 +7,10 @@ Starts and ends of guests are background tasks: the caller that caused them may 
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
+from time import monotonic as now
 
 import anyio
 
@@ -44,10 +44,6 @@ CHECK = 15.0  # seconds after which an idle guest is asked whether it still answ
 _log = logging.getLogger("belljar")
 
 
-def now() -> float:
-    return time.monotonic()
-
-
 def pool_closed() -> PoolClosed:
     return PoolClosed("the pool is closed", hint="make a new one")
 
@@ -71,7 +67,6 @@ class Guests:
         self.last_error: Exception | None = None  # of a start
         self._warmup_code = warmup_code
         self._binding = binding
-        self._kinds: dict[Hashable, Options] = {}
         self._owned: set[IdleGuest] = set()  # started, and neither leased nor ended
         self._scopes: set[anyio.CancelScope] = set()  # of starts
         self._leased: set[Lease] = set()
@@ -86,8 +81,12 @@ class Guests:
 
     def ensure_bucket(self, key: Hashable, options: Options, *, permanent: bool = False) -> Bucket:
         if key not in self.state.buckets:
-            self.state.buckets[key] = Bucket(key=key, permanent=permanent, requested=now())
-            self._kinds[key] = settings.without_tenant(options)
+            self.state.buckets[key] = Bucket(
+                key=key,
+                options=settings.without_tenant(options),
+                permanent=permanent,
+                requested=now(),
+            )
         return self.state.buckets[key]
 
     def request(self, key: Hashable, options: Options, owner: Hashable) -> PendingRequest:
@@ -170,7 +169,7 @@ class Guests:
             case Refuse(request):
                 self._fail(request, pool_closed())
             case RemoveBucket(key):
-                del self.state.buckets[key], self._kinds[key]
+                del self.state.buckets[key]
         return False
 
     def _give(self, request: Request, ready: ReadyGuest) -> bool:
@@ -204,7 +203,7 @@ class Guests:
         error: Exception | None = None
         try:
             with scope:
-                wanted = settings.without_tenant(self._kinds[bucket.key])
+                wanted = settings.without_tenant(bucket.options)
                 made = PooledSandbox._from_options(wanted)
                 backend = runtime.current().backend(made._options.backend)
                 idle = await IdleGuest.start(backend, made._lifecycle.make_spec())
@@ -278,10 +277,11 @@ class Guests:
         spawn(close)
 
     async def close_sandbox(self, sandbox: PooledSandbox) -> None:
-        """Close a leased sandbox: in the background, unless files on the host are released by it,
-        which the next caller may want."""
+        """Close a leased sandbox: in the background, unless it holds a directory of the host, which
+        the next caller may want."""
         self.begin_close(sandbox)
-        if sandbox.keeps_files:
+        persistence = sandbox._lifecycle.persistence
+        if persistence is not None and persistence.mirrors:
             await close_or_kill(sandbox)
 
     def _note_trouble(self, error: Exception | None) -> None:
@@ -366,7 +366,7 @@ class Guests:
     def stats(self) -> PoolStats:
         guests = dict(self.count_guests())
         waiting = Counter(request.key for request in self.state.waiting)
-        usual = next(iter(self._kinds.values()), None)  # the pool's own kind is the first
+        buckets = list(self.state.buckets.values())  # the pool's own kind is the first
         return PoolStats(
             ready=guests.pop("idle"),
             **guests,
@@ -381,15 +381,15 @@ class Guests:
             last_error=None if self.last_error is None else str(self.last_error),
             shelves=tuple(
                 BucketStats(
-                    backend=self._kinds[key].backend,
-                    environment=self._kinds[key].environment.name,
-                    differs=settings.describe_differences(self._kinds[key], usual) if usual else {},
+                    backend=bucket.options.backend,
+                    environment=bucket.options.environment.name,
+                    differs=settings.describe_differences(bucket.options, buckets[0].options),
                     ready=len(bucket.ready) + bucket.checking,
                     starting=bucket.starting,
-                    waiting=waiting[key],
+                    waiting=waiting[bucket.key],
                     failures=bucket.failures,
                 )
-                for key, bucket in self.state.buckets.items()
+                for bucket in buckets
             ),
             min_ready=self.rules.min_ready,
             max_total=self.rules.max_total,

@@ -10,12 +10,12 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Self
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, Self
 
 import anyio
 
-from belljar.backends.event_loop import here
+from belljar.backends.event_loop import here, post
 from belljar.errors import PoolClosed, SandboxClosed, SandboxError
 from belljar.sandbox.sandbox import AsyncSandbox
 
@@ -76,14 +76,7 @@ class LoopBinding:
         if running_loop() is loop:
             function()
             return True
-        try:
-            if isinstance(loop, asyncio.AbstractEventLoop):
-                loop.call_soon_threadsafe(function)
-            else:
-                loop.run_sync_soon(function)  # type: ignore[attr-defined]  # a trio token
-        except RuntimeError:  # the loop has ended; trio's error is a RuntimeError, too
-            return False
-        return True
+        return post(loop, function)
 
 
 class ThreadReader:
@@ -120,7 +113,7 @@ class ThreadReader:
     def _read(self) -> None:
         try:
             source = iter(self._codes)
-            while self._is_asked():
+            while self._asked.acquire() and not self._closed:
                 self._item = next(source)
                 if not self._answer():
                     return
@@ -129,10 +122,6 @@ class ThreadReader:
         except Exception as error:
             self._error = error
         self._answer()
-
-    def _is_asked(self) -> bool:
-        self._asked.acquire()
-        return not self._closed
 
     def _answer(self) -> bool:
         assert self._answered is not None
@@ -147,13 +136,7 @@ def running_loop() -> object | None:
         return None
 
 
-def is_task_cancelled() -> bool:
-    """True if this asyncio task is being cancelled; False if awaited code raised CancelledError."""
-    task = asyncio.current_task()
-    return task is None or bool(task.cancelling())
-
-
-def spawn(function: Callable[[], Awaitable[None]]) -> None:
+def spawn(function: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Start a background task on this event loop. The function must not raise."""
     try:
         loop = asyncio.get_running_loop()
@@ -163,10 +146,7 @@ def spawn(function: Callable[[], Awaitable[None]]) -> None:
         trio.lowlevel.spawn_system_task(function)
         return
 
-    async def run() -> None:
-        await function()
-
-    task = loop.create_task(run())
+    task = loop.create_task(function())
     _tasks.add(task)
     task.add_done_callback(_tasks.discard)
 

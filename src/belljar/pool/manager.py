@@ -236,7 +236,7 @@ class AsyncSandboxManager:
             with anyio.CancelScope(shield=True):
                 if self._sweeper is not None:
                     self._sweeper.cancel()
-                unsettled = table.unsettled
+                unsettled = [each for each in table.named.values() if each.sandbox is None]
                 for entry in unsettled:
                     entry.cancel("was cancelled, because the manager closes")
                 with anyio.move_on_after(grace):

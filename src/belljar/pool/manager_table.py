@@ -7,12 +7,12 @@ consistent state.
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from time import monotonic as now
 from types import MappingProxyType
 
 import anyio
@@ -69,10 +69,6 @@ COUNTED = (
     *("created", "deleted", "swept_idle", "swept_lifetime"),
     *("lost", "closed", "refused", "failed"),
 )
-
-
-def now() -> float:
-    return time.monotonic()
 
 
 class Entry:
@@ -146,10 +142,6 @@ class Table:
     @property
     def there(self) -> list[Entry]:
         return [entry for entry in self.named.values() if entry.sandbox is not None]
-
-    @property
-    def unsettled(self) -> list[Entry]:
-        return [entry for entry in self.named.values() if entry.sandbox is None]
 
     @property
     def taken(self) -> int:

@@ -21,8 +21,8 @@ from typing import Self
 import anyio
 from anyio.abc import TaskGroup
 
+from belljar.backends.event_loop import is_cancelled
 from belljar.errors import SandboxError
-from belljar.pool import loop_binding
 from belljar.pool.loop_binding import LoopBinding, ThreadReader, running_loop, spawn
 from belljar.pool.pooled_sandbox import PooledSandbox
 from belljar.results.execution import Execution
@@ -122,7 +122,7 @@ class MapRun:
         except Exception as error:
             self.exhaust(error)
         except asyncio.CancelledError:
-            if loop_binding.is_task_cancelled():
+            if is_cancelled():
                 raise
             self.exhaust()  # the input itself has raised it, and has ended so
 
@@ -153,7 +153,7 @@ class MapRun:
         except Exception as error:
             job.error = error
         except asyncio.CancelledError:
-            if loop_binding.is_task_cancelled():
+            if is_cancelled():
                 raise
             job.error = SandboxError("the item was cancelled")
         self._done += 1

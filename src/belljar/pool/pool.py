@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import itertools
 import os
 import sys
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, Self
 
 import anyio
@@ -189,19 +190,15 @@ class AsyncPool:
                 "one sandbox at a time can have a session or a workspace, and here several run",
                 hint="concurrency=1, or give each snippet its own in its options",
             )
-        order = snippet.MapOptions(
-            owner=settings.check_owner(owner) if owner is not None else ("map", next(_maps)),
+        run_item = functools.partial(
+            snippet.run_item,
+            self,
+            owner=("map", next(_maps)) if owner is None else settings.check_name("owner", owner),
             timeout=timeout,
             options=options,
             raising=on_error == "raise",
         )
-        return MapRun(
-            lambda number, item, at_work: snippet.run_item(self, order, number, item, at_work),
-            self._binding,
-            concurrency,
-            window,
-            ordered,
-        )
+        return MapRun(run_item, self._binding, concurrency, window, ordered)
 
     async def warm_up(self, *, wait: float | None = None) -> None:
         """Wait until min_ready guests are ready. Raises the error of a start that failed."""
@@ -243,7 +240,7 @@ class AsyncPool:
 
     async def _close_guests(self) -> None:
         assert self._closing is not None
-        events.remove_pool(self._guests)
+        events.pools.remove(self._guests)
         if self._checker is not None:
             self._checker.cancel()
         try:
@@ -277,7 +274,7 @@ class AsyncPool:
         if self._checker is None:
             guests = self._guests
             self._checker = anyio.CancelScope()
-            events.add_pool(guests)
+            events.pools.add(guests)
             guests.ensure_bucket(self._kinds.key, self._kinds.default, permanent=True)
             guests.reconcile()
             age = guests.rules.max_age
@@ -299,14 +296,16 @@ class AsyncPool:
         return concurrency, window
 
     async def _lease(
-        self, options: Options, owner: object, wait: float | None, *, once: bool = False
+        self, options: Options, owner: Hashable, wait: float | None, *, once: bool = False
     ) -> PooledSandbox:
+        """Owners take turns; None: all callers that name no owner."""
         self._open()
         if wait is not None:
             settings.check_seconds("wait", wait, zero=True)
-        key = owner if isinstance(owner, tuple) else settings.check_owner(owner)
+        if owner is not None and not isinstance(owner, tuple):
+            settings.check_name("owner", owner)
         guests = self._guests
-        request = guests.request(settings.guest_key(options), options, key)
+        request = guests.request(settings.guest_key(options), options, owner)
         try:
             if not request.settled.is_set():
                 with anyio.move_on_after(wait):
@@ -342,9 +341,8 @@ class AsyncPool:
 def _at_exit() -> None:
     """Runs before the runtime kills the guests: pools must not report these as lost, nor start
     other guests instead."""
-    for guests in events.open_pools():
-        if isinstance(guests, Guests):
-            guests.state.closing = True
+    for guests in events.pools.all():
+        guests.state.closing = True
 
 
 atexit.register(_at_exit)

@@ -210,12 +210,6 @@ class PooledSandbox(AsyncSandbox):
         self.lease = lease
         self._lifecycle.adopt(cast(Guest, lease.guest))
 
-    @property
-    def keeps_files(self) -> bool:
-        """True if it holds a directory of the host that another sandbox may wait for."""
-        persistence = self._lifecycle.persistence
-        return persistence is not None and persistence.mirrors
-
     def _check_start(self) -> None:
         self._guests_wanted += 1
         if self.once and self._guests_wanted > 1:
@@ -228,18 +222,12 @@ class PooledSandbox(AsyncSandbox):
             )
 
     async def kill(self) -> None:
-        """End it at once, whatever runs in it. Afterwards it is gone."""
         try:
             await super().kill()
         finally:
             self._release_lease()
 
     async def fork(self) -> Self:
-        """A second sandbox that goes on from here, independent from now on.
-
-        It has variables and files of its own, but shares the guest, and so the limits, with this
-        one: the two take turns. Each must be closed.
-        """
         twin = await super().fork()
         if self.lease is not None:
             self.lease.hold(twin)

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Hashable, Iterab
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from belljar.errors import InvalidOption, unknown_option
+from belljar.errors import InvalidOption
 from belljar.limits import RULES, Limits
 from belljar.pool.decide import Rules
 
@@ -53,36 +53,21 @@ class Kinds:
     """Makes the Options of a sandbox from those of the pool and those of the caller."""
 
     def __init__(self, defaults: Mapping[str, Any], own: Iterable[str] = ()) -> None:
-        check_known(defaults, own)
         self._defaults = dict(defaults)
-        self.default = self._make(self._defaults)
+        self.default = make_options(self._defaults, own)
         self.key = guest_key(self.default)
 
     def options(self, given: Mapping[str, Any], own: Iterable[str] = ()) -> Options:
         """The options of one sandbox. `own` are the keywords of the method that was called, for the
         hint of the error about an unknown option."""
-        check_known(given, own)
-        return self._make(merge_options(self._defaults, given)) if given else self.default
-
-    @staticmethod
-    def _make(given: Mapping[str, Any]) -> Options:
-        from belljar.sandbox.sandbox import AsyncSandbox
-
-        return AsyncSandbox(**given)._options  # raises what is wrong with them
+        return make_options(merge_options(self._defaults, given), own) if given else self.default
 
 
-def check_known(given: Mapping[str, Any], own: Iterable[str]) -> None:
-    known = _sandbox_names()
-    for name in given:
-        if name not in known and name not in RULES:  # the sandbox explains these
-            raise unknown_option("option", name, [*own, *known])
+def make_options(given: Mapping[str, Any], own: Iterable[str]) -> Options:
+    """Raises what is wrong with the options of a sandbox."""
+    from belljar.sandbox import options
 
-
-@functools.cache
-def _sandbox_names() -> tuple[str, ...]:
-    from belljar.sandbox.sandbox import AsyncSandbox
-
-    return keyword_names(AsyncSandbox.__init__)
+    return options.make_options(given, own=own)  # type: ignore[arg-type]
 
 
 @functools.cache
@@ -115,11 +100,6 @@ def without_tenant(options: Options) -> Options:
         session=None,
         record=None,
     )
-
-
-def check_owner(given: object) -> Hashable:
-    """The key by which owners take turns. None: all callers that name no owner."""
-    return None if given is None else check_name("owner", given)  # type: ignore[arg-type]
 
 
 def describe_differences(options: Options, usual: Options) -> dict[str, str]:
@@ -169,8 +149,8 @@ class ManagerSettings:
             if not callable(self.factory):
                 raise InvalidOption(f"factory must be callable, not {self.factory!r}")
             return  # the factory knows which options there are
-        check_known(self.defaults, [each.name for each in fields(self)][:-1])
-        Kinds._make(self.defaults)  # raises now, not at the first create()
+        # Raises now, not at the first create().
+        make_options(self.defaults, [each.name for each in fields(self)][:-1])
 
 
 def merge_options(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,7 +165,7 @@ def merge_options(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict
     return merged
 
 
-def check_name(what: str, given: str) -> str:
+def check_name(what: str, given: object) -> str:
     """Check the name of a sandbox, or of an owner."""
     if not isinstance(given, str) or not given or not given.isprintable():
         raise InvalidOption(f"{what} is a printable text, not {given!r}")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
@@ -21,10 +21,9 @@ from belljar.errors import (
     unknown_option,
 )
 from belljar.pool.pooled_sandbox import LostBeforeStart, PooledSandbox
-from belljar.results.execution import ErrorInfo, Execution, Logs, Outcome, Usage
-from belljar.sandbox import options
-from belljar.sandbox import options as sandbox_options
-from belljar.sandbox.options import Options
+from belljar.results.execution import ErrorInfo, Execution, Outcome
+from belljar.sandbox.options import Options, check_name, check_texts, check_timeout, new_id
+from belljar.sandbox.outcome import make_empty
 from belljar.sandbox.run import encode_code
 from belljar.sandbox.sandbox import AsyncSandbox, check_policy
 
@@ -47,15 +46,14 @@ class Snippet:
     """
 
     code: str
-    then: str | None = field(
-        default=None, kw_only=True
-    )  # runs after it if it succeeded, such as tests
-    variables: Mapping[str, object] = field(default_factory=dict, kw_only=True)
-    files: Mapping[str, str | bytes] = field(default_factory=dict, kw_only=True)  # by their paths
-    env: Mapping[str, str] | None = field(default=None, kw_only=True)
-    timeout: float | None = field(default=None, kw_only=True)  # seconds, for each of the two
-    options: Mapping[str, object] = field(default_factory=dict, kw_only=True)  # of its sandbox
-    metadata: object = field(default=None, kw_only=True)  # the caller's own; not looked at
+    _: KW_ONLY
+    then: str | None = None  # runs after it if it succeeded, such as tests
+    variables: Mapping[str, object] = field(default_factory=dict)
+    files: Mapping[str, str | bytes] = field(default_factory=dict)  # by their paths
+    env: Mapping[str, str] | None = None
+    timeout: float | None = None  # seconds, for each of the two
+    options: Mapping[str, object] = field(default_factory=dict)  # of its sandbox
+    metadata: object = None  # the caller's own; not looked at
 
     def __new__(cls, *parts: object, **given: object) -> Self:
         _check_known(given)
@@ -64,13 +62,13 @@ class Snippet:
     def __post_init__(self) -> None:
         for code in (self.code, *([] if self.then is None else [self.then])):
             encode_code(code)
-        options.check_timeout(self.timeout, None)
-        options.check_texts("env", self.env)
+        check_timeout(self.timeout, None)
+        check_texts("env", self.env)
         for name in ("variables", "files", "options"):
             if not isinstance(getattr(self, name), Mapping):
                 raise InvalidOption(f"{name} is a mapping, not {getattr(self, name)!r}")
         for variable in self.variables:
-            options.check_name(variable)
+            check_name(variable)
         for path, data in self.files.items():
             if not isinstance(path, str) or not isinstance(data, (str, bytes)):
                 raise InvalidOption(f"files are texts or bytes by their paths, not {path!r}")
@@ -101,7 +99,6 @@ def parse_snippet(given: object) -> Snippet:
             f"a snippet is a str, a mapping or a Snippet, not {type(given).__name__}",
             hint='"6 * 7", or {"code": "x * 7", "variables": {"x": 6}}',
         )
-    _check_known(given)
     if "code" not in given:
         raise NotASnippet("the snippet has no code", hint='{"code": "6 * 7"}')
     return Snippet(**{str(name): value for name, value in given.items()})
@@ -109,66 +106,47 @@ def parse_snippet(given: object) -> Snippet:
 
 def lost_execution(why: str) -> Execution:
     """The Execution of code that may have begun, and whose guest was lost."""
-    return _make_execution(Outcome.lost, "GuestLost", why, why, count=1)
+    error = ErrorInfo(name="GuestLost", value=why, traceback="")
+    return make_empty(Outcome.lost, error, (why,), count=1)
 
 
 def refused_execution(error: SandboxError) -> Execution:
     """The Execution of an item that could not be run: its `execution_count` is 0."""
-    name = type(error).__name__
-    return _make_execution(Outcome.error, name, error.message, "the code was not run", count=0)
-
-
-def _make_execution(outcome: Outcome, name: str, why: str, note: str, *, count: int) -> Execution:
-    return Execution(
-        outcome=outcome,
-        text=None,
-        value=None,
-        results=(),
-        stdout="",
-        stderr="",
-        logs=Logs(stdout=(), stderr=()),
-        error=ErrorInfo(name=name, value=why, traceback=f"{name}: {why}" if not count else ""),
-        exit_code=None,
-        signal=None,
-        execution_count=count,
-        usage=Usage(wall=0.0, cpu=None, peak_memory=None, output_bytes=0),
-        state_preserved=False,
-        truncated=False,
-        notes=(note,),
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class MapOptions:
-    """The options of all items of a map."""
-
-    owner: object
-    timeout: float | None
-    options: Mapping[str, Any]
-    raising: bool  # raise why an item cannot be run, instead of returning an Execution
+    name, why = type(error).__name__, error.message
+    shown = ErrorInfo(name=name, value=why, traceback=f"{name}: {why}")
+    return make_empty(Outcome.error, shown, ("the code was not run",), count=0)
 
 
 async def run_item(
-    pool: AsyncPool, common: MapOptions, number: int, item: object, at_work: set[PooledSandbox]
+    pool: AsyncPool,
+    number: int,
+    item: object,
+    at_work: set[PooledSandbox],
+    *,
+    owner: Hashable,
+    timeout: float | None,
+    options: Mapping[str, Any],
+    raising: bool,
 ) -> Execution:
-    """Run one item. An item that cannot be run has an Execution, too, so that the others go on.
-    Raises what would stop the others as well: an item that is not a snippet, no guest starts."""
+    """Run one item of a map with the map's options. An item that cannot be run has an Execution,
+    too, so that the others go on; with `raising`, why it cannot be run is raised. Raises what would
+    stop the others as well: an item that is not a snippet, no guest starts."""
     try:
         part = parse_snippet(item)
-        part = part if part.timeout is not None else replace(part, timeout=common.timeout)
+        part = part if part.timeout is not None else replace(part, timeout=timeout)
         return await run_on_guest(
             pool,
-            pool._kinds.options({**common.options, **part.options}),
+            pool._kinds.options({**options, **part.options}),
             part,
             lambda sandbox: _run_both(pool, sandbox, part),
-            owner=common.owner,
+            owner=owner,
             retried=(StartError, GuestLost, ProtocolError),
             at_work=at_work,
         )
     except (NotASnippet, StartError, SandboxClosed) as error:
         raise _add_number(error, number) from error.__cause__
     except (GuestLost, ProtocolError, InvalidOption, CannotTravel, FileError) as error:
-        if common.raising:
+        if raising:
             raise _add_number(error, number) from error.__cause__
         if isinstance(error, (GuestLost, ProtocolError)):
             return lost_execution(error.message)
@@ -186,7 +164,7 @@ async def run_on_guest(
     part: Snippet,
     run: RunCode,
     *,
-    owner: object,
+    owner: Hashable,
     wait: float | None = None,
     retried: tuple[type[Exception], ...] = (LostBeforeStart,),
     at_work: set[PooledSandbox],
@@ -244,7 +222,7 @@ async def _run_both(pool: AsyncPool, sandbox: AsyncSandbox, part: Snippet) -> Ex
 
 async def _run_without_guest(options: Options, run: RunCode) -> Execution:
     """Let a sandbox without a guest reject the code, so that events and records show it."""
-    sandbox = AsyncSandbox._from_options(replace(options, id=sandbox_options.new_id()))
+    sandbox = AsyncSandbox._from_options(replace(options, id=new_id()))
     try:
         return await run(sandbox)
     finally:

@@ -101,7 +101,7 @@ def _notes_of_error(error: ErrorInfo, options: Options) -> Iterator[str]:
         note = None if module is None else _missing_module(module, options)
         if note is not None:
             yield note
-    elif _is_full(error):
+    elif any(word in error.value for word in _FULL_WORDS):
         limits = options.limits
         yield (
             f"room for files is limited: {options.workdir} holds {format_size(limits.workspace)}, "
@@ -134,10 +134,6 @@ def missing_file(error: ErrorInfo) -> str | None:
     if not path.isprintable() or any(part in ("", ".", "..") for part in parts):
         return None  # absolute paths have an empty part
     return "/".join(parts)
-
-
-def _is_full(error: ErrorInfo) -> bool:
-    return any(word in error.value for word in _FULL_WORDS)
 
 
 def _is_network_error(error: ErrorInfo) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from types import TracebackType
 from typing import Any, Self
 
 import anyio
@@ -81,7 +80,9 @@ class Calls:
         self._registry = registry
         self._stdin = stdin
         # The code reads standard input by calls, which `made` does not list.
-        self._read = None if stdin is None else _reader(stdin)
+        self._read: Callee | None = None
+        if stdin is not None:
+            self._read = Callee(HostFunction(stdin.read, timeout=None, concurrency=1), "stdin")
         self._answer = answer
         self._limit = limit  # bytes of one value, and of all arguments and results that wait
         self.deadline = deadline
@@ -95,16 +96,11 @@ class Calls:
         self._tasks = await anyio.create_task_group().__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool | None:
+    async def __aexit__(self, *exception: Any) -> bool | None:
         assert self._tasks is not None
         try:
             self._tasks.cancel_scope.cancel()
-            return await self._tasks.__aexit__(kind, error, traceback)
+            return await self._tasks.__aexit__(*exception)
         finally:
             # Do not refer to the run any more: its values must not wait for the garbage collector.
             self._answer = _ignore_answer
@@ -148,9 +144,8 @@ class Calls:
         size, began = len(blob), time.perf_counter()
         stdin = self._stdin if name == wire.STDIN else None
         counts = self._registry.counts_time(name) if stdin is None else stdin.counts_time
-        excused = not counts
         failure = "it was still running when the cell ended"
-        if excused:
+        if not counts:
             self.deadline.pause()
         try:
             value = await self._run(name, blob)
@@ -162,17 +157,18 @@ class Calls:
             return {"ok": False, "name": kind, "message": message}, None
         finally:
             self._held -= size
-            if stdin is None:
-                self._record(
-                    Call(
-                        name=name,
-                        duration=time.perf_counter() - began,
-                        ok=not failure,
-                        argument_bytes=size,
-                        error=failure or None,
-                    )
+            if stdin is None and len(self.made) >= MAX_RECORDED:
+                self.unrecorded += 1
+            elif stdin is None:
+                call = Call(
+                    name=name,
+                    duration=time.perf_counter() - began,
+                    ok=not failure,
+                    argument_bytes=size,
+                    error=failure or None,
                 )
-            if excused:
+                self.made.append(call)
+            if not counts:
                 self.deadline.resume()
 
     async def _run(self, name: str, blob: value_transfer.Blob) -> Encoded:
@@ -197,16 +193,6 @@ class Calls:
         if self._held + value.size > self._limit:
             raise ValueError("the results of all calls under way take too much memory")
         return value
-
-    def _record(self, call: Call) -> None:
-        if len(self.made) < MAX_RECORDED:
-            self.made.append(call)
-        else:
-            self.unrecorded += 1
-
-
-def _reader(stdin: Input) -> Callee:
-    return Callee(HostFunction(stdin.read, timeout=None, concurrency=1), "stdin")
 
 
 async def _ignore_answer(call: int, header: dict[str, object], value: Encoded | None) -> None:

@@ -71,22 +71,12 @@ def drop(frame: wire.Frame) -> None:
         buffers.close(frame.fd)
 
 
-class Held:
+class Held(weakref.WeakSet[mmap.mmap]):
     """Memory that a guest handed over and that is still mapped here: it counts as the guest's."""
-
-    def __init__(self) -> None:
-        self._mapped: list[weakref.ref[mmap.mmap]] = []
-
-    def add(self, memory: mmap.mmap) -> None:
-        self._mapped.append(weakref.ref(memory))
 
     @property
     def bytes(self) -> int:
-        if not self._mapped:
-            return 0
-        alive = [memory for ref in self._mapped if (memory := ref()) is not None]
-        self._mapped = [weakref.ref(memory) for memory in alive]
-        return sum(map(len, alive))
+        return sum(map(len, self)) if len(self) else 0
 
 
 class Channel:

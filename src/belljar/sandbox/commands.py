@@ -39,29 +39,6 @@ class AsyncCommands:
 
         A command that fails is a value too: see `exit_code`, or call `raise_for_exit()`.
         """
-        return await self.perform(
-            cmd,
-            timeout=timeout,
-            cwd=cwd,
-            env=env,
-            stdin=stdin,
-            on_stdout=on_stdout,
-            on_stderr=on_stderr,
-        )
-
-    async def perform(
-        self,
-        cmd: str | Sequence[str],
-        *,
-        timeout: float | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | bytes | None = None,
-        on_stdout: OnText | None = None,
-        on_stderr: OnText | None = None,
-        shown: str | None = None,
-    ) -> CommandResult:
-        """`shown`: the command that records and audit logs name in place of `cmd`."""
         limits = self._lifecycle.limits
         header: dict[str, Any] = {
             "argv": make_argv(cmd),
@@ -91,7 +68,7 @@ class AsyncCommands:
         result = make_command_result(finished)
         await self._on_change(
             "command",
-            cmd=shown or (cmd if isinstance(cmd, str) else list(cmd)),
+            cmd=cmd if isinstance(cmd, str) else list(cmd),
             cwd=cwd,
             timeout=timeout,
             env=list(header["env"]),

@@ -51,7 +51,7 @@ class GuestSession:
         return self.channel.alive
 
     def kill(self) -> None:
-        """Kill the guest, which has broken the protocol, and refuse further requests to it."""
+        """Kill the guest. It takes a moment to die, and must not be used meanwhile."""
         self.guest.kill()
         self.channel.kill()
 
@@ -150,8 +150,7 @@ class GuestSession:
         number = self._last
         header: dict[str, object] = {"number": number, "branch": branch}
         try:
-            words = "could not keep the interpreter"
-            answer = await self._ask(wire.KEEP, header, words, timeout)
+            answer = await self._ask(wire.KEEP, header, "could not keep the interpreter", timeout)
         except anyio.get_cancelled_exc_class():
             with anyio.CancelScope(shield=True):
                 await self.release(number)  # no caller knows its number

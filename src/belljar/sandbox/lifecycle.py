@@ -9,15 +9,17 @@ import os
 import time
 import warnings
 import weakref
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import anyio
 
 from belljar import events, runtime
-from belljar.backends.base import Guest, GuestSpec, Location, UsageSample
+from belljar.backends.base import Guest, GuestSpec, Location
 from belljar.backends.event_loop import Lock
+from belljar.backends.isolation import Isolation
 from belljar.backends.mounts import Scratch
+from belljar.environment.environment import Environment
 from belljar.errors import ProtocolError, SandboxClosed
 from belljar.functions.registry import Registry
 from belljar.limits import Limits
@@ -27,6 +29,7 @@ from belljar.sandbox.options import Options
 from belljar.sandbox.persistence import Persistence
 
 if TYPE_CHECKING:
+    from belljar.policy import Policy
     from belljar.sandbox.sandbox import AsyncSandbox
 
 
@@ -69,20 +72,6 @@ class Lifecycle:
             metadata=options.metadata,
             limits=self.limits,
         )
-
-    @property
-    def alive(self) -> bool:
-        return self.ended is None and self.session is not None and self.session.channel.alive
-
-    @property
-    def whereabouts(self) -> Location | None:
-        return None if self.session is None else self.session.guest.whereabouts
-
-    async def usage(self) -> UsageSample:
-        self.check_usable()
-        if self.session is None:
-            return UsageSample(cpu=None, peak_memory=None, memory_kills=0)
-        return await self.session.guest.reading(now=True)
 
     # -- use --------------------------------------------------------------------------------
 
@@ -216,7 +205,7 @@ class Lifecycle:
 
     def _appear(self) -> None:
         if (sandbox := self._sandbox()) is not None:
-            events.begins(sandbox)
+            events.sandboxes.add(sandbox)
 
     # -- end --------------------------------------------------------------------------------
 
@@ -261,7 +250,7 @@ class Lifecycle:
         session, self.session = self.session, None
         adopted, self._adopted = self._adopted, None
         if (sandbox := self._sandbox()) is not None:
-            events.ends(sandbox)
+            events.sandboxes.remove(sandbox)
         with anyio.CancelScope(shield=True):
             if adopted is not None:
                 await adopted.close()
@@ -306,3 +295,64 @@ class Lifecycle:
         if limits.idle is not None and not self.busy and now - self.last_used > limits.idle:
             self.stopped = True
             self.end(f"was idle for more than {limits.idle:g} s")
+
+
+class SandboxFacts:
+    """What Sandbox and AsyncSandbox say of themselves."""
+
+    _lifecycle: Lifecycle
+
+    @property
+    def id(self) -> str:
+        return self._lifecycle.id
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        return self._lifecycle.options.metadata
+
+    @property
+    def limits(self) -> Limits:
+        return self._lifecycle.limits
+
+    @property
+    def environment(self) -> Environment:
+        return self._lifecycle.options.environment
+
+    @property
+    def policy(self) -> Policy | None:
+        """What code is checked against before it runs."""
+        return self._lifecycle.options.policy
+
+    @property
+    def workdir(self) -> str:
+        """Where its workspace is, in the sandbox."""
+        return self._lifecycle.workdir
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has a live guest. A guest that was lost is replaced at the next use, without
+        the variables and files it had."""
+        lifecycle = self._lifecycle
+        session = lifecycle.session
+        return lifecycle.ended is None and session is not None and session.alive
+
+    @property
+    def whereabouts(self) -> Location | None:
+        """Where its guest can be seen from outside; None while it has no guest."""
+        session = self._lifecycle.session
+        return None if session is None else session.guest.whereabouts
+
+    @property
+    def isolation(self) -> Isolation:
+        """What holds the guest, as measured on it. The sandbox must have been started."""
+        if (session := self._lifecycle.session) is None:
+            raise SandboxClosed(
+                "the sandbox has no guest to measure",
+                hint="start it: enter its `with` block, or use create()",
+            )
+        return session.guest.isolation
+
+    def __repr__(self) -> str:
+        lifecycle = self._lifecycle
+        state = "closed" if lifecycle.ended else "running" if lifecycle.session else "not started"
+        return f"<{type(self).__name__} {self.id} ({self.environment.name}, {state})>"

@@ -121,9 +121,12 @@ class Options:
     record: Path | None
 
 
-def make_options(given: SandboxOptions, unnamed: Sequence[object] = ()) -> Options:
-    """Check what a caller gave. `unnamed`: positional arguments, which are an error."""
-    check_known(given, unnamed)
+def make_options(
+    given: SandboxOptions, unnamed: Sequence[object] = (), own: Iterable[str] = ()
+) -> Options:
+    """Check what a caller gave. `unnamed`: positional arguments, which are an error. `own`: other
+    options of what was called, for the hint about an unknown one."""
+    _check_known(given, unnamed, own)
     asked = {**DEFAULTS, **given}
     chosen = None
     if asked["environment"] is not None or asked["packages"]:
@@ -181,8 +184,7 @@ def make_options(given: SandboxOptions, unnamed: Sequence[object] = ()) -> Optio
     )
 
 
-def check_known(given: Iterable[str], unnamed: Sequence[object] = ()) -> None:
-    """Raise for an unknown option an error that names the nearest one."""
+def _check_known(given: Iterable[str], unnamed: Sequence[object], own: Iterable[str]) -> None:
     if unnamed:
         first = unnamed[0] if isinstance(unnamed[0], str) else "..."
         raise InvalidOption(
@@ -195,7 +197,7 @@ def check_known(given: Iterable[str], unnamed: Sequence[object] = ()) -> None:
             raise InvalidOption(
                 f"unknown option {name!r}", hint=f"it is a limit: limits=Limits({name}=...)"
             )
-        raise unknown_option("option", name, tuple(DEFAULTS))
+        raise unknown_option("option", name, [*own, *DEFAULTS])
 
 
 def _choose_backend(

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from belljar.backends.base import init_settings
-from belljar.errors import CannotTravel, ExecutionError, ProtocolError
+from belljar.errors import CannotTravel, ProtocolError
 from belljar.limits import Limits, format_size
 from belljar.protocol import messages, values, wire
 from belljar.results.execution import (
@@ -37,28 +37,28 @@ MOST_NOTES = 10  # about the findings of a policy
 RESTARTED = "variables were lost: the interpreter had to be restarted"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Finished:
-    """A run that has ended."""
+    """A run that has ended. The Run fills it while it lasts."""
 
-    done: wire.Frame | None  # the guest's last word; None: the guest is gone
-    lost: Exception | None  # why there is no last word
-    stopped_for: Outcome | None  # the limit that ended it
-    interrupted: bool  # by the caller
-    results: tuple[Result, ...]
-    logs: Logs
-    usage: Usage
-    truncated: bool  # output was dropped
-    dropped: bool  # parts of results were too large
-    cut: bool  # the text of a result was
-    files: FileChanges | None
-    memory_kills: int  # processes killed because memory ran out, while it ran
-    memory_kills_in_all: int  # and since the guest was started
-    calls: tuple[Call, ...]
-    calls_left_out: int
-    host_time_is_up: bool  # host functions took more time than is excused
-    value: list[value_transfer.Blob]  # at most one; taken out when it is decoded
-    no_room: str | None  # why there is no value, though the guest sent one
+    done: wire.Frame | None = None  # the guest's last word; None: the guest is gone
+    lost: Exception | None = None  # why there is no last word
+    stopped_for: Outcome | None = None  # the limit that ended it
+    interrupted: bool = False  # by the caller
+    results: list[Result] = field(default_factory=list)
+    logs: Logs = field(init=False)
+    usage: Usage = field(init=False)
+    truncated: bool = False  # output was dropped
+    dropped: bool = False  # parts of results were too large
+    cut: bool = False  # the text of a result was
+    files: FileChanges | None = field(default_factory=FileChanges)
+    memory_kills: int = 0  # processes killed because memory ran out, while it ran
+    memory_kills_in_all: int = 0  # and since the guest was started
+    calls: tuple[Call, ...] = ()
+    calls_left_out: int = 0
+    host_time_is_up: bool = False  # host functions took more time than is excused
+    value: list[value_transfer.Blob] = field(default_factory=list)  # at most one, until decoded
+    no_room: str | None = None  # why there is no value, though the guest sent one
 
     @property
     def stdout(self) -> str:
@@ -146,7 +146,7 @@ async def make_execution(
         outcome=outcome,
         text=main.text if main is not None else None,
         value=value,
-        results=run.results,
+        results=tuple(run.results),
         stdout="".join(run.logs.stdout),
         stderr="".join(run.logs.stderr),
         logs=run.logs,
@@ -193,23 +193,36 @@ def make_rejected(report: Report, count: int) -> Execution:
         f"line {each.line}: {each.message} [{each.rule}]: {each.remedy}"
         for each in report.findings[:MOST_NOTES]
     )
+    error = ErrorInfo(name="PolicyRejected", value=report.summary(), traceback="")
+    made = make_empty(Outcome.rejected, error, notes, count=count, cpu=0.0)
+    return replace(made, state_preserved=True, policy=report)
+
+
+def make_empty(
+    outcome: Outcome,
+    error: ErrorInfo,
+    notes: tuple[str, ...],
+    *,
+    count: int,
+    cpu: float | None = None,
+) -> Execution:
+    """The Execution of code that did not run, or of which nothing is known."""
     return Execution(
-        outcome=Outcome.rejected,
+        outcome=outcome,
         text=None,
         value=None,
         results=(),
         stdout="",
         stderr="",
         logs=Logs(stdout=(), stderr=()),
-        error=ErrorInfo(name="PolicyRejected", value=report.summary(), traceback=""),
+        error=error,
         exit_code=None,
         signal=None,
         execution_count=count,
-        usage=Usage(wall=0.0, cpu=0.0, peak_memory=None, output_bytes=0),
-        state_preserved=True,
+        usage=Usage(wall=0.0, cpu=cpu, peak_memory=None, output_bytes=0),
+        state_preserved=False,
         truncated=False,
         notes=notes,
-        policy=report,
     )
 
 
@@ -231,8 +244,11 @@ async def _decode_value(
             blob = run.value.pop() if run.value else b""
             # The caller did not ask for it: it may be as long as the worker was told, never less
             # than SHORT.
-            if len(blob) > value_transfer.SHORT and len(blob) > (most := _max_value(limits)):
-                return None, f"it takes more than {format_size(most)}"
+            if len(blob) > value_transfer.SHORT:
+                most = init_settings(limits, share=False)["result"]
+                assert isinstance(most, int)
+                if len(blob) > most:
+                    return None, f"it takes more than {format_size(most)}"
             if blob and values.needs_thread(blob):
                 value = await value_transfer.decode(blob, len(blob), limits.output)
             else:
@@ -240,12 +256,6 @@ async def _decode_value(
     except (CannotTravel, values.CannotTravel, MemoryError) as error:
         return None, str(error) or "there was no memory for it"
     return (None, why) if isinstance(why, str) else (value, None)
-
-
-def _max_value(limits: Limits) -> int:
-    most = init_settings(limits, share=False)["result"]
-    assert isinstance(most, int)
-    return most
 
 
 def _notes(
@@ -283,16 +293,6 @@ def _notes(
             f"host functions took more than {limits.host_time:g} s; time beyond that counts as "
             "time of the code: Limits(host_time=...) allows more"
         )
-
-
-def raise_for(execution: Execution) -> None:
-    """Raise what went wrong, for operations that give no Execution."""
-    try:
-        execution.raise_for_outcome()
-    except ExecutionError as error:
-        if not execution.state_preserved:
-            error.message = f"{error.message}; the variables of the sandbox are lost"
-        raise
 
 
 # -- frames that a hostile guest may have made ------------------------------------------------
@@ -342,10 +342,9 @@ def parse_changes(frame: wire.Frame) -> FileChanges | None:
         lists = {name: body[name] for name in ("created", "changed", "removed")}
     except (ValueError, RecursionError, KeyError, TypeError):
         raise ProtocolError("the list of changed files is malformed") from None
-    if not all(isinstance(paths, list) for paths in lists.values()):
-        raise ProtocolError("the list of changed files is malformed")
-    if not all(isinstance(path, str) for paths in lists.values() for path in paths):
-        raise ProtocolError("the list of changed files is malformed")
+    for paths in lists.values():
+        if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+            raise ProtocolError("the list of changed files is malformed")
     return FileChanges(**{name: tuple(paths) for name, paths in lists.items()})
 
 

@@ -41,11 +41,6 @@ class Persistence:
         self._begun = False
         self.mirrors = options.workspace is not None or options.session is not None
 
-    @property
-    def saved(self) -> bool:
-        """Whether all files were on the host after the last save."""
-        return self._mirror is not None and self._mirror.saved
-
     def close(self) -> None:
         if self._mirror is not None:
             self._mirror.close()
@@ -57,9 +52,26 @@ class Persistence:
     ) -> Execution:
         """Bring the workspace out and record a cell, before the next one may begin."""
         notes = [*execution.notes, *await self.save(session)]
-        saved = self.saved if self.mirrors else None
+        saved = self._mirror is not None and self._mirror.saved if self.mirrors else None
         execution = replace(execution, notes=tuple(notes), saved=saved)
-        notes += await self._record_cell(code, execution, began)
+        if self._recorder is None:
+            return execution
+        write = functools.partial(
+            self._recorder.cell,
+            code=code.script.code,
+            execution=execution,
+            timeout=code.timeout,
+            began=began,
+            env=list(code.env),
+            undo_on_error=code.undo_on_error,
+            script=code.script,
+        )
+        if _size(execution) > MANY:
+            await anyio.to_thread.run_sync(write)
+        else:
+            write()
+        if failed := self._recorder.failed:
+            notes.append(f"the record is incomplete: {failed}")
         return replace(execution, notes=tuple(notes))
 
     # -- files ------------------------------------------------------------------------------
@@ -68,19 +80,17 @@ class Persistence:
         """Bring the workspace in. Called when a guest has started."""
         if self.mirrors:
             if self._mirror is None:
-                self._mirror = self._open_mirror()
+                options, limit = self._options, self._options.limits.workspace
+                if options.session is not None:
+                    self._mirror = open_session(options.session, limit)
+                else:
+                    self._mirror = HostWorkspace(options.workspace or "", limit=limit)
             try:
                 await self._mirror.load(self._files(session))
             except BaseException:
                 self._mirror.close()
                 self._mirror = None
                 raise
-
-    def _open_mirror(self) -> HostWorkspace:
-        options, limit = self._options, self._options.limits.workspace
-        if options.session is not None:
-            return open_session(options.session, limit)
-        return HostWorkspace(options.workspace or "", limit=limit)
 
     async def refresh(self, session: GuestSession) -> None:
         """Bring in what changed on the host meanwhile. Called before each cell."""
@@ -120,27 +130,6 @@ class Persistence:
                     *(mount.guest for mount in given.mounts),
                 ],
             )
-
-    async def _record_cell(self, code: Code, execution: Execution, began: float) -> list[str]:
-        """Give notes, if it could not be recorded."""
-        if self._recorder is None:
-            return []
-        write = functools.partial(
-            self._recorder.cell,
-            code=code.script.code,
-            execution=execution,
-            timeout=code.timeout,
-            began=began,
-            env=list(code.env),
-            undo_on_error=code.undo_on_error,
-            script=code.script,
-        )
-        if _size(execution) > MANY:
-            await anyio.to_thread.run_sync(write)
-        else:
-            write()
-        failed = self._recorder.failed
-        return [f"the record is incomplete: {failed}"] if failed else []
 
     async def record_put(self, values: Mapping[str, object]) -> None:
         if self._recorder is not None:

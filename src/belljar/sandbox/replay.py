@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from belljar.environment.environment import BUILTIN, Environment, resolve
 from belljar.environment.requirement import hide_secrets
@@ -21,7 +21,7 @@ from belljar.errors import InvalidOption
 from belljar.files.script import Script, make_input
 from belljar.limits import Limits
 from belljar.record.comparison import Difference, compare_cells
-from belljar.record.reader import Cell, Record, RecordedEnvironment, Session, read
+from belljar.record.reader import Cell, Record, Session, read
 from belljar.results.execution import Execution
 from belljar.sandbox import options
 from belljar.sandbox.blocking import Sandbox
@@ -82,14 +82,12 @@ class Replay:
 
     def __str__(self) -> str:
         lines = [f"[{note}]" for note in (*self.record.notes, *self.notes)]
-        for cell in self.cells:
-            what = ", ".join(each.what for each in cell.differences)
-            lines.append(f"cell {cell.recorded.number}: {f'differs: {what}' if what else 'same'}")
-            lines += [str(each) for each in cell.differences]
-        for command in self.commands:
-            what = ", ".join(each.what for each in command.differences)
-            lines.append(f"command, line {command.line}: {f'differs: {what}' if what else 'same'}")
-            lines += [str(each) for each in command.differences]
+        compared = [(f"cell {each.recorded.number}", each.differences) for each in self.cells]
+        compared += [(f"command, line {each.line}", each.differences) for each in self.commands]
+        for name, differences in compared:
+            what = ", ".join(each.what for each in differences)
+            lines.append(f"{name}: {f'differs: {what}' if what else 'same'}")
+            lines += [str(each) for each in differences]
         return printable("\n".join(lines))
 
 
@@ -117,25 +115,6 @@ _MODERATE: dict[str, float] = {
     "timeout": 600.0,
     "host_time": 600.0,
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Wanted:
-    """What the caller asked for."""
-
-    environment: Environment | None
-    known: Mapping[str, Environment]
-    trust_environment: bool
-    limits: Mapping[str, object]
-    env: Mapping[str, str]
-    functions: Mapping[str, Callable[..., object]]
-    backend: str
-    strict: bool | None
-    timeout: float | None
-    cells: Collection[int] | None
-    exact: bool
-    stop_at_first: bool
-    on_cell: Callable[[ReplayedCell], object] | None
 
 
 def replay(
@@ -166,7 +145,8 @@ def replay(
     """
     if isinstance(limits, Limits):
         limits = {name: getattr(limits, name) for name in limits.explicit}
-    wanted = _Wanted(
+    replaying = _Replaying(
+        record=record if isinstance(record, Record) else read(record),
         environment=None if environment is None else resolve(environment),
         known=known,
         trust_environment=trust_environment,
@@ -176,101 +156,110 @@ def replay(
         backend=backend,
         strict=strict,
         timeout=options.check_timeout(timeout, None),
-        cells=cells,
+        wanted=cells,
         exact=exact,
         stop_at_first=stop_at_first,
         on_cell=on_cell,
     )
-    return _Replaying(record if isinstance(record, Record) else read(record), wanted).run()
+    return replaying.run()
 
 
+@dataclass(kw_only=True)
 class _Replaying:
-    def __init__(self, record: Record, wanted: _Wanted) -> None:
-        self._record = record
-        self._wanted = wanted
-        self._cells: list[ReplayedCell] = []
-        self._commands: list[ReplayedCommand] = []
-        self._notes: list[str] = []
+    """What the caller asked for, and what was done so far."""
+
+    record: Record
+    environment: Environment | None
+    known: Mapping[str, Environment]
+    trust_environment: bool
+    limits: Mapping[str, object]
+    env: Mapping[str, str]
+    functions: Mapping[str, Callable[..., object]]
+    backend: str
+    strict: bool | None
+    timeout: float | None
+    wanted: Collection[int] | None  # numbers of cells; None: all
+    exact: bool
+    stop_at_first: bool
+    on_cell: Callable[[ReplayedCell], object] | None
+    cells: list[ReplayedCell] = field(default_factory=list)
+    commands: list[ReplayedCommand] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def run(self) -> Replay:
+        record = self.record
         numbers = {cell.number for cell in record.cells}
-        chosen = numbers if wanted.cells is None else set(wanted.cells)
-        if missing := chosen - numbers:
+        self._chosen = numbers if self.wanted is None else set(self.wanted)
+        if missing := self._chosen - numbers:
             raise InvalidOption(
                 f"there is no cell {min(missing)} in {str(record.path)!r}",
                 hint=f"it has {len(numbers)} cells",
             )
-        self._chosen = chosen
         # Every environment is looked up before anything is run.
-        self._environments = {each.id: self._environment(each) for each in record.sessions}
-
-    def run(self) -> Replay:
-        for session in self._record.sessions:
+        environments = {each.id: self._find_environment(each) for each in record.sessions}
+        for session in record.sessions:
             if self._has_work(session) and not self._enough():
-                self._run(session)
+                self._run(session, environments[session.id])
         return Replay(
-            record=self._record,
-            cells=tuple(self._cells),
-            commands=tuple(self._commands),
-            notes=tuple(self._notes),
+            record=record,
+            cells=tuple(self.cells),
+            commands=tuple(self.commands),
+            notes=tuple(self.notes),
         )
 
     def _has_work(self, session: Session) -> bool:
         """If the caller chose cells, a session without a chosen cell is not run."""
-        if self._wanted.cells is None:
+        if self.wanted is None:
             return bool(session.steps)
         return any(cell.number in self._chosen for cell in session.cells)
 
     def _enough(self) -> bool:
-        return self._wanted.stop_at_first and _differ(self._cells, self._commands)
+        return self.stop_at_first and _differ(self.cells, self.commands)
 
-    def _run(self, session: Session) -> None:
-        wanted = self._wanted
+    def _run(self, session: Session, environment: Environment) -> None:
         self._note_what_is_missing(session)
         last = max((c.number for c in session.cells if c.number in self._chosen), default=0)
-        with self._sandbox(session) as sandbox:
-            events = Events(sandbox, wanted.env, exact=wanted.exact, longest=self._longest)
+        with Sandbox(
+            backend=self.backend,
+            environment=environment,
+            limits=self._limits(session).replace(**self.limits),
+            env=self.env,
+            functions=self.functions,
+            strict=self.strict,
+            workdir=session.workdir,
+        ) as sandbox:
+            events = Events(sandbox, self.env, exact=self.exact, longest=self._longest)
             for step in session.steps:
                 if isinstance(step, Cell):
-                    if wanted.cells is not None and step.number > last:
+                    if self.wanted is not None and step.number > last:
                         break
                     self._cell(sandbox, step)
                 else:
                     events.play(step)
-                    self._commands += events.commands
+                    self.commands += events.commands
                     events.commands.clear()
                 if self._enough():
                     break
-            self._notes += events.notes
-
-    def _sandbox(self, session: Session) -> Sandbox:
-        wanted = self._wanted
-        return Sandbox(
-            backend=wanted.backend,
-            environment=self._environments[session.id],
-            limits=self._limits(session).replace(**wanted.limits),
-            env=wanted.env,
-            functions=wanted.functions,
-            strict=wanted.strict,
-            workdir=session.workdir,
-        )
+            self.notes += events.notes
 
     def _limits(self, session: Session) -> Limits:
         """The recorded limits. A record may come from anywhere, so high ones are lowered."""
-        if self._wanted.trust_environment:
+        if self.trust_environment:
             return session.limits
         lower: dict[str, object] = {}
         for name, most in _MODERATE.items():
             recorded = getattr(session.limits, name)
-            if name not in self._wanted.limits and (recorded is None or recorded > most):
+            if name not in self.limits and (recorded is None or recorded > most):
                 lower[name] = most
         if lower:
             names = ", ".join(lower)
-            self._notes.append(f"limits were lowered, because the record is not trusted: {names}")
+            self.notes.append(f"limits were lowered, because the record is not trusted: {names}")
         return session.limits.replace(**lower)
 
     @property
     def _longest(self) -> float:
         """Seconds that a single cell or command may ask for."""
-        return math.inf if self._wanted.trust_environment else _MODERATE["timeout"]
+        return math.inf if self.trust_environment else _MODERATE["timeout"]
 
     def _cell(self, sandbox: Sandbox, cell: Cell) -> None:
         """Also runs a cell that was not chosen, for the variables it leaves."""
@@ -280,7 +269,7 @@ class _Replaying:
             gone = Difference(what=absent, recorded="not in the record", replayed="not run")
             differences: tuple[Difference, ...] = (gone,)
         else:
-            env = self._wanted.env
+            env = self.env
             recorded = None if cell.timeout is None else min(cell.timeout, self._longest)
             script = Script(
                 code=cell.code,
@@ -291,60 +280,56 @@ class _Replaying:
             )
             replayed = sandbox.run_code(
                 script,
-                timeout=self._wanted.timeout or recorded,
+                timeout=self.timeout or recorded,
                 env={name: env[name] for name in cell.env if name in env},
                 undo_on_error=cell.undo_on_error,
             )
-            differences = compare_cells(cell, replayed, exact=self._wanted.exact)
+            differences = compare_cells(cell, replayed, exact=self.exact)
         if cell.number in self._chosen:
             done = ReplayedCell(recorded=cell, replayed=replayed, differences=differences)
-            self._cells.append(done)
-            if self._wanted.on_cell is not None:
-                self._wanted.on_cell(done)
+            self.cells.append(done)
+            if self.on_cell is not None:
+                self.on_cell(done)
 
     def _note_what_is_missing(self, session: Session) -> None:
         names = {*session.env, *(name for cell in session.cells for name in cell.env)}
-        if variables := sorted(names - set(self._wanted.env)):
-            self._notes.append(
+        if variables := sorted(names - set(self.env)):
+            self.notes.append(
                 f"the values of environment variables are not recorded, and were not given: "
                 f"{', '.join(variables)}"
             )
         if session.host_files:
-            self._notes.append(
+            self.notes.append(
                 f"files of the host are not in a record: {', '.join(session.host_files)}"
             )
-        if functions := sorted(set(session.functions) - set(self._wanted.functions)):
-            self._notes.append(
+        if functions := sorted(set(session.functions) - set(self.functions)):
+            self.notes.append(
                 f"functions of the host are not in a record, and were not given: "
                 f"{', '.join(functions)}"
             )
 
-    def _environment(self, session: Session) -> Environment:
-        if self._wanted.environment is not None:
-            return self._wanted.environment
+    def _find_environment(self, session: Session) -> Environment:
+        if self.environment is not None:
+            return self.environment
         recorded = session.environment
-        known = self._wanted.known.get(recorded.name)
+        known = self.known.get(recorded.name)
         if known is not None:
             if sorted(map(hide_secrets, known.packages)) != sorted(recorded.packages):
-                self._notes.append(
+                self.notes.append(
                     f"the environment {recorded.name!r} had other packages when this was recorded"
                 )
             return known
-        if not self._wanted.trust_environment:
+        if not self.trust_environment:
             raise InvalidOption(
                 f"the record was made in an environment of its own, {recorded.name!r}",
                 hint="give environment=Environment(...), or trust_environment=True if you know "
                 "where the record comes from: packages are imported outside of any sandbox",
             )
-        return _described(recorded)
-
-
-def _described(recorded: RecordedEnvironment) -> Environment:
-    return Environment(
-        recorded.name,
-        packages=recorded.packages,
-        python=recorded.python,
-        preload=recorded.preload,
-        warmup=recorded.warmup,
-        allow_builds=recorded.allow_builds,
-    )
+        return Environment(
+            recorded.name,
+            packages=recorded.packages,
+            python=recorded.python,
+            preload=recorded.preload,
+            warmup=recorded.warmup,
+            allow_builds=recorded.allow_builds,
+        )

@@ -49,23 +49,24 @@ class Events:
 
     def play(self, event: Event) -> None:
         """Repeat it, or note why it cannot be repeated: cells that need it will differ."""
-        known: dict[str, Callable[[Event, Reader], None]] = {
-            "rejected": lambda event, fields: None,  # nothing ran
-            "restart": lambda event, fields: self._sandbox.restart(),
+        files = self._sandbox.files
+        known: dict[str, Callable[[Reader], object]] = {
+            "rejected": lambda fields: None,  # nothing ran
+            "restart": lambda fields: self._sandbox.restart(),
             "checkpoint": self._checkpoint,
             "rollback": self._rollback,
             "put": self._put,
             "write": self._write,
-            "remove": lambda event, fields: self._sandbox.files.remove(fields.get("path", str)),
-            "make_dir": self._make_dir,
-            "rename": self._rename,
-            "command": self._command,
+            "remove": lambda fields: files.remove(fields.get("path", str)),
+            "make_dir": lambda fields: files.make_dir(fields.get("path", str)),
+            "rename": lambda fields: files.rename(fields.get("old", str), fields.get("new", str)),
+            "command": lambda fields: self._command(fields, event.line),
         }
         if event.kind not in known:
             self._note(event, "this version does not know such events")
             return
         try:
-            known[event.kind](event, Reader(event.fields))
+            known[event.kind](Reader(event.fields))
         except (SandboxClosed, StartError):
             raise
         except SandboxError as error:
@@ -76,17 +77,17 @@ class Events:
     def _note(self, event: Event, why: str) -> None:
         self.notes.append(f"line {event.line}: {event.kind!r} could not be repeated: {why}")
 
-    def _checkpoint(self, event: Event, fields: Reader) -> None:
+    def _checkpoint(self, fields: Reader) -> None:
         checkpoint = self._sandbox.checkpoint()
         self._rollbacks[fields.get("id", str)] = lambda: self._sandbox.rollback(checkpoint)
 
-    def _rollback(self, event: Event, fields: Reader) -> None:
+    def _rollback(self, fields: Reader) -> None:
         id = fields.get("id", str)
         if id not in self._rollbacks:
             raise _Impossible(f"the record has no checkpoint {id!r} before it")
         self._rollbacks[id]()
 
-    def _put(self, event: Event, fields: Reader) -> None:
+    def _put(self, fields: Reader) -> None:
         absent = []
         given = fields.below("values")
         for name in given.line:
@@ -98,19 +99,13 @@ class Events:
         if absent:
             raise _Impossible(f"the values of {', '.join(absent)} were too large for the record")
 
-    def _write(self, event: Event, fields: Reader) -> None:
+    def _write(self, fields: Reader) -> None:
         path, content = fields.get("path", str), fields.content("content")
         if content is None:
             raise _Impossible(f"the content of {path!r} was too large for the record")
         self._sandbox.files.write(path, content)
 
-    def _make_dir(self, event: Event, fields: Reader) -> None:
-        self._sandbox.files.make_dir(fields.get("path", str))
-
-    def _rename(self, event: Event, fields: Reader) -> None:
-        self._sandbox.files.rename(fields.get("old", str), fields.get("new", str))
-
-    def _command(self, event: Event, fields: Reader) -> None:
+    def _command(self, fields: Reader, line: int) -> None:
         many = isinstance(fields.line.get("cmd"), list)
         command = fields.texts("cmd") if many else fields.get("cmd", str)
         stdin = None if fields.line.get("stdin") is None else fields.content("stdin")
@@ -127,7 +122,7 @@ class Events:
         )
         self.commands.append(
             ReplayedCommand(
-                line=event.line,
+                line=line,
                 command=command,
                 recorded=recorded,
                 replayed=replayed,

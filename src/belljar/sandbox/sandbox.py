@@ -12,23 +12,20 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import replace
-from types import TracebackType
-from typing import TYPE_CHECKING, Never, Self, Unpack
+from typing import TYPE_CHECKING, Any, Never, Self, Unpack
 
 import anyio
 import anyio.to_thread
 
 from belljar import events
-from belljar.backends.base import Location, UsageSample
+from belljar.backends.base import UsageSample
 from belljar.backends.event_loop import Lock
-from belljar.backends.isolation import Isolation
-from belljar.environment.environment import Environment
 from belljar.errors import (
     CannotTravel,
     CheckpointLost,
+    ExecutionError,
     InvalidOption,
     NameMissing,
-    SandboxClosed,
     SandboxError,
     check_callbacks,
     suggests,
@@ -37,14 +34,13 @@ from belljar.files import script as scripts
 from belljar.files.api import AsyncFiles
 from belljar.files.script import Script
 from belljar.functions.registry import HostFunction, Registry
-from belljar.limits import Limits
 from belljar.protocol import wire
 from belljar.protocol.values import Encoded
-from belljar.results.execution import CommandResult, Execution, Outcome
+from belljar.results.execution import Execution, Outcome
 from belljar.sandbox import advice, options, outcome, value_transfer
 from belljar.sandbox.commands import AsyncCommands
 from belljar.sandbox.guest_session import KEEP_TIMEOUT, Checkpoint, GuestSession
-from belljar.sandbox.lifecycle import Lifecycle
+from belljar.sandbox.lifecycle import Lifecycle, SandboxFacts
 from belljar.sandbox.options import Options, SandboxOptions
 from belljar.sandbox.outcome import Finished
 from belljar.sandbox.persistence import Code
@@ -55,7 +51,7 @@ if TYPE_CHECKING:
 
 
 @suggests
-class AsyncSandbox:
+class AsyncSandbox(SandboxFacts):
     """A sandbox under asyncio or trio. Starts when entered or first used; `create` starts at once.
 
     async with AsyncSandbox() as sandbox:
@@ -105,62 +101,8 @@ class AsyncSandbox:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.close()
-
-    # -- what it is -------------------------------------------------------------------------
-
-    @property
-    def id(self) -> str:
-        return self._options.id
-
-    @property
-    def metadata(self) -> Mapping[str, str]:
-        return self._options.metadata
-
-    @property
-    def limits(self) -> Limits:
-        return self._options.limits
-
-    @property
-    def environment(self) -> Environment:
-        return self._options.environment
-
-    @property
-    def policy(self) -> Policy | None:
-        """What code is checked against before it runs."""
-        return self._options.policy
-
-    @property
-    def workdir(self) -> str:
-        """Where its workspace is, in the sandbox."""
-        return self._options.workdir
-
-    @property
-    def alive(self) -> bool:
-        """Whether it has a live guest. A guest that was lost is replaced at the next use, without
-        the variables and files it had."""
-        return self._lifecycle.alive
-
-    @property
-    def whereabouts(self) -> Location | None:
-        """Where its guest can be seen from outside; None while it has no guest."""
-        return self._lifecycle.whereabouts
-
-    @property
-    def isolation(self) -> Isolation:
-        """What holds the guest, as measured on it. The sandbox must have been started."""
-        if self._session is None:
-            raise SandboxClosed(
-                "the sandbox has no guest to measure",
-                hint="start it: enter its `with` block, or use create()",
-            )
-        return self._session.guest.isolation
 
     @property
     def last_used(self) -> float:
@@ -176,10 +118,6 @@ class AsyncSandbox:
     @property
     def _session(self) -> GuestSession | None:
         return self._lifecycle.session
-
-    def __repr__(self) -> str:
-        state = "closed" if self._lifecycle.ended else "running" if self._session else "not started"
-        return f"<{type(self).__name__} {self.id} ({self.environment.name}, {state})>"
 
     # -- start and end ----------------------------------------------------------------------
 
@@ -199,7 +137,10 @@ class AsyncSandbox:
 
         None stands for what this host cannot tell, and for a sandbox that was not started.
         """
-        return await self._lifecycle.usage()
+        self._lifecycle.check_usable()
+        if self._session is None:
+            return UsageSample(cpu=None, peak_memory=None, memory_kills=0)
+        return await self._session.guest.reading(now=True)
 
     async def close(self) -> None:
         """End it and leave nothing behind. May be called twice, and while code runs."""
@@ -438,7 +379,12 @@ class AsyncSandbox:
                 raise NameMissing(f"the sandbox has no variable {name!r}")
             if execution.error.name == "CannotTravel" and header["op"] == "get":
                 raise CannotTravel(execution.error.value.replace("value", name, 1)[:2000])
-        outcome.raise_for(execution)
+        try:
+            execution.raise_for_outcome()
+        except ExecutionError as error:
+            if not execution.state_preserved:
+                error.message = f"{error.message}; the variables of the sandbox are lost"
+            raise
         return finished
 
     # -- host functions ---------------------------------------------------------------------
@@ -574,7 +520,7 @@ class AsyncSandbox:
         with anyio.CancelScope(shield=True), contextlib.suppress(SandboxError):
             await session.release(before.id)
 
-    async def _note_change(self, event: str, **fields: object) -> None:
+    async def _note_change(self, event: str, **fields: Any) -> None:
         """Called after each operation, other than a cell, that may have changed files."""
         lifecycle = self._lifecycle
         if lifecycle.persistence is not None:
@@ -585,8 +531,6 @@ class AsyncSandbox:
         subject = lifecycle.subject
         if event == "command":
             cmd, result = fields["cmd"], fields["result"]
-            assert isinstance(cmd, (str, list))
-            assert isinstance(result, CommandResult)
             events.tell(events.CommandEnded(subject=subject, cmd=cmd, result=result))
         else:
             events.tell(events.FilesChanged(subject=subject, operation=event, fields=fields))

@@ -17,7 +17,6 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from belljar.backends.event_loop import Lock
@@ -25,6 +24,7 @@ from belljar.errors import FileError, InvalidOption, SandboxError, check_callbac
 from belljar.results.execution import CommandResult, Outcome
 from belljar.sandbox import options
 from belljar.sandbox.blocking import Sandbox, wait
+from belljar.sandbox.commands import AsyncCommands
 from belljar.sandbox.run import OnText
 from belljar.sandbox.sandbox import AsyncSandbox
 
@@ -99,8 +99,12 @@ class _SandboxHost:
         self.workdir = sandbox.workdir
         self.write, self.remove = sandbox.files.write, sandbox.files.remove
 
-    async def perform(self, argv: Sequence[str], **options: Any) -> CommandResult:
-        return await self._sandbox.commands.perform(argv, cwd="/", **options)
+    async def perform(self, argv: Sequence[str], *, shown: str, **options: Any) -> CommandResult:
+        async def note_change(event: str, **fields: object) -> None:
+            await self._sandbox._note_change(event, **{**fields, "cmd": shown})
+
+        commands = AsyncCommands(self._sandbox._lifecycle, on_change=note_change)
+        return await commands.run(argv, cwd="/", **options)
 
     async def read(self, path: str, size: int) -> bytes | None:
         header = {"op": "read", "path": path, "offset": 0, "size": size}
@@ -160,12 +164,7 @@ class AsyncShell:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
     async def run(
@@ -320,12 +319,7 @@ class Shell:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def run(

@@ -24,7 +24,6 @@ MAX_RECORDED_SOURCE = 1 << 40  # no limit: the value was put before
 MAX_TEXT = 64 * 1024 * 1024  # of a value that goes in; the guest limits memory
 
 Blob = bytes | mmap.mmap
-Taken = Callable[[], Awaitable[None]]
 
 
 async def encode(value: object, limit: int) -> Encoded:
@@ -111,7 +110,7 @@ async def load(
     value: Encoded,
     *,
     key: int,
-    taken: Taken,
+    taken: Callable[[], Awaitable[None]],
 ) -> tuple[Mapping[str, object], bytes, int]:
     """Header, payload and descriptor of the frame that carries a value, by the value's size. Parts
     are sent before it; `taken` waits until the guest has taken one."""

@@ -248,7 +248,7 @@ class _Exec:
     async def result(self, status: int) -> CommandResult:
         for stream in self._streams.values():
             await stream.feed(b"", final=True)
-        stdout, stderr = (stream.text for stream in self._streams.values())
+        stdout, stderr = ("".join(stream.chunks) for stream in self._streams.values())
         return CommandResult(
             stdout=stdout,
             stderr=stderr,
