@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 from importlib import resources
 
@@ -53,7 +54,6 @@ def made(backend, **changes):
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_every_option_is_accounted_for(name):
-    assert name in translate.OPTIONS
     assert (name in ELSEWHERE) != (name in CHANGES)
     if name in ELSEWHERE:
         import test_compat_executor
@@ -65,8 +65,9 @@ def test_every_option_is_accounted_for(name):
 
 def test_the_guide_says_what_each_option_does():
     guide = DOCS / "compat" / "strategy-executor.md"
-    rows = [f"| `{name}` | {translate.OPTIONS[name]} |" for name in FIELDS]
-    assert "\n".join(rows) in guide.read_text()
+    _, _, table = guide.read_text().partition("| option | what it does |\n|---|---|\n")
+    rows = re.findall(r"\| `(\w+)` \| [^|]+ \|\n", table.partition("\n\n")[0] + "\n")
+    assert rows == FIELDS
 
 
 @pytest.mark.parametrize("backend", PLACED)

@@ -13,7 +13,7 @@ import os
 import queue
 import sysconfig
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar
 
 import anyio
@@ -21,7 +21,8 @@ import anyio.to_thread
 
 from belljar import runtime
 from belljar.backends.docker.settings import Docker
-from belljar.environment.environment import Environment, is_built
+from belljar.backends.native.backend import check_host
+from belljar.environment.environment import Environment, is_built, resolve
 from belljar.errors import BackendUnavailable, EnvironmentBuildError, InvalidOption, SandboxError
 from belljar.sandbox.blocking import Sandbox, Work, wait
 from belljar.sandbox.options import Options
@@ -54,12 +55,15 @@ async def place(
     default_image: str,
     environment: str | Environment = "data",
     prefer_local: bool = False,
+    preload: bool = True,
     dockerfile: str | os.PathLike[str] | None = None,
 ) -> Placed:
     """Choose the backend and what the sandbox finds there.
 
     `backend` None or "auto": BELLJAR_BACKEND decides, else docker if an engine answers, else
-    native. `prefer_local`: if the engine has an image of the default name, use it.
+    native. `prefer_local`: if the engine has an image of the default name, use it. `preload` False:
+    nothing is imported in a container before the code. (A native sandbox gets preloaded modules
+    from a process that has imported them once.)
     """
     named = dockerfile is not None or image not in (None, default_image)
     # The settings name an image already, and an environment has no meaning in it.
@@ -82,8 +86,20 @@ async def place(
     ):
         options["image"] = image
     elif not has_image_set:
-        options["environment"] = environment
+        options["environment"] = environment if preload else without_preload(environment)
     return Placed(backend=name, options=options)
+
+
+def without_preload(environment: str | Environment) -> Environment:
+    return replace(resolve(environment), preload=(), warmup="")
+
+
+def check_backend(placed: Placed) -> None:
+    """Raise SandboxError if no sandbox can start there."""
+    if placed.backend == "native":
+        check_host()
+    else:
+        wait(ask_engine, "/version", timeout=PING_TIMEOUT)
 
 
 def asks_for_docker(backend: str | Docker | None) -> bool:
@@ -137,10 +153,10 @@ async def _is_ready(options: Options) -> bool:
         return await anyio.to_thread.run_sync(is_built, options.environment)
     from belljar.backends.docker.client import endpoint
     from belljar.backends.docker.client.engine import Engine
-    from belljar.backends.docker.images import resolve
+    from belljar.backends.docker.images.resolve import image_exists
 
     engine = Engine(endpoint.find_endpoint(options.docker.host))
-    return await resolve.image_exists(engine, options.environment, options.docker)
+    return await image_exists(engine, options.environment, options.docker)
 
 
 # -- a start in the background --------------------------------------------------------------

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from belljar.backends import mounts
-from belljar.backends.docker.settings import Docker
+from belljar.backends.docker.settings import Docker, docker_settings
 from belljar.compat import placement
 from belljar.compat.dolphin import directory, sessions
 from belljar.environment.environment import Environment, resolve
@@ -105,15 +105,8 @@ class DockerSandboxExecutor:
                 hint='backend="docker", or leave the network off',
             )
         options = dict(placed.options)
-        chosen = options.get("environment")
         if placed.backend == "docker":
-            if isinstance(chosen, Environment):
-                # Each container would import the preloaded modules again before the first code. A
-                # native sandbox gets them from a process that has imported them once.
-                options["environment"] = replace(chosen, preload=(), warmup="")
-            given = options["backend"]
-            settings = given if isinstance(given, Docker) else Docker()
-            options["backend"] = replace(settings, named_user=True)
+            options["backend"] = replace(docker_settings(options["backend"]), named_user=True)
         return {
             **options,
             "limits": limits,
@@ -142,13 +135,9 @@ class DockerSandboxExecutor:
                 default_image=default,
                 environment=resolve(ENVIRONMENT if environment is None else environment),
                 prefer_local=environment is None,
+                preload=False,
             )
-            if placed.backend == "docker":
-                wait(placement.ask_engine, "/version", timeout=placement.PING_TIMEOUT)
-            else:
-                from belljar.backends.native.backend import check_host
-
-                check_host()
+            placement.check_backend(placed)
             image = placed.options.get("image")
             if image is not None and not wait(placement.has_image, str(image)):
                 raise RuntimeError(

@@ -104,12 +104,7 @@ class DockerExecutor:
         except InvalidOption:
             return  # execute() raises it again, and reports it
         try:
-            if placed.backend == "docker":
-                wait(placement.ask_engine, "/version", timeout=placement.PING_TIMEOUT)
-            else:
-                from belljar.backends.native.backend import check_host
-
-                check_host()
+            placement.check_backend(placed)
         except SandboxError as error:
             kind = NotNow if _may_pass(error) else RuntimeError
             raise kind(
@@ -131,7 +126,11 @@ class DockerExecutor:
 
     def _placed(self) -> placement.Placed:
         return wait(
-            placement.place, self._backend, image=self.config.image, default_image=DEFAULT_IMAGE
+            placement.place,
+            self._backend,
+            image=self.config.image,
+            default_image=DEFAULT_IMAGE,
+            preload=False,
         )
 
     # -- one execution ----------------------------------------------------------------------
@@ -275,16 +274,9 @@ class DockerExecutor:
             return
         log.warning("%s (%s)", UNSAFE, why)
         warnings.warn(f"{UNSAFE} ({why})", RuntimeWarning, stacklevel=4)
-        ran = translate.run_directly(code, timeout=timeout)
+        result.update(translate.run_directly(code, timeout=timeout))
         result["container_id"] = translate.DIRECT
-        result["logs"] = f"[{UNSAFE}]\n{ran.logs}"
-        if ran.code is None:
-            result["error"] = f"Container execution timeout exceeded ({timeout:g}s)\n{ran.logs}"
-        elif ran.code != 0:
-            code_ = 128 - ran.code if ran.code < 0 else ran.code
-            result["error"] = f"Process exited with code {code_}:\n{ran.logs}"
-        else:
-            result.update(success=ran.problem is None, signal=ran.signal, error=ran.problem)
+        result["logs"] = f"[{UNSAFE}]\n{result['logs']}"
 
     # -- cleaning up ------------------------------------------------------------------------
 

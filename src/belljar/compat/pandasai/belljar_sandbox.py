@@ -25,7 +25,7 @@ from pandasai.constants import DEFAULT_CHART_DIRECTORY
 from pandasai.sandbox import Sandbox
 
 from belljar import runtime
-from belljar.backends.docker.settings import Docker
+from belljar.backends.docker.settings import Docker, docker_settings
 from belljar.compat import placement
 from belljar.compat.pandasai import answers
 from belljar.compat.pandasai.answers import NO_SQL, NOT_RUNNING, BadResult, BadSyntax, make_failure
@@ -372,7 +372,7 @@ class DockerSandbox(BelljarSandbox):
         if wait(placement.has_image, self._image_name):
             return [{**options, "image": self._image_name}]
         if self._dockerfile_path is not None:
-            engine = self._backend if isinstance(self._backend, Docker) else Docker()
+            engine = docker_settings(self._backend)
             named = replace(engine, dockerfile=self._dockerfile_path, tag=self._image_name)
             return [{**options, "backend": named}]
         logger.info("no image %r; using environment %s", self._image_name, self._environment)

@@ -6,7 +6,6 @@ import logging
 import os
 import posixpath
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Self
 
 import anyio
@@ -19,7 +18,6 @@ from belljar.compat.openmanus.container import Container, Volumes
 from belljar.compat.openmanus.core.exceptions import SandboxTimeoutError as SandboxTimeoutError
 from belljar.compat.openmanus.core.terminal import AsyncDockerizedTerminal, CommandOutput
 from belljar.compat.placement import across
-from belljar.environment.environment import BUILTIN, Environment
 from belljar.errors import InvalidOption, SandboxError
 from belljar.files.transfer import Transfer
 from belljar.limits import Limits
@@ -95,7 +93,8 @@ class DockerSandbox:
             self._backend,
             image=self.config.image,
             default_image=DEFAULT_IMAGE,
-            environment=_environment(),
+            # Commands start new programs, which would not have the preloaded modules.
+            environment=placement.without_preload("data"),
             prefer_local=True,
         )
         return {
@@ -213,12 +212,6 @@ class DockerSandbox:
 
     async def __aexit__(self, *exception: object) -> None:
         await self.cleanup()
-
-
-def _environment() -> Environment:
-    """With all packages, but none preloaded: commands start new programs, which would not have
-    the preloaded modules."""
-    return replace(BUILTIN["data"], preload=(), warmup="")
 
 
 def _warn_left_out(moved: Transfer) -> None:
