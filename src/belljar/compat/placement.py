@@ -7,11 +7,13 @@ adapter stands for Belljar's own Environment, which has the packages that their 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import os
 import queue
 import sysconfig
+import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar
@@ -24,8 +26,10 @@ from belljar.backends.docker.settings import Docker
 from belljar.backends.native.backend import check_host
 from belljar.environment.environment import Environment, is_built, resolve
 from belljar.errors import BackendUnavailable, EnvironmentBuildError, InvalidOption, SandboxError
+from belljar.results.execution import Execution, Outcome
 from belljar.sandbox.blocking import Sandbox, Work, wait
 from belljar.sandbox.options import Options
+from belljar.sandbox.sandbox import AsyncSandbox
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -107,6 +111,11 @@ def asks_for_docker(backend: str | Docker | None) -> bool:
     return isinstance(backend, Docker) or runtime.resolve_backend(backend or "auto") == "docker"
 
 
+def succeeded(execution: Execution) -> bool:
+    """sys.exit(0) is a success, as it is for a process."""
+    return execution.ok or (execution.outcome is Outcome.exit and execution.exit_code == 0)
+
+
 # -- the engine -----------------------------------------------------------------------------
 
 
@@ -164,7 +173,7 @@ async def _is_ready(options: Options) -> bool:
 
 class HeadStart:
     """A sandbox that starts in the background when its adapter is made, so that the first code
-    waits less. Its maker must call `take`, `close` or `discard`."""
+    waits less. Until it is taken, the sandbox ends with this object."""
 
     def __init__(self, places: Sequence[Mapping[str, Any]], *, build: bool = True) -> None:
         """`places`: options of Sandbox, in the order in which they are tried. The next is tried
@@ -174,37 +183,22 @@ class HeadStart:
         Raises InvalidOption at once. `take` raises all other errors.
         """
         self._sandboxes = [Sandbox(**options) for options in places]
-        self._build = build
         # Import here what the start imports. If the background thread imported it, a fork of the
         # process would leave import locks in the child that no thread releases.
         for name in _IMPORTED_BY_START:
             importlib.import_module(name)
         sysconfig.get_config_vars()
-        self.failed = False
-        self._pid = os.getpid()
         self._runtime = runtime.current()
-        self._work: Work[Sandbox] = Work(self._start)
+        self._work: Work[Sandbox] = Work(functools.partial(_start_one, self._sandboxes, build))
         self._work.begin()
+        # Kills the sandbox without waiting, once.
+        inner = [sandbox._sandbox for sandbox in self._sandboxes]
+        self.discard = weakref.finalize(self, kill_soon, inner, self._work)
+        self.discard.atexit = False  # the runtime kills all sandboxes at exit
 
-    async def _start(self) -> Sandbox:
-        failed: list[SandboxError] = []
-        for sandbox in self._sandboxes:
-            inner = sandbox._sandbox
-            try:
-                if self._build or await _is_ready(inner._options):
-                    await inner.start()
-            except SandboxError as error:
-                failed.append(error)
-                if not isinstance(error, EnvironmentBuildError):
-                    break
-                continue
-            if failed:
-                _log.warning("%s; this sandbox runs natively instead", failed[0].message)
-            return sandbox
-        for other in failed[1:]:
-            failed[0].add_note(f"and without it: {other}")
-        self.failed = True
-        raise failed[0]
+    @property
+    def failed(self) -> bool:
+        return isinstance(self._work._error, SandboxError)
 
     def take(self) -> Sandbox | None:
         """Wait for the start and return the sandbox. None if it was not started, has ended, or
@@ -212,28 +206,56 @@ class HeadStart:
         if self._runtime is not runtime.current():
             return None
         sandbox = self._work.finish()
+        self.discard.detach()
         return sandbox if sandbox.alive else None
 
     def close(self) -> None:
         """Kill the sandbox, also while it starts; nothing is left when this returns."""
-        if self._pid == os.getpid():
+        self.discard.detach()
+        if self._runtime.pid == os.getpid():
             wait(self._kill)
-
-    def discard(self) -> None:
-        """Kill the sandbox without waiting. May be called from any thread."""
-        if self._pid == os.getpid():
-            runtime.current().submit(self._try_kill)
-
-    async def _try_kill(self) -> None:
-        try:
-            await self._kill()
-        except SandboxError as error:
-            _log.debug("an unused sandbox could not be killed: %s", error)  # the runtime kills it
 
     async def _kill(self) -> None:
         self._work.cancel()
         for sandbox in self._sandboxes:
             await sandbox._sandbox.kill()
+
+
+async def _start_one(sandboxes: Sequence[Sandbox], build: bool) -> Sandbox:
+    failed: list[SandboxError] = []
+    for sandbox in sandboxes:
+        inner = sandbox._sandbox
+        try:
+            if build or await _is_ready(inner._options):
+                await inner.start()
+        except SandboxError as error:
+            failed.append(error)
+            if not isinstance(error, EnvironmentBuildError):
+                break
+            continue
+        if failed:
+            _log.warning("%s; this sandbox runs natively instead", failed[0].message)
+        return sandbox
+    for other in failed[1:]:
+        failed[0].add_note(f"and without it: {other}")
+    raise failed[0]
+
+
+def kill_soon(sandboxes: Sequence[AsyncSandbox], start: Work[Any] | None = None) -> None:
+    """Kill sandboxes, also while they `start`, without waiting. For finalizers: may be called from
+    any thread, and does nothing in a fork."""
+
+    async def kill() -> None:
+        if start is not None:
+            start.cancel()
+        for sandbox in sandboxes:
+            try:
+                await sandbox.kill()
+            except SandboxError as error:  # the runtime kills it at exit
+                _log.debug("an unused sandbox could not be killed: %s", error)
+
+    if all(sandbox._lifecycle.pid == os.getpid() for sandbox in sandboxes):
+        runtime.current().submit(kill)
 
 
 # -- from the caller's event loop to the runtime's ------------------------------------------

@@ -8,7 +8,7 @@ import os
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -80,7 +80,9 @@ class DockerSandboxExecutor:
         self._settings = {**options, "workspace": self.sandbox_dir}
         self._session: sessions.Session | None = None
         self._entering = threading.Lock()
-        self._ahead = sessions.start_ahead(self.sandbox_dir, self._settings)
+        self._ahead = sessions.find_session(self.sandbox_dir, self._settings)
+        if self._ahead is not None:
+            self._ahead.start_ahead()
 
     @property
     def session_dir(self) -> Path:
@@ -161,13 +163,10 @@ class DockerSandboxExecutor:
         """
         return self._execute(code, context)
 
-    def execute_in(self, context: dict[str, Any], code: str) -> str:
-        """`execute_code`, and copy the plain variables that the code has left into `context`."""
-        return self._execute(code, context, fill=context)
-
     def _execute(
         self, code: str, context: Mapping[str, object] | None, fill: dict[str, Any] | None = None
     ) -> str:
+        """`fill`: the context again, if it is to receive the variables that the code has left."""
         if not isinstance(code, str):
             return f"ERROR:\ncode is a str of Python, not {type(code).__name__}\n"
         allowed, message = validate_imports(code)
@@ -206,10 +205,8 @@ class DockerSandboxExecutor:
         with self._entering:
             session, self._session = self._session, None
             ahead, self._ahead = self._ahead, None
-        if session is not None:
-            sessions.release_session(session)
-        elif ahead is not None:
-            sessions.close_unused(ahead)
+        if known := session or ahead:
+            sessions.release_session(known, entered=session is not None)
 
     def cleanup(self) -> None:
         """Close the sandbox, and remove the session's directory."""
@@ -267,27 +264,28 @@ def sandboxed_python_interpreter(
             session_id = context.setdefault(sessions.SESSION_KEY, str(uuid.uuid4()))
         name = directory.check_session_id(session_id)
         chosen = None if environment is None else resolve(environment)
-        key = (name, image_name, image_tag, backend, sandbox_base_dir, chosen)
-        return _keep_executor(*key).execute_in(context, code)
+        make = functools.partial(
+            DockerSandboxExecutor,
+            name,
+            sandbox_base_dir,
+            image_name,
+            image_tag=image_tag,
+            backend=backend,
+            environment=chosen,
+        )
+        key = (name, image_name, image_tag, backend, sandbox_base_dir, chosen, wants_docker())
+        return _keep_executor(key, make)._execute(code, context, fill=context)
     except (SandboxError, RuntimeError, ValueError, OSError) as error:
         return f"SANDBOX ERROR:\n{error}"
 
 
 def _keep_executor(
-    session_id: str,
-    image_name: str,
-    image_tag: str,
-    backend: str | Docker | None,
-    base: str,
-    environment: Environment | None,
+    key: tuple[object, ...], make: Callable[[], DockerSandboxExecutor]
 ) -> DockerSandboxExecutor:
-    """The executor of these arguments, kept from an earlier call or new; closes the oldest ones."""
-    key = (session_id, image_name, image_tag, backend, base, environment, wants_docker())
+    """The executor of this key, kept from an earlier call or new; closes the oldest ones."""
     with _keeping:
         executor = _kept.pop(key, None)
-    if executor is None:
-        more: dict[str, Any] = {"backend": backend, "environment": environment}
-        executor = DockerSandboxExecutor(session_id, base, image_name, image_tag=image_tag, **more)
+    executor = executor or make()
     with _keeping:
         _kept[key] = executor
         old = [_kept.popitem(last=False)[1] for _ in range(len(_kept) - MOST_KEPT)]

@@ -38,7 +38,6 @@ class Session:
         self.options = dict(options)
         self._sandbox: Sandbox | None = None
         self._head_start: HeadStart | None = None  # until there is code for it
-        self._discard: weakref.finalize[..., Any] | None = None
         self._known = KnownVariables()
         self._turn = threading.RLock()
         self.users = 0
@@ -52,32 +51,19 @@ class Session:
             if self._sandbox or self._head_start or len(_ahead) >= MOST_AHEAD:
                 return
             self._head_start = HeadStart([self.options], build=False)
-            self._discard = weakref.finalize(self, self._head_start.discard)
-            self._discard.atexit = False  # the runtime kills all sandboxes at exit
-            _ahead.add(self)
+            _ahead.add(self._head_start)
         except SandboxError as error:  # the first code meets the same error, and raises it
             log.debug("session %s: no start ahead: %s", self.directory.name, error)
         finally:
             self._turn.release()
 
-    def _detach_head_start(self) -> HeadStart | None:
-        head_start, self._head_start = self._head_start, None
-        if self._discard is not None:
-            self._discard.detach()
-            self._discard = None
-        _ahead.discard(self)
-        return head_start
-
     def _get_sandbox(self) -> Sandbox:
-        head_start = self._detach_head_start()
+        head_start, self._head_start = self._head_start, None
         if head_start is not None:
             try:
                 self._sandbox = head_start.take()
             except (SandboxError, OSError) as error:  # if the cause lasts, the next start says it
                 log.debug("session %s: the start ahead failed: %s", self.directory.name, error)
-            except BaseException:
-                head_start.discard()
-                raise
         if self._sandbox is None:
             self._sandbox = Sandbox(**self.options)
         return self._sandbox
@@ -122,7 +108,7 @@ class Session:
         """The variables are gone, the files stay. May be called twice."""
         with self._turn:
             sandbox, self._sandbox = self._sandbox, None
-            head_start = self._detach_head_start()
+            head_start, self._head_start = self._head_start, None
             self._known = KnownVariables()
         if head_start is not None:
             head_start.close()
@@ -181,17 +167,24 @@ MOST_AHEAD = 2  # sandboxes that are started before there is code for them
 
 _lock = threading.RLock()
 _sessions: weakref.WeakValueDictionary[Path, Session] = weakref.WeakValueDictionary()
-_ahead: weakref.WeakSet[Session] = weakref.WeakSet()
+_ahead: weakref.WeakSet[HeadStart] = weakref.WeakSet()
 
 
-def enter_session(directory: Path, options: Mapping[str, Any]) -> Session:
-    """The live session of this directory, or a new one. Raises ValueError if it is in use with
-    other options: two sandboxes cannot share one directory."""
+def find_session(directory: Path, options: Mapping[str, Any]) -> Session | None:
+    """The live session of this directory, or a new one; None if it has other options."""
     with _lock:
         session = _sessions.get(directory)
         if session is None:
             session = _sessions[directory] = Session(directory, options)
-        elif session.options != dict(options):
+        return session if session.options == dict(options) else None
+
+
+def enter_session(directory: Path, options: Mapping[str, Any]) -> Session:
+    """`find_session`, for a user. Raises ValueError if the session is in use with other options:
+    two sandboxes cannot share one directory."""
+    with _lock:
+        session = find_session(directory, options)
+        if session is None:
             raise ValueError(
                 f"session {directory.name!r} is in use with other options; close it first"
             )
@@ -199,32 +192,10 @@ def enter_session(directory: Path, options: Mapping[str, Any]) -> Session:
         return session
 
 
-def start_ahead(directory: Path, options: Mapping[str, Any]) -> Session | None:
-    """Start the sandbox of this directory's session in the background, and return the session.
-
-    None if the session is in use with other options; entering it raises the error."""
+def release_session(session: Session, *, entered: bool) -> None:
+    """The last user closes the session. `entered` False: it was only started ahead."""
     with _lock:
-        session = _sessions.get(directory)
-        if session is None:
-            session = _sessions[directory] = Session(directory, options)
-        elif session.options != dict(options):
-            return None
-    session.start_ahead()
-    return session
-
-
-def close_unused(session: Session) -> None:
-    """Close a session that was started ahead, unless it is in use."""
-    with _lock:
-        if session.users:
-            return
-    session.close()
-
-
-def release_session(session: Session) -> None:
-    """The last user closes the session."""
-    with _lock:
-        session.users -= 1
+        session.users -= entered
         if session.users > 0:
             return
         if _sessions.get(session.directory) is session:

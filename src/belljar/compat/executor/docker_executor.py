@@ -234,7 +234,7 @@ class DockerExecutor:
             logs += execution.error.traceback.removesuffix("\n") + "\n"
         result["logs"] = logs
         unsaved = self._save(sandbox, execution, result["container_id"])
-        if not translate.succeeded(execution):
+        if not placement.succeeded(execution):
             result["error"] = self._monitored(execution, result) or translate.describe_failure(
                 execution, logs, timeout=timeout, memory=self.config.memory_limit
             )

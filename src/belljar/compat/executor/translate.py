@@ -186,11 +186,6 @@ def empty_result() -> dict[str, Any]:
     }
 
 
-def succeeded(execution: Execution) -> bool:
-    """sys.exit(0) is a success, as it is for a process."""
-    return execution.ok or (execution.outcome is Outcome.exit and execution.exit_code == 0)
-
-
 def describe_failure(execution: Execution, logs: str, *, timeout: float, memory: str) -> str:
     """Why the code failed. Only a time-out is called one."""
     match execution.outcome:

@@ -18,13 +18,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Self
 
 from pandasai.constants import DEFAULT_CHART_DIRECTORY
 from pandasai.sandbox import Sandbox
 
-from belljar import runtime
 from belljar.backends.docker.settings import Docker, docker_settings
 from belljar.compat import placement
 from belljar.compat.pandasai import answers
@@ -89,7 +87,8 @@ class BelljarSandbox(Sandbox):
         self._backend = backend
         self._environment = environment
         self._limits = _limits(limits, timeout, memory)
-        self._charts = _charts(charts)
+        charts = DEFAULT_CHART_DIRECTORY if charts is None else charts
+        self._charts = answers.chart_directory(charts)
         self._queries = QueryProcess(Bounds(seconds=sql_timeout, result=self._limits.memory))
         self._places = [{"limits": self._limits, **place} for place in self._choose()]
         # Not with a limit whose clock would run before the caller starts the sandbox.
@@ -156,16 +155,11 @@ class BelljarSandbox(Sandbox):
         self.stop()
 
     def __del__(self) -> None:
-        # PandasAI never calls stop(). Do not wait here: this may be any thread. At the end of the
-        # process the runtime kills all sandboxes.
-        jar, early = getattr(self, "_jar", None), getattr(self, "_early", None)
-        if sys.is_finalizing():
-            return
-        with contextlib.suppress(Exception):
-            if early is not None:
-                early.discard()
-            if jar is not None and jar._sandbox._lifecycle.pid == os.getpid():
-                runtime.current().submit(jar._sandbox.kill)
+        # PandasAI never calls stop(). At the end of the process the runtime kills all sandboxes.
+        jar = getattr(self, "_jar", None)
+        if jar is not None and not sys.is_finalizing():
+            with contextlib.suppress(Exception):
+                placement.kill_soon([jar._sandbox])
 
     # -- code -------------------------------------------------------------------------------
 
@@ -298,21 +292,14 @@ def _limits(
     timeout: float | None,
     memory: int | str | None,
 ) -> Limits:
-    given: dict[str, Any] = {}
-    if isinstance(limits, Limits):
-        given = {name: getattr(limits, name) for name in limits.explicit}
-    elif limits is not None:
-        given = dict(limits)
+    wanted = Limits.coerce(limits)
+    given: dict[str, Any] = {name: getattr(wanted, name) for name in wanted.explicit}
     for name, value in (("timeout", timeout), ("memory", memory)):
         if value is not None:
             if name in given:
                 raise InvalidOption(f"{name} was given twice", hint=f"{name}=, or in limits=")
             given[name] = value
     return Limits(**given)
-
-
-def _charts(path: str | os.PathLike[str] | None) -> Path:
-    return answers.chart_directory(DEFAULT_CHART_DIRECTORY if path is None else path)
 
 
 def _gone(name: str) -> Callable[..., object]:

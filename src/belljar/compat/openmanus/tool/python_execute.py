@@ -15,13 +15,12 @@ from typing import Any, ClassVar, Self
 
 import anyio
 
-from belljar import runtime
 from belljar.backends.docker.settings import Docker
 from belljar.compat import placement
 from belljar.compat.openmanus.config import DEFAULT_IMAGE
 from belljar.compat.openmanus.tool.base import BaseTool
 from belljar.compat.placement import across
-from belljar.errors import ExecutionError, InvalidOption, SandboxError
+from belljar.errors import ExecutionError, InvalidOption
 from belljar.limits import Limits
 from belljar.results.execution import Execution, Outcome
 from belljar.sandbox import options
@@ -80,9 +79,8 @@ class PythonExecute(BaseTool):
             raise InvalidOption(f"code is a str, not {type(code).__name__}")
         options.check_timeout(timeout, None)
         execution = await across(self._execute, code, timeout)
-        made = Observation(
-            observation=_observation(execution, timeout), success=_success(execution)
-        )
+        success = placement.succeeded(execution)
+        made = Observation(observation=_observation(execution, timeout), success=success)
         made.execution = execution
         return made
 
@@ -107,7 +105,7 @@ class PythonExecute(BaseTool):
         )
         given: dict[str, Any] = {**placed.options, **self._settings}
         sandbox = await AsyncSandbox.create(**given)
-        self._finalizer = weakref.finalize(self, _kill, sandbox)
+        self._finalizer = weakref.finalize(self, placement.kill_soon, [sandbox])
         self._finalizer.atexit = False  # the runtime kills all sandboxes at exit
         return sandbox
 
@@ -135,27 +133,11 @@ async def _remove_shared_memory(sandbox: AsyncSandbox) -> None:
         _log.warning("sandbox %s: ipcrm failed, so shared memory may stay: %s", sandbox.id, done)
 
 
-def _kill(sandbox: AsyncSandbox) -> None:
-    """Kill the sandbox of a tool that was garbage-collected."""
-
-    async def kill() -> None:
-        try:
-            await sandbox.kill()
-        except SandboxError:
-            return  # the runtime kills the guest at exit
-
-    runtime.current().submit(kill)
-
-
-def _success(execution: Execution) -> bool:
-    return execution.ok or (execution.outcome is Outcome.exit and execution.exit_code == 0)
-
-
 def _observation(execution: Execution, timeout: float) -> str:
     if execution.outcome is Outcome.timeout:
         return f"Execution timeout after {timeout:g} seconds"
     printed = execution.stdout
-    if _success(execution):
+    if placement.succeeded(execution):
         return printed
     if printed and not printed.endswith("\n"):
         printed += "\n"
