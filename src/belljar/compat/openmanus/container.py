@@ -9,7 +9,6 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
 import anyio
@@ -172,12 +171,6 @@ def resolve(given: object) -> Container | SdkContainer:
 # leaves a copy on the host.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Binding:
-    host: str
-    guest: str
-
-
 class Volumes:
     """The bindings of one sandbox: what to start it with, and what to mirror while it runs."""
 
@@ -185,33 +178,33 @@ class Volumes:
         """Decides how each binding is made."""
         self.workspace: str | None = None
         self.mounts: list[Mount] = []
-        self._mirrored: list[Binding] = []
+        self._mirrored: list[tuple[str, str]] = []  # paths of the host and of the guest
         self._mirrors: list[tuple[HostWorkspace, str]] = []
         for host, guest in bindings.items():
-            self._place(_check_binding(host, guest), work_dir)
+            self._place(*_check_binding(host, guest), work_dir)
 
-    def _place(self, binding: Binding, work_dir: str) -> None:
-        if binding.guest == work_dir:
-            self.workspace = binding.host
-        elif any(binding.guest != top and below(binding.guest, top) for top in (work_dir, "/tmp")):
-            if not os.path.isdir(binding.host):
+    def _place(self, host: str, guest: str, work_dir: str) -> None:
+        if guest == work_dir:
+            self.workspace = host
+        elif any(guest != top and below(guest, top) for top in (work_dir, "/tmp")):
+            if not os.path.isdir(host):
                 raise InvalidOption(
-                    f"only a directory can be bound below {work_dir}, not {binding.host!r}",
+                    f"only a directory can be bound below {work_dir}, not {host!r}",
                     hint="use copy_to() for a file, or bind it elsewhere, such as below /data",
                 )
-            self._mirrored.append(binding)
+            self._mirrored.append((host, guest))
         else:
-            self._mount(binding)
+            self._mount(host, guest)
 
-    def _mount(self, binding: Binding) -> None:
-        wanted = Mount(binding.host, binding.guest, read_only=False)
+    def _mount(self, host: str, guest: str) -> None:
+        wanted = Mount(host, guest, read_only=False)
         try:
             check_mounts([wanted])
         except InvalidOption:
             if wanted.kind != "dir":
                 raise
-            wanted = Scratch(binding.guest)
-            self._mirrored.append(binding)
+            wanted = Scratch(guest)
+            self._mirrored.append((host, guest))
         self.mounts.append(wanted)
 
     # -- while it lives ---------------------------------------------------------------------
@@ -219,12 +212,12 @@ class Volumes:
     async def load(self, sandbox: AsyncSandbox) -> None:
         """Copy everything in, when a guest has started."""
         self.close()
-        for binding in self._mirrored:
-            mirror = HostWorkspace(binding.host, limit=sandbox.limits.workspace)
-            self._mirrors.append((mirror, binding.guest))
-            if not any(mount.guest == binding.guest for mount in self.mounts):
-                await sandbox.files.make_dir(binding.guest)
-            await mirror.load(_at(sandbox, binding.guest))
+        for host, guest in self._mirrored:
+            mirror = HostWorkspace(host, limit=sandbox.limits.workspace)
+            self._mirrors.append((mirror, guest))
+            if not any(mount.guest == guest for mount in self.mounts):
+                await sandbox.files.make_dir(guest)
+            await mirror.load(_at(sandbox, guest))
 
     async def refresh(self, sandbox: AsyncSandbox) -> None:
         for mirror, guest in self._mirrors:
@@ -241,7 +234,7 @@ class Volumes:
             self._mirrors.pop()[0].close()
 
 
-def _check_binding(host: object, guest: object) -> Binding:
+def _check_binding(host: object, guest: object) -> tuple[str, str]:
     if not isinstance(host, (str, os.PathLike)) or not isinstance(guest, str):
         raise InvalidOption(
             f"a volume is a host path and a sandbox path, not {host!r}: {guest!r}",
@@ -260,7 +253,7 @@ def _check_binding(host: object, guest: object) -> Binding:
         raise InvalidOption(
             f"the sandbox path of a volume must be absolute and without '..', not {guest!r}"
         )
-    return Binding(host=path, guest="/" + "/".join(parts))
+    return path, "/" + "/".join(parts)
 
 
 def _at(sandbox: AsyncSandbox, guest: str) -> AsyncFiles:

@@ -16,8 +16,8 @@ import anyio
 import anyio.lowlevel
 
 from belljar import runtime
-from belljar.compat.openmanus.config import FIELDS
 from belljar.compat.openmanus.config import OUTPUT as OUTPUT_LIMIT
+from belljar.compat.openmanus.config import SandboxSettings
 from belljar.compat.openmanus.core.exceptions import SandboxError
 from belljar.compat.placement import across
 from belljar.limits import parse_size
@@ -70,7 +70,7 @@ class SdkContainer:
     """What a terminal needs of a container. Only `do` may be used outside the runtime's loop."""
 
     alive = True  # the engine says at each command whether the container still runs
-    timeout: float = FIELDS["timeout"][1]
+    timeout: float = SandboxSettings.timeout
 
     def __init__(self, container_id: str) -> None:
         self.id = container_id

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any, Self
 
@@ -170,13 +170,22 @@ class SandboxManager:
 
         Raises KeyError.
         """
-        held = _Held(self._manager, self._turns, sandbox_id)
+        held = AsyncExitStack()
         try:
-            await across(held.take)
+            await across(self._hold, held, sandbox_id)
             yield self._made[sandbox_id]
         finally:
             with anyio.CancelScope(shield=True):
-                await across(held.release)
+                await across(held.aclose)
+
+    async def _hold(self, held: AsyncExitStack, name: str) -> None:
+        try:
+            turn = self._turns[name]
+            await turn.acquire()
+            held.callback(turn.release)
+            await held.enter_async_context(self._manager.operation(name))
+        except (KeyError, SandboxError):
+            raise KeyError(f"Sandbox {name} not found") from None
 
     async def delete_sandbox(self, sandbox_id: str) -> None:
         """Close a sandbox. An operation under way has some seconds to end first. Does nothing if
@@ -231,34 +240,3 @@ async def _start(*, sandbox: DockerSandbox) -> Any:
             await container.close()
         raise
     return container
-
-
-class _Held:
-    """One operation under way. Its methods run on the runtime's loop."""
-
-    def __init__(
-        self, manager: AsyncSandboxManager, turns: Mapping[str, anyio.Semaphore], name: str
-    ) -> None:
-        self._name = name
-        self._turns = turns
-        self._operation = manager.operation(name)
-        self._turn: anyio.Semaphore | None = None  # None: not taken
-        self._entered = False
-
-    async def take(self) -> None:
-        try:
-            turn = self._turns[self._name]
-            await turn.acquire()
-            self._turn = turn
-            await self._operation.__aenter__()
-            self._entered = True
-        except (KeyError, SandboxError):
-            raise KeyError(f"Sandbox {self._name} not found") from None
-
-    async def release(self) -> None:
-        try:
-            if self._entered:
-                await self._operation.__aexit__(None, None, None)
-        finally:
-            if self._turn is not None:
-                self._turn.release()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from belljar.backends.docker.client.engine_errors import EngineError
-from belljar.compat.openmanus.container import resolve
+from belljar.compat.openmanus.container import Container, resolve
 from belljar.compat.openmanus.core.exceptions import SandboxResourceError, SandboxTimeoutError
 from belljar.compat.openmanus.sdk_container import SdkContainer
 from belljar.compat.placement import across
@@ -20,7 +20,7 @@ from belljar.sandbox.shell import AsyncShell, ShellResult
 class DockerSession:
     """One shell in a container."""
 
-    def __init__(self, container_id: str | SdkContainer) -> None:
+    def __init__(self, container_id: str | Container | SdkContainer) -> None:
         self._container = resolve(container_id)
         self.container_id = self._container.id
         self._shell: AsyncShell | None = None
@@ -114,8 +114,7 @@ class AsyncDockerizedTerminal:
             await self._container.do(self._container.make_dir, self.working_dir)
         except (SandboxError, OSError) as error:
             raise RuntimeError(f"Failed to create working directory: {error}") from None
-        known = self._container
-        self.session = DockerSession(known if isinstance(known, SdkContainer) else known.id)
+        self.session = DockerSession(self._container)
         await self.session.create(self.working_dir, self.env_vars)
 
     async def run_command(self, cmd: str, timeout: float | None = None) -> CommandOutput:
