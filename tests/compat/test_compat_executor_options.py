@@ -12,12 +12,11 @@ from belljar import InvalidOption
 from belljar.compat.executor import translate
 from belljar.compat.executor.docker_config import DockerConfig
 from belljar.compat.executor.docker_executor import DockerExecutor
-from belljar.compat.placement import Placed
 from project import DOCS
 
 PLACED = {
-    "native": Placed(backend="native", options={"backend": "native", "environment": "data"}),
-    "docker": Placed(backend="docker", options={"backend": "docker", "environment": "data"}),
+    "native": {"backend": "native", "environment": "data"},
+    "docker": {"backend": "docker", "environment": "data"},
 }
 # Those that a sandbox does not show: what the executor does by them is tested in
 # test_compat_executor.py, by the test named here.

@@ -15,13 +15,14 @@ import queue
 import sysconfig
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ParamSpec, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import anyio
 import anyio.to_thread
 
 from belljar import runtime
+from belljar.backends.docker.client.engine_errors import EngineError
 from belljar.backends.docker.settings import Docker
 from belljar.backends.native.backend import check_host
 from belljar.environment.environment import Environment, is_built, resolve
@@ -30,6 +31,9 @@ from belljar.results.execution import Execution, Outcome
 from belljar.sandbox.blocking import Sandbox, Work, wait
 from belljar.sandbox.options import Options
 from belljar.sandbox.sandbox import AsyncSandbox
+
+if TYPE_CHECKING:
+    from belljar.backends.docker.client.engine import Engine
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -46,12 +50,6 @@ _IMPORTED_BY_START = (
 _log = logging.getLogger("belljar")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Placed:
-    backend: str  # "native" or "docker"
-    options: Mapping[str, object]  # for Sandbox and AsyncSandbox
-
-
 async def place(
     backend: str | Docker | None,
     *,
@@ -61,8 +59,9 @@ async def place(
     prefer_local: bool = False,
     preload: bool = True,
     dockerfile: str | os.PathLike[str] | None = None,
-) -> Placed:
-    """Choose the backend and what the sandbox finds there.
+) -> dict[str, Any]:
+    """Choose the backend and what the sandbox finds there; return them as options of Sandbox. The
+    option "backend" is "native", "docker", or the given Docker.
 
     `backend` None or "auto": BELLJAR_BACKEND decides, else docker if an engine answers, else
     native. `prefer_local`: if the engine has an image of the default name, use it. `preload` False:
@@ -81,8 +80,8 @@ async def place(
                 f"an image needs an engine, and this sandbox is native: {image or dockerfile}",
                 hint='backend="docker", or leave the image out',
             )
-        return Placed(backend=name, options={"backend": name, "environment": environment})
-    options: dict[str, object] = {"backend": backend if isinstance(backend, Docker) else name}
+        return {"backend": name, "environment": environment}
+    options: dict[str, Any] = {"backend": backend if isinstance(backend, Docker) else name}
     if dockerfile is not None:
         options["dockerfile"] = dockerfile
     elif image is not None and (
@@ -91,16 +90,16 @@ async def place(
         options["image"] = image
     elif not has_image_set:
         options["environment"] = environment if preload else without_preload(environment)
-    return Placed(backend=name, options=options)
+    return options
 
 
 def without_preload(environment: str | Environment) -> Environment:
     return replace(resolve(environment), preload=(), warmup="")
 
 
-def check_backend(placed: Placed) -> None:
-    """Raise SandboxError if no sandbox can start there."""
-    if placed.backend == "native":
+def check_backend(options: Mapping[str, Any]) -> None:
+    """Raise SandboxError if no sandbox with these options of `place` can start."""
+    if options["backend"] == "native":
         check_host()
     else:
         wait(ask_engine, "/version", timeout=PING_TIMEOUT)
@@ -130,8 +129,6 @@ async def engine_answers() -> bool:
 
 async def has_image(name: str) -> bool:
     """True if the engine has the image. Raises SandboxError without an engine."""
-    from belljar.backends.docker.client.engine import EngineError
-
     try:
         await ask_engine(f"/images/{name}/json")
     except EngineError as error:
@@ -143,12 +140,8 @@ async def has_image(name: str) -> bool:
 
 async def ask_engine(path: str, *, timeout: float = 30.0) -> object:
     """GET a path of the engine's API. Raises BackendUnavailable without an engine."""
-    runtime.docker_backend()  # raises if the extra is not installed
-    from belljar.backends.docker.client import endpoint
-    from belljar.backends.docker.client.engine import Engine, EngineError
-
     try:
-        found: object = await Engine(endpoint.find_endpoint()).request("GET", path, timeout=timeout)
+        found: object = await find_engine().request("GET", path, timeout=timeout)
     except EngineError as error:
         if error.status == 0:
             raise BackendUnavailable(error.message, hint=error.hint) from error
@@ -156,15 +149,22 @@ async def ask_engine(path: str, *, timeout: float = 30.0) -> object:
     return found
 
 
+def find_engine(host: str | None = None) -> Engine:
+    """Raises BackendUnavailable if the extra to talk to it is not installed."""
+    runtime.docker_backend()
+    from belljar.backends.docker.client import endpoint
+    from belljar.backends.docker.client.engine import Engine
+
+    return Engine(endpoint.find_endpoint(host))
+
+
 async def _is_ready(options: Options) -> bool:
     """True if the sandbox can start without a build or a download."""
     if options.backend == "native":
         return await anyio.to_thread.run_sync(is_built, options.environment)
-    from belljar.backends.docker.client import endpoint
-    from belljar.backends.docker.client.engine import Engine
     from belljar.backends.docker.images.resolve import image_exists
 
-    engine = Engine(endpoint.find_endpoint(options.docker.host))
+    engine = find_engine(options.docker.host)
     return await image_exists(engine, options.environment, options.docker)
 
 

@@ -100,14 +100,14 @@ class DockerSandboxExecutor:
         }
         chosen_limits = (self.memory_limit, self.cpu_quota) != (MEMORY, CPU_PERIOD)
         Limits.coerce(limits)  # a bad limit is an error now, not at the first code
-        placed = self._place(backend, environment)
-        if self.enable_network and placed.backend == "native":
+        options = self._place(backend, environment)
+        native = options["backend"] == "native"
+        if self.enable_network and native:
             raise InvalidOption(
                 "enable_network=True needs docker, and this sandbox is native",
                 hint='backend="docker", or leave the network off',
             )
-        options = dict(placed.options)
-        if placed.backend == "docker":
+        if not native:
             options["backend"] = replace(docker_settings(options["backend"]), named_user=True)
         return {
             **options,
@@ -120,7 +120,7 @@ class DockerSandboxExecutor:
 
     def _place(
         self, backend: str | Docker | None, environment: str | Environment | None
-    ) -> placement.Placed:
+    ) -> dict[str, Any]:
         default = f"{DEFAULT_IMAGE}:latest"
         if environment is not None and self.full_image_name != default:
             raise InvalidOption(
@@ -130,7 +130,7 @@ class DockerSandboxExecutor:
         if backend in (None, "auto") and wants_docker():
             backend = "docker"  # explicitly: never without a container then
         try:
-            placed = wait(
+            options = wait(
                 placement.place,
                 backend,
                 image=self.full_image_name,
@@ -139,14 +139,14 @@ class DockerSandboxExecutor:
                 prefer_local=environment is None,
                 preload=False,
             )
-            placement.check_backend(placed)
-            image = placed.options.get("image")
-            if image is not None and not wait(placement.has_image, str(image)):
+            placement.check_backend(options)
+            image = options.get("image")
+            if image is not None and not wait(placement.has_image, image):
                 raise RuntimeError(
                     f"Docker image '{self.full_image_name}' not found. Build it with: "
                     f"docker build -f Dockerfile.sandbox -t {self.full_image_name} ."
                 )
-            return placed
+            return options
         except InvalidOption:
             raise
         except SandboxError as error:

@@ -155,9 +155,11 @@ class NoMetrics:
 
     def counter(self, name: str, value: float) -> None:
         """Add to a total."""
+        self.gauge(name, value)
 
     def error(self, kind: str) -> None:
         """Record an alert."""
+        self.counter("sandbox_errors_total", 1)
 
     def usage(self, stats: ContainerStats) -> None:
         labels = {
@@ -191,9 +193,6 @@ class RegistryMetrics(NoMetrics):
     def counter(self, name: str, value: float) -> None:
         self._made[name].inc(value)
 
-    def error(self, kind: str) -> None:
-        self.counter("sandbox_errors_total", 1)
-
 
 class CollectorMetrics(NoMetrics):
     """Records to the strategy generator's collector, which has `metrics` by name, `record_error`,
@@ -210,9 +209,6 @@ class CollectorMetrics(NoMetrics):
     def gauge(self, name: str, value: float, labels: dict[str, str] | None = None) -> None:
         if name in self._given.metrics:
             self._given.metrics[name].add_value(value, labels)
-
-    def counter(self, name: str, value: float) -> None:
-        self.gauge(name, value)
 
     def error(self, kind: str) -> None:
         self._given.record_error(kind)

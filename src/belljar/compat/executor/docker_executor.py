@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from belljar.backends import docker as docker  # older programs replace this name in their tests
+from belljar.backends.docker.client.engine_errors import EngineError, EngineUnavailable
 from belljar.backends.docker.settings import Docker
 from belljar.compat import placement
 from belljar.compat.executor import container_monitor, container_stats, translate
@@ -100,11 +101,11 @@ class DockerExecutor:
         if not DOCKER_AVAILABLE:
             raise RuntimeError(MISSING)
         try:
-            placed = self._placed()
+            options = self._place()
         except InvalidOption:
             return  # execute() raises it again, and reports it
         try:
-            placement.check_backend(placed)
+            placement.check_backend(options)
         except SandboxError as error:
             kind = NotNow if _may_pass(error) else RuntimeError
             raise kind(
@@ -124,7 +125,7 @@ class DockerExecutor:
         self._why_not = None
         return True
 
-    def _placed(self) -> placement.Placed:
+    def _place(self) -> dict[str, Any]:
         return wait(
             placement.place,
             self._backend,
@@ -177,7 +178,7 @@ class DockerExecutor:
         if self.config.fallback_to_direct and not self._is_reachable():
             self._without(code, timeout, result, self._why_not or "")
             return
-        made = translate.make(self.config, self._placed(), timeout)
+        made = translate.make(self.config, self._place(), timeout)
         for note in made.notes:
             if note not in self._warned:
                 self._warned.add(note)
@@ -333,8 +334,6 @@ def _check_arguments(code: object, timeout: object) -> str | None:
 
 def _may_pass(error: BaseException | None) -> bool:
     """True if the engine is there, and was slow or busy or gave an unexpected answer."""
-    from belljar.backends.docker.client.engine_errors import EngineError, EngineUnavailable
-
     while error is not None:
         if isinstance(error, EngineError) and not isinstance(error, EngineUnavailable):
             return True

@@ -21,7 +21,6 @@ from typing import Any
 from belljar.backends.docker.settings import docker_settings
 from belljar.compat.executor import docker_config
 from belljar.compat.executor.docker_config import DEFAULT_SECCOMP, DockerConfig
-from belljar.compat.placement import Placed
 from belljar.errors import CannotTravel, InvalidOption, NameMissing, SandboxError
 from belljar.limits import RULES, Limits, parse_size
 from belljar.results.execution import Execution, Outcome, describe_end
@@ -39,12 +38,13 @@ class Plan:
     notes: tuple[str, ...] = ()  # what the caller should know, though it is no error
 
 
-def make(config: DockerConfig, placed: Placed, timeout: float) -> Plan:
-    """Raises InvalidOption for an option that the chosen backend cannot enforce."""
+def make(config: DockerConfig, placed: Mapping[str, Any], timeout: float) -> Plan:
+    """`placed`: the options that `placement.place` chose. Raises InvalidOption for an option of the
+    configuration that this backend cannot enforce."""
     _check_fixed(config)
-    docker = placed.backend == "docker"
+    docker = placed["backend"] != "native"
     options: dict[str, Any] = {
-        **placed.options,
+        **placed,
         "limits": Limits(
             memory=_memory(config),
             cpus=float(config.cpu_limit),

@@ -345,7 +345,7 @@ class DockerSandbox(BelljarSandbox):
 
     def _choose(self) -> list[dict[str, Any]]:
         # As in the original, a missing Dockerfile or an image without an engine is an error now.
-        placed = wait(
+        options = wait(
             placement.place,
             self._backend,
             image=self._image_name,
@@ -353,9 +353,9 @@ class DockerSandbox(BelljarSandbox):
             environment=self._environment,
             dockerfile=self._dockerfile_path,
         )
-        if placed.backend == "native":
-            return [dict(placed.options)]
-        options = {"backend": placed.options["backend"]}
+        if options["backend"] == "native":
+            return [options]
+        options = {"backend": options["backend"]}
         if wait(placement.has_image, self._image_name):
             return [{**options, "image": self._image_name}]
         if self._dockerfile_path is not None:

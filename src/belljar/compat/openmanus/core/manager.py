@@ -14,7 +14,6 @@ import anyio
 from belljar.backends.docker.settings import Docker
 from belljar.compat import placement
 from belljar.compat.openmanus.config import DEFAULT_IMAGE, SettingsLike
-from belljar.compat.openmanus.container import Container
 from belljar.compat.openmanus.core.sandbox import DockerSandbox
 from belljar.compat.placement import across
 from belljar.errors import ManagerFull, SandboxError
@@ -116,11 +115,11 @@ class SandboxManager:
 
     async def _ensure_image(self, image: str) -> bool:
         try:
-            placed = await placement.place(self._backend, image=image, default_image=DEFAULT_IMAGE)
-            if "image" not in placed.options or await placement.has_image(image):
+            options = await placement.place(self._backend, image=image, default_image=DEFAULT_IMAGE)
+            if "image" not in options or await placement.has_image(image):
                 return True
             # A start fetches the image, and shows that it can be used.
-            async with AsyncSandbox(**placed.options):  # type: ignore[arg-type]
+            async with AsyncSandbox(**options):
                 return True
         except SandboxError as error:
             _log.warning("image %s: %s", image, error)
@@ -232,11 +231,5 @@ class SandboxManager:
 
 async def _start(*, sandbox: DockerSandbox) -> Any:
     """The factory of the manager, which manages the containers of the sandboxes."""
-    container: Container = await sandbox.start()
-    try:
-        await sandbox.open_terminal()
-    except BaseException:
-        with anyio.CancelScope(shield=True):
-            await container.close()
-        raise
-    return container
+    await sandbox.create()
+    return sandbox.container

@@ -77,19 +77,18 @@ class DockerSandbox:
             raise
         return self
 
-    async def start(self) -> Container:
+    async def start(self) -> None:
         """Start the sandbox, without its terminal. Called on the runtime's loop."""
         try:
             volumes = Volumes(self.volume_bindings, work_dir=self.config.work_dir)
             sandbox = AsyncSandbox(**await self._options(volumes))
-            self._container = container = Container(sandbox, volumes)
-            await container.start()
+            self._container = Container(sandbox, volumes)
+            await self._container.start()
         except (SandboxError, OSError) as error:
             raise RuntimeError(f"Failed to create sandbox: {error}") from None
-        return container
 
     async def _options(self, volumes: Volumes) -> dict[str, Any]:
-        placed = await placement.place(
+        options = await placement.place(
             self._backend,
             image=self.config.image,
             default_image=DEFAULT_IMAGE,
@@ -98,7 +97,7 @@ class DockerSandbox:
             prefer_local=True,
         )
         return {
-            **placed.options,
+            **options,
             "limits": self.config.limits(self._limits),
             "network": "open" if self.config.network_enabled else "none",
             "workdir": self.config.work_dir,

@@ -23,7 +23,7 @@ from belljar.compat.placement import across
 from belljar.errors import ExecutionError, InvalidOption
 from belljar.limits import Limits
 from belljar.results.execution import Execution, Outcome
-from belljar.sandbox import options
+from belljar.sandbox.options import check_timeout
 from belljar.sandbox.sandbox import AsyncSandbox
 
 # System V memory, queues and semaphores belong to no process, and outlive all of them.
@@ -77,7 +77,7 @@ class PythonExecute(BaseTool):
         """Run code for at most `timeout` seconds; a failure is in the observation."""
         if not isinstance(code, str):
             raise InvalidOption(f"code is a str, not {type(code).__name__}")
-        options.check_timeout(timeout, None)
+        check_timeout(timeout, None)
         execution = await across(self._execute, code, timeout)
         success = placement.succeeded(execution)
         made = Observation(observation=_observation(execution, timeout), success=success)
@@ -97,14 +97,13 @@ class PythonExecute(BaseTool):
             return await self._sandbox.run_code(code, timeout=timeout)
 
     async def _start(self) -> AsyncSandbox:
-        placed = await placement.place(
+        options = await placement.place(
             self._backend,
             image=None,
             default_image=DEFAULT_IMAGE,
             environment=self._environment,
         )
-        given: dict[str, Any] = {**placed.options, **self._settings}
-        sandbox = await AsyncSandbox.create(**given)
+        sandbox = await AsyncSandbox.create(**options, **self._settings)
         self._finalizer = weakref.finalize(self, placement.kill_soon, [sandbox])
         self._finalizer.atexit = False  # the runtime kills all sandboxes at exit
         return sandbox
