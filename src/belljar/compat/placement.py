@@ -7,6 +7,7 @@ adapter stands for Belljar's own Environment, which has the packages that their 
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import importlib
 import logging
@@ -287,22 +288,16 @@ class _Bell(queue.SimpleQueue[Any]):
 
     def __init__(self) -> None:
         self.rung = anyio.Event()
-        self._call_soon = _thread_safe_call()
+        self._call_soon: Callable[[Callable[[], object]], object]
+        try:
+            self._call_soon = asyncio.get_running_loop().call_soon_threadsafe
+        except RuntimeError:
+            import trio
+
+            self._call_soon = trio.lowlevel.current_trio_token().run_sync_soon
 
     def put(self, item: object, block: bool = True, timeout: float | None = None) -> None:
         try:
             self._call_soon(self.rung.set)
         except RuntimeError:
             return  # the caller's loop has ended, and no task waits
-
-
-def _thread_safe_call() -> Callable[[Callable[[], object]], object]:
-    """The function by which other threads call something on this loop."""
-    try:
-        import asyncio
-
-        return asyncio.get_running_loop().call_soon_threadsafe
-    except RuntimeError:
-        import trio
-
-        return trio.lowlevel.current_trio_token().run_sync_soon

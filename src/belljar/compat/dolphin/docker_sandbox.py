@@ -175,9 +175,8 @@ class DockerSandboxExecutor:
             return f"{kind} ERROR:\n{message}"
         with self._entering:
             if self._session is None:
-                directory.make_directory(
-                    self.sandbox_dir.parent, self.session_id
-                )  # cleanup() removed it
+                # cleanup() may have removed it.
+                directory.make_directory(self.sandbox_dir.parent, self.session_id)
                 self._session = sessions.enter_session(self.sandbox_dir, self._settings)
             session = self._session
         try:

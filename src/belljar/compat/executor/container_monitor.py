@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from belljar import events
@@ -177,9 +177,6 @@ def _violation(kind: str, current: float, threshold: float) -> Mapping[str, Mapp
     return {f"{kind}_violation": {"current": current, "threshold": threshold}}
 
 
-GONE = ("exited", "dead", "created")
-
-
 class Missing(Exception):
     """There is no such container."""
 
@@ -275,20 +272,18 @@ class ClientContainers:
             return container_stats.read_docker_stats(self._client.containers.get(container_id))
 
     def running(self) -> list[ContainerStats]:
-        return self._list(status="running")
+        return [container_stats.read_docker_stats(each) for each in self._list(status="running")]
 
     def every(self) -> list[ContainerStats]:
-        return self._list()
-
-    def _list(self, **filters: object) -> list[ContainerStats]:
-        listed = self._client.containers.list(all=True, filters={"label": FINLAB_LABEL, **filters})
-        return [container_stats.read_docker_stats(each) for each in listed]
+        return [container_stats.read_docker_stats(each) for each in self._list()]
 
     def orphans(self) -> list[str]:
-        filters = {"label": FINLAB_LABEL, "status": list(GONE)}
-        return [
-            str(each.short_id) for each in self._client.containers.list(all=True, filters=filters)
-        ]
+        return [str(each.short_id) for each in self._list(status=["exited", "dead", "created"])]
+
+    def _list(self, **filters: object) -> Iterable[Any]:
+        filters["label"] = FINLAB_LABEL
+        found: Iterable[Any] = self._client.containers.list(all=True, filters=filters)
+        return found
 
     def remove(self, container_id: str, *, force: bool) -> bool:
         return self._call(container_id, "remove", force=force)

@@ -241,17 +241,15 @@ def read_config_file(file: Path, *, named: bool) -> dict[str, Any]:
 def is_foreign(file: Path) -> bool:
     """True if another user may write or replace a file below the current directory: such a file
     could turn the sandbox off."""
-    return any(_is_foreign(each) for each in (Path.cwd(), file.parent, file))
-
-
-def _is_foreign(path: Path) -> bool:
-    for status in (os.lstat(path), os.stat(path)):
-        if status.st_uid not in (0, os.geteuid()):
+    for path in (Path.cwd(), file.parent, file):
+        status = os.stat(path)
+        # Many systems give each user a private group, and a umask that lets it write.
+        others = stat.S_IWOTH | (stat.S_IWGRP if status.st_gid != status.st_uid else 0)
+        sticky = status.st_mode & stat.S_ISVTX and stat.S_ISDIR(status.st_mode)
+        owners = {status.st_uid, os.lstat(path).st_uid}
+        if not owners <= {0, os.geteuid()} or (status.st_mode & others and not sticky):
             return True
-    # Many systems give each user a private group, and a umask that lets it write.
-    group = stat.S_IWGRP if status.st_gid != status.st_uid else 0
-    sticky = status.st_mode & stat.S_ISVTX and stat.S_ISDIR(status.st_mode)
-    return bool(status.st_mode & (stat.S_IWOTH | group)) and not sticky
+    return False
 
 
 def parse_yaml(text: str, source: Path) -> dict[str, Any]:
@@ -291,19 +289,15 @@ def _section(data: Any, name: str, known: tuple[str, ...]) -> Mapping[str, Any]:
             hint="docker:, and options indented below",
         )
     for key in data:
-        if key not in known:
-            raise _misplaced(name, str(key)) or unknown_option(f"key in {name}:", str(key), known)
+        if key in known:
+            continue
+        for home, keys in _HOMES.items():
+            if key in keys:
+                raise InvalidOption(
+                    f"{key!r} does not belong in {name}", hint=f"put it below {home}:"
+                )
+        raise unknown_option(f"key in {name}:", str(key), known)
     return data
-
-
-def _misplaced(section: str, key: str) -> InvalidOption | None:
-    """The error for an option of another section; None if no section has it."""
-    for home, keys in _HOMES.items():
-        if key in keys and home != section:
-            return InvalidOption(
-                f"{key!r} does not belong in {section}", hint=f"put it below {home}:"
-            )
-    return None
 
 
 def _substitute(key: str, value: Any) -> Any:

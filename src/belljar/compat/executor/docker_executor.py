@@ -286,9 +286,7 @@ class DockerExecutor:
             sandbox = self._sandboxes.pop(container_id, None)
         if self.runtime_monitor is not None:
             self.runtime_monitor.remove_container(container_id)
-        if sandbox is None:
-            return True
-        if _kill(sandbox):
+        if sandbox is None or _kill(sandbox):
             return True
         with self._lock:
             self._sandboxes[container_id] = sandbox

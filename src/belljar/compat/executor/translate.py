@@ -73,8 +73,8 @@ def make(config: DockerConfig, placed: Mapping[str, Any], timeout: float) -> Pla
 
 def _strict(config: DockerConfig) -> bool | None:
     """Warn only if a limit that the caller chose cannot be enforced, not for the defaults."""
-    default = DockerConfig()
-    chosen = (config.memory_limit, config.cpu_limit) != (default.memory_limit, default.cpu_limit)
+    names = ("memory_limit", "cpu_limit")
+    chosen = any(getattr(config, name) != getattr(DockerConfig, name) for name in names)
     return None if chosen else False
 
 
