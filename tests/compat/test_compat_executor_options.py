@@ -48,7 +48,7 @@ FIELDS = [field.name for field in dataclasses.fields(DockerConfig)]
 
 
 def made(backend, **changes):
-    return translate.make(DockerConfig(**changes), PLACED[backend], 5).options
+    return translate.make(DockerConfig(**changes), PLACED[backend], 5)[0]
 
 
 @pytest.mark.parametrize("name", FIELDS)
@@ -86,7 +86,7 @@ def test_an_option_changes_the_sandbox_or_is_an_error(name, backend):
 
 
 def test_the_plan_has_the_limits():
-    limits = translate.make(DockerConfig(), PLACED["native"], 7).options["limits"]
+    limits = translate.make(DockerConfig(), PLACED["native"], 7)[0]["limits"]
     assert (limits.memory, limits.cpus, limits.tmp, limits.timeout) == (2**31, 0.5, 2**30, 7)
     assert {"memory", "cpus", "tmp", "timeout"} <= limits.explicit
 
@@ -127,10 +127,10 @@ def test_natively_a_profile_of_the_projects_own_is_a_note_that_says_which_one_ho
     profile = tmp_path / "mine.json"
     profile.write_text(json.dumps({"defaultAction": "SCMP_ACT_ERRNO", "syscalls": []}))
     config = DockerConfig(seccomp_profile=str(profile))
-    (note,) = translate.make(config, PLACED["native"], 5).notes
+    _, note = translate.make(config, PLACED["native"], 5)
     assert str(profile) in note
     assert "it uses Belljar's own profile" in note
-    assert translate.make(config, PLACED["docker"], 5).notes == ()
+    assert translate.make(config, PLACED["docker"], 5)[1] is None
 
 
 def test_a_profile_that_others_can_write_and_nobody_named_is_refused(tmp_path, monkeypatch):
@@ -153,7 +153,7 @@ def test_our_own_profile_as_a_file_is_fine_natively(tmp_path):
     with resources.as_file(own) as path:
         shutil.copy(path, tmp_path / "copy.json")
     copy = DockerConfig(seccomp_profile=str(tmp_path / "copy.json"))
-    assert translate.make(copy, PLACED["native"], 5).notes == ()
+    assert translate.make(copy, PLACED["native"], 5)[1] is None
 
 
 def test_a_profile_that_is_no_profile_is_an_error(tmp_path):

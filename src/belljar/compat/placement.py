@@ -193,8 +193,8 @@ class HeadStart:
         self._work: Work[Sandbox] = Work(functools.partial(_start_one, self._sandboxes, build))
         self._work.begin()
         # Kills the sandbox without waiting, once.
-        inner = [sandbox._sandbox for sandbox in self._sandboxes]
-        self.discard = weakref.finalize(self, kill_soon, inner, self._work)
+        self._inner = [sandbox._sandbox for sandbox in self._sandboxes]
+        self.discard = weakref.finalize(self, kill_soon, self._inner, self._work)
         self.discard.atexit = False  # the runtime kills all sandboxes at exit
 
     @property
@@ -214,12 +214,7 @@ class HeadStart:
         """Kill the sandbox, also while it starts; nothing is left when this returns."""
         self.discard.detach()
         if self._runtime.pid == os.getpid():
-            wait(self._kill)
-
-    async def _kill(self) -> None:
-        self._work.cancel()
-        for sandbox in self._sandboxes:
-            await sandbox._sandbox.kill()
+            wait(_kill, self._inner, self._work)
 
 
 async def _start_one(sandboxes: Sequence[Sandbox], build: bool) -> Sandbox:
@@ -247,16 +242,20 @@ def kill_soon(sandboxes: Sequence[AsyncSandbox], start: Work[Any] | None = None)
     any thread, and does nothing in a fork."""
 
     async def kill() -> None:
-        if start is not None:
-            start.cancel()
-        for sandbox in sandboxes:
-            try:
-                await sandbox.kill()
-            except SandboxError as error:  # the runtime kills it at exit
-                _log.debug("an unused sandbox could not be killed: %s", error)
+        try:
+            await _kill(sandboxes, start)
+        except SandboxError as error:  # the runtime kills it at exit
+            _log.debug("an unused sandbox could not be killed: %s", error)
 
     if all(sandbox._lifecycle.pid == os.getpid() for sandbox in sandboxes):
         runtime.current().submit(kill)
+
+
+async def _kill(sandboxes: Sequence[AsyncSandbox], start: Work[Any] | None) -> None:
+    if start is not None:
+        start.cancel()
+    for sandbox in sandboxes:
+        await sandbox.kill()
 
 
 # -- from the caller's event loop to the runtime's ------------------------------------------

@@ -8,7 +8,7 @@ import os
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -261,30 +261,25 @@ def sandboxed_python_interpreter(
             raise InvalidOption(f"context is a dict of variables, not {type(context).__name__}")
         if session_id is None:
             session_id = context.setdefault(sessions.SESSION_KEY, str(uuid.uuid4()))
-        name = directory.check_session_id(session_id)
-        chosen = None if environment is None else resolve(environment)
-        make = functools.partial(
-            DockerSandboxExecutor,
-            name,
-            sandbox_base_dir,
-            image_name,
+        executor = _keep_executor(
+            session_id=directory.check_session_id(session_id),
+            sandbox_base_dir=sandbox_base_dir,
+            image_name=image_name,
             image_tag=image_tag,
             backend=backend,
-            environment=chosen,
+            environment=None if environment is None else resolve(environment),
         )
-        key = (name, image_name, image_tag, backend, sandbox_base_dir, chosen, wants_docker())
-        return _keep_executor(key, make)._execute(code, context, fill=context)
+        return executor._execute(code, context, fill=context)
     except (SandboxError, RuntimeError, ValueError, OSError) as error:
         return f"SANDBOX ERROR:\n{error}"
 
 
-def _keep_executor(
-    key: tuple[object, ...], make: Callable[[], DockerSandboxExecutor]
-) -> DockerSandboxExecutor:
-    """The executor of this key, kept from an earlier call or new; closes the oldest ones."""
+def _keep_executor(**arguments: Any) -> DockerSandboxExecutor:
+    """The executor of these arguments, kept from an earlier call or new; closes the oldest ones."""
+    key = (*arguments.values(), wants_docker())
     with _keeping:
         executor = _kept.pop(key, None)
-    executor = executor or make()
+    executor = executor or DockerSandboxExecutor(**arguments)
     with _keeping:
         _kept[key] = executor
         old = [_kept.popitem(last=False)[1] for _ in range(len(_kept) - MOST_KEPT)]

@@ -38,7 +38,7 @@ class Session:
         self.options = dict(options)
         self._sandbox: Sandbox | None = None
         self._head_start: HeadStart | None = None  # until there is code for it
-        self._known = KnownVariables()
+        self._known: dict[str, str] = {}  # see take_changed
         self._turn = threading.RLock()
         self.users = 0
 
@@ -83,7 +83,7 @@ class Session:
                 return self._run(code, context, fill)
             except SandboxClosed:
                 # It was idle for too long, or this process is a fork: start another, and say so.
-                self._sandbox, self._known = None, KnownVariables()
+                self._sandbox, self._known = None, {}
                 output = self._run(code, context, fill)
                 return output + "[the session was restarted]\n" if was_used else output
 
@@ -91,17 +91,16 @@ class Session:
         self, code: str, context: Mapping[str, object] | None, fill: dict[str, Any] | None
     ) -> str:
         sandbox = self._get_sandbox()
-        known, self._known = self._known, KnownVariables()  # if this fails, nothing is known
+        known, self._known = self._known, {}  # if this fails, nothing is known
         variables = _context_variables(context)
         if fill is not None:
-            variables = known.changed(variables)
+            variables = take_changed(known, variables)
         if variables:
             sandbox.put(**variables)
         written: list[str] = []
         execution = sandbox.run_code(code, on_stdout=written.append, on_stderr=written.append)
         if fill is not None and execution.state_preserved:
-            known.fill(fill, fetch_variables(sandbox))
-            self._known = known
+            self._known = fill_context(fill, known, fetch_variables(sandbox))
         return format_output("".join(written), execution, str(self.options["limits"]["memory"]))
 
     def close(self) -> None:
@@ -109,7 +108,7 @@ class Session:
         with self._turn:
             sandbox, self._sandbox = self._sandbox, None
             head_start, self._head_start = self._head_start, None
-            self._known = KnownVariables()
+            self._known = {}
         if head_start is not None:
             head_start.close()
         if sandbox is not None:
@@ -277,36 +276,33 @@ def fetch_variables(sandbox: Sandbox) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-class KnownVariables:
-    """The variables that the context and the sandbox both have: the text of each value."""
+def take_changed(known: dict[str, str], variables: Mapping[str, object]) -> dict[str, object]:
+    """The variables of a context that the sandbox lacks, or has with another value. They are added
+    to `known`: the variables that both have, with the text of each value."""
+    news = {
+        name: value
+        for name, value in variables.items()
+        if name != CONTEXT and known.get(name) != _value_text(value)
+    }
+    known.update((name, _value_text(value)) for name, value in news.items())
+    return {**news, CONTEXT: variables[CONTEXT]} if news else {}
 
-    def __init__(self) -> None:
-        self._texts: dict[str, str] = {}
 
-    def changed(self, variables: Mapping[str, object]) -> dict[str, object]:
-        """The variables of a context that the sandbox lacks, or has with another value. They count
-        as known from now on."""
-        news = {
-            name: value
-            for name, value in variables.items()
-            if name != CONTEXT and self._texts.get(name) != _value_text(value)
-        }
-        self._texts |= {name: _value_text(value) for name, value in news.items()}
-        return {**news, CONTEXT: variables[CONTEXT]} if news else {}
-
-    def fill(self, context: dict[str, Any], found: Mapping[str, Any] | None) -> None:
-        """Add what was found to the context, and remove what the code has deleted."""
-        if found is None:
-            self._texts = {}
-            return
-        texts = {name: _value_text(value) for name, value in found.items()}
-        for name in self._texts:
-            if name not in texts and _is_plain(context.get(name)):
-                context.pop(name, None)
-        for name, value in found.items():
-            if name not in context or _value_text(context[name]) != texts[name]:
-                context[name] = value
-        self._texts = texts
+def fill_context(
+    context: dict[str, Any], known: Mapping[str, str], found: Mapping[str, Any] | None
+) -> dict[str, str]:
+    """Add what was found to the context, and remove what the code has deleted; return what is known
+    then."""
+    if found is None:
+        return {}
+    texts = {name: _value_text(value) for name, value in found.items()}
+    for name in known:
+        if name not in texts and _is_plain(context.get(name)):
+            context.pop(name, None)
+    for name, value in found.items():
+        if name not in context or _value_text(context[name]) != texts[name]:
+            context[name] = value
+    return texts
 
 
 def _value_text(value: object) -> str:

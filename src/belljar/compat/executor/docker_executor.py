@@ -178,12 +178,11 @@ class DockerExecutor:
         if self.config.fallback_to_direct and not self._is_reachable():
             self._without(code, timeout, result, self._why_not or "")
             return
-        made = translate.make(self.config, self._place(), timeout)
-        for note in made.notes:
-            if note not in self._warned:
-                self._warned.add(note)
-                log.warning("%s", note)
-        if self._image_missing(made):
+        options, note = translate.make(self.config, self._place(), timeout)
+        if note is not None and note not in self._warned:
+            self._warned.add(note)
+            log.warning("%s", note)
+        if self._image_missing(options.get("image")):
             result["error"] = (
                 f"Docker image not found: {self.config.image}. "
                 f"Pull image with: docker pull {self.config.image}"
@@ -191,10 +190,9 @@ class DockerExecutor:
             return
         if self.config.export_container_stats:
             container_stats.serve_metrics(self.config.prometheus_port)
-        self._in_sandbox(made.options, code, timeout, result)
+        self._in_sandbox(options, code, timeout, result)
 
-    def _image_missing(self, made: translate.Plan) -> bool:
-        image = made.options.get("image")
+    def _image_missing(self, image: str | None) -> bool:
         if image is None or image in self._images:
             return False
         if not wait(placement.has_image, image):

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -32,15 +32,14 @@ OUTPUT = "/output"
 LOGS = "16m"  # kept of one execution; the original has no limit
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    options: Mapping[str, Any]  # for Sandbox
-    notes: tuple[str, ...] = ()  # what the caller should know, though it is no error
+def make(
+    config: DockerConfig, placed: Mapping[str, Any], timeout: float
+) -> tuple[dict[str, Any], str | None]:
+    """The options of a Sandbox, and what the caller should know, though it is no error.
 
-
-def make(config: DockerConfig, placed: Mapping[str, Any], timeout: float) -> Plan:
-    """`placed`: the options that `placement.place` chose. Raises InvalidOption for an option of the
-    configuration that this backend cannot enforce."""
+    `placed`: the options that `placement.place` chose. Raises InvalidOption for an option of the
+    configuration that this backend cannot enforce.
+    """
     _check_fixed(config)
     docker = placed["backend"] != "native"
     options: dict[str, Any] = {
@@ -58,17 +57,17 @@ def make(config: DockerConfig, placed: Mapping[str, Any], timeout: float) -> Pla
         "strict": _strict(config),
     }
     profile = _profile(config.seccomp_profile, docker=docker)
-    notes: tuple[str, ...] = ()
+    note = None
     if docker:
         engine = docker_settings(options["backend"])
         # As in the original, a missing image is not fetched: the error names the command.
         options["backend"] = replace(engine, seccomp=profile, pull="never")
     elif profile is not None and not _is_own(profile):
-        notes = (
+        note = (
             f"seccomp_profile={config.seccomp_profile!r} is for docker, and this sandbox is "
-            "native: it uses Belljar's own profile, which refuses every call that it does not list",
+            "native: it uses Belljar's own profile, which refuses every call that it does not list"
         )
-    return Plan(options=options, notes=notes)
+    return options, note
 
 
 def _strict(config: DockerConfig) -> bool | None:

@@ -177,16 +177,16 @@ def make_frame(value: object) -> pd.DataFrame:
     Its cells are counted first, as a few bytes can ask for many: pandas repeats a scalar for every
     row, and gives each row of a list of dicts all keys of the others.
     """
+    index = None
     if isinstance(value, np.ndarray) and value.ndim <= 2:
         _check_cells(len(value) if value.ndim else 1, value.shape[1] if value.ndim == 2 else 1)
     elif isinstance(value, list):
         _check_cells(len(value), _width(value))
     elif isinstance(value, dict):
         value, index = _columns(value)
-        return _make(value, index=index)
     else:
         raise ValueError(f"it is a {type(value).__name__}")
-    return _make(value)
+    return _make(value, index=index)
 
 
 def join_split(columns: object, rows: object, index: object) -> pd.DataFrame:

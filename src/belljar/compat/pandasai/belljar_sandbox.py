@@ -292,14 +292,13 @@ def _limits(
     timeout: float | None,
     memory: int | str | None,
 ) -> Limits:
-    wanted = Limits.coerce(limits)
-    given: dict[str, Any] = {name: getattr(wanted, name) for name in wanted.explicit}
+    given = Limits.coerce(limits)
     for name, value in (("timeout", timeout), ("memory", memory)):
         if value is not None:
-            if name in given:
+            if name in given.explicit:
                 raise InvalidOption(f"{name} was given twice", hint=f"{name}=, or in limits=")
-            given[name] = value
-    return Limits(**given)
+            given = given.replace(**{name: value})
+    return given
 
 
 def _gone(name: str) -> Callable[..., object]:

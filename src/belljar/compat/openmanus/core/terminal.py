@@ -10,7 +10,6 @@ from belljar.backends.docker.client.engine_errors import EngineError
 from belljar.compat.openmanus.container import Container, resolve
 from belljar.compat.openmanus.core.exceptions import SandboxResourceError, SandboxTimeoutError
 from belljar.compat.openmanus.sdk_container import SdkContainer
-from belljar.compat.placement import across
 from belljar.errors import InvalidOption, SandboxError
 from belljar.limits import format_size
 from belljar.results.execution import Outcome
@@ -30,11 +29,7 @@ class DockerSession:
         if self._shell is not None:
             await self.close()
         # TERM: so that no program draws on this terminal.
-        await across(self._open, working_dir, {"TERM": "dumb", **env_vars})
-
-    async def _open(self, working_dir: str, env: Mapping[str, str]) -> None:
-        """On the runtime's loop, to which the shell's lock is bound."""
-        self._shell = self._container.shell(working_dir, env)
+        self._shell = self._container.shell(working_dir, {"TERM": "dumb", **env_vars})
 
     async def execute(self, command: str, timeout: float | None = None) -> CommandOutput:
         """Run a command and return its output, with its `exit_code`.

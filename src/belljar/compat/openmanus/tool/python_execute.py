@@ -13,9 +13,8 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
-import anyio
-
 from belljar.backends.docker.settings import Docker
+from belljar.backends.event_loop import Lock
 from belljar.compat import placement
 from belljar.compat.openmanus.config import DEFAULT_IMAGE
 from belljar.compat.openmanus.tool.base import BaseTool
@@ -69,7 +68,7 @@ class PythonExecute(BaseTool):
         self._environment = environment
         self._settings: dict[str, Any] = {"limits": Limits.coerce(limits), "workspace": workspace}
         self._sandbox: AsyncSandbox | None = None
-        self._turn: anyio.Lock | None = None
+        self._turn = Lock()
         self._used = False
         self._finalizer: weakref.finalize[..., Any] | None = None
 
@@ -85,7 +84,6 @@ class PythonExecute(BaseTool):
         return made
 
     async def _execute(self, code: str, timeout: float) -> Execution:
-        self._turn = self._turn or anyio.Lock()
         async with self._turn:
             if self._sandbox is None:
                 self._sandbox = await self._start()
