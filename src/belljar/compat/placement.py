@@ -139,15 +139,14 @@ async def has_image(name: str) -> bool:
     return True
 
 
-async def ask_engine(path: str, *, timeout: float = 30.0) -> object:
+async def ask_engine(path: str, *, timeout: float = 30.0) -> None:
     """GET a path of the engine's API. Raises BackendUnavailable without an engine."""
     try:
-        found: object = await find_engine().request("GET", path, timeout=timeout)
+        await find_engine().request("GET", path, timeout=timeout)
     except EngineError as error:
         if error.status == 0:
             raise BackendUnavailable(error.message, hint=error.hint) from error
         raise
-    return found
 
 
 def find_engine(host: str | None = None) -> Engine:

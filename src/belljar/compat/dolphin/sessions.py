@@ -313,14 +313,10 @@ def _value_text(value: object) -> str:
 def _is_plain(value: object, depth: int = 0) -> bool:
     if type(value) is int:
         return value.bit_length() <= LARGEST_INT
-    if value is None or type(value) in (bool, float, complex, str, bytes):
-        return True
     if type(value) is dict:
         return depth < 100 and all(
             type(key) is str and _is_plain(each, depth + 1) for key, each in value.items()
         )
-    return (
-        type(value) in (list, tuple)
-        and depth < 100
-        and all(_is_plain(each, depth + 1) for each in value)  # type: ignore[attr-defined]
-    )
+    if type(value) is list or type(value) is tuple:
+        return depth < 100 and all(_is_plain(each, depth + 1) for each in value)
+    return value is None or type(value) in (bool, float, complex, str, bytes)

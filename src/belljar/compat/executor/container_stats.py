@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
@@ -48,7 +48,7 @@ class ContainerStatus(Enum):
 
 
 @dataclass
-class ContainerStats:
+class ContainerStats(Mapping[str, Any]):
     """Readable by attribute, and as a dictionary: `stats["memory_percent"]`."""
 
     container_id: str
@@ -75,14 +75,11 @@ class ContainerStats:
     def __getitem__(self, name: str) -> Any:
         return self.to_dict()[name]
 
-    def get(self, name: str, default: Any = None) -> Any:
-        return self.to_dict().get(name, default)
-
-    def keys(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[str]:
         return iter(self.to_dict())
 
-    def __contains__(self, name: object) -> bool:
-        return name in self.to_dict()
+    def __len__(self) -> int:
+        return len(self.to_dict())
 
 
 def read_docker_stats(container: Any) -> ContainerStats:
@@ -147,6 +144,10 @@ COUNTERS = {
 }
 
 
+USAGE = "sandbox_container_"  # the gauges of one container, which have these labels
+LABELS = ("container_id", "container_name", "status")
+
+
 class NoMetrics:
     """Drops everything. The others record to what the caller gave."""
 
@@ -162,14 +163,9 @@ class NoMetrics:
         self.counter("sandbox_errors_total", 1)
 
     def usage(self, stats: ContainerStats) -> None:
-        labels = {
-            "container_id": stats.container_id,
-            "container_name": stats.container_name,
-            "status": stats.status.value,
-        }
-        self.gauge("sandbox_container_memory_usage_mb", stats.memory_usage_mb, labels)
-        self.gauge("sandbox_container_memory_percent", stats.memory_percent, labels)
-        self.gauge("sandbox_container_cpu_percent", stats.cpu_percent, labels)
+        labels = {name: stats[name] for name in LABELS}
+        for name in ("memory_usage_mb", "memory_percent", "cpu_percent"):
+            self.gauge(f"{USAGE}{name}", stats[name], labels)
 
 
 class RegistryMetrics(NoMetrics):
@@ -178,10 +174,9 @@ class RegistryMetrics(NoMetrics):
     def __init__(self, registry: Any) -> None:
         from prometheus_client import Counter, Gauge
 
-        labels = ("container_id", "container_name", "status")
         self._made: dict[str, Any] = {}
         for name, meaning in GAUGES.items():
-            names = labels if name.startswith("sandbox_container_") else ()
+            names = LABELS if name.startswith(USAGE) else ()
             self._made[name] = Gauge(name, meaning, names, registry=registry)
         for name, meaning in COUNTERS.items():
             self._made[name] = Counter(name, meaning, registry=registry)

@@ -206,8 +206,6 @@ _CHECKS: Mapping[str, Callable[[str, object], object]] = {
 
 # -- the YAML file: sections, nested tmpfs, variables ----------------------------------------
 
-SECTIONS = ("docker", "monitoring")
-
 
 def read_config_file(file: Path, *, named: bool) -> dict[str, Any]:
     """The keyword arguments for DockerConfig; empty without a file at the default path.
@@ -260,7 +258,7 @@ def parse_yaml(text: str, source: Path) -> dict[str, Any]:
     except ConfigError as error:
         raise ValueError(f"Failed to parse YAML from {error}") from None
     try:
-        return _flatten(_section(data, "the file", SECTIONS))
+        return _flatten(_section(data, "the file", ("docker", "monitoring")))
     except SandboxError as error:  # an unknown key, a variable that is not set: as a ValueError
         raise ValueError(f"Invalid configuration in {source}: {error}") from None
 

@@ -218,10 +218,8 @@ class DockerExecutor:
             # On any error, also Ctrl-C: leave nothing running.
             result["cleanup_success"] = self._cleanup_container(key) if key else _kill(sandbox)
             raise
-        if self.config.cleanup_on_exit:
-            result["cleanup_success"] = self._cleanup_container(key)
-        else:
-            result["cleanup_success"] = False  # cleanup_all() does it
+        # Without cleanup_on_exit, cleanup_all() does it.
+        result["cleanup_success"] = self.config.cleanup_on_exit and self._cleanup_container(key)
 
     def _run(self, sandbox: Sandbox, code: str, timeout: float, result: dict[str, Any]) -> None:
         written: list[str] = []

@@ -6,6 +6,8 @@ does. At the end: running code WITHOUT a sandbox, if the configuration allows th
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -297,7 +299,9 @@ def run_directly(code: str, *, timeout: float) -> dict[str, Any]:
             except subprocess.TimeoutExpired:
                 status = None
             finally:
-                _kill_group(process)
+                with contextlib.suppress(ProcessLookupError):  # the whole group has ended
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
         with output.open("rb") as file:
             logs = file.read(MOST_OUTPUT).decode("utf-8", "replace")
         value, error = _read_direct_signal(result) if status == 0 else (None, None)
@@ -308,15 +312,6 @@ def run_directly(code: str, *, timeout: float) -> dict[str, Any]:
     return {"success": error is None, "signal": value, "error": error, "logs": logs}
 
 
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return  # the whole group has ended by itself
-    finally:
-        process.wait()
-
-
 def _read_direct_signal(result: Path) -> tuple[Any, str | None]:
     try:
         found = json.loads(result.read_text(encoding="utf-8"))
@@ -324,8 +319,6 @@ def _read_direct_signal(result: Path) -> tuple[Any, str | None]:
             return None, f"signal cannot leave the process: {found['problem']}"
         if "frame" not in found:
             return found["value"], None
-        import io
-
         import pandas
 
         kind = "frame" if found["kind"] == "DataFrame" else "series"

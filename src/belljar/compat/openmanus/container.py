@@ -9,20 +9,19 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
 import anyio
 
-from belljar.backends.base import Guest
 from belljar.backends.mounts import Mount, Scratch, below, check_mounts
 from belljar.compat.openmanus.core.exceptions import SandboxError
 from belljar.compat.openmanus.sdk_container import SdkContainer, is_sdk_container
 from belljar.compat.placement import across
 from belljar.errors import InvalidOption
-from belljar.files.api import AsyncFiles
+from belljar.files.api import AsyncFiles, Caller
 from belljar.files.workspace import HostWorkspace
 from belljar.limits import Limits
-from belljar.sandbox.channel import Channel
 from belljar.sandbox.sandbox import AsyncSandbox
 from belljar.sandbox.shell import AsyncShell
 
@@ -101,13 +100,8 @@ class Container:
         await self.sandbox.files.make_dir(path)
 
     async def start(self) -> None:
-        """Start the sandbox. A failed start leaves nothing behind."""
-        try:
-            await self._ensure_guest()
-        except BaseException:
-            with anyio.CancelScope(shield=True):
-                await self.close()
-            raise
+        """Start the sandbox. If that fails, the caller closes it."""
+        await self._ensure_guest()
         _live.add(self)
 
     async def _ensure_guest(self) -> None:
@@ -257,19 +251,13 @@ def _check_binding(host: object, guest: object) -> tuple[str, str]:
 
 
 def _at(sandbox: AsyncSandbox, guest: str) -> AsyncFiles:
-    return AsyncFiles(_OtherDirectory(sandbox, guest))
+    return AsyncFiles(_OtherDirectory(guest, sandbox.limits, sandbox._lifecycle.using))
 
 
+@dataclass
 class _OtherDirectory:
     """The sandbox as AsyncFiles needs it, with another directory than its workspace."""
 
-    def __init__(self, sandbox: AsyncSandbox, directory: str) -> None:
-        self._sandbox = sandbox
-        self.workdir = directory
-
-    @property
-    def limits(self) -> Limits:
-        return self._sandbox.limits
-
-    def using(self) -> AbstractAsyncContextManager[tuple[Channel, Guest]]:
-        return self._sandbox._lifecycle.using()
+    workdir: str
+    limits: Limits
+    using: Callable[[], AbstractAsyncContextManager[tuple[Caller, object]]]

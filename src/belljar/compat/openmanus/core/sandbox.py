@@ -78,7 +78,8 @@ class DockerSandbox:
         return self
 
     async def start(self) -> None:
-        """Start the sandbox, without its terminal. Called on the runtime's loop."""
+        """Start the sandbox, without its terminal. Called on the runtime's loop by `create`, which
+        cleans up after a failure."""
         try:
             volumes = Volumes(self.volume_bindings, work_dir=self.config.work_dir)
             sandbox = AsyncSandbox(**await self._options(volumes))
