@@ -205,7 +205,11 @@ class HeadStart:
         belongs to the parent of this forked process. Raises the error of a failed start."""
         if self._runtime is not runtime.current():
             return None
-        sandbox = self._work.finish()
+        try:
+            sandbox = self._work.finish()
+        except BaseException:  # a traceback may keep this object for long
+            self.discard()
+            raise
         self.discard.detach()
         return sandbox if sandbox.alive else None
 

@@ -163,10 +163,13 @@ class DockerSandboxExecutor:
         """
         return self._execute(code, context)
 
+    def execute_in(self, context: dict[str, Any], code: str) -> str:
+        """`execute_code`, and copy the plain variables that the code has left into `context`."""
+        return self._execute(code, context, fill=context)
+
     def _execute(
         self, code: str, context: Mapping[str, object] | None, fill: dict[str, Any] | None = None
     ) -> str:
-        """`fill`: the context again, if it is to receive the variables that the code has left."""
         if not isinstance(code, str):
             return f"ERROR:\ncode is a str of Python, not {type(code).__name__}\n"
         allowed, message = validate_imports(code)
@@ -269,7 +272,7 @@ def sandboxed_python_interpreter(
             backend=backend,
             environment=None if environment is None else resolve(environment),
         )
-        return executor._execute(code, context, fill=context)
+        return executor.execute_in(context, code)
     except (SandboxError, RuntimeError, ValueError, OSError) as error:
         return f"SANDBOX ERROR:\n{error}"
 

@@ -231,6 +231,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST_REQUEST = 8192  # bytes
 REQUEST_TIMEOUT = 5.0
 SAMPLE_TIMEOUT = 8.0  # a scraper usually waits 10 s
+BAD_REQUEST = (anyio.DelimiterNotFound, anyio.IncompleteRead)
 
 
 class MetricsServer:
@@ -265,7 +266,7 @@ class MetricsServer:
                 head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
                 with anyio.fail_after(REQUEST_TIMEOUT):
                     await stream.send(head.encode() + body)
-            except NOT_ANSWERED as error:
+            except (TimeoutError, anyio.BrokenResourceError, *BAD_REQUEST) as error:
                 log.debug("a scrape was not answered: %r", error)
 
     async def _page(self, request: bytes) -> tuple[str, bytes]:
@@ -277,12 +278,6 @@ class MetricsServer:
         return "200 OK", self._metrics.text().encode()
 
 
-NOT_ANSWERED = (
-    TimeoutError,
-    anyio.BrokenResourceError,
-    anyio.DelimiterNotFound,
-    anyio.IncompleteRead,
-)
 _lock = threading.Lock()
 _served: dict[int, runtime.Runtime] = {}  # by port
 _complained: set[int] = set()

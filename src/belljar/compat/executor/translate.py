@@ -189,6 +189,7 @@ def empty_result() -> dict[str, Any]:
 
 def describe_failure(execution: Execution, logs: str, *, timeout: float, memory: str) -> str:
     """Why the code failed. Only a time-out is called one."""
+    end = describe_end(execution, "the code")
     match execution.outcome:
         case Outcome.timeout:
             words = f"Container execution timeout exceeded ({timeout:g}s)"
@@ -198,12 +199,14 @@ def describe_failure(execution: Execution, logs: str, *, timeout: float, memory:
             return exited(f"{why}\n{logs}")
         case Outcome.error:
             return f"Container exited with code 1:\n{logs}"
-        case Outcome.exit | Outcome.killed:
-            return f"Container exited with code {_code(execution)}:\n{_why(execution)}{logs}"
+        case Outcome.exit:
+            return f"Container exited with code {_code(execution)}:\n{logs}"
+        case Outcome.killed:
+            return f"Container exited with code {_code(execution)}:\n{end}\n{logs}"
         case Outcome.output_limit:
-            return exited(f"{_why(execution)}{logs}")
+            return exited(f"{end}\n{logs}")
         case _:
-            return f"Container error: {describe_end(execution, 'the code')}\n{logs}"
+            return f"Container error: {end}\n{logs}"
 
 
 def exited(why: str) -> str:
@@ -215,11 +218,6 @@ def _code(execution: Execution) -> int:
     if execution.signal is not None:
         return 128 + execution.signal
     return -1 if execution.exit_code is None else execution.exit_code
-
-
-def _why(execution: Execution) -> str:
-    said = "" if execution.outcome is Outcome.exit else describe_end(execution, "the code")
-    return f"{said}\n" if said else ""
 
 
 def read_signal(sandbox: Sandbox, stdout: str, *, timeout: float) -> tuple[Any, str | None]:

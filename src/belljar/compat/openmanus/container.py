@@ -43,6 +43,8 @@ class Container:
         self._id = sandbox.id
         self._loading = anyio.Lock()
         self.alive = True
+        # Of a manager's operations. Not a lock: another task of the runtime may release it.
+        self.turn = anyio.Semaphore(1)
         self.busy = 0  # operations under way; the manager does not sweep a busy container
         self.last_used = time.monotonic()
 

@@ -52,8 +52,6 @@ class SandboxManager:
             factory=_start,
         )
         self._made: dict[str, DockerSandbox] = {}
-        # Not locks: another task of the runtime may release them.
-        self._turns: dict[str, anyio.Semaphore] = {}
 
     # -- numbers ----------------------------------------------------------------------------
 
@@ -87,12 +85,8 @@ class SandboxManager:
     async def _names(self) -> list[str]:
         there = self._manager.names()
         for name in [name for name in self._made if name not in there]:
-            self._forget(name)  # it was swept
+            del self._made[name]  # it was swept
         return there
-
-    def _forget(self, name: str) -> None:
-        self._made.pop(name, None)
-        self._turns.pop(name, None)
 
     def get_stats(self) -> dict[str, Any]:
         """The manager in numbers."""
@@ -153,7 +147,6 @@ class SandboxManager:
     async def _create(self, name: str, sandbox: DockerSandbox) -> None:
         await self._manager.create(name, sandbox=sandbox)
         self._made[name] = sandbox
-        self._turns[name] = anyio.Semaphore(1)
 
     async def get_sandbox(self, sandbox_id: str) -> DockerSandbox:
         """The sandbox of this id. Raises KeyError."""
@@ -179,9 +172,11 @@ class SandboxManager:
 
     async def _hold(self, held: AsyncExitStack, name: str) -> None:
         try:
-            turn = self._turns[name]
-            await turn.acquire()
-            held.callback(turn.release)
+            container = self._made[name].container
+            if container is None:
+                raise KeyError(name)
+            await container.turn.acquire()
+            held.callback(container.turn.release)
             await held.enter_async_context(self._manager.operation(name))
         except (KeyError, SandboxError):
             raise KeyError(f"Sandbox {name} not found") from None
@@ -192,10 +187,10 @@ class SandboxManager:
         await across(self._delete, sandbox_id)
 
     async def _delete(self, name: str) -> None:
-        turn = self._turns.get(name)
-        if turn is not None:
+        container = self._made[name].container if name in self._made else None
+        if container is not None:
             with anyio.move_on_after(PATIENCE):
-                await turn.acquire()
+                await container.turn.acquire()
         try:
             await self._manager.delete(name)
         except KeyError:
@@ -203,7 +198,7 @@ class SandboxManager:
         except SandboxError as error:
             _log.warning("sandbox %s: %s", name, error)
         finally:
-            self._forget(name)
+            self._made.pop(name, None)
 
     def start_cleanup_task(self) -> None:
         """Does nothing: the manager sweeps idle sandboxes since the first was created."""
@@ -220,7 +215,6 @@ class SandboxManager:
         except SandboxError as error:
             _log.warning("%s", error)
         self._made.clear()
-        self._turns.clear()
 
     async def __aenter__(self) -> Self:
         return self

@@ -77,16 +77,17 @@ class DockerSandbox:
             raise
         return self
 
-    async def start(self) -> None:
+    async def start(self) -> Container:
         """Start the sandbox, without its terminal. Called on the runtime's loop by `create`, which
         cleans up after a failure."""
         try:
             volumes = Volumes(self.volume_bindings, work_dir=self.config.work_dir)
             sandbox = AsyncSandbox(**await self._options(volumes))
-            self._container = Container(sandbox, volumes)
-            await self._container.start()
+            self._container = container = Container(sandbox, volumes)
+            await container.start()
         except (SandboxError, OSError) as error:
             raise RuntimeError(f"Failed to create sandbox: {error}") from None
+        return container
 
     async def _options(self, volumes: Volumes) -> dict[str, Any]:
         options = await placement.place(
