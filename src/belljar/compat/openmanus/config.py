@@ -57,7 +57,8 @@ class SandboxSettings:
     if not TYPE_CHECKING:
         # Only **given distinguishes an explicit value from an equal default.
         def __init__(self, **given: object) -> None:
-            self.__dict__["model_fields_set"] = set()
+            defaults = {name: getattr(type(self), name) for name in MEANINGS}
+            self.__dict__.update(defaults, model_fields_set=set())
             for name, value in given.items():
                 setattr(self, name, value)
 
