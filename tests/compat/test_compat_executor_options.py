@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 from importlib import resources
 
@@ -11,12 +12,11 @@ from belljar import InvalidOption
 from belljar.compat.executor import translate
 from belljar.compat.executor.docker_config import DockerConfig
 from belljar.compat.executor.docker_executor import DockerExecutor
-from belljar.compat.placement import Placed
 from project import DOCS
 
 PLACED = {
-    "native": Placed(backend="native", options={"backend": "native", "environment": "data"}),
-    "docker": Placed(backend="docker", options={"backend": "docker", "environment": "data"}),
+    "native": {"backend": "native", "environment": "data"},
+    "docker": {"backend": "docker", "environment": "data"},
 }
 # Those that a sandbox does not show: what the executor does by them is tested in
 # test_compat_executor.py, by the test named here.
@@ -48,12 +48,11 @@ FIELDS = [field.name for field in dataclasses.fields(DockerConfig)]
 
 
 def made(backend, **changes):
-    return translate.make(DockerConfig(**changes), PLACED[backend], 5).options
+    return translate.make(DockerConfig(**changes), PLACED[backend], 5)[0]
 
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_every_option_is_accounted_for(name):
-    assert name in translate.OPTIONS
     assert (name in ELSEWHERE) != (name in CHANGES)
     if name in ELSEWHERE:
         import test_compat_executor
@@ -65,8 +64,9 @@ def test_every_option_is_accounted_for(name):
 
 def test_the_guide_says_what_each_option_does():
     guide = DOCS / "compat" / "strategy-executor.md"
-    rows = [f"| `{name}` | {translate.OPTIONS[name]} |" for name in FIELDS]
-    assert "\n".join(rows) in guide.read_text()
+    _, _, table = guide.read_text().partition("| option | what it does |\n|---|---|\n")
+    rows = re.findall(r"\| `(\w+)` \| [^|]+ \|\n", table.partition("\n\n")[0] + "\n")
+    assert rows == FIELDS
 
 
 @pytest.mark.parametrize("backend", PLACED)
@@ -86,7 +86,7 @@ def test_an_option_changes_the_sandbox_or_is_an_error(name, backend):
 
 
 def test_the_plan_has_the_limits():
-    limits = translate.make(DockerConfig(), PLACED["native"], 7).options["limits"]
+    limits = translate.make(DockerConfig(), PLACED["native"], 7)[0]["limits"]
     assert (limits.memory, limits.cpus, limits.tmp, limits.timeout) == (2**31, 0.5, 2**30, 7)
     assert {"memory", "cpus", "tmp", "timeout"} <= limits.explicit
 
@@ -127,10 +127,10 @@ def test_natively_a_profile_of_the_projects_own_is_a_note_that_says_which_one_ho
     profile = tmp_path / "mine.json"
     profile.write_text(json.dumps({"defaultAction": "SCMP_ACT_ERRNO", "syscalls": []}))
     config = DockerConfig(seccomp_profile=str(profile))
-    (note,) = translate.make(config, PLACED["native"], 5).notes
+    _, note = translate.make(config, PLACED["native"], 5)
     assert str(profile) in note
     assert "it uses Belljar's own profile" in note
-    assert translate.make(config, PLACED["docker"], 5).notes == ()
+    assert translate.make(config, PLACED["docker"], 5)[1] is None
 
 
 def test_a_profile_that_others_can_write_and_nobody_named_is_refused(tmp_path, monkeypatch):
@@ -153,7 +153,7 @@ def test_our_own_profile_as_a_file_is_fine_natively(tmp_path):
     with resources.as_file(own) as path:
         shutil.copy(path, tmp_path / "copy.json")
     copy = DockerConfig(seccomp_profile=str(tmp_path / "copy.json"))
-    assert translate.make(copy, PLACED["native"], 5).notes == ()
+    assert translate.make(copy, PLACED["native"], 5)[1] is None
 
 
 def test_a_profile_that_is_no_profile_is_an_error(tmp_path):

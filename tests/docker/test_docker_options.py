@@ -515,4 +515,4 @@ def test_nothing_is_imported_in_advance_in_an_image_unless_asked_for(own, tmp_pa
 
 def adapted(backend, **given):
     """What an adapter of another system's gives to Sandbox."""
-    return asyncio.run(placement.place(backend, prefer_local=False, **given)).options
+    return asyncio.run(placement.place(backend, prefer_local=False, **given))

@@ -7,25 +7,34 @@ adapter stands for Belljar's own Environment, which has the packages that their 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import os
 import queue
 import sysconfig
+import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import anyio
 import anyio.to_thread
 
 from belljar import runtime
+from belljar.backends.docker.client.engine_errors import EngineError
 from belljar.backends.docker.settings import Docker
 from belljar.backends.event_loop import here, post
-from belljar.environment.environment import Environment, is_built
+from belljar.backends.native.backend import check_host
+from belljar.environment.environment import Environment, is_built, resolve
 from belljar.errors import BackendUnavailable, EnvironmentBuildError, InvalidOption, SandboxError
+from belljar.results.execution import Execution, Outcome
 from belljar.sandbox.blocking import Sandbox, Work, wait
 from belljar.sandbox.options import Options
+from belljar.sandbox.sandbox import AsyncSandbox
+
+if TYPE_CHECKING:
+    from belljar.backends.docker.client.engine import Engine
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -42,12 +51,6 @@ _IMPORTED_BY_START = (
 _log = logging.getLogger("belljar")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Placed:
-    backend: str  # "native" or "docker"
-    options: Mapping[str, object]  # for Sandbox and AsyncSandbox
-
-
 async def place(
     backend: str | Docker | None,
     *,
@@ -55,12 +58,16 @@ async def place(
     default_image: str,
     environment: str | Environment = "data",
     prefer_local: bool = False,
+    preload: bool = True,
     dockerfile: str | os.PathLike[str] | None = None,
-) -> Placed:
-    """Choose the backend and what the sandbox finds there.
+) -> dict[str, Any]:
+    """Choose the backend and what the sandbox finds there; return them as options of Sandbox. The
+    option "backend" is "native", "docker", or the given Docker.
 
     `backend` None or "auto": BELLJAR_BACKEND decides, else docker if an engine answers, else
-    native. `prefer_local`: if the engine has an image of the default name, use it.
+    native. `prefer_local`: if the engine has an image of the default name, use it. `preload` False:
+    nothing is imported in a container before the code. (A native sandbox gets preloaded modules
+    from a process that has imported them once.)
     """
     named = dockerfile is not None or image not in (None, default_image)
     # The settings name an image already, and an environment has no meaning in it.
@@ -74,8 +81,8 @@ async def place(
                 f"an image needs an engine, and this sandbox is native: {image or dockerfile}",
                 hint='backend="docker", or leave the image out',
             )
-        return Placed(backend=name, options={"backend": name, "environment": environment})
-    options: dict[str, object] = {"backend": backend if isinstance(backend, Docker) else name}
+        return {"backend": name, "environment": environment}
+    options: dict[str, Any] = {"backend": backend if isinstance(backend, Docker) else name}
     if dockerfile is not None:
         options["dockerfile"] = dockerfile
     elif image is not None and (
@@ -83,13 +90,30 @@ async def place(
     ):
         options["image"] = image
     elif not has_image_set:
-        options["environment"] = environment
-    return Placed(backend=name, options=options)
+        options["environment"] = environment if preload else without_preload(environment)
+    return options
+
+
+def without_preload(environment: str | Environment) -> Environment:
+    return replace(resolve(environment), preload=(), warmup="")
+
+
+def check_backend(options: Mapping[str, Any]) -> None:
+    """Raise SandboxError if no sandbox with these options of `place` can start."""
+    if options["backend"] == "native":
+        check_host()
+    else:
+        wait(ask_engine, "/version", timeout=PING_TIMEOUT)
 
 
 def asks_for_docker(backend: str | Docker | None) -> bool:
     """True if the caller or BELLJAR_BACKEND asks for containers only."""
     return isinstance(backend, Docker) or runtime.resolve_backend(backend or "auto") == "docker"
+
+
+def succeeded(execution: Execution) -> bool:
+    """sys.exit(0) is a success, as it is for a process."""
+    return execution.ok or (execution.outcome is Outcome.exit and execution.exit_code == 0)
 
 
 # -- the engine -----------------------------------------------------------------------------
@@ -106,8 +130,6 @@ async def engine_answers() -> bool:
 
 async def has_image(name: str) -> bool:
     """True if the engine has the image. Raises SandboxError without an engine."""
-    from belljar.backends.docker.client.engine import EngineError
-
     try:
         await ask_engine(f"/images/{name}/json")
     except EngineError as error:
@@ -117,31 +139,33 @@ async def has_image(name: str) -> bool:
     return True
 
 
-async def ask_engine(path: str, *, timeout: float = 30.0) -> object:
+async def ask_engine(path: str, *, timeout: float = 30.0) -> None:
     """GET a path of the engine's API. Raises BackendUnavailable without an engine."""
-    runtime.docker_backend()  # raises if the extra is not installed
-    from belljar.backends.docker.client import endpoint
-    from belljar.backends.docker.client.engine import Engine, EngineError
-
     try:
-        found: object = await Engine(endpoint.find_endpoint()).request("GET", path, timeout=timeout)
+        await find_engine().request("GET", path, timeout=timeout)
     except EngineError as error:
         if error.status == 0:
             raise BackendUnavailable(error.message, hint=error.hint) from error
         raise
-    return found
+
+
+def find_engine(host: str | None = None) -> Engine:
+    """Raises BackendUnavailable if the extra to talk to it is not installed."""
+    runtime.docker_backend()
+    from belljar.backends.docker.client import endpoint
+    from belljar.backends.docker.client.engine import Engine
+
+    return Engine(endpoint.find_endpoint(host))
 
 
 async def _is_ready(options: Options) -> bool:
     """True if the sandbox can start without a build or a download."""
     if options.backend == "native":
         return await anyio.to_thread.run_sync(is_built, options.environment)
-    from belljar.backends.docker.client import endpoint
-    from belljar.backends.docker.client.engine import Engine
-    from belljar.backends.docker.images import resolve
+    from belljar.backends.docker.images.resolve import image_exists
 
-    engine = Engine(endpoint.find_endpoint(options.docker.host))
-    return await resolve.image_exists(engine, options.environment, options.docker)
+    engine = find_engine(options.docker.host)
+    return await image_exists(engine, options.environment, options.docker)
 
 
 # -- a start in the background --------------------------------------------------------------
@@ -149,7 +173,7 @@ async def _is_ready(options: Options) -> bool:
 
 class HeadStart:
     """A sandbox that starts in the background when its adapter is made, so that the first code
-    waits less. Its maker must call `take`, `close` or `discard`."""
+    waits less. Until it is taken, the sandbox ends with this object."""
 
     def __init__(self, places: Sequence[Mapping[str, Any]], *, build: bool = True) -> None:
         """`places`: options of Sandbox, in the order in which they are tried. The next is tried
@@ -159,66 +183,82 @@ class HeadStart:
         Raises InvalidOption at once. `take` raises all other errors.
         """
         self._sandboxes = [Sandbox(**options) for options in places]
-        self._build = build
         # Import here what the start imports. If the background thread imported it, a fork of the
         # process would leave import locks in the child that no thread releases.
         for name in _IMPORTED_BY_START:
             importlib.import_module(name)
         sysconfig.get_config_vars()
-        self.failed = False
-        self._pid = os.getpid()
         self._runtime = runtime.current()
-        self._work: Work[Sandbox] = Work(self._start)
+        self._work: Work[Sandbox] = Work(functools.partial(_start_one, self._sandboxes, build))
         self._work.begin()
+        # Kills the sandbox without waiting, once.
+        self._inner = [sandbox._sandbox for sandbox in self._sandboxes]
+        self.discard = weakref.finalize(self, kill_soon, self._inner, self._work)
+        self.discard.atexit = False  # the runtime kills all sandboxes at exit
 
-    async def _start(self) -> Sandbox:
-        failed: list[SandboxError] = []
-        for sandbox in self._sandboxes:
-            inner = sandbox._sandbox
-            try:
-                if self._build or await _is_ready(inner._options):
-                    await inner.start()
-            except SandboxError as error:
-                failed.append(error)
-                if not isinstance(error, EnvironmentBuildError):
-                    break
-                continue
-            if failed:
-                _log.warning("%s; this sandbox runs natively instead", failed[0].message)
-            return sandbox
-        for other in failed[1:]:
-            failed[0].add_note(f"and without it: {other}")
-        self.failed = True
-        raise failed[0]
+    @property
+    def failed(self) -> bool:
+        return isinstance(self._work._error, SandboxError)
 
     def take(self) -> Sandbox | None:
         """Wait for the start and return the sandbox. None if it was not started, has ended, or
         belongs to the parent of this forked process. Raises the error of a failed start."""
         if self._runtime is not runtime.current():
             return None
-        sandbox = self._work.finish()
+        try:
+            sandbox = self._work.finish()
+        except BaseException:  # a traceback may keep this object for long
+            self.discard()
+            raise
+        self.discard.detach()
         return sandbox if sandbox.alive else None
 
     def close(self) -> None:
         """Kill the sandbox, also while it starts; nothing is left when this returns."""
-        if self._pid == os.getpid():
-            wait(self._kill)
+        self.discard.detach()
+        if self._runtime.pid == os.getpid():
+            wait(_kill, self._inner, self._work)
 
-    def discard(self) -> None:
-        """Kill the sandbox without waiting. May be called from any thread."""
-        if self._pid == os.getpid():
-            runtime.current().submit(self._try_kill)
 
-    async def _try_kill(self) -> None:
+async def _start_one(sandboxes: Sequence[Sandbox], build: bool) -> Sandbox:
+    failed: list[SandboxError] = []
+    for sandbox in sandboxes:
+        inner = sandbox._sandbox
         try:
-            await self._kill()
+            if build or await _is_ready(inner._options):
+                await inner.start()
         except SandboxError as error:
-            _log.debug("an unused sandbox could not be killed: %s", error)  # the runtime kills it
+            failed.append(error)
+            if not isinstance(error, EnvironmentBuildError):
+                break
+            continue
+        if failed:
+            _log.warning("%s; this sandbox runs natively instead", failed[0].message)
+        return sandbox
+    for other in failed[1:]:
+        failed[0].add_note(f"and without it: {other}")
+    raise failed[0]
 
-    async def _kill(self) -> None:
-        self._work.cancel()
-        for sandbox in self._sandboxes:
-            await sandbox._sandbox.kill()
+
+def kill_soon(sandboxes: Sequence[AsyncSandbox], start: Work[Any] | None = None) -> None:
+    """Kill sandboxes, also while they `start`, without waiting. For finalizers: may be called from
+    any thread, and does nothing in a fork."""
+
+    async def kill() -> None:
+        try:
+            await _kill(sandboxes, start)
+        except SandboxError as error:  # the runtime kills it at exit
+            _log.debug("an unused sandbox could not be killed: %s", error)
+
+    if all(sandbox._lifecycle.pid == os.getpid() for sandbox in sandboxes):
+        runtime.current().submit(kill)
+
+
+async def _kill(sandboxes: Sequence[AsyncSandbox], start: Work[Any] | None) -> None:
+    if start is not None:
+        start.cancel()
+    for sandbox in sandboxes:
+        await sandbox.kill()
 
 
 # -- from the caller's event loop to the runtime's ------------------------------------------

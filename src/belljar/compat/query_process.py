@@ -309,15 +309,12 @@ def _parse_answer(blob: bytearray, bounds: Bounds) -> dict[str, Any]:
 
 
 def _make_error(kind: str, words: str) -> Exception:
-    if kind == "QueryRefused":
-        return sql.refused(words)
-    if kind in ("MemoryError", "CannotTravel"):
-        return MemoryError(words) if kind == "MemoryError" else CannotTravel(words)
-    known = getattr(duckdb, kind, None)
-    if not isinstance(known, type) or not issubclass(known, duckdb.Error):
-        return RuntimeError(f"{kind[:100]}: {words}")
-    error: Exception = known(words)
-    return error
+    ours = {"QueryRefused": sql.refused, "MemoryError": MemoryError, "CannotTravel": CannotTravel}
+    known: Any = ours.get(kind) or getattr(duckdb, kind, None)
+    if kind in ours or (isinstance(known, type) and issubclass(known, duckdb.Error)):
+        error: Exception = known(words)
+        return error
+    return RuntimeError(f"{kind[:100]}: {words}")
 
 
 # -- the server: runs in the child process ---------------------------------------------------

@@ -104,7 +104,5 @@ def read_file(path: Path, name: str) -> str:
 
 def remove_tree(path: Path) -> None:
     """Remove the directory and all below it; a link is removed, not followed."""
-    try:
+    with contextlib.suppress(FileNotFoundError):
         removal.remove(str(path), seconds=REMOVE_TIMEOUT)
-    except FileNotFoundError:
-        return

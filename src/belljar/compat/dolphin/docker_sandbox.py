@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from belljar.backends import mounts
-from belljar.backends.docker.settings import Docker
+from belljar.backends.docker.settings import Docker, docker_settings
 from belljar.compat import placement
 from belljar.compat.dolphin import directory, sessions
 from belljar.environment.environment import Environment, resolve
@@ -80,7 +80,9 @@ class DockerSandboxExecutor:
         self._settings = {**options, "workspace": self.sandbox_dir}
         self._session: sessions.Session | None = None
         self._entering = threading.Lock()
-        self._ahead = sessions.start_ahead(self.sandbox_dir, self._settings)
+        self._ahead = sessions.find_session(self.sandbox_dir, self._settings)
+        if self._ahead is not None:
+            self._ahead.start_ahead()
 
     @property
     def session_dir(self) -> Path:
@@ -98,22 +100,15 @@ class DockerSandboxExecutor:
         }
         chosen_limits = (self.memory_limit, self.cpu_quota) != (MEMORY, CPU_PERIOD)
         Limits.coerce(limits)  # a bad limit is an error now, not at the first code
-        placed = self._place(backend, environment)
-        if self.enable_network and placed.backend == "native":
+        options = self._place(backend, environment)
+        native = options["backend"] == "native"
+        if self.enable_network and native:
             raise InvalidOption(
                 "enable_network=True needs docker, and this sandbox is native",
                 hint='backend="docker", or leave the network off',
             )
-        options = dict(placed.options)
-        chosen = options.get("environment")
-        if placed.backend == "docker":
-            if isinstance(chosen, Environment):
-                # Each container would import the preloaded modules again before the first code. A
-                # native sandbox gets them from a process that has imported them once.
-                options["environment"] = replace(chosen, preload=(), warmup="")
-            given = options["backend"]
-            settings = given if isinstance(given, Docker) else Docker()
-            options["backend"] = replace(settings, named_user=True)
+        if not native:
+            options["backend"] = replace(docker_settings(options["backend"]), named_user=True)
         return {
             **options,
             "limits": limits,
@@ -125,7 +120,7 @@ class DockerSandboxExecutor:
 
     def _place(
         self, backend: str | Docker | None, environment: str | Environment | None
-    ) -> placement.Placed:
+    ) -> dict[str, Any]:
         default = f"{DEFAULT_IMAGE}:latest"
         if environment is not None and self.full_image_name != default:
             raise InvalidOption(
@@ -135,27 +130,23 @@ class DockerSandboxExecutor:
         if backend in (None, "auto") and wants_docker():
             backend = "docker"  # explicitly: never without a container then
         try:
-            placed = wait(
+            options = wait(
                 placement.place,
                 backend,
                 image=self.full_image_name,
                 default_image=default,
                 environment=resolve(ENVIRONMENT if environment is None else environment),
                 prefer_local=environment is None,
+                preload=False,
             )
-            if placed.backend == "docker":
-                wait(placement.ask_engine, "/version", timeout=placement.PING_TIMEOUT)
-            else:
-                from belljar.backends.native.backend import check_host
-
-                check_host()
-            image = placed.options.get("image")
-            if image is not None and not wait(placement.has_image, str(image)):
+            placement.check_backend(options)
+            image = options.get("image")
+            if image is not None and not wait(placement.has_image, image):
                 raise RuntimeError(
                     f"Docker image '{self.full_image_name}' not found. Build it with: "
                     f"docker build -f Dockerfile.sandbox -t {self.full_image_name} ."
                 )
-            return placed
+            return options
         except InvalidOption:
             raise
         except SandboxError as error:
@@ -187,9 +178,8 @@ class DockerSandboxExecutor:
             return f"{kind} ERROR:\n{message}"
         with self._entering:
             if self._session is None:
-                directory.make_directory(
-                    self.sandbox_dir.parent, self.session_id
-                )  # cleanup() removed it
+                # cleanup() may have removed it.
+                directory.make_directory(self.sandbox_dir.parent, self.session_id)
                 self._session = sessions.enter_session(self.sandbox_dir, self._settings)
             session = self._session
         try:
@@ -217,10 +207,8 @@ class DockerSandboxExecutor:
         with self._entering:
             session, self._session = self._session, None
             ahead, self._ahead = self._ahead, None
-        if session is not None:
-            sessions.release_session(session)
-        elif ahead is not None:
-            sessions.close_unused(ahead)
+        if known := session or ahead:
+            sessions.release_session(known, entered=session is not None)
 
     def cleanup(self) -> None:
         """Close the sandbox, and remove the session's directory."""
@@ -276,29 +264,25 @@ def sandboxed_python_interpreter(
             raise InvalidOption(f"context is a dict of variables, not {type(context).__name__}")
         if session_id is None:
             session_id = context.setdefault(sessions.SESSION_KEY, str(uuid.uuid4()))
-        name = directory.check_session_id(session_id)
-        chosen = None if environment is None else resolve(environment)
-        key = (name, image_name, image_tag, backend, sandbox_base_dir, chosen)
-        return _keep_executor(*key).execute_in(context, code)
+        executor = _keep_executor(
+            session_id=directory.check_session_id(session_id),
+            sandbox_base_dir=sandbox_base_dir,
+            image_name=image_name,
+            image_tag=image_tag,
+            backend=backend,
+            environment=None if environment is None else resolve(environment),
+        )
+        return executor.execute_in(context, code)
     except (SandboxError, RuntimeError, ValueError, OSError) as error:
         return f"SANDBOX ERROR:\n{error}"
 
 
-def _keep_executor(
-    session_id: str,
-    image_name: str,
-    image_tag: str,
-    backend: str | Docker | None,
-    base: str,
-    environment: Environment | None,
-) -> DockerSandboxExecutor:
+def _keep_executor(**arguments: Any) -> DockerSandboxExecutor:
     """The executor of these arguments, kept from an earlier call or new; closes the oldest ones."""
-    key = (session_id, image_name, image_tag, backend, base, environment, wants_docker())
+    key = (*arguments.values(), wants_docker())
     with _keeping:
         executor = _kept.pop(key, None)
-    if executor is None:
-        more: dict[str, Any] = {"backend": backend, "environment": environment}
-        executor = DockerSandboxExecutor(session_id, base, image_name, image_tag=image_tag, **more)
+    executor = executor or DockerSandboxExecutor(**arguments)
     with _keeping:
         _kept[key] = executor
         old = [_kept.popitem(last=False)[1] for _ in range(len(_kept) - MOST_KEPT)]

@@ -38,8 +38,7 @@ class Session:
         self.options = dict(options)
         self._sandbox: Sandbox | None = None
         self._head_start: HeadStart | None = None  # until there is code for it
-        self._discard: weakref.finalize[..., Any] | None = None
-        self._known = KnownVariables()
+        self._known: dict[str, str] = {}  # see take_changed
         self._turn = threading.RLock()
         self.users = 0
 
@@ -52,32 +51,19 @@ class Session:
             if self._sandbox or self._head_start or len(_ahead) >= MOST_AHEAD:
                 return
             self._head_start = HeadStart([self.options], build=False)
-            self._discard = weakref.finalize(self, self._head_start.discard)
-            self._discard.atexit = False  # the runtime kills all sandboxes at exit
-            _ahead.add(self)
+            _ahead.add(self._head_start)
         except SandboxError as error:  # the first code meets the same error, and raises it
             log.debug("session %s: no start ahead: %s", self.directory.name, error)
         finally:
             self._turn.release()
 
-    def _detach_head_start(self) -> HeadStart | None:
-        head_start, self._head_start = self._head_start, None
-        if self._discard is not None:
-            self._discard.detach()
-            self._discard = None
-        _ahead.discard(self)
-        return head_start
-
     def _get_sandbox(self) -> Sandbox:
-        head_start = self._detach_head_start()
+        head_start, self._head_start = self._head_start, None
         if head_start is not None:
             try:
                 self._sandbox = head_start.take()
             except (SandboxError, OSError) as error:  # if the cause lasts, the next start says it
                 log.debug("session %s: the start ahead failed: %s", self.directory.name, error)
-            except BaseException:
-                head_start.discard()
-                raise
         if self._sandbox is None:
             self._sandbox = Sandbox(**self.options)
         return self._sandbox
@@ -97,7 +83,7 @@ class Session:
                 return self._run(code, context, fill)
             except SandboxClosed:
                 # It was idle for too long, or this process is a fork: start another, and say so.
-                self._sandbox, self._known = None, KnownVariables()
+                self._sandbox, self._known = None, {}
                 output = self._run(code, context, fill)
                 return output + "[the session was restarted]\n" if was_used else output
 
@@ -105,25 +91,24 @@ class Session:
         self, code: str, context: Mapping[str, object] | None, fill: dict[str, Any] | None
     ) -> str:
         sandbox = self._get_sandbox()
-        known, self._known = self._known, KnownVariables()  # if this fails, nothing is known
+        known, self._known = self._known, {}  # if this fails, nothing is known
         variables = _context_variables(context)
         if fill is not None:
-            variables = known.changed(variables)
+            variables = take_changed(known, variables)
         if variables:
             sandbox.put(**variables)
         written: list[str] = []
         execution = sandbox.run_code(code, on_stdout=written.append, on_stderr=written.append)
         if fill is not None and execution.state_preserved:
-            known.fill(fill, fetch_variables(sandbox))
-            self._known = known
+            self._known = fill_context(fill, known, fetch_variables(sandbox))
         return format_output("".join(written), execution, str(self.options["limits"]["memory"]))
 
     def close(self) -> None:
         """The variables are gone, the files stay. May be called twice."""
         with self._turn:
             sandbox, self._sandbox = self._sandbox, None
-            head_start = self._detach_head_start()
-            self._known = KnownVariables()
+            head_start, self._head_start = self._head_start, None
+            self._known = {}
         if head_start is not None:
             head_start.close()
         if sandbox is not None:
@@ -181,17 +166,24 @@ MOST_AHEAD = 2  # sandboxes that are started before there is code for them
 
 _lock = threading.RLock()
 _sessions: weakref.WeakValueDictionary[Path, Session] = weakref.WeakValueDictionary()
-_ahead: weakref.WeakSet[Session] = weakref.WeakSet()
+_ahead: weakref.WeakSet[HeadStart] = weakref.WeakSet()
 
 
-def enter_session(directory: Path, options: Mapping[str, Any]) -> Session:
-    """The live session of this directory, or a new one. Raises ValueError if it is in use with
-    other options: two sandboxes cannot share one directory."""
+def find_session(directory: Path, options: Mapping[str, Any]) -> Session | None:
+    """The live session of this directory, or a new one; None if it has other options."""
     with _lock:
         session = _sessions.get(directory)
         if session is None:
             session = _sessions[directory] = Session(directory, options)
-        elif session.options != dict(options):
+        return session if session.options == dict(options) else None
+
+
+def enter_session(directory: Path, options: Mapping[str, Any]) -> Session:
+    """`find_session`, for a user. Raises ValueError if the session is in use with other options:
+    two sandboxes cannot share one directory."""
+    with _lock:
+        session = find_session(directory, options)
+        if session is None:
             raise ValueError(
                 f"session {directory.name!r} is in use with other options; close it first"
             )
@@ -199,32 +191,10 @@ def enter_session(directory: Path, options: Mapping[str, Any]) -> Session:
         return session
 
 
-def start_ahead(directory: Path, options: Mapping[str, Any]) -> Session | None:
-    """Start the sandbox of this directory's session in the background, and return the session.
-
-    None if the session is in use with other options; entering it raises the error."""
+def release_session(session: Session, *, entered: bool) -> None:
+    """The last user closes the session. `entered` False: it was only started ahead."""
     with _lock:
-        session = _sessions.get(directory)
-        if session is None:
-            session = _sessions[directory] = Session(directory, options)
-        elif session.options != dict(options):
-            return None
-    session.start_ahead()
-    return session
-
-
-def close_unused(session: Session) -> None:
-    """Close a session that was started ahead, unless it is in use."""
-    with _lock:
-        if session.users:
-            return
-    session.close()
-
-
-def release_session(session: Session) -> None:
-    """The last user closes the session."""
-    with _lock:
-        session.users -= 1
+        session.users -= entered
         if session.users > 0:
             return
         if _sessions.get(session.directory) is session:
@@ -306,36 +276,33 @@ def fetch_variables(sandbox: Sandbox) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-class KnownVariables:
-    """The variables that the context and the sandbox both have: the text of each value."""
+def take_changed(known: dict[str, str], variables: Mapping[str, object]) -> dict[str, object]:
+    """The variables of a context that the sandbox lacks, or has with another value. They are added
+    to `known`: the variables that both have, with the text of each value."""
+    news = {
+        name: value
+        for name, value in variables.items()
+        if name != CONTEXT and known.get(name) != _value_text(value)
+    }
+    known.update((name, _value_text(value)) for name, value in news.items())
+    return {**news, CONTEXT: variables[CONTEXT]} if news else {}
 
-    def __init__(self) -> None:
-        self._texts: dict[str, str] = {}
 
-    def changed(self, variables: Mapping[str, object]) -> dict[str, object]:
-        """The variables of a context that the sandbox lacks, or has with another value. They count
-        as known from now on."""
-        news = {
-            name: value
-            for name, value in variables.items()
-            if name != CONTEXT and self._texts.get(name) != _value_text(value)
-        }
-        self._texts |= {name: _value_text(value) for name, value in news.items()}
-        return {**news, CONTEXT: variables[CONTEXT]} if news else {}
-
-    def fill(self, context: dict[str, Any], found: Mapping[str, Any] | None) -> None:
-        """Add what was found to the context, and remove what the code has deleted."""
-        if found is None:
-            self._texts = {}
-            return
-        texts = {name: _value_text(value) for name, value in found.items()}
-        for name in self._texts:
-            if name not in texts and _is_plain(context.get(name)):
-                context.pop(name, None)
-        for name, value in found.items():
-            if name not in context or _value_text(context[name]) != texts[name]:
-                context[name] = value
-        self._texts = texts
+def fill_context(
+    context: dict[str, Any], known: Mapping[str, str], found: Mapping[str, Any] | None
+) -> dict[str, str]:
+    """Add what was found to the context, and remove what the code has deleted; return what is known
+    then."""
+    if found is None:
+        return {}
+    texts = {name: _value_text(value) for name, value in found.items()}
+    for name in known:
+        if name not in texts and _is_plain(context.get(name)):
+            context.pop(name, None)
+    for name, value in found.items():
+        if name not in context or _value_text(context[name]) != texts[name]:
+            context[name] = value
+    return texts
 
 
 def _value_text(value: object) -> str:
@@ -346,14 +313,10 @@ def _value_text(value: object) -> str:
 def _is_plain(value: object, depth: int = 0) -> bool:
     if type(value) is int:
         return value.bit_length() <= LARGEST_INT
-    if value is None or type(value) in (bool, float, complex, str, bytes):
-        return True
     if type(value) is dict:
         return depth < 100 and all(
             type(key) is str and _is_plain(each, depth + 1) for key, each in value.items()
         )
-    return (
-        type(value) in (list, tuple)
-        and depth < 100
-        and all(_is_plain(each, depth + 1) for each in value)  # type: ignore[attr-defined]
-    )
+    if type(value) is list or type(value) is tuple:
+        return depth < 100 and all(_is_plain(each, depth + 1) for each in value)
+    return value is None or type(value) in (bool, float, complex, str, bytes)

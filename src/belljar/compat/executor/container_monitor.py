@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from belljar import events
 from belljar.backends import docker as docker  # older programs replace this name in their tests
@@ -55,7 +55,7 @@ class ContainerMonitor:
         self.cleanup_enabled = cleanup_enabled
         self._collected = container_stats.coerce_collector(metrics_collector)
         self._last_stats_time: dict[str, float] = {}  # seconds that a look took
-        self._source: Source = OwnSandboxes() if docker_client is None else _reach(docker_client)
+        self._source = OwnSandboxes() if docker_client is None else ClientContainers(docker_client)
 
     def get_container_stats(self, container_id: str) -> ContainerStats | None:
         """What a container uses now; None if no container has this id."""
@@ -64,16 +64,13 @@ class ContainerMonitor:
             stats = self._source.one(container_id)
         except Missing:
             return None
-        self._took(container_id, began)
-        self._collected.usage(stats)
+        self._record(container_id, began, [stats])
         return stats
 
     def get_running_containers(self) -> list[ContainerStats]:
         began = time.perf_counter()
         found = self._source.running()
-        self._took("running", began)
-        for stats in found:
-            self._collected.usage(stats)
+        self._record("running", began, found)
         self._collected.gauge("sandbox_containers_running", len(found))
         return found
 
@@ -81,9 +78,7 @@ class ContainerMonitor:
         """Running containers and orphans, by id."""
         began = time.perf_counter()
         found = self._source.every()
-        self._took("all", began)
-        for stats in found:
-            self._collected.usage(stats)
+        self._record("all", began, found)
         return {stats.container_id: stats for stats in found}
 
     def scan_orphaned_containers(self) -> list[str]:
@@ -158,10 +153,12 @@ class ContainerMonitor:
         average = sum(self._last_stats_time.values()) / len(self._last_stats_time)
         return average / INTERVAL * 100
 
-    def _took(self, what: str, began: float) -> None:
+    def _record(self, what: str, began: float, found: list[ContainerStats]) -> None:
         if len(self._last_stats_time) >= 1000:
             self._last_stats_time.clear()
         self._last_stats_time[what] = time.perf_counter() - began
+        for stats in found:
+            self._collected.usage(stats)
 
     def close(self) -> None:
         """Close the client, if one was given."""
@@ -174,44 +171,14 @@ class ContainerMonitor:
         self.close()
 
 
-def _reach(client: Any) -> Source:
-    try:
-        client.ping()
-    except Exception as error:
-        raise RuntimeError(f"Failed to connect to Docker daemon: {error}") from error
-    return ClientContainers(client)
-
-
 def _violation(kind: str, current: float, threshold: float) -> Mapping[str, Mapping[str, float]]:
     if current < threshold:
         return {}
     return {f"{kind}_violation": {"current": current, "threshold": threshold}}
 
 
-GONE = ("exited", "dead", "created")
-
-
 class Missing(Exception):
     """There is no such container."""
-
-
-class Source(Protocol):
-    def one(self, container_id: str) -> ContainerStats:
-        """Raises Missing."""
-
-    def running(self) -> list[ContainerStats]: ...
-
-    def every(self) -> list[ContainerStats]: ...
-
-    def orphans(self) -> list[str]: ...
-
-    def remove(self, container_id: str, *, force: bool) -> bool:
-        """False if it is in use or another program's. Raises Missing, or why removal failed."""
-
-    def kill(self, container_id: str) -> bool:
-        """Kill a running container; its owner removes it. Returns and raises as `remove`."""
-
-    def close(self) -> None: ...
 
 
 class OwnSandboxes:
@@ -221,6 +188,7 @@ class OwnSandboxes:
         self._monitor = Monitor()
 
     def one(self, container_id: str) -> ContainerStats:
+        """Raises Missing."""
         for stats in self.running():
             if container_id and stats.container_id.startswith(container_id):
                 return stats
@@ -256,7 +224,9 @@ class OwnSandboxes:
         return [left["id"] for left in find_orphans()]
 
     def remove(self, container_id: str, *, force: bool) -> bool:
-        """Sweeps all orphans: `orphans.collect` alone decides, again, whose owner is dead."""
+        """False if it is in use. Raises Missing, or why the removal failed.
+
+        Sweeps all orphans: `collect_orphans` alone decides, again, whose owner is dead."""
         known = {left["id"]: left for left in find_orphans()}
         if container_id not in known:
             if any(get_container_id(sandbox) == container_id for sandbox in events.live()):
@@ -291,6 +261,10 @@ class ClientContainers:
     """The containers with FINLAB_LABEL that the caller's Docker client knows."""
 
     def __init__(self, client: Any) -> None:
+        try:
+            client.ping()
+        except Exception as error:
+            raise RuntimeError(f"Failed to connect to Docker daemon: {error}") from error
         self._client = client
 
     def one(self, container_id: str) -> ContainerStats:
@@ -298,40 +272,33 @@ class ClientContainers:
             return container_stats.read_docker_stats(self._client.containers.get(container_id))
 
     def running(self) -> list[ContainerStats]:
-        return self._list(status="running")
+        return [container_stats.read_docker_stats(each) for each in self._list(status="running")]
 
     def every(self) -> list[ContainerStats]:
-        return self._list()
-
-    def _list(self, **filters: object) -> list[ContainerStats]:
-        listed = self._client.containers.list(all=True, filters={"label": FINLAB_LABEL, **filters})
-        return [container_stats.read_docker_stats(each) for each in listed]
+        return [container_stats.read_docker_stats(each) for each in self._list()]
 
     def orphans(self) -> list[str]:
-        filters = {"label": FINLAB_LABEL, "status": list(GONE)}
-        return [
-            str(each.short_id) for each in self._client.containers.list(all=True, filters=filters)
-        ]
+        return [str(each.short_id) for each in self._list(status=["exited", "dead", "created"])]
+
+    def _list(self, **filters: object) -> Iterable[Any]:
+        filters["label"] = FINLAB_LABEL
+        found: Iterable[Any] = self._client.containers.list(all=True, filters=filters)
+        return found
 
     def remove(self, container_id: str, *, force: bool) -> bool:
-        with _missing():
-            container = self._ours(container_id)
-            if container is None:
-                return False
-            container.remove(force=force)
-            return True
+        return self._call(container_id, "remove", force=force)
 
     def kill(self, container_id: str) -> bool:
-        with _missing():
-            container = self._ours(container_id)
-            if container is None:
-                return False
-            container.kill(signal="SIGKILL")
-            return True
+        return self._call(container_id, "kill", signal="SIGKILL")
 
-    def _ours(self, container_id: str) -> Any | None:
-        container = self._client.containers.get(container_id)
-        return container if FINLAB_LABEL in (container.labels or {}) else None
+    def _call(self, container_id: str, method: str, **options: object) -> bool:
+        """False if it is another program's."""
+        with _missing():
+            container = self._client.containers.get(container_id)
+            if FINLAB_LABEL not in (container.labels or {}):
+                return False
+            getattr(container, method)(**options)
+            return True
 
     def close(self) -> None:
         self._client.close()

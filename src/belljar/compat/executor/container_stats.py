@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from typing import Any
 
 import anyio
-from anyio.abc import SocketAttribute, SocketStream
+from anyio.abc import Listener, SocketStream
+from anyio.streams.buffered import BufferedByteReceiveStream
 
 from belljar import runtime
 from belljar.errors import InvalidOption, SandboxError
@@ -46,7 +48,7 @@ class ContainerStatus(Enum):
 
 
 @dataclass
-class ContainerStats:
+class ContainerStats(Mapping[str, Any]):
     """Readable by attribute, and as a dictionary: `stats["memory_percent"]`."""
 
     container_id: str
@@ -62,16 +64,10 @@ class ContainerStats:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "container_id": self.container_id,
-            "container_name": self.container_name,
+            **vars(self),
             "status": self.status.value,
-            "cpu_percent": self.cpu_percent,
             "memory_usage": int(self.memory_usage_mb * MB),  # bytes
-            "memory_usage_mb": self.memory_usage_mb,
             "memory_limit": int(self.memory_limit_mb * MB),  # bytes
-            "memory_limit_mb": self.memory_limit_mb,
-            "memory_percent": self.memory_percent,
-            "processes": self.processes,
             "created_at": self.created_at.isoformat() if self.created_at else None,
             "finished_at": self.finished_at.isoformat() if self.finished_at else None,
         }
@@ -79,14 +75,11 @@ class ContainerStats:
     def __getitem__(self, name: str) -> Any:
         return self.to_dict()[name]
 
-    def get(self, name: str, default: Any = None) -> Any:
-        return self.to_dict().get(name, default)
-
-    def keys(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[str]:
         return iter(self.to_dict())
 
-    def __contains__(self, name: object) -> bool:
-        return name in self.to_dict()
+    def __len__(self) -> int:
+        return len(self.to_dict())
 
 
 def read_docker_stats(container: Any) -> ContainerStats:
@@ -151,6 +144,10 @@ COUNTERS = {
 }
 
 
+USAGE = "sandbox_container_"  # the gauges of one container, which have these labels
+LABELS = ("container_id", "container_name", "status")
+
+
 class NoMetrics:
     """Drops everything. The others record to what the caller gave."""
 
@@ -159,19 +156,16 @@ class NoMetrics:
 
     def counter(self, name: str, value: float) -> None:
         """Add to a total."""
+        self.gauge(name, value)
 
     def error(self, kind: str) -> None:
         """Record an alert."""
+        self.counter("sandbox_errors_total", 1)
 
     def usage(self, stats: ContainerStats) -> None:
-        labels = {
-            "container_id": stats.container_id,
-            "container_name": stats.container_name,
-            "status": stats.status.value,
-        }
-        self.gauge("sandbox_container_memory_usage_mb", stats.memory_usage_mb, labels)
-        self.gauge("sandbox_container_memory_percent", stats.memory_percent, labels)
-        self.gauge("sandbox_container_cpu_percent", stats.cpu_percent, labels)
+        labels = {name: stats[name] for name in LABELS}
+        for name in ("memory_usage_mb", "memory_percent", "cpu_percent"):
+            self.gauge(f"{USAGE}{name}", stats[name], labels)
 
 
 class RegistryMetrics(NoMetrics):
@@ -180,10 +174,9 @@ class RegistryMetrics(NoMetrics):
     def __init__(self, registry: Any) -> None:
         from prometheus_client import Counter, Gauge
 
-        labels = ("container_id", "container_name", "status")
         self._made: dict[str, Any] = {}
         for name, meaning in GAUGES.items():
-            names = labels if name.startswith("sandbox_container_") else ()
+            names = LABELS if name.startswith(USAGE) else ()
             self._made[name] = Gauge(name, meaning, names, registry=registry)
         for name, meaning in COUNTERS.items():
             self._made[name] = Counter(name, meaning, registry=registry)
@@ -194,9 +187,6 @@ class RegistryMetrics(NoMetrics):
 
     def counter(self, name: str, value: float) -> None:
         self._made[name].inc(value)
-
-    def error(self, kind: str) -> None:
-        self.counter("sandbox_errors_total", 1)
 
 
 class CollectorMetrics(NoMetrics):
@@ -214,9 +204,6 @@ class CollectorMetrics(NoMetrics):
     def gauge(self, name: str, value: float, labels: dict[str, str] | None = None) -> None:
         if name in self._given.metrics:
             self._given.metrics[name].add_value(value, labels)
-
-    def counter(self, name: str, value: float) -> None:
-        self.gauge(name, value)
 
     def error(self, kind: str) -> None:
         self._given.record_error(kind)
@@ -240,104 +227,82 @@ def coerce_collector(given: Any) -> NoMetrics:
 # process, while executors come and go. The server is a task of the runtime, and needs no thread.
 
 ADDRESS = "127.0.0.1"
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST_REQUEST = 8192  # bytes
 REQUEST_TIMEOUT = 5.0
 SAMPLE_TIMEOUT = 8.0  # a scraper usually waits 10 s
+BAD_REQUEST = (anyio.DelimiterNotFound, anyio.IncompleteRead)
 
 
 class MetricsServer:
-    """Counts what happens in this process, and answers scrapes on the port."""
+    """Counts what happens in this process, and answers scrapes on a port until the runtime ends."""
 
-    def __init__(self, port: int) -> None:
-        self.port = port
-        self.metrics = Metrics(per_sandbox=True)
-        self.monitor = Monitor()
-        self.metrics.watch(self.monitor)
-        self._bound: anyio.abc.Listener[SocketStream] | None = None
+    def __init__(self) -> None:
+        self._monitor = Monitor()
+        self._metrics = Metrics(per_sandbox=True)
+        self._metrics.watch(self._monitor)
 
-    async def bind(self) -> None:
+    async def start(self, port: int) -> None:
         """Raises OSError if the port is taken."""
-        self._bound = await anyio.create_tcp_listener(local_host=ADDRESS, local_port=self.port)
-        self.port = self._bound.extra(SocketAttribute.local_port)
-        self.metrics.subscribe()
+        listener = await anyio.create_tcp_listener(local_host=ADDRESS, local_port=port)
+        self._metrics.subscribe()
+        runtime.current().submit(functools.partial(self._serve, listener))
 
-    async def run(self) -> None:
-        """Serve until the runtime ends."""
-        assert self._bound is not None
+    async def _serve(self, listener: Listener[SocketStream]) -> None:
         try:
-            async with self._bound:
-                await self._bound.serve(self._answer)
+            async with listener:
+                await listener.serve(self._answer)
         finally:
-            self.metrics.close()
+            self._metrics.close()
 
     async def _answer(self, stream: SocketStream) -> None:
         async with stream:
             try:
                 with anyio.fail_after(REQUEST_TIMEOUT):
-                    line = await _read_request(stream)
-                status, body = await self._page(line)
+                    reader = BufferedByteReceiveStream(stream)
+                    request = await reader.receive_until(b"\r\n\r\n", MOST_REQUEST)
+                status, body = await self._page(request)
+                head = f"HTTP/1.1 {status}\r\nContent-Type: {CONTENT_TYPE}\r\n"
+                head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
                 with anyio.fail_after(REQUEST_TIMEOUT):
-                    await stream.send(_response(status, body))
-            except (TimeoutError, anyio.EndOfStream, anyio.BrokenResourceError) as error:
+                    await stream.send(head.encode() + body)
+            except (TimeoutError, anyio.BrokenResourceError, *BAD_REQUEST) as error:
                 log.debug("a scrape was not answered: %r", error)
 
-    async def _page(self, line: str) -> tuple[str, bytes]:
-        method, _, rest = line.partition(" ")
-        if method != "GET" or rest.partition(" ")[0].partition("?")[0] not in ("/", "/metrics"):
+    async def _page(self, request: bytes) -> tuple[str, bytes]:
+        method, path = [*request.split(maxsplit=2), b"", b""][:2]
+        if method != b"GET" or path.partition(b"?")[0] not in (b"/", b"/metrics"):
             return "404 Not Found", b"metrics are at /metrics\n"
         with anyio.move_on_after(SAMPLE_TIMEOUT):
-            await self.monitor.sample()
-        return "200 OK", self.metrics.text().encode()
-
-
-async def _read_request(stream: SocketStream) -> str:
-    """Read a request and return its first line."""
-    data = b""
-    while b"\r\n\r\n" not in data:
-        data += await stream.receive()
-        if len(data) > MOST_REQUEST:
-            raise anyio.EndOfStream
-    return data.partition(b"\r\n")[0].decode("latin-1")
-
-
-def _response(status: str, body: bytes) -> bytes:
-    head = (
-        f"HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
-        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    )
-    return head.encode() + body
+            await self._monitor.sample()
+        return "200 OK", self._metrics.text().encode()
 
 
 _lock = threading.Lock()
-_servers: dict[int, tuple[runtime.Runtime, MetricsServer]] = {}
-_complained: set[object] = set()
+_served: dict[int, runtime.Runtime] = {}  # by port
+_complained: set[int] = set()
 
 
-def serve_metrics(port: int) -> MetricsServer | None:
-    """The server of this port; starts it if necessary. If that fails, it logs one warning and
-    returns None: metrics must not keep code from running."""
+def serve_metrics(port: int) -> None:
+    """Serve metrics on this port, unless they are already. If that fails, it logs one warning:
+    metrics must not keep code from running."""
     with _lock:
         current = runtime.current()
-        known = _servers.get(port)
-        if known is not None and known[0] is current:
-            return known[1]
+        if _served.get(port) is current:
+            return
         try:
-            server = MetricsServer(port)
-            wait(server.bind)
+            wait(MetricsServer().start, port)
+            _served[port] = current
         except (SandboxError, OSError) as error:
             if port not in _complained:
                 _complained.add(port)
                 log.warning("metrics are not served on %s:%d: %s", ADDRESS, port, error)
-            return None
-        current.submit(server.run)
-        _servers[port] = current, server
-        return server
 
 
 def _after_fork() -> None:
-    """The servers belong to the parent."""
-    global _lock, _servers
-    _lock, _servers = threading.Lock(), {}
+    """Another thread of the parent may hold the lock."""
+    global _lock
+    _lock = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -7,6 +7,7 @@ option does to a sandbox.
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
 import os
 import re
@@ -19,6 +20,7 @@ from typing import Any, Self
 from belljar.config import config_files, substitute
 from belljar.config.config_files import ConfigError
 from belljar.errors import InvalidOption, SandboxError, nearest, unknown_option
+from belljar.limits import parse_size
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +29,7 @@ DEFAULT_PATH = "config/docker_config.yaml"
 DEFAULT_SECCOMP = "config/seccomp_profile.json"
 NETWORK_MODES = ("none", "bridge", "host")
 
-_SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)([kmgt])", re.ASCII | re.IGNORECASE)
-_UNITS = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+_SIZE = re.compile(r"\d{1,12}(\.\d{1,6})?[kmgt]", re.ASCII | re.IGNORECASE)
 _SMALLEST, _LARGEST = 2**20, 64 * 2**30
 
 
@@ -94,7 +95,7 @@ class DockerConfig:
         may have written.
         """
         file = DEFAULT_PATH if path is None else os.fspath(path)
-        given = read_config_file(file, os.environ, named=path is not None)
+        given = read_config_file(Path(file), named=path is not None)
         try:
             return cls(**given)
         except ValueError as error:
@@ -126,14 +127,6 @@ def _suggest(name: str) -> str:
     return "" if found is None else f"; did you mean {found!r}?"
 
 
-def size(text: str) -> int:
-    """Parse a size of this configuration into bytes."""
-    found = _SIZE.fullmatch(text)
-    if found is None:
-        raise ValueError(f"{text!r} is not a size")
-    return int(float(found[1]) * _UNITS[found[2].lower()])
-
-
 def _is_size(name: str, value: object) -> None:
     if not isinstance(value, str):
         raise ValueError(f"{name} must be string, got {type(value).__name__}")
@@ -141,19 +134,17 @@ def _is_size(name: str, value: object) -> None:
         raise ValueError(
             f"Invalid {name} format {value[:100]!r}: a number and a unit, such as '512m' or '2g'"
         )
-    if size(value) < _SMALLEST:
+    size = parse_size(value, field=name)
+    if size < _SMALLEST:
         raise ValueError(f"{name} too small (min 1m), got {value!r}")
-    if size(value) > _LARGEST:
+    if size > _LARGEST:
         raise ValueError(f"{name} too large (max 64g), got {value!r}")
 
 
 def _is_cpus(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"{name} must be numeric, got {type(value).__name__}")
-    if not value > 0:
-        raise ValueError(f"{name} must be positive, got {value}")
-    if value > 64:
-        raise ValueError(f"{name} too high (max 64), got {value}")
+    _check_range(name, value, 64)
 
 
 def _is_integer(name: str, value: object) -> int:
@@ -163,11 +154,14 @@ def _is_integer(name: str, value: object) -> int:
 
 
 def _is_seconds(name: str, value: object) -> None:
-    seconds = _is_integer(name, value)
-    if seconds <= 0:
-        raise ValueError(f"{name} must be positive, got {seconds}")
-    if seconds > 3600:
-        raise ValueError(f"{name} too high (max 3600), got {seconds}")
+    _check_range(name, _is_integer(name, value), 3600)
+
+
+def _check_range(name: str, value: float, most: int) -> None:
+    if not value > 0:
+        raise ValueError(f"{name} must be positive, got {value}")
+    if value > most:
+        raise ValueError(f"{name} too high (max {most}), got {value}")
 
 
 def _is_count(name: str, value: object) -> None:
@@ -212,18 +206,12 @@ _CHECKS: Mapping[str, Callable[[str, object], object]] = {
 
 # -- the YAML file: sections, nested tmpfs, variables ----------------------------------------
 
-SECTIONS = ("docker", "monitoring")
-_NUMBERS = ("cpu_limit", "timeout_seconds", "alert_on_orphaned_containers", "prometheus_port")
 
-
-def read_config_file(
-    path: str | os.PathLike[str], environ: Mapping[str, str], *, named: bool = True
-) -> dict[str, Any]:
+def read_config_file(file: Path, *, named: bool) -> dict[str, Any]:
     """The keyword arguments for DockerConfig; empty without a file at the default path.
 
     `named=False`: the caller did not name the file, so only this user may be able to write it.
     """
-    file = Path(path)
     if not file.exists():
         if file == Path(DEFAULT_PATH):
             log.info("there is no %s; DockerConfig uses its defaults", file)
@@ -245,26 +233,24 @@ def read_config_file(
         raise ValueError(f"Failed to read config file {file}: {error}") from None
     if len(raw) > config_files.MAX_SIZE:
         raise ValueError(f"Config file {file} has more than {config_files.MAX_SIZE} bytes")
-    return parse_yaml(text, file, environ)
+    return parse_yaml(text, file)
 
 
 def is_foreign(file: Path) -> bool:
     """True if another user may write or replace a file below the current directory: such a file
     could turn the sandbox off."""
-    return any(_is_foreign(each) for each in (Path.cwd(), file.parent, file))
-
-
-def _is_foreign(path: Path) -> bool:
-    for status in (os.lstat(path), os.stat(path)):
-        if status.st_uid not in (0, os.geteuid()):
+    for path in (Path.cwd(), file.parent, file):
+        status = os.stat(path)
+        # Many systems give each user a private group, and a umask that lets it write.
+        others = stat.S_IWOTH | (stat.S_IWGRP if status.st_gid != status.st_uid else 0)
+        sticky = status.st_mode & stat.S_ISVTX and stat.S_ISDIR(status.st_mode)
+        owners = {status.st_uid, os.lstat(path).st_uid}
+        if not owners <= {0, os.geteuid()} or (status.st_mode & others and not sticky):
             return True
-    # Many systems give each user a private group, and a umask that lets it write.
-    group = stat.S_IWGRP if status.st_gid != status.st_uid else 0
-    sticky = status.st_mode & stat.S_ISVTX and stat.S_ISDIR(status.st_mode)
-    return bool(status.st_mode & (stat.S_IWOTH | group)) and not sticky
+    return False
 
 
-def parse_yaml(text: str, source: Path, environ: Mapping[str, str]) -> dict[str, Any]:
+def parse_yaml(text: str, source: Path) -> dict[str, Any]:
     if importlib.util.find_spec("yaml") is None:
         raise RuntimeError("YAML files need PyYAML. Install with: pip install pyyaml")
     try:
@@ -272,17 +258,17 @@ def parse_yaml(text: str, source: Path, environ: Mapping[str, str]) -> dict[str,
     except ConfigError as error:
         raise ValueError(f"Failed to parse YAML from {error}") from None
     try:
-        return _flatten(_section(data, "the file", SECTIONS), environ)
+        return _flatten(_section(data, "the file", ("docker", "monitoring")))
     except SandboxError as error:  # an unknown key, a variable that is not set: as a ValueError
         raise ValueError(f"Invalid configuration in {source}: {error}") from None
 
 
-def _flatten(sections: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+def _flatten(sections: Mapping[str, Any]) -> dict[str, Any]:
     docker = dict(_section(sections.get("docker"), "docker", _HOMES["docker"]))
     monitoring = _section(sections.get("monitoring"), "monitoring", _HOMES["monitoring"])
     tmpfs = _section(docker.pop("tmpfs", None), "docker.tmpfs", _HOMES["docker.tmpfs"])
     merged = {**docker, **{f"tmpfs_{key}": tmpfs[key] for key in tmpfs}, **monitoring}
-    return {key: _substitute(key, value, environ) for key, value in merged.items()}
+    return {key: _substitute(key, value) for key, value in merged.items()}
 
 
 _HOMES: Mapping[str, tuple[str, ...]] = {
@@ -301,37 +287,25 @@ def _section(data: Any, name: str, known: tuple[str, ...]) -> Mapping[str, Any]:
             hint="docker:, and options indented below",
         )
     for key in data:
-        if key not in known:
-            raise _misplaced(name, str(key)) or unknown_option(f"key in {name}:", str(key), known)
+        if key in known:
+            continue
+        for home, keys in _HOMES.items():
+            if key in keys:
+                raise InvalidOption(
+                    f"{key!r} does not belong in {name}", hint=f"put it below {home}:"
+                )
+        raise unknown_option(f"key in {name}:", str(key), known)
     return data
 
 
-def _misplaced(section: str, key: str) -> InvalidOption | None:
-    """The error for an option of another section; None if no section has it."""
-    for home, keys in _HOMES.items():
-        if key in keys and home != section:
-            return InvalidOption(
-                f"{key!r} does not belong in {section}", hint=f"put it below {home}:"
-            )
-    return None
-
-
-def _substitute(key: str, value: Any, environ: Mapping[str, str]) -> Any:
+def _substitute(key: str, value: Any) -> Any:
     """Replace variables in a text; parse the result if the option is a number or a flag."""
     if not isinstance(value, str) or "${" not in value:
         return value
-    text = substitute(value, environ)
-    if key in _NUMBERS:
-        return _number(text)
-    flags = {"true": True, "false": False}
-    is_flag = isinstance(getattr(DockerConfig, key), bool)
-    return flags.get(text.lower(), text) if is_flag else text
-
-
-def _number(text: str) -> int | float | str:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text  # the check of the option refuses it, and names the option
+    text = substitute(value, os.environ)
+    if not isinstance(getattr(DockerConfig, key), (bool, int, float)):
+        return text
+    try:
+        return json.loads(text.lower())
+    except ValueError:
+        return text  # the check of the option refuses it, and names the option

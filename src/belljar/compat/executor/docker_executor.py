@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from belljar.backends import docker as docker  # older programs replace this name in their tests
+from belljar.backends.docker.client.engine_errors import EngineError, EngineUnavailable
 from belljar.backends.docker.settings import Docker
 from belljar.compat import placement
 from belljar.compat.executor import container_monitor, container_stats, translate
@@ -100,16 +101,11 @@ class DockerExecutor:
         if not DOCKER_AVAILABLE:
             raise RuntimeError(MISSING)
         try:
-            placed = self._placed()
+            options = self._place()
         except InvalidOption:
             return  # execute() raises it again, and reports it
         try:
-            if placed.backend == "docker":
-                wait(placement.ask_engine, "/version", timeout=placement.PING_TIMEOUT)
-            else:
-                from belljar.backends.native.backend import check_host
-
-                check_host()
+            placement.check_backend(options)
         except SandboxError as error:
             kind = NotNow if _may_pass(error) else RuntimeError
             raise kind(
@@ -129,9 +125,13 @@ class DockerExecutor:
         self._why_not = None
         return True
 
-    def _placed(self) -> placement.Placed:
+    def _place(self) -> dict[str, Any]:
         return wait(
-            placement.place, self._backend, image=self.config.image, default_image=DEFAULT_IMAGE
+            placement.place,
+            self._backend,
+            image=self.config.image,
+            default_image=DEFAULT_IMAGE,
+            preload=False,
         )
 
     # -- one execution ----------------------------------------------------------------------
@@ -178,12 +178,11 @@ class DockerExecutor:
         if self.config.fallback_to_direct and not self._is_reachable():
             self._without(code, timeout, result, self._why_not or "")
             return
-        made = translate.make(self.config, self._placed(), timeout)
-        for note in made.notes:
-            if note not in self._warned:
-                self._warned.add(note)
-                log.warning("%s", note)
-        if self._image_missing(made):
+        options, note = translate.make(self.config, self._place(), timeout)
+        if note is not None and note not in self._warned:
+            self._warned.add(note)
+            log.warning("%s", note)
+        if self._image_missing(options.get("image")):
             result["error"] = (
                 f"Docker image not found: {self.config.image}. "
                 f"Pull image with: docker pull {self.config.image}"
@@ -191,10 +190,9 @@ class DockerExecutor:
             return
         if self.config.export_container_stats:
             container_stats.serve_metrics(self.config.prometheus_port)
-        self._in_sandbox(made.options, code, timeout, result)
+        self._in_sandbox(options, code, timeout, result)
 
-    def _image_missing(self, made: translate.Plan) -> bool:
-        image = made.options.get("image")
+    def _image_missing(self, image: str | None) -> bool:
         if image is None or image in self._images:
             return False
         if not wait(placement.has_image, image):
@@ -220,10 +218,8 @@ class DockerExecutor:
             # On any error, also Ctrl-C: leave nothing running.
             result["cleanup_success"] = self._cleanup_container(key) if key else _kill(sandbox)
             raise
-        if self.config.cleanup_on_exit:
-            result["cleanup_success"] = self._cleanup_container(key)
-        else:
-            result["cleanup_success"] = False  # cleanup_all() does it
+        # Without cleanup_on_exit, cleanup_all() does it.
+        result["cleanup_success"] = self.config.cleanup_on_exit and self._cleanup_container(key)
 
     def _run(self, sandbox: Sandbox, code: str, timeout: float, result: dict[str, Any]) -> None:
         written: list[str] = []
@@ -235,7 +231,7 @@ class DockerExecutor:
             logs += execution.error.traceback.removesuffix("\n") + "\n"
         result["logs"] = logs
         unsaved = self._save(sandbox, execution, result["container_id"])
-        if not translate.succeeded(execution):
+        if not placement.succeeded(execution):
             result["error"] = self._monitored(execution, result) or translate.describe_failure(
                 execution, logs, timeout=timeout, memory=self.config.memory_limit
             )
@@ -275,16 +271,9 @@ class DockerExecutor:
             return
         log.warning("%s (%s)", UNSAFE, why)
         warnings.warn(f"{UNSAFE} ({why})", RuntimeWarning, stacklevel=4)
-        ran = translate.run_directly(code, timeout=timeout)
+        result.update(translate.run_directly(code, timeout=timeout))
         result["container_id"] = translate.DIRECT
-        result["logs"] = f"[{UNSAFE}]\n{ran.logs}"
-        if ran.code is None:
-            result["error"] = f"Container execution timeout exceeded ({timeout:g}s)\n{ran.logs}"
-        elif ran.code != 0:
-            code_ = 128 - ran.code if ran.code < 0 else ran.code
-            result["error"] = f"Process exited with code {code_}:\n{ran.logs}"
-        else:
-            result.update(success=ran.problem is None, signal=ran.signal, error=ran.problem)
+        result["logs"] = f"[{UNSAFE}]\n{result['logs']}"
 
     # -- cleaning up ------------------------------------------------------------------------
 
@@ -293,9 +282,7 @@ class DockerExecutor:
             sandbox = self._sandboxes.pop(container_id, None)
         if self.runtime_monitor is not None:
             self.runtime_monitor.remove_container(container_id)
-        if sandbox is None:
-            return True
-        if _kill(sandbox):
+        if sandbox is None or _kill(sandbox):
             return True
         with self._lock:
             self._sandboxes[container_id] = sandbox
@@ -341,8 +328,6 @@ def _check_arguments(code: object, timeout: object) -> str | None:
 
 def _may_pass(error: BaseException | None) -> bool:
     """True if the engine is there, and was slow or busy or gave an unexpected answer."""
-    from belljar.backends.docker.client.engine_errors import EngineError, EngineUnavailable
-
     while error is not None:
         if isinstance(error, EngineError) and not isinstance(error, EngineUnavailable):
             return True

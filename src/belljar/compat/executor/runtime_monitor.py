@@ -190,24 +190,17 @@ class RuntimeMonitor:
         found = self.container_monitor.get_running_containers()
         for state in states:
             stats = next((each for each in found if _is(each, state.container_id)), None)
-            violation = judge(self.policy, state, stats) if stats is not None else None
-            if stats is not None and violation is not None:
-                self._kill(state, stats, *violation)
+            if stats is not None and (violation := judge(self.policy, state, stats)):
+                self._kill(state, stats, violation)
 
-    def _kill(
-        self,
-        state: ContainerState,
-        stats: ContainerStats,
-        kind: ViolationType,
-        details: dict[str, Any],
-    ) -> None:
+    def _kill(self, state: ContainerState, stats: ContainerStats, violation: Violation) -> None:
         state.kill_attempted = True
         event = SecurityEvent(
             timestamp=datetime.now(),
             container_id=state.container_id,
             container_name=stats.container_name,
-            violation_type=kind,
-            details=details,
+            violation_type=violation[0],
+            details=violation[1],
             action_taken="kill_container",
             success=True,
         )

@@ -7,7 +7,8 @@ import functools
 import time
 from typing import TYPE_CHECKING, Any
 
-from belljar.policy import Finding, Policy, Report
+from belljar.policy import Finding, Policy, Report, source
+from belljar.policy.document import Caps
 
 if TYPE_CHECKING:
     from belljar.sandbox.options import PolicyLike
@@ -17,7 +18,6 @@ PRESET = "strategy"
 ALSO_ALLOWED = ("src.templates",)
 SECONDS = 0.1
 _SYNTAX = "BJ001"
-_UNREADABLE = "BJ00"  # the ids of rules about unreadable code begin with it
 
 
 class SecurityValidator:
@@ -48,27 +48,21 @@ class SecurityValidator:
         return sorted(self.policy.document.imports.allow)
 
     def get_validation_report(self, code: str) -> dict[str, Any]:
-        if not isinstance(code, str):
-            return {**_nothing(), "errors": self.validate(code)[1]}
         began = time.perf_counter()
-        report = self.policy.check(code)
-        errors = _errors(report)
+        valid, errors = self.validate(code)
         elapsed = time.perf_counter() - began
-        imports, functions = (0, 0) if _unreadable(report) else _counts(code)
+        text = code if isinstance(code, str) else ""
+        found = source.refuse(text, Caps()) or source.parse(text)
+        nodes = [] if isinstance(found, source.Problem) else list(ast.walk(found))
+        functions = (ast.FunctionDef, ast.AsyncFunctionDef)
         return {
-            "is_valid": not errors,
+            "is_valid": valid,
             "errors": errors,
             "validation_time_ms": elapsed * 1000,
-            "code_lines": len(code.splitlines()),
-            "import_count": imports,
-            "function_count": functions,
+            "code_lines": len(text.splitlines()),
+            "import_count": sum(isinstance(node, (ast.Import, ast.ImportFrom)) for node in nodes),
+            "function_count": sum(isinstance(node, functions) for node in nodes),
         }
-
-
-def _nothing() -> dict[str, Any]:
-    """The report on something that is not a text."""
-    counts = dict.fromkeys(("code_lines", "import_count", "function_count"), 0)
-    return {"is_valid": False, "errors": [], "validation_time_ms": 0.0, **counts}
 
 
 @functools.cache
@@ -89,18 +83,3 @@ def _said(finding: Finding) -> str:
     if finding.rule == _SYNTAX:
         return f"Syntax error in line {finding.line}: {finding.message}"
     return finding.message
-
-
-def _unreadable(report: Report) -> bool:
-    return any(each.rule.startswith(_UNREADABLE) for each in report.findings)
-
-
-def _counts(code: str) -> tuple[int, int]:
-    """Statements that import, and functions that are defined."""
-    try:
-        nodes = list(ast.walk(ast.parse(code)))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return 0, 0
-    imports = sum(isinstance(node, (ast.Import, ast.ImportFrom)) for node in nodes)
-    functions = sum(isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) for node in nodes)
-    return imports, functions

@@ -1,32 +1,30 @@
 """DockerConfig into options of a sandbox, and what became of the code into DockerExecutor's result.
 
-An option that cannot be enforced is an error. `OPTIONS` says in words what each one does, for the
-docs and for a test of all of them. At the end: running code WITHOUT a sandbox, if the configuration
-allows that.
+An option that cannot be enforced is an error. docs/compat/strategy-executor.md says what each one
+does. At the end: running code WITHOUT a sandbox, if the configuration allows that.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from belljar.backends.docker.settings import Docker
+from belljar.backends.docker.settings import docker_settings
 from belljar.compat.executor import docker_config
-from belljar.compat.executor.docker_config import DEFAULT_SECCOMP, DockerConfig, size
-from belljar.compat.placement import Placed
-from belljar.environment.environment import BUILTIN
+from belljar.compat.executor.docker_config import DEFAULT_SECCOMP, DockerConfig
 from belljar.errors import CannotTravel, InvalidOption, NameMissing, SandboxError
-from belljar.limits import RULES, Limits
+from belljar.limits import RULES, Limits, parse_size
 from belljar.results.execution import Execution, Outcome, describe_end
 from belljar.sandbox.blocking import Sandbox
 
@@ -34,63 +32,24 @@ from belljar.sandbox.blocking import Sandbox
 # read-only. The executor saves the files below output_dir.
 OUTPUT = "/output"
 LOGS = "16m"  # kept of one execution; the original has no limit
-# A container runs code once, so preloaded modules would only delay it. A native sandbox gets them
-# from a process that has imported them once.
-ONE_USE = replace(BUILTIN["data"], preload=(), warmup="")
-
-OPTIONS: Mapping[str, str] = {
-    "enabled": "False: execute() refuses, unless fallback_to_direct is True",
-    "image": "python:3.10-slim is Belljar's Environment `data`; another one needs docker",
-    "memory_limit": "the memory limit of the sandbox",
-    "memory_swap_limit": "memory and swap together; there is no swap, so it equals memory_limit",
-    "cpu_limit": "the processors of the sandbox",
-    "timeout_seconds": "the code is killed after it",
-    "network_mode": "none; bridge needs docker, and opens the network; host is an error",
-    "read_only": "True; False is an error, as only /tmp and /output are ever writable",
-    "tmpfs_path": "/tmp; another path is an error",
-    "tmpfs_size": "what fits into /tmp",
-    "tmpfs_options": (
-        "rw, nosuid and nodev hold always, noexec if it is there; exec is the same as no noexec; "
-        "others are errors"
-    ),
-    "seccomp_profile": (
-        "a file: that profile, on docker; natively Belljar's own holds, with a warning, unless the "
-        "file is a copy of it. Empty, or the default path where no file is: Belljar's own. Another "
-        "missing file: an error"
-    ),
-    "output_dir": (
-        "files that the code wrote to /output are saved below it; that needs validate=False, or a "
-        "policy= that allows the path"
-    ),
-    "cleanup_on_exit": "False: the sandbox is kept until cleanup_all() or close()",
-    "fallback_to_direct": "True: code runs WITHOUT a sandbox where none can be had, with warnings",
-    "export_container_stats": "True: metrics are counted and served on prometheus_port",
-    "alert_on_orphaned_containers": "more than so many orphans are logged as a warning",
-    "prometheus_port": "where metrics are served, on 127.0.0.1",
-    "runtime_monitor_enabled": (
-        "True: a RuntimeMonitor, which looks every 5 s, ends code that uses 95 % of a processor or "
-        "more three times in a row, 95 % of its memory twice in a row, or 80 % of both at once"
-    ),
-}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    backend: str  # "native" or "docker"
-    options: Mapping[str, Any]  # for Sandbox
-    notes: tuple[str, ...] = ()  # what the caller should know, though it is no error
+def make(
+    config: DockerConfig, placed: Mapping[str, Any], timeout: float
+) -> tuple[dict[str, Any], str | None]:
+    """The options of a Sandbox, and what the caller should know, though it is no error.
 
-
-def make(config: DockerConfig, placed: Placed, timeout: float) -> Plan:
-    """Raises InvalidOption for an option that the chosen backend cannot enforce."""
+    `placed`: the options that `placement.place` chose. Raises InvalidOption for an option of the
+    configuration that this backend cannot enforce.
+    """
     _check_fixed(config)
-    docker = placed.backend == "docker"
+    docker = placed["backend"] != "native"
     options: dict[str, Any] = {
-        **placed.options,
+        **placed,
         "limits": Limits(
             memory=_memory(config),
             cpus=float(config.cpu_limit),
-            tmp=size(config.tmpfs_size),
+            tmp=config.tmpfs_size,
             timeout=float(timeout),
             output=LOGS,
         ),
@@ -100,26 +59,23 @@ def make(config: DockerConfig, placed: Placed, timeout: float) -> Plan:
         "strict": _strict(config),
     }
     profile = _profile(config.seccomp_profile, docker=docker)
-    notes: tuple[str, ...] = ()
+    note = None
     if docker:
-        given = options["backend"]
-        engine = given if isinstance(given, Docker) else Docker()
+        engine = docker_settings(options["backend"])
         # As in the original, a missing image is not fetched: the error names the command.
         options["backend"] = replace(engine, seccomp=profile, pull="never")
-        if options.get("environment") == "data":
-            options["environment"] = ONE_USE
     elif profile is not None and not _is_own(profile):
-        notes = (
+        note = (
             f"seccomp_profile={config.seccomp_profile!r} is for docker, and this sandbox is "
-            "native: it uses Belljar's own profile, which refuses every call that it does not list",
+            "native: it uses Belljar's own profile, which refuses every call that it does not list"
         )
-    return Plan(backend=placed.backend, options=options, notes=notes)
+    return options, note
 
 
 def _strict(config: DockerConfig) -> bool | None:
     """Warn only if a limit that the caller chose cannot be enforced, not for the defaults."""
-    default = DockerConfig()
-    chosen = (config.memory_limit, config.cpu_limit) != (default.memory_limit, default.cpu_limit)
+    names = ("memory_limit", "cpu_limit")
+    chosen = any(getattr(config, name) != getattr(DockerConfig, name) for name in names)
     return None if chosen else False
 
 
@@ -137,11 +93,11 @@ def _check_fixed(config: DockerConfig) -> None:
 
 
 def _memory(config: DockerConfig) -> int:
-    memory = size(config.memory_limit)
-    swap = memory if config.memory_swap_limit is None else size(config.memory_swap_limit)
-    if swap != memory:
+    memory = parse_size(config.memory_limit, field="memory_limit")
+    swap = config.memory_swap_limit
+    if swap is not None and parse_size(swap, field="memory_swap_limit") != memory:
         raise InvalidOption(
-            f"memory_swap_limit={config.memory_swap_limit!r} with memory_limit="
+            f"memory_swap_limit={swap!r} with memory_limit="
             f"{config.memory_limit!r}: a sandbox has no swap",
             hint="give both the same value, or leave memory_swap_limit out",
         )
@@ -231,13 +187,9 @@ def empty_result() -> dict[str, Any]:
     }
 
 
-def succeeded(execution: Execution) -> bool:
-    """sys.exit(0) is a success, as it is for a process."""
-    return execution.ok or (execution.outcome is Outcome.exit and execution.exit_code == 0)
-
-
 def describe_failure(execution: Execution, logs: str, *, timeout: float, memory: str) -> str:
     """Why the code failed. Only a time-out is called one."""
+    end = describe_end(execution, "the code")
     match execution.outcome:
         case Outcome.timeout:
             words = f"Container execution timeout exceeded ({timeout:g}s)"
@@ -247,12 +199,14 @@ def describe_failure(execution: Execution, logs: str, *, timeout: float, memory:
             return exited(f"{why}\n{logs}")
         case Outcome.error:
             return f"Container exited with code 1:\n{logs}"
-        case Outcome.exit | Outcome.killed:
-            return f"Container exited with code {_code(execution)}:\n{_why(execution)}{logs}"
+        case Outcome.exit:
+            return f"Container exited with code {_code(execution)}:\n{logs}"
+        case Outcome.killed:
+            return f"Container exited with code {_code(execution)}:\n{end}\n{logs}"
         case Outcome.output_limit:
-            return exited(f"{_why(execution)}{logs}")
+            return exited(f"{end}\n{logs}")
         case _:
-            return f"Container error: {describe_end(execution, 'the code')}\n{logs}"
+            return f"Container error: {end}\n{logs}"
 
 
 def exited(why: str) -> str:
@@ -264,11 +218,6 @@ def _code(execution: Execution) -> int:
     if execution.signal is not None:
         return 128 + execution.signal
     return -1 if execution.exit_code is None else execution.exit_code
-
-
-def _why(execution: Execution) -> str:
-    said = "" if execution.outcome is Outcome.exit else describe_end(execution, "the code")
-    return f"{said}\n" if said else ""
 
 
 def read_signal(sandbox: Sandbox, stdout: str, *, timeout: float) -> tuple[Any, str | None]:
@@ -327,53 +276,38 @@ with open(result, "w", encoding="utf-8") as file:
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class DirectRun:
-    code: int | None  # None: the time-out killed it
-    logs: str
-    signal: Any
-    seconds: float
-    problem: str | None = None  # why the signal could not be read
-
-
-def run_directly(code: str, *, timeout: float) -> DirectRun:
+def run_directly(code: str, *, timeout: float) -> dict[str, Any]:
+    """The entries of the result: success, signal, error and logs."""
     with tempfile.TemporaryDirectory(prefix="belljar-direct-") as directory:
-        return _run_directly(Path(directory), code, timeout)
-
-
-def _run_directly(directory: Path, code: str, timeout: float) -> DirectRun:
-    source, result, output = (directory / name for name in ("strategy.py", "signal", "output"))
-    source.write_text(code, encoding="utf-8")
-    began = time.monotonic()
-    with output.open("wb") as sink:
-        process = subprocess.Popen(
-            [sys.executable, "-c", _RUNNER, str(source), str(result)],
-            cwd=directory,
-            stdin=subprocess.DEVNULL,
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # so that its children can be killed with it
+        source, result, output = (
+            Path(directory, name) for name in ("strategy.py", "signal", "output")
         )
-        try:
-            ended: int | None = process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            ended = None
-        finally:
-            _kill_group(process)
-    with output.open("rb") as file:
-        logs = file.read(MOST_OUTPUT).decode("utf-8", "replace")
-    signal_, problem = _read_direct_signal(result) if ended == 0 else (None, None)
-    seconds = time.monotonic() - began
-    return DirectRun(code=ended, logs=logs, signal=signal_, seconds=seconds, problem=problem)
-
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return  # the whole group has ended by itself
-    finally:
-        process.wait()
+        source.write_text(code, encoding="utf-8")
+        with output.open("wb") as sink:
+            process = subprocess.Popen(
+                [sys.executable, "-c", _RUNNER, str(source), str(result)],
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # so that its children can be killed with it
+            )
+            try:
+                status: int | None = process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                status = None
+            finally:
+                with contextlib.suppress(ProcessLookupError):  # the whole group has ended
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        with output.open("rb") as file:
+            logs = file.read(MOST_OUTPUT).decode("utf-8", "replace")
+        value, error = _read_direct_signal(result) if status == 0 else (None, None)
+    if status is None:
+        error = f"Container execution timeout exceeded ({timeout:g}s)\n{logs}"
+    elif status != 0:
+        error = f"Process exited with code {128 - status if status < 0 else status}:\n{logs}"
+    return {"success": error is None, "signal": value, "error": error, "logs": logs}
 
 
 def _read_direct_signal(result: Path) -> tuple[Any, str | None]:
@@ -383,8 +317,6 @@ def _read_direct_signal(result: Path) -> tuple[Any, str | None]:
             return None, f"signal cannot leave the process: {found['problem']}"
         if "frame" not in found:
             return found["value"], None
-        import io
-
         import pandas
 
         kind = "frame" if found["kind"] == "DataFrame" else "series"

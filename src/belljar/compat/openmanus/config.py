@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from belljar.errors import InvalidOption, unknown_option
@@ -11,15 +12,14 @@ from belljar.limits import Limits, parse_size
 DEFAULT_IMAGE = "python:3.12-slim"
 OUTPUT = "16m"  # bytes of output that one command may write
 
-# name: (type, default, meaning)
-FIELDS: Mapping[str, tuple[type, Any, str]] = {
-    "use_sandbox": (bool, False, "whether an agent uses the sandbox; read by agents only"),
-    "image": (str, DEFAULT_IMAGE, "the image; the default stands for Belljar's own environment"),
-    "work_dir": (str, "/workspace", "where files are, and commands start"),
-    "memory_limit": (str, "512m", "memory of all processes together"),
-    "cpu_limit": (float, 1.0, "processor time, 1.0 is one core"),
-    "timeout": (int, 300, "seconds for one command"),
-    "network_enabled": (bool, False, "whether the sandbox has a network"),
+MEANINGS: Mapping[str, str] = {
+    "use_sandbox": "whether an agent uses the sandbox; read by agents only",
+    "image": "the image; the default stands for Belljar's own environment",
+    "work_dir": "where files are, and commands start",
+    "memory_limit": "memory of all processes together",
+    "cpu_limit": "processor time, 1.0 is one core",
+    "timeout": "seconds for one command",
+    "network_enabled": "whether the sandbox has a network",
 }
 
 
@@ -35,6 +35,7 @@ class SettingsLike(Protocol):
     network_enabled: bool
 
 
+@dataclass(kw_only=True)
 class SandboxSettings:
     """The settings of a sandbox, checked when they are given or changed.
 
@@ -42,57 +43,34 @@ class SandboxSettings:
     '1g'
     """
 
-    use_sandbox: bool
-    image: str
-    work_dir: str
-    memory_limit: str
-    cpu_limit: float
-    timeout: int
-    network_enabled: bool
+    use_sandbox: bool = False
+    image: str = DEFAULT_IMAGE
+    work_dir: str = "/workspace"
+    memory_limit: str = "512m"
+    cpu_limit: float = 1.0
+    timeout: int = 300
+    network_enabled: bool = False
 
-    model_fields_set: set[str]  # those that were given explicitly
+    # Those that were given explicitly.
+    model_fields_set: set[str] = field(init=False, repr=False, compare=False)
 
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            *,
-            use_sandbox: bool = ...,
-            image: str = ...,
-            work_dir: str = ...,
-            memory_limit: str = ...,
-            cpu_limit: float = ...,
-            timeout: int = ...,
-            network_enabled: bool = ...,
-        ) -> None: ...
-
-    else:
+    if not TYPE_CHECKING:
         # Only **given distinguishes an explicit value from an equal default.
         def __init__(self, **given: object) -> None:
-            self.__dict__["model_fields_set"] = set()
-            for name, (_, default, _) in FIELDS.items():
-                self.__dict__[name] = default
+            defaults = {name: getattr(type(self), name) for name in MEANINGS}
+            self.__dict__.update(defaults, model_fields_set=set())
             for name, value in given.items():
                 setattr(self, name, value)
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name not in FIELDS:
-            raise unknown_option("setting", name, FIELDS)
+        if name not in MEANINGS:
+            raise unknown_option("setting", name, MEANINGS)
         super().__setattr__(name, _check(name, value))
         self.model_fields_set.add(name)
 
-    def __repr__(self) -> str:
-        values = ", ".join(f"{name}={getattr(self, name)!r}" for name in FIELDS)
-        return f"SandboxSettings({values})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, SandboxSettings) and self.model_dump() == other.model_dump()
-
-    __hash__ = None  # type: ignore[assignment]
-
     def model_dump(self) -> dict[str, Any]:
         """The settings as plain data."""
-        return {name: getattr(self, name) for name in FIELDS}
+        return {name: getattr(self, name) for name in MEANINGS}
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None) -> Self:
         """The same settings, some of them changed."""
@@ -113,17 +91,17 @@ class SandboxSettings:
         """
         if given is None or isinstance(given, SandboxSettings):
             return given or cls()
-        missing = [name for name in FIELDS if not hasattr(given, name)]
+        missing = [name for name in MEANINGS if not hasattr(given, name)]
         if missing:
             raise TypeError(
                 f"config must have the attributes of SandboxSettings, and {type(given).__name__} "
                 f"has no {', '.join(missing)}: DockerSandbox(SandboxSettings(memory_limit='1g')); "
                 "SandboxSettings.model_validate() takes a dict"
             )
-        values = {name: getattr(given, name) for name in FIELDS}
+        values = {name: getattr(given, name) for name in MEANINGS}
         known = getattr(given, "model_fields_set", None)
         if known is None:
-            known = [name for name, value in values.items() if value != FIELDS[name][1]]
+            known = [name for name, value in values.items() if value != getattr(cls, name)]
         return cls(**{name: value for name, value in values.items() if name in known})
 
     def limits(self, more: Limits | Mapping[str, object] | None = None) -> Limits:
@@ -139,14 +117,14 @@ class SandboxSettings:
 
 
 def _check(name: str, value: object) -> object:
-    kind = FIELDS[name][0]
+    kind = type(getattr(SandboxSettings, name))
     made: object = value
     if kind is not bool and isinstance(value, bool):
         made = None
     elif kind in (int, float) and isinstance(value, (int, float, str)):
         made = _number(kind, value)
     if not isinstance(made, kind):
-        raise InvalidOption(f"{name} is a {kind.__name__}, not {value!r}", hint=FIELDS[name][2])
+        raise InvalidOption(f"{name} is a {kind.__name__}, not {value!r}", hint=MEANINGS[name])
     if name == "memory_limit":
         Limits(memory=parse_size(str(made), field=name))
     elif name == "cpu_limit":

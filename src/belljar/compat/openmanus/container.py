@@ -14,16 +14,14 @@ from typing import ParamSpec, TypeVar
 
 import anyio
 
-from belljar.backends.base import Guest
 from belljar.backends.mounts import Mount, Scratch, below, check_mounts
 from belljar.compat.openmanus.core.exceptions import SandboxError
 from belljar.compat.openmanus.sdk_container import SdkContainer, is_sdk_container
 from belljar.compat.placement import across
 from belljar.errors import InvalidOption
-from belljar.files.api import AsyncFiles
+from belljar.files.api import AsyncFiles, Caller
 from belljar.files.workspace import HostWorkspace
 from belljar.limits import Limits
-from belljar.sandbox.channel import Channel
 from belljar.sandbox.sandbox import AsyncSandbox
 from belljar.sandbox.shell import AsyncShell
 
@@ -45,6 +43,8 @@ class Container:
         self._id = sandbox.id
         self._loading = anyio.Lock()
         self.alive = True
+        # Of a manager's operations. Not a lock: another task of the runtime may release it.
+        self.turn = anyio.Semaphore(1)
         self.busy = 0  # operations under way; the manager does not sweep a busy container
         self.last_used = time.monotonic()
 
@@ -102,13 +102,8 @@ class Container:
         await self.sandbox.files.make_dir(path)
 
     async def start(self) -> None:
-        """Start the sandbox. A failed start leaves nothing behind."""
-        try:
-            await self._ensure_guest()
-        except BaseException:
-            with anyio.CancelScope(shield=True):
-                await self.close()
-            raise
+        """Start the sandbox. If that fails, the caller closes it."""
+        await self._ensure_guest()
         _live.add(self)
 
     async def _ensure_guest(self) -> None:
@@ -172,12 +167,6 @@ def resolve(given: object) -> Container | SdkContainer:
 # leaves a copy on the host.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Binding:
-    host: str
-    guest: str
-
-
 class Volumes:
     """The bindings of one sandbox: what to start it with, and what to mirror while it runs."""
 
@@ -185,33 +174,33 @@ class Volumes:
         """Decides how each binding is made."""
         self.workspace: str | None = None
         self.mounts: list[Mount] = []
-        self._mirrored: list[Binding] = []
+        self._mirrored: list[tuple[str, str]] = []  # paths of the host and of the guest
         self._mirrors: list[tuple[HostWorkspace, str]] = []
         for host, guest in bindings.items():
-            self._place(_check_binding(host, guest), work_dir)
+            self._place(*_check_binding(host, guest), work_dir)
 
-    def _place(self, binding: Binding, work_dir: str) -> None:
-        if binding.guest == work_dir:
-            self.workspace = binding.host
-        elif any(binding.guest != top and below(binding.guest, top) for top in (work_dir, "/tmp")):
-            if not os.path.isdir(binding.host):
+    def _place(self, host: str, guest: str, work_dir: str) -> None:
+        if guest == work_dir:
+            self.workspace = host
+        elif any(guest != top and below(guest, top) for top in (work_dir, "/tmp")):
+            if not os.path.isdir(host):
                 raise InvalidOption(
-                    f"only a directory can be bound below {work_dir}, not {binding.host!r}",
+                    f"only a directory can be bound below {work_dir}, not {host!r}",
                     hint="use copy_to() for a file, or bind it elsewhere, such as below /data",
                 )
-            self._mirrored.append(binding)
+            self._mirrored.append((host, guest))
         else:
-            self._mount(binding)
+            self._mount(host, guest)
 
-    def _mount(self, binding: Binding) -> None:
-        wanted = Mount(binding.host, binding.guest, read_only=False)
+    def _mount(self, host: str, guest: str) -> None:
+        wanted = Mount(host, guest, read_only=False)
         try:
             check_mounts([wanted])
         except InvalidOption:
             if wanted.kind != "dir":
                 raise
-            wanted = Scratch(binding.guest)
-            self._mirrored.append(binding)
+            wanted = Scratch(guest)
+            self._mirrored.append((host, guest))
         self.mounts.append(wanted)
 
     # -- while it lives ---------------------------------------------------------------------
@@ -219,12 +208,12 @@ class Volumes:
     async def load(self, sandbox: AsyncSandbox) -> None:
         """Copy everything in, when a guest has started."""
         self.close()
-        for binding in self._mirrored:
-            mirror = HostWorkspace(binding.host, limit=sandbox.limits.workspace)
-            self._mirrors.append((mirror, binding.guest))
-            if not any(mount.guest == binding.guest for mount in self.mounts):
-                await sandbox.files.make_dir(binding.guest)
-            await mirror.load(_at(sandbox, binding.guest))
+        for host, guest in self._mirrored:
+            mirror = HostWorkspace(host, limit=sandbox.limits.workspace)
+            self._mirrors.append((mirror, guest))
+            if not any(mount.guest == guest for mount in self.mounts):
+                await sandbox.files.make_dir(guest)
+            await mirror.load(_at(sandbox, guest))
 
     async def refresh(self, sandbox: AsyncSandbox) -> None:
         for mirror, guest in self._mirrors:
@@ -241,7 +230,7 @@ class Volumes:
             self._mirrors.pop()[0].close()
 
 
-def _check_binding(host: object, guest: object) -> Binding:
+def _check_binding(host: object, guest: object) -> tuple[str, str]:
     if not isinstance(host, (str, os.PathLike)) or not isinstance(guest, str):
         raise InvalidOption(
             f"a volume is a host path and a sandbox path, not {host!r}: {guest!r}",
@@ -260,23 +249,17 @@ def _check_binding(host: object, guest: object) -> Binding:
         raise InvalidOption(
             f"the sandbox path of a volume must be absolute and without '..', not {guest!r}"
         )
-    return Binding(host=path, guest="/" + "/".join(parts))
+    return path, "/" + "/".join(parts)
 
 
 def _at(sandbox: AsyncSandbox, guest: str) -> AsyncFiles:
-    return AsyncFiles(_OtherDirectory(sandbox, guest))
+    return AsyncFiles(_OtherDirectory(guest, sandbox.limits, sandbox._lifecycle.using))
 
 
+@dataclass
 class _OtherDirectory:
     """The sandbox as AsyncFiles needs it, with another directory than its workspace."""
 
-    def __init__(self, sandbox: AsyncSandbox, directory: str) -> None:
-        self._sandbox = sandbox
-        self.workdir = directory
-
-    @property
-    def limits(self) -> Limits:
-        return self._sandbox.limits
-
-    def using(self) -> AbstractAsyncContextManager[tuple[Channel, Guest]]:
-        return self._sandbox._lifecycle.using()
+    workdir: str
+    limits: Limits
+    using: Callable[[], AbstractAsyncContextManager[tuple[Caller, object]]]

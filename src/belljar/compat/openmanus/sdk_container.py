@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import anyio
 import anyio.lowlevel
 
-from belljar import runtime
-from belljar.compat.openmanus.config import FIELDS
+from belljar.backends.docker.client.engine_errors import EngineError
 from belljar.compat.openmanus.config import OUTPUT as OUTPUT_LIMIT
+from belljar.compat.openmanus.config import SandboxSettings
 from belljar.compat.openmanus.core.exceptions import SandboxError
-from belljar.compat.placement import across
+from belljar.compat.placement import across, find_engine
 from belljar.limits import parse_size
 from belljar.results.execution import CommandResult, Outcome, Usage
 from belljar.sandbox.run import OnText, Stream
@@ -67,34 +67,26 @@ def is_sdk_container(given: object) -> bool:
 
 
 class SdkContainer:
-    """What a terminal needs of a container. Only `do` may be used outside the runtime's loop."""
+    """What a terminal needs of a container, and the Host of its shell: runs programs by execs of
+    the engine. Only `do` may be used outside the runtime's loop."""
 
     alive = True  # the engine says at each command whether the container still runs
-    timeout: float = FIELDS["timeout"][1]
+    timeout: float = SandboxSettings.timeout
+    workdir = "/"
 
     def __init__(self, container_id: str) -> None:
         self.id = container_id
+        self._engine: Engine | None = None
 
     async def do(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do one operation in the container, from any event loop."""
         return await across(function, *args, **kwargs)
 
     def shell(self, cwd: str, env: Mapping[str, str]) -> AsyncShell:
-        return AsyncShell.on(_Execs(self.id), cwd=cwd, env=env)
+        return AsyncShell.on(self, cwd=cwd, env=env)
 
     async def make_dir(self, path: str) -> None:
-        await _Execs(self.id).check(["mkdir", "-p", "--", path])
-
-
-class _Execs:
-    """The Host of a shell: runs programs by execs of the engine in a container."""
-
-    workdir = "/"
-
-    def __init__(self, container_id: str) -> None:
-        self._id = container_id
-        self._process = ""
-        self._engine: Engine | None = None
+        await self.check(["mkdir", "-p", "--", path])
 
     async def perform(
         self,
@@ -107,8 +99,9 @@ class _Execs:
         on_stderr: OnText | None = None,
     ) -> CommandResult:
         variables = dict(env or {})
+        process = ""
         if directory := variables.get("__bj_dir"):  # a command of the shell, which can be killed
-            self._process = variables[PROCESS] = f"{directory}.pid"
+            process = variables[PROCESS] = f"{directory}.pid"
             first, option, line = argv
             argv = [first, option, f'builtin echo $$ >| "${PROCESS}"; {line}']
         run = _Exec(on_stdout, on_stderr)
@@ -120,7 +113,7 @@ class _Execs:
             "AttachStdout": True,
             "AttachStderr": True,
         }
-        made = await engine.request("POST", f"/containers/{self._id}/exec", body=body)
+        made = await engine.request("POST", f"/containers/{self.id}/exec", body=body)
         path = f"/exec/{made['Id']}"
         connection = await engine.upgrade(f"{path}/start", body={"Detach": False, "Tty": False})
         try:
@@ -128,19 +121,18 @@ class _Execs:
                 await run.receive(connection)
             if timer.cancelled_caught or run.truncated:
                 run.stopped_for = Outcome.output_limit if run.truncated else Outcome.timeout
-                await self._kill(run, connection)
+                await self._kill(process, run, connection)
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await self._kill(run, connection)
+                await self._kill(process, run, connection)
             raise
         finally:
             connection.close()
         return await run.result(await self._status(engine, path))
 
-    async def _kill(self, run: _Exec, connection: Connection) -> None:
+    async def _kill(self, process: str, run: _Exec, connection: Connection) -> None:
         """Kill the command, and read its output meanwhile: an engine reports the end of an exec
         only after it has delivered the output."""
-        process, self._process = self._process, ""
         run.stopped_for = run.stopped_for or Outcome.killed
         with anyio.move_on_after(KILL_TIMEOUT):
             async with anyio.create_task_group() as group:
@@ -154,18 +146,14 @@ class _Execs:
         """The engine, after a check that it has the container."""
         if self._engine is not None:
             return self._engine
-        runtime.docker_backend()  # raises if the extra is not installed
-        from belljar.backends.docker.client import endpoint
-        from belljar.backends.docker.client.engine import Engine, EngineError
-
-        engine = Engine(endpoint.find_endpoint())
+        engine = find_engine()
         try:
-            await engine.request("GET", f"/containers/{self._id}/json")
+            await engine.request("GET", f"/containers/{self.id}/json")
         except EngineError as error:
             if error.status != 404:
                 raise
             raise EngineError(
-                f"No such container at the engine {engine.endpoint}: {self._id}",
+                f"No such container at the engine {engine.endpoint}: {self.id}",
                 status=404,
                 hint="DOCKER_HOST names the engine; does the SDK's client use the same?",
             ) from None
@@ -180,7 +168,7 @@ class _Execs:
                     return int(found["ExitCode"])
                 await anyio.sleep(LOOK)
         raise SandboxError(
-            f"the engine did not report how a command in container {self._id[:12]} ended",
+            f"the engine did not report how a command in container {self.id[:12]} ended",
             hint="is the container paused, or the engine stuck?",
         )
 
@@ -189,7 +177,7 @@ class _Execs:
         result = await self.perform(argv, timeout=KILL_TIMEOUT, env=env)
         if not result.ok:
             raise SandboxError(
-                f"{argv[0]} failed in container {self._id[:12]}: {result.stderr.strip()[:1000]}"
+                f"{argv[0]} failed in container {self.id[:12]}: {result.stderr.strip()[:1000]}"
             )
         return result.stdout
 

@@ -23,6 +23,7 @@ import struct
 import zlib
 from collections.abc import Callable, Sequence
 from decimal import Decimal
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -54,19 +55,15 @@ def check_answer(result: object, save_chart: Callable[[str], str]) -> dict[str, 
     kind, value = result["type"], result["value"]
     if not isinstance(kind, str):
         raise BadResult(f"result['type'] is {_short(kind)}, not a text. {_ASKED}")
-    if kind == "number":
-        value = _number(value)
-    elif kind == "string":
-        value = _string(value)
-    elif kind == "dataframe":
-        value = _frame(value)
-    elif kind == "plot":
-        value = _plot(value, save_chart)
-    else:
-        raise BadResult(
-            f"result['type'] is {_short(kind)}, not one of number, string, dataframe, plot"
-        )
-    return {**result, "value": value}
+    checks: dict[str, Callable[[object], object]] = {
+        "number": _number,
+        "string": _string,
+        "dataframe": _frame,
+        "plot": partial(_plot, save_chart=save_chart),
+    }
+    if kind not in checks:
+        raise BadResult(f"result['type'] is {_short(kind)}, not one of {', '.join(checks)}")
+    return {**result, "value": checks[kind](value)}
 
 
 def _number(value: object) -> int | float:
@@ -180,26 +177,22 @@ def make_frame(value: object) -> pd.DataFrame:
     Its cells are counted first, as a few bytes can ask for many: pandas repeats a scalar for every
     row, and gives each row of a list of dicts all keys of the others.
     """
+    index = None
     if isinstance(value, np.ndarray) and value.ndim <= 2:
         _check_cells(len(value) if value.ndim else 1, value.shape[1] if value.ndim == 2 else 1)
     elif isinstance(value, list):
         _check_cells(len(value), _width(value))
     elif isinstance(value, dict):
         value, index = _columns(value)
-        return _make(value, index=index)
     else:
         raise ValueError(f"it is a {type(value).__name__}")
-    return _make(value)
+    return _make(value, index=index)
 
 
 def join_split(columns: object, rows: object, index: object) -> pd.DataFrame:
     """Make a frame of its columns, rows and index. Raises ValueError if they do not match."""
-    parts = (columns, rows, index)
-    if not all(isinstance(part, list) for part in parts):
+    if not (isinstance(columns, list) and isinstance(rows, list) and isinstance(index, list)):
         raise ValueError("columns, data and index must be lists")
-    assert isinstance(columns, list)
-    assert isinstance(rows, list)
-    assert isinstance(index, list)
     _check_cells(len(rows), len(columns))
     if len(index) != len(rows) or any(
         not isinstance(row, list) or len(row) != len(columns) for row in rows

@@ -18,14 +18,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Self
 
 from pandasai.constants import DEFAULT_CHART_DIRECTORY
 from pandasai.sandbox import Sandbox
 
-from belljar import runtime
-from belljar.backends.docker.settings import Docker
+from belljar.backends.docker.settings import Docker, docker_settings
 from belljar.compat import placement
 from belljar.compat.pandasai import answers
 from belljar.compat.pandasai.answers import NO_SQL, NOT_RUNNING, BadResult, BadSyntax, make_failure
@@ -89,7 +87,8 @@ class BelljarSandbox(Sandbox):
         self._backend = backend
         self._environment = environment
         self._limits = _limits(limits, timeout, memory)
-        self._charts = _charts(charts)
+        charts = DEFAULT_CHART_DIRECTORY if charts is None else charts
+        self._charts = answers.chart_directory(charts)
         self._queries = QueryProcess(Bounds(seconds=sql_timeout, result=self._limits.memory))
         self._places = [{"limits": self._limits, **place} for place in self._choose()]
         # Not with a limit whose clock would run before the caller starts the sandbox.
@@ -156,16 +155,11 @@ class BelljarSandbox(Sandbox):
         self.stop()
 
     def __del__(self) -> None:
-        # PandasAI never calls stop(). Do not wait here: this may be any thread. At the end of the
-        # process the runtime kills all sandboxes.
-        jar, early = getattr(self, "_jar", None), getattr(self, "_early", None)
-        if sys.is_finalizing():
-            return
-        with contextlib.suppress(Exception):
-            if early is not None:
-                early.discard()
-            if jar is not None and jar._sandbox._lifecycle.pid == os.getpid():
-                runtime.current().submit(jar._sandbox.kill)
+        # PandasAI never calls stop(). At the end of the process the runtime kills all sandboxes.
+        jar = getattr(self, "_jar", None)
+        if jar is not None and not sys.is_finalizing():
+            with contextlib.suppress(Exception):
+                placement.kill_soon([jar._sandbox])
 
     # -- code -------------------------------------------------------------------------------
 
@@ -298,21 +292,13 @@ def _limits(
     timeout: float | None,
     memory: int | str | None,
 ) -> Limits:
-    given: dict[str, Any] = {}
-    if isinstance(limits, Limits):
-        given = {name: getattr(limits, name) for name in limits.explicit}
-    elif limits is not None:
-        given = dict(limits)
+    given = Limits.coerce(limits)
     for name, value in (("timeout", timeout), ("memory", memory)):
         if value is not None:
-            if name in given:
+            if name in given.explicit:
                 raise InvalidOption(f"{name} was given twice", hint=f"{name}=, or in limits=")
-            given[name] = value
-    return Limits(**given)
-
-
-def _charts(path: str | os.PathLike[str] | None) -> Path:
-    return answers.chart_directory(DEFAULT_CHART_DIRECTORY if path is None else path)
+            given = given.replace(**{name: value})
+    return given
 
 
 def _gone(name: str) -> Callable[..., object]:
@@ -358,7 +344,7 @@ class DockerSandbox(BelljarSandbox):
 
     def _choose(self) -> list[dict[str, Any]]:
         # As in the original, a missing Dockerfile or an image without an engine is an error now.
-        placed = wait(
+        options = wait(
             placement.place,
             self._backend,
             image=self._image_name,
@@ -366,13 +352,13 @@ class DockerSandbox(BelljarSandbox):
             environment=self._environment,
             dockerfile=self._dockerfile_path,
         )
-        if placed.backend == "native":
-            return [dict(placed.options)]
-        options = {"backend": placed.options["backend"]}
+        if options["backend"] == "native":
+            return [options]
+        options = {"backend": options["backend"]}
         if wait(placement.has_image, self._image_name):
             return [{**options, "image": self._image_name}]
         if self._dockerfile_path is not None:
-            engine = self._backend if isinstance(self._backend, Docker) else Docker()
+            engine = docker_settings(self._backend)
             named = replace(engine, dockerfile=self._dockerfile_path, tag=self._image_name)
             return [{**options, "backend": named}]
         logger.info("no image %r; using environment %s", self._image_name, self._environment)

@@ -181,10 +181,10 @@ def preparation_code(code: str, environment: Mapping[str, object]) -> str:
 
 # -- execute_sql_query ----------------------------------------------------------------------
 
-Query = Callable[[str], object]
 
-
-def guard_queries(function: Callable[..., object], process: QueryProcess) -> Query:
+def guard_queries(
+    function: Callable[..., object], process: QueryProcess
+) -> Callable[[str], object]:
     """The function that the sandbox gets in place of `function`.
 
     An Agent's own function opens a DuckDB that can read and write every file of this process. So it

@@ -66,12 +66,12 @@ class CustomEncoder(json.JSONEncoder):
             return None
         if isinstance(obj, (datetime.datetime, datetime.date, datetime.time)):
             return obj.isoformat()
-        if isinstance(obj, (pd.Period, pd.Interval, datetime.timedelta)):
+        if isinstance(
+            obj, (pd.Period, pd.Interval, datetime.timedelta, np.datetime64, np.timedelta64)
+        ):
             return str(obj)
         if isinstance(obj, np.ndarray):
             return obj.tolist()
-        if isinstance(obj, np.datetime64 | np.timedelta64):
-            return str(obj)
         if isinstance(obj, np.generic):
             return obj.item()
         return super().default(obj)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any, Self
 
@@ -14,7 +14,6 @@ import anyio
 from belljar.backends.docker.settings import Docker
 from belljar.compat import placement
 from belljar.compat.openmanus.config import DEFAULT_IMAGE, SettingsLike
-from belljar.compat.openmanus.container import Container
 from belljar.compat.openmanus.core.sandbox import DockerSandbox
 from belljar.compat.placement import across
 from belljar.errors import ManagerFull, SandboxError
@@ -53,8 +52,6 @@ class SandboxManager:
             factory=_start,
         )
         self._made: dict[str, DockerSandbox] = {}
-        # Not locks: another task of the runtime may release them.
-        self._turns: dict[str, anyio.Semaphore] = {}
 
     # -- numbers ----------------------------------------------------------------------------
 
@@ -88,12 +85,8 @@ class SandboxManager:
     async def _names(self) -> list[str]:
         there = self._manager.names()
         for name in [name for name in self._made if name not in there]:
-            self._forget(name)  # it was swept
+            del self._made[name]  # it was swept
         return there
-
-    def _forget(self, name: str) -> None:
-        self._made.pop(name, None)
-        self._turns.pop(name, None)
 
     def get_stats(self) -> dict[str, Any]:
         """The manager in numbers."""
@@ -116,11 +109,11 @@ class SandboxManager:
 
     async def _ensure_image(self, image: str) -> bool:
         try:
-            placed = await placement.place(self._backend, image=image, default_image=DEFAULT_IMAGE)
-            if "image" not in placed.options or await placement.has_image(image):
+            options = await placement.place(self._backend, image=image, default_image=DEFAULT_IMAGE)
+            if "image" not in options or await placement.has_image(image):
                 return True
             # A start fetches the image, and shows that it can be used.
-            async with AsyncSandbox(**placed.options):  # type: ignore[arg-type]
+            async with AsyncSandbox(**options):
                 return True
         except SandboxError as error:
             _log.warning("image %s: %s", image, error)
@@ -154,7 +147,6 @@ class SandboxManager:
     async def _create(self, name: str, sandbox: DockerSandbox) -> None:
         await self._manager.create(name, sandbox=sandbox)
         self._made[name] = sandbox
-        self._turns[name] = anyio.Semaphore(1)
 
     async def get_sandbox(self, sandbox_id: str) -> DockerSandbox:
         """The sandbox of this id. Raises KeyError."""
@@ -170,13 +162,24 @@ class SandboxManager:
 
         Raises KeyError.
         """
-        held = _Held(self._manager, self._turns, sandbox_id)
+        held = AsyncExitStack()
         try:
-            await across(held.take)
+            await across(self._hold, held, sandbox_id)
             yield self._made[sandbox_id]
         finally:
             with anyio.CancelScope(shield=True):
-                await across(held.release)
+                await across(held.aclose)
+
+    async def _hold(self, held: AsyncExitStack, name: str) -> None:
+        try:
+            container = self._made[name].container
+            if container is None:
+                raise KeyError(name)
+            await container.turn.acquire()
+            held.callback(container.turn.release)
+            await held.enter_async_context(self._manager.operation(name))
+        except (KeyError, SandboxError):
+            raise KeyError(f"Sandbox {name} not found") from None
 
     async def delete_sandbox(self, sandbox_id: str) -> None:
         """Close a sandbox. An operation under way has some seconds to end first. Does nothing if
@@ -184,10 +187,10 @@ class SandboxManager:
         await across(self._delete, sandbox_id)
 
     async def _delete(self, name: str) -> None:
-        turn = self._turns.get(name)
-        if turn is not None:
+        container = self._made[name].container if name in self._made else None
+        if container is not None:
             with anyio.move_on_after(PATIENCE):
-                await turn.acquire()
+                await container.turn.acquire()
         try:
             await self._manager.delete(name)
         except KeyError:
@@ -195,7 +198,7 @@ class SandboxManager:
         except SandboxError as error:
             _log.warning("sandbox %s: %s", name, error)
         finally:
-            self._forget(name)
+            self._made.pop(name, None)
 
     def start_cleanup_task(self) -> None:
         """Does nothing: the manager sweeps idle sandboxes since the first was created."""
@@ -212,7 +215,6 @@ class SandboxManager:
         except SandboxError as error:
             _log.warning("%s", error)
         self._made.clear()
-        self._turns.clear()
 
     async def __aenter__(self) -> Self:
         return self
@@ -223,42 +225,5 @@ class SandboxManager:
 
 async def _start(*, sandbox: DockerSandbox) -> Any:
     """The factory of the manager, which manages the containers of the sandboxes."""
-    container: Container = await sandbox.start()
-    try:
-        await sandbox.open_terminal()
-    except BaseException:
-        with anyio.CancelScope(shield=True):
-            await container.close()
-        raise
-    return container
-
-
-class _Held:
-    """One operation under way. Its methods run on the runtime's loop."""
-
-    def __init__(
-        self, manager: AsyncSandboxManager, turns: Mapping[str, anyio.Semaphore], name: str
-    ) -> None:
-        self._name = name
-        self._turns = turns
-        self._operation = manager.operation(name)
-        self._turn: anyio.Semaphore | None = None  # None: not taken
-        self._entered = False
-
-    async def take(self) -> None:
-        try:
-            turn = self._turns[self._name]
-            await turn.acquire()
-            self._turn = turn
-            await self._operation.__aenter__()
-            self._entered = True
-        except (KeyError, SandboxError):
-            raise KeyError(f"Sandbox {self._name} not found") from None
-
-    async def release(self) -> None:
-        try:
-            if self._entered:
-                await self._operation.__aexit__(None, None, None)
-        finally:
-            if self._turn is not None:
-                self._turn.release()
+    await sandbox.create()
+    return sandbox.container

@@ -6,7 +6,6 @@ import logging
 import os
 import posixpath
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Self
 
 import anyio
@@ -19,7 +18,6 @@ from belljar.compat.openmanus.container import Container, Volumes
 from belljar.compat.openmanus.core.exceptions import SandboxTimeoutError as SandboxTimeoutError
 from belljar.compat.openmanus.core.terminal import AsyncDockerizedTerminal, CommandOutput
 from belljar.compat.placement import across
-from belljar.environment.environment import BUILTIN, Environment
 from belljar.errors import InvalidOption, SandboxError
 from belljar.files.transfer import Transfer
 from belljar.limits import Limits
@@ -80,7 +78,8 @@ class DockerSandbox:
         return self
 
     async def start(self) -> Container:
-        """Start the sandbox, without its terminal. Called on the runtime's loop."""
+        """Start the sandbox, without its terminal. Called on the runtime's loop by `create`, which
+        cleans up after a failure."""
         try:
             volumes = Volumes(self.volume_bindings, work_dir=self.config.work_dir)
             sandbox = AsyncSandbox(**await self._options(volumes))
@@ -91,15 +90,16 @@ class DockerSandbox:
         return container
 
     async def _options(self, volumes: Volumes) -> dict[str, Any]:
-        placed = await placement.place(
+        options = await placement.place(
             self._backend,
             image=self.config.image,
             default_image=DEFAULT_IMAGE,
-            environment=_environment(),
+            # Commands start new programs, which would not have the preloaded modules.
+            environment=placement.without_preload("data"),
             prefer_local=True,
         )
         return {
-            **placed.options,
+            **options,
             "limits": self.config.limits(self._limits),
             "network": "open" if self.config.network_enabled else "none",
             "workdir": self.config.work_dir,
@@ -213,12 +213,6 @@ class DockerSandbox:
 
     async def __aexit__(self, *exception: object) -> None:
         await self.cleanup()
-
-
-def _environment() -> Environment:
-    """With all packages, but none preloaded: commands start new programs, which would not have
-    the preloaded modules."""
-    return replace(BUILTIN["data"], preload=(), warmup="")
 
 
 def _warn_left_out(moved: Transfer) -> None:

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from belljar.backends.docker.client.engine_errors import EngineError
-from belljar.compat.openmanus.container import resolve
+from belljar.compat.openmanus.container import Container, resolve
 from belljar.compat.openmanus.core.exceptions import SandboxResourceError, SandboxTimeoutError
 from belljar.compat.openmanus.sdk_container import SdkContainer
-from belljar.compat.placement import across
 from belljar.errors import InvalidOption, SandboxError
 from belljar.limits import format_size
 from belljar.results.execution import Outcome
@@ -20,7 +19,7 @@ from belljar.sandbox.shell import AsyncShell, ShellResult
 class DockerSession:
     """One shell in a container."""
 
-    def __init__(self, container_id: str | SdkContainer) -> None:
+    def __init__(self, container_id: str | Container | SdkContainer) -> None:
         self._container = resolve(container_id)
         self.container_id = self._container.id
         self._shell: AsyncShell | None = None
@@ -30,11 +29,7 @@ class DockerSession:
         if self._shell is not None:
             await self.close()
         # TERM: so that no program draws on this terminal.
-        await across(self._open, working_dir, {"TERM": "dumb", **env_vars})
-
-    async def _open(self, working_dir: str, env: Mapping[str, str]) -> None:
-        """On the runtime's loop, to which the shell's lock is bound."""
-        self._shell = self._container.shell(working_dir, env)
+        self._shell = self._container.shell(working_dir, {"TERM": "dumb", **env_vars})
 
     async def execute(self, command: str, timeout: float | None = None) -> CommandOutput:
         """Run a command and return its output, with its `exit_code`.
@@ -114,8 +109,7 @@ class AsyncDockerizedTerminal:
             await self._container.do(self._container.make_dir, self.working_dir)
         except (SandboxError, OSError) as error:
             raise RuntimeError(f"Failed to create working directory: {error}") from None
-        known = self._container
-        self.session = DockerSession(known if isinstance(known, SdkContainer) else known.id)
+        self.session = DockerSession(self._container)
         await self.session.create(self.working_dir, self.env_vars)
 
     async def run_command(self, cmd: str, timeout: float | None = None) -> CommandOutput:

@@ -13,18 +13,16 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
-import anyio
-
-from belljar import runtime
 from belljar.backends.docker.settings import Docker
+from belljar.backends.event_loop import Lock
 from belljar.compat import placement
 from belljar.compat.openmanus.config import DEFAULT_IMAGE
 from belljar.compat.openmanus.tool.base import BaseTool
 from belljar.compat.placement import across
-from belljar.errors import ExecutionError, InvalidOption, SandboxError
+from belljar.errors import ExecutionError, InvalidOption
 from belljar.limits import Limits
 from belljar.results.execution import Execution, Outcome
-from belljar.sandbox import options
+from belljar.sandbox.options import check_timeout
 from belljar.sandbox.sandbox import AsyncSandbox
 
 # System V memory, queues and semaphores belong to no process, and outlive all of them.
@@ -70,7 +68,7 @@ class PythonExecute(BaseTool):
         self._environment = environment
         self._settings: dict[str, Any] = {"limits": Limits.coerce(limits), "workspace": workspace}
         self._sandbox: AsyncSandbox | None = None
-        self._turn: anyio.Lock | None = None
+        self._turn = Lock()
         self._used = False
         self._finalizer: weakref.finalize[..., Any] | None = None
 
@@ -78,16 +76,14 @@ class PythonExecute(BaseTool):
         """Run code for at most `timeout` seconds; a failure is in the observation."""
         if not isinstance(code, str):
             raise InvalidOption(f"code is a str, not {type(code).__name__}")
-        options.check_timeout(timeout, None)
+        check_timeout(timeout, None)
         execution = await across(self._execute, code, timeout)
-        made = Observation(
-            observation=_observation(execution, timeout), success=_success(execution)
-        )
+        success = placement.succeeded(execution)
+        made = Observation(observation=_observation(execution, timeout), success=success)
         made.execution = execution
         return made
 
     async def _execute(self, code: str, timeout: float) -> Execution:
-        self._turn = self._turn or anyio.Lock()
         async with self._turn:
             if self._sandbox is None:
                 self._sandbox = await self._start()
@@ -99,15 +95,14 @@ class PythonExecute(BaseTool):
             return await self._sandbox.run_code(code, timeout=timeout)
 
     async def _start(self) -> AsyncSandbox:
-        placed = await placement.place(
+        options = await placement.place(
             self._backend,
             image=None,
             default_image=DEFAULT_IMAGE,
             environment=self._environment,
         )
-        given: dict[str, Any] = {**placed.options, **self._settings}
-        sandbox = await AsyncSandbox.create(**given)
-        self._finalizer = weakref.finalize(self, _kill, sandbox)
+        sandbox = await AsyncSandbox.create(**options, **self._settings)
+        self._finalizer = weakref.finalize(self, placement.kill_soon, [sandbox])
         self._finalizer.atexit = False  # the runtime kills all sandboxes at exit
         return sandbox
 
@@ -135,27 +130,11 @@ async def _remove_shared_memory(sandbox: AsyncSandbox) -> None:
         _log.warning("sandbox %s: ipcrm failed, so shared memory may stay: %s", sandbox.id, done)
 
 
-def _kill(sandbox: AsyncSandbox) -> None:
-    """Kill the sandbox of a tool that was garbage-collected."""
-
-    async def kill() -> None:
-        try:
-            await sandbox.kill()
-        except SandboxError:
-            return  # the runtime kills the guest at exit
-
-    runtime.current().submit(kill)
-
-
-def _success(execution: Execution) -> bool:
-    return execution.ok or (execution.outcome is Outcome.exit and execution.exit_code == 0)
-
-
 def _observation(execution: Execution, timeout: float) -> str:
     if execution.outcome is Outcome.timeout:
         return f"Execution timeout after {timeout:g} seconds"
     printed = execution.stdout
-    if _success(execution):
+    if placement.succeeded(execution):
         return printed
     if printed and not printed.endswith("\n"):
         printed += "\n"
