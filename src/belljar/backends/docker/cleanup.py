@@ -43,11 +43,6 @@ GONE_TIMEOUT = 4.0  # for a removal that another process has begun
 # Podman may refuse to remove a container that is just ending; or its files are in use for a moment.
 RETRY_PAUSE = 0.3
 
-_NO_ANSWER = 0
-_NOT_FOUND = 404
-_CONFLICT = 409
-_BROKEN = 500
-
 
 async def remove_container(engine: Engine, container: str) -> None:
     """Remove it with its anonymous volumes: as it is, then by force, then killed and by force.
@@ -58,7 +53,7 @@ async def remove_container(engine: Engine, container: str) -> None:
     failure: EngineError | None = None
     means = [(False, REMOVE_TIMEOUT), (False, FORCE_TIMEOUT)] + 2 * [(True, FORCE_TIMEOUT)]
     for number, (kill, timeout) in enumerate(means):
-        if failure is not None and failure.status >= _BROKEN:
+        if failure is not None and failure.status >= 500:
             await anyio.sleep(RETRY_PAUSE)
         try:
             if kill:
@@ -67,13 +62,13 @@ async def remove_container(engine: Engine, container: str) -> None:
             await engine.request("DELETE", _path(container), query=query, timeout=timeout)
             return
         except EngineError as error:
-            if error.status == _NOT_FOUND:
+            if error.status == 404:
                 return
             if _is_being_removed(error) and await _is_gone(engine, container):
                 return
             failure = error
             # No answer: if the engine hangs or is away, stronger means would only wait longer.
-            if error.status == _NO_ANSWER and not await health.is_answering(engine):
+            if error.status == 0 and not await health.is_answering(engine):
                 break
     assert failure is not None
     if not _is_being_removed(failure):  # else another removal of it is under way
@@ -84,7 +79,7 @@ async def _kill(engine: Engine, container: str) -> None:
     try:
         await engine.request("POST", f"{_path(container)}/kill", timeout=KILL_TIMEOUT)
     except EngineError as error:
-        if error.status == _NOT_FOUND:
+        if error.status == 404:
             raise
         # 409: it has ended. Other errors: the removal gives the better message.
 
@@ -94,7 +89,7 @@ def _path(container: str) -> str:
 
 
 def _is_being_removed(error: EngineError) -> bool:
-    return error.status == _CONFLICT and "in progress" in error.message
+    return error.status == 409 and "in progress" in error.message
 
 
 async def _is_gone(engine: Engine, container: str) -> bool:
@@ -104,7 +99,7 @@ async def _is_gone(engine: Engine, container: str) -> bool:
             try:
                 await engine.request("GET", f"{_path(container)}/json", timeout=INSPECT_TIMEOUT)
             except EngineError as error:
-                return error.status == _NOT_FOUND
+                return error.status == 404
             await anyio.sleep(0.05)
     return False
 

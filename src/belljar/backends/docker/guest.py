@@ -170,7 +170,6 @@ class DockerGuest:
 
 USAGE_TIMEOUT = 5.0
 MAX_KILLS = 10_000
-NOT_FOUND, CONFLICT = 404, 409
 KILLED_STATUS = 128 + signal.SIGKILL  # as engines report it
 REASON_TIMEOUT = 3.0  # seconds in which the engine learns why a container ended
 
@@ -246,7 +245,7 @@ class RemoteUsage:
                 "GET", path, query={"stream": False, "one-shot": True}, timeout=USAGE_TIMEOUT
             )
         except EngineError as error:
-            self.gone = error.status in (NOT_FOUND, CONFLICT)  # else the engine is slow or away
+            self.gone = error.status in (404, 409)  # else the engine is slow or away
         else:
             nanoseconds = _read_count(stats, "cpu_stats", "cpu_usage", "total_usage")
             cpu = None if nanoseconds is None else nanoseconds / 1e9

@@ -33,7 +33,6 @@ MOST_WAITING = 3600.0  # seconds until a build counts as one that never ends
 # Seconds that an owner on another machine has to start the container it created, or to remove one
 # that has ended.
 GRACE = 120.0
-_NOT_FOUND = 404
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,16 +213,16 @@ async def _by_label(engine: Engine, label: str, value: str) -> dict[str, Any] | 
     """The newest of Belljar's images that has this label."""
     filters = {"label": [f"{label}={value}"]}  # only one: with two labels, Podman 4 finds nothing
     listed = await engine.request("GET", "/images/json", query={"filters": filters})
-    ours = [each for each in listed or [] if image_store.own_tags(each) and not _is_derived(each)]
+    ours = [
+        each
+        for each in listed or []
+        # A Dockerfile's image may inherit the labels of the image it starts from.
+        if image_store.own_tags(each) and not each["Labels"].get(image_store.DOCKERFILE)
+    ]
     if not ours:
         return None
     newest = max(ours, key=lambda each: int(each.get("Created", 0)))
     return await inspect_image(engine, image_store.own_tags(newest)[0])
-
-
-def _is_derived(listed: Mapping[str, Any]) -> bool:
-    """True for an image of a Dockerfile: it may inherit the labels of the image it starts from."""
-    return bool((listed.get("Labels") or {}).get(image_store.DOCKERFILE))
 
 
 async def _build_or_wait(
@@ -263,7 +262,7 @@ async def _wait_for_build(engine: Engine, order: BuildOrder, reporter: Reporter)
             found = await engine.request("GET", f"/containers/{order.container}/json")
         except EngineError as error:
             # Podman 4 says the latter while it removes a container.
-            if error.status == _NOT_FOUND or "no such container" in error.message:
+            if error.status == 404 or "no such container" in error.message:
                 await anyio.sleep(WAIT_INTERVAL)  # until its name is free too
                 return
             raise
