@@ -86,19 +86,15 @@ def parse_endpoint(
             return Endpoint(kind="unix", address=rest, source=source)
         case "tcp" | "http" | "https" if found := _AUTHORITY.fullmatch(rest):
             tls = tls or _tls_of(environ or {}, wanted=scheme.lower() == "https")
-            port = _port(found["port"]) or (PORT if tls is None else TLS_PORT)
+            port = int(found["port"] or 0) or (PORT if tls is None else TLS_PORT)
             if found["user"] is None and found["path"] in (None, "/") and port <= 0xFFFF:
                 address = f"{found['host']}:{port}"
                 return Endpoint(kind="tcp", address=address, tls=tls, source=source)
-        case "ssh" if (found := _AUTHORITY.fullmatch(rest)) and _port(found["port"]) <= 0xFFFF:
+        case "ssh" if (found := _AUTHORITY.fullmatch(rest)) and int(found["port"] or 0) <= 0xFFFF:
             return Endpoint(kind="ssh", address=rest.removesuffix("/"), source=source)
     raise InvalidOption(
         f"{source}: {text[:200]!r} is not the address of an engine", hint=f"one of {_FORMS}"
     )
-
-
-def _port(text: str | None) -> int:
-    return int(text or 0)
 
 
 def ssh_parts(address: str) -> tuple[str | None, str, int, str]:
@@ -108,7 +104,7 @@ def ssh_parts(address: str) -> tuple[str | None, str, int, str]:
         raise InvalidOption(
             f"{address[:200]!r} is not an address for ssh", hint="[user@]host[:port]"
         )
-    return found["user"], found["host"].strip("[]"), _port(found["port"]), found["path"] or ""
+    return found["user"], found["host"].strip("[]"), int(found["port"] or 0), found["path"] or ""
 
 
 # --- TLS -------------------------------------------------------------------------------------
