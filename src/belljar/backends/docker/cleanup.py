@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -134,7 +134,7 @@ class Swept:
     owner: int  # pid of the dead process
     created: str
     build: bool  # an image was being built in it
-    removed: bool
+    removed: bool = False
     problem: str | None = None  # why it was not removed; None in a dry run
 
 
@@ -161,10 +161,19 @@ async def sweep_leftovers(
         timeout=min(timeout, LIST_TIMEOUT),
     )
     with parsing_answer(engine, "about its containers"):
-        leftovers = find_leftovers([parse_container(each) for each in listed or []], living)
-    if dry_run:
-        return [_swept(each, removed=False) for each in leftovers]
-    return await _remove_all(engine, leftovers, timeout)
+        found = find_leftovers([parse_container(each) for each in listed or []], living)
+        leftovers = [
+            Swept(
+                id=each.id,
+                name=each.name,
+                sandbox=each.labels[owner.SANDBOX],
+                owner=int(each.labels[owner.PID]),
+                created=each.labels.get(owner.CREATED, ""),
+                build=bool(each.labels.get(owner.BUILD)),
+            )
+            for each in found
+        ]
+    return leftovers if dry_run else await _remove_all(engine, leftovers, timeout)
 
 
 def parse_container(listed: Mapping[str, Any]) -> FoundContainer:
@@ -196,42 +205,24 @@ def _is_leftover(container: FoundContainer, living: Collection[str] | None) -> b
     return labels[owner.SANDBOX] not in living
 
 
-async def _remove_all(
-    engine: Engine, leftovers: list[FoundContainer], timeout: float
-) -> list[Swept]:
+async def _remove_all(engine: Engine, leftovers: list[Swept], timeout: float) -> list[Swept]:
     limiter = anyio.CapacityLimiter(AT_ONCE)
-    done = {
-        each.id: _swept(each, removed=False, problem="the time for removals was over")
-        for each in leftovers
-    }
+    done = {each.id: replace(each, problem="the time for removals was over") for each in leftovers}
 
-    async def one(container: FoundContainer) -> None:
+    async def one(each: Swept) -> None:
         async with limiter:
             try:
-                await remove_container(engine, container.id)
+                await remove_container(engine, each.id)
             except EngineError as error:
-                done[container.id] = _swept(container, removed=False, problem=error.message)
+                done[each.id] = replace(each, problem=error.message)
             else:
-                done[container.id] = _swept(container, removed=True)
+                done[each.id] = replace(each, removed=True)
 
     with anyio.move_on_after(timeout):
         async with anyio.create_task_group() as group:
-            for container in leftovers:
-                group.start_soon(one, container)
+            for each in leftovers:
+                group.start_soon(one, each)
     return list(done.values())
-
-
-def _swept(container: FoundContainer, *, removed: bool, problem: str | None = None) -> Swept:
-    return Swept(
-        id=container.id,
-        name=container.name,
-        sandbox=container.labels[owner.SANDBOX],
-        owner=int(container.labels[owner.PID]),
-        created=container.labels.get(owner.CREATED, ""),
-        build=bool(container.labels.get(owner.BUILD)),
-        removed=removed,
-        problem=problem,
-    )
 
 
 # -- until none is left -------------------------------------------------------------------------
