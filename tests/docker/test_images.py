@@ -632,7 +632,7 @@ def test_build_container_that_is_removed_by_hand_is_a_clear_error(describe, engi
 def test_build_container_is_confined_and_off_the_default_runtime_of_gvisor(describe, base):
     environment = describe()
     wanted = image_store.plan_image(environment, base, None)
-    order = BuildOrder(plan=wanted, key="k", base={"Id": "x"}, network="none")
+    order = BuildOrder(plan=wanted, key="k", base={"Id": "x"}, docker=Docker(build_network="none"))
     facts = EngineFacts(runtimes=("runc", "runsc"), default_runtime="runsc")
     host = build.container_body(order, facts)["HostConfig"]
     assert host["Runtime"] == "runc"

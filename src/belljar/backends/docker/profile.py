@@ -50,7 +50,10 @@ def render_profile(machine: str, *, deny: tuple[str | Rule, ...] = ()) -> str:
             hint=f"an engine on one of {', '.join(_ARCHITECTURES)}",
         )
     profile = seccomp.load_profile()
-    rules = [_deny_rule(each) for each in deny]
+    refused = seccomp.ERRNO | seccomp.EPERM
+    rules = [
+        each if isinstance(each, Rule) else Rule(names=(each,), action=refused) for each in deny
+    ]
     document = {
         "defaultAction": "SCMP_ACT_ERRNO",
         "defaultErrnoRet": profile.default & 0xFFFF,
@@ -86,12 +89,6 @@ def _rules(profile: seccomp.Profile, machine: str, first: Sequence[Rule]) -> Ite
         yield from _separate_rules(name, ordered, profile.default)
     known = replaced.union(*(rule.names for rule in profile.rules))
     yield Rule(names=tuple(sorted(numbers.keys() - known)), action=_ABSENT)
-
-
-def _deny_rule(each: str | Rule) -> Rule:
-    if isinstance(each, Rule):
-        return each
-    return Rule(names=(each,), action=seccomp.ERRNO | seccomp.EPERM)
 
 
 def _separate_rules(name: str, ordered: Sequence[Rule], default: int) -> Iterator[Rule]:

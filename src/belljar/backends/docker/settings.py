@@ -141,11 +141,10 @@ def merge_settings(docker: Docker, flat: Mapping[str, object]) -> Docker:
     return replace(docker, **given) if given else docker  # type: ignore[arg-type]
 
 
-def fill_from_environment(docker: Docker, environ: Mapping[str, str] | None = None) -> Docker:
+def fill_from_environment(docker: Docker, environ: Mapping[str, str] = os.environ) -> Docker:
     """The settings, with missing ones taken from environment variables."""
-    found = os.environ if environ is None else environ
     for name, variable in VARIABLES.items():
-        value = found.get(variable)
+        value = environ.get(variable)
         if not value or getattr(docker, name) is not None or (name == "base" and docker.own):
             continue
         try:

@@ -54,7 +54,7 @@ class Endpoint:
         return self.address if self.kind == "tcp" else "docker"
 
 
-def find_endpoint(host: str | None = None, environ: Mapping[str, str] | None = None) -> Endpoint:
+def find_endpoint(host: str | None = None, environ: Mapping[str, str] = os.environ) -> Endpoint:
     """The engine to use, found in the same order as by the docker command.
 
     Raises BackendUnavailable if no engine is found, InvalidOption for a malformed address.
@@ -62,7 +62,6 @@ def find_endpoint(host: str | None = None, environ: Mapping[str, str] | None = N
     >>> str(find_endpoint("tcp://build-server:2375", {}))
     'tcp://build-server:2375'
     """
-    environ = os.environ if environ is None else environ
     if host:
         return parse_endpoint(host, "the option host", environ)
     if named := environ.get("DOCKER_HOST"):

@@ -163,7 +163,7 @@ async def _remove_ours(engine: Engine, order: BuildOrder) -> None:
 
 def container_body(order: BuildOrder, facts: EngineFacts) -> dict[str, object]:
     """The request for the build container."""
-    labels = owner.labels(f"build-{order.key}", order.project) | {owner.BUILD: order.key}
+    labels = owner.labels(f"build-{order.key}", order.docker.project) | {owner.BUILD: order.key}
     host: dict[str, object] = {
         "AutoRemove": True,
         "Init": False,
@@ -175,8 +175,8 @@ def container_body(order: BuildOrder, facts: EngineFacts) -> dict[str, object]:
         "PidsLimit": MOST_TASKS,
         "LogConfig": {"Type": "none"},
     }
-    if order.network is not None:
-        host["NetworkMode"] = order.network
+    if order.docker.build_network is not None:
+        host["NetworkMode"] = order.docker.build_network
     # gVisor keeps written files in a file of its own, where a commit does not find them.
     if facts.default_runtime not in ("runc", "crun", "") and "runc" in facts.runtimes:
         host["Runtime"] = "runc"

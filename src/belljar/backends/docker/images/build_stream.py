@@ -24,6 +24,7 @@ from belljar.backends.docker.images import build_script, index
 from belljar.backends.docker.images.build_script import SECRETS, WORK
 from belljar.backends.docker.images.image_store import ImagePlan, repository_name
 from belljar.backends.docker.images.index import BuildSettings
+from belljar.backends.docker.settings import DEFAULT, Docker
 from belljar.backends.docker.stream import AttachedStream
 from belljar.environment import addresses
 from belljar.environment.addresses import hide_credentials
@@ -92,9 +93,7 @@ class BuildOrder:
     plan: ImagePlan
     key: str
     base: Mapping[str, Any]  # as inspected
-    ca_bundle: str | os.PathLike[str] | None = None
-    network: str | None = None  # of the build container; None: the engine's default
-    project: str | None = None
+    docker: Docker = DEFAULT
 
     @property
     def container(self) -> str:
@@ -107,7 +106,7 @@ class BuildOrder:
 
 def collect_inputs(order: BuildOrder) -> tuple[dict[str, Any], BuildSettings]:
     """The line of JSON, and the settings with all files. Blocks: looks at files of this host."""
-    settings = index.collect_settings(os.environ, order.ca_bundle)
+    settings = index.collect_settings(os.environ, order.docker.ca_bundle)
     environment = order.plan.environment
     settings.secrets |= index.find_secrets(environment.packages)
     uv = Path(find_uv())

@@ -156,18 +156,16 @@ def registry_of(reference: str) -> str:
 
 
 async def pull_auth_header(
-    reference: str, environ: Mapping[str, str] | None = None
+    reference: str, environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
     """The header of a request that pulls `reference`; empty without credentials."""
-    environ = os.environ if environ is None else environ
     config = await anyio.to_thread.run_sync(_read_config, environ)
     found = await _find_credentials(config, registry_of(reference))
     return {"X-Registry-Auth": _encode_auth(found)} if found else {}
 
 
-async def build_auth_header(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+async def build_auth_header(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The header of a build, which may pull from any registry that the configuration names."""
-    environ = os.environ if environ is None else environ
     config = await anyio.to_thread.run_sync(_read_config, environ)
     names = {*_table(config.get("auths")), *_table(config.get("credHelpers"))}
     found = {name: known for name in names if (known := await _find_credentials(config, name))}
@@ -219,7 +217,7 @@ def _strip_scheme(registry: str) -> str:
 
 def _parse_entry(entry: Mapping[str, object], registry: str) -> dict[str, str] | None:
     if token := _text(entry.get("identitytoken")):
-        return {"identitytoken": token, "serveraddress": registry}
+        return _login(registry, "<token>", token)
     username, password = _text(entry.get("username")), _text(entry.get("password"))
     if auth := entry.get("auth"):
         try:
@@ -232,13 +230,13 @@ def _parse_entry(entry: Mapping[str, object], registry: str) -> dict[str, str] |
                 hint=f"docker login {_strip_scheme(registry)}",
             )
         username, _, password = decoded.partition(":")
-    if not username:
-        return None
-    return {
-        "username": username,
-        "password": password.rstrip("\0"),
-        "serveraddress": registry,
-    }
+    return _login(registry, username, password.rstrip("\0")) if username else None
+
+
+def _login(registry: str, username: str, secret: str) -> dict[str, str]:
+    if username == "<token>":
+        return {"identitytoken": secret, "serveraddress": registry}
+    return {"username": username, "password": secret, "serveraddress": registry}
 
 
 async def _ask_helper(helper: str, registry: str) -> dict[str, str] | None:
@@ -257,10 +255,7 @@ async def _ask_helper(helper: str, registry: str) -> dict[str, str] | None:
         if not isinstance(said, dict):
             # Without its output, which may be a password.
             raise EnvironmentBuildError(f"{program} did not print a JSON object") from None
-        username, secret = _text(said.get("Username")), _text(said.get("Secret"))
-        if username == "<token>":
-            return {"identitytoken": secret, "serveraddress": registry}
-        return {"username": username, "password": secret, "serveraddress": registry}
+        return _login(registry, _text(said.get("Username")), _text(said.get("Secret")))
     raise EnvironmentBuildError(
         f"{program} did not answer in {HELPER_TIMEOUT:g} s",
         hint=f"try it: echo {registry} | {program} get",

@@ -40,19 +40,12 @@ class Image:
     id: str
     reference: str  # the name that the caller gave, or its tag
     python: str  # name or path of the guest's interpreter
-    preload: tuple[str, ...]
-    warmup: str
     own: bool  # the caller's, which may lack modules to preload
     site: bool = True  # False: packages are for the worker only, not for init
     volumes: tuple[str, ...] = ()  # that the image declares
 
 
-_building: SingleFlight[str] = SingleFlight()  # tag -> id of the image
-
-
-def after_fork() -> None:
-    """Called in a fork of the process: the parent's builds do not run here."""
-    _building.clear()
+building: SingleFlight[str] = SingleFlight()  # tag -> id of the image
 
 
 async def ensure_image(
@@ -107,8 +100,6 @@ def _image(
         reference=reference,
         # The caller's image may be one of Belljar's, or built on one.
         python=GUEST_PYTHON if f"VIRTUAL_ENV={ROOT}" in variables else "python3",
-        preload=tuple(environment.preload),
-        warmup=environment.warmup,
         own=own,
         site=own or not environment.confines_site,
         volumes=tuple(config.get("Volumes") or ()),
@@ -132,7 +123,7 @@ async def ensure_present(
             await pull.pull_image(engine, reference, docker.platform, reporter)
         return reference
 
-    await _building.once((str(engine.endpoint), "pull", reference, docker.platform), fetch)
+    await building.once((str(engine.endpoint), "pull", reference, docker.platform), fetch)
     found = await inspect_image(engine, reference, docker.platform)
     if found is None:
         raise pull.pull_error(reference, "it is not there after the pull", docker.platform)
@@ -151,7 +142,7 @@ async def _from_dockerfile(
                 await dockerfile.build_dockerfile(engine, docker, tag, context, reporter)
             return tag
 
-        await _building.once((str(engine.endpoint), tag), make)
+        await building.once((str(engine.endpoint), tag), make)
         found = await inspect_image(engine, tag)
         if found is None:
             raise EnvironmentBuildError(f"image {tag} was removed while it was being built")
@@ -178,18 +169,11 @@ async def _ensure_built(
         if found is not None and docker.pull != "always":
             return _image(found, image_store.own_tags(found)[0], plan.environment)
         base = await ensure_present(engine, plan.base, docker, progress)
-    order = BuildOrder(
-        plan=plan,
-        key=plan.key(str(base["Id"])),
-        base=base,
-        ca_bundle=docker.ca_bundle,
-        network=docker.build_network,
-        project=docker.project,
-    )
+    order = BuildOrder(plan=plan, key=plan.key(str(base["Id"])), base=base, docker=docker)
     found = await find_built(engine, order)
     if found is None:
         make = functools.partial(_build_or_wait, engine, order, facts, progress)
-        made = await _building.once((str(engine.endpoint), order.tag), make)
+        made = await building.once((str(engine.endpoint), order.tag), make)
         found = await inspect_image(engine, made)
         if found is None:
             raise EnvironmentBuildError(f"image {order.tag} was removed while it was being built")
