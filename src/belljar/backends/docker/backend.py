@@ -118,8 +118,7 @@ class DockerBackend:
         where = endpoint.find_endpoint(docker.host)
         with self._lock:
             engine = self._engines.setdefault(str(where), Engine(where))
-            if engine not in self._watches:
-                self._watches[engine] = EngineWatch(self._host, engine)
+            self._watches.setdefault(engine, EngineWatch(self._host, engine))
             return engine
 
     async def _get_facts(self, engine: Engine) -> EngineFacts:

@@ -235,7 +235,7 @@ class RemoteUsage:
         self.gone = False
 
     async def read(self) -> UsageSample:
-        cpu, peak, current, tasks = None, None, None, None
+        stats: object = None
         path = f"/containers/{self._container}/stats"
         try:
             stats = await self._engine.request(
@@ -243,19 +243,15 @@ class RemoteUsage:
             )
         except EngineError as error:
             self.gone = error.status in (404, 409)  # else the engine is slow or away
-        else:
-            nanoseconds = _read_count(stats, "cpu_stats", "cpu_usage", "total_usage")
-            cpu = None if nanoseconds is None else nanoseconds / 1e9
-            current = _read_count(stats, "memory_stats", "usage")
-            peak = _read_count(stats, "memory_stats", "max_usage") or current
-            tasks = _read_count(stats, "pids_stats", "current")
         await self._count_kills()
+        nanoseconds = _read_count(stats, "cpu_stats", "cpu_usage", "total_usage")
+        current = _read_count(stats, "memory_stats", "usage")
         return UsageSample(
-            cpu=cpu,
-            peak_memory=peak,
+            cpu=None if nanoseconds is None else nanoseconds / 1e9,
+            peak_memory=_read_count(stats, "memory_stats", "max_usage") or current,
             memory_kills=len(self._seen),
             memory=current,
-            processes=tasks,
+            processes=_read_count(stats, "pids_stats", "current"),
         )
 
     async def _count_kills(self) -> None:

@@ -25,7 +25,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -137,17 +137,15 @@ def _render_rule(rule: Rule) -> dict[str, object]:
     else:
         raise ValueError(f"{rule.names[0]}: engines do not agree on this action")
     if rule.conditions:
-        entry["args"] = list(_render_conditions(rule.conditions))
+        entry["args"] = [_render_condition(each) for each in rule.conditions]
     return entry
 
 
-def _render_conditions(conditions: Iterable[Condition]) -> Iterator[dict[str, object]]:
-    for each in conditions:
-        arg: dict[str, object] = {"index": each.index, "op": f"SCMP_CMP_{each.op}"}
-        if each.op == "MASKED_EQ":
-            yield arg | {"value": each.mask, "valueTwo": each.value}
-        else:
-            yield arg | {"value": each.value}
+def _render_condition(condition: Condition) -> dict[str, object]:
+    values = {"value": condition.value}
+    if condition.op == "MASKED_EQ":
+        values = {"value": condition.mask, "valueTwo": condition.value}
+    return {"index": condition.index, "op": f"SCMP_CMP_{condition.op}", **values}
 
 
 PASSWD = "/etc/passwd"

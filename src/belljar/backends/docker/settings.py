@@ -56,7 +56,7 @@ _GPUS = re.compile(r"device=[A-Za-z0-9_-]+(,[A-Za-z0-9_-]+)*")
 # [registry[:port]/]name[/name...][:tag][@digest]
 _REGISTRY = r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:]+\])(?::[0-9]+)?"
 _NAME = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
-_IMAGE = re.compile(
+IMAGE = re.compile(
     rf"(?P<name>(?:{_REGISTRY}/)?{_NAME}(?:/{_NAME})*)"
     r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}))?"
     r"(?:@(?P<digest>[a-z0-9]+(?:[+._-][a-z0-9]+)*:[0-9a-f]{32,}))?",
@@ -176,7 +176,7 @@ def check_image(option: str, given: str) -> str:
     """A reference as the docker command takes it: name, name:tag, name@digest, or an id."""
     if not isinstance(given, str):
         raise InvalidOption(f"{option} is the name of an image, not {given!r}")
-    match = _IMAGE.fullmatch(given)
+    match = IMAGE.fullmatch(given)
     if match is None or len(match["name"]) > _MAX_NAME:
         raise InvalidOption(
             f"{option}={given[:300]!r} is not the name of an image", hint=_image_hint(given)
@@ -192,11 +192,11 @@ def check_image(option: str, given: str) -> str:
 
 
 def _image_hint(given: str) -> str:
-    if _IMAGE.fullmatch(given.lower()) and given != given.lower():
+    if IMAGE.fullmatch(given.lower()) and given != given.lower():
         return f"names of images are in lower case: {given.lower()!r}"
-    if "://" in given and _IMAGE.fullmatch(given.partition("://")[2]):
+    if "://" in given and IMAGE.fullmatch(given.partition("://")[2]):
         return f"without a scheme: {given.partition('://')[2]!r}"
-    if given.strip() != given and _IMAGE.fullmatch(given.strip()):
+    if given.strip() != given and IMAGE.fullmatch(given.strip()):
         return "there is white space around it"
     if os.path.exists(given) and given:
         return f"a file or directory? dockerfile={given!r} builds an image from it"

@@ -20,6 +20,7 @@ import anyio
 from belljar.backends.docker.client.endpoint import config_directory
 from belljar.backends.docker.client.engine import Engine, EngineError
 from belljar.backends.docker.images.build_stream import Reporter
+from belljar.backends.docker.settings import IMAGE
 from belljar.errors import EnvironmentBuildError
 from belljar.text import printable
 
@@ -52,16 +53,10 @@ def split_reference(reference: str) -> tuple[str, str]:
 
     >>> split_reference("localhost:5000/a"), split_reference("python:3.12")
     (('localhost:5000/a', 'latest'), ('python', '3.12'))
-    >>> split_reference("a@sha256:00")
-    ('a', 'sha256:00')
     """
-    name, _, digest = reference.partition("@")
-    match = re.fullmatch(r"(.+):([\w.-]+)", name)
-    if match and "/" not in match[2]:
-        name, tag = match[1], match[2]
-    else:
-        tag = "latest"
-    return name, digest or tag
+    match = IMAGE.fullmatch(reference)
+    assert match is not None, "check_image() has seen it"
+    return match["name"], match["digest"] or match["tag"] or "latest"
 
 
 class PullProgress:
