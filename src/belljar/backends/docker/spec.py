@@ -97,7 +97,11 @@ def container_body(
             **_resources(spec.limits, docker, facts),
             **_files(spec, docker, facts, uid, volumes, passwd),
             **_devices(docker),
-            **_life(docker),
+            **({"Runtime": docker.runtime} if docker.runtime else {}),
+            "Init": False,  # our own PID 1 reaps
+            "LogConfig": {"Type": "none"},  # output goes over the wire
+            "RestartPolicy": {"Name": "no"},
+            "AutoRemove": False,
         },
     }
 
@@ -354,13 +358,3 @@ def _devices(docker: Docker) -> dict[str, object]:
             request["Count"] = -1 if docker.gpus == "all" else docker.gpus
         found["DeviceRequests"] = [request]
     return found
-
-
-def _life(docker: Docker) -> dict[str, object]:
-    life: dict[str, object] = {
-        "Init": False,  # our own PID 1 reaps
-        "LogConfig": {"Type": "none"},  # output goes over the wire
-        "RestartPolicy": {"Name": "no"},
-        "AutoRemove": False,
-    }
-    return life | ({"Runtime": docker.runtime} if docker.runtime else {})

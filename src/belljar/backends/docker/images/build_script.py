@@ -89,10 +89,7 @@ def check_python(wanted: str | None) -> None:
         raise Failed(f"its Python is {platform.python_version()}; 3.9 or later is needed", "python")
     if sys.implementation.name != "cpython":
         raise Failed(f"its Python is {sys.implementation.name}; CPython is needed", "python")
-    if (
-        wanted
-        and list(map(int, wanted.split("."))) != list(sys.version_info[:3])[: wanted.count(".") + 1]
-    ):
+    if wanted and not "{}.{}.{}.".format(*sys.version_info).startswith(wanted + "."):
         raise Failed(f"its Python is {platform.python_version()}, not {wanted}", "python")
     if os.path.lexists(ROOT):
         raise Failed(f"it already has something at {ROOT}", "root")
