@@ -69,12 +69,11 @@ def test_configuration_of_uv_goes_in_without_what_is_about_this_host(tmp_path):
     environ = {"UV_CONFIG_FILE": str(tmp_path / "uv.toml"), "HOME": str(tmp_path)}
     settings = index.read_uv_files(environ)
     handed = index.select_settings({}, [], settings)
-    written = tomllib.loads(handed.files["uv.toml"].decode())
+    written = tomllib.loads(handed.files[handed.env["UV_CONFIG_FILE"]].decode())
     assert written == {
         "index-strategy": "unsafe-best-match",
         "index": [{"name": "there", "url": "https://there.example/simple", "default": True}],
     }
-    assert handed.paths == {"UV_CONFIG_FILE": "uv.toml"}
     assert "file:///srv/simple" in handed.notes[0]
 
 
@@ -90,7 +89,7 @@ def test_of_netrc_only_the_machines_of_the_indexes_go_in(tmp_path):
         "UV_DEFAULT_INDEX": "https://mirror.example/simple",
     }
     handed = index.collect_settings(environ, None)
-    assert handed.files["netrc"] == b"machine mirror.example login me password pw\n"
+    assert handed.files[handed.env["NETRC"]] == b"machine mirror.example login me password pw\n"
 
 
 @pytest.fixture
@@ -183,8 +182,7 @@ def test_certificates_are_read_on_this_host(tmp_path):
     environ = {"HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull}
     for variable in ("BELLJAR_CA_BUNDLE", "SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE"):
         handed = index.collect_settings({**environ, variable: str(bundle)}, None)
-        assert handed.files == {"ca.pem": bundle.read_bytes()}
-        assert handed.paths == {"SSL_CERT_FILE": "ca.pem"}
+        assert handed.files == {handed.env["SSL_CERT_FILE"]: bundle.read_bytes()}
     bundle.write_text("no certificate")
     with pytest.raises(EnvironmentBuildError, match="no certificate"):
         index.collect_settings(environ, bundle)

@@ -81,8 +81,8 @@ def test_passwords_in_addresses_are_seen_nowhere(address, tmp_path):
     labels = image_store.image_labels(wanted, "k", {"lock": "l", "python": "3.11.2"})
     assert "S3CRET" not in str(labels)
     order = BuildOrder(plan=wanted, key="k", base={"Architecture": "none"})
-    luggage = collect_inputs(order)
-    assert "S3CRET" not in str(luggage.request["description"])
+    request, settings = collect_inputs(order)
+    assert "S3CRET" not in str(request["description"])
     assert "S3CRET" not in dockerfile.render_dockerfile(wanted)
     lock = tmp_path / "lock"
     lock.write_text(f"b @ {address} \\\n    --hash=sha256:00\nc==1\n")
@@ -90,7 +90,7 @@ def test_passwords_in_addresses_are_seen_nowhere(address, tmp_path):
     assert "S3CRET" not in lock.read_text()
     assert lock.read_text().endswith("\\\n    --hash=sha256:00\nc==1\n")
     for line in (f"error: invalid value '{address}' for '--index'", f"for url ({address}), twice"):
-        error = explain_failure(Failure(line, "install", (line,)), wanted, luggage.secrets)
+        error = explain_failure(Failure(line, "install", (line,)), wanted, settings.secrets)
         assert "S3CRET" not in str(error)
 
 

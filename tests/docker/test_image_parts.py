@@ -79,9 +79,7 @@ OTHER = (
 
 
 def test_only_an_image_without_python_is_said_to_have_none():
-    made = resolve.Image(
-        id="sha256:1", reference="team/app:1", python="python3", preload=(), warmup="", own=True
-    )
+    made = resolve.Image(id="sha256:1", reference="team/app:1", python="python3", own=True)
     for words in MISSING:
         error = guest.explain_start_error(EngineError(words), made)
         assert "has no 'python3'" in str(error)

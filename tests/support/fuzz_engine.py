@@ -77,7 +77,7 @@ async def _upload(engine):
 
 async def _attach(engine):
     stream = AttachedStream(await engine.upgrade("/containers/c/attach"))
-    stream._opener = wire.SealReader(KEY)
+    stream._unseal = wire.SealReader(KEY).feed
     channel = Channel(stream)
     try:
         await channel.call(wire.RESTART, timeout=QUICK)

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -179,15 +179,18 @@ def _run_uv(
             for line in uv.stderr:
                 line = strip_credentials(printable(line.rstrip()), "***@")
                 lines.append(line)
-                _report_line(line.strip(), say)
+                report_line(line.strip(), say)
         except BaseException:
             uv.kill()
             raise
     if uv.returncode != 0:
-        raise _install_error(list(lines), uv.returncode, recipe)
+        status = uv.returncode
+        how = f"exit status {status}" if status > 0 else f"killed by signal {-status}"
+        raise install_error(join_packages(recipe.packages), f"uv: {how}", list(lines), _REMEDIES)
 
 
-def _report_line(line: str, say: Say) -> None:
+def report_line(line: str, say: Say) -> None:
+    """Report what a line of uv's output means."""
     if line.startswith("Resolved "):
         say("downloading", f"downloading ({line.split(' in ')[0].lower()})")
     elif line.startswith(("Downloading ", "Building ")):
@@ -223,18 +226,25 @@ _REMEDIES = (
 )
 
 
-def _install_error(lines: list[str], status: int, recipe: Recipe) -> EnvironmentBuildError:
+def install_error(
+    what: str, how: str, lines: Sequence[str], remedies: Iterable[tuple[str, str]]
+) -> EnvironmentBuildError:
+    """The error for a failed installation. `lines`: uv's messages."""
     said = "\n".join(lines)
-    hint = next((hint for pattern, hint in _REMEDIES if re.search(pattern, said)), None)
-    starts = [i for i, line in enumerate(lines) if re.match(r"\s*(error\b|×)", line)]
-    complaint = lines[starts[0] :] if starts else lines
-    if len(complaint) > 2 * _SHOWN_LINES:
-        complaint = [*complaint[:_SHOWN_LINES], "…", *complaint[-_SHOWN_LINES:]]
-    how = f"exit status {status}" if status > 0 else f"killed by signal {-status}"
-    message = f"installing {join_packages(recipe.packages)} failed (uv: {how})"
+    hint = next((hint for pattern, hint in remedies if re.search(pattern, said)), None)
+    message = f"installing {what} failed ({how})"
     if (why := explain_conflict(said)) is not None:
         message = f"{why}; {message}"
-    return EnvironmentBuildError("\n".join([message, *complaint]), hint=hint)
+    return EnvironmentBuildError("\n".join([message, *pick_lines(lines)]), hint=hint)
+
+
+def pick_lines(lines: Sequence[str]) -> Sequence[str]:
+    """The lines of uv's or pip's messages that say what failed."""
+    starts = [i for i, line in enumerate(lines) if re.match(r"\s*(error\b|×|ERROR)", line)]
+    complaint = lines[starts[0] :] if starts else lines
+    if len(complaint) > 2 * _SHOWN_LINES:
+        return [*complaint[:_SHOWN_LINES], "…", *complaint[-_SHOWN_LINES:]]
+    return complaint
 
 
 def _relocate(directory: Path, interpreter: Interpreter) -> None:

@@ -118,8 +118,7 @@ class DockerBackend:
         where = endpoint.find_endpoint(docker.host)
         with self._lock:
             engine = self._engines.setdefault(str(where), Engine(where))
-            if engine not in self._watches:
-                self._watches[engine] = EngineWatch(self._host, engine)
+            self._watches.setdefault(engine, EngineWatch(self._host, engine))
             return engine
 
     async def _get_facts(self, engine: Engine) -> EngineFacts:
@@ -243,8 +242,8 @@ class DockerBackend:
                 "archive_size": asked.limits.workspace,
                 "site": made.site,
             },
-            "preload": list(made.preload),
-            "warmup": made.warmup,
+            "preload": list(asked.environment.preload),
+            "warmup": asked.environment.warmup,
             "own_image": made.own,
             # Not in the container's settings: every user of the engine can read those.
             "env": dict(asked.env),
@@ -343,7 +342,7 @@ class DockerBackend:
         self._cleanup = Cleanup(self._host, self._sandboxes)
         self._watches.clear()
         self._engines.clear()
-        resolve.after_fork()
+        resolve.building.clear()  # the parent's builds do not run here
 
 
 def _check_mounts(launch: _Launch) -> None:

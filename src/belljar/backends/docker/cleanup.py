@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -43,11 +43,6 @@ GONE_TIMEOUT = 4.0  # for a removal that another process has begun
 # Podman may refuse to remove a container that is just ending; or its files are in use for a moment.
 RETRY_PAUSE = 0.3
 
-_NO_ANSWER = 0
-_NOT_FOUND = 404
-_CONFLICT = 409
-_BROKEN = 500
-
 
 async def remove_container(engine: Engine, container: str) -> None:
     """Remove it with its anonymous volumes: as it is, then by force, then killed and by force.
@@ -58,7 +53,7 @@ async def remove_container(engine: Engine, container: str) -> None:
     failure: EngineError | None = None
     means = [(False, REMOVE_TIMEOUT), (False, FORCE_TIMEOUT)] + 2 * [(True, FORCE_TIMEOUT)]
     for number, (kill, timeout) in enumerate(means):
-        if failure is not None and failure.status >= _BROKEN:
+        if failure is not None and failure.status >= 500:
             await anyio.sleep(RETRY_PAUSE)
         try:
             if kill:
@@ -67,13 +62,13 @@ async def remove_container(engine: Engine, container: str) -> None:
             await engine.request("DELETE", _path(container), query=query, timeout=timeout)
             return
         except EngineError as error:
-            if error.status == _NOT_FOUND:
+            if error.status == 404:
                 return
             if _is_being_removed(error) and await _is_gone(engine, container):
                 return
             failure = error
             # No answer: if the engine hangs or is away, stronger means would only wait longer.
-            if error.status == _NO_ANSWER and not await health.is_answering(engine):
+            if error.status == 0 and not await health.is_answering(engine):
                 break
     assert failure is not None
     if not _is_being_removed(failure):  # else another removal of it is under way
@@ -84,7 +79,7 @@ async def _kill(engine: Engine, container: str) -> None:
     try:
         await engine.request("POST", f"{_path(container)}/kill", timeout=KILL_TIMEOUT)
     except EngineError as error:
-        if error.status == _NOT_FOUND:
+        if error.status == 404:
             raise
         # 409: it has ended. Other errors: the removal gives the better message.
 
@@ -94,7 +89,7 @@ def _path(container: str) -> str:
 
 
 def _is_being_removed(error: EngineError) -> bool:
-    return error.status == _CONFLICT and "in progress" in error.message
+    return error.status == 409 and "in progress" in error.message
 
 
 async def _is_gone(engine: Engine, container: str) -> bool:
@@ -104,7 +99,7 @@ async def _is_gone(engine: Engine, container: str) -> bool:
             try:
                 await engine.request("GET", f"{_path(container)}/json", timeout=INSPECT_TIMEOUT)
             except EngineError as error:
-                return error.status == _NOT_FOUND
+                return error.status == 404
             await anyio.sleep(0.05)
     return False
 
@@ -139,7 +134,7 @@ class Swept:
     owner: int  # pid of the dead process
     created: str
     build: bool  # an image was being built in it
-    removed: bool
+    removed: bool = False
     problem: str | None = None  # why it was not removed; None in a dry run
 
 
@@ -166,10 +161,19 @@ async def sweep_leftovers(
         timeout=min(timeout, LIST_TIMEOUT),
     )
     with parsing_answer(engine, "about its containers"):
-        leftovers = find_leftovers([parse_container(each) for each in listed or []], living)
-    if dry_run:
-        return [_swept(each, removed=False) for each in leftovers]
-    return await _remove_all(engine, leftovers, timeout)
+        found = find_leftovers([parse_container(each) for each in listed or []], living)
+        leftovers = [
+            Swept(
+                id=each.id,
+                name=each.name,
+                sandbox=each.labels[owner.SANDBOX],
+                owner=int(each.labels[owner.PID]),
+                created=each.labels.get(owner.CREATED, ""),
+                build=bool(each.labels.get(owner.BUILD)),
+            )
+            for each in found
+        ]
+    return leftovers if dry_run else await _remove_all(engine, leftovers, timeout)
 
 
 def parse_container(listed: Mapping[str, Any]) -> FoundContainer:
@@ -201,42 +205,24 @@ def _is_leftover(container: FoundContainer, living: Collection[str] | None) -> b
     return labels[owner.SANDBOX] not in living
 
 
-async def _remove_all(
-    engine: Engine, leftovers: list[FoundContainer], timeout: float
-) -> list[Swept]:
+async def _remove_all(engine: Engine, leftovers: list[Swept], timeout: float) -> list[Swept]:
     limiter = anyio.CapacityLimiter(AT_ONCE)
-    done = {
-        each.id: _swept(each, removed=False, problem="the time for removals was over")
-        for each in leftovers
-    }
+    done = {each.id: replace(each, problem="the time for removals was over") for each in leftovers}
 
-    async def one(container: FoundContainer) -> None:
+    async def one(each: Swept) -> None:
         async with limiter:
             try:
-                await remove_container(engine, container.id)
+                await remove_container(engine, each.id)
             except EngineError as error:
-                done[container.id] = _swept(container, removed=False, problem=error.message)
+                done[each.id] = replace(each, problem=error.message)
             else:
-                done[container.id] = _swept(container, removed=True)
+                done[each.id] = replace(each, removed=True)
 
     with anyio.move_on_after(timeout):
         async with anyio.create_task_group() as group:
-            for container in leftovers:
-                group.start_soon(one, container)
+            for each in leftovers:
+                group.start_soon(one, each)
     return list(done.values())
-
-
-def _swept(container: FoundContainer, *, removed: bool, problem: str | None = None) -> Swept:
-    return Swept(
-        id=container.id,
-        name=container.name,
-        sandbox=container.labels[owner.SANDBOX],
-        owner=int(container.labels[owner.PID]),
-        created=container.labels.get(owner.CREATED, ""),
-        build=bool(container.labels.get(owner.BUILD)),
-        removed=removed,
-        problem=problem,
-    )
 
 
 # -- until none is left -------------------------------------------------------------------------

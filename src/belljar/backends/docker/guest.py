@@ -12,7 +12,8 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +85,7 @@ class DockerGuest:
     def whereabouts(self) -> Location:
         return Location(
             pid=self.pid or None,
-            cgroups=self._local.paths if self._local is not None else (),
+            cgroups=self._local.meters.paths if self._local is not None else (),
             container=self.container,
             engine=str(self._engine.endpoint),
         )
@@ -170,7 +171,6 @@ class DockerGuest:
 
 USAGE_TIMEOUT = 5.0
 MAX_KILLS = 10_000
-NOT_FOUND, CONFLICT = 404, 409
 KILLED_STATUS = 128 + signal.SIGKILL  # as engines report it
 REASON_TIMEOUT = 3.0  # seconds in which the engine learns why a container ended
 
@@ -201,19 +201,15 @@ class LocalUsage:
     """Usage of a container whose control group can be read."""
 
     def __init__(self, meters: Meters) -> None:
-        self._meters = meters
+        self.meters = meters
         self._last = UsageSample(cpu=None, peak_memory=None, memory_kills=0)
         self._counts_kills = False  # some kernels do not
         self.gone = False  # the control group was removed
 
-    @property
-    def paths(self) -> tuple[str, ...]:
-        return self._meters.paths
-
     def read(self, *, from_now: bool, now: bool = False) -> UsageSample:
         if from_now:
-            self._meters.reset_peak()
-        cpu, peak, kills = self._meters.read("cpu", "peak", "oom_kills")
+            self.meters.reset_peak()
+        cpu, peak, kills = self.meters.read("cpu", "peak", "oom_kills")
         # The engine removes one hierarchy after the other: once one is missing, all is over.
         self.gone = cpu is None or (kills is None and self._counts_kills)
         self._counts_kills = self._counts_kills or kills is not None
@@ -221,11 +217,11 @@ class LocalUsage:
             self._last = UsageSample(cpu=cpu / 1e9, peak_memory=peak, memory_kills=kills or 0)
         if not now or self.gone:
             return self._last
-        memory, tasks = self._meters.read("current", "tasks")
+        memory, tasks = self.meters.read("current", "tasks")
         return replace(self._last, memory=memory, processes=tasks)
 
     def close(self) -> None:
-        self._meters.close()
+        self.meters.close()
 
 
 class RemoteUsage:
@@ -239,42 +235,43 @@ class RemoteUsage:
         self.gone = False
 
     async def read(self) -> UsageSample:
-        cpu, peak, current, tasks = None, None, None, None
+        stats: object = None
         path = f"/containers/{self._container}/stats"
         try:
             stats = await self._engine.request(
                 "GET", path, query={"stream": False, "one-shot": True}, timeout=USAGE_TIMEOUT
             )
         except EngineError as error:
-            self.gone = error.status in (NOT_FOUND, CONFLICT)  # else the engine is slow or away
-        else:
-            nanoseconds = _read_count(stats, "cpu_stats", "cpu_usage", "total_usage")
-            cpu = None if nanoseconds is None else nanoseconds / 1e9
-            current = _read_count(stats, "memory_stats", "usage")
-            peak = _read_count(stats, "memory_stats", "max_usage") or current
-            tasks = _read_count(stats, "pids_stats", "current")
+            self.gone = error.status in (404, 409)  # else the engine is slow or away
         await self._count_kills()
+        nanoseconds = _read_count(stats, "cpu_stats", "cpu_usage", "total_usage")
+        current = _read_count(stats, "memory_stats", "usage")
         return UsageSample(
-            cpu=cpu,
-            peak_memory=peak,
+            cpu=None if nanoseconds is None else nanoseconds / 1e9,
+            peak_memory=_read_count(stats, "memory_stats", "max_usage") or current,
             memory_kills=len(self._seen),
             memory=current,
-            processes=tasks,
+            processes=_read_count(stats, "pids_stats", "current"),
         )
 
     async def _count_kills(self) -> None:
-        query = {
-            "since": int(self._since),
-            "until": int(time.time() + 1),
-            "filters": {"container": [self._container], "event": ["oom"]},
-        }
+        until = time.time() + 1
         # If the engine is gone or silent, the sample has what is known.
         with contextlib.suppress(EngineError), anyio.move_on_after(USAGE_TIMEOUT):
-            async with self._engine.lines("GET", "/events", query=query) as events:
+            async with _list_kills(self._engine, self._container, self._since, until) as events:
                 async for event in events:
                     self._seen.add(f"{event.get('timeNano')} {event.get('time')}")
                     if len(self._seen) > MAX_KILLS:
                         return
+
+
+def _list_kills(
+    engine: Engine, container: str, since: float, until: float
+) -> AbstractAsyncContextManager[AsyncIterator[dict[str, Any]]]:
+    """The engine's events about kills for lack of memory."""
+    filters = {"container": [container], "event": ["oom"]}
+    query = {"since": int(since), "until": f"{until:.3f}", "filters": filters}
+    return engine.lines("GET", "/events", query=query)
 
 
 def _read_count(stats: object, *names: str) -> int | None:
@@ -314,13 +311,8 @@ async def was_out_of_memory(engine: Engine, container: str, state: Mapping[str, 
     # The engine learns of the end and of its reason in any order. A late reason comes as an event;
     # only newer engines (Docker 24) add it to the state.
     now = time.time()
-    query = {
-        "since": int(now - 60),
-        "until": f"{now + REASON_TIMEOUT:.3f}",
-        "filters": {"container": [container], "event": ["oom"]},
-    }
     with contextlib.suppress(EngineError), anyio.move_on_after(REASON_TIMEOUT + USAGE_TIMEOUT):
-        async with engine.lines("GET", "/events", query=query) as events:
+        async with _list_kills(engine, container, now - 60, now + REASON_TIMEOUT) as events:
             async for _ in events:
                 return True
     return bool((await _read_state(engine, container)).get("OOMKilled"))
@@ -335,28 +327,29 @@ async def _read_state(engine: Engine, container: str) -> Mapping[str, Any]:
 # -- a start that failed ------------------------------------------------------------------------
 
 
+# Part of an engine's message -> the hint.
+_START_HINTS = {
+    "gathering device information": "devices= are of the engine's machine",
+    "unknown runtime": "`belljar doctor` lists the runtimes that the engine has",
+    "could not select device driver": "the engine's machine needs the driver's container toolkit "
+    "(NVIDIA's, for gpus=)",
+    # Versions of gVisor that do not know newer kernels.
+    "root network namespace": "register gVisor with the engine with runtimeArgs --network=none",
+}
+
+
 def explain_start_error(error: EngineError, made: Image) -> StartError:
     """The error for a container that the engine did not start, with a hint for known messages."""
     words = error.message
-    if "gathering device information" in words:
-        return StartError(
-            f"the container did not start: {words}", hint="devices= are of the engine's machine"
-        )
+    hint = next((hint for part, hint in _START_HINTS.items() if part in words.lower()), None)
     # Each runtime has its own message; one about a missing file may be about a mount.
     missing = "no such file or directory" in words.lower() and made.python in words
-    if "executable file not found" in words or missing:
+    if hint is None and ("executable file not found" in words or missing):
         return StartError(
             f"image {made.reference!r} has no {made.python!r}: {words}",
             hint="any image with a python3 of 3.9 or later works, such as python:3.12-slim",
         )
-    hint = error.hint
-    if "unknown runtime" in words.lower():
-        hint = "`belljar doctor` lists the runtimes that the engine has"
-    if "could not select device driver" in words:
-        hint = "the engine's machine needs the driver's container toolkit (NVIDIA's, for gpus=)"
-    if "root network namespace" in words:  # versions of gVisor that do not know newer kernels
-        hint = "register gVisor with the engine with runtimeArgs --network=none"
-    return StartError(f"the container did not start: {words}", hint=hint)
+    return StartError(f"the container did not start: {words}", hint=hint or error.hint)
 
 
 async def explain_early_end(

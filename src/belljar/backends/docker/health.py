@@ -16,13 +16,16 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio
 
 from belljar.backends.base import Host
 from belljar.backends.docker.client.engine import Engine, EngineError
 from belljar.backends.single_flight import wait_until_done
+
+if TYPE_CHECKING:
+    from belljar.backends.docker.guest import DockerGuest
 
 INTERVAL = 3.0  # seconds between two pings
 INTERVAL_BY_SSH = 15.0  # where each ping is a process and a handshake
@@ -85,17 +88,6 @@ async def _stops_answering(engine: Engine, wanted: Callable[[], bool]) -> bool:
     return False
 
 
-class WatchedGuest(Protocol):
-    """A guest that depends on an engine."""
-
-    @property
-    def closed(self) -> bool:
-        """True if it needs no watching any more."""
-
-    def kill(self) -> None:
-        """End the guest without the engine, as far as that is possible. Never waits."""
-
-
 class EngineWatch:
     """Pings an engine while it has guests, and kills them when it hangs. One for each engine."""
 
@@ -103,10 +95,10 @@ class EngineWatch:
         self._host = host
         self._engine = engine
         self._lock = threading.Lock()
-        self._watched: list[WatchedGuest] = []
+        self._watched: list[DockerGuest] = []
         self._running = False
 
-    def watch(self, guest: WatchedGuest) -> None:
+    def watch(self, guest: DockerGuest) -> None:
         """Called once for each guest, from any thread, as soon as it has its stream."""
         with self._lock:
             self._watched.append(guest)

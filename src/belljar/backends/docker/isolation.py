@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from belljar.backends.base import GuestSpec
-from belljar.backends.docker.settings import Docker, docker_settings
-from belljar.backends.isolation import Layer, State
+from belljar.backends.docker.settings import docker_settings
+from belljar.backends.isolation import Layer, State, describe_common_limits
 from belljar.backends.linux import posture
 from belljar.errors import StartError
 from belljar.limits import Limits, format_size
@@ -28,7 +28,6 @@ class EngineFacts:
     that the engine does not mention counts as missing."""
 
     engine: Literal["docker", "podman"] = "docker"
-    version: str = ""
     api_version: tuple[int, int] = (0, 0)
     machine: str = ""  # as in os.uname(): "x86_64", "aarch64"
     cpus: int = 0  # 0: unknown
@@ -43,7 +42,6 @@ class EngineFacts:
     userns: bool = False  # uids in a container differ from those outside
     runtimes: tuple[str, ...] = ()
     default_runtime: str = ""
-    warnings: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, info: Mapping[str, Any], version: Mapping[str, Any]) -> EngineFacts:
@@ -54,7 +52,6 @@ class EngineFacts:
         rootless = "rootless" in security or info.get("Rootless") is True
         return cls(
             engine="podman" if podman else "docker",
-            version=_text(info.get("ServerVersion") or version.get("Version")),
             api_version=_pair(_text(version.get("ApiVersion"))),
             machine=_MACHINES.get(machine, machine),
             cpus=_count(info.get("NCPU")),
@@ -68,7 +65,6 @@ class EngineFacts:
             userns="userns" in security or rootless,
             runtimes=tuple(sorted(info.get("Runtimes") or ())),
             default_runtime=_text(info.get("DefaultRuntime")),
-            warnings=tuple(_text(each) for each in info.get("Warnings") or ()),
         )
 
     @property
@@ -131,19 +127,7 @@ def describe_limits(
         _memory(limits, facts, said),
         _cpus(limits, facts, said),
         _processes(limits, facts, said, runtime or facts.default_runtime),
-        _row("open_files", f"RLIMIT_NOFILE for each process, {limits.open_files}"),
-        _row("workspace", f"tmpfs, {format_size(limits.workspace)}"),
-        _row("tmp", f"tmpfs, {format_size(limits.tmp)}"),
-        _row("output", f"counted by the host, {format_size(limits.output)}"),
-        *(
-            _row(name, "not set" if value is None else f"the host's clock, {value:g} s")
-            for name, value in (
-                ("timeout", limits.timeout),
-                ("host_time", limits.host_time),
-                ("lifetime", limits.lifetime),
-                ("idle", limits.idle),
-            )
-        ),
+        *describe_common_limits(limits),
     )
 
 
@@ -214,7 +198,8 @@ def measure_layers(
     if seen is not None:
         wrong += posture.faults(seen, without=frozenset(_MAY_LACK))
         shown = seen.namespaces or ("cgroup",)
-        if "cgroup" not in shown and not _lacks_cgroup_namespaces(facts):
+        has_none = facts.engine == "podman" and facts.cgroup_version == 1
+        if "cgroup" not in shown and not has_none:
             wrong.append("shares the host's cgroup namespace")
         # An engine may take the gid for the name of a group in the image.
         gid = int(inspected["Config"]["User"].partition(":")[2])
@@ -224,27 +209,25 @@ def measure_layers(
         raise StartError(f"the container is not confined: it {', and '.join(wrong)}")
     said = "measured" if seen is not None else f"inside {kernel}" if kernel else "by the engine"
     own = {*posture.NAMESPACES}
-    looked = seen is not None and seen.namespaces is not None
-    if seen is not None and seen.namespaces is not None:
-        own &= seen.namespaces
+    looked_at = seen.namespaces if seen is not None else None
+    if looked_at is not None:
+        own &= looked_at
     elif not (kernel or facts.userns or facts.rootless):
         own.discard("user")
+    where = "by the engine" if looked_at is None and not kernel else said
     rows = [_row("runtime", f"{runtime}: {kernel}" if kernel else runtime)]
     for kind in posture.NAMESPACES:
         name = f"{kind} namespace"
         if kind in own:
-            rows.append(_row(name, f"its own, {said if looked or kernel else 'by the engine'}"))
+            rows.append(_row(name, f"its own, {where}"))
         else:
             detail, remedy = _MAY_LACK[kind]
             rows.append(_row(name, detail, "absent", remedy))
+    own_profile = docker_settings(asked.settings).seccomp is not None
+    filter_ = "the caller's own profile" if own_profile else "allow-list filter"
     rows += [
         # gVisor ignores the profile unless it is started with --oci-seccomp.
-        _row(
-            "seccomp",
-            f"{kernel} answers"
-            if kernel
-            else f"{_filter(docker_settings(asked.settings))}, {said}",
-        ),
+        _row("seccomp", f"{kernel} answers" if kernel else f"{filter_}, {said}"),
         _row("capabilities", f"none, {said}"),
         _row("no_new_privs", f"set, {said}"),
         _row("uid", f"{inspected['Config']['User'].partition(':')[0]}, {said}"),
@@ -260,14 +243,6 @@ def read_file_limit(pid: int, inspected: Mapping[str, Any], facts: EngineFacts) 
     """The hard limit of open files of the container's first process; None: not visible here."""
     runtime = str(inspected["HostConfig"].get("Runtime") or facts.default_runtime)
     return posture.most_files(pid) if pid and guest_kernel(runtime) is None else None
-
-
-def _filter(docker: Docker) -> str:
-    return "the caller's own profile" if docker.seccomp is not None else "allow-list filter"
-
-
-def _lacks_cgroup_namespaces(facts: EngineFacts) -> bool:
-    return facts.engine == "podman" and facts.cgroup_version == 1
 
 
 def _wrong_settings(inspected: Mapping[str, Any], network: str) -> Iterator[str]:

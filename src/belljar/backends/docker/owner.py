@@ -54,12 +54,20 @@ def labels(sandbox: str, project: str | None = None) -> dict[str, str]:
         STARTED: str(us.started),
         HOST: f"{us.machine}.{us.boot}",
         PID_NAMESPACE: str(us.pid_namespace),
-        CREATED: time.strftime(_MOMENT, time.gmtime()),
+        CREATED: current_moment(),
         VERSION: __version__,
         # Set although empty: a container inherits labels of its image that it does not have.
         BUILD: "",
         PROJECT: project or "",
     }
+
+
+def current_moment() -> str:
+    return time.strftime(_MOMENT, time.gmtime())
+
+
+def parse_moment(text: str) -> float:
+    return datetime.strptime(text, _MOMENT).replace(tzinfo=UTC).timestamp()
 
 
 def container_name(labels: Mapping[str, str]) -> str:
@@ -196,8 +204,8 @@ def _was_made_before_boot(owner: Owner, us: Owner, labels: Mapping[str, str]) ->
     if owner.machine != us.machine or us.machine == "unknown":
         return False
     try:
-        created = datetime.strptime(labels.get(CREATED, ""), _MOMENT).replace(tzinfo=UTC)
+        created = parse_moment(labels.get(CREATED, ""))
         uptime = float(Path("/proc/uptime").read_text().split()[0])
     except (ValueError, OSError):
         return False
-    return created.timestamp() < time.time() - uptime
+    return created < time.time() - uptime

@@ -25,11 +25,12 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
 from belljar.backends.linux import guest_view, seccomp
+from belljar.backends.linux.safe_dir import write_file
 from belljar.backends.linux.seccomp import Condition, Rule
 from belljar.environment.store import cache_root
 from belljar.errors import BackendUnavailable
@@ -49,7 +50,10 @@ def render_profile(machine: str, *, deny: tuple[str | Rule, ...] = ()) -> str:
             hint=f"an engine on one of {', '.join(_ARCHITECTURES)}",
         )
     profile = seccomp.load_profile()
-    rules = [_deny_rule(each) for each in deny]
+    refused = seccomp.ERRNO | seccomp.EPERM
+    rules = [
+        each if isinstance(each, Rule) else Rule(names=(each,), action=refused) for each in deny
+    ]
     document = {
         "defaultAction": "SCMP_ACT_ERRNO",
         "defaultErrnoRet": profile.default & 0xFFFF,
@@ -65,20 +69,10 @@ def write_profile(profile: str) -> Path:
 
     Its name is the hash of its content. Other processes may write the same file at once.
     """
-    name = f"seccomp-{hashlib.sha256(profile.encode()).hexdigest()[:16]}.json"
-    path = cache_root() / name
-    if path.exists():
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{name}.")
-    try:
-        with open(fd, "w", encoding="ascii") as file:
-            file.write(profile)
-        os.chmod(temporary, 0o644)
-        os.rename(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    data = profile.encode()
+    path = cache_root() / f"seccomp-{hashlib.sha256(data).hexdigest()[:16]}.json"
+    if not path.exists():
+        write_file(path, data)
     return path
 
 
@@ -95,12 +89,6 @@ def _rules(profile: seccomp.Profile, machine: str, first: Sequence[Rule]) -> Ite
         yield from _separate_rules(name, ordered, profile.default)
     known = replaced.union(*(rule.names for rule in profile.rules))
     yield Rule(names=tuple(sorted(numbers.keys() - known)), action=_ABSENT)
-
-
-def _deny_rule(each: str | Rule) -> Rule:
-    if isinstance(each, Rule):
-        return each
-    return Rule(names=(each,), action=seccomp.ERRNO | seccomp.EPERM)
 
 
 def _separate_rules(name: str, ordered: Sequence[Rule], default: int) -> Iterator[Rule]:
@@ -149,17 +137,15 @@ def _render_rule(rule: Rule) -> dict[str, object]:
     else:
         raise ValueError(f"{rule.names[0]}: engines do not agree on this action")
     if rule.conditions:
-        entry["args"] = list(_render_conditions(rule.conditions))
+        entry["args"] = [_render_condition(each) for each in rule.conditions]
     return entry
 
 
-def _render_conditions(conditions: Iterable[Condition]) -> Iterator[dict[str, object]]:
-    for each in conditions:
-        arg: dict[str, object] = {"index": each.index, "op": f"SCMP_CMP_{each.op}"}
-        if each.op == "MASKED_EQ":
-            yield arg | {"value": each.mask, "valueTwo": each.value}
-        else:
-            yield arg | {"value": each.value}
+def _render_condition(condition: Condition) -> dict[str, object]:
+    values = {"value": condition.value}
+    if condition.op == "MASKED_EQ":
+        values = {"value": condition.mask, "valueTwo": condition.value}
+    return {"index": condition.index, "op": f"SCMP_CMP_{condition.op}", **values}
 
 
 PASSWD = "/etc/passwd"
@@ -203,5 +189,5 @@ def _is_dead(pid: int) -> bool:
     except ProcessLookupError:
         return True
     except PermissionError:
-        return False
+        pass  # another user's
     return False

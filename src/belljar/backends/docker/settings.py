@@ -30,16 +30,33 @@ VARIABLES = {
     "build_network": "BELLJAR_BUILD_NETWORK",
 }
 
-_RUNTIME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-_NETWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}(:[A-Za-z0-9][A-Za-z0-9_.-]{0,127})?")
-_PLATFORM = re.compile(r"linux/[a-z0-9_]+(/v?[0-9]+)?")
+# Settings that are names: their form, what they name, the hint for others.
+_NAMES = {
+    "runtime": (
+        r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}",
+        "the name of a runtime",
+        'as the engine knows it: "runc", "runsc" (gVisor), "kata-runtime"; '
+        "`docker info` lists them",
+    ),
+    "build_network": (
+        r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}(:[A-Za-z0-9][A-Za-z0-9_.-]{0,127})?",
+        "the name of a network",
+        'as the engine knows it: "host" (that of its machine), "none", "bridge"; '
+        "`docker network ls` lists them",
+    ),
+    "platform": (
+        r"linux/[a-z0-9_]+(/v?[0-9]+)?",
+        "a platform",
+        '"linux/amd64", "linux/arm64", "linux/arm/v7"',
+    ),
+}
 _DEVICE = re.compile(r"(?P<host>/[^:]+)(:(?P<guest>/[^:]+))?(:(?P<rights>[rwm]{1,3}))?")
 _GPUS = re.compile(r"device=[A-Za-z0-9_-]+(,[A-Za-z0-9_-]+)*")
 
 # [registry[:port]/]name[/name...][:tag][@digest]
 _REGISTRY = r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:]+\])(?::[0-9]+)?"
 _NAME = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
-_IMAGE = re.compile(
+IMAGE = re.compile(
     rf"(?P<name>(?:{_REGISTRY}/)?{_NAME}(?:/{_NAME})*)"
     r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}))?"
     r"(?:@(?P<digest>[a-z0-9]+(?:[+._-][a-z0-9]+)*:[0-9a-f]{32,}))?",
@@ -90,10 +107,8 @@ class Docker:
                 "base has no meaning together with image or dockerfile",
                 hint="base is the image that the packages of an Environment are installed on",
             )
-        if not isinstance(self.pull, str):
-            raise InvalidOption(f"pull is one of {', '.join(PULLS)}, not {self.pull!r}")
         if self.pull not in PULLS:
-            raise unknown_option("pull", self.pull, PULLS)
+            raise unknown_option("pull", str(self.pull), PULLS)
         for name in ("noexec", "named_user"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidOption(f"{name} is True or False, not {getattr(self, name)!r}")
@@ -122,19 +137,14 @@ def docker_settings(given: object) -> Docker:
 
 def merge_settings(docker: Docker, flat: Mapping[str, object]) -> Docker:
     """The settings, replaced by those of `flat` that were given."""
-    given = {name: value for name, value in flat.items() if not _absent(value)}
+    given = {name: value for name, value in flat.items() if value not in (None, (), [])}
     return replace(docker, **given) if given else docker  # type: ignore[arg-type]
 
 
-def _absent(value: object) -> bool:
-    return value is None or (isinstance(value, (tuple, list)) and not value)
-
-
-def fill_from_environment(docker: Docker, environ: Mapping[str, str] | None = None) -> Docker:
+def fill_from_environment(docker: Docker, environ: Mapping[str, str] = os.environ) -> Docker:
     """The settings, with missing ones taken from environment variables."""
-    found = os.environ if environ is None else environ
     for name, variable in VARIABLES.items():
-        value = found.get(variable)
+        value = environ.get(variable)
         if not value or getattr(docker, name) is not None or (name == "base" and docker.own):
             continue
         try:
@@ -166,30 +176,27 @@ def check_image(option: str, given: str) -> str:
     """A reference as the docker command takes it: name, name:tag, name@digest, or an id."""
     if not isinstance(given, str):
         raise InvalidOption(f"{option} is the name of an image, not {given!r}")
-    match = _IMAGE.fullmatch(given)
+    match = IMAGE.fullmatch(given)
     if match is None or len(match["name"]) > _MAX_NAME:
         raise InvalidOption(
             f"{option}={given[:300]!r} is not the name of an image", hint=_image_hint(given)
         )
-    if match["digest"] and (hint := _digest_hint(match["digest"])):
-        raise InvalidOption(f"{option}={given[:300]!r} has a malformed digest", hint=hint)
+    algorithm, _, digits = (match["digest"] or "").partition(":")
+    wanted = {"sha256": 64, "sha384": 96, "sha512": 128}.get(algorithm, len(digits))
+    if len(digits) != wanted:
+        raise InvalidOption(
+            f"{option}={given[:300]!r} has a malformed digest",
+            hint=f"{algorithm} has {wanted} digits, not {len(digits)}",
+        )
     return given
 
 
-def _digest_hint(digest: str) -> str | None:
-    algorithm, _, digits = digest.partition(":")
-    want = {"sha256": 64, "sha384": 96, "sha512": 128}.get(algorithm)
-    if want is None or len(digits) == want:
-        return None
-    return f"{algorithm} has {want} digits, not {len(digits)}"
-
-
 def _image_hint(given: str) -> str:
-    if _IMAGE.fullmatch(given.lower()) and given != given.lower():
+    if IMAGE.fullmatch(given.lower()) and given != given.lower():
         return f"names of images are in lower case: {given.lower()!r}"
-    if "://" in given and _IMAGE.fullmatch(given.partition("://")[2]):
+    if "://" in given and IMAGE.fullmatch(given.partition("://")[2]):
         return f"without a scheme: {given.partition('://')[2]!r}"
-    if given.strip() != given and _IMAGE.fullmatch(given.strip()):
+    if given.strip() != given and IMAGE.fullmatch(given.strip()):
         return "there is white space around it"
     if os.path.exists(given) and given:
         return f"a file or directory? dockerfile={given!r} builds an image from it"
@@ -245,40 +252,19 @@ def _profile(option: str, given: str | os.PathLike[str]) -> Path:
 
 
 def _path(option: str, given: str | os.PathLike[str]) -> Path:
-    if not isinstance(given, (str, os.PathLike)):
-        raise InvalidOption(f"{option} is a path, not {given!r}")
-    text = os.fspath(given)
+    text = os.fspath(given) if isinstance(given, (str, os.PathLike)) else None
     if not isinstance(text, str) or not text or "\0" in text:
         raise InvalidOption(f"{option} is a path, not {given!r}")
     return Path(text).expanduser().absolute()
 
 
-def _network(option: str, given: str) -> str:
-    if not isinstance(given, str) or not _NETWORK.fullmatch(given):
-        raise InvalidOption(
-            f"build_network={given!r} is not the name of a network",
-            hint='as the engine knows it: "host" (that of its machine), "none", "bridge"; '
-            "`docker network ls` lists them",
-        )
-    return given
-
-
-def _runtime(option: str, given: str) -> str:
-    if not isinstance(given, str) or not _RUNTIME.fullmatch(given):
-        raise InvalidOption(
-            f"runtime={given!r} is not the name of a runtime",
-            hint='as the engine knows it: "runc", "runsc" (gVisor), "kata-runtime"; '
-            "`docker info` lists them",
-        )
-    return given
-
-
-def _platform(option: str, given: str) -> str:
-    if not isinstance(given, str) or not _PLATFORM.fullmatch(given):
-        hint = '"linux/amd64", "linux/arm64", "linux/arm/v7"'
-        if isinstance(given, str) and _PLATFORM.fullmatch(f"linux/{given}"):
-            hint = f'did you mean "linux/{given}"?'
-        raise InvalidOption(f"platform={given!r} is not a platform", hint=hint)
+def _name(option: str, given: str) -> str:
+    form, what, hint = _NAMES[option]
+    text = given if isinstance(given, str) else ""
+    if not re.fullmatch(form, text):
+        if re.fullmatch(form, f"linux/{text}"):
+            hint = f'did you mean "linux/{text}"?'
+        raise InvalidOption(f"{option}={given!r} is not {what}", hint=hint)
     return given
 
 
@@ -335,14 +321,14 @@ _CHECKS: dict[str, Callable[[str, Any], object]] = {
     "image": check_image,
     "dockerfile": _dockerfile,
     "tag": _tag,
-    "runtime": _runtime,
-    "platform": _platform,
+    "runtime": _name,
+    "platform": _name,
     "gpus": _gpus,
     "devices": _devices,
     "host": _text,
     "base": check_image,
     "ca_bundle": _ca_bundle,
-    "build_network": _network,
+    "build_network": _name,
     "seccomp": _profile,
     "project": _text,
 }

@@ -13,7 +13,6 @@ import random
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import cast
 
 from belljar.backends.base import GuestSpec
 from belljar.backends.docker import profile
@@ -25,8 +24,6 @@ from belljar.backends.mounts import Mount
 from belljar.errors import BackendUnavailable, InvalidOption, nearest
 from belljar.limits import Limits
 from belljar.protocol.messages import MAX_FILES
-
-Refusals = tuple[str | Rule, ...]
 
 USER_ID = 1000  # where uids differ from the host's
 HOST_NAME = "belljar"
@@ -100,7 +97,11 @@ def container_body(
             **_resources(spec.limits, docker, facts),
             **_files(spec, docker, facts, uid, volumes, passwd),
             **_devices(docker),
-            **_life(docker),
+            **({"Runtime": docker.runtime} if docker.runtime else {}),
+            "Init": False,  # our own PID 1 reaps
+            "LogConfig": {"Type": "none"},  # output goes over the wire
+            "RestartPolicy": {"Name": "no"},
+            "AutoRemove": False,
         },
     }
 
@@ -157,11 +158,11 @@ def check_mounts(mounts: Iterable[Mount], uid: int, *, same_uids: bool = True) -
 
 def seccomp_filter(spec: GuestSpec, facts: EngineFacts) -> str:
     """The seccomp filter of this guest, as text."""
-    deny: Refusals = ()
+    deny: list[str | Rule] = []
     if not all(mount.read_only for mount in spec.mounts):
-        deny += cast(Refusals, SET_ID)
+        deny += SET_ID
     if not facts.memory_limit:
-        deny += cast(Refusals, HIDDEN_MEMORY)  # nothing else would count such pages
+        deny += HIDDEN_MEMORY  # nothing else would count such pages
     own = docker_settings(spec.settings).seccomp
     if own is not None:
         if deny:
@@ -171,7 +172,7 @@ def seccomp_filter(spec: GuestSpec, facts: EngineFacts) -> str:
                 hint="leave out seccomp=",
             )
         return json.dumps(json.loads(Path(own).read_bytes()), separators=(",", ":"))
-    return profile.render_profile(facts.machine, deny=deny)
+    return profile.render_profile(facts.machine, deny=tuple(deny))
 
 
 def _check_runtime(docker: Docker, facts: EngineFacts) -> None:
@@ -192,7 +193,7 @@ def _isolation(docker: Docker, facts: EngineFacts, filter_: str, network: str) -
     masked = [f"/proc/{name}" for name in _PROC] + ["/sys", *_ELSEWHERE]
     if network == "open":
         masked.remove(_NAME_SERVERS)
-    if _wants_devices(docker):
+    if docker.gpus is not None or docker.devices:
         masked = [path for path in masked if path not in _FOR_DEVICES] + list(_SECRETS)
     options = ["no-new-privileges", f"seccomp={filter_}"]
     if facts.engine == "podman":  # it does not read MaskedPaths
@@ -270,14 +271,15 @@ def _files(
     passwd: str | None,
 ) -> dict[str, object]:
     limits = spec.limits
-    noexec = spec.noexec or docker.noexec
-    tmpfs = {
-        spec.workdir: _tmpfs(limits.workspace, 65536, uid, facts, noexec=noexec),
-        "/tmp": _tmpfs(limits.tmp, 16384, uid, facts, noexec=noexec),
-        "/dev/shm": _tmpfs(limits.tmp, 4096, uid, facts, noexec=noexec),
+    # Bytes, and how many files.
+    sizes = {
+        spec.workdir: (limits.workspace, 65536),
+        "/tmp": (limits.tmp, 16384),
+        "/dev/shm": (limits.tmp, 4096),
+        **dict.fromkeys(spec.scratch, (limits.workspace, 65536)),
     }
-    for path in spec.scratch:
-        tmpfs[path] = _tmpfs(limits.workspace, 65536, uid, facts, noexec=noexec)
+    noexec = spec.noexec or docker.noexec
+    tmpfs = {path: _tmpfs(*size, uid, facts, noexec=noexec) for path, size in sizes.items()}
     # A volume that the image declares is a directory on the engine's disk, without any limit. It is
     # made read-only, with the image's files; where the engine cannot do that, it is covered.
     sealed = sorted({normalize_path(path) for path in volumes} - tmpfs.keys())
@@ -341,10 +343,6 @@ def _bind(mount: Mount, facts: EngineFacts) -> dict[str, object]:
     }
 
 
-def _wants_devices(docker: Docker) -> bool:
-    return docker.gpus is not None or bool(docker.devices)
-
-
 def _devices(docker: Docker) -> dict[str, object]:
     found: dict[str, object] = {}
     if docker.devices:
@@ -360,13 +358,3 @@ def _devices(docker: Docker) -> dict[str, object]:
             request["Count"] = -1 if docker.gpus == "all" else docker.gpus
         found["DeviceRequests"] = [request]
     return found
-
-
-def _life(docker: Docker) -> dict[str, object]:
-    life: dict[str, object] = {
-        "Init": False,  # our own PID 1 reaps
-        "LogConfig": {"Type": "none"},  # output goes over the wire
-        "RestartPolicy": {"Name": "no"},
-        "AutoRemove": False,
-    }
-    return life | ({"Runtime": docker.runtime} if docker.runtime else {})

@@ -369,7 +369,7 @@ def _refuse(names: Sequence[str], mode: int, flags: int | None = None) -> Iterat
 
 # For guests with a writable mount: files they make there must not run with the owner's rights.
 # (The guest's mounts are nosuid, the host's view of the same files is not.)
-SET_ID = (
+SET_ID: tuple[str | Rule, ...] = (
     *_refuse(["chmod", "fchmod", "creat", "mknod"], mode=1),
     *_refuse(["fchmodat", "fchmodat2", "mknodat"], mode=2),
     *_refuse(["open"], mode=2, flags=1),

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import anyio
@@ -149,28 +149,24 @@ class TlsConnection(Connection):
         self._waiters = 0
 
     async def handshake(self) -> None:
-        """Called first. Raises ssl.SSLError, OSError."""
+        """Called first, by its only user. Raises ssl.SSLError, OSError."""
+        finished = False
+        while not finished:
+            with contextlib.suppress(self._ssl.SSLWantReadError):
+                self._tls.do_handshake()
+                finished = True
+            await self._repeat(self._flush, anyio.wait_writable)
+            if not finished:
+                await self._repeat(self._fill, anyio.wait_readable)
+
+    async def _repeat(
+        self, action: Callable[[], None], wait: Callable[[socket.socket], Awaitable[None]]
+    ) -> None:
         while True:
             try:
-                self._step(self._tls.do_handshake)
-                return
-            except self._ssl.SSLWantReadError:
-                await anyio.wait_readable(self._socket)
+                return action()
             except BlockingIOError:
-                await anyio.wait_writable(self._socket)
-
-    def _step(self, action: Callable[[], None]) -> None:
-        with self._lock:
-            while True:
-                try:
-                    action()
-                    return self._flush()
-                except self._ssl.SSLWantReadError:
-                    self._flush()
-                    try:
-                        self._fill()
-                    except BlockingIOError:
-                        raise self._ssl.SSLWantReadError from None
+                await wait(self._socket)
 
     def _receive(self, size: int) -> bytes:
         with self._lock:
@@ -379,7 +375,11 @@ async def _connect(host: str, port: int) -> socket.socket:
 async def _connect_to(sock: socket.socket, address: tuple[str | int, ...]) -> socket.socket:
     try:
         sock.setblocking(False)
-        _set_options(sock)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in KEEPALIVE.items():
+            if (option := getattr(socket, name, None)) is not None:
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
         try:
             sock.connect(address)
         except BlockingIOError:
@@ -390,11 +390,3 @@ async def _connect_to(sock: socket.socket, address: tuple[str | int, ...]) -> so
         sock.close()
         raise
     return sock
-
-
-def _set_options(sock: socket.socket) -> None:
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in KEEPALIVE.items():
-        if (option := getattr(socket, name, None)) is not None:
-            sock.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -54,7 +54,7 @@ class Endpoint:
         return self.address if self.kind == "tcp" else "docker"
 
 
-def find_endpoint(host: str | None = None, environ: Mapping[str, str] | None = None) -> Endpoint:
+def find_endpoint(host: str | None = None, environ: Mapping[str, str] = os.environ) -> Endpoint:
     """The engine to use, found in the same order as by the docker command.
 
     Raises BackendUnavailable if no engine is found, InvalidOption for a malformed address.
@@ -62,7 +62,6 @@ def find_endpoint(host: str | None = None, environ: Mapping[str, str] | None = N
     >>> str(find_endpoint("tcp://build-server:2375", {}))
     'tcp://build-server:2375'
     """
-    environ = os.environ if environ is None else environ
     if host:
         return parse_endpoint(host, "the option host", environ)
     if named := environ.get("DOCKER_HOST"):
@@ -86,19 +85,15 @@ def parse_endpoint(
             return Endpoint(kind="unix", address=rest, source=source)
         case "tcp" | "http" | "https" if found := _AUTHORITY.fullmatch(rest):
             tls = tls or _tls_of(environ or {}, wanted=scheme.lower() == "https")
-            port = _port(found["port"]) or (PORT if tls is None else TLS_PORT)
+            port = int(found["port"] or 0) or (PORT if tls is None else TLS_PORT)
             if found["user"] is None and found["path"] in (None, "/") and port <= 0xFFFF:
                 address = f"{found['host']}:{port}"
                 return Endpoint(kind="tcp", address=address, tls=tls, source=source)
-        case "ssh" if (found := _AUTHORITY.fullmatch(rest)) and _port(found["port"]) <= 0xFFFF:
+        case "ssh" if (found := _AUTHORITY.fullmatch(rest)) and int(found["port"] or 0) <= 0xFFFF:
             return Endpoint(kind="ssh", address=rest.removesuffix("/"), source=source)
     raise InvalidOption(
         f"{source}: {text[:200]!r} is not the address of an engine", hint=f"one of {_FORMS}"
     )
-
-
-def _port(text: str | None) -> int:
-    return int(text or 0)
 
 
 def ssh_parts(address: str) -> tuple[str | None, str, int, str]:
@@ -108,7 +103,7 @@ def ssh_parts(address: str) -> tuple[str | None, str, int, str]:
         raise InvalidOption(
             f"{address[:200]!r} is not an address for ssh", hint="[user@]host[:port]"
         )
-    return found["user"], found["host"].strip("[]"), _port(found["port"]), found["path"] or ""
+    return found["user"], found["host"].strip("[]"), int(found["port"] or 0), found["path"] or ""
 
 
 # --- TLS -------------------------------------------------------------------------------------

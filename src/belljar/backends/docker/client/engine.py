@@ -9,10 +9,8 @@ from __future__ import annotations
 import json
 import re
 import urllib.parse
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from functools import partial
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from typing import Any
 
 import anyio
@@ -71,10 +69,11 @@ class Engine:
         list become JSON, bool becomes 1 or 0, None is left out.
         """
         with anyio.move_on_after(timeout):
-            payload, fields = _payload(body, data, headers)
-            async with self._exchange(method, path, query, payload, fields) as exchange:
+            async with self._exchange(method, path, query, body, data, headers) as exchange:
                 head = await self._accepted(exchange)
-                return _parsed(head, await exchange.body(MAX_JSON))
+                text = await exchange.body(MAX_JSON)
+                kind = head.headers.get("content-type", "").partition(";")[0].strip().lower()
+                return _json(text) if text.strip() and kind == "application/json" else None
         raise self._silent(method, path, timeout)
 
     @asynccontextmanager
@@ -84,7 +83,6 @@ class Engine:
         path: str,
         *,
         query: Query | None = None,
-        body: object = None,
         data: Data = None,
         headers: Mapping[str, str] | None = None,
         idle_timeout: float = 300.0,
@@ -94,8 +92,6 @@ class Engine:
         Not the total time is limited but the silence, to `idle_timeout`. An engine reports a later
         failure in the stream, as an object with "error".
         """
-        silent = self._silent(method, path, idle_timeout)
-        payload, fields = _payload(body, data, headers)
         async with AsyncExitStack() as stack:
             with anyio.move_on_after(idle_timeout) as waiting:
 
@@ -103,20 +99,43 @@ class Engine:
                     waiting.deadline = anyio.current_time() + idle_timeout
 
                 exchange = await stack.enter_async_context(
-                    self._exchange(method, path, query, payload, fields, moved)
+                    self._exchange(method, path, query, None, data, headers, moved)
                 )
                 await self._accepted(exchange)
             if waiting.cancelled_caught:
-                raise silent
-            yield _Lines(exchange, idle_timeout, silent, partial(self._broken, f"{method} {path}"))
+                raise self._silent(method, path, idle_timeout)
+            lines = self._read_lines(exchange, method, path, idle_timeout)
+            yield await stack.enter_async_context(aclosing(lines))
+
+    async def _read_lines(
+        self, exchange: Exchange, method: str, path: str, idle_timeout: float
+    ) -> AsyncGenerator[dict[str, Any]]:
+        rest, chunk = b"", b"\n"
+        try:
+            while chunk:
+                with anyio.move_on_after(idle_timeout) as waiting:
+                    chunk = await exchange.chunk()
+                if waiting.cancelled_caught:
+                    raise self._silent(method, path, idle_timeout)
+                # The end of the answer ends its last line too.
+                *lines, rest = (rest + (chunk or b"\n")).split(b"\n")
+                if len(rest) > MAX_LINE:
+                    raise BrokenAnswer(f"it sent a line of more than {MAX_LINE} bytes")
+                for line in filter(None, map(bytes.strip, lines)):
+                    found = _json(line)
+                    if not isinstance(found, dict):
+                        raise BrokenAnswer("it sent a line that is not a JSON object")
+                    yield found
+        except BrokenAnswer as error:
+            raise self._broken(method, path, error) from error
 
     async def upgrade(
         self, path: str, *, query: Query | None = None, body: object = None, timeout: float = 30.0
     ) -> Connection:
         """POST, and return the connection as a raw stream; the caller closes it."""
-        payload, fields = _payload(body, None, {"Connection": "Upgrade", "Upgrade": "tcp"})
+        headers = {"Connection": "Upgrade", "Upgrade": "tcp"}
         with anyio.move_on_after(timeout):
-            async with self._exchange("POST", path, query, payload, fields) as exchange:
+            async with self._exchange("POST", path, query, body, headers=headers) as exchange:
                 head = await self._accepted(exchange)
                 # Docker switches protocols (101); some versions of Podman answer 200 and do it too.
                 framed = {"content-length", "transfer-encoding"} & head.headers.keys()
@@ -130,16 +149,20 @@ class Engine:
         self,
         method: str,
         path: str,
-        query: Query | None,
-        data: Data,
-        headers: Mapping[str, str],
+        query: Query | None = None,
+        body: object = None,
+        data: Data = None,
+        headers: Mapping[str, str] | None = None,
         moved: Callable[[], None] | None = None,
     ) -> AsyncIterator[Exchange]:
         """Send a request on a new connection; turn failures into EngineErrors."""
         if path != PING and not self._version:
             self._version = await self._negotiate()
         target = _target(path if path == PING else f"/v{self._version}{path}", query)
-        defaults = {"Host": self.endpoint.authority, "User-Agent": "belljar", "Connection": "close"}
+        fields = {"Host": self.endpoint.authority, "User-Agent": "belljar", "Connection": "close"}
+        if body is not None:
+            data = json.dumps(body).encode()
+            fields["Content-Type"] = "application/json"
         try:
             connection = await dial(self.endpoint)
         except OSError as error:
@@ -147,20 +170,20 @@ class Engine:
             raise unreachable_error(self.endpoint, error) from error
         exchange = Exchange(connection)
         try:
-            await exchange.send(method, target, defaults | dict(headers), data, moved)
+            await exchange.send(method, target, fields | dict(headers or {}), data, moved)
             yield exchange
         except BrokenAnswer as error:
-            raise self._broken(f"{method} {path}", error, connection.complaint()) from error
+            raise self._broken(method, path, error, connection.complaint()) from error
         finally:
             exchange.close()
 
-    def _broken(self, what: str, error: BrokenAnswer, said: str = "") -> EngineError:
+    def _broken(self, method: str, path: str, error: BrokenAnswer, said: str = "") -> EngineError:
         self._version = ""
-        return broken_error(self.endpoint, what, error, said)
+        return broken_error(self.endpoint, f"{method} {path}", error, said)
 
     async def _negotiate(self) -> str:
         """Find the version of the API that both sides speak."""
-        async with self._exchange("GET", PING, None, None, {}) as exchange:
+        async with self._exchange("GET", PING) as exchange:
             head = await self._accepted(exchange)
             found = re.fullmatch(r"(\d{1,4})\.(\d{1,4})", head.headers.get("api-version", ""))
             if found is None:
@@ -170,9 +193,9 @@ class Engine:
             raise EngineUnavailable(
                 f"the engine at {self.endpoint} speaks version {found[0]} of Docker's API, "
                 f"too old for belljar",
-                hint=f"version {_dotted(OLDEST_API)} is needed: Docker 20.10 or Podman 4, or newer",
+                hint="version 1.41 is needed: Docker 20.10 or Podman 4, or newer",
             )
-        return _dotted(min(theirs, NEWEST_API))
+        return "{}.{}".format(*min(theirs, NEWEST_API))
 
     async def _accepted(self, exchange: Exchange) -> Head:
         """Return the head of the answer. Raises EngineError if the engine refused."""
@@ -190,82 +213,11 @@ class Engine:
         )
 
 
-class _Lines:
-    """The JSON objects of one answer, as they come."""
-
-    def __init__(
-        self,
-        exchange: Exchange,
-        idle_timeout: float,
-        silent: EngineError,
-        broken: Callable[[BrokenAnswer], EngineError],
-    ) -> None:
-        self._exchange = exchange
-        self._idle_timeout = idle_timeout
-        self._silent = silent
-        self._broken = broken
-        self._lines: deque[bytes] = deque()
-        self._rest = b""
-        self._ended = False
-
-    def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
-        return self
-
-    async def __anext__(self) -> dict[str, Any]:
-        try:
-            return await self._next()
-        except BrokenAnswer as error:
-            raise self._broken(error) from error
-
-    async def _next(self) -> dict[str, Any]:
-        while True:
-            while self._lines:
-                if line := self._lines.popleft().strip():
-                    return _object(line)
-            if self._ended:
-                raise StopAsyncIteration
-            with anyio.move_on_after(self._idle_timeout) as waiting:
-                chunk = await self._exchange.chunk()
-            if waiting.cancelled_caught:
-                raise self._silent
-            self._take(chunk)
-
-    def _take(self, chunk: bytes) -> None:
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
-        self._lines.extend(lines)
-        if not chunk:
-            self._ended = True
-            self._lines.append(self._rest)
-        elif len(self._rest) > MAX_LINE:
-            raise BrokenAnswer(f"it sent a line of more than {MAX_LINE} bytes")
-
-
-def _object(line: bytes) -> dict[str, Any]:
-    found = _json(line)
-    if not isinstance(found, dict):
-        raise BrokenAnswer("it sent a line that is not a JSON object")
-    return found
-
-
 def _json(text: bytes) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BrokenAnswer(f"it sent invalid JSON: {error}") from error
-
-
-def _parsed(head: Head, body: bytes) -> Any:
-    kind = head.headers.get("content-type", "").partition(";")[0].strip().lower()
-    return _json(body) if body.strip() and kind == "application/json" else None
-
-
-def _payload(
-    body: object, data: Data, headers: Mapping[str, str] | None
-) -> tuple[Data, Mapping[str, str]]:
-    if body is None:
-        return data, headers or {}
-    text = json.dumps(body).encode()
-    return text, {"Content-Type": "application/json"} | dict(headers or {})
 
 
 def _target(path: str, query: Query | None) -> str:
@@ -279,10 +231,6 @@ def _value(value: object) -> str:
     if isinstance(value, bool):
         return "1" if value else "0"
     return json.dumps(value) if isinstance(value, (dict, list)) else str(value)
-
-
-def _dotted(version: tuple[int, int]) -> str:
-    return f"{version[0]}.{version[1]}"
 
 
 @contextmanager

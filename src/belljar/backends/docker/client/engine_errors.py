@@ -103,17 +103,14 @@ def _remedy(endpoint: Endpoint, error: OSError) -> str:
     return "is the address right, and the machine up? does `docker info` answer?"
 
 
-def _by_hand(address: str) -> str:
-    user, host, port, _ = ssh_parts(address)
-    return f"ssh {f'-p {port} ' if port else ''}{f'{user}@' if user else ''}{host} docker version"
-
-
 def broken_error(endpoint: Endpoint, what: str, error: BrokenAnswer, said: str) -> EngineError:
     """The error for a broken answer. `said`: what ssh said about its end, if it is in between."""
     if said and error.nothing:
+        user, host, port, _ = ssh_parts(endpoint.address)
+        by_hand = f"ssh {f'-p {port} ' if port else ''}{f'{user}@' if user else ''}{host}"
         return EngineUnavailable(
             f"no connection to the engine at {endpoint}: {clean_text(said)}",
-            hint=f"does `{_by_hand(endpoint.address)}` work without a password?",
+            hint=f"does `{by_hand} docker version` work without a password?",
         )
     # With TLS 1.3 the client's certificate is refused only after the handshake: by an alert, by the
     # end of the stream, or by a reset if the engine does not read the request.

@@ -6,6 +6,7 @@ and reports progress during one.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -219,11 +220,9 @@ class Exchange:
     async def body_start(self, size: int) -> bytes:
         """The first bytes of it, about `size`, even if it breaks off."""
         parts = bytearray()
-        try:
+        with contextlib.suppress(BrokenAnswer):
             while len(parts) < size and (chunk := await self.chunk()):
                 parts += chunk
-        except BrokenAnswer:
-            return bytes(parts)
         return bytes(parts)
 
     def detach(self) -> Connection:

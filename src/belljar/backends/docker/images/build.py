@@ -42,12 +42,8 @@ from belljar.backends.docker.images.image_store import ImagePlan
 from belljar.backends.docker.isolation import EngineFacts
 from belljar.backends.docker.spec import normalize_path
 from belljar.environment.addresses import hide_credentials
-from belljar.environment.requirement import (
-    UNSOLVABLE,
-    explain_conflict,
-    hide_secrets,
-    join_packages,
-)
+from belljar.environment.requirement import UNSOLVABLE, hide_secrets, join_packages
+from belljar.environment.uv_build import install_error, pick_lines
 from belljar.errors import EnvironmentBuildError
 from belljar.text import printable
 
@@ -55,8 +51,6 @@ CREATE_TIMEOUT = 20.0
 START_TIMEOUT = 60.0
 TMPFS_SIZE = "512m"  # an upper bound; uv and the settings take 40 MiB
 MOST_TASKS = 4096  # as many as a compiler on a large machine wants, but no fork bomb
-
-_CONFLICT = 409
 
 log = logging.getLogger("belljar")
 in_use: set[str] = set()  # build containers of this process
@@ -71,18 +65,19 @@ async def build_image(
 ) -> str:
     """Build the image and return its id. Raises BuildTaken if another process builds it."""
     _refuse_volumes(order)
-    inputs = await anyio.to_thread.run_sync(collect_inputs, order)
-    reporter.hide(inputs.secrets)
-    for note in inputs.notes:
+    request, settings = await anyio.to_thread.run_sync(collect_inputs, order)
+    reporter.hide(settings.secrets)
+    for note in settings.notes:
         reporter.note(note)
     async with (
         build_container(engine, order, facts) as container,
         # Open until the image exists: the container ends with this stream.
         _attached(engine, container, order) as connection,
     ):
-        report = await BuildStream(connection, reporter).run(stream_inputs(inputs))
+        inputs = stream_inputs(request, settings.files.values())
+        report = await BuildStream(connection, reporter).run(inputs)
         if isinstance(report, Failure):
-            raise explain_failure(report, order.plan, inputs.secrets)
+            raise explain_failure(report, order.plan, settings.secrets)
         reporter.say("compiling", "storing the image")
         return await commit_image(engine, container, order, report, facts)
 
@@ -136,7 +131,7 @@ async def build_container(
             )
     except EngineError as error:
         # Podman 4 has no status for it.
-        if error.status == _CONFLICT or "is already in use" in error.message:
+        if error.status == 409 or "is already in use" in error.message:
             raise BuildTaken from error
         if error.status == 0:  # the container may exist
             await _remove_ours(engine, order)
@@ -168,7 +163,7 @@ async def _remove_ours(engine: Engine, order: BuildOrder) -> None:
 
 def container_body(order: BuildOrder, facts: EngineFacts) -> dict[str, object]:
     """The request for the build container."""
-    labels = owner.labels(f"build-{order.key}", order.project) | {owner.BUILD: order.key}
+    labels = owner.labels(f"build-{order.key}", order.docker.project) | {owner.BUILD: order.key}
     host: dict[str, object] = {
         "AutoRemove": True,
         "Init": False,
@@ -180,8 +175,8 @@ def container_body(order: BuildOrder, facts: EngineFacts) -> dict[str, object]:
         "PidsLimit": MOST_TASKS,
         "LogConfig": {"Type": "none"},
     }
-    if order.network is not None:
-        host["NetworkMode"] = order.network
+    if order.docker.build_network is not None:
+        host["NetworkMode"] = order.docker.build_network
     # gVisor keeps written files in a file of its own, where a commit does not find them.
     if facts.default_runtime not in ("runc", "crun", "") and "runc" in facts.runtimes:
         host["Runtime"] = "runc"
@@ -261,8 +256,6 @@ def config_as_instructions(config: Mapping[str, Any]) -> str:
 
 # -- errors -------------------------------------------------------------------------------------
 
-SHOWN_LINES = 12  # of uv's error, from its start and again from its end
-
 # A pattern of uv's message -> the hint. The first match counts.
 _REMEDIES = (
     (
@@ -294,67 +287,49 @@ _REMEDIES = (
     ),
     (r"[Nn]o space left", "the engine's disk is full; docker system df, belljar image prune"),
 )
+_ENDED = "was it removed, did the engine stop, or is its machine out of memory or disk space?"
 
 
 def explain_failure(
     failure: Failure, plan: ImagePlan, secrets: Iterable[str] = ()
 ) -> EnvironmentBuildError:
     """The error for a failed build. `secrets`: inputs of the build that it must not show."""
-    name, base = plan.environment.name, plan.base
-    failure = Failure(
-        printable(hide_credentials(failure.message, secrets)),
-        failure.kind,
-        tuple(printable(hide_credentials(line, secrets)) for line in failure.lines),
+    base = plan.base
+    message, *lines = (
+        printable(hide_credentials(text, secrets)) for text in (failure.message, *failure.lines)
     )
     if failure.kind in ("python", "root"):
+        name = plan.environment.name
         return EnvironmentBuildError(
-            f"environment {name!r} cannot be built on image {base!r}: {failure.message}",
+            f"environment {name!r} cannot be built on image {base!r}: {message}",
             hint="choose another base image: Docker(base=…) or BELLJAR_DOCKER_BASE",
         )
     if failure.kind == "start":
-        return _start_failure(failure, plan)
+        return _start_failure(message, base)
     if failure.kind == "uv":
         return EnvironmentBuildError(
-            "\n".join(
-                [f"{failure.message} in a container of image {base!r}", *_pick_lines(failure)]
-            ),
+            "\n".join([f"{message} in a container of image {base!r}", *pick_lines(lines)]),
             hint="this host's uv does not run there, and the image has no uv and no pip that "
             "installs it; choose a base image with uv or pip",
         )
     packages = hide_credentials(
         join_packages(list(map(hide_secrets, plan.environment.packages))), secrets
     )
-    said = "\n".join(failure.lines)
-    hint = next((hint for pattern, hint in _REMEDIES if re.search(pattern, said)), None)
-    if failure.kind == "ended":
-        hint = "was it removed, did the engine stop, or is its machine out of memory or disk space?"
-    message = f"installing {packages} on image {base!r} failed ({failure.message})"
-    if (why := explain_conflict(said)) is not None:
-        message = f"{why}; {message}"
-    return EnvironmentBuildError("\n".join([message, *_pick_lines(failure)]), hint=hint)
+    remedies = ((r"", _ENDED),) if failure.kind == "ended" else _REMEDIES
+    return install_error(f"{packages} on image {base!r}", message, lines, remedies)
 
 
-def _start_failure(failure: Failure, plan: ImagePlan) -> EnvironmentBuildError:
-    missing = r"executable file not found|python3.*[Nn]o such file or directory"
-    if re.search(missing, failure.message):
+def _start_failure(message: str, base: str) -> EnvironmentBuildError:
+    if re.search(r"executable file not found|python3.*[Nn]o such file or directory", message):
         return EnvironmentBuildError(
-            f"image {plan.base!r} has no python3, so nothing can be built on it",
+            f"image {base!r} has no python3, so nothing can be built on it",
             hint="choose a base image with Python 3.9 or later, such as python:3.12-slim",
         )
     hint = None
-    if "exec format error" in failure.message:
+    if "exec format error" in message:
         hint = "the image is for another kind of processor; platform=, or emulation by binfmt_misc"
-    elif "network" in failure.message:
+    elif "network" in message:
         hint = "BELLJAR_BUILD_NETWORK=host lets builds use the network of the engine's machine"
     return EnvironmentBuildError(
-        f"a container of image {plan.base!r} does not start: {failure.message}", hint=hint
+        f"a container of image {base!r} does not start: {message}", hint=hint
     )
-
-
-def _pick_lines(failure: Failure) -> list[str]:
-    lines = list(failure.lines)
-    starts = [i for i, line in enumerate(lines) if re.match(r"\s*(error\b|×|ERROR)", line)]
-    complaint = lines[starts[0] :] if starts else lines
-    if len(complaint) > 2 * SHOWN_LINES:
-        complaint = [*complaint[:SHOWN_LINES], "…", *complaint[-SHOWN_LINES:]]
-    return complaint

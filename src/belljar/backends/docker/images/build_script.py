@@ -89,22 +89,19 @@ def check_python(wanted: str | None) -> None:
         raise Failed(f"its Python is {platform.python_version()}; 3.9 or later is needed", "python")
     if sys.implementation.name != "cpython":
         raise Failed(f"its Python is {sys.implementation.name}; CPython is needed", "python")
-    if (
-        wanted
-        and list(map(int, wanted.split("."))) != list(sys.version_info[:3])[: wanted.count(".") + 1]
-    ):
+    if wanted and not "{}.{}.{}.".format(*sys.version_info).startswith(wanted + "."):
         raise Failed(f"its Python is {platform.python_version()}, not {wanted}", "python")
     if os.path.lexists(ROOT):
         raise Failed(f"it already has something at {ROOT}", "root")
 
 
-def receive(files: Sequence[tuple[str, int, int]]) -> None:
+def receive(files: Sequence[tuple[str, int]]) -> None:
     for directory in (SECRETS, WORK):
         os.makedirs(directory, mode=0o700)
-    for place, size, mode in files:
-        path = resolve_place(place)
+    for path, size in files:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        # Executable, because uv is one of them.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700)
         with os.fdopen(descriptor, "wb") as file:
             while size:
                 piece = sys.stdin.buffer.read(min(size, 1 << 20))
@@ -114,22 +111,13 @@ def receive(files: Sequence[tuple[str, int, int]]) -> None:
                 size -= len(piece)
 
 
-def resolve_place(place: str) -> str:
-    kind, _, name = place.partition(":")
-    return os.path.join({"secret": SECRETS, "work": WORK}[kind], name)
-
-
 def exit_at_end_of_input() -> None:
     sys.stdin.buffer.read(1)  # only the end can come
     os._exit(1)
 
 
 def build(request: Mapping[str, Any]) -> dict[str, object]:
-    env = {
-        **make_variables(),
-        **{name: resolve_place(place) for name, place in request["paths"].items()},
-    }
-    env.update(request["env"])
+    env = {**make_variables(), **request["env"]}
     uv = find_uv(env)
     emit(step="resolving", text="resolving packages")
     run([uv, "venv", "--python", sys.executable, ROOT], env)
@@ -137,8 +125,7 @@ def build(request: Mapping[str, Any]) -> dict[str, object]:
     lock = ROOT + "/belljar.lock"
     wanted = os.path.join(WORK, "requirements.in")
     with open(wanted, "w", encoding="utf-8") as file:
-        for package in request["packages"]:
-            file.write((resolve_place(package) if package.startswith("work:") else package) + "\n")
+        file.writelines(package + "\n" for package in request["packages"])
     compile_ = [uv, "pip", "compile", "--python", python, "--generate-hashes", "--no-header"]
     compile_ += ["--no-annotate", *request["arguments"], "-o", lock, wanted]
     run(compile_, env)

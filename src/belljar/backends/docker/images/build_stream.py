@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -21,13 +21,22 @@ import anyio.lowlevel
 
 from belljar.backends.docker.client.connect import Connection
 from belljar.backends.docker.images import build_script, index
+from belljar.backends.docker.images.build_script import SECRETS, WORK
 from belljar.backends.docker.images.image_store import ImagePlan, repository_name
-from belljar.backends.docker.stream import Demultiplexer
+from belljar.backends.docker.images.index import BuildSettings
+from belljar.backends.docker.settings import DEFAULT, Docker
+from belljar.backends.docker.stream import AttachedStream
 from belljar.environment import addresses
 from belljar.environment.addresses import hide_credentials
 from belljar.environment.requirement import hide_secrets
 from belljar.environment.uv import find_uv
-from belljar.environment.uv_build import BuildProgress, Listener, Step, open_listener
+from belljar.environment.uv_build import (
+    BuildProgress,
+    Listener,
+    Step,
+    open_listener,
+    report_line,
+)
 from belljar.errors import EnvironmentBuildError, SandboxError
 from belljar.protocol.wire import WireError
 from belljar.text import printable
@@ -37,7 +46,6 @@ FILE_CHUNK = 256 * 1024
 SILENCE = 120.0  # seconds; the container reports at least every ten that it is alive
 MAX_LINE = 4 * 1024 * 1024
 MOST_SAID = 16 * 1024 * 1024  # bytes in all; a build of hundreds of packages needs less than one
-CHUNK = 64 * 1024
 
 Progress = Listener | Literal["auto"] | None
 
@@ -58,11 +66,8 @@ class Reporter:
     def _clean(self, text: str) -> str:
         return printable(hide_credentials(text, self._secrets)).replace("\n", " ")
 
-    def say(self, step: Step, text: str, packages: int | None = None) -> None:
-        text = self._clean(text)
-        self._listener(
-            BuildProgress(environment=self._name, step=step, text=text, packages=packages)
-        )
+    def say(self, step: Step, text: str) -> None:
+        self._listener(BuildProgress(environment=self._name, step=step, text=self._clean(text)))
 
     def note(self, text: str) -> None:
         """Report something on a line that stays on the terminal."""
@@ -88,9 +93,7 @@ class BuildOrder:
     plan: ImagePlan
     key: str
     base: Mapping[str, Any]  # as inspected
-    ca_bundle: str | os.PathLike[str] | None = None
-    network: str | None = None  # of the build container; None: the engine's default
-    project: str | None = None
+    docker: Docker = DEFAULT
 
     @property
     def container(self) -> str:
@@ -101,33 +104,33 @@ class BuildOrder:
         return f"{repository_name(self.plan.environment.name)}:{self.key}"
 
 
-@dataclass
-class BuildInputs:
-    request: dict[str, Any]
-    files: list[Path | bytes] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    secrets: frozenset[str] = frozenset()  # that are in it and must not be shown
-
-    def add(self, place: str, content: Path | bytes, mode: int = 0o600) -> None:
-        size = len(content) if isinstance(content, bytes) else content.stat().st_size
-        self.request["files"].append((place, size, mode))
-        self.files.append(content)
-
-
-def collect_inputs(order: BuildOrder) -> BuildInputs:
-    """Blocks: reads this host's settings and looks at files."""
-    settings = index.collect_settings(os.environ, order.ca_bundle)
+def collect_inputs(order: BuildOrder) -> tuple[dict[str, Any], BuildSettings]:
+    """The line of JSON, and the settings with all files. Blocks: looks at files of this host."""
+    settings = index.collect_settings(os.environ, order.docker.ca_bundle)
     environment = order.plan.environment
-    request: dict[str, Any] = {
+    settings.secrets |= index.find_secrets(environment.packages)
+    uv = Path(find_uv())
+    if _is_built_for(uv, str(order.base.get("Architecture", ""))):
+        settings.files[f"{SECRETS}/uv"] = uv
+    packages = []
+    for number, package in enumerate(environment.packages):
+        if package.startswith("/"):  # a wheel of this host
+            wheel = Path(package)
+            package = f"{WORK}/wheels/{number}/{wheel.name}"
+            settings.files[package] = wheel
+        packages.append(package)
+    request = {
         "python": order.plan.python,
         "env": settings.env,
-        "paths": {name: f"secret:{file}" for name, file in settings.paths.items()},
         "arguments": [
             *settings.arguments,
             *(() if environment.allow_builds else ("--only-binary", ":all:")),
         ],
-        "packages": [],
-        "files": [],
+        "packages": packages,
+        "files": [
+            (path, len(content) if isinstance(content, bytes) else content.stat().st_size)
+            for path, content in settings.files.items()
+        ],
         "uid": USER_ID,
         "description": {
             "name": environment.name,
@@ -135,20 +138,7 @@ def collect_inputs(order: BuildOrder) -> BuildInputs:
             "packages": [hide_secrets(each) for each in environment.packages],
         },
     }
-    secrets = index.find_secrets(environment.packages)
-    inputs = BuildInputs(request, notes=settings.notes, secrets=settings.secrets | secrets)
-    uv = Path(find_uv())
-    if _is_built_for(uv, str(order.base.get("Architecture", ""))):
-        inputs.add("secret:uv", uv, 0o700)
-    for name, content in settings.files.items():
-        inputs.add(f"secret:{name}", content)
-    for number, package in enumerate(environment.packages):
-        if package.startswith("/"):  # a wheel of this host
-            place = f"work:wheels/{number}/{Path(package).name}"
-            inputs.add(place, Path(package))
-            package = place
-        request["packages"].append(package)
-    return inputs
+    return request, settings
 
 
 _MACHINES = {"amd64": 62, "arm64": 183, "386": 3, "arm": 40, "ppc64le": 21, "s390x": 22}
@@ -175,22 +165,23 @@ BOOTSTRAP = (
 )
 
 
-async def stream_inputs(inputs: BuildInputs) -> AsyncGenerator[bytes]:
+async def stream_inputs(
+    request: Mapping[str, Any], files: Iterable[Path | bytes]
+) -> AsyncGenerator[bytes]:
     for name, module in ((addresses.__name__, addresses), ("__main__", build_script)):
         program = await anyio.to_thread.run_sync(Path(str(module.__file__)).read_bytes)
         yield f"{name} {len(program)}\n".encode() + program
-    yield json.dumps(inputs.request).encode() + b"\n"
-    for content, (place, size, _) in zip(inputs.files, inputs.request["files"], strict=True):
+    yield json.dumps(request).encode() + b"\n"
+    for content, (path, left) in zip(files, request["files"], strict=True):
         if isinstance(content, bytes):
             yield content
             continue
         # Closed by `with`, not in a thread: a cancelled task cannot wait for one.
         with content.open("rb") as file:
-            left = size
             while left:
                 piece = await anyio.to_thread.run_sync(file.read, min(FILE_CHUNK, left))
                 if not piece:
-                    raise EnvironmentBuildError(f"{content} changed while it was read ({place})")
+                    raise EnvironmentBuildError(f"{content} changed while it was read ({path})")
                 left -= len(piece)
                 yield piece
 
@@ -213,12 +204,9 @@ class Failure:
 
 class BuildStream:
     def __init__(self, connection: Connection, reporter: Reporter) -> None:
-        self._connection = connection
-        self._pieces = Demultiplexer()
+        self._stream = AttachedStream(connection, sealed=False)
         self._reporter = reporter
         self._error: SandboxError | None = None  # in what is sent
-        self._rest = b""
-        self._said = 0  # bytes
 
     async def run(self, pieces: AsyncGenerator[bytes]) -> Mapping[str, Any] | Failure:
         """Send everything and listen to the end; return the facts that the program reports."""
@@ -235,7 +223,7 @@ class BuildStream:
         try:
             async with aclosing(pieces):  # it has files open
                 async for piece in pieces:
-                    await self._send_all(memoryview(piece))
+                    await self._stream.send(piece)
         except OSError:
             return  # the container has ended, and its last report says why
         except SandboxError as error:
@@ -243,47 +231,26 @@ class BuildStream:
             self._error = error
             scope.cancel()
 
-    async def _send_all(self, data: memoryview) -> None:
-        while data:
-            try:
-                data = data[self._connection.send(data) :]
-            except BlockingIOError:
-                await self._connection.wait_writable()
-
-    async def _receive(self) -> bytes | None:
-        """Some bytes of the program's output; None when it has ended."""
+    async def _listen(self) -> Mapping[str, Any] | Failure:
+        said, rest = 0, b""
         while True:
             # A container that always has more must not keep others on this event loop waiting.
             await anyio.lowlevel.checkpoint()
-            try:
-                data = self._connection.recv(CHUNK)
-            except BlockingIOError:
-                await self._connection.wait_readable()
-                continue
-            except OSError:
-                return None
-            if not data:
-                return None
-            if output := self._pieces.feed(data):
-                return output
-
-    async def _listen(self) -> Mapping[str, Any] | Failure:
-        while True:
             with anyio.move_on_after(SILENCE) as waiting:
                 try:
-                    data = await self._receive()
+                    data = await self._stream.receive()
                 except WireError as error:
                     return Failure(str(error), "ended")
             if waiting.cancelled_caught:
                 return Failure(f"the container said nothing for {SILENCE:g} s", "ended")
-            if data is None:
-                words = self._pieces.last_words.decode("utf-8", "replace")
-                return Failure("the container ended", "ended", tuple(words.splitlines()))
-            self._said += len(data)
-            if self._said > MOST_SAID:
+            if not data:
+                words = self._stream.last_words.splitlines()
+                return Failure("the container ended", "ended", tuple(words))
+            said += len(data)
+            if said > MOST_SAID:
                 return Failure(f"the container sent more than {MOST_SAID} bytes", "ended")
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            if len(self._rest) > MAX_LINE:
+            *lines, rest = (rest + data).split(b"\n")
+            if len(rest) > MAX_LINE:
                 return Failure(_NOT_UNDERSTOOD, "ended")
             for line in lines:
                 # Written by the base image's own Python, or by what a package's build has started.
@@ -298,7 +265,7 @@ class BuildStream:
         if not isinstance(event, dict):
             raise TypeError(event)
         if "line" in event:
-            self._report_line(str(event["line"]).strip())
+            report_line(str(event["line"]).strip(), self._reporter.say)
         elif "step" in event:
             steps = get_args(Step)
             self._reporter.say(steps[steps.index(event["step"])], str(event["text"]))
@@ -306,20 +273,8 @@ class BuildStream:
             lines = tuple(map(str, event["lines"]))
             return Failure(str(event["failed"]), str(event["kind"]), lines)
         elif "done" in event:
-            return {name: _check_fact(event["done"], name) for name in _FACTS}
+            facts = {name: event["done"][name] for name in _FACTS}
+            if not all(_FACTS[name].fullmatch(fact) for name, fact in facts.items()):
+                raise ValueError(facts)
+            return facts
         return None
-
-    def _report_line(self, line: str) -> None:
-        """Report what a line of uv's output means."""
-        if line.startswith("Resolved "):
-            self._reporter.say("downloading", f"downloading ({line.split(' in ')[0].lower()})")
-        elif line.startswith(("Downloading ", "Building ")):
-            self._reporter.say("downloading", line[0].lower() + line[1:])
-        elif line.startswith("Prepared "):
-            self._reporter.say("installing", "installing")
-
-
-def _check_fact(facts: Mapping[str, Any], name: str) -> str:
-    if _FACTS[name].fullmatch(facts[name]) is None:
-        raise ValueError(name)
-    return str(facts[name])

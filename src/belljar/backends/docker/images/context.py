@@ -31,7 +31,6 @@ CHUNK = 256 * 1024
 BLOCK = 512
 IGNORE = ".dockerignore"
 NOT_NEEDED = "name what the Dockerfile does not need in .dockerignore"
-MAX_PART = 256  # characters of a part of a pattern, such as [a-z]
 
 
 Stamp = tuple[int, ...]  # equal as long as it is the same file with the same content
@@ -49,10 +48,6 @@ class Entry:
     target: str = ""  # of a symbolic link
 
     @property
-    def stamp(self) -> Stamp:
-        return _stamp(self.status)
-
-    @property
     def size(self) -> int:
         return self.status.st_size if stat.S_ISREG(self.status.st_mode) else 0
 
@@ -62,11 +57,8 @@ class Context:
     directory: Path
     dockerfile: str  # its name in the directory
     entries: tuple[Entry, ...]
+    size: int  # bytes of all files
     digest: str
-
-    @property
-    def size(self) -> int:
-        return sum(each.size for each in self.entries)
 
 
 def read_context(path: Path) -> Context:
@@ -93,7 +85,9 @@ def read_context(path: Path) -> Context:
             f"{error.filename or 'a file in it'}: {error.strerror}",
             hint=NOT_NEEDED,
         ) from error
-    return Context(directory=directory, dockerfile=dockerfile, entries=entries, digest=digest)
+    return Context(
+        directory=directory, dockerfile=dockerfile, entries=entries, size=size, digest=digest
+    )
 
 
 # -- which files --------------------------------------------------------------------------------
@@ -112,14 +106,9 @@ class IgnorePatterns:
     def __init__(self, lines: Iterable[str]) -> None:
         self._rules: list[tuple[IgnoreRule, bool]] = []
         for line in lines:
-            if line.startswith("#"):
-                continue
-            pattern = line.strip()
+            pattern = "" if line.startswith("#") else line.strip()
             takes_back = pattern.startswith("!")
-            pattern = pattern.removeprefix("!").strip()
-            if not pattern:
-                continue
-            pattern = os.path.normpath("/" + pattern).lstrip("/")
+            pattern = os.path.normpath("/" + pattern.removeprefix("!").strip()).lstrip("/")
             if pattern:
                 self._rules.append((IgnoreRule(pattern), takes_back))
         self.takes_back = any(takes_back for _, takes_back in self._rules)
@@ -138,6 +127,13 @@ class IgnorePatterns:
 _DIRECTORIES, _ANYTHING, _WITHIN = "(?:.*/)?", ".*", "[^/]*"
 _WILD = (_DIRECTORIES, _ANYTHING, _WITHIN)
 _FEW = 2  # wild cards with which a regular expression is fast for any name
+_FIXED = {"**/": _DIRECTORIES, "**": _ANYTHING, "*": _WITHIN, "?": "[^/]"}
+_TOKEN = re.compile(
+    r"\*\*/|\*\*|\*|\?"
+    r"|\[(?P<not>\^?)(?P<set>(?:\\.|[^\]\\]){1,250})\]"  # short: or many "[" would take long
+    r"|\\?(?P<letter>.)",
+    re.DOTALL,
+)
 
 
 class IgnoreRule:
@@ -155,56 +151,34 @@ class IgnoreRule:
         return self.matches_slowly(name)
 
     def matches_slowly(self, name: str) -> bool:
-        """The same, by keeping the set of places in the pattern that each letter can reach. With
-        many wild cards, an expression would try every way to divide the name among them."""
-        places = self._entered({0})
-        for letter in name:
-            entered, stayed = set(), set()
-            for place in places:
-                part = self.parts[place] if place < len(self.parts) else ""
-                if part == _DIRECTORIES:
-                    stayed.add(place)
-                    if letter == "/":
-                        entered.add(place + 1)
-                elif part == _ANYTHING or (part == _WITHIN and letter != "/"):
-                    entered.add(place)
-                elif part and part != _WITHIN and self._single[place].fullmatch(letter):
-                    entered.add(place + 1)
-            # Within `**/`, only a slash leads on.
-            places = self._entered(entered) | stayed
-        return len(self.parts) in places
-
-    def _entered(self, places: set[int]) -> set[int]:
-        """Add the places behind wild cards, which may match nothing."""
-        for place in list(places):
-            while place < len(self.parts) and self.parts[place] in _WILD:
-                place += 1
-                places.add(place)
-        return places
+        """The same, by keeping the set of places in the name that each part can reach. With many
+        wild cards, an expression would try every way to divide the name among them."""
+        places = {0}
+        for part, single in zip(self.parts, self._single, strict=True):
+            ahead = range(min(places, default=len(name)), len(name))
+            if part == _ANYTHING:
+                places.update(place + 1 for place in ahead)
+            elif part == _DIRECTORIES:
+                places.update(place + 1 for place in ahead if name[place] == "/")
+            elif part == _WITHIN:
+                for place in ahead:
+                    if place in places and name[place] != "/":
+                        places.add(place + 1)
+            else:
+                places = {
+                    place + 1 for place in ahead if place in places and single.match(name[place])
+                }
+        return len(name) in places
 
 
 def _parts(pattern: str) -> Iterable[str]:
-    position, last = 0, ""
-    while position < len(pattern):
-        rest = pattern[position : position + MAX_PART]
-        if match := re.match(r"\*\*/", rest):
-            part = _DIRECTORIES
-        elif match := re.match(r"\*\*", rest):
-            part = _ANYTHING
-        elif match := re.match(r"\*", rest):
-            part = _WITHIN
-        elif match := re.match(r"\?", rest):
-            part = "[^/]"
-        elif match := re.match(r"\[(\^?)((?:\\.|[^\]\\])+)\]", rest):
-            inside = match[2].replace("[", r"\[")
-            part = f"[{'^/' if match[1] else ''}{inside}]"
-        elif match := re.match(r"\\(.)", rest):
-            part = re.escape(match[1])
+    last = ""
+    for token in _TOKEN.finditer(pattern):
+        if token["set"]:
+            inside = token["set"].replace("[", r"\[")
+            part = f"[{'^/' if token['not'] else ''}{inside}]"
         else:
-            match = re.match(r".", rest, re.DOTALL)
-            assert match is not None
-            part = re.escape(match[0])
-        position += match.end()
+            part = _FIXED.get(token[0]) or re.escape(token["letter"])
         if part != last or part not in _WILD:  # a repeated wild card has no effect
             yield part
         last = part
@@ -253,7 +227,7 @@ def _digest(directory: Path, dockerfile: str, entries: Iterable[Entry]) -> str:
     for each in sorted(entries, key=lambda each: each.name):
         mode, content = each.status.st_mode, each.target
         if stat.S_ISREG(mode):
-            content = _file_digest(str(directory), each.name, each.stamp)
+            content = _file_digest(str(directory), each.name, _stamp(each.status))
         whole.update(f"\0{os.fsencode(each.name)!r}\0{mode:o}\0{content!r}".encode())
     return whole.hexdigest()[:16]
 
@@ -293,7 +267,8 @@ async def archive(context: Context) -> AsyncGenerator[bytes]:
                 yield header.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
                 if not header.isreg():
                     continue
-                with _open_unchanged(beneath, name, each.stamp) as file:
+                stamp = _stamp(each.status)
+                with _open_unchanged(beneath, name, stamp) as file:
                     left = header.size
                     while left:
                         piece = await anyio.to_thread.run_sync(file.read, min(CHUNK, left))
@@ -302,7 +277,7 @@ async def archive(context: Context) -> AsyncGenerator[bytes]:
                         left -= len(piece)
                         yield piece
                     # Its digest names the image, so the content must be the one that was hashed.
-                    _check_unchanged(file, name, each.stamp)
+                    _check_unchanged(file, name, stamp)
                 yield bytes(-header.size % BLOCK)
     except OSError as error:
         raise EnvironmentBuildError(

@@ -11,14 +11,13 @@ import hashlib
 import json
 import re
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 import anyio
 
+from belljar.backends.docker import owner
 from belljar.backends.docker.client.engine import Engine, EngineError
 from belljar.backends.docker.settings import Docker
 from belljar.environment.environment import Environment
@@ -28,8 +27,6 @@ from belljar.errors import EnvironmentBuildError
 
 REMOVE_TIMEOUT = 120.0
 INSPECT_TIMEOUT = 30.0
-_NOT_FOUND, _CONFLICT = 404, 409
-
 
 LAYOUT = 1  # of what is built; a new number rebuilds every image
 
@@ -44,7 +41,6 @@ CREATED = "belljar.created"
 PYTHON_LABEL = "belljar.python"
 DOCKERFILE = "belljar.dockerfile"  # instead of most of the above
 
-MOMENT = "%Y-%m-%dT%H:%M:%SZ"
 _VERSION = re.compile(r"3\.\d+(\.\d+)?")
 
 
@@ -60,28 +56,24 @@ class ImagePlan:
 
     @property
     def recipe(self) -> str:
-        return hash_parts([*self._parts(), self.base])
+        return self.key(self.base)
 
     def key(self, base_id: str) -> str:
-        return hash_parts([*self._parts(), base_id])
-
-    def _parts(self) -> list[object]:
-        return [
-            LAYOUT,
-            list(self.fingerprints),
-            self.python,
-            self.platform,
-            self.environment.allow_builds,
-        ]
+        builds = self.environment.allow_builds
+        parts = [LAYOUT, list(self.fingerprints), self.python, self.platform, builds, base_id]
+        return hash_parts(parts)
 
 
 def plan_image(environment: Environment, base: str | None, platform: str | None) -> ImagePlan:
     """Blocks if it has to read local wheels or to run an interpreter."""
-    python = python_version(environment)
+    python = environment.python
+    if python is not None and not _VERSION.fullmatch(python):  # a path on this host
+        python = find_interpreter(python).short_version
+    minor = ".".join(python.split(".")[:2]) if python else "{}.{}".format(*sys.version_info)
     return ImagePlan(
         environment=environment,
         python=python,
-        base=base or f"python:{_minor(python)}-slim",
+        base=base or f"python:{minor}-slim",
         platform=platform,
         fingerprints=tuple(sorted(map(fingerprint_package, environment.packages))),
     )
@@ -89,20 +81,6 @@ def plan_image(environment: Environment, base: str | None, platform: str | None)
 
 async def plan_in_thread(environment: Environment, docker: Docker) -> ImagePlan:
     return await anyio.to_thread.run_sync(plan_image, environment, docker.base, docker.platform)
-
-
-def python_version(environment: Environment) -> str | None:
-    """The version asked for. Of a path on this host, the version of the interpreter there."""
-    python = environment.python
-    if python is None or _VERSION.fullmatch(python):
-        return python
-    return find_interpreter(python).short_version
-
-
-def _minor(python: str | None) -> str:
-    if python is None:
-        return f"{sys.version_info.major}.{sys.version_info.minor}"
-    return ".".join(python.split(".")[:2])
 
 
 def hash_parts(parts: list[object]) -> str:
@@ -145,13 +123,9 @@ def image_labels(plan: ImagePlan, key: str, facts: Mapping[str, object]) -> dict
         PACKAGES: json.dumps(packages, separators=(",", ":")).replace(" ", "\\u0020"),
         LOCK: str(facts["lock"]),
         BASE: plan.base,
-        CREATED: current_moment(),
+        CREATED: owner.current_moment(),
         PYTHON_LABEL: str(facts["python"]),
     }
-
-
-def current_moment() -> str:
-    return time.strftime(MOMENT, time.gmtime())
 
 
 # -- what the engine has ------------------------------------------------------------------------
@@ -181,7 +155,7 @@ async def inspect_image(
     try:
         found = await engine.request("GET", f"/images/{reference}/json", timeout=INSPECT_TIMEOUT)
     except EngineError as error:
-        if error.status == _NOT_FOUND:
+        if error.status == 404:
             return None
         raise
     return found if found is not None and _is_for(found, platform) else None
@@ -209,23 +183,24 @@ async def list_images(engine: Engine) -> list[ListedImage]:
 
 def _listed(image: Mapping[str, Any], used: Sequence[str]) -> Iterable[ListedImage]:
     labels: Mapping[str, str] = image.get("Labels") or {}
+    dockerfile = labels.get(DOCKERFILE, "")
+    # A Dockerfile's image may inherit the other labels of the image it starts from.
+    known = {} if dockerfile else labels
     for tag in own_tags(image):
-        dockerfile = labels.get(DOCKERFILE, "")
         repository = tag.rpartition(":")[0].rpartition("/")[2]
-        name = labels.get(ENVIRONMENT, "")
-        # A Dockerfile's image may inherit the labels of the image it starts from; and an image that
-        # two Environments share has the name of the first.
-        ours = not dockerfile and repository_name(name or "-").endswith(f"/{repository}")
+        # An image that two Environments share has the name of the first.
+        name = known.get(ENVIRONMENT) or "-"
+        ours = repository_name(name).endswith(f"/{repository}")
         yield ListedImage(
             name=name if ours else repository,
             key=labels[KEY],
             tag=tag,
             id=str(image["Id"]),
-            python="" if dockerfile else labels.get(PYTHON_LABEL, ""),
-            packages=() if dockerfile else _packages(labels.get(PACKAGES, "")),
-            base="" if dockerfile else labels.get(BASE, ""),
+            python=known.get(PYTHON_LABEL, ""),
+            packages=_packages(known.get(PACKAGES, "")),
+            base=known.get(BASE, ""),
             dockerfile=dockerfile,
-            created=_created(labels, image, from_label=not dockerfile),
+            created=_created(known, image),
             size=int(image.get("Size", 0)),
             containers=used.count(str(image["Id"])),
         )
@@ -238,14 +213,11 @@ def _packages(label: str) -> tuple[str, ...]:
         return ()
 
 
-def _created(labels: Mapping[str, str], image: Mapping[str, Any], *, from_label: bool) -> float:
-    if from_label:
-        try:
-            moment = datetime.strptime(labels[CREATED], MOMENT)
-            return moment.replace(tzinfo=UTC).timestamp()
-        except (KeyError, ValueError):
-            pass  # not a label that Belljar wrote: the engine's own time will do
-    return float(image.get("Created", 0))
+def _created(labels: Mapping[str, str], image: Mapping[str, Any]) -> float:
+    try:
+        return owner.parse_moment(labels[CREATED])
+    except (KeyError, ValueError):  # not Belljar's label: the engine's own time will do
+        return float(image.get("Created", 0))
 
 
 def find_by_name(images: Iterable[ListedImage], name: str) -> list[ListedImage]:
@@ -258,9 +230,9 @@ async def remove_image(engine: Engine, image: ListedImage) -> None:
     try:
         await engine.request("DELETE", f"/images/{image.tag}", timeout=REMOVE_TIMEOUT)
     except EngineError as error:
-        if error.status == _NOT_FOUND:
+        if error.status == 404:
             return
-        if error.status != _CONFLICT:
+        if error.status != 409:
             raise
         raise EnvironmentBuildError(
             f"image {image.tag} is in use: {error.message}",

@@ -10,17 +10,19 @@ The settings are secret (indexes have passwords), so they are written only to a 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import netrc
 import os
 import re
 import tomllib
 import urllib.parse
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from belljar.backends.docker.images.build_script import SECRETS
 from belljar.environment.uv import read_pip_files, uv_files, uv_settings
 from belljar.errors import EnvironmentBuildError
 
@@ -54,14 +56,14 @@ class BuildSettings:
 
     env: dict[str, str] = field(default_factory=dict)
     arguments: list[str] = field(default_factory=list)  # for uv
-    files: dict[str, bytes] = field(default_factory=dict)  # name on the tmpfs -> content
-    paths: dict[str, str] = field(default_factory=dict)  # variable -> the file it names
+    files: dict[str, bytes | Path] = field(default_factory=dict)  # path there -> content
     notes: list[str] = field(default_factory=list)  # what was left out, to be shown
     secrets: frozenset[str] = frozenset()  # texts in it that must not be shown
 
     def put(self, variable: str, name: str, content: bytes) -> None:
-        self.files[name] = content
-        self.paths[variable] = name
+        """Put a file on the tmpfs, and its path into a variable."""
+        self.env[variable] = f"{SECRETS}/{name}"
+        self.files[self.env[variable]] = content
 
 
 def collect_settings(
@@ -69,11 +71,13 @@ def collect_settings(
 ) -> BuildSettings:
     """Read this host's settings. Blocks for a moment."""
     env, arguments = uv_settings(environ, read_pip_files(environ))
-    settings = select_settings(env, arguments, read_uv_files(environ))
+    uv_file = read_uv_files(environ)
+    settings = select_settings(env, arguments, uv_file)
     bundle = ca_bundle or environ.get("BELLJAR_CA_BUNDLE") or env.get("SSL_CERT_FILE")
     if bundle:
         settings.put("SSL_CERT_FILE", "ca.pem", _read_ca_bundle(bundle))
-    known = netrc_entries(environ, _hosts(settings))
+    addresses = [*map(settings.env.get, _ADDRESSES), *_walk_texts(uv_file)]
+    known = netrc_entries(environ, _find_hosts(filter(None, addresses)))
     if known:
         lines = [f"machine {host} login {user} password {word}\n" for host, user, word in known]
         settings.put("NETRC", "netrc", "".join(lines).encode())
@@ -133,18 +137,12 @@ def _is_local(address: str) -> bool:
     return bool(address) and not re.match(r"https?://", address, re.IGNORECASE)
 
 
-def _hosts(settings: BuildSettings) -> set[str]:
-    text = " ".join(settings.env.get(name, "") for name in _ADDRESSES)
-    text += " " + settings.files.get("uv.toml", b"").decode()
-    found = re.findall(r"https?://[^\s\"',]+", text)
-    return {host for url in found if (host := _host(url))}
-
-
-def _host(url: str) -> str | None:
-    try:
-        return urllib.parse.urlsplit(url).hostname
-    except ValueError:  # uv will say what is wrong with it
-        return None
+def _find_hosts(texts: Iterable[str]) -> set[str]:
+    hosts = set()
+    for url in re.findall(r"https?://[^\s\"',]+", " ".join(texts)):
+        with contextlib.suppress(ValueError):  # uv will say what is wrong with it
+            hosts.add(urllib.parse.urlsplit(url).hostname or "")
+    return hosts
 
 
 def netrc_entries(environ: Mapping[str, str], hosts: Iterable[str]) -> list[tuple[str, str, str]]:
@@ -262,37 +260,24 @@ def read_uv_files(environ: Mapping[str, str]) -> dict[str, Any]:
         for where in (said, said.get("pip", {})):
             if not isinstance(where, dict):
                 raise _config_error(path, "pip")
-            for key in where.keys() & set(_KEYS):
-                if not _FORMS.get(key, _any)(where[key]):
+            for key in (key for key in _KEYS if key in where):
+                if not _is_understood(key, where[key]):
                     raise _config_error(path, key)
-            settings |= {key: where[key] for key in _KEYS if key in where}
+                settings[key] = where[key]
     return settings
 
 
-def _any(value: object) -> bool:
+def _is_understood(key: str, value: Any) -> bool:
+    match key:
+        case "index-url":
+            return isinstance(value, str)
+        case "extra-index-url" | "find-links":
+            return isinstance(value, list) and all(isinstance(each, str) for each in value)
+        case "index":
+            return isinstance(value, list) and all(
+                isinstance(each, dict) and isinstance(each.get("url"), str) for each in value
+            )
     return True
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_texts(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)
-
-
-def _is_tables(value: object) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(each, dict) and isinstance(each.get("url"), str) for each in value
-    )
-
-
-_FORMS: dict[str, Callable[[object], bool]] = {
-    "index": _is_tables,
-    "index-url": _is_text,
-    "extra-index-url": _is_texts,
-    "find-links": _is_texts,
-}
 
 
 def _config_error(path: Path, key: str) -> EnvironmentBuildError:
@@ -322,9 +307,9 @@ def _configuration(settings: Mapping[str, Any], dropped: list[str]) -> str:
 
 
 def _indexes(given: list[dict[str, Any]], dropped: list[str]) -> list[dict[str, Any]]:
-    kept = [dict(each) for each in given if not _is_local(str(each.get("url", "")))]
-    gone = [each for each in given if _is_local(str(each.get("url", "")))]
-    dropped += [str(each.get("url", "")) for each in gone]
+    kept = [dict(each) for each in given if not _is_local(each["url"])]
+    gone = [each for each in given if _is_local(each["url"])]
+    dropped += [each["url"] for each in gone]
     if kept and any(each.get("default") for each in gone):
         kept[-1]["default"] = True
     return kept
@@ -335,6 +320,4 @@ def _toml(value: object) -> str:
         return "{" + ", ".join(f"{key} = {_toml(each)}" for key, each in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(_toml, value)) + "]"
-    if isinstance(value, (str, bool, int)):
-        return json.dumps(value)
-    return json.dumps(str(value))
+    return json.dumps(value if isinstance(value, (str, bool, int)) else str(value))

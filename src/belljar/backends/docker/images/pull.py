@@ -20,6 +20,7 @@ import anyio
 from belljar.backends.docker.client.endpoint import config_directory
 from belljar.backends.docker.client.engine import Engine, EngineError
 from belljar.backends.docker.images.build_stream import Reporter
+from belljar.backends.docker.settings import IMAGE
 from belljar.errors import EnvironmentBuildError
 from belljar.text import printable
 
@@ -52,16 +53,10 @@ def split_reference(reference: str) -> tuple[str, str]:
 
     >>> split_reference("localhost:5000/a"), split_reference("python:3.12")
     (('localhost:5000/a', 'latest'), ('python', '3.12'))
-    >>> split_reference("a@sha256:00")
-    ('a', 'sha256:00')
     """
-    name, _, digest = reference.partition("@")
-    match = re.fullmatch(r"(.+):([\w.-]+)", name)
-    if match and "/" not in match[2]:
-        name, tag = match[1], match[2]
-    else:
-        tag = "latest"
-    return name, digest or tag
+    match = IMAGE.fullmatch(reference)
+    assert match is not None, "check_image() has seen it"
+    return match["name"], match["digest"] or match["tag"] or "latest"
 
 
 class PullProgress:
@@ -156,18 +151,16 @@ def registry_of(reference: str) -> str:
 
 
 async def pull_auth_header(
-    reference: str, environ: Mapping[str, str] | None = None
+    reference: str, environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
     """The header of a request that pulls `reference`; empty without credentials."""
-    environ = os.environ if environ is None else environ
     config = await anyio.to_thread.run_sync(_read_config, environ)
     found = await _find_credentials(config, registry_of(reference))
     return {"X-Registry-Auth": _encode_auth(found)} if found else {}
 
 
-async def build_auth_header(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+async def build_auth_header(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The header of a build, which may pull from any registry that the configuration names."""
-    environ = os.environ if environ is None else environ
     config = await anyio.to_thread.run_sync(_read_config, environ)
     names = {*_table(config.get("auths")), *_table(config.get("credHelpers"))}
     found = {name: known for name in names if (known := await _find_credentials(config, name))}
@@ -219,7 +212,7 @@ def _strip_scheme(registry: str) -> str:
 
 def _parse_entry(entry: Mapping[str, object], registry: str) -> dict[str, str] | None:
     if token := _text(entry.get("identitytoken")):
-        return {"identitytoken": token, "serveraddress": registry}
+        return _login(registry, "<token>", token)
     username, password = _text(entry.get("username")), _text(entry.get("password"))
     if auth := entry.get("auth"):
         try:
@@ -232,13 +225,13 @@ def _parse_entry(entry: Mapping[str, object], registry: str) -> dict[str, str] |
                 hint=f"docker login {_strip_scheme(registry)}",
             )
         username, _, password = decoded.partition(":")
-    if not username:
-        return None
-    return {
-        "username": username,
-        "password": password.rstrip("\0"),
-        "serveraddress": registry,
-    }
+    return _login(registry, username, password.rstrip("\0")) if username else None
+
+
+def _login(registry: str, username: str, secret: str) -> dict[str, str]:
+    if username == "<token>":
+        return {"identitytoken": secret, "serveraddress": registry}
+    return {"username": username, "password": secret, "serveraddress": registry}
 
 
 async def _ask_helper(helper: str, registry: str) -> dict[str, str] | None:
@@ -257,10 +250,7 @@ async def _ask_helper(helper: str, registry: str) -> dict[str, str] | None:
         if not isinstance(said, dict):
             # Without its output, which may be a password.
             raise EnvironmentBuildError(f"{program} did not print a JSON object") from None
-        username, secret = _text(said.get("Username")), _text(said.get("Secret"))
-        if username == "<token>":
-            return {"identitytoken": secret, "serveraddress": registry}
-        return {"username": username, "password": secret, "serveraddress": registry}
+        return _login(registry, _text(said.get("Username")), _text(said.get("Secret")))
     raise EnvironmentBuildError(
         f"{program} did not answer in {HELPER_TIMEOUT:g} s",
         hint=f"try it: echo {registry} | {program} get",

@@ -33,7 +33,6 @@ MOST_WAITING = 3600.0  # seconds until a build counts as one that never ends
 # Seconds that an owner on another machine has to start the container it created, or to remove one
 # that has ended.
 GRACE = 120.0
-_NOT_FOUND = 404
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,19 +40,12 @@ class Image:
     id: str
     reference: str  # the name that the caller gave, or its tag
     python: str  # name or path of the guest's interpreter
-    preload: tuple[str, ...]
-    warmup: str
     own: bool  # the caller's, which may lack modules to preload
     site: bool = True  # False: packages are for the worker only, not for init
     volumes: tuple[str, ...] = ()  # that the image declares
 
 
-_building: SingleFlight[str] = SingleFlight()  # tag -> id of the image
-
-
-def after_fork() -> None:
-    """Called in a fork of the process: the parent's builds do not run here."""
-    _building.clear()
+building: SingleFlight[str] = SingleFlight()  # tag -> id of the image
 
 
 async def ensure_image(
@@ -108,8 +100,6 @@ def _image(
         reference=reference,
         # The caller's image may be one of Belljar's, or built on one.
         python=GUEST_PYTHON if f"VIRTUAL_ENV={ROOT}" in variables else "python3",
-        preload=tuple(environment.preload),
-        warmup=environment.warmup,
         own=own,
         site=own or not environment.confines_site,
         volumes=tuple(config.get("Volumes") or ()),
@@ -133,7 +123,7 @@ async def ensure_present(
             await pull.pull_image(engine, reference, docker.platform, reporter)
         return reference
 
-    await _building.once((str(engine.endpoint), "pull", reference, docker.platform), fetch)
+    await building.once((str(engine.endpoint), "pull", reference, docker.platform), fetch)
     found = await inspect_image(engine, reference, docker.platform)
     if found is None:
         raise pull.pull_error(reference, "it is not there after the pull", docker.platform)
@@ -152,7 +142,7 @@ async def _from_dockerfile(
                 await dockerfile.build_dockerfile(engine, docker, tag, context, reporter)
             return tag
 
-        await _building.once((str(engine.endpoint), tag), make)
+        await building.once((str(engine.endpoint), tag), make)
         found = await inspect_image(engine, tag)
         if found is None:
             raise EnvironmentBuildError(f"image {tag} was removed while it was being built")
@@ -179,18 +169,11 @@ async def _ensure_built(
         if found is not None and docker.pull != "always":
             return _image(found, image_store.own_tags(found)[0], plan.environment)
         base = await ensure_present(engine, plan.base, docker, progress)
-    order = BuildOrder(
-        plan=plan,
-        key=plan.key(str(base["Id"])),
-        base=base,
-        ca_bundle=docker.ca_bundle,
-        network=docker.build_network,
-        project=docker.project,
-    )
+    order = BuildOrder(plan=plan, key=plan.key(str(base["Id"])), base=base, docker=docker)
     found = await find_built(engine, order)
     if found is None:
         make = functools.partial(_build_or_wait, engine, order, facts, progress)
-        made = await _building.once((str(engine.endpoint), order.tag), make)
+        made = await building.once((str(engine.endpoint), order.tag), make)
         found = await inspect_image(engine, made)
         if found is None:
             raise EnvironmentBuildError(f"image {order.tag} was removed while it was being built")
@@ -214,16 +197,16 @@ async def _by_label(engine: Engine, label: str, value: str) -> dict[str, Any] | 
     """The newest of Belljar's images that has this label."""
     filters = {"label": [f"{label}={value}"]}  # only one: with two labels, Podman 4 finds nothing
     listed = await engine.request("GET", "/images/json", query={"filters": filters})
-    ours = [each for each in listed or [] if image_store.own_tags(each) and not _is_derived(each)]
+    ours = [
+        each
+        for each in listed or []
+        # A Dockerfile's image may inherit the labels of the image it starts from.
+        if image_store.own_tags(each) and not each["Labels"].get(image_store.DOCKERFILE)
+    ]
     if not ours:
         return None
     newest = max(ours, key=lambda each: int(each.get("Created", 0)))
     return await inspect_image(engine, image_store.own_tags(newest)[0])
-
-
-def _is_derived(listed: Mapping[str, Any]) -> bool:
-    """True for an image of a Dockerfile: it may inherit the labels of the image it starts from."""
-    return bool((listed.get("Labels") or {}).get(image_store.DOCKERFILE))
 
 
 async def _build_or_wait(
@@ -263,7 +246,7 @@ async def _wait_for_build(engine: Engine, order: BuildOrder, reporter: Reporter)
             found = await engine.request("GET", f"/containers/{order.container}/json")
         except EngineError as error:
             # Podman 4 says the latter while it removes a container.
-            if error.status == _NOT_FOUND or "no such container" in error.message:
+            if error.status == 404 or "no such container" in error.message:
                 await anyio.sleep(WAIT_INTERVAL)  # until its name is free too
                 return
             raise
