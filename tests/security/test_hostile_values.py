@@ -15,6 +15,7 @@ from belljar import AsyncSandbox, Outcome
 from belljar.errors import ProtocolError
 from belljar.protocol import buffers, values, wire
 from belljar.sandbox import calls
+from outside import guest_of
 from project import ESCAPES, REGRESSIONS
 
 # Where no cgroup counts them, a guest has no memfds to send: its own code fails first.
@@ -29,7 +30,6 @@ PRELUDE = f"""
 import fcntl, os, socket, struct, sys
 sys.path.insert(0, "/workspace")
 from hostile import DONE, RESULT, forge, worker
-from outside import guest_of
 CALL, PART = {wire.CALL}, {wire.PART}
 runner, request = worker()
 control = runner._control

@@ -27,10 +27,10 @@ import anyio._backends._asyncio
 import belljar.observe.presence
 from belljar import AsyncSandbox, SandboxError, runtime
 from belljar.backends.native import zygote_client
+from outside import session_of
 
 OUTPUT = """
 import os
-from outside import session_of
 with open("out.part", "w") as file:
     file.write("{token}" * 5000)
 os.rename("out.part", "out.txt")
