@@ -138,7 +138,7 @@ class Zygote:
             reason = f"the user's systemd gave no control group: {error}"
             missing = dict.fromkeys(self.cgroups.why, reason)
         else:
-            self.cgroups = cgroup.detect_for_child(pid)
+            self.cgroups = cgroup.detect(pid, "cgroup in a scope of the user's systemd")
             missing = dict(self.cgroups.why)
         with contextlib.suppress(OSError):  # it is gone: recv() says so
             self._control.send(b"1")
