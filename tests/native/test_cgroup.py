@@ -201,6 +201,11 @@ def test_blanks_in_a_mount_point_are_understood():
     assert [m.point for m in parse_mounts(mounts)] == ["/my groups"]
 
 
+def test_a_mount_without_a_source_is_seen():
+    (mount,) = parse_mounts("33 31 0:5 / /data/proc rw shared:7 - proc  rw\n")
+    assert (mount.point, mount.kind, mount.options) == ("/data/proc", "proc", {"rw"})
+
+
 @given(st.text(), st.text())
 def test_no_text_makes_the_decision_fail(mountinfo, own):
     decided = plan(V1 + EMPTY_V2 + mountinfo, V1_PATHS + own, lambda _: None)
@@ -381,7 +386,8 @@ def run_inside(joined, program):
 
 def existing(name):
     """All directories of this name in any hierarchy."""
-    mounts = [m.point for m in parse_mounts(tree.read("/proc/self/mountinfo"))]
+    mounted = parse_mounts(tree.read("/proc/self/mountinfo"))
+    mounts = [m.point for m in mounted if m.kind in ("cgroup", "cgroup2")]
     return [d for point in mounts for d, _, _ in os.walk(point) if d.endswith(f"/{name}")]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from belljar.errors import StartError
@@ -23,13 +22,12 @@ class Posture:
 
 def read(pid: int) -> Posture:
     try:
-        return _read(pid)
+        with open(f"/proc/{pid}/status") as file:
+            rows = (line.partition(":") for line in file)
+            status = {name: value.strip() for name, _, value in rows}
+        namespaces = _own_namespaces(pid)
     except OSError as error:
         raise StartError(f"the posture of the new guest cannot be read: {error}") from error
-
-
-def _read(pid: int) -> Posture:
-    status = _status(pid)
     capabilities = 0
     for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
         capabilities |= int(status[name], 16)
@@ -39,13 +37,17 @@ def _read(pid: int) -> Posture:
         capabilities=capabilities,
         no_new_privs=status["NoNewPrivs"] == "1",
         seccomp=int(status["Seccomp"]),
-        namespaces=_namespaces(pid),
+        namespaces=namespaces,
     )
 
 
-def _namespaces(pid: int) -> frozenset[str] | None:
+def _own_namespaces(pid: int) -> frozenset[str] | None:
     try:
-        return frozenset(kind for kind in NAMESPACES if _own(pid, kind))
+        return frozenset(
+            kind
+            for kind in NAMESPACES
+            if os.readlink(f"/proc/{pid}/ns/{kind}") != os.readlink(f"/proc/self/ns/{kind}")
+        )
     except PermissionError:
         return None  # another user's process
 
@@ -85,13 +87,3 @@ def most_files(pid: int) -> int | None:
         raise StartError(f"the limits of the new guest cannot be read: {error}") from error
     hard = row.split()[4]
     return None if hard == "unlimited" else int(hard)
-
-
-def _status(pid: int) -> Mapping[str, str]:
-    with open(f"/proc/{pid}/status") as file:
-        rows = (line.partition(":") for line in file)
-        return {name: value.strip() for name, _, value in rows}
-
-
-def _own(pid: int, kind: str) -> bool:
-    return os.readlink(f"/proc/{pid}/ns/{kind}") != os.readlink(f"/proc/self/ns/{kind}")
