@@ -227,9 +227,12 @@ def _request(spec: GuestSpec, zygote: Zygote, in_cgroup: frozenset[str]) -> dict
         "noexec": spec.noexec,
         "workspace": limits.workspace,
         "tmp": limits.tmp,
-        # Memory that a guest shares with the host is counted only by a memory cgroup.
-        **base.init_settings(limits, share="memory" in in_cgroup),
-        "data": None if "memory" in in_cgroup else zygote.baseline + limits.memory,
+        "setup": {
+            # Memory that a guest shares with the host is counted only by a memory cgroup.
+            **base.init_settings(limits, share="memory" in in_cgroup),
+            "workspace": spec.workdir,
+            "data": None if "memory" in in_cgroup else zygote.baseline + limits.memory,
+        },
         "meminfo": plan.meminfo(limits.memory),
         "rlimits": guest_view.rlimits(limits),
         "affinity": []

@@ -137,10 +137,8 @@ def _take_huge_pages() -> None:
 
 def _data_size() -> int:
     with open("/proc/self/status") as file:
-        for line in file:
-            if line.startswith("VmData:"):
-                return int(line.split()[1]) * 1024
-    return 0
+        sizes = (line.split()[1] for line in file if line.startswith("VmData:"))
+        return int(next(sizes, 0)) * 1024
 
 
 def _receive(control: socket.socket) -> Tuple[Dict[str, Any], List[int]]:
@@ -190,14 +188,8 @@ def _guest(config: Dict[str, Any], request: Dict[str, Any], fds: List[int]) -> N
         channel.sendall(wire.pack(wire.HELLO, 0, facts))
         os.environ.update(_take_environment(fds[1]))  # the rest is as the zygote was started with
         setup = {
-            "workspace": request["workdir"],
+            **request["setup"],
             "store": store,
-            "output": request["output"],
-            "open_files": request["open_files"],
-            "result": request["result"],
-            "values": request["values"],
-            "share": request["share"],
-            "data": request["data"],
             "worker_started": _worker_started,
             "site": config["site"],
             "fork": sys_.fork,
