@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 
 import anyio
 
@@ -23,6 +24,18 @@ def here() -> object:
         import trio
 
         return trio.lowlevel.current_trio_token()
+
+
+def call_soon(loop: object, function: Callable[[], object]) -> bool:
+    """Call a function on an event loop that here() gave, from any thread; False if it has ended."""
+    try:
+        if isinstance(loop, asyncio.AbstractEventLoop):
+            loop.call_soon_threadsafe(function)
+        else:
+            loop.run_sync_soon(function)  # type: ignore[attr-defined]  # a trio token
+    except RuntimeError:  # trio's error is one, too
+        return False
+    return True
 
 
 def in_use_elsewhere() -> SandboxError:

@@ -6,9 +6,7 @@ no loop polls.
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
-import contextlib
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, Generic, TypeVar
 
@@ -26,19 +24,10 @@ async def wait_until_done(future: concurrent.futures.Future[Any]) -> None:
         await anyio.lowlevel.checkpoint()
         return
     done = anyio.Event()
-    loop: Any = event_loop.here()
-    schedule = loop.call_soon_threadsafe if _is_asyncio(loop) else loop.run_sync_soon
-
-    def wake(_: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the waiter was cancelled and its loop closed
-            schedule(done.set)
-
-    future.add_done_callback(wake)
+    loop = event_loop.here()
+    # The loop has ended if the waiter was cancelled.
+    future.add_done_callback(lambda _: event_loop.call_soon(loop, done.set))
     await done.wait()
-
-
-def _is_asyncio(loop: object) -> bool:
-    return isinstance(loop, asyncio.AbstractEventLoop)
 
 
 class SingleFlight(Generic[Made]):

@@ -20,6 +20,7 @@ import anyio
 import anyio.to_thread
 
 from belljar import runtime
+from belljar.backends import event_loop
 from belljar.backends.docker.settings import Docker
 from belljar.environment.environment import Environment, is_built
 from belljar.errors import BackendUnavailable, EnvironmentBuildError, InvalidOption, SandboxError
@@ -249,22 +250,7 @@ class _Bell(queue.SimpleQueue[Any]):
 
     def __init__(self) -> None:
         self.rung = anyio.Event()
-        self._call_soon = _thread_safe_call()
+        self._loop = event_loop.here()
 
     def put(self, item: object, block: bool = True, timeout: float | None = None) -> None:
-        try:
-            self._call_soon(self.rung.set)
-        except RuntimeError:
-            return  # the caller's loop has ended, and no task waits
-
-
-def _thread_safe_call() -> Callable[[Callable[[], object]], object]:
-    """The function by which other threads call something on this loop."""
-    try:
-        import asyncio
-
-        return asyncio.get_running_loop().call_soon_threadsafe
-    except RuntimeError:
-        import trio
-
-        return trio.lowlevel.current_trio_token().run_sync_soon
+        event_loop.call_soon(self._loop, self.rung.set)  # no task waits if the loop has ended

@@ -15,7 +15,7 @@ from typing import Self
 
 import anyio
 
-from belljar.backends.event_loop import here
+from belljar.backends.event_loop import call_soon, here
 from belljar.errors import PoolClosed, SandboxClosed, SandboxError
 from belljar.sandbox.sandbox import AsyncSandbox
 
@@ -76,14 +76,7 @@ class LoopBinding:
         if running_loop() is loop:
             function()
             return True
-        try:
-            if isinstance(loop, asyncio.AbstractEventLoop):
-                loop.call_soon_threadsafe(function)
-            else:
-                loop.run_sync_soon(function)  # type: ignore[attr-defined]  # a trio token
-        except RuntimeError:  # the loop has ended; trio's error is a RuntimeError, too
-            return False
-        return True
+        return call_soon(loop, function)
 
 
 class ThreadReader:
