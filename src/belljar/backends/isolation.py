@@ -8,6 +8,7 @@ from html import escape
 from typing import Literal
 
 from belljar.backends.mounts import Mount
+from belljar.limits import Limits, format_size
 from belljar.text import printable
 
 State = Literal["enforced", "best-effort", "absent"]
@@ -96,6 +97,20 @@ def _html_cells(layer: Layer, has_remedy: bool) -> list[str]:
         f'<td style="{style}">{escape(printable(text))}</td>'
         for text, style in zip(texts, styles, strict=False)
     ]
+
+
+def describe_own_limits(limits: Limits) -> tuple[Layer, ...]:
+    """How the limits are kept that every backend keeps in the same way."""
+    details = {
+        "open_files": f"RLIMIT_NOFILE for each process, {limits.open_files}",
+        "workspace": f"tmpfs, {format_size(limits.workspace)}",
+        "tmp": f"tmpfs, {format_size(limits.tmp)}",
+        "output": f"counted by the host, {format_size(limits.output)}",
+    }
+    for name in ("timeout", "host_time", "lifetime", "idle"):
+        seconds = getattr(limits, name)
+        details[name] = "not set" if seconds is None else f"the host's clock, {seconds:g} s"
+    return tuple(Layer(name=name, state="enforced", detail=text) for name, text in details.items())
 
 
 def describe_mounts(mounts: Iterable[Mount]) -> tuple[Layer, ...]:

@@ -12,7 +12,6 @@ after it has such links.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -30,7 +29,7 @@ from belljar.environment.interpreter import Interpreter, guest_python
 from belljar.environment.requirement import (
     UNSOLVABLE,
     canonical_name,
-    explain_conflict,
+    install_error,
     join_packages,
 )
 from belljar.environment.store import CACHE_MODE, make_directory
@@ -39,7 +38,6 @@ from belljar.errors import EnvironmentBuildError
 from belljar.text import printable
 
 GUEST_ROOT = "/opt/env"
-_SHOWN_LINES = 12  # of uv's error message, from its start and again from its end
 Step = Literal["waiting", "resolving", "downloading", "installing", "compiling", "finished"]
 Say = Callable[[Step, str], None]
 
@@ -184,7 +182,10 @@ def _run_uv(
             uv.kill()
             raise
     if uv.returncode != 0:
-        raise _install_error(list(lines), uv.returncode, recipe)
+        status = uv.returncode
+        how = f"exit status {status}" if status > 0 else f"killed by signal {-status}"
+        message = f"installing {join_packages(recipe.packages)} failed (uv: {how})"
+        raise install_error(message, list(lines), remedies=_REMEDIES)
 
 
 def _report_line(line: str, say: Say) -> None:
@@ -221,20 +222,6 @@ _REMEDIES = (
     *UNSOLVABLE,
     (r"No space left", "free some disk space, or set BELLJAR_CACHE to a larger file system"),
 )
-
-
-def _install_error(lines: list[str], status: int, recipe: Recipe) -> EnvironmentBuildError:
-    said = "\n".join(lines)
-    hint = next((hint for pattern, hint in _REMEDIES if re.search(pattern, said)), None)
-    starts = [i for i, line in enumerate(lines) if re.match(r"\s*(error\b|×)", line)]
-    complaint = lines[starts[0] :] if starts else lines
-    if len(complaint) > 2 * _SHOWN_LINES:
-        complaint = [*complaint[:_SHOWN_LINES], "…", *complaint[-_SHOWN_LINES:]]
-    how = f"exit status {status}" if status > 0 else f"killed by signal {-status}"
-    message = f"installing {join_packages(recipe.packages)} failed (uv: {how})"
-    if (why := explain_conflict(said)) is not None:
-        message = f"{why}; {message}"
-    return EnvironmentBuildError("\n".join([message, *complaint]), hint=hint)
 
 
 def _relocate(directory: Path, interpreter: Interpreter) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from belljar.backends.base import GuestSpec
 from belljar.backends.docker.settings import Docker, docker_settings
-from belljar.backends.isolation import Layer, State
+from belljar.backends.isolation import Layer, State, describe_own_limits
 from belljar.backends.linux import posture
 from belljar.errors import StartError
 from belljar.limits import Limits, format_size
@@ -131,19 +131,7 @@ def describe_limits(
         _memory(limits, facts, said),
         _cpus(limits, facts, said),
         _processes(limits, facts, said, runtime or facts.default_runtime),
-        _row("open_files", f"RLIMIT_NOFILE for each process, {limits.open_files}"),
-        _row("workspace", f"tmpfs, {format_size(limits.workspace)}"),
-        _row("tmp", f"tmpfs, {format_size(limits.tmp)}"),
-        _row("output", f"counted by the host, {format_size(limits.output)}"),
-        *(
-            _row(name, "not set" if value is None else f"the host's clock, {value:g} s")
-            for name, value in (
-                ("timeout", limits.timeout),
-                ("host_time", limits.host_time),
-                ("lifetime", limits.lifetime),
-                ("idle", limits.idle),
-            )
-        ),
+        *describe_own_limits(limits),
     )
 
 

@@ -6,7 +6,7 @@ import os
 import platform
 from collections.abc import Mapping
 
-from belljar.backends.isolation import Layer, State
+from belljar.backends.isolation import Layer, State, describe_own_limits
 from belljar.backends.linux import identity, posture
 from belljar.limits import Limits, format_size
 
@@ -60,7 +60,7 @@ def kept(
     for each missing controller.
     """
 
-    def row(name: str, ok: bool, detail: str, remedy: str | None = None) -> Layer:
+    def row(name: str, ok: bool, detail: str, remedy: str) -> Layer:
         state: State = "enforced" if ok else "best-effort"
         return Layer(name=name, state=state, detail=detail, remedy=None if ok else remedy)
 
@@ -93,19 +93,7 @@ def kept(
             f"{kind if counted else 'RLIMIT_NPROC in its user namespace'}, {limits.processes}",
             "Linux 5.14 counts processes for each user namespace",
         ),
-        row("open_files", True, f"RLIMIT_NOFILE for each process, {limits.open_files}"),
-        row("workspace", True, f"tmpfs, {format_size(limits.workspace)}"),
-        row("tmp", True, f"tmpfs, {format_size(limits.tmp)}"),
-        row("output", True, f"counted by the host, {format_size(limits.output)}"),
-        *(
-            row(name, True, "not set" if value is None else f"the host's clock, {value:g} s")
-            for name, value in (
-                ("timeout", limits.timeout),
-                ("host_time", limits.host_time),
-                ("lifetime", limits.lifetime),
-                ("idle", limits.idle),
-            )
-        ),
+        *describe_own_limits(limits),
     )
 
 

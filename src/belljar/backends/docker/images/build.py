@@ -44,8 +44,8 @@ from belljar.backends.docker.spec import normalize_path
 from belljar.environment.addresses import hide_credentials
 from belljar.environment.requirement import (
     UNSOLVABLE,
-    explain_conflict,
     hide_secrets,
+    install_error,
     join_packages,
 )
 from belljar.errors import EnvironmentBuildError
@@ -261,7 +261,6 @@ def config_as_instructions(config: Mapping[str, Any]) -> str:
 
 # -- errors -------------------------------------------------------------------------------------
 
-SHOWN_LINES = 12  # of uv's error, from its start and again from its end
 
 # A pattern of uv's message -> the hint. The first match counts.
 _REMEDIES = (
@@ -314,24 +313,20 @@ def explain_failure(
     if failure.kind == "start":
         return _start_failure(failure, plan)
     if failure.kind == "uv":
-        return EnvironmentBuildError(
-            "\n".join(
-                [f"{failure.message} in a container of image {base!r}", *_pick_lines(failure)]
-            ),
+        return install_error(
+            f"{failure.message} in a container of image {base!r}",
+            failure.lines,
             hint="this host's uv does not run there, and the image has no uv and no pip that "
             "installs it; choose a base image with uv or pip",
         )
     packages = hide_credentials(
         join_packages(list(map(hide_secrets, plan.environment.packages))), secrets
     )
-    said = "\n".join(failure.lines)
-    hint = next((hint for pattern, hint in _REMEDIES if re.search(pattern, said)), None)
+    hint = None
     if failure.kind == "ended":
         hint = "was it removed, did the engine stop, or is its machine out of memory or disk space?"
     message = f"installing {packages} on image {base!r} failed ({failure.message})"
-    if (why := explain_conflict(said)) is not None:
-        message = f"{why}; {message}"
-    return EnvironmentBuildError("\n".join([message, *_pick_lines(failure)]), hint=hint)
+    return install_error(message, failure.lines, remedies=_REMEDIES, hint=hint)
 
 
 def _start_failure(failure: Failure, plan: ImagePlan) -> EnvironmentBuildError:
@@ -349,12 +344,3 @@ def _start_failure(failure: Failure, plan: ImagePlan) -> EnvironmentBuildError:
     return EnvironmentBuildError(
         f"a container of image {plan.base!r} does not start: {failure.message}", hint=hint
     )
-
-
-def _pick_lines(failure: Failure) -> list[str]:
-    lines = list(failure.lines)
-    starts = [i for i, line in enumerate(lines) if re.match(r"\s*(error\b|×|ERROR)", line)]
-    complaint = lines[starts[0] :] if starts else lines
-    if len(complaint) > 2 * SHOWN_LINES:
-        complaint = [*complaint[:SHOWN_LINES], "…", *complaint[-SHOWN_LINES:]]
-    return complaint
