@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import census
-from belljar.backends.linux import cgroup
+from belljar.backends.linux import cgroup, proc
 from belljar.backends.linux.cgroup import control, tree
 from belljar.backends.linux.cgroup.plan import Directory, Hierarchy, Plan, parse_mounts, plan
 from belljar.backends.linux.cgroup.tree import settings
@@ -341,7 +341,7 @@ def make(groups):
 @pytest.fixture
 def unified():
     """Where the machine's v2 hierarchy is, even if v1 has left it no controller we want."""
-    mounts = parse_mounts(tree.read("/proc/self/mountinfo"))
+    mounts = parse_mounts(proc.read("/proc/self/mountinfo"))
     point = next((m.point for m in mounts if m.kind == "cgroup2"), "")
     facts = control._look(point)
     if not (facts and facts.writable and facts.is_root):
@@ -386,7 +386,7 @@ def run_inside(joined, program):
 
 def existing(name):
     """All directories of this name in any hierarchy."""
-    mounted = parse_mounts(tree.read("/proc/self/mountinfo"))
+    mounted = parse_mounts(proc.read("/proc/self/mountinfo"))
     mounts = [m.point for m in mounted if m.kind in ("cgroup", "cgroup2")]
     return [d for point in mounts for d, _, _ in os.walk(point) if d.endswith(f"/{name}")]
 
@@ -482,7 +482,7 @@ def test_kill_outruns_processes_that_keep_forking_and_leaves_the_group_usable(ma
         for pid in set(watchdog.processes(os.getpid())) - before:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
-        return int(tree.read(current)) <= 28
+        return int(proc.read(current)) <= 28
 
     census.wait_until(has_room, what="room for two")
     assert run_inside(box, "os._exit(7 if os.fork() else 0)")[0] == 7
@@ -519,7 +519,7 @@ def test_group_with_next_to_no_cpu_still_dies_at_once_and_keeps_its_share(make):
             took.append(time.monotonic() - start)
     assert min(took) < 1
     version, path = box._places["cpu"]
-    share = tree.read(f"{path}/{'cpu.cfs_quota_us' if version == 1 else 'cpu.max'}")
+    share = proc.read(f"{path}/{'cpu.cfs_quota_us' if version == 1 else 'cpu.max'}")
     assert share.split()[0] == "2000"
 
 
@@ -531,7 +531,7 @@ def test_swap_counts_as_memory(make):
     if not found:
         pytest.skip("this kernel does not account swap")
     expected = 64 * MB if version == 1 else 0
-    assert int(tree.read(f"{path}/{found[0]}")) == expected
+    assert int(proc.read(f"{path}/{found[0]}")) == expected
 
 
 def test_peak_counts_from_the_reset(make):

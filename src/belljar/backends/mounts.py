@@ -12,8 +12,7 @@ import stat
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from belljar.backends.linux import identity
-from belljar.backends.linux.cgroup import tree
+from belljar.backends.linux import identity, proc
 from belljar.backends.linux.cgroup.plan import parse_mounts
 from belljar.errors import InvalidOption, check_encodable
 
@@ -185,7 +184,7 @@ def below(path: str, directory: str) -> bool:
 def _kernel_mount(path: str) -> str | None:
     """Something below the path that is not files."""
     try:
-        mounted = parse_mounts(tree.read("/proc/self/mountinfo"))
+        mounted = parse_mounts(proc.read("/proc/self/mountinfo"))
     except FileNotFoundError:
         return None  # no Linux: the mount is another machine's to make
     points = (each.point for each in mounted if each.kind in _KERNEL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from belljar.backends.linux import proc
 from belljar.errors import StartError
 
 NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
@@ -22,9 +23,7 @@ class Posture:
 
 def read(pid: int) -> Posture:
     try:
-        with open(f"/proc/{pid}/status") as file:
-            rows = (line.partition(":") for line in file)
-            status = {name: value.strip() for name, _, value in rows}
+        status = proc.read_status(pid)
         namespaces = _own_namespaces(pid)
     except OSError as error:
         raise StartError(f"the posture of the new guest cannot be read: {error}") from error

@@ -11,6 +11,7 @@ import signal
 import threading
 
 from belljar.backends.base import UsageSample
+from belljar.backends.linux import proc
 
 _TICK = os.sysconf("SC_CLK_TCK")
 
@@ -120,8 +121,7 @@ def _reset_peak(pid: int) -> None:
 
 def _cpu(pid: int) -> float:
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+        fields = proc.read_stat(pid)
         tasks = os.listdir(f"/proc/{pid}/task")
     except OSError:
         return 0.0

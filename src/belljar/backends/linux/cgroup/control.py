@@ -12,6 +12,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import replace
 
+from belljar.backends.linux import proc
 from belljar.backends.linux.cgroup import tree
 from belljar.backends.linux.cgroup.group import Cgroup
 from belljar.backends.linux.cgroup.plan import WANTED, Directory, Hierarchy, Plan, plan
@@ -138,7 +139,7 @@ class Cgroups:
 def _hand_on(group: str, controller: str) -> None:
     """v2: let the children of a group have a controller."""
     file = f"{group}/cgroup.subtree_control"
-    if controller not in tree.read(file).split():
+    if controller not in proc.read(file).split():
         tree.write(file, f"+{controller}")
 
 
@@ -162,8 +163,8 @@ def _look(path: str) -> Directory | None:
             occupied = bool(procs.read(1))
         return Directory(
             writable=writable and all(_may_write(f"{path}/{file}") for file in needed),
-            controllers=frozenset(tree.read(f"{path}/cgroup.controllers").split()),
-            subtree=frozenset(tree.read(f"{path}/cgroup.subtree_control").split()),
+            controllers=frozenset(proc.read(f"{path}/cgroup.controllers").split()),
+            subtree=frozenset(proc.read(f"{path}/cgroup.subtree_control").split()),
             occupied=occupied,
             is_root=not os.path.exists(f"{path}/cgroup.type"),
         )
@@ -176,7 +177,7 @@ def _may_write(path: str) -> bool:
 
 
 def _plan(pid: int | str = "self") -> Plan:
-    return plan(tree.read("/proc/self/mountinfo"), tree.read(f"/proc/{pid}/cgroup"), _look)
+    return plan(proc.read("/proc/self/mountinfo"), proc.read(f"/proc/{pid}/cgroup"), _look)
 
 
 def detect(pid: int | str = "self", kind: str = "cgroup") -> Cgroups:

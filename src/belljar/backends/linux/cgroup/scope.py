@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import time
 
+from belljar.backends.linux import proc
 from belljar.backends.linux.cgroup import tree
 from belljar.backends.linux.cgroup.plan import places
 
@@ -85,7 +86,7 @@ def _wait_until_inside(name: str, pid: int) -> str:
     """The scope's directory, once the manager has moved the process there."""
     deadline = time.monotonic() + _MOVE_TIMEOUT
     while True:
-        texts = tree.read("/proc/self/mountinfo"), tree.read(f"/proc/{pid}/cgroup")
+        texts = proc.read("/proc/self/mountinfo"), proc.read(f"/proc/{pid}/cgroup")
         for hierarchy, path in places(*texts, os.path.exists):
             if hierarchy.version == 2 and os.path.basename(path) == name:
                 return path

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from belljar.backends.linux import proc
 from belljar.backends.linux.cgroup.plan import Hierarchy
 
 _NAME = re.compile(r"belljar-([0-9]+)-([0-9]+)-([0-9]+)")
@@ -58,28 +59,10 @@ class Owner:
 
 def _start_of_living(pid: int) -> int | None:
     try:
-        stat = read(f"/proc/{pid}/stat")
+        stat = proc.read_stat(pid)
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The command's name stands in parentheses and may contain any character.
-    fields = stat.rpartition(")")[2].split()
-    state, threads, start = fields[0], int(fields[17]), int(fields[19])
-    # A zombie waits for a parent that may never ask. One with threads only lost its main thread.
-    if state in "ZX" and threads <= 1:
-        return None
-    return start
-
-
-def read(path: str) -> str:
-    """A file of /proc or of a group; without the layers of open(), at half the cost."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        parts = []
-        while part := os.read(descriptor, 65536):
-            parts.append(part)
-    finally:
-        os.close(descriptor)
-    return os.fsdecode(b"".join(parts))
+    return None if proc.has_ended(stat) else int(stat[proc.STARTED])
 
 
 def write(path: str, value: str) -> None:
@@ -102,7 +85,7 @@ def members(directory: str) -> set[int]:
     """
     try:
         # Those of foreign pid namespaces are listed as 0.
-        return {int(pid) for pid in read(f"{directory}/cgroup.procs").split()} - {0}
+        return {int(pid) for pid in proc.read(f"{directory}/cgroup.procs").split()} - {0}
     except OSError as error:
         # ENODEV: removed between open and read.
         if error.errno in (errno.ENOENT, errno.ENODEV):
@@ -140,7 +123,7 @@ def kill(directories: Iterable[str], *, patience: float = _PATIENCE) -> bool:
         for file, value in _WHILE_KILLING.items():
             for group in groups:
                 with contextlib.suppress(OSError):  # most groups have only some of these files
-                    before = read(f"{group}/{file}")
+                    before = proc.read(f"{group}/{file}")
                     write(f"{group}/{file}", value)
                     afterwards.callback(_offer, f"{group}/{file}", before)
         for group in groups:
