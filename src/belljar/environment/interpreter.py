@@ -52,14 +52,15 @@ def find_interpreter(python: str | None = None) -> Interpreter:
     if python is None:
         return _running_interpreter()
     problems: list[str] = []
+    wanted = tuple(map(int, python.split("."))) if _VERSION.fullmatch(python) else ()
     for candidate in _candidates(python):
         found = _ask(candidate, problems)
-        if found is not None and (not _VERSION.fullmatch(python) or _is_version(found, python)):
+        if found is not None and found.version[: len(wanted)] == wanted:
             return found
     raise EnvironmentBuildError(
         f"no usable Python for {python!r}" + "".join(f"\n  {problem}" for problem in problems),
         hint=f"install it (`uv python install {python}`) or give the path of an interpreter"
-        if _VERSION.fullmatch(python)
+        if wanted
         else "give the path of a CPython interpreter, or a version like '3.12'",
     )
 
@@ -89,11 +90,6 @@ def _candidates(python: str) -> Iterator[str]:
     )
     if uv.returncode == 0 and uv.stdout.strip():
         yield uv.stdout.strip()
-
-
-def _is_version(found: Interpreter, python: str) -> bool:
-    wanted = tuple(int(part) for part in python.split("."))
-    return found.version[: len(wanted)] == wanted
 
 
 def _ask(candidate: str, problems: list[str]) -> Interpreter | None:

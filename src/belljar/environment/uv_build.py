@@ -75,7 +75,10 @@ def fill_directory(directory: Path, recipe: Recipe, say: Say) -> dict[str, str]:
         missing = list(recipe.packages)
         if recipe.base is not None:
             missing = _resolve_missing(directory, recipe, recipe.base, say)
-        _install(directory, recipe, missing, say)
+        if missing:
+            # Hard links would share files with uv's cache: an edit of one would change the other.
+            options = ["--link-mode", "copy", *(["--no-deps"] if recipe.base else [])]
+            _run_uv(directory, recipe, "install", [*options, "--", *missing], say)
     _relocate(directory, recipe.interpreter)
     if recipe.packages:
         say("compiling", "compiling bytecode")
@@ -128,24 +131,14 @@ def _resolve_missing(directory: Path, recipe: Recipe, base: Path, say: Say) -> l
     wanted.write_text("".join(f"{package}\n" for package in recipe.packages))
     lock.write_text("".join(f"{line}\n" for line in had))  # uv prefers the versions in it
     options = ["--no-header", "--no-annotate", "--output-file", str(lock), str(wanted)]
-    _run_uv(directory, recipe, ["compile"], options, say)
+    _run_uv(directory, recipe, "compile", options, say)
     lines = [line for line in lock.read_text().splitlines() if line and not line.startswith("#")]
     wanted.unlink()
     lock.unlink()
     return [line for line in lines if line not in had]
 
 
-def _install(directory: Path, recipe: Recipe, packages: Sequence[str], say: Say) -> None:
-    if not packages:
-        return
-    # Hard links would share files with uv's cache: an edit of one would change the other.
-    options = ["--link-mode", "copy", *(["--no-deps"] if recipe.base else []), "--", *packages]
-    _run_uv(directory, recipe, ["install"], options, say)
-
-
-def _run_uv(
-    directory: Path, recipe: Recipe, verb: Sequence[str], options: Sequence[str], say: Say
-) -> None:
+def _run_uv(directory: Path, recipe: Recipe, verb: str, options: Sequence[str], say: Say) -> None:
     pip_files = read_pip_files(os.environ)
     env, arguments = uv_settings(os.environ, pip_files, allow_builds=recipe.allow_builds)
     command = [
@@ -154,7 +147,7 @@ def _run_uv(
         "--project",
         str(directory),
         "pip",
-        *verb,
+        verb,
         "--python",
         str(directory / "bin" / "python"),
         *arguments,
@@ -291,12 +284,10 @@ def _add_links(base: Path, directory: Path, interpreter: Interpreter) -> None:
     for top in ("bin", "lib"):
         for parent, _, names in os.walk(base / top):
             below = os.path.relpath(parent, base)
-            # Bytecode is linked only if its source, in the directory above, was.
-            sources = None if os.path.basename(parent) != "__pycache__" else linked
+            is_bytecode = os.path.basename(parent) == "__pycache__"
             for path in (os.path.join(below, name) for name in names):
-                if path in replaced or (
-                    sources is not None and _source_of_bytecode(path) not in sources
-                ):
+                # Bytecode is linked only if its source, in the directory above, was.
+                if path in replaced or (is_bytecode and _source_of_bytecode(path) not in linked):
                     continue
                 if _link(os.path.join(base, path), os.path.join(directory, path)):
                     linked.add(path)

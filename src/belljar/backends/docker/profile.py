@@ -30,6 +30,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from belljar.backends.linux import guest_view, seccomp
+from belljar.backends.linux.safe_dir import write_file
 from belljar.backends.linux.seccomp import Condition, Rule
 from belljar.environment.store import cache_root
 from belljar.errors import BackendUnavailable
@@ -67,18 +68,8 @@ def write_profile(profile: str) -> Path:
     """
     name = f"seccomp-{hashlib.sha256(profile.encode()).hexdigest()[:16]}.json"
     path = cache_root() / name
-    if path.exists():
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{name}.")
-    try:
-        with open(fd, "w", encoding="ascii") as file:
-            file.write(profile)
-        os.chmod(temporary, 0o644)
-        os.rename(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    if not path.exists():
+        write_file(path, profile.encode("ascii"))
     return path
 
 

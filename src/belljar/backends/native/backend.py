@@ -29,7 +29,7 @@ from belljar.backends.native.guest import (
 from belljar.backends.native.zygote_client import EXHAUSTED, Zygote, ZygoteGone, failure
 from belljar.backends.single_flight import wait_until_done
 from belljar.environment.environment import Environment, build
-from belljar.errors import BackendUnavailable, SandboxError, StartError
+from belljar.errors import BackendUnavailable, StartError
 
 HELLO_TIMEOUT = 30.0
 # What guests of one zygote have in common; the last are the directories of their own.
@@ -50,12 +50,8 @@ class NativeBackend:
     async def start(self, spec: GuestSpec) -> Guest:
         try:
             return await self._start_twice(spec)
-        except SandboxError:
-            raise
-        except OSError as error:
-            raise StartError(f"no guest could be started: {error}", hint=EXHAUSTED) from error
-        except RuntimeError as error:
-            if "start new thread" not in str(error):
+        except (OSError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "start new thread" not in str(error):
                 raise
             raise StartError(f"no guest could be started: {error}", hint=EXHAUSTED) from error
 
