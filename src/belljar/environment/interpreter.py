@@ -81,13 +81,7 @@ def _candidates(python: str) -> Iterator[str]:
     if on_path is not None:
         yield on_path
     # uv knows its own managed interpreters and the usual places of others.
-    uv = subprocess.run(
-        [find_uv(), "python", "find", "--no-project", python],
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
+    uv = _run([find_uv(), "python", "find", "--no-project", python])
     if uv.returncode == 0 and uv.stdout.strip():
         yield uv.stdout.strip()
 
@@ -112,17 +106,9 @@ def _ask_binary(executable: str, mtime_ns: int, size: int) -> Interpreter:
 
 
 def _run_facts(executable: str) -> Interpreter:
-    # -I and -S: ignore the caller's PYTHON* variables and any site-packages.
-    command = [executable, "-I", "-S", interpreter_facts.__file__]
     try:
-        asked = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=30,
-            check=False,
-        )
+        # -I and -S: ignore the caller's PYTHON* variables and any site-packages.
+        asked = _run([executable, "-I", "-S", interpreter_facts.__file__], timeout=30)
         answer = json.loads(asked.stdout) if asked.returncode == 0 else None
     except (subprocess.TimeoutExpired, json.JSONDecodeError) as error:
         raise EnvironmentBuildError(f"does not behave like a Python ({error})") from error
@@ -131,6 +117,13 @@ def _run_facts(executable: str) -> Interpreter:
         line = lines[-1] if lines[0].startswith("Traceback") else lines[0]
         raise EnvironmentBuildError(f"exit status {asked.returncode}: {line}")
     return _parse_facts(answer)
+
+
+def _run(command: list[str], timeout: float | None = None) -> subprocess.CompletedProcess[str]:
+    quiet = subprocess.DEVNULL
+    return subprocess.run(
+        command, stdin=quiet, capture_output=True, text=True, timeout=timeout, check=False
+    )
 
 
 def _parse_facts(answer: Mapping[str, object]) -> Interpreter:

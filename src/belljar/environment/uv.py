@@ -62,13 +62,10 @@ def find_uv() -> str:
     """The path of uv: that of the PyPI package, else the one on PATH."""
     try:
         from uv import find_uv_bin
-    except ImportError:
+
+        return os.fspath(find_uv_bin())
+    except (ImportError, FileNotFoundError):  # a distribution's uv package may lack the binary
         found = shutil.which("uv")
-    else:
-        try:
-            return os.fspath(find_uv_bin())
-        except FileNotFoundError:  # the uv package of a distribution may lack the binary
-            found = shutil.which("uv")
     if found is None:
         raise EnvironmentBuildError(
             "uv, which installs the packages of environments, was not found",

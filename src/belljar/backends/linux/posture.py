@@ -80,9 +80,8 @@ def faults(posture: Posture, *, without: frozenset[str] = frozenset()) -> list[s
 def most_files(pid: int) -> int | None:
     """How many files a process may open at most, by its hard limit; None: as many as it likes."""
     try:
-        with open(f"/proc/{pid}/limits") as file:
-            row = next(line for line in file if line.startswith("Max open files"))
+        lines = proc.read(f"/proc/{pid}/limits").split("\n")
     except OSError as error:
         raise StartError(f"the limits of the new guest cannot be read: {error}") from error
-    hard = row.split()[4]
+    hard = next(line for line in lines if line.startswith("Max open files")).split()[4]
     return None if hard == "unlimited" else int(hard)

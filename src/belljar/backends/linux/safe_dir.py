@@ -245,12 +245,9 @@ def write_file(path: Path, data: bytes) -> None:
         found = directory.look(path.name)
         if found is not None and found.kind not in ("file", "symlink"):
             raise FileExistsError(errno.EEXIST, "there is something that is not a file", str(path))
-        incoming = Incoming(directory, path.name)
-        try:
+        with contextlib.closing(Incoming(directory, path.name)) as incoming:
             incoming.write(data)
             incoming.commit(executable=False, mtime=time.time_ns())
-        finally:
-            incoming.close()
 
 
 def look(directory: int, name: str) -> Found | None:

@@ -89,15 +89,13 @@ class NativeBackend:
         while True:
             with self._lock:
                 started = self._zygotes.get(key)
-                if started is not None and started.done():
-                    if not started.exception():
-                        zygote = started.result()
-                        if zygote.alive:
-                            zygote.users += 1
-                            return zygote
-                        zygote.close()  # it was killed
-                    started = None
-                if started is None:
+                zygote = _started_zygote(started)
+                if zygote is not None and zygote.alive:
+                    zygote.users += 1
+                    return zygote
+                if zygote is not None:
+                    zygote.close()  # it was killed
+                if started is None or started.done():
                     started = self._zygotes[key] = concurrent.futures.Future()
                     self._host.submit(functools.partial(self._start_zygote, key, started))
             await wait_until_done(started)
@@ -123,10 +121,7 @@ class NativeBackend:
         is closed with its last guest. Blocks until it has ended."""
         with self._lock:
             zygote.users -= 1
-            started = self._zygotes.get(key)
-            if zygote.users or started is None or not started.done() or started.exception():
-                return
-            if started.result() is not zygote:
+            if zygote.users or _started_zygote(self._zygotes.get(key)) is not zygote:
                 return
             del self._zygotes[key]
         zygote.close()
@@ -145,7 +140,7 @@ class NativeBackend:
         with self._lock:
             futures = list(self._zygotes.values())
             self._zygotes.clear()
-        return [f.result() for f in futures if f.done() and f.exception() is None]
+        return [zygote for zygote in map(_started_zygote, futures) if zygote is not None]
 
     # -- guests -----------------------------------------------------------------------------
 
@@ -212,6 +207,12 @@ class NativeBackend:
             await guest.close()
             raise
         return guest
+
+
+def _started_zygote(started: concurrent.futures.Future[Zygote] | None) -> Zygote | None:
+    if started is None or not started.done() or started.exception():
+        return None
+    return started.result()
 
 
 def _request(spec: GuestSpec, zygote: Zygote, in_cgroup: frozenset[str]) -> dict[str, object]:

@@ -88,8 +88,7 @@ def processes(init: int) -> list[int]:
         found.append(pid)
         try:
             for task in os.listdir(f"/proc/{pid}/task"):
-                with open(f"/proc/{pid}/task/{task}/children") as file:
-                    todo += map(int, file.read().split())
+                todo += map(int, proc.read(f"/proc/{pid}/task/{task}/children").split())
         except OSError:
             continue  # ended meanwhile
     return found
@@ -135,16 +134,14 @@ def _cpu(pid: int) -> float:
 def _sum_rows(path: str, *names: str) -> int:
     """The bytes in rows of the form `Name:   123 kB`; 0 if the process has ended."""
     try:
-        with open(path) as file:
-            rows = (line.partition(":") for line in file)
-            return 1024 * sum(int(value.split()[0]) for name, _, value in rows if name in names)
+        rows = (line.partition(":") for line in proc.read(path).split("\n"))
     except OSError:
         return 0
+    return 1024 * sum(int(value.split()[0]) for name, _, value in rows if name in names)
 
 
 def _first_number(path: str) -> int:
     try:
-        with open(path) as file:
-            return int(file.read().split()[0])
+        return int(proc.read(path).split()[0])
     except OSError:
         return 0
