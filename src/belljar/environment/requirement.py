@@ -208,9 +208,7 @@ def fingerprint_package(package: str) -> str:
 def hide_secrets(package: str) -> str:
     """The package as guests may see it: a wheel without its directory, an address without its
     password."""
-    if package.startswith("/"):
-        return Path(package).name
-    return hide_credentials(package)
+    return Path(package).name if package.startswith("/") else hide_credentials(package)
 
 
 @functools.lru_cache(maxsize=256)

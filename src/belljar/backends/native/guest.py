@@ -118,8 +118,7 @@ class NativeGuest:
 
     @property
     def whereabouts(self) -> Location:
-        paths = self._cgroup.paths if self._cgroup is not None else ()
-        return Location(pid=self.pid, cgroups=tuple(paths))
+        return Location(pid=self.pid, cgroups=self._cgroup.paths if self._cgroup else ())
 
     async def reading(self, *, from_now: bool = False, now: bool = False) -> UsageSample:
         if self._cgroup is None:
