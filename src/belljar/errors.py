@@ -281,9 +281,7 @@ def unknown_option(kind: str, word: str, options: Iterable[str]) -> InvalidOptio
     """
     known = list(options)
     guess = nearest(word, known)
-    question = "" if guess is None else f"did you mean {guess!r}? "
-    if guess is not None and len(known) > MOST_SHOWN:
-        return InvalidOption(f"unknown {kind} {word[:100]!r}", hint=question.strip())
-    return InvalidOption(
-        f"unknown {kind} {word[:100]!r}", hint=f"{question}options: {', '.join(known)}"
-    )
+    hints = [] if guess is None else [f"did you mean {guess!r}?"]
+    if guess is None or len(known) <= MOST_SHOWN:
+        hints.append(f"options: {', '.join(known)}")
+    return InvalidOption(f"unknown {kind} {word[:100]!r}", hint=" ".join(hints))

@@ -98,7 +98,7 @@ def as_json(value: object) -> object:
     return carried
 
 
-def _convert_value(value: object) -> object:
+def _convert_value(value: Any) -> object:
     # Imported here: almost everything imports this module, and few values need these.
     from datetime import date, datetime, time, timedelta
     from decimal import Decimal
@@ -110,10 +110,6 @@ def _convert_value(value: object) -> object:
         return str(value)
     # By the name of its module, so that numpy is not imported here.
     if type(value).__module__ == "numpy" and getattr(value, "size", MAX_ITEMS) < MAX_ITEMS:
-        return _convert_array(value)
+        # tolist() alone gives times in nanoseconds as bare numbers.
+        return (value.astype(str) if value.dtype.kind in "mM" else value).tolist()
     raise TypeError(f"a {type(value).__qualname__} has no form in JSON")
-
-
-def _convert_array(array: Any) -> object:
-    # tolist() alone gives times in nanoseconds as bare numbers.
-    return (array.astype(str) if array.dtype.kind in "mM" else array).tolist()

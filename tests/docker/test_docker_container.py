@@ -294,12 +294,11 @@ LIAR = """
             data += os.read(0, size - len(data))
         return data
 
-    sizes = take(16)
-    program = json.loads(take(int(sizes[:8], 16)))
-    take(int(sizes[8:], 16))
+    sizes = take(24)
+    _, _, sources = [take(int(sizes[at : at + 8], 16)) for at in (0, 8, 16)]
     key, number = take(32), 0
     wire = types.ModuleType("wire")
-    (source,) = [v for k, v in program["sources"].items() if k.endswith(".protocol.wire")]
+    (source,) = [v for k, v in json.loads(sources).items() if k.endswith(".protocol.wire")]
     exec(source, wire.__dict__)
 
     def say(data, length):

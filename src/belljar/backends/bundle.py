@@ -23,29 +23,14 @@ _WHOLE = ("protocol", "guest")
 _NATIVE = ("rootfs", "launcher", "confine", "zygote")
 _MODULES = ("backends.linux.syscalls", *(f"backends.native.{name}" for name in _NATIVE))
 
-_FROM_FILE = """
-import importlib.util, json, os, sys, types
-fd, entry = int(sys.argv[1]), sys.argv[2]
-with open(os.dup(fd), "rb") as file:
-    sizes = [int(file.read(8), 16) for _ in range(3)]
-    bundle, compiled, sources = [file.read(size) for size in sizes]
-bundle = json.loads(bundle)
-if bundle["magic"] == importlib.util.MAGIC_NUMBER.hex():
-    import marshal
-    bundle["sources"] = marshal.loads(compiled)
-else:
-    bundle["sources"] = json.loads(sources)
-del compiled, sources
-"""
-
-# Not one byte more than the bundle: what follows are frames.
-_FROM_INPUT = """
+# Not one byte more than the bundle: on a container's standard input, what follows are frames.
+_READ = """
 import sys
 if sys.version_info < (3, 9):
     sys.exit("belljar: this is Python %d.%d, and 3.9 is needed" % sys.version_info[:2])
 sys.path[:] = [path for path in sys.path if path]
-import json, os, types
-fd, entry = 0, sys.argv[1]
+import importlib.util, json, os
+fd, entry = int(sys.argv[1]), sys.argv[2]
 def take(size):
     parts = []
     while size:
@@ -54,12 +39,15 @@ def take(size):
             sys.exit(0)
         size -= len(parts[-1])
     return b"".join(parts)
-sizes = take(16)
-bundle = json.loads(take(int(sizes[:8], 16)))
-compiled = take(int(sizes[8:], 16))
-if compiled:
+sizes = take(24)
+bundle, compiled, sources = [take(int(sizes[at:at + 8], 16)) for at in (0, 8, 16)]
+bundle = json.loads(bundle)
+if compiled and bundle["magic"] == importlib.util.MAGIC_NUMBER.hex():
     import marshal
     bundle["sources"] = marshal.loads(compiled)
+else:
+    bundle["sources"] = json.loads(sources)
+del compiled, sources
 """
 
 _START = """
@@ -86,12 +74,8 @@ import importlib
 importlib.import_module(entry).main({**bundle.pop("config"), "bundle": fd})
 """
 
-# Run with `python -c`: argv is the descriptor of a bundle that make() made, and the module whose
-# main() to call.
-BOOTSTRAP = _FROM_FILE + _START
-# Here the bundle comes over standard input: two lengths of eight hexadecimal digits each, the
-# bundle with the sources, or with its modules compiled.
-BOOTSTRAP_INPUT = _FROM_INPUT + _START
+# Run with `python -c`: argv is the descriptor of a bundle, and the module whose main() to call.
+BOOTSTRAP = _READ + _START
 
 
 @functools.cache
@@ -114,21 +98,19 @@ def sources() -> dict[str, str | None]:
     return found
 
 
-def make(config: dict[str, object]) -> bytes:
-    """For BOOTSTRAP."""
-    head = json.dumps({"magic": MAGIC, "config": config}).encode()
-    parts = head, _compiled(), json.dumps(sources()).encode()
-    return b"".join([*(b"%08x" % len(part) for part in parts), *parts])
-
-
 MAGIC = importlib.util.MAGIC_NUMBER.hex()  # of the bytecode that this Python writes
 
 
-def framed(config: dict[str, object], magic: str | None = None) -> bytes:
-    """For BOOTSTRAP_INPUT. `magic`: of the Python there, if it is known."""
-    code = _compiled() if magic == MAGIC else b""
-    data = json.dumps({"sources": {} if code else sources(), "config": config}).encode()
-    return b"%08x%08x" % (len(data), len(code)) + data + code
+def make(config: dict[str, object], magic: str | None = None) -> bytes:
+    """For BOOTSTRAP: three lengths of eight hexadecimal digits each, then the three parts.
+
+    `magic`: of the one Python there, "" if it is unknown; then the modules go in one form only.
+    """
+    head = json.dumps({"magic": MAGIC, "config": config}).encode()
+    code = _compiled() if magic in (None, MAGIC) else b""
+    text = b"" if magic == MAGIC else json.dumps(sources()).encode()
+    parts = head, code, text
+    return b"".join([*(b"%08x" % len(part) for part in parts), *parts])
 
 
 @functools.cache
@@ -145,7 +127,7 @@ def _code(name: str) -> types.CodeType:
     assert isinstance(spec.loader, importlib.abc.InspectLoader)
     code = spec.loader.get_code(ours)
     assert code is not None
-    return _in_file(code, file_of(name))
+    return _in_file(code, f"<belljar>/{name.replace('.', '/')}.py")
 
 
 def _in_file(code: types.CodeType, file: str) -> types.CodeType:
@@ -154,7 +136,3 @@ def _in_file(code: types.CodeType, file: str) -> types.CodeType:
         for each in code.co_consts
     )
     return code.replace(co_filename=file, co_consts=constants)
-
-
-def file_of(module: str) -> str:
-    return f"<belljar>/{module.replace('.', '/')}.py"

@@ -78,6 +78,16 @@ class Lock:
         self._lock.release()
 
 
+def has_hung_up(sock: socket.socket) -> bool:
+    """True if the other end of a non-blocking socket is known to be closed. Takes no bytes."""
+    try:
+        return not sock.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
 async def wait_readable(sock: socket.socket) -> None:
     """Like anyio.wait_readable, for a descriptor with one waiter. Under asyncio it skips the turn
     of the loop that anyio takes first."""

@@ -115,13 +115,12 @@ def describe_common_limits(limits: Limits) -> tuple[Layer, ...]:
 
 def describe_mounts(mounts: Iterable[Mount]) -> tuple[Layer, ...]:
     """What the caller has let in. Nothing bounds what is written to a writable one."""
+    writable = "writable; how much is written there is not limited"
     return tuple(
         Layer(
             name=f"mount {mount.guest}",
             state="enforced" if mount.read_only else "best-effort",
-            detail=f"{mount.host}, read-only"
-            if mount.read_only
-            else f"{mount.host}, writable; how much is written there is not limited",
+            detail=f"{mount.host}, {'read-only' if mount.read_only else writable}",
             remedy=None if mount.read_only else "mount it read-only, or use `workspace`",
         )
         for mount in mounts

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import os
 import posixpath
-import re
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from belljar.backends.linux import identity
-from belljar.errors import InvalidOption
+from belljar.backends.linux import identity, proc
+from belljar.backends.linux.cgroup.plan import parse_mounts
+from belljar.errors import InvalidOption, check_encodable
 
 MAX_MOUNTS = 32
-_ESCAPE = re.compile(r"\\(\d{3})")  # of white space and backslashes in mountinfo
 
 # What the sandbox's own root has there.
 _TAKEN = (
@@ -84,13 +83,11 @@ class Mount:
                 f"{inside!r} is a file system of the kernel's, and would be mounted too",
                 hint="mount a directory that has nothing of the kind in it",
             )
-        for name, value in (
-            ("host", host),
-            ("guest", guest_path(self.guest)),
-            ("kind", kind),
-            ("device", status.st_dev),
-            ("inode", status.st_ino),
-        ):
+        self._fill(host=host, kind=kind, device=status.st_dev, inode=status.st_ino)
+
+    def _fill(self, **fields: object) -> None:
+        fields["guest"] = guest_path(self.guest)
+        for name, value in fields.items():
             object.__setattr__(self, name, value)
 
 
@@ -106,13 +103,7 @@ class Scratch(Mount):
     read_only: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        for name, value in (
-            ("guest", guest_path(self.guest)),
-            ("kind", "dir"),
-            ("device", 0),
-            ("inode", 0),
-        ):
-            object.__setattr__(self, name, value)
+        self._fill(kind="dir", device=0, inode=0)
 
 
 def check_mounts(mounts: Iterable[Mount]) -> tuple[Mount, ...]:
@@ -140,9 +131,7 @@ def check_mounts(mounts: Iterable[Mount]) -> tuple[Mount, ...]:
 
 
 def _host_path(given: object) -> str:
-    if not isinstance(given, (str, os.PathLike)):
-        raise InvalidOption(f"the host's side of a mount is a path, not {given!r}")
-    text = os.fspath(given)
+    text = os.fspath(given) if isinstance(given, (str, os.PathLike)) else None
     if not isinstance(text, str) or not text or "\0" in text:
         raise InvalidOption(f"the host's side of a mount is a path, not {given!r}")
     path = os.path.expanduser(text)
@@ -171,10 +160,7 @@ def guest_path(given: object) -> str:
             f"the guest's side of a mount is an absolute path, not {given!r}",
             hint="such as /data or /mnt/data",
         )
-    try:
-        os.fsencode(given)
-    except UnicodeEncodeError as error:
-        raise InvalidOption(f"{given!r} cannot be encoded: {error.reason}") from None
+    check_encodable("the guest's side of a mount", given)
     parts = [part for part in given.split("/") if part]
     path = "/" + "/".join(parts)
     if path == "/" or {".", ".."} & set(parts) or any(below(path, t) for t in _TAKEN):
@@ -198,16 +184,11 @@ def below(path: str, directory: str) -> bool:
 def _kernel_mount(path: str) -> str | None:
     """Something below the path that is not files."""
     try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-            lines = file.read().splitlines()
+        mounted = parse_mounts(proc.read("/proc/self/mountinfo"))
     except FileNotFoundError:
         return None  # no Linux: the mount is another machine's to make
-    for line in lines:
-        before, _, after = line.partition(" - ")
-        point = _ESCAPE.sub(lambda found: chr(int(found[1], 8)), before.split()[4])
-        if after.split()[0] in _KERNEL and below(point, path):
-            return point
-    return None
+    points = (each.point for each in mounted if each.kind in _KERNEL)
+    return next((point for point in points if below(point, path)), None)
 
 
 def _check_readable(mount: Mount) -> None:
@@ -218,7 +199,7 @@ def _check_readable(mount: Mount) -> None:
         hint = f"chmod o+{'rx' if mount.kind == 'dir' else 'r'}{'' if mount.read_only else 'w'} it"
         hint += ", or start the sandbox as the user whose files they are"
     else:
-        allowed = os.access(mount.host, (bits & 0o4) | (bits & 0o2) | (bits & 0o1))
+        allowed = os.access(mount.host, bits)
         hint = "you may not do so yourself"
     if not allowed:
         verb = "read" if mount.read_only else "read and write"

@@ -42,17 +42,10 @@ class SingleFlight(Generic[Made]):
             ours: concurrent.futures.Future[Made] = concurrent.futures.Future()
             making = self._making.setdefault(key, ours)
             if making is ours:
-                return await self._make(key, ours, make)
+                break
             await wait_until_done(making)
             if not making.cancelled():
                 return making.result()
-
-    async def _make(
-        self,
-        key: Hashable,
-        ours: concurrent.futures.Future[Made],
-        make: Callable[[], Awaitable[Made]],
-    ) -> Made:
         try:
             made = await make()
         except BaseException as error:

@@ -176,7 +176,7 @@ class _Bomb:
 
 def _unpickles(path: Path) -> str | None:
     # The one exception runs in the guest, and reads what the host wrote.
-    text = path.read_text().replace(bundle._FROM_INPUT, "").replace(bundle._FROM_FILE, "")
+    text = path.read_text().replace(bundle._READ, "")
     if {"policy", "compat"} & set(path.parts):  # their strings name such functions
         code = ast.parse(text)
         for node in ast.walk(code):

@@ -39,7 +39,7 @@ from belljar.environment.store import (
     saved_environments,
     write_description,
 )
-from belljar.errors import EnvironmentBuildError, InvalidOption, SandboxError, unknown_option
+from belljar.errors import EnvironmentBuildError, InvalidOption, unknown_option
 
 if TYPE_CHECKING:
     from belljar.environment.uv_build import Listener, Step
@@ -268,8 +268,6 @@ def build(
         try:
             path = _build(environment, python, key, store, progress)
         except OSError as error:
-            if isinstance(error, SandboxError):
-                raise
             raise EnvironmentBuildError(
                 f"environment {environment.name!r} could not be built: {error}",
                 hint="is the disk full or read-only? BELLJAR_CACHE sets another directory",

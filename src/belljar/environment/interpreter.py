@@ -52,14 +52,15 @@ def find_interpreter(python: str | None = None) -> Interpreter:
     if python is None:
         return _running_interpreter()
     problems: list[str] = []
+    wanted = tuple(map(int, python.split("."))) if _VERSION.fullmatch(python) else ()
     for candidate in _candidates(python):
         found = _ask(candidate, problems)
-        if found is not None and (not _VERSION.fullmatch(python) or _is_version(found, python)):
+        if found is not None and found.version[: len(wanted)] == wanted:
             return found
     raise EnvironmentBuildError(
         f"no usable Python for {python!r}" + "".join(f"\n  {problem}" for problem in problems),
         hint=f"install it (`uv python install {python}`) or give the path of an interpreter"
-        if _VERSION.fullmatch(python)
+        if wanted
         else "give the path of a CPython interpreter, or a version like '3.12'",
     )
 
@@ -80,20 +81,9 @@ def _candidates(python: str) -> Iterator[str]:
     if on_path is not None:
         yield on_path
     # uv knows its own managed interpreters and the usual places of others.
-    uv = subprocess.run(
-        [find_uv(), "python", "find", "--no-project", python],
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
+    uv = _run([find_uv(), "python", "find", "--no-project", python])
     if uv.returncode == 0 and uv.stdout.strip():
         yield uv.stdout.strip()
-
-
-def _is_version(found: Interpreter, python: str) -> bool:
-    wanted = tuple(int(part) for part in python.split("."))
-    return found.version[: len(wanted)] == wanted
 
 
 def _ask(candidate: str, problems: list[str]) -> Interpreter | None:
@@ -116,17 +106,9 @@ def _ask_binary(executable: str, mtime_ns: int, size: int) -> Interpreter:
 
 
 def _run_facts(executable: str) -> Interpreter:
-    # -I and -S: ignore the caller's PYTHON* variables and any site-packages.
-    command = [executable, "-I", "-S", interpreter_facts.__file__]
     try:
-        asked = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=30,
-            check=False,
-        )
+        # -I and -S: ignore the caller's PYTHON* variables and any site-packages.
+        asked = _run([executable, "-I", "-S", interpreter_facts.__file__], timeout=30)
         answer = json.loads(asked.stdout) if asked.returncode == 0 else None
     except (subprocess.TimeoutExpired, json.JSONDecodeError) as error:
         raise EnvironmentBuildError(f"does not behave like a Python ({error})") from error
@@ -135,6 +117,13 @@ def _run_facts(executable: str) -> Interpreter:
         line = lines[-1] if lines[0].startswith("Traceback") else lines[0]
         raise EnvironmentBuildError(f"exit status {asked.returncode}: {line}")
     return _parse_facts(answer)
+
+
+def _run(command: list[str], timeout: float | None = None) -> subprocess.CompletedProcess[str]:
+    quiet = subprocess.DEVNULL
+    return subprocess.run(
+        command, stdin=quiet, capture_output=True, text=True, timeout=timeout, check=False
+    )
 
 
 def _parse_facts(answer: Mapping[str, object]) -> Interpreter:

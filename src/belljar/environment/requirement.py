@@ -9,7 +9,7 @@ import functools
 import hashlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from belljar.environment.addresses import hide_credentials
@@ -21,6 +21,7 @@ _SHAPE = re.compile(
     r"(?:@\s*(?P<url>[^\s;]+)|(?P<versions>[^;@]*?))\s*"
     r"(?:;\s*(?P<marker>.+))?"
 )
+SHOWN_LINES = 12  # of an installer's complaint, from its start and again from its end
 _CLAUSE = re.compile(r"(===|==|~=|!=|<=|>=|<|>)\s*([A-Za-z0-9.*+!_-]+)")
 
 
@@ -171,6 +172,28 @@ def explain_conflict(said: str) -> str | None:
     return "the packages conflict with each other" if "unsatisfiable" in said else None
 
 
+def install_error(
+    message: str,
+    lines: Sequence[str],
+    *,
+    remedies: Iterable[tuple[str, str]] = (),
+    hint: str | None = None,
+) -> EnvironmentBuildError:
+    """Make the error for a failed installation: the message, and what the installer complained of.
+
+    `remedies`: a pattern in what it said, and the hint; the first that matches is used.
+    """
+    said = "\n".join(lines)
+    hint = hint or next((text for pattern, text in remedies if re.search(pattern, said)), None)
+    if (why := explain_conflict(said)) is not None:
+        message = f"{why}; {message}"
+    starts = (i for i, line in enumerate(lines) if re.match(r"\s*(error\b|×|ERROR)", line))
+    complaint = lines[next(starts, 0) :]
+    if len(complaint) > 2 * SHOWN_LINES:
+        complaint = [*complaint[:SHOWN_LINES], "…", *complaint[-SHOWN_LINES:]]
+    return EnvironmentBuildError("\n".join([message, *complaint]), hint=hint)
+
+
 def fingerprint_package(package: str) -> str:
     """The part of a checked package in the key: its text, or the hash of a local wheel."""
     if not package.startswith("/"):
@@ -185,9 +208,7 @@ def fingerprint_package(package: str) -> str:
 def hide_secrets(package: str) -> str:
     """The package as guests may see it: a wheel without its directory, an address without its
     password."""
-    if package.startswith("/"):
-        return Path(package).name
-    return hide_credentials(package)
+    return Path(package).name if package.startswith("/") else hide_credentials(package)
 
 
 @functools.lru_cache(maxsize=256)

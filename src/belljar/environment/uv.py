@@ -2,15 +2,13 @@
 
 uv reads its own variables and configuration files. People behind a mirror often have only pip's, so
 Belljar translates those: index-url, extra-index-url, find-links, no-index, cert, trusted-host,
-proxy. The indexes come from one tool's settings, never from a mixture: if uv has any index setting,
-pip's indexes are ignored.
+proxy. If uv has any index setting, pip's indexes are ignored.
 
-pip treats all indexes as equal and takes the highest version of any, so an attacker who uploads the
-name of a private package to the public index wins. uv stops at the first index that has the name,
-extra indexes before the default one; if that one has no version for this Python, uv fails where pip
-would not. For indexes from pip's settings Belljar takes the middle way: uv asks the next index only
-if no version in the earlier one fits. Indexes from uv's settings keep uv's rule, and
-UV_INDEX_STRATEGY overrides both.
+pip takes the highest version of any index, so an attacker who uploads the name of a private package
+to the public index wins. uv stops at the first index that has the name, extra indexes before the
+default one, and fails if that one has no version for this Python. Indexes from pip's settings get
+the middle way: uv asks the next index only if no version in the earlier one fits. Those from uv's
+settings keep uv's rule, and UV_INDEX_STRATEGY overrides both.
 """
 
 from __future__ import annotations
@@ -62,13 +60,10 @@ def find_uv() -> str:
     """The path of uv: that of the PyPI package, else the one on PATH."""
     try:
         from uv import find_uv_bin
-    except ImportError:
+
+        return os.fspath(find_uv_bin())
+    except (ImportError, FileNotFoundError):  # a distribution's uv package may lack the binary
         found = shutil.which("uv")
-    else:
-        try:
-            return os.fspath(find_uv_bin())
-        except FileNotFoundError:  # the uv package of a distribution may lack the binary
-            found = shutil.which("uv")
     if found is None:
         raise EnvironmentBuildError(
             "uv, which installs the packages of environments, was not found",

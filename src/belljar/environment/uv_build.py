@@ -12,13 +12,12 @@ after it has such links.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -30,7 +29,7 @@ from belljar.environment.interpreter import Interpreter, guest_python
 from belljar.environment.requirement import (
     UNSOLVABLE,
     canonical_name,
-    explain_conflict,
+    install_error,
     join_packages,
 )
 from belljar.environment.store import CACHE_MODE, make_directory
@@ -39,7 +38,6 @@ from belljar.errors import EnvironmentBuildError
 from belljar.text import printable
 
 GUEST_ROOT = "/opt/env"
-_SHOWN_LINES = 12  # of uv's error message, from its start and again from its end
 Step = Literal["waiting", "resolving", "downloading", "installing", "compiling", "finished"]
 Say = Callable[[Step, str], None]
 
@@ -77,7 +75,10 @@ def fill_directory(directory: Path, recipe: Recipe, say: Say) -> dict[str, str]:
         missing = list(recipe.packages)
         if recipe.base is not None:
             missing = _resolve_missing(directory, recipe, recipe.base, say)
-        _install(directory, recipe, missing, say)
+        if missing:
+            # Hard links would share files with uv's cache: an edit of one would change the other.
+            options = ["--link-mode", "copy", *(["--no-deps"] if recipe.base else [])]
+            _run_uv(directory, recipe, "install", [*options, "--", *missing], say)
     _relocate(directory, recipe.interpreter)
     if recipe.packages:
         say("compiling", "compiling bytecode")
@@ -130,24 +131,14 @@ def _resolve_missing(directory: Path, recipe: Recipe, base: Path, say: Say) -> l
     wanted.write_text("".join(f"{package}\n" for package in recipe.packages))
     lock.write_text("".join(f"{line}\n" for line in had))  # uv prefers the versions in it
     options = ["--no-header", "--no-annotate", "--output-file", str(lock), str(wanted)]
-    _run_uv(directory, recipe, ["compile"], options, say)
+    _run_uv(directory, recipe, "compile", options, say)
     lines = [line for line in lock.read_text().splitlines() if line and not line.startswith("#")]
     wanted.unlink()
     lock.unlink()
     return [line for line in lines if line not in had]
 
 
-def _install(directory: Path, recipe: Recipe, packages: Sequence[str], say: Say) -> None:
-    if not packages:
-        return
-    # Hard links would share files with uv's cache: an edit of one would change the other.
-    options = ["--link-mode", "copy", *(["--no-deps"] if recipe.base else []), "--", *packages]
-    _run_uv(directory, recipe, ["install"], options, say)
-
-
-def _run_uv(
-    directory: Path, recipe: Recipe, verb: Sequence[str], options: Sequence[str], say: Say
-) -> None:
+def _run_uv(directory: Path, recipe: Recipe, verb: str, options: Sequence[str], say: Say) -> None:
     pip_files = read_pip_files(os.environ)
     env, arguments = uv_settings(os.environ, pip_files, allow_builds=recipe.allow_builds)
     command = [
@@ -156,7 +147,7 @@ def _run_uv(
         "--project",
         str(directory),
         "pip",
-        *verb,
+        verb,
         "--python",
         str(directory / "bin" / "python"),
         *arguments,
@@ -186,7 +177,8 @@ def _run_uv(
     if uv.returncode != 0:
         status = uv.returncode
         how = f"exit status {status}" if status > 0 else f"killed by signal {-status}"
-        raise install_error(join_packages(recipe.packages), f"uv: {how}", list(lines), _REMEDIES)
+        message = f"installing {join_packages(recipe.packages)} failed (uv: {how})"
+        raise install_error(message, list(lines), remedies=_REMEDIES)
 
 
 def report_line(line: str, say: Say) -> None:
@@ -224,27 +216,6 @@ _REMEDIES = (
     *UNSOLVABLE,
     (r"No space left", "free some disk space, or set BELLJAR_CACHE to a larger file system"),
 )
-
-
-def install_error(
-    what: str, how: str, lines: Sequence[str], remedies: Iterable[tuple[str, str]]
-) -> EnvironmentBuildError:
-    """The error for a failed installation. `lines`: uv's messages."""
-    said = "\n".join(lines)
-    hint = next((hint for pattern, hint in remedies if re.search(pattern, said)), None)
-    message = f"installing {what} failed ({how})"
-    if (why := explain_conflict(said)) is not None:
-        message = f"{why}; {message}"
-    return EnvironmentBuildError("\n".join([message, *pick_lines(lines)]), hint=hint)
-
-
-def pick_lines(lines: Sequence[str]) -> Sequence[str]:
-    """The lines of uv's or pip's messages that say what failed."""
-    starts = [i for i, line in enumerate(lines) if re.match(r"\s*(error\b|×|ERROR)", line)]
-    complaint = lines[starts[0] :] if starts else lines
-    if len(complaint) > 2 * _SHOWN_LINES:
-        return [*complaint[:_SHOWN_LINES], "…", *complaint[-_SHOWN_LINES:]]
-    return complaint
 
 
 def _relocate(directory: Path, interpreter: Interpreter) -> None:
@@ -314,12 +285,10 @@ def _add_links(base: Path, directory: Path, interpreter: Interpreter) -> None:
     for top in ("bin", "lib"):
         for parent, _, names in os.walk(base / top):
             below = os.path.relpath(parent, base)
-            # Bytecode is linked only if its source, in the directory above, was.
-            sources = None if os.path.basename(parent) != "__pycache__" else linked
+            is_bytecode = os.path.basename(parent) == "__pycache__"
             for path in (os.path.join(below, name) for name in names):
-                if path in replaced or (
-                    sources is not None and _source_of_bytecode(path) not in sources
-                ):
+                # Bytecode is linked only if its source, in the directory above, was.
+                if path in replaced or (is_bytecode and _source_of_bytecode(path) not in linked):
                     continue
                 if _link(os.path.join(base, path), os.path.join(directory, path)):
                     linked.add(path)

@@ -9,7 +9,6 @@ and again cannot fill the host with threads.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import sys
 import threading
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.to_thread
 
-from belljar.backends.event_loop import is_cancelled
+from belljar.backends.event_loop import is_cancelled, post
 from belljar.functions import signature
 
 if TYPE_CHECKING:
@@ -191,16 +190,11 @@ def _is_async(function: Callable[..., object]) -> bool:
     return inspect.iscoroutinefunction(call)
 
 
-def _post_later(work: Callable[[], object]) -> Callable[[], None]:
+def _post_later(work: Callable[[], object]) -> Callable[[], object]:
     """A function for a thread: it schedules `work` on this event loop and does not wait."""
     trio = sys.modules.get("trio")
     if trio is not None and trio.lowlevel.in_trio_run():
-        post = trio.lowlevel.current_trio_token().run_sync_soon
+        loop = trio.lowlevel.current_trio_token()
     else:
-        post = asyncio.get_running_loop().call_soon_threadsafe
-
-    def later() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and all slots with it
-            post(work)
-
-    return later
+        loop = asyncio.get_running_loop()
+    return lambda: post(loop, work)  # if the loop has ended, all slots have with it

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from belljar.backends.docker import owner
 from belljar.backends.docker.owner import Owner
+from belljar.backends.linux import proc
 from belljar.environment import store
 from belljar.environment.store import cache_root
 from belljar.errors import SandboxError
@@ -144,20 +145,15 @@ def _container(value: object) -> str | None:
     return value
 
 
-_PARENT, _STARTED = 1, 19  # counted from the field after the command's name
-
-
 def process_started(pid: int) -> int | None:
     """When it began, in clock ticks after boot: unlike a pid alone, both name one process."""
-    fields = _stat(pid)
-    return None if fields is None else int(fields[_STARTED])
+    return _stat(pid, proc.STARTED)
 
 
 def is_descendant(pid: int, ancestor: int) -> bool:
     """True if the process is a child of the other one, or a child of its children."""
     for _ in range(64):
-        fields = _stat(pid)
-        above = 0 if fields is None else int(fields[_PARENT])
+        above = _stat(pid, proc.PARENT) or 0
         if above <= 1:
             return False
         if above == ancestor:
@@ -168,35 +164,28 @@ def is_descendant(pid: int, ancestor: int) -> bool:
 
 def process_uid(pid: int) -> int | None:
     """The user it runs as. (/proc/<pid> belongs to root if the process is not dumpable.)"""
-    numbers = _status(pid, "Uid:")
+    numbers = _status(pid, "Uid")
     return int(numbers[1]) if len(numbers) > 1 else None
 
 
 def is_namespace_init(pid: int) -> bool:
     """True if it is PID 1 of a pid namespace below ours."""
-    numbers = _status(pid, "NSpid:")
+    numbers = _status(pid, "NSpid")
     return len(numbers) > 1 and numbers[-1] == "1"
 
 
 def _status(pid: int, name: str) -> list[str]:
     try:
-        with open(f"/proc/{pid}/status", errors="replace") as file:
-            return next((line.split()[1:] for line in file if line.startswith(name)), [])
+        return proc.read_status(pid).get(name, "").split()
     except OSError:
         return []
 
 
-def _stat(pid: int) -> list[bytes] | None:
-    # os.open is faster than open(): this is read at each start of a sandbox.
+def _stat(pid: int, field: int) -> int | None:
     try:
-        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            text = os.read(descriptor, 4096)
-        finally:
-            os.close(descriptor)
+        return int(proc.read_stat(pid)[field])
     except OSError:
         return None
-    return text.rpartition(b")")[2].split()
 
 
 DIRECTORY_VARIABLE = "BELLJAR_RUNTIME_DIR"

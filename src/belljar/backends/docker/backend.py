@@ -158,7 +158,8 @@ class DockerBackend:
                 made.python,
                 *(() if made.site else ("-S",)),
                 "-c",
-                bundle.BOOTSTRAP_INPUT,
+                bundle.BOOTSTRAP,
+                "0",
                 _ENTRY,
             ],
             # The caller's own image keeps its PATH.
@@ -265,7 +266,7 @@ class DockerBackend:
             group.start_soon(start)
             with anyio.move_on_after(HELLO_TIMEOUT):
                 try:
-                    program = bundle.framed(config, self._magics.get(made.id))
+                    program = bundle.make(config, self._magics.get(made.id, ""))
                     with contextlib.suppress(OSError):  # it has ended, and may have said why
                         await stream.send(program + stream.key)
                     hello = await _read_hello(stream)

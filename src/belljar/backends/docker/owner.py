@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Self
 
 from belljar import __version__
+from belljar.backends.linux import proc
 from belljar.errors import BackendUnavailable
 
 SANDBOX = "belljar.sandbox"
@@ -107,16 +108,17 @@ class Owner:
 
     @classmethod
     def current(cls) -> Self:
-        fields = _read_stat("self")
-        if fields is None:
+        try:
+            started = int(proc.read_stat("self")[proc.STARTED])
+        except FileNotFoundError as error:
             raise BackendUnavailable(
                 "/proc does not show this process, so its containers cannot name their owner",
                 hint="mount /proc",
-            )
+            ) from error
         machine, boot = _read_host()
         return cls(
             pid=os.getpid(),
-            started=int(fields[_STARTED]),
+            started=started,
             machine=machine,
             boot=boot,
             pid_namespace=os.stat("/proc/self/ns/pid").st_ino,
@@ -142,11 +144,12 @@ def _is_dead(owner: Owner) -> bool | None:
     if os.readlink("/proc/self") != str(os.getpid()):
         return None  # a /proc of another pid namespace, with other pids
     try:
-        fields = _read_stat(owner.pid)
+        stat = proc.read_stat(owner.pid)
+        return proc.has_ended(stat) or int(stat[proc.STARTED]) != owner.started
     except PermissionError:
         return None  # the process exists, hidden by /proc's mount options
-    if fields is not None:
-        return _has_ended(fields) or int(fields[_STARTED]) != owner.started
+    except (FileNotFoundError, ProcessLookupError):
+        pass
     # With hidepid=2, /proc does not list processes of other users. Signal 0 does nothing but ask
     # the kernel if the process exists.
     try:
@@ -156,24 +159,6 @@ def _is_dead(owner: Owner) -> bool | None:
     except PermissionError:
         return None
     return None
-
-
-# Fields of /proc/PID/stat, counted after the command's name, which may contain any character.
-_STATE, _THREADS, _STARTED = 0, 17, 19
-
-
-def _read_stat(pid: int | str) -> list[str] | None:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return text.rpartition(")")[2].split()
-
-
-def _has_ended(fields: list[str]) -> bool:
-    # A zombie has ended, although its parent may never wait for it. With threads left, only its
-    # main thread has ended.
-    return fields[_STATE] in "ZX" and int(fields[_THREADS]) <= 1
 
 
 # -- hosts --------------------------------------------------------------------------------------

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from belljar.errors import BackendUnavailable
 
-# As root, each guest gets a host uid of its own from a range that neither distributions nor
-# systemd (whose containers end at 0x6fffffff) hand out.
+# Neither distributions nor systemd (whose containers end at 0x6fffffff) hand out these.
 UID_FIRST = 0x7000_0000
 UID_COUNT = 0x0FFD_0000
 

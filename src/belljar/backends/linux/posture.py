@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 
+from belljar.backends.linux import proc
 from belljar.errors import StartError
 
 NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
@@ -23,13 +23,10 @@ class Posture:
 
 def read(pid: int) -> Posture:
     try:
-        return _read(pid)
+        status = proc.read_status(pid)
+        namespaces = _own_namespaces(pid)
     except OSError as error:
         raise StartError(f"the posture of the new guest cannot be read: {error}") from error
-
-
-def _read(pid: int) -> Posture:
-    status = _status(pid)
     capabilities = 0
     for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
         capabilities |= int(status[name], 16)
@@ -39,13 +36,17 @@ def _read(pid: int) -> Posture:
         capabilities=capabilities,
         no_new_privs=status["NoNewPrivs"] == "1",
         seccomp=int(status["Seccomp"]),
-        namespaces=_namespaces(pid),
+        namespaces=namespaces,
     )
 
 
-def _namespaces(pid: int) -> frozenset[str] | None:
+def _own_namespaces(pid: int) -> frozenset[str] | None:
     try:
-        return frozenset(kind for kind in NAMESPACES if _own(pid, kind))
+        return frozenset(
+            kind
+            for kind in NAMESPACES
+            if os.readlink(f"/proc/{pid}/ns/{kind}") != os.readlink(f"/proc/self/ns/{kind}")
+        )
     except PermissionError:
         return None  # another user's process
 
@@ -79,19 +80,8 @@ def faults(posture: Posture, *, without: frozenset[str] = frozenset()) -> list[s
 def most_files(pid: int) -> int | None:
     """How many files a process may open at most, by its hard limit; None: as many as it likes."""
     try:
-        with open(f"/proc/{pid}/limits") as file:
-            row = next(line for line in file if line.startswith("Max open files"))
+        lines = proc.read(f"/proc/{pid}/limits").split("\n")
     except OSError as error:
         raise StartError(f"the limits of the new guest cannot be read: {error}") from error
-    hard = row.split()[4]
+    hard = next(line for line in lines if line.startswith("Max open files")).split()[4]
     return None if hard == "unlimited" else int(hard)
-
-
-def _status(pid: int) -> Mapping[str, str]:
-    with open(f"/proc/{pid}/status") as file:
-        rows = (line.partition(":") for line in file)
-        return {name: value.strip() for name, _, value in rows}
-
-
-def _own(pid: int, kind: str) -> bool:
-    return os.readlink(f"/proc/{pid}/ns/{kind}") != os.readlink(f"/proc/self/ns/{kind}")

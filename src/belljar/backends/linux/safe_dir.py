@@ -158,39 +158,23 @@ class Beneath:
             directory = pending.pop()
             try:
                 with self.directory(directory) as fd:
-                    names = sorted(os.listdir(fd))
-                    inner = self._scan_one(fd, directory, names, found, left_out)
+                    entries = [(name, look(fd, name)) for name in sorted(os.listdir(fd))]
             except OSError as error:
                 left_out.append((directory, f"cannot be read ({os.strerror(error.errno or 0)})"))
                 continue
+            for name, entry in entries:
+                if entry is None or name.startswith(PARTIAL):
+                    continue  # removed meanwhile, or not yet written
+                path = f"{directory}/{name}" if directory else name
+                if not fits(path):
+                    left_out.append((path, "is nested too deep"))
+                    continue
+                found[path] = entry
+                if entry.kind == "dir":
+                    pending.append(path)
             if len(found) > most:
                 raise OverflowError
-            pending += inner
         return found, left_out
-
-    def _scan_one(
-        self,
-        fd: int,
-        directory: str,
-        names: list[str],
-        found: dict[str, Found],
-        left_out: list[tuple[str, str]],
-    ) -> list[str]:
-        inner = []
-        for name in names:
-            if name.startswith(PARTIAL):
-                continue
-            path = f"{directory}/{name}" if directory else name
-            entry = look(fd, name)
-            if entry is None:
-                continue  # removed meanwhile
-            if not fits(path):
-                left_out.append((path, "is nested too deep"))
-                continue
-            found[path] = entry
-            if entry.kind == "dir":
-                inner.append(path)
-        return inner
 
     def sweep(self, most: int) -> None:
         """Remove what a process that was killed has left half written."""
@@ -261,12 +245,9 @@ def write_file(path: Path, data: bytes) -> None:
         found = directory.look(path.name)
         if found is not None and found.kind not in ("file", "symlink"):
             raise FileExistsError(errno.EEXIST, "there is something that is not a file", str(path))
-        incoming = Incoming(directory, path.name)
-        try:
+        with contextlib.closing(Incoming(directory, path.name)) as incoming:
             incoming.write(data)
             incoming.commit(executable=False, mtime=time.time_ns())
-        finally:
-            incoming.close()
 
 
 def look(directory: int, name: str) -> Found | None:

@@ -107,9 +107,8 @@ def syscall_numbers() -> dict[str, dict[str, int]]:
 
 
 @lru_cache(maxsize=8)
-def load_profile(path: Path | None = None) -> Profile:
+def load_profile(path: Path = PROFILE) -> Profile:
     """Read a profile; ValueError names what is wrong in it and where."""
-    path = path or PROFILE
     try:
         return parse_profile(json.loads(path.read_text()))
     except ValueError as error:

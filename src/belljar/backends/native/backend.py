@@ -29,7 +29,7 @@ from belljar.backends.native.guest import (
 from belljar.backends.native.zygote_client import EXHAUSTED, Zygote, ZygoteGone, failure
 from belljar.backends.single_flight import wait_until_done
 from belljar.environment.environment import Environment, build
-from belljar.errors import BackendUnavailable, SandboxError, StartError
+from belljar.errors import BackendUnavailable, StartError
 
 HELLO_TIMEOUT = 30.0
 # What guests of one zygote have in common; the last are the directories of their own.
@@ -50,12 +50,8 @@ class NativeBackend:
     async def start(self, spec: GuestSpec) -> Guest:
         try:
             return await self._start_twice(spec)
-        except SandboxError:
-            raise
-        except OSError as error:
-            raise StartError(f"no guest could be started: {error}", hint=EXHAUSTED) from error
-        except RuntimeError as error:
-            if "start new thread" not in str(error):
+        except (OSError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "start new thread" not in str(error):
                 raise
             raise StartError(f"no guest could be started: {error}", hint=EXHAUSTED) from error
 
@@ -93,15 +89,13 @@ class NativeBackend:
         while True:
             with self._lock:
                 started = self._zygotes.get(key)
-                if started is not None and started.done():
-                    if not started.exception():
-                        zygote = started.result()
-                        if zygote.alive:
-                            zygote.users += 1
-                            return zygote
-                        zygote.close()  # it was killed
-                    started = None
-                if started is None:
+                zygote = _started_zygote(started)
+                if zygote is not None and zygote.alive:
+                    zygote.users += 1
+                    return zygote
+                if zygote is not None:
+                    zygote.close()  # it was killed
+                if started is None or started.done():
                     started = self._zygotes[key] = concurrent.futures.Future()
                     self._host.submit(functools.partial(self._start_zygote, key, started))
             await wait_until_done(started)
@@ -127,10 +121,7 @@ class NativeBackend:
         is closed with its last guest. Blocks until it has ended."""
         with self._lock:
             zygote.users -= 1
-            started = self._zygotes.get(key)
-            if zygote.users or started is None or not started.done() or started.exception():
-                return
-            if started.result() is not zygote:
+            if zygote.users or _started_zygote(self._zygotes.get(key)) is not zygote:
                 return
             del self._zygotes[key]
         zygote.close()
@@ -149,7 +140,7 @@ class NativeBackend:
         with self._lock:
             futures = list(self._zygotes.values())
             self._zygotes.clear()
-        return [f.result() for f in futures if f.done() and f.exception() is None]
+        return [zygote for zygote in map(_started_zygote, futures) if zygote is not None]
 
     # -- guests -----------------------------------------------------------------------------
 
@@ -218,6 +209,12 @@ class NativeBackend:
         return guest
 
 
+def _started_zygote(started: concurrent.futures.Future[Zygote] | None) -> Zygote | None:
+    if started is None or not started.done() or started.exception():
+        return None
+    return started.result()
+
+
 def _request(spec: GuestSpec, zygote: Zygote, in_cgroup: frozenset[str]) -> dict[str, object]:
     limits = spec.limits
     return {
@@ -227,9 +224,12 @@ def _request(spec: GuestSpec, zygote: Zygote, in_cgroup: frozenset[str]) -> dict
         "noexec": spec.noexec,
         "workspace": limits.workspace,
         "tmp": limits.tmp,
-        # Memory that a guest shares with the host is counted only by a memory cgroup.
-        **base.init_settings(limits, share="memory" in in_cgroup),
-        "data": None if "memory" in in_cgroup else zygote.baseline + limits.memory,
+        "setup": {
+            # Memory that a guest shares with the host is counted only by a memory cgroup.
+            **base.init_settings(limits, share="memory" in in_cgroup),
+            "workspace": spec.workdir,
+            "data": None if "memory" in in_cgroup else zygote.baseline + limits.memory,
+        },
         "meminfo": plan.meminfo(limits.memory),
         "rlimits": guest_view.rlimits(limits),
         "affinity": []

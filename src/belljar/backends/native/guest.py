@@ -91,12 +91,7 @@ class SocketStream:
         self.socket.close()
 
     def ended(self) -> bool:
-        try:
-            return not self.socket.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
+        return event_loop.has_hung_up(self.socket)
 
 
 class NativeGuest:
@@ -123,8 +118,7 @@ class NativeGuest:
 
     @property
     def whereabouts(self) -> Location:
-        paths = self._cgroup.paths if self._cgroup is not None else ()
-        return Location(pid=self.pid, cgroups=tuple(paths))
+        return Location(pid=self.pid, cgroups=self._cgroup.paths if self._cgroup else ())
 
     async def reading(self, *, from_now: bool = False, now: bool = False) -> UsageSample:
         if self._cgroup is None:
@@ -157,17 +151,14 @@ class NativeGuest:
         with self._signalling:
             self.kill()
             first, self._closed = not self._closed, True
-        return first
-
-    def _stop_watchdog(self) -> None:
         if self._watchdog is not None:
-            self._watchdog.stop()
+            self._watchdog.stopped = True
+        return first
 
     async def close(self) -> None:
         if not self._kill_last():
             return
         with anyio.CancelScope(shield=True):
-            self._stop_watchdog()
             try:
                 await self._ended()
                 if self._cgroup is not None and not self._cgroup.remove():
@@ -206,7 +197,6 @@ class NativeGuest:
 
     def discard(self) -> None:
         if self._kill_last():
-            self._stop_watchdog()
             os.close(self._pidfd)
             self.stream.close()
             self._tidy_up_later()

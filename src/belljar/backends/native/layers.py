@@ -60,7 +60,7 @@ def kept(
     for each missing controller.
     """
 
-    def row(name: str, ok: bool, detail: str, remedy: str | None = None) -> Layer:
+    def row(name: str, ok: bool, detail: str, remedy: str) -> Layer:
         state: State = "enforced" if ok else "best-effort"
         return Layer(name=name, state=state, detail=detail, remedy=None if ok else remedy)
 

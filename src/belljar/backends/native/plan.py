@@ -1,6 +1,6 @@
 """What a native guest will be, as data: decided here, without touching anything.
 
-`root_steps` is the root file system all guests of a zygote share; `guest_spec` what one guest
+`root_steps` is the root file system that all guests of a zygote share, the rest is what one guest
 gets of its own. `rootfs.py` and `confine.py` carry them out.
 """
 
@@ -18,9 +18,14 @@ from belljar.environment.interpreter import Interpreter, guest_python
 
 Step = list[object]
 
-_SYSTEM = ("/usr/bin", "/usr/sbin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec")
-_SYSTEM_DATA = ("/usr/share", "/usr/include")
-_TOP_LEVEL = ("/bin", "/sbin", "/lib", "/lib32", "/lib64")
+_SYSTEM = (
+    *("/usr/bin", "/usr/sbin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec"),
+    *("/usr/share", "/usr/include", "/bin", "/sbin", "/lib", "/lib32", "/lib64"),
+)
+_SKELETON = (
+    *("/proc", "/tmp", "/dev", "/dev/shm", "/etc", "/opt", "/run", "/run/belljar", "/usr"),
+    *("/usr/local", "/home", "/root", "/var", "/var/tmp", "/usr/local/bin"),
+)
 
 # /proc/sys as the guest sees it: a few harmless values that programs ask for.
 _SYSCTLS = {
@@ -54,16 +59,7 @@ def root_steps(
 
 
 def _skeleton(own: Iterable[str]) -> Iterator[Step]:
-    directories = "/proc /tmp /dev /dev/shm /etc /opt /run /run/belljar /usr /usr/local"
-    for path in (
-        *own,
-        *directories.split(),
-        "/home",
-        "/root",
-        "/var",
-        "/var/tmp",
-        "/usr/local/bin",
-    ):
+    for path in (*own, *_SKELETON):
         yield ["dir", path]
     for name, text in _SYSCTLS.items():
         yield ["dir", f"/run/belljar/sys/{os.path.dirname(name)}"]
@@ -71,12 +67,7 @@ def _skeleton(own: Iterable[str]) -> Iterator[Step]:
 
 
 def _system() -> Iterator[Step]:
-    for path in (*_SYSTEM, *_SYSTEM_DATA):
-        if os.path.islink(path):
-            yield ["symlink", os.readlink(path), path]
-        elif os.path.isdir(path):
-            yield ["bind", path, path, "dir"]
-    for path in _TOP_LEVEL:
+    for path in _SYSTEM:
         if os.path.islink(path):
             yield ["symlink", os.readlink(path), path]
         elif os.path.isdir(path):

@@ -11,6 +11,7 @@ import signal
 import threading
 
 from belljar.backends.base import UsageSample
+from belljar.backends.linux import proc
 
 _TICK = os.sysconf("SC_CLK_TCK")
 
@@ -30,9 +31,6 @@ class Watchdog:
         with self._killing:
             return self._kills
 
-    def stop(self) -> None:
-        self.stopped = True
-
     def look(self) -> None:
         """Measure; over the limit, kill what holds most. Called by the runtime's thread."""
         pids = processes(self._init)
@@ -48,7 +46,7 @@ class Watchdog:
 
     def _badness(self, pid: int, shares: dict[int, int]) -> float:
         """As the kernel would weigh it: what runs goes before what is parked."""
-        adjusted = int(_words(f"/proc/{pid}/oom_score_adj", 0)) / 1000
+        adjusted = _first_number(f"/proc/{pid}/oom_score_adj") / 1000
         return shares[pid] + self._memory * adjusted
 
     def reading(self, *, from_now: bool = False, now: bool = False) -> UsageSample:
@@ -60,9 +58,8 @@ class Watchdog:
                 _reset_peak(pid)
         else:
             self._peak = max(self._peak, sum(map(_peak, workers)))
-        cpu = sum(map(_cpu, pids))
         return UsageSample(
-            cpu=cpu,
+            cpu=sum(map(_cpu, pids)),
             peak_memory=self._peak,
             memory_kills=self.kills,
             memory=sum(map(_share, workers)) if now else None,
@@ -91,8 +88,7 @@ def processes(init: int) -> list[int]:
         found.append(pid)
         try:
             for task in os.listdir(f"/proc/{pid}/task"):
-                with open(f"/proc/{pid}/task/{task}/children") as file:
-                    todo += map(int, file.read().split())
+                todo += map(int, proc.read(f"/proc/{pid}/task/{task}/children").split())
         except OSError:
             continue  # ended meanwhile
     return found
@@ -101,17 +97,17 @@ def processes(init: int) -> list[int]:
 def _resident(pid: int) -> int:
     """Without pages of programs and libraries, which are the host's: a guest could map those so
     often that to look closer takes a second, while all others wait to be looked at."""
-    return 1024 * sum(_kilobytes(f"/proc/{pid}/status", "RssAnon", "RssShmem").values())
+    return _sum_rows(f"/proc/{pid}/status", "RssAnon", "RssShmem")
 
 
 def _share(pid: int) -> int:
     """Its proportional share of memory, so that pages shared by forks count once."""
-    return _kilobytes(f"/proc/{pid}/smaps_rollup", "Pss")["Pss"] * 1024
+    return _sum_rows(f"/proc/{pid}/smaps_rollup", "Pss")
 
 
 def _peak(pid: int) -> int:
     """The most it had in memory, with what it shares: cheap enough for every cell."""
-    return _kilobytes(f"/proc/{pid}/status", "VmHWM")["VmHWM"] * 1024
+    return _sum_rows(f"/proc/{pid}/status", "VmHWM")
 
 
 def _reset_peak(pid: int) -> None:
@@ -124,35 +120,28 @@ def _reset_peak(pid: int) -> None:
 
 def _cpu(pid: int) -> float:
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+        fields = proc.read_stat(pid)
         tasks = os.listdir(f"/proc/{pid}/task")
     except OSError:
         return 0.0
     # utime and stime, and those of its children that ended: complete, but in coarse ticks. Of
     # the threads that live, the scheduler knows the nanoseconds.
     own, ended = (sum(map(int, fields[i : i + 2])) / _TICK for i in (11, 13))
-    exact = sum(int(_words(f"/proc/{pid}/task/{task}/schedstat", 0)) for task in tasks)
+    exact = sum(_first_number(f"/proc/{pid}/task/{task}/schedstat") for task in tasks)
     return max(own, exact / 1e9) + ended
 
 
-def _kilobytes(path: str, *names: str) -> dict[str, int]:
-    """Rows of the form `Name:   123 kB`; 0 for those of a process that has ended."""
-    found = dict.fromkeys(names, 0)
+def _sum_rows(path: str, *names: str) -> int:
+    """The bytes in rows of the form `Name:   123 kB`; 0 if the process has ended."""
     try:
-        with open(path) as file:
-            for line in file:
-                name, _, value = line.partition(":")
-                if name in found:
-                    found[name] = int(value.split()[0])
+        rows = (line.partition(":") for line in proc.read(path).split("\n"))
     except OSError:
-        return dict.fromkeys(names, 0)
-    return found
+        return 0
+    return 1024 * sum(int(value.split()[0]) for name, _, value in rows if name in names)
 
 
-def _words(path: str, index: int) -> str:
+def _first_number(path: str) -> int:
     try:
-        with open(path) as file:
-            return file.read().split()[index]
+        return int(proc.read(path).split()[0])
     except OSError:
-        return "0"
+        return 0

@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import traceback
-from typing import Any, Dict, List, NoReturn, Tuple
+from typing import Any, Dict, List, NoReturn
 
 from ...guest import fork_state, init
 from ...protocol import wire
@@ -55,8 +55,10 @@ def main(config: Dict[str, Any]) -> NoReturn:
         _take_huge_pages()
     _say(control, {"ready": True, "data": _data_size()})
     while True:
-        request, fds = _receive(control)
-        _fork_guest(config, request, fds, own_pids)
+        data, fds, _, _ = socket.recv_fds(control, 65536, 8)
+        if not data:
+            os._exit(0)  # the host process is gone
+        _fork_guest(config, json.loads(data), fds, own_pids)
 
 
 def _preload(modules: List[str], warmup: str) -> None:
@@ -137,17 +139,8 @@ def _take_huge_pages() -> None:
 
 def _data_size() -> int:
     with open("/proc/self/status") as file:
-        for line in file:
-            if line.startswith("VmData:"):
-                return int(line.split()[1]) * 1024
-    return 0
-
-
-def _receive(control: socket.socket) -> Tuple[Dict[str, Any], List[int]]:
-    data, fds, _, _ = socket.recv_fds(control, 65536, 8)
-    if not data:
-        os._exit(0)  # the host process is gone
-    return json.loads(data), fds
+        sizes = (line.split()[1] for line in file if line.startswith("VmData:"))
+        return int(next(sizes, 0)) * 1024
 
 
 def _fork_guest(
@@ -188,16 +181,12 @@ def _guest(config: Dict[str, Any], request: Dict[str, Any], fds: List[int]) -> N
             raise confine.StepFailed("probe", OSError(f"it can still {facts['escaped']}"))
         store = facts.pop("store")
         channel.sendall(wire.pack(wire.HELLO, 0, facts))
-        os.environ.update(_take_environment(fds[1]))  # the rest is as the zygote was started with
+        # Not in the request: what the zygote has read, all later guests find in their memory.
+        with open(fds[1], "rb") as variables:
+            os.environ.update(json.load(variables))  # the rest is as the zygote was started with
         setup = {
-            "workspace": request["workdir"],
+            **request["setup"],
             "store": store,
-            "output": request["output"],
-            "open_files": request["open_files"],
-            "result": request["result"],
-            "values": request["values"],
-            "share": request["share"],
-            "data": request["data"],
             "worker_started": _worker_started,
             "site": config["site"],
             "fork": sys_.fork,
@@ -213,13 +202,6 @@ def _guest(config: Dict[str, Any], request: Dict[str, Any], fds: List[int]) -> N
         channel.sendall(wire.pack(wire.HELLO, 0, failure))
     finally:
         os._exit(1)
-
-
-def _take_environment(fd: int) -> Dict[str, str]:
-    """Not among the request: what the zygote has read, all later guests find in their memory."""
-    with open(fd, "rb") as file:
-        taken: Dict[str, str] = json.load(file)
-        return taken
 
 
 def _worker_started() -> None:

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from belljar.backends import bundle
+from belljar.backends.event_loop import has_hung_up
 from belljar.backends.linux import cgroup, guest_view, identity, seccomp
 from belljar.backends.linux.cgroup import Cgroups, scope
 from belljar.backends.mounts import WORKSPACE, Mount
@@ -69,16 +70,14 @@ class Zygote:
         profile = seccomp.load_profile()
         deny = () if all(mount.read_only for mount in self._mounts) else seccomp.SET_ID
         machine = platform.machine()
-        first = identity.UID_FIRST if self.root else os.geteuid()
-        group = identity.UID_FIRST if self.root else os.getegid()
-        count = identity.UID_COUNT if self.root else 1
+        unused = [identity.UID_FIRST, identity.UID_COUNT]
         return {
             "parent": os.getpid(),
             "scope": self._wants_scope,
             "root": self.root,
             "control": control,
-            "uids": [first, count],
-            "gids": [group, count],
+            "uids": unused if self.root else [os.geteuid(), 1],
+            "gids": unused if self.root else [os.getegid(), 1],
             "steps": plan.root_steps(
                 built.path, built.interpreter, self._mounts, self._directories
             ),
@@ -107,25 +106,23 @@ class Zygote:
                 functools.partial(layers.kept, kind=self.cgroups.kind, why=why)
             )
             data = self._control.recv(65536)
-        except TimeoutError:
+            if not data:
+                raise StartError(
+                    f"the zygote of environment {self._name!r} ended with status "
+                    f"{self._process.wait()}",
+                    hint="`belljar doctor` tells what this host allows",
+                )
+            answer = json.loads(data)
+            if "failed" in answer:
+                raise failure(answer, self._name)
+        except BaseException as error:
             self.close()
-            raise StartError(
-                f"the imports of environment {self._name!r} took more than {START_TIMEOUT:.0f} s"
-            ) from None
-        except BaseException:
-            self.close()
+            if isinstance(error, TimeoutError):
+                most = f"{START_TIMEOUT:.0f} s"
+                raise StartError(
+                    f"the imports of environment {self._name!r} took more than {most}"
+                ) from None
             raise
-        if not data:
-            status = self._process.wait()
-            self.close()
-            raise StartError(
-                f"the zygote of environment {self._name!r} ended with status {status}",
-                hint="`belljar doctor` tells what this host allows",
-            )
-        answer = json.loads(data)
-        if "failed" in answer:
-            self.close()
-            raise failure(answer, self._name)
         self.baseline = int(answer["data"])
         self._control.setblocking(False)
 
@@ -138,7 +135,7 @@ class Zygote:
             reason = f"the user's systemd gave no control group: {error}"
             missing = dict.fromkeys(self.cgroups.why, reason)
         else:
-            self.cgroups = cgroup.detect_for_child(pid)
+            self.cgroups = cgroup.detect(pid, "cgroup in a scope of the user's systemd")
             missing = dict(self.cgroups.why)
         with contextlib.suppress(OSError):  # it is gone: recv() says so
             self._control.send(b"1")
@@ -172,19 +169,11 @@ class Zygote:
     def died(self) -> bool:
         """Whether it has ended, or is about to: its parent needs a moment to notice."""
         try:
-            self._process.wait(DEATH_TIMEOUT if self._hung_up() else 0.2)
+            # Its end of the socket is its alone; the kernel closes it when it ends.
+            self._process.wait(DEATH_TIMEOUT if has_hung_up(self._control) else 0.2)
         except subprocess.TimeoutExpired:
             return False
         return True
-
-    def _hung_up(self) -> bool:
-        """The other end is its alone, and is closed by the kernel when it ends."""
-        try:
-            return not self._control.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
 
     @property
     def alive(self) -> bool:

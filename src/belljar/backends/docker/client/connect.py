@@ -21,6 +21,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
+from belljar.backends import event_loop
 from belljar.backends.docker.client.endpoint import Endpoint, Tls, ssh_parts
 from belljar.backends.docker.client.engine_errors import EngineUnavailable
 
@@ -101,12 +102,7 @@ class Connection:
         """True if it is known to have ended. Does not wait or take any bytes."""
         if self._ended or self._ahead:
             return self._ended
-        try:
-            return not self._socket.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
+        return event_loop.has_hung_up(self._socket)
 
     def complaint(self) -> str:
         """What a program in between said about its end, if there is one."""

@@ -42,8 +42,12 @@ from belljar.backends.docker.images.image_store import ImagePlan
 from belljar.backends.docker.isolation import EngineFacts
 from belljar.backends.docker.spec import normalize_path
 from belljar.environment.addresses import hide_credentials
-from belljar.environment.requirement import UNSOLVABLE, hide_secrets, join_packages
-from belljar.environment.uv_build import install_error, pick_lines
+from belljar.environment.requirement import (
+    UNSOLVABLE,
+    hide_secrets,
+    install_error,
+    join_packages,
+)
 from belljar.errors import EnvironmentBuildError
 from belljar.text import printable
 
@@ -307,16 +311,18 @@ def explain_failure(
     if failure.kind == "start":
         return _start_failure(message, base)
     if failure.kind == "uv":
-        return EnvironmentBuildError(
-            "\n".join([f"{message} in a container of image {base!r}", *pick_lines(lines)]),
+        return install_error(
+            f"{message} in a container of image {base!r}",
+            lines,
             hint="this host's uv does not run there, and the image has no uv and no pip that "
             "installs it; choose a base image with uv or pip",
         )
     packages = hide_credentials(
         join_packages(list(map(hide_secrets, plan.environment.packages))), secrets
     )
-    remedies = ((r"", _ENDED),) if failure.kind == "ended" else _REMEDIES
-    return install_error(f"{packages} on image {base!r}", message, lines, remedies)
+    said = f"installing {packages} on image {base!r} failed ({message})"
+    hint = _ENDED if failure.kind == "ended" else None
+    return install_error(said, lines, remedies=_REMEDIES, hint=hint)
 
 
 def _start_failure(message: str, base: str) -> EnvironmentBuildError:

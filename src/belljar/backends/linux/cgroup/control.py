@@ -12,6 +12,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import replace
 
+from belljar.backends.linux import proc
 from belljar.backends.linux.cgroup import tree
 from belljar.backends.linux.cgroup.group import Cgroup
 from belljar.backends.linux.cgroup.plan import WANTED, Directory, Hierarchy, Plan, plan
@@ -138,24 +139,16 @@ class Cgroups:
 def _hand_on(group: str, controller: str) -> None:
     """v2: let the children of a group have a controller."""
     file = f"{group}/cgroup.subtree_control"
-    if controller not in tree.read(file).split():
-        _write(file, f"+{controller}")
+    if controller not in proc.read(file).split():
+        tree.write(file, f"+{controller}")
 
 
 def _apply(path: str, setting: Setting) -> None:
     try:
-        _write(f"{path}/{setting.file}", setting.value)
+        tree.write(f"{path}/{setting.file}", setting.value)
     except OSError as error:
         if error.errno not in setting.tolerate:
             raise
-
-
-def _write(path: str, value: str) -> None:
-    try:
-        tree.write(path, value)
-    except OSError as error:
-        # A failed write does not say where.
-        raise OSError(error.errno, error.strerror, path) from error
 
 
 def _look(path: str) -> Directory | None:
@@ -170,8 +163,8 @@ def _look(path: str) -> Directory | None:
             occupied = bool(procs.read(1))
         return Directory(
             writable=writable and all(_may_write(f"{path}/{file}") for file in needed),
-            controllers=frozenset(tree.read(f"{path}/cgroup.controllers").split()),
-            subtree=frozenset(tree.read(f"{path}/cgroup.subtree_control").split()),
+            controllers=frozenset(proc.read(f"{path}/cgroup.controllers").split()),
+            subtree=frozenset(proc.read(f"{path}/cgroup.subtree_control").split()),
             occupied=occupied,
             is_root=not os.path.exists(f"{path}/cgroup.type"),
         )
@@ -184,20 +177,14 @@ def _may_write(path: str) -> bool:
 
 
 def _plan(pid: int | str = "self") -> Plan:
-    return plan(tree.read("/proc/self/mountinfo"), tree.read(f"/proc/{pid}/cgroup"), _look)
+    return plan(proc.read("/proc/self/mountinfo"), proc.read(f"/proc/{pid}/cgroup"), _look)
 
 
-def detect() -> Cgroups:
-    """Find out, by making our directories, what can be limited here. Never raises."""
-    return _detect("self", "cgroup")
+def detect(pid: int | str = "self", kind: str = "cgroup") -> Cgroups:
+    """Find out, by making our directories, what can be limited here. Never raises.
 
-
-def detect_for_child(pid: int) -> Cgroups:
-    """The same for what a child process forks, if scope.enter() has moved it. Never raises."""
-    return _detect(pid, "cgroup in a scope of the user's systemd")
-
-
-def _detect(pid: int | str, kind: str) -> Cgroups:
+    `pid`: a child process that scope.enter() has moved; the groups are for what it forks.
+    """
     try:
         return Cgroups(tree.Owner.current(), _plan(pid), kind=kind)
     except OSError as error:

@@ -119,10 +119,6 @@ class Cgroup(Meters):
             while self._join:
                 os.close(self._join.pop())
 
-    def processes_alive(self) -> list[int]:
-        # All hierarchies: a process on its way in is in some of them only.
-        return sorted(set[int]().union(*map(tree.members, self.paths)))
-
     def kill(self) -> bool:
         """SIGKILL to every member; True when none is left. May be called again."""
         if not self._is_ours():

@@ -55,7 +55,7 @@ class Plan:
 class Mount:
     root: str
     point: str
-    kind: str  # "cgroup" or "cgroup2"
+    kind: str  # of the file system; "cgroup" is v1
     options: frozenset[str]  # of the file system: in v1 the names of its controllers
 
 
@@ -233,13 +233,13 @@ def _upwards(path: str, top: str) -> Iterator[str]:
 
 
 def parse_mounts(mountinfo: str) -> Iterator[Mount]:
-    for line in mountinfo.splitlines():
-        # The count of optional fields varies; a lone "-" ends them.
-        left, separator, right = line.partition(" - ")
-        before, after = left.split(), right.split()
-        if not separator or len(before) < 5 or len(after) < 3:
-            continue
-        if after[0] in ("cgroup", "cgroup2"):
+    """All mounts, of whatever kind."""
+    for line in mountinfo.split("\n"):
+        # The count of optional fields varies; a lone "-" ends them. One blank stands between two
+        # fields, and a field may be empty.
+        left, _, right = line.partition(" - ")
+        before, after = left.split(" "), right.split(" ")
+        if len(before) >= 5 and len(after) >= 3:
             yield Mount(
                 root=_unescape(before[3]),
                 point=_unescape(before[4]),

@@ -12,8 +12,8 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
 
+from belljar.backends.linux import proc
 from belljar.backends.linux.cgroup import tree
 from belljar.backends.linux.cgroup.plan import places
 
@@ -86,18 +86,13 @@ def _wait_until_inside(name: str, pid: int) -> str:
     """The scope's directory, once the manager has moved the process there."""
     deadline = time.monotonic() + _MOVE_TIMEOUT
     while True:
-        for path in _unified_group(pid):
-            if os.path.basename(path) == name:
+        texts = proc.read("/proc/self/mountinfo"), proc.read(f"/proc/{pid}/cgroup")
+        for hierarchy, path in places(*texts, os.path.exists):
+            if hierarchy.version == 2 and os.path.basename(path) == name:
                 return path
         if time.monotonic() > deadline:
             raise ScopeRefused(f"{name} was not there after {_MOVE_TIMEOUT:.0f} s")
         time.sleep(0.002)
-
-
-def _unified_group(pid: int) -> Iterator[str]:
-    """Its group in the unified hierarchy, if that has a memory controller."""
-    texts = tree.read("/proc/self/mountinfo"), tree.read(f"/proc/{pid}/cgroup")
-    return (path for each, path in places(*texts, os.path.exists) if each.version == 2)
 
 
 def _runtime_directory() -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from belljar.backends.linux import proc
 from belljar.backends.linux.cgroup.plan import Hierarchy
 
 _NAME = re.compile(r"belljar-([0-9]+)-([0-9]+)-([0-9]+)")
@@ -58,28 +59,10 @@ class Owner:
 
 def _start_of_living(pid: int) -> int | None:
     try:
-        stat = read(f"/proc/{pid}/stat")
+        stat = proc.read_stat(pid)
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The command's name stands in parentheses and may contain any character.
-    fields = stat.rpartition(")")[2].split()
-    state, threads, start = fields[0], int(fields[17]), int(fields[19])
-    # A zombie waits for a parent that may never ask. One with threads only lost its main thread.
-    if state in "ZX" and threads <= 1:
-        return None
-    return start
-
-
-def read(path: str) -> str:
-    """A file of /proc or of a group; without the layers of open(), at half the cost."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        parts = []
-        while part := os.read(descriptor, 65536):
-            parts.append(part)
-    finally:
-        os.close(descriptor)
-    return os.fsdecode(b"".join(parts))
+    return None if proc.has_ended(stat) else int(stat[proc.STARTED])
 
 
 def write(path: str, value: str) -> None:
@@ -87,6 +70,9 @@ def write(path: str, value: str) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(descriptor, value.encode())
+    except OSError as error:
+        error.filename = path  # a failed write does not say where
+        raise
     finally:
         os.close(descriptor)
 
@@ -99,7 +85,7 @@ def members(directory: str) -> set[int]:
     """
     try:
         # Those of foreign pid namespaces are listed as 0.
-        return {int(pid) for pid in read(f"{directory}/cgroup.procs").split()} - {0}
+        return {int(pid) for pid in proc.read(f"{directory}/cgroup.procs").split()} - {0}
     except OSError as error:
         # ENODEV: removed between open and read.
         if error.errno in (errno.ENOENT, errno.ENODEV):
@@ -137,7 +123,7 @@ def kill(directories: Iterable[str], *, patience: float = _PATIENCE) -> bool:
         for file, value in _WHILE_KILLING.items():
             for group in groups:
                 with contextlib.suppress(OSError):  # most groups have only some of these files
-                    before = read(f"{group}/{file}")
+                    before = proc.read(f"{group}/{file}")
                     write(f"{group}/{file}", value)
                     afterwards.callback(_offer, f"{group}/{file}", before)
         for group in groups:
@@ -212,7 +198,7 @@ def _attempts(patience: float) -> Iterator[None]:
         pause = min(pause * 2, 0.02)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Setting:
     """One value for one file of a new group."""
 
@@ -220,6 +206,11 @@ class Setting:
     file: str
     value: str
     tolerate: frozenset[int] = frozenset()  # errors after which the limit still holds
+
+
+_SOCKETS = 16 * 1024 * 1024  # bytes of socket buffers, beside the limit on memory
+# Without swap accounting, a file about swap is missing.
+_MISSING = frozenset({errno.ENOENT})
 
 
 def settings(
@@ -231,40 +222,35 @@ def settings(
     if memory is not None and "memory" in hierarchy.controllers:
         wanted += _memory_v2(memory) if v2 else _memory_v1(memory)
     if processes is not None and "pids" in hierarchy.controllers:
-        wanted.append(Setting(limit="processes", file="pids.max", value=str(processes)))
+        wanted.append(Setting("processes", "pids.max", str(processes)))
     if cpus is not None and "cpu" in hierarchy.controllers:
-        wanted += _cpu_v2(cpus) if v2 else _cpu_v1(cpus)
+        quota, period = _quota(cpus)
+        if v2:
+            wanted.append(Setting("cpus", "cpu.max", f"{quota} {period}"))
+        else:
+            wanted.append(Setting("cpus", "cpu.cfs_period_us", str(period)))
+            # EINVAL: a group above us has a smaller share already, and that one holds for us too.
+            smaller = frozenset({errno.EINVAL})
+            wanted.append(Setting("cpus", "cpu.cfs_quota_us", str(quota), smaller))
     return wanted
 
 
-# Without swap accounting, a file about swap is missing.
-_MISSING = frozenset({errno.ENOENT})
-
-
-_SOCKETS = 16 * 1024 * 1024  # bytes of socket buffers, beside the limit on memory
-
-
 def _memory_v1(memory: int) -> list[Setting]:
-    value = str(memory)
+    sockets = str(min(memory, _SOCKETS))
     return [
         # memsw (memory and swap together) may never be below the limit on memory: limit first.
-        Setting(limit="memory", file="memory.limit_in_bytes", value=value),
-        Setting(limit="memory", file="memory.memsw.limit_in_bytes", value=value, tolerate=_MISSING),
-        Setting(limit="memory", file="memory.swappiness", value="0", tolerate=_MISSING),
+        Setting("memory", "memory.limit_in_bytes", str(memory)),
+        Setting("memory", "memory.memsw.limit_in_bytes", str(memory), _MISSING),
+        Setting("memory", "memory.swappiness", "0", _MISSING),
         # Buffers of sockets have a counter of their own, which counts only once it has a limit.
-        Setting(
-            limit="memory",
-            file="memory.kmem.tcp.limit_in_bytes",
-            value=str(min(memory, _SOCKETS)),
-            tolerate=_MISSING,
-        ),
+        Setting("memory", "memory.kmem.tcp.limit_in_bytes", sockets, _MISSING),
     ]
 
 
 def _memory_v2(memory: int) -> list[Setting]:
     return [
-        Setting(limit="memory", file="memory.max", value=str(memory)),
-        Setting(limit="memory", file="memory.swap.max", value="0", tolerate=_MISSING),
+        Setting("memory", "memory.max", str(memory)),
+        Setting("memory", "memory.swap.max", "0", _MISSING),
     ]
 
 
@@ -276,25 +262,6 @@ def _quota(cpus: float) -> tuple[int, int]:
     """
     period = 20_000 if cpus >= 0.1 else 100_000
     return max(round(cpus * period), 1_000), period
-
-
-def _cpu_v1(cpus: float) -> list[Setting]:
-    quota, period = _quota(cpus)
-    return [
-        Setting(limit="cpus", file="cpu.cfs_period_us", value=str(period)),
-        # EINVAL: a group above us has a smaller share already, and that one holds for us too.
-        Setting(
-            limit="cpus",
-            file="cpu.cfs_quota_us",
-            value=str(quota),
-            tolerate=frozenset({errno.EINVAL}),
-        ),
-    ]
-
-
-def _cpu_v2(cpus: float) -> list[Setting]:
-    quota, period = _quota(cpus)
-    return [Setting(limit="cpus", file="cpu.max", value=f"{quota} {period}")]
 
 
 @dataclass(frozen=True)
@@ -327,9 +294,5 @@ METERS: Mapping[str, Mapping[int, Meter]] = {
     "oom_kills": {
         1: Meter("memory", "memory.oom_control", b"oom_kill"),
         2: Meter("memory", "memory.events", b"oom_kill"),
-    },
-    "pids_max_hits": {
-        1: Meter("pids", "pids.events", b"max"),
-        2: Meter("pids", "pids.events", b"max"),
     },
 }
