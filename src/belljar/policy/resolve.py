@@ -16,12 +16,12 @@ from typing import Any
 from belljar.policy import fold
 from belljar.policy.catalogue import Catalogue
 from belljar.policy.fold import CannotFold
+from belljar.policy.source import Problem, find_range
 from belljar.policy.values import (
     CALLS,
     UNKNOWN,
     Binding,
     Const,
-    Exceeded,
     Literal,
     Place,
     Ref,
@@ -55,7 +55,7 @@ class Resolver:
             return UNKNOWN
         self.steps += 1
         if not self.steps & 0x3FF and time.thread_time() > self.deadline:
-            raise Exceeded("BJ005", "its names take too long to follow", node)
+            raise Problem("BJ005", "its names take too long to follow", find_range(node))
         self.depth += 1
         try:
             found: Values = handler(self, node, at)
