@@ -8,10 +8,12 @@ allow    neither; there may be notes
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from belljar import __version__
 from belljar.policy.rules import RULES, SEVERITIES, Severity
@@ -50,21 +52,15 @@ class Finding:
 class Report:
     verdict: Verdict
     allowed: bool  # the verdict, where the policy decides what "unknown" means
-    findings: tuple[Finding, ...]  # in the order of the code
     policy: str  # "name@version"
     seconds: float  # what the check took
     lines: int  # of the code
+    findings: tuple[Finding, ...]  # in the order of the code
 
     def to_dict(self) -> dict[str, object]:
         """Plain data for JSON."""
-        return {
-            "verdict": self.verdict.value,
-            "allowed": self.allowed,
-            "policy": self.policy,
-            "seconds": self.seconds,
-            "lines": self.lines,
-            "findings": [finding.to_dict() for finding in self.findings],
-        }
+        plain = {"verdict": self.verdict.value, "findings": [*map(asdict, self.findings)]}
+        return asdict(self) | plain
 
     def summary(self) -> str:
         """One line: the gravest finding, and the number of others."""
@@ -102,10 +98,9 @@ def _one_line(text: str) -> str:
 
 
 def _render_verdict(report: Report) -> str:
-    counts = {"error": 0, "warning": 0, "note": 0}
-    for finding in report.findings:
-        counts[finding.severity] += 1
-    told = ", ".join(f"{n} {word}{'s' * (n > 1)}" for word, n in counts.items() if n)
+    counts = Counter(finding.severity for finding in report.findings)
+    found = [(counts[word], word) for word in _ORDER if counts[word]]
+    told = ", ".join(f"{n} {word}{'s' * (n > 1)}" for n, word in found)
     verdict = report.verdict.value
     if verdict == "unknown":
         verdict += ", which this policy allows" if report.allowed else ", which this policy denies"
@@ -150,8 +145,6 @@ SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 def make_sarif(reports: Mapping[str, Report], policy: Policy) -> dict[str, Any]:
-    rules = list(RULES.values())
-    index = {rule.id: number for number, rule in enumerate(rules)}
     driver = {
         "name": "belljar",
         "version": __version__,
@@ -166,11 +159,11 @@ def make_sarif(reports: Mapping[str, Report], policy: Policy) -> dict[str, Any]:
                     "level": SEVERITIES.get(policy.actions[rule.id], "none"),
                 },
             }
-            for rule in rules
+            for rule in RULES.values()
         ],
     }
     results = [
-        _sarif_result(name, finding, index[finding.rule])
+        _sarif_result(name, finding)
         for name, report in reports.items()
         for finding in report.findings
     ]
@@ -187,7 +180,7 @@ def make_sarif(reports: Mapping[str, Report], policy: Policy) -> dict[str, Any]:
     return {"$schema": SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}
 
 
-def _sarif_result(name: str, finding: Finding, index: int) -> dict[str, Any]:
+def _sarif_result(name: str, finding: Finding) -> dict[str, Any]:
     start, end = character_range(finding)
     region: dict[str, Any] = {"startLine": finding.line, "startColumn": start + 1}
     if finding.end_line == finding.line:
@@ -195,17 +188,12 @@ def _sarif_result(name: str, finding: Finding, index: int) -> dict[str, Any]:
     else:
         region["endLine"] = finding.end_line  # to its end
     region["snippet"] = {"text": printable(finding.snippet)}
-    place = {"artifactLocation": {"uri": _uri(name)}, "region": region}
+    uri = quote(name.replace("\\", "/"), errors="replace")
+    place = {"artifactLocation": {"uri": uri}, "region": region}
     return {
         "ruleId": finding.rule,
-        "ruleIndex": index,
+        "ruleIndex": list(RULES).index(finding.rule),
         "level": finding.severity,
         "message": {"text": printable(f"{finding.message}; {finding.remedy}")},
         "locations": [{"physicalLocation": place}],
     }
-
-
-def _uri(name: str) -> str:
-    from urllib.parse import quote
-
-    return quote(name.replace("\\", "/"), errors="replace")
