@@ -59,6 +59,8 @@ class Resolver:
         self.depth += 1
         try:
             found: Values = handler(self, node, at)
+        except CannotFold:
+            return UNKNOWN
         finally:
             self.depth -= 1
         return found if len(found) <= _MOST else _fewer(found)
@@ -72,6 +74,10 @@ class Resolver:
             if isinstance(found[0], Literal):
                 return self.plain_list(found[0])
         raise CannotFold
+
+    def paths(self, node: ast.expr, at: Place) -> list[str]:
+        """The dotted names that the expression may be."""
+        return [value.path for value in self.values(node, at) if isinstance(value, Ref)]
 
     def plain_list(self, literal: Literal) -> list[Any]:
         node = literal.node
@@ -311,13 +317,9 @@ class Resolver:
         parts = [node]  # `"a" + "b" + "c" + ...` leans to the left
         while isinstance(parts[-1].left, ast.BinOp):
             parts.append(parts[-1].left)
-        try:
-            made = self.constant(parts[-1].left, at)
-            for each in reversed(parts):
-                right = self.constant(each.right, at)
-                made = fold.binary(type(each.op).__name__, made, right)
-        except CannotFold:
-            return UNKNOWN
+        made = self.constant(parts[-1].left, at)
+        for each in reversed(parts):
+            made = fold.binary(type(each.op).__name__, made, self.constant(each.right, at))
         return (Const(made),)
 
     def _joined_path(self, lefts: Values, node: ast.BinOp, at: Place) -> Values:
@@ -334,28 +336,22 @@ class Resolver:
         )
 
     def unary(self, node: ast.UnaryOp, at: Place) -> Values:
-        try:
-            value = self.constant(node.operand, at)
-        except CannotFold:
-            return UNKNOWN
+        value = self.constant(node.operand, at)
         if isinstance(node.op, ast.USub) and isinstance(value, (int, float)):
             return (Const(-value),)
         return UNKNOWN
 
     def joined(self, node: ast.JoinedStr, at: Place) -> Values:
-        parts: list[str] = []
-        try:
-            for each in node.values:
-                part = each
-                if isinstance(each, ast.FormattedValue):
-                    if each.format_spec is not None or each.conversion not in (-1, 115):
-                        return UNKNOWN
-                    part = each.value
-                parts.append(str(self.constant(part, at)))
-        except CannotFold:
-            return UNKNOWN
-        text = "".join(parts)
-        return (Const(text),) if len(text) <= fold.LONGEST else UNKNOWN
+        text = ""
+        for part in node.values:
+            if isinstance(part, ast.FormattedValue):
+                if part.format_spec is not None or part.conversion not in (-1, 115):
+                    return UNKNOWN
+                part = part.value
+            text += str(self.constant(part, at))
+            if len(text) > fold.LONGEST:
+                return UNKNOWN
+        return (Const(text),)
 
     def either(self, node: ast.IfExp, at: Place) -> Values:
         return self.values(node.body, at) + self.values(node.orelse, at)
