@@ -30,6 +30,16 @@ def one_line(text: str, width: int = 60) -> str:
     return line if len(text) <= width else f"{line}…"
 
 
+def format_bytes(count: int) -> str:
+    """Rounded, for people (`format_size` is exact)."""
+    number, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if number < 1000:
+            break
+        number, unit = number / 1024, larger
+    return f"{number:.0f} {unit}" if unit == "B" or number >= 100 else f"{number:.1f} {unit}"
+
+
 MAX_YAML_DEPTH = 50
 
 

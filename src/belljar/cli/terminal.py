@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TextIO
 from belljar.backends.linux.safe_dir import write_file
 from belljar.errors import ExecutionError, FileError
 from belljar.results.result import CHART, TABLE
-from belljar.text import printable
+from belljar.text import format_bytes, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -63,14 +63,7 @@ def cannot_write(path: Path, error: OSError) -> FileError:
     return FileError(message, errno=error.errno or 0, path=str(path))
 
 
-def size(bytes_: int) -> str:
-    """Rounded, for people (`format_size` is exact)."""
-    number, unit = float(bytes_), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if number < 1000:
-            break
-        number, unit = number / 1024, larger
-    return f"{number:.0f} {unit}" if unit == "B" or number >= 100 else f"{number:.1f} {unit}"
+size = format_bytes
 
 
 def seconds(duration: float) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Self
 
 from belljar.errors import ExecutionError, ExecutionOutOfMemory, ExecutionTimeout, suggests
 from belljar.results.result import Result as Result
+from belljar.results.result import find_picture
 from belljar.text import as_json, one_line, printable
 
 if TYPE_CHECKING:
@@ -132,10 +133,7 @@ class Execution:
     @property
     def images(self) -> list[bytes]:
         """The pictures that the code showed, in order: each as PNG, else JPEG, else SVG."""
-        pictures = (
-            r.png or r.jpeg or (r.svg or "").encode("utf-8", "replace") for r in self.results
-        )
-        return [picture for picture in pictures if picture]
+        return [picture[1] for picture in map(find_picture, self.results) if picture]
 
     @property
     def signal_name(self) -> str | None:

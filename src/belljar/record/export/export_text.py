@@ -91,15 +91,6 @@ def format_time(seconds: float) -> str:
         return "at an unknown time"
 
 
-def format_bytes(count: int) -> str:
-    number, unit = float(count), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if number < 1000:
-            break
-        number, unit = number / 1024, larger
-    return f"{number:.0f} {unit}" if unit == "B" or number >= 100 else f"{number:.1f} {unit}"
-
-
 def highlight_code(code: str) -> str:
     """HTML for a <pre>, with tokens in spans. `code` is printable already.
 

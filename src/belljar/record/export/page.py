@@ -19,7 +19,6 @@ from belljar.record.export.export_text import (
     describe_end,
     describe_event,
     encodable,
-    format_bytes,
     format_time,
     highlight_code,
     plain_text,
@@ -28,7 +27,8 @@ from belljar.record.parse import Malformed, Reader, load_command
 from belljar.record.reader import Cell, Event, Record, Session
 from belljar.results import sanitize
 from belljar.results.execution import CommandResult, Execution, Result, Usage, format_seconds
-from belljar.text import printable
+from belljar.results.result import find_picture
+from belljar.text import format_bytes, printable
 
 _POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; "
@@ -249,14 +249,8 @@ def _result(result: Result) -> str:
 
 
 def _picture(result: Result) -> str:
-    text = html.escape(plain_text(result.text or "picture")[:500])
-    for mime, raw in (
-        ("image/png", result.png),
-        ("image/jpeg", result.jpeg),
-        ("image/svg+xml", result.svg and result.svg.encode("utf-8", "replace")),
-    ):
-        if raw:
-            return f'<img alt="{text}" src="{_data_url(mime, raw)}">'
+    if picture := find_picture(result):
+        return sanitize.image(*picture, alt=plain_text(result.text or "picture")[:500])
     if {"image/png", "image/jpeg"} & set(result.raw):
         return '<p class="note">The picture was too large for the record.</p>'
     return ""
@@ -265,8 +259,9 @@ def _picture(result: Result) -> str:
 def _document(result: Result) -> str:
     if not result.pdf:
         return ""
-    link = f'<a download="result.pdf" href="{_data_url("application/pdf", result.pdf)}">PDF</a>'
-    return f"<p>{link}, {format_bytes(len(result.pdf))}</p>"
+    url = f"data:application/pdf;base64,{base64.b64encode(result.pdf).decode('ascii')}"
+    size = format_bytes(len(result.pdf))
+    return f'<p><a download="result.pdf" href="{url}">PDF</a>, {size}</p>'
 
 
 def _frame(result: Result) -> str:
@@ -290,7 +285,3 @@ def _result_text(result: Result) -> str:
         texts = (content for content in result.raw.values() if isinstance(content, str))
         text = next(texts, f"[{', '.join(result.formats())}]")
     return f"<pre>{_cut_text(text)}</pre>"
-
-
-def _data_url(mime: str, raw: bytes) -> str:
-    return f"data:{mime};base64,{base64.b64encode(raw).decode('ascii')}"
