@@ -31,7 +31,6 @@ class Callee:
 
     def __init__(self, host: HostFunction, name: str) -> None:
         self._host = host
-        self._function = host.function
         self._name = name
         self._calls = 0
         self._slots = Slots(host.concurrency)
@@ -45,7 +44,7 @@ class Callee:
         self._check(args, kwargs)
         if not await self._slots.acquire(timeout):
             raise TimeoutError(f"{self._name} is busy: calls that timed out are still running")
-        job = Job(lambda: self._function(*args, **kwargs), self._name)
+        job = Job(lambda: self._host.function(*args, **kwargs), self._name)
         try:
             self._count()
             with anyio.move_on_after(timeout):

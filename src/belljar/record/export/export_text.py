@@ -19,7 +19,6 @@ from belljar.text import printable
 
 # Escape codes: colours and cursor movements (CSI), titles and links (OSC), and short ones.
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]?[0-Z\\-~])")
-_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 MAX_HIGHLIGHTED = 200_000  # characters; the tokenizer is slow, and few people read more
@@ -33,11 +32,6 @@ _BUILTINS = frozenset(dir(builtins))
 
 def without_ansi(text: str) -> str:
     return _ANSI.sub("", text)
-
-
-def encodable(text: str) -> str:
-    """Replace lone surrogates, which a file cannot contain."""
-    return _SURROGATE.sub("\ufffd", text)
 
 
 def plain_text(text: str) -> str:

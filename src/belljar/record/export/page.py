@@ -18,7 +18,6 @@ from belljar.record.export.export_text import (
     describe_command,
     describe_end,
     describe_event,
-    encodable,
     format_time,
     highlight_code,
     plain_text,
@@ -28,7 +27,7 @@ from belljar.record.reader import Cell, Event, Record, Session
 from belljar.results import sanitize
 from belljar.results.execution import CommandResult, Execution, Result, Usage, format_seconds
 from belljar.results.result import find_picture
-from belljar.text import format_bytes, printable
+from belljar.text import encodable, format_bytes, printable
 
 _POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; "
