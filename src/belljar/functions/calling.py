@@ -95,6 +95,9 @@ class Callee:
             raise RuntimeError(f"{self._name} was cancelled") from error
 
 
+_STOPS = (StopIteration, StopAsyncIteration)
+
+
 class Job:
     """One call of an ordinary function in a thread, which the caller may abandon."""
 
@@ -115,11 +118,10 @@ class Job:
             self._running = True
         try:
             self.made = self.call()
-        except (StopIteration, StopAsyncIteration) as error:  # a coroutine cannot raise them
-            raise RuntimeError(f"{self._name} raised {type(error).__name__}") from error
-        except Exception:
-            raise
-        except BaseException as error:  # SystemExit would end the event loop
+        except BaseException as error:
+            # A coroutine cannot raise StopIteration, and SystemExit would end the event loop.
+            if isinstance(error, Exception) and not isinstance(error, _STOPS):
+                raise
             raise RuntimeError(f"{self._name} raised {type(error).__name__}") from error
         finally:
             self._end()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from belljar.policy import fold, source
 from belljar.policy.analyser import Analyser
 from belljar.policy.catalogue import catalogue
-from belljar.policy.report import Finding, Report, Verdict, verdict_of
+from belljar.policy.report import Finding, Report, Verdict
 from belljar.policy.rules import RULES, SEVERITIES
 from belljar.policy.scopes import survey
 from belljar.policy.source import START, Problem, Range, find_range
@@ -115,7 +115,9 @@ class _Check:
         findings = tuple(
             sorted(self._found.values(), key=lambda one: (one.line, one.column, one.rule))
         )
-        verdict = verdict_of(findings)
+        verdict = Verdict.unknown if self._count["warning"] else Verdict.allow
+        if self._count["error"]:
+            verdict = Verdict.deny
         lenient = self._policy.document.unknown == "allow"
         return Report(
             verdict=verdict,

@@ -25,17 +25,11 @@ class CannotFold(Exception):
     """It is not a constant, or too large."""
 
 
-class _Room(threading.local):
-    """The budget of one check for all its constants."""
-
-    left = ALL
-
-
-_room = _Room()
+_room = threading.local()
 
 
 def begin() -> None:
-    """Reset the budget. Called when a check begins."""
+    """Set the budget for all constants. Called when a check begins."""
     _room.left = ALL
 
 

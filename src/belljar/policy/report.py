@@ -9,7 +9,7 @@ allow    neither; there may be notes
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -73,13 +73,6 @@ class Report:
 
 
 _ORDER: dict[Severity, int] = {"error": 0, "warning": 1, "note": 2}
-
-
-def verdict_of(findings: Iterable[Finding]) -> Verdict:
-    severities = {finding.severity for finding in findings}
-    if "error" in severities:
-        return Verdict.deny
-    return Verdict.unknown if "warning" in severities else Verdict.allow
 
 
 _WIDEST = 1000

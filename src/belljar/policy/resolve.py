@@ -268,15 +268,14 @@ class Resolver:
 
     def series(self, node: ast.expr, at: Place) -> Any:
         """A constant; also `map(chr, [...])` and `(chr(n) for n in [...])`."""
-        if isinstance(node, (ast.GeneratorExp, ast.ListComp)):
-            return self._comprehended(node, at)
-        called = node.func if isinstance(node, ast.Call) and len(node.args) == 2 else None
-        if isinstance(called, ast.Name) and called.id == "map" and isinstance(node, ast.Call):
-            functions = self.values(node.args[0], at)
-            path = [each.path if isinstance(each, Ref) else "" for each in functions]
-            if len(path) == 1 and path[0] in fold.FOLDING:
-                items = self.series(node.args[1], at)
-                return [fold.call(path[0], [each]) for each in items[:2000]]
+        match node:
+            case ast.GeneratorExp() | ast.ListComp():
+                return self._comprehended(node, at)
+            case ast.Call(func=ast.Name(id="map"), args=[function, items]):
+                match self.values(function, at):
+                    case (Ref(path=path),) if path in fold.FOLDING:
+                        made = self.series(items, at)[:2000]
+                        return [fold.call(path, [each]) for each in made]
         return self.constant(node, at)
 
     def _comprehended(self, node: ast.GeneratorExp | ast.ListComp, at: Place) -> list[Any]:

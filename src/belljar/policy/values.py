@@ -79,36 +79,27 @@ def first_argument(node: ast.Call, *names: str) -> ast.expr | None:
 
 _BUILTINS = frozenset(dir(builtins))
 _MOST_ITEMS = 8  # elements that are followed if the index is not known
-_NAMESPACE_CALLS = ("globals", "locals", "vars")
 
 
 def namespace_variable(node: ast.expr) -> tuple[ast.Call, str] | None:
     """For `locals()["x"]` and `globals().get("x")`: the call that returns the namespace, and the
     name of the variable. None for any other expression."""
-    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
-        table, key = node.value, node.slice
-    elif (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "get"
-        and len(node.args) in (1, 2)
-        and not node.keywords
-        and not isinstance(node.args[-1], ast.Starred)
-    ):
-        table, key = node.func.value, node.args[0]
-    else:
-        return None
-    if not isinstance(key, ast.Constant) or not isinstance(key.value, str):
-        return None
-    if (
-        isinstance(table, ast.Call)
-        and isinstance(table.func, ast.Name)
-        and table.func.id in _NAMESPACE_CALLS
-        and not table.args
-        and not table.keywords
-        and not key.value.startswith("__")
-    ):
-        return table, key.value
+    if isinstance(node, ast.Call) and getattr(node.func, "attr", None) != "get":
+        return None  # most calls; this must be cheap
+    match node:
+        case ast.Subscript(value=table, slice=ast.Constant(value=str(name)), ctx=ast.Load()):
+            pass
+        case ast.Call(
+            func=ast.Attribute(attr="get", value=table),
+            args=[ast.Constant(value=str(name)), *rest],
+            keywords=[],
+        ) if len(rest) < 2 and not any(isinstance(each, ast.Starred) for each in rest):
+            pass
+        case _:
+            return None
+    match table:
+        case ast.Call(func=ast.Name(id="globals" | "locals" | "vars"), args=[], keywords=[]):
+            return None if name.startswith("__") else (table, name)
     return None
 
 
