@@ -211,11 +211,10 @@ def stubs(functions: Functions | Registry) -> str:
     <BLANKLINE>
     """
     if isinstance(functions, Registry):
-        return "\n\n".join(map(_render_stub, functions.specs()))
-    return "\n\n".join(
-        _render_stub(describe_function(function))
-        for function in coerce_functions(functions).values()
-    )
+        specs = functions.specs()
+    else:
+        specs = [*map(describe_function, coerce_functions(functions).values())]
+    return "\n\n".join(map(_render_stub, specs))
 
 
 def _render_stub(told: dict[str, object]) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from belljar.policy import calls, uses, values
 from belljar.policy.calls import check_format_text
-from belljar.policy.catalogue import Catalogue
+from belljar.policy.catalogue import catalogue
 from belljar.policy.resolve import Resolver
 from belljar.policy.scopes import Survey
 from belljar.policy.uses import FILE_RULES, check_file
@@ -33,17 +33,16 @@ class Analyser:
         self,
         policy: Policy,
         survey: Survey,
-        known: Catalogue,
         report: Report,
         nested: Callable[[str, ast.AST], None],
         deadline: float,
     ) -> None:
         self.policy = policy
         self.survey = survey
-        self.known = known
+        self.known = catalogue()
         self.report = report
         self.nested = nested  # checks code in a string of the code
-        self.resolver = Resolver(survey.module, known, deadline)
+        self.resolver = Resolver(survey.module, self.known, deadline)
 
     def run(self) -> None:
         for statement in self.survey.imports:

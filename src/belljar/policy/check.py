@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from belljar.policy import fold, source
 from belljar.policy.analyser import Analyser
-from belljar.policy.catalogue import catalogue
 from belljar.policy.report import Finding, Report, Verdict
 from belljar.policy.rules import RULES, SEVERITIES
 from belljar.policy.scopes import survey
@@ -74,7 +73,7 @@ class _Check:
                 self._read(inner, place or where, level + 1)
 
         surveyed = survey(tree, self._caps, self._deadline)
-        Analyser(self._policy, surveyed, catalogue(), report, nested, self._deadline).run()
+        Analyser(self._policy, surveyed, report, nested, self._deadline).run()
 
     def add_problem(self, problem: Problem) -> None:
         self.add(problem.rule, problem.told, problem.where, problem.remedy)

@@ -102,7 +102,7 @@ def parse_document(data: Mapping[str, Any], base: Document) -> Document:
         unknown=unknown,
         imports=_parse_lists(data, "imports", base.imports),
         names=_parse_lists(data, "names", base.names),
-        paths=_parse_paths(data, base.paths),
+        paths=_parse_lists(data, "paths", ImportLists(allow=base.paths), kinds=("allow",)).allow,
         rules={**base.rules, **_parse_rules(_get_section(data, "rules"))},
         messages={
             **base.messages,
@@ -140,11 +140,16 @@ def _parse_words(where: str, value: object) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _parse_lists(data: Mapping[str, Any], key: str, base: ImportLists) -> ImportLists:
+def _parse_lists(
+    data: Mapping[str, Any],
+    key: str,
+    base: ImportLists,
+    kinds: tuple[str, ...] = ("allow", "deny"),
+) -> ImportLists:
     """A list replaces that of `base`, so that the file shows all that is allowed. An extension is
     added to its list, and removed from the other one."""
     section = _get_section(data, key)
-    keys = ("allow", "deny", "extend_allow", "extend_deny")
+    keys = (*kinds, *(f"extend_{kind}" for kind in kinds))
     _check_keys(f"key of [{key}] in a policy", section, keys)
     allow = _parse_words(f"[{key}] allow", section.get("allow", base.allow))
     deny = _parse_words(f"[{key}] deny", section.get("deny", base.deny))
@@ -154,13 +159,6 @@ def _parse_lists(data: Mapping[str, Any], key: str, base: ImportLists) -> Import
         allow=(*(word for word in allow if word not in less), *more),
         deny=(*(word for word in deny if word not in more), *less),
     )
-
-
-def _parse_paths(data: Mapping[str, Any], base: tuple[str, ...]) -> tuple[str, ...]:
-    section = _get_section(data, "paths")
-    _check_keys("key of [paths] in a policy", section, ("allow", "extend_allow"))
-    more = _parse_words("[paths] extend_allow", section.get("extend_allow", ()))
-    return (*_parse_words("[paths] allow", section.get("allow", base)), *more)
 
 
 def _rule_id(word: str) -> str:

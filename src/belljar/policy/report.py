@@ -9,7 +9,7 @@ allow    neither; there may be notes
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -107,18 +107,13 @@ def _render_finding(name: str, finding: Finding) -> str:
     start, end = character_range(finding)
     lines.append(f"{gutter}--> {_one_line(name)}:{finding.line}:{start + 1}")
     if finding.snippet.strip():
-        lines += _mark_range(finding, gutter, start, end)
+        text = finding.snippet.replace("\t", " ")
+        before, marked = len(printable(text[:start])), len(printable(text[start:end]))
+        more = " ..." if finding.end_line > finding.line else ""
+        mark = f"{gutter} | {' ' * before}{'^' * max(marked, 1)}{more}"
+        lines += [f"{gutter} |", f"{finding.line} | {printable(text)}", mark]
     lines.append(f"{gutter} = help: {_one_line(finding.remedy)}")
     return "\n".join(lines)
-
-
-def _mark_range(finding: Finding, gutter: str, start: int, end: int) -> Iterator[str]:
-    text = finding.snippet.replace("\t", " ")
-    before, marked = printable(text[:start]), printable(text[start:end])
-    yield f"{gutter} |"
-    yield f"{finding.line} | {printable(text)}"
-    more = " ..." if finding.end_line > finding.line else ""
-    yield f"{gutter} | {' ' * len(before)}{'^' * max(len(marked), 1)}{more}"
 
 
 def character_range(finding: Finding) -> tuple[int, int]:

@@ -49,16 +49,16 @@ def check_evaluation(
 ) -> None:
     """`eval` and `exec`: check where the code comes from, and the code itself if it is constant."""
     argument = first_argument(call, "source") if call is not None else None
-    if argument is not None and is_disguised(analyser, argument, at):
-        analyser.report("BJ203", node, path)
-    else:
+    if call is None or argument is None:
         analyser.report("BJ201", node, path)
-    if call is not None and argument is not None:
-        for value in analyser.resolver.values(argument, at):
-            if isinstance(value, Const) and isinstance(value.value, (str, bytes)):
-                code = value.value
-                text = code.decode("utf-8", "replace") if isinstance(code, bytes) else code
-                analyser.nested(text, call)
+        return
+    rule = "BJ203" if is_disguised(analyser, argument, at) else "BJ201"
+    analyser.report(rule, node, path)
+    for value in analyser.resolver.values(argument, at):
+        if isinstance(value, Const) and isinstance(value.value, (str, bytes)):
+            code = value.value
+            text = code.decode("utf-8", "replace") if isinstance(code, bytes) else code
+            analyser.nested(text, call)
 
 
 def is_disguised(analyser: Analyser, argument: ast.expr, at: Place) -> bool:
@@ -174,7 +174,9 @@ def check_import(analyser: Analyser, node: ast.Import | ast.ImportFrom) -> None:
         return
     # `from os import path` may be allowed where os is not.
     dotted = {alias: f"{module}.{alias.name}" for alias in node.names}
-    targets = (name if _has_own_entry(analyser, name) else module for name in dotted.values())
+    lists = analyser.policy.document.imports
+    listed = (*lists.allow, *lists.deny)
+    targets = (name if name in listed else module for name in dotted.values())
     for target in dict.fromkeys(targets):
         judge_import(analyser, node, target)
     for alias, name in dotted.items():
@@ -196,11 +198,6 @@ def _check_imported_name(analyser: Analyser, alias: ast.alias, module: str, dott
         # If the rule depends on arguments, the calls are checked instead.
         if rule and "." in name and rule not in FILE_RULES | {"BJ205", "BJ702"}:
             analyser.report(rule, alias, name.removeprefix("builtins."))
-
-
-def _has_own_entry(analyser: Analyser, dotted: str) -> bool:
-    lists = analyser.policy.document.imports
-    return dotted in lists.allow or dotted in lists.deny
 
 
 _PATH_NAMES = (

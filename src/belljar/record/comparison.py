@@ -80,7 +80,7 @@ class _Comparison:
             yield from self._streams("execution", recorded, replayed, partial=True)
             return
         for part in ("name", "value", *(["traceback"] if self._exact else [])):
-            before, after = _error_part(recorded, part), _error_part(replayed, part)
+            before, after = (getattr(run.error, part, None) for run in (recorded, replayed))
             yield from self._contents(f"error {part}", f"execution.error.{part}", before, after)
         yield from self._contents("text", "execution.text", recorded.text, replayed.text)
         yield from self._streams("execution", recorded, replayed)
@@ -147,10 +147,6 @@ class _Comparison:
                 yield from self._contents(
                     f"{what}, {names[mime]}", place, old.raw[mime], new.raw[mime]
                 )
-
-
-def _error_part(execution: Execution, part: str) -> str | None:
-    return None if execution.error is None else str(getattr(execution.error, part))
 
 
 def _difference(what: str, before: object, after: object) -> Difference:

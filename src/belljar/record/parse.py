@@ -44,7 +44,7 @@ class Reader:
         value = self.line.get(name, default)
         # In Python a bool is an int; and people may write the float 1.0 as 1.
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = _as_float(value)
+            value = float(value) if abs(value) < 2**1000 else math.inf
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise Malformed(f"{self._place(name)} is not {_article(kind)}")
         huge = isinstance(value, int) and abs(value) >= 2**63
@@ -130,13 +130,6 @@ class Reader:
 
     def _place(self, name: str) -> str:
         return f"{self.at}.{name}" if self.at else name
-
-
-def _as_float(number: int) -> float:
-    try:
-        return float(number)
-    except OverflowError:
-        raise Malformed("a number is too large") from None
 
 
 _KINDS: dict[str, type[object]] = {"str": str, "int": int, "float": float, "bool": bool}

@@ -99,9 +99,9 @@ class Record:
         return tuple(cell for session in self.sessions for cell in session.cells)
 
 
-def is_header(beginning: bytes) -> bool:
-    """True if a file with these first bytes is a record."""
-    return _HEADER.match(beginning) is not None
+def is_record(file: int) -> bool:
+    """True if the file begins as a record does."""
+    return _HEADER.match(os.pread(file, 4096, 0)) is not None
 
 
 def read(path: str | os.PathLike[str]) -> Record:
@@ -117,7 +117,7 @@ def read(path: str | os.PathLike[str]) -> Record:
     with file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise InvalidOption(f"{str(source)!r} is not a regular file")
-        if not is_header(os.pread(file.fileno(), 4096, 0)):
+        if not is_record(file.fileno()):
             raise InvalidOption(
                 f"{str(source)!r} is not a record",
                 hint="Sandbox(record=...) and `belljar run --record FILE` write records",

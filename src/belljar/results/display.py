@@ -17,7 +17,6 @@ from rich.table import Table
 from rich.text import Text
 
 from belljar.results import sanitize
-from belljar.results.result import find_picture
 from belljar.text import one_line, printable
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ _REMARK = "opacity:0.7"
 def mime_bundle(result: Result) -> dict[str, object]:
     """The formats that a notebook may render itself: a picture, our own HTML, and text."""
     bundle: dict[str, object] = {"text/plain": _cut(result.text or repr(result))}
-    if (picture := find_picture(result)) and picture[0] != "image/svg+xml":
+    if (picture := sanitize.find_picture(result)) and picture[0] != "image/svg+xml":
         bundle[picture[0]] = picture[1]
     elif held := _render_html(result):
         bundle["text/html"] = held
@@ -80,7 +79,7 @@ def _page_parts(execution: Execution, remarks: Iterable[str]) -> Iterator[str]:
 
 def _render_html(result: Result) -> str:
     """A picture, or HTML in a frame; empty if there is neither or cleaning leaves nothing."""
-    if picture := find_picture(result):
+    if picture := sanitize.find_picture(result):
         return f"<div>{sanitize.image(*picture)}</div>"
     cleaned = sanitize.to_html(result)
     return html_frame(cleaned) if cleaned else ""

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Self
 
 from belljar.errors import ExecutionError, ExecutionOutOfMemory, ExecutionTimeout, suggests
 from belljar.results.result import Result as Result
-from belljar.results.result import find_picture
 from belljar.text import as_json, one_line, printable
 
 if TYPE_CHECKING:
@@ -133,6 +132,8 @@ class Execution:
     @property
     def images(self) -> list[bytes]:
         """The pictures that the code showed, in order: each as PNG, else JPEG, else SVG."""
+        from belljar.results.sanitize import find_picture
+
         return [picture[1] for picture in map(find_picture, self.results) if picture]
 
     @property

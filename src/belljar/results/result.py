@@ -158,12 +158,3 @@ class Result:
     def _bytes(self, name: str) -> bytes | None:
         content = self.raw.get(_MIME_TYPES[name])
         return content if isinstance(content, bytes) else None
-
-
-def find_picture(result: Result) -> tuple[str, bytes] | None:
-    """The MIME type and the content of its PNG, else JPEG, else SVG."""
-    svg = (result.svg or "").encode("utf-8", "replace")
-    for name, content in (("png", result.png), ("jpeg", result.jpeg), ("svg", svg)):
-        if content:
-            return _MIME_TYPES[name], content
-    return None

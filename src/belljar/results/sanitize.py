@@ -124,6 +124,15 @@ def clean_markdown(text: str) -> str:
     return clean(reader.render(encodable(text)))
 
 
+def find_picture(result: Result) -> tuple[str, bytes] | None:
+    """The MIME type and the content of its PNG, else JPEG, else SVG."""
+    svg = (result.svg or "").encode("utf-8", "replace")
+    for kind, content in (("png", result.png), ("jpeg", result.jpeg), ("svg+xml", svg)):
+        if content:
+            return f"image/{kind}", content
+    return None
+
+
 def image(mime: str, content: bytes, alt: str = "") -> str:
     """A picture as an <img>, in which scripts of an SVG do not run and which loads nothing."""
     data = base64.b64encode(content).decode("ascii")

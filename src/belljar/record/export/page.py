@@ -26,7 +26,6 @@ from belljar.record.parse import Malformed, Reader, load_command
 from belljar.record.reader import Cell, Event, Record, Session
 from belljar.results import sanitize
 from belljar.results.execution import CommandResult, Execution, Result, Usage, format_seconds
-from belljar.results.result import find_picture
 from belljar.text import encodable, format_bytes, printable
 
 _POLICY = (
@@ -248,7 +247,7 @@ def _result(result: Result) -> str:
 
 
 def _picture(result: Result) -> str:
-    if picture := find_picture(result):
+    if picture := sanitize.find_picture(result):
         return sanitize.image(*picture, alt=plain_text(result.text or "picture")[:500])
     if {"image/png", "image/jpeg"} & set(result.raw):
         return '<p class="note">The picture was too large for the record.</p>'
