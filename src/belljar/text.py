@@ -30,6 +30,11 @@ def one_line(text: str, width: int = 60) -> str:
     return line if len(text) <= width else f"{line}…"
 
 
+def encodable(text: str) -> str:
+    """Replace lone surrogates, which a file or a page cannot contain."""
+    return re.sub("[\ud800-\udfff]", "\ufffd", text)
+
+
 def format_bytes(count: int) -> str:
     """Rounded, for people (`limits.format_size` is exact)."""
     number, unit = float(count), "B"

@@ -343,8 +343,8 @@ def test_a_styled_frame_cannot_make_it_grow_without_bound():
 
 
 def test_texts_that_no_page_can_hold_are_replaced():
-    assert clean("<b>\ud800</b>") == "<b>?</b>"
-    assert clean_markdown("\ud800") == "<p>?</p>\n"
+    assert clean("<b>\ud800</b>") == "<b>\ufffd</b>"
+    assert clean_markdown("\ud800") == "<p>\ufffd</p>\n"
 
 
 # -- without nh3 ----------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -216,7 +217,6 @@ def add_learn_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_learn(args: argparse.Namespace) -> int:
     from belljar.policy import Policy
-    from belljar.policy.document import parse_toml
     from belljar.policy.learning import Learned, learn
 
     base = Policy.coerce(args.policy)
@@ -235,7 +235,7 @@ def run_learn(args: argparse.Namespace) -> int:
     else:
         print(printed, end="")
     # Check the printed text, because that is what the user will save and load.
-    policy = Policy.from_dict(parse_toml(printed, "learned"))
+    policy = Policy.from_dict(tomllib.loads(printed))
     allowed = all(policy.check(code).allowed for _, code in codes)
     return exit_codes.OK if allowed else exit_codes.ERROR
 

@@ -31,7 +31,6 @@ class Callee:
 
     def __init__(self, host: HostFunction, name: str) -> None:
         self._host = host
-        self._function = host.function
         self._name = name
         self._calls = 0
         self._slots = Slots(host.concurrency)
@@ -45,7 +44,7 @@ class Callee:
         self._check(args, kwargs)
         if not await self._slots.acquire(timeout):
             raise TimeoutError(f"{self._name} is busy: calls that timed out are still running")
-        job = Job(lambda: self._function(*args, **kwargs), self._name)
+        job = Job(lambda: self._host.function(*args, **kwargs), self._name)
         try:
             self._count()
             with anyio.move_on_after(timeout):
@@ -96,6 +95,9 @@ class Callee:
             raise RuntimeError(f"{self._name} was cancelled") from error
 
 
+_STOPS = (StopIteration, StopAsyncIteration)
+
+
 class Job:
     """One call of an ordinary function in a thread, which the caller may abandon."""
 
@@ -116,11 +118,10 @@ class Job:
             self._running = True
         try:
             self.made = self.call()
-        except (StopIteration, StopAsyncIteration) as error:  # a coroutine cannot raise them
-            raise RuntimeError(f"{self._name} raised {type(error).__name__}") from error
-        except Exception:
-            raise
-        except BaseException as error:  # SystemExit would end the event loop
+        except BaseException as error:
+            # A coroutine cannot raise StopIteration, and SystemExit would end the event loop.
+            if isinstance(error, Exception) and not isinstance(error, _STOPS):
+                raise
             raise RuntimeError(f"{self._name} raised {type(error).__name__}") from error
         finally:
             self._end()

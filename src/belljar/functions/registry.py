@@ -108,20 +108,24 @@ def _checked_name(name: object) -> str:
     return name
 
 
-def _with_name(function: HostFunction, name: str | None = None) -> tuple[str, HostFunction]:
-    """The function with its name in the guest: that of the mapping, else of the HostFunction, else
-    of the callable."""
-    own = name if name is not None else function.name
-    if own is None:
-        own = getattr(function.function, "__name__", None)
-        if own is None or own == "<lambda>":
-            what = "a lambda" if own else f"a {type(function.function).__name__}"
+def _with_name(function: HostFunction) -> tuple[str, HostFunction]:
+    """The function with its name in the guest, which is that of the callable unless it has one."""
+    name = function.name
+    if name is None:
+        name = getattr(function.function, "__name__", None)
+        if name is None or name == "<lambda>":
+            what = "a lambda" if name else f"a {type(function.function).__name__}"
             raise InvalidOption(
                 f"{what} has no name by which the guest could call it",
                 hint='name it: {"name": function}, or HostFunction(function, name="name")',
             )
-    checked = _checked_name(own)
-    return checked, dataclasses.replace(function, name=checked)
+        name = _checked_name(name)
+        function = dataclasses.replace(function, name=name)
+    return name, function
+
+
+def _as_host_function(given: Exposable) -> HostFunction:
+    return given if isinstance(given, HostFunction) else HostFunction(given)
 
 
 def coerce_functions(functions: Functions | None) -> dict[str, HostFunction]:
@@ -139,17 +143,15 @@ def coerce_functions(functions: Functions | None) -> dict[str, HostFunction]:
             f"functions must be a mapping or a list of callables, not {type(functions).__name__}",
             hint="functions={'name': function}, or functions=[function]",
         )
-    given: list[tuple[str | None, Exposable]] = (
-        list(functions.items())
-        if isinstance(functions, Mapping)
-        else [(None, function) for function in functions]
-    )
+    if isinstance(functions, Mapping):
+        given = [
+            dataclasses.replace(_as_host_function(function), name=_checked_name(name))
+            for name, function in functions.items()
+        ]
+    else:
+        given = list(map(_as_host_function, functions))
     found: dict[str, HostFunction] = {}
-    for key, value in given:
-        if key is None and isinstance(functions, Mapping):
-            raise InvalidOption("the name of a host function must be a str, not None")
-        function = value if isinstance(value, HostFunction) else HostFunction(value)
-        name, function = _with_name(function, key)
+    for name, function in map(_with_name, given):
         if name in found:
             raise InvalidOption(f"two host functions are named {name!r}")
         found[name] = function
@@ -209,11 +211,10 @@ def stubs(functions: Functions | Registry) -> str:
     <BLANKLINE>
     """
     if isinstance(functions, Registry):
-        return "\n\n".join(map(_render_stub, functions.specs()))
-    return "\n\n".join(
-        _render_stub(describe_function(function))
-        for function in coerce_functions(functions).values()
-    )
+        specs = functions.specs()
+    else:
+        specs = [*map(describe_function, coerce_functions(functions).values())]
+    return "\n\n".join(map(_render_stub, specs))
 
 
 def _render_stub(told: dict[str, object]) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import collections.abc
+import contextlib
 import functools
 import inspect
 import math
@@ -130,10 +131,8 @@ def format_annotation(given: object) -> str | None:
 
 
 def _format_type(given: object, depth: int) -> str | None:
-    if isinstance(given, str):
-        return _format_expression(given)
-    if isinstance(given, typing.ForwardRef):
-        return _format_expression(given.__forward_arg__)
+    if isinstance(given, str | typing.ForwardRef):
+        return _format_expression(given if isinstance(given, str) else given.__forward_arg__)
     if given is None or given is type(None):
         return "None"
     if given is Ellipsis:
@@ -154,13 +153,11 @@ def _format_expression(text: str) -> str | None:
     text = " ".join(text.split())
     if len(text) > MAX_TEXT:
         return None
-    try:
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
         # In brackets that close on the next line, so that nothing in it ends the expression early.
         expression = ast.parse(f"({text}\n)", mode="eval").body
         if isinstance(expression, _EXPRESSIONS):
             return ast.unparse(expression)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return repr(text)
     return repr(text)
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from belljar.policy import calls, uses, values
 from belljar.policy.calls import check_format_text
-from belljar.policy.catalogue import Catalogue
+from belljar.policy.catalogue import catalogue
 from belljar.policy.resolve import Resolver
 from belljar.policy.scopes import Survey
 from belljar.policy.uses import FILE_RULES, check_file
@@ -32,19 +33,16 @@ class Analyser:
         self,
         policy: Policy,
         survey: Survey,
-        known: Catalogue,
         report: Report,
         nested: Callable[[str, ast.AST], None],
         deadline: float,
     ) -> None:
         self.policy = policy
         self.survey = survey
-        self.known = known
+        self.known = catalogue()
         self.report = report
         self.nested = nested  # checks code in a string of the code
-        self._passed: set[int] | None = None
-        self._one_name: set[int] | None = None  # id() of namespace calls that read one name
-        self.resolver = Resolver(survey.module, known, deadline)
+        self.resolver = Resolver(survey.module, self.known, deadline)
 
     def run(self) -> None:
         for statement in self.survey.imports:
@@ -85,31 +83,26 @@ class Analyser:
     def _name(self, node: ast.Name, at: Place) -> bool:
         """True if a rule applies to it."""
         call = self.survey.called.get(id(node))
-        if node.id in _BY_NAME and call is None and id(node) in self._arguments():
+        if node.id in _BY_NAME and call is None and id(node) in self._arguments:
             self.report("BJ305", node, node.id)
         told, used = set(), False
         for value in self.resolver.lookup(node.id, at):
             if isinstance(value, Ref) and value.path not in told:
                 told.add(value.path)
-                if (rule := self.rule_of(value.path)) and not self._is_module(value.path):
+                if rule := self._rule_of_use(value.path):
                     self.use(rule, node, value, call, at)
                     used = True
         return used
 
+    @cached_property
     def _arguments(self) -> set[int]:
-        """Names that are arguments of a call: `map(getattr, objects, names)`."""
-        if self._passed is None:
-            self._passed = {
-                id(each)
-                for call, _ in self.survey.calls
-                for each in call.args
-                if isinstance(each, ast.Name)
-            }
-        return self._passed
+        """id() of names that are arguments of a call: `map(getattr, objects, names)`."""
+        calls = self.survey.calls
+        return {id(each) for call, _ in calls for each in call.args if isinstance(each, ast.Name)}
 
-    def _is_module(self, path: str) -> bool:
-        """A module by itself does nothing; its import is checked elsewhere."""
-        return "." not in path and path in self.known.roots
+    def _rule_of_use(self, path: str) -> str | None:
+        """Not of a module by itself: it does nothing, and its import is checked elsewhere."""
+        return None if path in self.known.roots else self.rule_of(path)
 
     def _chain(
         self, base: ast.expr, chain: list[ast.Attribute], at: Place, relevant: set[str]
@@ -127,12 +120,10 @@ class Analyser:
                     break
             else:
                 return
-        values = self.resolver.values(base, at)
         told: set[tuple[str, int]] = set()
-        for value in values:
+        for value in self.resolver.values(base, at):
             if isinstance(value, Ref) and isinstance(base, ast.Name):
-                rule = self.rule_of(value.path)
-                if rule and not self._is_module(value.path):
+                if rule := self._rule_of_use(value.path):
                     self.use(rule, base, value, None, at)
             elif (
                 isinstance(value, Const)
@@ -178,10 +169,9 @@ class Analyser:
             if rule and (before is None or not value.path.startswith("?.")):
                 if isinstance(before, Ref) and self.rule_of(before.path) and "." in before.path:
                     continue  # reported at the step before
-                last = each is chain[-1]
                 if (rule, id(each)) not in told:
                     told.add((rule, id(each)))
-                    self.use(rule, each, value, call if last else None, at)
+                    self.use(rule, each, value, call if each is chain[-1] else None, at)
 
     def inner_attribute(
         self, node: ast.AST, attribute: str, value: Value, told: set[tuple[str, int]]
@@ -194,8 +184,7 @@ class Analyser:
             return
         path = value.path if isinstance(value, Ref) else attribute
         steps = path.replace("()", "").replace("[]", "").replace("[?]", "").split(".")
-        walked = [step for step in steps if step in known.near or step in known.far]
-        walked = [step for step in walked if step not in known.idle]
+        walked = [step for step in steps if step in known.walked]
         if "__code__" in walked:  # the attributes of a code object lead no further
             walked = [step for step in walked if not step.startswith("co_")]
         through = [step for step in steps if step in known.passing]
@@ -213,10 +202,10 @@ class Analyser:
         """`globals()["__builtins__"]`, `sys.modules["os"]`: access by name in a table."""
         if not self._may_be_table(node.value):
             return
-        tables = self.resolver.values(node.value, at)
-        paths = [each.path for each in tables if isinstance(each, Ref)]
+        paths = self.resolver.paths(node.value, at)
         table = next((each for each in paths if each in _TABLES or each.endswith(_ENDS)), None)
-        if table is not None and ("(" in table or _is_own_name(node.slice)):
+        own = isinstance(node.slice, ast.Name) and node.slice.id == "__name__"
+        if table is not None and ("(" in table or own):  # `sys.modules[__name__]` is its own module
             table = None
         if table is not None and not isinstance(node.ctx, ast.Load):
             self.report("BJ310", node, table)
@@ -227,11 +216,8 @@ class Analyser:
             if "[?]" in value.path:
                 if table is not None and not value.path.startswith("?"):
                     self.report("BJ306", node, f"{table}[…]")
-            elif "[" not in value.path and not self._is_module(value.path):
-                rule = self.rule_of(value.path)
-                if rule:
-                    call = self.survey.called.get(id(node))
-                    self.use(rule, node, value, call, at)
+            elif "[" not in value.path and (rule := self._rule_of_use(value.path)):
+                self.use(rule, node, value, self.survey.called.get(id(node)), at)
 
     def _may_be_table(self, node: ast.expr) -> bool:
         """A cheap filter, as most subscripts are of frames, lists and dicts."""
@@ -262,7 +248,7 @@ class Analyser:
             uses.check_evaluation(self, node, path, call, at)
         elif not self._is_harmless(rule, path, call, at):
             self.report(rule, node, path)
-        if uses.unpickles(self, path, call):
+        if uses.unpickles(path, call):
             self.report("BJ701", node, path)
 
     def _is_harmless(self, rule: str, path: str, call: ast.Call | None, at: Place) -> bool:
@@ -274,11 +260,14 @@ class Analyser:
 
     def asks_by_name(self, call: ast.Call | None) -> bool:
         """True for `"x" in locals()`, `locals()["x"]`, `globals().get("x")`."""
-        if self._one_name is None:
-            places = [each for each, _ in (*self.survey.subscripts, *self.survey.calls)]
-            found = [values.namespace_variable(place) for place in places]
-            self._one_name = {id(each[0]) for each in found if each} | self.survey.searched
         return id(call) in self._one_name
+
+    @cached_property
+    def _one_name(self) -> set[int]:
+        """id() of namespace calls that read one name."""
+        places = [each for each, _ in (*self.survey.subscripts, *self.survey.calls)]
+        found = map(values.namespace_variable, places)
+        return {id(each[0]) for each in found if each} | self.survey.searched
 
     def texts(self, node: ast.expr, at: Place) -> Iterator[str | None]:
         """The texts that the expression may be; None for unknown ones."""
@@ -289,8 +278,3 @@ class Analyser:
 _TABLES = ("builtins", "sys.modules")
 _ENDS = (".__dict__", ".__globals__", ".__builtins__", ".f_globals", ".f_builtins")
 _ATTRIBUTES = {"modules", "f_locals", *(each[1:] for each in _ENDS)}
-
-
-def _is_own_name(node: ast.expr) -> bool:
-    """`sys.modules[__name__]` is the module itself."""
-    return isinstance(node, ast.Name) and node.id == "__name__"

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from belljar.policy.uses import FILE_RULES, check_file, show_text
@@ -19,14 +18,14 @@ def check_call(analyser: Analyser, call: ast.Call, at: Place, relevant: set[str]
     function = call.func
     if isinstance(function, ast.Name):
         handler = _BY_NAME.get(function.id)
-        if handler is not None and _is_builtin(analyser, function.id, at):
+        if handler and f"builtins.{function.id}" in analyser.resolver.paths(function, at):
             handler(analyser, call, at)
         elif function.id in relevant and function.id not in _BY_NAME:
             _check_alias(analyser, call, function, at)
         return
     if isinstance(function, ast.Attribute):
         handler = _BY_METHOD.get(function.attr)
-        if handler is not None:
+        if handler:
             handler(analyser, call, at)
         elif rule := analyser.known.methods.get(function.attr):
             _check_method(analyser, rule, call, function, at)
@@ -34,20 +33,12 @@ def check_call(analyser: Analyser, call: ast.Call, at: Place, relevant: set[str]
         _check_alias(analyser, call, function, at)
 
 
-def _is_builtin(analyser: Analyser, name: str, at: Place) -> bool:
-    values = analyser.resolver.lookup(name, at)
-    return any(isinstance(value, Ref) and value.path == f"builtins.{name}" for value in values)
-
-
 def _check_alias(analyser: Analyser, call: ast.Call, function: ast.expr, at: Place) -> None:
     """`g = getattr; g(o, name)`, `getattr(os, "system")("id")`, `[eval][0]("1")`."""
     for value in analyser.resolver.values(function, at):
         if not isinstance(value, Ref):
             continue
-        short = value.path.removeprefix("builtins.")
-        handler = _BY_NAME.get(short) if value.path.startswith("builtins.") else None
-        handler = handler or _BY_PATH.get(value.path)
-        if handler is not None:
+        if handler := _BY_PATH.get(value.path):
             handler(analyser, call, at)
         elif isinstance(function, (ast.Call, ast.IfExp, ast.BoolOp, ast.NamedExpr)):
             rule = analyser.rule_of(value.path)
@@ -78,10 +69,8 @@ def check_mention(analyser: Analyser, node: ast.Attribute, at: Place) -> None:
     rule = analyser.known.methods.get(node.attr)
     if rule in ("BJ404", "BJ405"):
         check_file(analyser, rule, node, f".{node.attr}", None, None, at)
-    elif node.attr == "eval":
-        for value in analyser.resolver.values(node, at):
-            if isinstance(value, Ref) and value.path == "pandas.eval":
-                analyser.report("BJ206", node, "pandas.eval")
+    elif node.attr == "eval" and "pandas.eval" in analyser.resolver.paths(node, at):
+        analyser.report("BJ206", node, "pandas.eval")
 
 
 def _check_vars(analyser: Analyser, call: ast.Call, at: Place) -> None:
@@ -98,28 +87,18 @@ def check_attribute_call(analyser: Analyser, call: ast.Call, at: Place) -> None:
         return
     called = call.func.id if isinstance(call.func, ast.Name) else "getattr"
     objects = analyser.resolver.values(call.args[0], at)
+    paths = [each.path for each in objects if isinstance(each, Ref)]
+    roots = analyser.known.roots  # `modules`: those objects that are in a known module
+    modules = [p for p in paths if p.partition(".")[0] in roots and not p.endswith((")", "]"))]
     for text in dict.fromkeys(analyser.texts(call.args[1], at)):
-        if text is None:
-            modules = [each for each in map(_module_name(analyser), objects) if each]
-            if modules:
-                analyser.report("BJ306", call, f"{called}({modules[0]}, …)")
-            else:
-                analyser.report("BJ305", call, called)
-            continue
-        _constant_attribute(analyser, call, objects, text, called)
-        if called == "setattr" and any(map(_module_name(analyser), objects)):
-            analyser.report("BJ310", call, f"setattr of {text!r}")
-
-
-def _module_name(analyser: Analyser) -> Callable[[object], str | None]:
-    """A function that returns the path of a value in a known module, else None."""
-
-    def name(value: object) -> str | None:
-        if not isinstance(value, Ref) or value.path.endswith((")", "]")):
-            return None
-        return value.path if value.path.partition(".")[0] in analyser.known.roots else None
-
-    return name
+        if text is not None:
+            _constant_attribute(analyser, call, objects, text, called)
+            if called == "setattr" and modules:
+                analyser.report("BJ310", call, f"setattr of {text!r}")
+        elif modules:
+            analyser.report("BJ306", call, f"{called}({modules[0]}, …)")
+        else:
+            analyser.report("BJ305", call, called)
 
 
 def _constant_attribute(
@@ -140,29 +119,21 @@ def _constant_attribute(
 
 def check_getter_call(analyser: Analyser, call: ast.Call, at: Place) -> None:
     """operator.attrgetter("a.b"), operator.methodcaller("name")"""
-    if not call.args:
-        return
-    for argument in call.args[: 1 if _called_name(call) == "methodcaller" else None]:
+    known, function = analyser.known, call.func
+    called = "a call"
+    if isinstance(function, (ast.Attribute, ast.Name)):
+        called = function.attr if isinstance(function, ast.Attribute) else function.id
+    for argument in call.args[: 1 if called == "methodcaller" else None]:
         for text in analyser.texts(argument, at):
             if text is None:
-                analyser.report("BJ305", call, _called_name(call))
+                analyser.report("BJ305", call, called)
                 continue
             steps = text.split(".")
-            for step in steps:
-                if step in analyser.known.watched or step.strip("_") in analyser.known.powers:
-                    value = Ref("?." + text)
-                    rule = "BJ301" if len(steps) > 1 else None
-                    if rule:
-                        analyser.report(rule, call, text[:60])
-                    else:
-                        analyser.inner_attribute(call, step, value, set())
-                    break
-
-
-def _called_name(call: ast.Call) -> str:
-    if isinstance(call.func, ast.Attribute):
-        return call.func.attr
-    return call.func.id if isinstance(call.func, ast.Name) else "a call"
+            if any(step in known.watched or step.strip("_") in known.powers for step in steps):
+                if len(steps) > 1:
+                    analyser.report("BJ301", call, text[:60])
+                else:
+                    analyser.inner_attribute(call, text, Ref(f"?.{text}"), set())
 
 
 _WALK = re.compile(
@@ -178,8 +149,7 @@ def check_format_call(analyser: Analyser, call: ast.Call, at: Place) -> None:
         return
     if isinstance(function.value, ast.Attribute) and function.value.attr == "style":
         return  # `frame.style.format` does not take a format string
-    receivers = analyser.resolver.values(function.value, at)
-    for value in receivers:
+    for value in analyser.resolver.values(function.value, at):
         if isinstance(value, Const) and isinstance(value.value, str):
             check_format_text(analyser, call, value.value)
         elif isinstance(value, Ref) and value.path in ("builtins.str", "string.Formatter()"):
@@ -208,25 +178,17 @@ def check_frame_expression(analyser: Analyser, call: ast.Call, at: Place) -> Non
     called = "eval"  # of pandas, under any name
     if isinstance(function, ast.Attribute):
         called = function.attr
-        receivers = analyser.resolver.values(function.value, at)
-        if not _may_be_frame(called, receivers):
+        paths = analyser.resolver.paths(function.value, at)
+        if "builtins" in paths:  # builtins.eval has another rule
+            return
+        if called == "query" and not all(path.startswith(_FRAME_MAKERS) for path in paths):
             return
     for text in analyser.texts(argument, at):
         if text is not None:
             if _leads_out(text):
                 analyser.report("BJ204", call, f".{called}()")
-        elif called == "eval" or _is_text(argument):
+        elif called == "eval" or isinstance(argument, (ast.JoinedStr, ast.BinOp)):  # makes a text
             analyser.report("BJ206", call, f".{called}()")
-
-
-def _may_be_frame(called: str, receivers: Values) -> bool:
-    for value in receivers:
-        if isinstance(value, Ref):
-            if value.path == "builtins":
-                return False  # builtins.eval has another rule
-            if called == "query" and not value.path.startswith(_FRAME_MAKERS):
-                return False
-    return True
 
 
 def _leads_out(text: str) -> bool:
@@ -236,11 +198,6 @@ def _leads_out(text: str) -> bool:
         or re.search(r"@\s*\w+\s*[.(\[]", text)
         or re.search(r"\bimport\b|\.\s*(?:pipe|apply|to_\w+|read_\w+)\s*\(", text)
     )
-
-
-def _is_text(node: ast.expr) -> bool:
-    """True for an expression that makes a text."""
-    return isinstance(node, (ast.JoinedStr, ast.BinOp))
 
 
 _BY_NAME = {
@@ -259,6 +216,7 @@ _BY_METHOD = {
     "methodcaller": check_getter_call,
 }
 _BY_PATH = {
+    **{f"builtins.{name}": handler for name, handler in _BY_NAME.items()},
     "pandas.eval": check_frame_expression,
     "operator.attrgetter": check_getter_call,
     "operator.methodcaller": check_getter_call,

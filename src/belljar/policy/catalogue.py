@@ -17,9 +17,8 @@ class Catalogue:
     powers: frozenset[str]
     guessed: frozenset[str]  # powers that are recognised by the name of an attribute alone
     fine: frozenset[str]
-    near: frozenset[str]
     far: frozenset[str]
-    idle: frozenset[str]
+    walked: frozenset[str]  # attributes of which two make a walk
     passing: frozenset[str]
     frames: frozenset[str]
     roots: frozenset[str]  # the first parts of all dotted names
@@ -88,5 +87,6 @@ def catalogue() -> Catalogue:
             if name.startswith("builtins.") and name.count(".") == 1
         ),
         watched=walkers["near"] | walkers["far"] | walkers["frames"],
-        **walkers,
+        walked=(walkers["near"] | walkers["far"]) - walkers["idle"],
+        **{name: walkers[name] for name in ("far", "passing", "frames")},
     )

@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -94,6 +94,7 @@ def parse_document(data: Mapping[str, Any], base: Document) -> Document:
     unknown = _get_text(data, "unknown", base.unknown)
     if unknown not in ("allow", "deny"):
         raise InvalidOption(f"unknown = {unknown!r} in a policy", hint='write "allow" or "deny"')
+    messages = _get_section(data, "messages")
     return Document(
         name=_get_text(data, "name", base.name),
         version=_get_text(data, "version", base.version),
@@ -101,9 +102,12 @@ def parse_document(data: Mapping[str, Any], base: Document) -> Document:
         unknown=unknown,
         imports=_parse_lists(data, "imports", base.imports),
         names=_parse_lists(data, "names", base.names),
-        paths=_parse_paths(data, base.paths),
+        paths=_parse_lists(data, "paths", ImportLists(allow=base.paths), kinds=("allow",)).allow,
         rules={**base.rules, **_parse_rules(_get_section(data, "rules"))},
-        messages={**base.messages, **_parse_messages(_get_section(data, "messages"))},
+        messages={
+            **base.messages,
+            **{_rule_id(word): _get_text(messages, word, "") for word in messages},
+        },
         limits=_parse_limits(_get_section(data, "limits"), base.limits),
     )
 
@@ -136,11 +140,16 @@ def _parse_words(where: str, value: object) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _parse_lists(data: Mapping[str, Any], key: str, base: ImportLists) -> ImportLists:
+def _parse_lists(
+    data: Mapping[str, Any],
+    key: str,
+    base: ImportLists,
+    kinds: tuple[str, ...] = ("allow", "deny"),
+) -> ImportLists:
     """A list replaces that of `base`, so that the file shows all that is allowed. An extension is
     added to its list, and removed from the other one."""
     section = _get_section(data, key)
-    keys = ("allow", "deny", "extend_allow", "extend_deny")
+    keys = (*kinds, *(f"extend_{kind}" for kind in kinds))
     _check_keys(f"key of [{key}] in a policy", section, keys)
     allow = _parse_words(f"[{key}] allow", section.get("allow", base.allow))
     deny = _parse_words(f"[{key}] deny", section.get("deny", base.deny))
@@ -150,13 +159,6 @@ def _parse_lists(data: Mapping[str, Any], key: str, base: ImportLists) -> Import
         allow=(*(word for word in allow if word not in less), *more),
         deny=(*(word for word in deny if word not in more), *less),
     )
-
-
-def _parse_paths(data: Mapping[str, Any], base: tuple[str, ...]) -> tuple[str, ...]:
-    section = _get_section(data, "paths")
-    _check_keys("key of [paths] in a policy", section, ("allow", "extend_allow"))
-    more = _parse_words("[paths] extend_allow", section.get("extend_allow", ()))
-    return (*_parse_words("[paths] allow", section.get("allow", base)), *more)
 
 
 def _rule_id(word: str) -> str:
@@ -179,10 +181,6 @@ def _parse_rules(section: Mapping[str, Any]) -> dict[str, Action]:
             )
         found[identity] = action
     return found
-
-
-def _parse_messages(section: Mapping[str, Any]) -> dict[str, str]:
-    return {_rule_id(word): _get_text(section, word, "") for word in section}
 
 
 def _parse_limits(section: Mapping[str, Any], base: Caps) -> Caps:
@@ -215,59 +213,47 @@ def read_file(path: str | os.PathLike[str]) -> Mapping[str, Any]:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidOption(f"the policy {name!r} is not UTF-8: {error}") from error
-    if suffix == ".toml":
-        return parse_toml(text, name)
-    data = _parse_json(text, name) if suffix == ".json" else _parse_yaml(text, name)
-    if not isinstance(data, Mapping):
-        raise InvalidOption(f"the policy {name!r} is not a table of settings")
-    return data
-
-
-def parse_toml(text: str, name: str) -> Mapping[str, Any]:
     try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # TOMLDecodeError; a number with too many digits
-        raise InvalidOption(f"the policy {name!r} is not TOML: {error}") from error
-
-
-def _parse_json(text: str, name: str) -> object:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidOption(f"the policy {name!r} is not JSON: {error}") from error
-
-
-def _parse_yaml(text: str, name: str) -> object:
-    try:
-        import yaml
+        data = _PARSERS.get(suffix, _parse_yaml)(text)
     except ImportError as error:
         raise InvalidOption(
             f"the policy {name!r} is YAML, which needs PyYAML",
             hint="pip install pyyaml, or write it as TOML or JSON",
         ) from error
+    except UnsafeYAML as error:
+        raise InvalidOption(f"the policy {name!r}, line {error.line}: {error}") from None
+    # Also for numbers with too many digits, and tags of YAML that do not fit.
+    except (ValueError, RecursionError, AttributeError, LookupError, TypeError) as error:
+        kind = "YAML" if suffix == ".yml" else suffix[1:].upper()
+        raise InvalidOption(f"the policy {name!r} is not {kind}: {error}") from error
+    if not isinstance(data, Mapping):
+        raise InvalidOption(f"the policy {name!r} is not a table of settings")
+    return data
+
+
+def _parse_yaml(text: str) -> object:
+    import yaml
+
     try:
         check_yaml(text)
         return yaml.safe_load(text)
-    except UnsafeYAML as error:
-        raise InvalidOption(f"the policy {name!r}, line {error.line}: {error}") from None
-    except (yaml.YAMLError, RecursionError) as error:
-        raise InvalidOption(f"the policy {name!r} is not YAML: {error}") from error
-    except (ValueError, AttributeError, LookupError, TypeError) as error:  # tags that do not fit
-        raise InvalidOption(f"the policy {name!r} is not YAML: {error}") from error
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+
+
+_PARSERS: Mapping[str, Callable[[str], object]] = {".toml": tomllib.loads, ".json": json.loads}
 
 
 def to_toml(data: Mapping[str, Any]) -> str:
     """TOML of what a policy consists of: texts, numbers, lists of texts, and tables of these."""
-    lines = [f"{key} = {_format_toml(each)}" for key, each in data.items() if not _is_table(each)]
+    lines: list[str] = []
+    tables: list[str] = []
     for key, each in data.items():
-        if _is_table(each) and any(content != [] for content in each.values()):
-            lines += ["", f"[{key}]"]
-            lines += [f"{name} = {_format_toml(one)}" for name, one in each.items() if one != []]
-    return "\n".join(lines) + "\n"
-
-
-def _is_table(value: object) -> bool:
-    return isinstance(value, Mapping)
+        if not isinstance(each, Mapping):
+            lines.append(f"{key} = {_format_toml(each)}")
+        elif rows := [f"{name} = {_format_toml(one)}" for name, one in each.items() if one != []]:
+            tables += ["", f"[{key}]", *rows]
+    return "\n".join(lines + tables) + "\n"
 
 
 def _format_toml(value: object) -> str:

@@ -13,31 +13,23 @@ import operator
 import posixpath
 import threading
 import urllib.parse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 LONGEST = 100_000  # characters or bytes of a constant; an element counts as ten
 ALL = 5_000_000  # of all constants of a check together
 _PLAIN = (str, bytes, int, float, bool, type(None))
 
-Plain = str | bytes | int | float | bool | None
-
 
 class CannotFold(Exception):
     """It is not a constant, or too large."""
 
 
-class _Room(threading.local):
-    """The budget of one check for all its constants."""
-
-    left = ALL
-
-
-_room = _Room()
+_room = threading.local()
 
 
 def begin() -> None:
-    """Reset the budget. Called when a check begins."""
+    """Set the budget for all constants. Called when a check begins."""
     _room.left = ALL
 
 
@@ -94,14 +86,11 @@ def _times(left: Any, right: Any) -> Any:
 
 def _percent(left: Any, right: Any) -> Any:
     if isinstance(left, (str, bytes)):
-        if len(left) > 1000 or any(chr(each) in "*0123456789" for each in _codes(left)):
+        text = left if isinstance(left, str) else left.decode("latin-1")
+        if len(text) > 1000 or set(text) & set("*0123456789"):
             raise CannotFold  # a width could make it large
         return left % (tuple(right) if isinstance(right, list) else right)
     return left % right
-
-
-def _codes(text: str | bytes) -> Sequence[int]:
-    return text if isinstance(text, bytes) else [ord(each) for each in text]
 
 
 def _plus(left: Any, right: Any) -> Any:
@@ -142,12 +131,8 @@ def method(value: Any, name: str, arguments: list[Any]) -> Any:
     if name not in _TEXT_METHODS or not isinstance(value, (str, bytes, list)):
         raise CannotFold
     try:
-        if name == "replace":
-            return _replace(value, *arguments)
-        if name == "join":
-            return _join(value, arguments[0])
-        if name == "format":
-            return _format(value, arguments)
+        if name in _GROWING:
+            return _GROWING[name](value, *arguments)
         if name in ("decode", "encode") and arguments and arguments[0] not in _CODECS:
             raise CannotFold
         _spend(len(value))
@@ -170,13 +155,15 @@ def _join(value: Any, parts: Any) -> Any:
     return value.join(texts)
 
 
-def _format(value: Any, arguments: list[Any]) -> Any:
+def _format(value: Any, *arguments: Any) -> Any:
     if not isinstance(value, str) or set(value) & set(".[:"):  # no walks, no widths
         raise CannotFold
     if len(value) * (1 + sum(len(str(each)) for each in arguments)) > LONGEST:
         raise CannotFold
     return value.format(*arguments)
 
+
+_GROWING: dict[str, Callable[..., Any]] = {"replace": _replace, "join": _join, "format": _format}
 
 _CODECS = ("utf-8", "utf8", "ascii", "latin-1", "latin1", "utf-16", "utf-32", "cp437", "utf_8")
 

@@ -105,26 +105,14 @@ def parse_told(text: str) -> tuple[str, ...] | None:
         return None
     if not isinstance(told, list):
         return None
-    found: dict[str, None] = {}
-    for entry in told[:10_000]:
-        if isinstance(entry, str) and all(part.isidentifier() for part in entry.split(".")):
-            found[entry] = None
-    return tuple(found)
+    names = [entry for entry in told[:10_000] if isinstance(entry, str)]
+    return tuple(dict.fromkeys(n for n in names if all(map(str.isidentifier, n.split(".")))))
 
 
 def learn(observed: Sequence[Observed], base: Policy) -> Learned:
     """The smallest change of `base` that allows all the code: an exact list of imports, and each
     rule that fired turned off. Code that cannot be parsed is noted, and raises nothing."""
-    notes: list[str] = []
-    imports: dict[str, bool] = {}
-    for each in observed:
-        reached = set(each.imported or ())
-        for module in written(each.code):
-            imports[module] = imports.get(module, False) or module in reached
-        for module in reached:
-            imports[module] = True
-        notes += _notes(each)
-    imports = dict(sorted(_top(imports).items()))
+    imports = _find_imports(observed)
     document = replace(
         base.document,
         name="learned",
@@ -132,33 +120,40 @@ def learn(observed: Sequence[Observed], base: Policy) -> Learned:
         imports=ImportLists(allow=tuple(imports)),
         rules={**base.actions, "BJ101": "deny", "BJ102": "deny"},
     )
-    return _loosened(observed, document, imports, notes, base)
+    needed = _find_rules(observed, Policy(document))
+    policy = Policy(replace(document, rules={**document.rules, **dict.fromkeys(needed, "off")}))
+    notes = [f"learned from {', '.join(each.name for each in observed)}"]
+    for each in observed:
+        notes += _notes(each)
+    for each in observed:
+        report = policy.check(each.code)
+        if not report.allowed:
+            notes.append(f"{each.name} is still denied: {report.summary()}")
+    return Learned(policy=policy, imports=imports, rules=needed, notes=notes, base=base)
 
 
-def _loosened(
-    observed: Sequence[Observed],
-    document: Document,
-    imports: dict[str, bool],
-    notes: list[str],
-    base: Policy,
-) -> Learned:
-    """Turn off the rules that still fire. A rule that always denies stays, and is noted."""
+def _find_imports(observed: Sequence[Observed]) -> dict[str, bool]:
+    """The modules, and whether a run imported them; `pandas` covers `pandas.api.types`."""
+    reached = {module for each in observed for module in each.imported or ()}
+    found = reached | {module for each in observed for module in written(each.code)}
+    return {
+        module: module in reached
+        for module in sorted(found)
+        if not any(module.startswith(f"{other}.") for other in found)
+    }
+
+
+def _find_rules(observed: Sequence[Observed], policy: Policy) -> dict[str, list[str]]:
+    """The rules to turn off, and where they fire. A rule that always denies stays."""
     needed: dict[str, list[str]] = {}
     for each in observed:
-        for finding in Policy(document).check(each.code).findings:
+        for finding in policy.check(each.code).findings:
             if finding.severity != "note" and not RULES[finding.rule].fixed:
                 place = f"{each.name}:{finding.line}"
                 places = needed.setdefault(finding.rule, [])
                 if place not in places:
                     places.append(place)
-    rules: dict[str, Action] = {**document.rules, **dict.fromkeys(needed, "off")}
-    policy = Policy(replace(document, rules=rules))
-    for each in observed:
-        report = policy.check(each.code)
-        if not report.allowed:
-            notes.append(f"{each.name} is still denied: {report.summary()}")
-    notes.insert(0, f"learned from {', '.join(each.name for each in observed)}")
-    return Learned(policy=policy, imports=imports, rules=needed, notes=notes, base=base)
+    return needed
 
 
 def _notes(each: Observed) -> Iterable[str]:
@@ -175,12 +170,3 @@ def written(code: str) -> list[str]:
     nothing = Document(imports=ImportLists(), rules=rules, messages={"BJ102": "{name}"})
     found = Policy(nothing).check(code).findings
     return [each.message for each in found if each.rule == "BJ102"]
-
-
-def _top(imports: dict[str, bool]) -> dict[str, bool]:
-    """Without modules whose parent is listed: `pandas` covers `pandas.api.types`."""
-    return {
-        name: reached
-        for name, reached in imports.items()
-        if not any(name.startswith(f"{other}.") for other in imports)
-    }

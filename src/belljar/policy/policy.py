@@ -7,6 +7,7 @@ import hashlib
 import importlib.resources
 import json
 import os
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -60,10 +61,7 @@ class Policy:
             raise InvalidOption("extends of a policy is the name of a preset")
         base = Document() if extends is None else cls.preset(extends).document
         if extends is not None and set(data) - {"schema", "extends", "name", "version"}:
-            data = {
-                "name": f"{extends} (changed)",
-                **data,
-            }  # reports must not name the preset
+            data = {"name": f"{extends} (changed)", **data}  # reports must not name the preset
         return cls(document.parse_document(data, base))
 
     @classmethod
@@ -120,4 +118,4 @@ class Policy:
 @functools.cache
 def _preset(name: str) -> Policy:
     text = importlib.resources.files("belljar.policy") / "presets" / f"{name}.toml"
-    return Policy.from_dict(document.parse_toml(text.read_text("utf-8"), f"preset {name}"))
+    return Policy.from_dict(tomllib.loads(text.read_text("utf-8")))

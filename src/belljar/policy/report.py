@@ -8,10 +8,12 @@ allow    neither; there may be notes
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from belljar import __version__
 from belljar.policy.rules import RULES, SEVERITIES, Severity
@@ -50,21 +52,15 @@ class Finding:
 class Report:
     verdict: Verdict
     allowed: bool  # the verdict, where the policy decides what "unknown" means
-    findings: tuple[Finding, ...]  # in the order of the code
     policy: str  # "name@version"
     seconds: float  # what the check took
     lines: int  # of the code
+    findings: tuple[Finding, ...]  # in the order of the code
 
     def to_dict(self) -> dict[str, object]:
         """Plain data for JSON."""
-        return {
-            "verdict": self.verdict.value,
-            "allowed": self.allowed,
-            "policy": self.policy,
-            "seconds": self.seconds,
-            "lines": self.lines,
-            "findings": [finding.to_dict() for finding in self.findings],
-        }
+        plain = {"verdict": self.verdict.value, "findings": [*map(asdict, self.findings)]}
+        return asdict(self) | plain
 
     def summary(self) -> str:
         """One line: the gravest finding, and the number of others."""
@@ -77,13 +73,6 @@ class Report:
 
 
 _ORDER: dict[Severity, int] = {"error": 0, "warning": 1, "note": 2}
-
-
-def verdict_of(findings: Iterable[Finding]) -> Verdict:
-    severities = {finding.severity for finding in findings}
-    if "error" in severities:
-        return Verdict.deny
-    return Verdict.unknown if "warning" in severities else Verdict.allow
 
 
 _WIDEST = 1000
@@ -102,10 +91,9 @@ def _one_line(text: str) -> str:
 
 
 def _render_verdict(report: Report) -> str:
-    counts = {"error": 0, "warning": 0, "note": 0}
-    for finding in report.findings:
-        counts[finding.severity] += 1
-    told = ", ".join(f"{n} {word}{'s' * (n > 1)}" for word, n in counts.items() if n)
+    counts = Counter(finding.severity for finding in report.findings)
+    found = [(counts[word], word) for word in _ORDER if counts[word]]
+    told = ", ".join(f"{n} {word}{'s' * (n > 1)}" for n, word in found)
     verdict = report.verdict.value
     if verdict == "unknown":
         verdict += ", which this policy allows" if report.allowed else ", which this policy denies"
@@ -119,18 +107,13 @@ def _render_finding(name: str, finding: Finding) -> str:
     start, end = character_range(finding)
     lines.append(f"{gutter}--> {_one_line(name)}:{finding.line}:{start + 1}")
     if finding.snippet.strip():
-        lines += _mark_range(finding, gutter, start, end)
+        text = finding.snippet.replace("\t", " ")
+        before, marked = len(printable(text[:start])), len(printable(text[start:end]))
+        more = " ..." if finding.end_line > finding.line else ""
+        mark = f"{gutter} | {' ' * before}{'^' * max(marked, 1)}{more}"
+        lines += [f"{gutter} |", f"{finding.line} | {printable(text)}", mark]
     lines.append(f"{gutter} = help: {_one_line(finding.remedy)}")
     return "\n".join(lines)
-
-
-def _mark_range(finding: Finding, gutter: str, start: int, end: int) -> Iterator[str]:
-    text = finding.snippet.replace("\t", " ")
-    before, marked = printable(text[:start]), printable(text[start:end])
-    yield f"{gutter} |"
-    yield f"{finding.line} | {printable(text)}"
-    more = " ..." if finding.end_line > finding.line else ""
-    yield f"{gutter} | {' ' * len(before)}{'^' * max(len(marked), 1)}{more}"
 
 
 def character_range(finding: Finding) -> tuple[int, int]:
@@ -150,8 +133,6 @@ SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 def make_sarif(reports: Mapping[str, Report], policy: Policy) -> dict[str, Any]:
-    rules = list(RULES.values())
-    index = {rule.id: number for number, rule in enumerate(rules)}
     driver = {
         "name": "belljar",
         "version": __version__,
@@ -166,11 +147,11 @@ def make_sarif(reports: Mapping[str, Report], policy: Policy) -> dict[str, Any]:
                     "level": SEVERITIES.get(policy.actions[rule.id], "none"),
                 },
             }
-            for rule in rules
+            for rule in RULES.values()
         ],
     }
     results = [
-        _sarif_result(name, finding, index[finding.rule])
+        _sarif_result(name, finding)
         for name, report in reports.items()
         for finding in report.findings
     ]
@@ -187,7 +168,7 @@ def make_sarif(reports: Mapping[str, Report], policy: Policy) -> dict[str, Any]:
     return {"$schema": SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}
 
 
-def _sarif_result(name: str, finding: Finding, index: int) -> dict[str, Any]:
+def _sarif_result(name: str, finding: Finding) -> dict[str, Any]:
     start, end = character_range(finding)
     region: dict[str, Any] = {"startLine": finding.line, "startColumn": start + 1}
     if finding.end_line == finding.line:
@@ -195,17 +176,12 @@ def _sarif_result(name: str, finding: Finding, index: int) -> dict[str, Any]:
     else:
         region["endLine"] = finding.end_line  # to its end
     region["snippet"] = {"text": printable(finding.snippet)}
-    place = {"artifactLocation": {"uri": _uri(name)}, "region": region}
+    uri = quote(name.replace("\\", "/"), errors="replace")
+    place = {"artifactLocation": {"uri": uri}, "region": region}
     return {
         "ruleId": finding.rule,
-        "ruleIndex": index,
+        "ruleIndex": list(RULES).index(finding.rule),
         "level": finding.severity,
         "message": {"text": printable(f"{finding.message}; {finding.remedy}")},
         "locations": [{"physicalLocation": place}],
     }
-
-
-def _uri(name: str) -> str:
-    from urllib.parse import quote
-
-    return quote(name.replace("\\", "/"), errors="replace")

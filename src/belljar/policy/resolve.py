@@ -16,12 +16,12 @@ from typing import Any
 from belljar.policy import fold
 from belljar.policy.catalogue import Catalogue
 from belljar.policy.fold import CannotFold
+from belljar.policy.source import Problem, find_range
 from belljar.policy.values import (
     CALLS,
     UNKNOWN,
     Binding,
     Const,
-    Exceeded,
     Literal,
     Place,
     Ref,
@@ -55,10 +55,12 @@ class Resolver:
             return UNKNOWN
         self.steps += 1
         if not self.steps & 0x3FF and time.thread_time() > self.deadline:
-            raise Exceeded("BJ005", "its names take too long to follow", node)
+            raise Problem("BJ005", "its names take too long to follow", find_range(node))
         self.depth += 1
         try:
             found: Values = handler(self, node, at)
+        except CannotFold:
+            return UNKNOWN
         finally:
             self.depth -= 1
         return found if len(found) <= _MOST else _fewer(found)
@@ -72,6 +74,10 @@ class Resolver:
             if isinstance(found[0], Literal):
                 return self.plain_list(found[0])
         raise CannotFold
+
+    def paths(self, node: ast.expr, at: Place) -> list[str]:
+        """The dotted names that the expression may be."""
+        return [value.path for value in self.values(node, at) if isinstance(value, Ref)]
 
     def plain_list(self, literal: Literal) -> list[Any]:
         node = literal.node
@@ -262,15 +268,14 @@ class Resolver:
 
     def series(self, node: ast.expr, at: Place) -> Any:
         """A constant; also `map(chr, [...])` and `(chr(n) for n in [...])`."""
-        if isinstance(node, (ast.GeneratorExp, ast.ListComp)):
-            return self._comprehended(node, at)
-        called = node.func if isinstance(node, ast.Call) and len(node.args) == 2 else None
-        if isinstance(called, ast.Name) and called.id == "map" and isinstance(node, ast.Call):
-            functions = self.values(node.args[0], at)
-            path = [each.path if isinstance(each, Ref) else "" for each in functions]
-            if len(path) == 1 and path[0] in fold.FOLDING:
-                items = self.series(node.args[1], at)
-                return [fold.call(path[0], [each]) for each in items[:2000]]
+        match node:
+            case ast.GeneratorExp() | ast.ListComp():
+                return self._comprehended(node, at)
+            case ast.Call(func=ast.Name(id="map"), args=[function, items]):
+                match self.values(function, at):
+                    case (Ref(path=path),) if path in fold.FOLDING:
+                        made = self.series(items, at)[:2000]
+                        return [fold.call(path, [each]) for each in made]
         return self.constant(node, at)
 
     def _comprehended(self, node: ast.GeneratorExp | ast.ListComp, at: Place) -> list[Any]:
@@ -311,13 +316,9 @@ class Resolver:
         parts = [node]  # `"a" + "b" + "c" + ...` leans to the left
         while isinstance(parts[-1].left, ast.BinOp):
             parts.append(parts[-1].left)
-        try:
-            made = self.constant(parts[-1].left, at)
-            for each in reversed(parts):
-                right = self.constant(each.right, at)
-                made = fold.binary(type(each.op).__name__, made, right)
-        except CannotFold:
-            return UNKNOWN
+        made = self.constant(parts[-1].left, at)
+        for each in reversed(parts):
+            made = fold.binary(type(each.op).__name__, made, self.constant(each.right, at))
         return (Const(made),)
 
     def _joined_path(self, lefts: Values, node: ast.BinOp, at: Place) -> Values:
@@ -334,28 +335,22 @@ class Resolver:
         )
 
     def unary(self, node: ast.UnaryOp, at: Place) -> Values:
-        try:
-            value = self.constant(node.operand, at)
-        except CannotFold:
-            return UNKNOWN
+        value = self.constant(node.operand, at)
         if isinstance(node.op, ast.USub) and isinstance(value, (int, float)):
             return (Const(-value),)
         return UNKNOWN
 
     def joined(self, node: ast.JoinedStr, at: Place) -> Values:
-        parts: list[str] = []
-        try:
-            for each in node.values:
-                part = each
-                if isinstance(each, ast.FormattedValue):
-                    if each.format_spec is not None or each.conversion not in (-1, 115):
-                        return UNKNOWN
-                    part = each.value
-                parts.append(str(self.constant(part, at)))
-        except CannotFold:
-            return UNKNOWN
-        text = "".join(parts)
-        return (Const(text),) if len(text) <= fold.LONGEST else UNKNOWN
+        text = ""
+        for part in node.values:
+            if isinstance(part, ast.FormattedValue):
+                if part.format_spec is not None or part.conversion not in (-1, 115):
+                    return UNKNOWN
+                part = part.value
+            text += str(self.constant(part, at))
+            if len(text) > fold.LONGEST:
+                return UNKNOWN
+        return (Const(text),)
 
     def either(self, node: ast.IfExp, at: Place) -> Values:
         return self.values(node.body, at) + self.values(node.orelse, at)

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from belljar.policy.document import Caps
-from belljar.policy.values import Binding, Exceeded, Place, Scope
+from belljar.policy.source import Problem, find_range
+from belljar.policy.values import Binding, Place, Scope
 
 
 @dataclass(slots=True)
@@ -38,12 +39,13 @@ def survey(tree: ast.Module, caps: Caps, deadline: float) -> Survey:
 
 
 _Entry = tuple[Any, Scope, int, bool]  # a node, its scope, its depth, whether it surely runs
-
-
-def _node_fields(kind: type[ast.AST]) -> tuple[str, ...]:
-    """Fields that may hold nodes to check, last first: they go onto a stack."""
-    idle = {"ctx", "op", "ops", "kind", "kwd_attrs", "type_comment", "type_ignores", "conversion"}
-    return tuple(reversed([name for name in kind._fields if name not in idle]))
+_IDLE = {"ctx", "op", "ops", "kind", "kwd_attrs", "type_comment", "type_ignores", "conversion"}
+# The fields of each kind that may hold nodes to check, last first: they go onto a stack.
+_FIELDS = {
+    kind: tuple(name for name in reversed(kind._fields) if name not in _IDLE)
+    for kind in vars(ast).values()
+    if isinstance(kind, type) and issubclass(kind, ast.AST)
+}
 
 
 class _Walk:
@@ -61,19 +63,19 @@ class _Walk:
             node, scope, depth, sure = stack.pop()
             self.count = count = self.count + 1
             if depth > deepest:
-                raise Exceeded("BJ003", f"more than {deepest} levels", node)
+                raise Problem("BJ003", f"more than {deepest} levels", find_range(node))
             if not count & 0x3FF:
                 if count > most:
-                    raise Exceeded("BJ004", f"more than {most}", node)
+                    raise Problem("BJ004", f"more than {most}", find_range(node))
                 if time.thread_time() > self.deadline:
-                    raise Exceeded("BJ005", "the walk did not end", node)
+                    raise Problem("BJ005", "the walk did not end", find_range(node))
             handler = _HANDLERS.get(node.__class__)
             if handler is not None:
                 handler(self, node, scope, depth, sure)
             else:
                 self.children(node, scope, depth, sure)
         if self.count > most:
-            raise Exceeded("BJ004", f"more than {most}")
+            raise Problem("BJ004", f"more than {most}")
         return self.found
 
     def children(self, node: ast.AST, scope: Scope, depth: int, sure: bool) -> None:
@@ -116,7 +118,7 @@ class _Walk:
             and not any(isinstance(each, ast.Starred) for each in (*target.elts, *value.elts))
         ):
             if depth > self.caps.depth:
-                raise Exceeded("BJ003", f"more than {self.caps.depth} levels", target)
+                raise Problem("BJ003", f"more than {self.caps.depth} levels", find_range(target))
             for one, other in zip(target.elts, value.elts, strict=True):
                 self.assign(one, other, scope, depth + 1, sure)
         elif isinstance(target, (ast.Tuple, ast.List)):
@@ -211,23 +213,24 @@ class _Walk:
     ) -> None:
         self.bind(node.name, scope, sure)
         inner = Scope("function", scope)
-        self.parameters(node.args, scope, inner)
         self.push(node.body, inner, depth + 1, sure)
-        self.outside(node.args, scope, depth, sure)
+        self.arguments(node.args, scope, inner, depth, sure)
         self.push([*node.decorator_list, node.returns], scope, depth + 1, sure)
         self.push(getattr(node, "type_params", ()), inner, depth + 1, sure)  # Python 3.12
 
     def on_lambda(self, node: ast.Lambda, scope: Scope, depth: int, sure: bool) -> None:
         inner = Scope("function", scope)
-        self.parameters(node.args, scope, inner)
         self.stack.append((node.body, inner, depth + 1, sure))
-        self.outside(node.args, scope, depth, sure)
+        self.arguments(node.args, scope, inner, depth, sure)
 
-    def parameters(self, arguments: ast.arguments, scope: Scope, inner: Scope) -> None:
+    def arguments(
+        self, arguments: ast.arguments, scope: Scope, inner: Scope, depth: int, sure: bool
+    ) -> None:
+        """Bind the parameters. Defaults and annotations are evaluated outside, where the function
+        is defined."""
         positional = [*arguments.posonlyargs, *arguments.args]
         first = len(positional) - len(arguments.defaults)
-        defaults = [None] * first + list(arguments.defaults)
-        pairs = [*zip(positional, defaults, strict=True)]
+        pairs = [*zip(positional, [*[None] * first, *arguments.defaults], strict=True)]
         pairs += zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
         pairs += [(one, None) for one in (arguments.vararg, arguments.kwarg) if one is not None]
         for parameter, default in pairs:
@@ -236,13 +239,8 @@ class _Walk:
                 known.append(Binding((scope, self.count), True, expression=default))
                 self.found.bound.add(parameter.arg)
             inner.bindings[parameter.arg] = known
-
-    def outside(self, arguments: ast.arguments, scope: Scope, depth: int, sure: bool) -> None:
-        """Defaults and annotations are evaluated where the function is defined."""
-        every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-        every += [one for one in (arguments.vararg, arguments.kwarg) if one is not None]
-        self.push([one.annotation for one in every], scope, depth + 2, sure)
-        self.push([*arguments.defaults, *arguments.kw_defaults], scope, depth + 2, sure)
+        self.push([parameter.annotation for parameter, _ in pairs], scope, depth + 2, sure)
+        self.push([default for _, default in pairs], scope, depth + 2, sure)
 
     def on_class(self, node: ast.ClassDef, scope: Scope, depth: int, sure: bool) -> None:
         self.bind(node.name, scope, sure)
@@ -293,7 +291,7 @@ class _Walk:
             chain.append(base)
             base = base.value
         if depth + len(chain) > self.caps.depth:
-            raise Exceeded("BJ003", f"more than {self.caps.depth} levels", node)
+            raise Problem("BJ003", f"more than {self.caps.depth} levels", find_range(node))
         self.count += len(chain) - 1
         chain.reverse()
         self.found.chains.append((base, chain, (scope, self.count)))
@@ -356,14 +354,3 @@ _NEVER_ALIASES = {
     *(ast.Constant, ast.JoinedStr, ast.Compare, ast.UnaryOp, ast.Lambda),
     *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
 }
-
-
-class _Fields(dict[type[ast.AST], tuple[str, ...]]):
-    """Computed once for each kind of node, also for those of newer Pythons."""
-
-    def __missing__(self, kind: type[ast.AST]) -> tuple[str, ...]:
-        self[kind] = found = _node_fields(kind)
-        return found
-
-
-_FIELDS = _Fields()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import io
 import itertools
+import operator
 import re
 import sys
 import threading
@@ -13,7 +15,6 @@ import tokenize
 import unicodedata
 import warnings
 from bisect import bisect_left
-from dataclasses import dataclass
 
 from belljar.policy.document import Caps
 
@@ -40,17 +41,27 @@ _NEWER = (
 MOST = 200  # problems of one kind that are reported
 
 
-@dataclass(frozen=True)
-class Problem:
-    """Why the text cannot be parsed, or what is wrong with its characters."""
+Range = tuple[int, int, int, int]  # line from 1, column, end line, end column
+START: Range = (1, 0, 1, 0)
+_get_range = operator.attrgetter("lineno", "col_offset", "end_lineno", "end_col_offset")
 
-    rule: str
-    told: str
-    line: int = 1
-    column: int = 0
-    end_line: int = 1
-    end_column: int = 0
-    remedy: str | None = None
+
+class Problem(Exception):
+    """Why the code cannot be checked, or what is wrong with its characters."""
+
+    def __init__(
+        self, rule: str, told: str, where: Range = START, remedy: str | None = None
+    ) -> None:
+        super().__init__(told)
+        self.rule, self.told, self.where, self.remedy = rule, told, where, remedy
+
+
+def find_range(node: ast.AST | None) -> Range:
+    try:
+        where: Range = _get_range(node)
+    except AttributeError:  # not a node of the text
+        return START
+    return where
 
 
 def lines(code: str) -> list[str]:
@@ -58,44 +69,39 @@ def lines(code: str) -> list[str]:
     return code.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
-def refuse(code: str, caps: Caps) -> Problem | None:
-    """Check size and characters, before the text is parsed."""
+def refuse(code: str, caps: Caps) -> None:
+    """Check size and characters, before the text is parsed; raises Problem."""
     # First the cheap check: there are at most as many characters as bytes.
     size = len(code)
-    if size <= caps.bytes:
-        surrogate = None if code.isascii() else _SURROGATE.search(code)
-        if surrogate:
-            return _at(code, surrogate.start(), "BJ007", f"U+{ord(surrogate[0]):04X}")
-        size = size if code.isascii() else len(code.encode())
+    if size <= caps.bytes and not code.isascii():
+        if surrogate := _SURROGATE.search(code):
+            raise _at(code, surrogate.start(), "BJ007")
+        size = len(code.encode())
     if size > caps.bytes:
-        return Problem("BJ002", f"{size} bytes, more than {caps.bytes}")
+        raise Problem("BJ002", f"{size} bytes, more than {caps.bytes}")
     if (count := code.count("\n") + 1) > caps.lines:
-        return Problem("BJ002", f"{count} lines, more than {caps.lines}")
+        raise Problem("BJ002", f"{count} lines, more than {caps.lines}")
     if (nul := code.find("\0")) >= 0:
-        return _at(code, nul, "BJ007", "U+0000")
-    return None
+        raise _at(code, nul, "BJ007")
 
 
-def parse(code: str) -> ast.Module | Problem:
+def parse(code: str) -> ast.Module:
+    """The tree; raises Problem."""
     if any(match[0].count(".") > MOST_DOTS for match in _DOTTED.finditer(code)):
-        return Problem("BJ003", f"a name of more than {MOST_DOTS} parts")
+        raise Problem("BJ003", f"a name of more than {MOST_DOTS} parts")
     try:
         return _parse(code)
     except SyntaxError as error:
         if "\n%" in f"\n{code.lstrip()}" or "%" in (error.text or ""):
             from belljar.protocol.messages import drop_magics
 
-            try:
+            with contextlib.suppress(SyntaxError, RecursionError, MemoryError, ValueError):
                 return _parse(drop_magics(code))
-            except (SyntaxError, RecursionError, MemoryError, ValueError):
-                return _syntax(code, error)
-        return _syntax(code, error)
-    except RecursionError:
-        return Problem("BJ003", "more levels than the parser allows")
-    except MemoryError:  # the parser also raises it when its stack is full
-        return Problem("BJ003", "more levels than the parser allows")
+        raise _syntax(code, error) from None
+    except (RecursionError, MemoryError):  # the second also if the stack of the parser is full
+        raise Problem("BJ003", "more levels than the parser allows") from None
     except (ValueError, OverflowError) as error:
-        return Problem("BJ001", f"({error})")
+        raise Problem("BJ001", f"({error})") from None
 
 
 def _parse(code: str) -> ast.Module:
@@ -106,21 +112,19 @@ def _parse(code: str) -> ast.Module:
 
 
 def _syntax(code: str, error: SyntaxError) -> Problem:
-    line = max(error.lineno or 1, 1)
     every = lines(code)
-    text = every[line - 1] if line <= len(every) else ""
-    column = _bytes(text, (error.offset or 1) - 1)
+    line = max(error.lineno or 1, 1)
     end_line = max(error.end_lineno or line, line)
-    last = every[end_line - 1] if end_line <= len(every) else ""
-    end = _bytes(last, (error.end_offset or 0) - 1) if error.end_offset else column + 1
+    text, last = (every[n - 1] if n <= len(every) else "" for n in (line, end_line))
+    column = _bytes(text, (error.offset or 1) - 1)
+    end = _bytes(last, error.end_offset - 1) if error.end_offset else column + 1
     if (end_line, end) <= (line, column):
         end_line, end = line, column + 1
-    return Problem(
-        "BJ001", f"({error.msg})", line, column, end_line, end, remedy=_newer(text, line, code)
-    )
+    return Problem("BJ001", f"({error.msg})", (line, column, end_line, end), _newer(text))
 
 
-def _newer(text: str, line: int, code: str) -> str | None:
+def _newer(text: str) -> str | None:
+    """The remedy for a line that is syntax of a newer Python."""
     running = sys.version_info[:2]
     for version, pattern, what in _NEWER:
         if running < version and pattern.search(text):
@@ -137,7 +141,7 @@ def disguised(code: str, deadline: float) -> list[Problem]:
     if code.isascii():
         return []
     found = [
-        _at(code, match.start(), "BJ009", f"U+{ord(match[0]):04X}")
+        _at(code, match.start(), "BJ009")
         for match in itertools.islice(_REORDERING.finditer(code), MOST)
     ]
     words: list[tuple[int, int, int]] = []  # line, where it begins and ends
@@ -146,7 +150,8 @@ def disguised(code: str, deadline: float) -> list[Problem]:
         if line.isascii():
             continue
         if time.thread_time() > deadline:
-            return [*found, Problem("BJ005", "its characters take too long to check", number)]
+            where = (number, 0, number, 0)
+            return [*found, Problem("BJ005", "its characters take too long to check", where)]
         words += (
             (number, match.start(), match.end())
             for match in _WORD.finditer(line)
@@ -154,9 +159,8 @@ def disguised(code: str, deadline: float) -> list[Problem]:
         )
     for number, start, end in _identifiers(code, words)[:MOST] if words else ():
         line = every[number - 1]
-        places = _bytes(line, start), _bytes(line, end)
-        told = _read(line[start:end])
-        found.append(Problem("BJ008", told, number, places[0], number, places[1]))
+        where = (number, _bytes(line, start), number, _bytes(line, end))
+        found.append(Problem("BJ008", _read(line[start:end]), where))
     return found
 
 
@@ -191,9 +195,9 @@ def _bytes(text: str, characters: int) -> int:
     return len(text[: max(characters, 0)].encode("utf-8", "surrogatepass"))
 
 
-def _at(code: str, index: int, rule: str, told: str) -> Problem:
+def _at(code: str, index: int, rule: str) -> Problem:
+    """The problem with one character."""
     line = code.count("\n", 0, index) + 1
-    start = code.rfind("\n", 0, index) + 1
-    column = _bytes(code[start:index], index - start)
-    width = len(code[index].encode("utf-8", "surrogatepass"))
-    return Problem(rule, told, line, column, line, column + width)
+    column = _bytes(code[code.rfind("\n", 0, index) + 1 : index], index)
+    where = (line, column, line, column + _bytes(code[index], 1))
+    return Problem(rule, f"U+{ord(code[index]):04X}", where)

@@ -15,11 +15,12 @@ from belljar.policy.values import Const, Place, Ref, first_argument
 if TYPE_CHECKING:
     from belljar.policy.analyser import Analyser
 
-
+FILE_RULES = {"BJ401", "BJ402", "BJ403", "BJ404", "BJ405"}
 _DECODING = re.compile(
     r"^(base64|binascii|codecs|zlib|gzip|bz2|lzma|marshal|urllib|requests|httpx|socket|pickle)\b"
     r"|^builtins\.(bytes|bytearray|input)\b"
 )
+_DECODERS = ("decode", "decompress")
 _TAKES_A_NAME = (
     *("__import__", "import_module", "run_module", "run_path", "resolve_name", "locate"),
     *("safeimport", "import_string", "load_source", "find_loader"),
@@ -48,51 +49,40 @@ def check_evaluation(
 ) -> None:
     """`eval` and `exec`: check where the code comes from, and the code itself if it is constant."""
     argument = first_argument(call, "source") if call is not None else None
-    if argument is not None and is_disguised(analyser, argument, at):
-        analyser.report("BJ203", node, path)
-    else:
+    if call is None or argument is None:
         analyser.report("BJ201", node, path)
-    if call is not None and argument is not None:
-        for value in analyser.resolver.values(argument, at):
-            if isinstance(value, Const) and isinstance(value.value, (str, bytes)):
-                code = value.value
-                text = code.decode("utf-8", "replace") if isinstance(code, bytes) else code
-                analyser.nested(text, call)
+        return
+    rule = "BJ203" if is_disguised(analyser, argument, at) else "BJ201"
+    analyser.report(rule, node, path)
+    for value in analyser.resolver.values(argument, at):
+        if isinstance(value, Const) and isinstance(value.value, (str, bytes)):
+            code = value.value
+            text = code.decode("utf-8", "replace") if isinstance(code, bytes) else code
+            analyser.nested(text, call)
 
 
 def is_disguised(analyser: Analyser, argument: ast.expr, at: Place) -> bool:
     """True if the code was decoded or received, or is built of pieces that hide it."""
-    for value in analyser.resolver.values(argument, at):
-        if isinstance(value, Ref) and _DECODING.search(value.path):
-            return True
+    resolver = analyser.resolver
+    if any(map(_DECODING.search, resolver.paths(argument, at))):
+        return True
     for inner in ast.walk(argument):
         if isinstance(inner, ast.Call):
-            for value in analyser.resolver.values(inner.func, at):
-                if isinstance(value, Ref) and (
-                    _DECODING.search(value.path) or value.path == "builtins.chr"
-                ):
-                    return True
-            if isinstance(inner.func, ast.Attribute) and inner.func.attr in (
-                "decode",
-                "decompress",
-            ):
+            paths = resolver.paths(inner.func, at)
+            if any(_DECODING.search(path) or path == "builtins.chr" for path in paths):
                 return True
-    return _was_decoded(analyser, argument, at)
-
-
-def _was_decoded(analyser: Analyser, argument: ast.expr, at: Place) -> bool:
-    """`code = base64.b64decode(...)` some lines before, folded or not."""
+            if isinstance(inner.func, ast.Attribute) and inner.func.attr in _DECODERS:
+                return True
     if not isinstance(argument, ast.Name):
         return False
-    bindings, _ = analyser.resolver.bindings_of(argument.id, at)
-    expressions = [each for each in bindings if each.expression is not None][:4]
-    for binding in expressions:
-        expression = binding.expression
-        if expression is None or isinstance(expression, ast.Name):
-            continue
-        if is_disguised(analyser, expression, binding.at):
-            return True
-    return False
+    # `code = base64.b64decode(...)` some lines before, folded or not.
+    bindings, _ = resolver.bindings_of(argument.id, at)
+    bound = [(each.expression, each.at) for each in bindings if each.expression is not None]
+    return any(
+        is_disguised(analyser, expression, place)
+        for expression, place in bound[:4]
+        if not isinstance(expression, ast.Name)
+    )
 
 
 def takes_code(analyser: Analyser, call: ast.Call | None, at: Place) -> bool:
@@ -122,11 +112,15 @@ def _is_local_function(analyser: Analyser, argument: ast.expr, at: Place) -> boo
     )
 
 
-def unpickles(analyser: Analyser, path: str, call: ast.Call | None) -> bool:
+def _get_keyword(call: ast.Call, name: str) -> list[ast.expr]:
+    return [each.value for each in call.keywords if each.arg == name]
+
+
+def unpickles(path: str, call: ast.Call | None) -> bool:
     """numpy.load(path, allow_pickle=True)"""
     if call is None or path != "numpy.load":
         return False
-    given = [each.value for each in call.keywords if each.arg == "allow_pickle"] + call.args[2:3]
+    given = _get_keyword(call, "allow_pickle") + call.args[2:3]
     return any(not (isinstance(each, ast.Constant) and not each.value) for each in given)
 
 
@@ -134,18 +128,12 @@ def loads_plain_yaml(analyser: Analyser, path: str, call: ast.Call | None, at: P
     """yaml.load(text, Loader=yaml.SafeLoader)"""
     if call is None or not path.endswith(("yaml.load", "yaml.load_all")):
         return False
-    given = [each.value for each in call.keywords if each.arg == "Loader"] + call.args[1:2]
-    for loader in given:
-        for value in analyser.resolver.values(loader, at):
-            if isinstance(value, Ref) and value.path.endswith(("SafeLoader", "BaseLoader")):
-                return True
-    return False
-
-
-DEPENDING = {"BJ205", "BJ702", "BJ401", "BJ402", "BJ403", "BJ404", "BJ405"}
-
-if TYPE_CHECKING:
-    from belljar.policy.analyser import Analyser
+    given = _get_keyword(call, "Loader") + call.args[1:2]
+    return any(
+        path.endswith(("SafeLoader", "BaseLoader"))
+        for loader in given
+        for path in analyser.resolver.paths(loader, at)
+    )
 
 
 def look_up(lists: ImportLists, name: str) -> str:
@@ -186,7 +174,9 @@ def check_import(analyser: Analyser, node: ast.Import | ast.ImportFrom) -> None:
         return
     # `from os import path` may be allowed where os is not.
     dotted = {alias: f"{module}.{alias.name}" for alias in node.names}
-    targets = (name if _has_own_entry(analyser, name) else module for name in dotted.values())
+    lists = analyser.policy.document.imports
+    listed = (*lists.allow, *lists.deny)
+    targets = (name if name in listed else module for name in dotted.values())
     for target in dict.fromkeys(targets):
         judge_import(analyser, node, target)
     for alias, name in dotted.items():
@@ -206,16 +196,10 @@ def _check_imported_name(analyser: Analyser, alias: ast.alias, module: str, dott
         name = known.canonical(dotted)
         rule = analyser.rule_of(name)
         # If the rule depends on arguments, the calls are checked instead.
-        if rule and "." in name and rule not in DEPENDING:
+        if rule and "." in name and rule not in FILE_RULES | {"BJ205", "BJ702"}:
             analyser.report(rule, alias, name.removeprefix("builtins."))
 
 
-def _has_own_entry(analyser: Analyser, dotted: str) -> bool:
-    lists = analyser.policy.document.imports
-    return dotted in lists.allow or dotted in lists.deny
-
-
-FILE_RULES = {"BJ401", "BJ402", "BJ403", "BJ404", "BJ405"}
 _PATH_NAMES = (
     *("path_or_buf", "filepath_or_buffer", "path", "file", "fname", "filename", "io", "buf"),
     *("excel_writer", "source", "name", "database", "path_or_buffer", "fid", "con", "pathname"),
@@ -263,10 +247,9 @@ def check_file(
 
 def _path_argument(path: str, call: ast.Call) -> ast.expr | None:
     if path == "logging.basicConfig":
-        return next((each.value for each in call.keywords if each.arg == "filename"), None)
+        return next(iter(_get_keyword(call, "filename")), None)
     if "sql" in path:  # the first one is the query
-        named = [each.value for each in call.keywords if each.arg == "con"]
-        return [*call.args[1:2], *named, None][0]
+        return next(iter(call.args[1:2] + _get_keyword(call, "con")), None)
     return first_argument(call, *_PATH_NAMES)
 
 

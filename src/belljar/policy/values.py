@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import builtins
 import posixpath
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from belljar.policy import fold
@@ -15,78 +16,50 @@ if TYPE_CHECKING:
     from belljar.policy.resolve import Resolver
 
 
-class Exceeded(Exception):
-    """A cap of the check was reached: its rule, the place, and the amount."""
-
-    def __init__(self, rule: str, told: str, node: ast.AST | None = None) -> None:
-        super().__init__(told)
-        self.rule, self.told, self.node = rule, told, node
-
-
+@dataclass(slots=True, eq=False)
 class Binding:
     """One place that binds a name: to an expression, a dotted name, or something unknown."""
 
-    __slots__ = ("at", "dotted", "elements", "expression", "sure", "values")
-
-    def __init__(
-        self,
-        at: Place,
-        sure: bool,
-        *,
-        expression: ast.expr | None = None,
-        dotted: str | None = None,
-        elements: bool = False,
-    ) -> None:
-        self.at = at  # where the expression is evaluated
-        self.sure = sure  # it happens whenever its block runs
-        self.expression = expression
-        self.dotted = dotted
-        self.elements = elements  # to an element of the expression
-        self.values: tuple[Any, ...] | None = None  # the resolver's cache
+    at: Place  # where the expression is evaluated
+    sure: bool  # it happens whenever its block runs
+    expression: ast.expr | None = None
+    dotted: str | None = None
+    elements: bool = False  # to an element of the expression
+    values: tuple[Any, ...] | None = None  # the resolver's cache
 
 
+@dataclass(slots=True, eq=False)
 class Scope:
-    __slots__ = ("bindings", "deleted", "kind", "outer", "parent", "stars")
-
-    def __init__(self, kind: str, parent: Scope | None) -> None:
-        self.kind = kind  # module, class, function, comprehension
-        self.parent = parent
-        self.bindings: dict[str, list[Binding]] = {}
-        self.outer: dict[str, str] = {}  # names declared global or nonlocal
-        self.deleted: set[str] = set()
-        self.stars: list[str] = []  # modules whose names were all imported
+    kind: str  # module, class, function, comprehension
+    parent: Scope | None
+    bindings: dict[str, list[Binding]] = field(default_factory=dict)
+    outer: dict[str, str] = field(default_factory=dict)  # names declared global or nonlocal
+    deleted: set[str] = field(default_factory=set)
+    stars: list[str] = field(default_factory=list)  # modules whose names were all imported
 
 
 Place = tuple[Scope, int]  # a place in the code: its scope, and its number in the source
 
 
+@dataclass(slots=True, eq=False)
 class Ref:
     """Something with a name: "os.system", "pathlib.Path()", "?.__class__" of any object."""
 
-    __slots__ = ("path", "text")
-
-    def __init__(self, path: str, text: str | None = None) -> None:
-        self.path = path
-        self.text = text  # of a pathlib.Path: its path, if that is constant
-
-    def __repr__(self) -> str:
-        return f"Ref({self.path})"
+    path: str
+    text: str | None = None  # of a pathlib.Path: its path, if that is constant
 
 
+@dataclass(slots=True, eq=False)
 class Const:
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
+    value: Any
 
 
+@dataclass(slots=True, eq=False)
 class Literal:
     """A list, tuple, set or dict display."""
 
-    __slots__ = ("at", "node")
-
-    def __init__(self, node: ast.expr, at: Place) -> None:
-        self.node, self.at = node, at
+    node: ast.expr
+    at: Place
 
 
 Value = Ref | Const | Literal | None
@@ -106,36 +79,27 @@ def first_argument(node: ast.Call, *names: str) -> ast.expr | None:
 
 _BUILTINS = frozenset(dir(builtins))
 _MOST_ITEMS = 8  # elements that are followed if the index is not known
-_NAMESPACE_CALLS = ("globals", "locals", "vars")
 
 
 def namespace_variable(node: ast.expr) -> tuple[ast.Call, str] | None:
     """For `locals()["x"]` and `globals().get("x")`: the call that returns the namespace, and the
     name of the variable. None for any other expression."""
-    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
-        table, key = node.value, node.slice
-    elif (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "get"
-        and len(node.args) in (1, 2)
-        and not node.keywords
-        and not isinstance(node.args[-1], ast.Starred)
-    ):
-        table, key = node.func.value, node.args[0]
-    else:
-        return None
-    if not isinstance(key, ast.Constant) or not isinstance(key.value, str):
-        return None
-    if (
-        isinstance(table, ast.Call)
-        and isinstance(table.func, ast.Name)
-        and table.func.id in _NAMESPACE_CALLS
-        and not table.args
-        and not table.keywords
-        and not key.value.startswith("__")
-    ):
-        return table, key.value
+    if isinstance(node, ast.Call) and getattr(node.func, "attr", None) != "get":
+        return None  # most calls; this must be cheap
+    match node:
+        case ast.Subscript(value=table, slice=ast.Constant(value=str(name)), ctx=ast.Load()):
+            pass
+        case ast.Call(
+            func=ast.Attribute(attr="get", value=table),
+            args=[ast.Constant(value=str(name)), *rest],
+            keywords=[],
+        ) if len(rest) < 2 and not any(isinstance(each, ast.Starred) for each in rest):
+            pass
+        case _:
+            return None
+    match table:
+        case ast.Call(func=ast.Name(id="globals" | "locals" | "vars"), args=[], keywords=[]):
+            return None if name.startswith("__") else (table, name)
     return None
 
 

@@ -55,7 +55,9 @@ class Room:
 
     def binary(self, raw: bytes | memoryview) -> object:
         needed = len(raw) * 4 // 3 + 4
-        return {"base64": _base64(raw)} if self._reserve(needed) else _absent(raw)
+        if not self._reserve(needed):
+            return _absent(raw)
+        return {"base64": base64.b64encode(raw).decode("ascii")}
 
     def _reserve(self, needed: int) -> bool:
         if needed > min(MAX_PART, self._left):
@@ -66,10 +68,6 @@ class Room:
 
 def _absent(raw: bytes | memoryview) -> dict[str, object]:
     return {"left_out": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
-
-
-def _base64(raw: bytes | memoryview) -> str:
-    return base64.b64encode(raw).decode("ascii")
 
 
 def dump_cell(code: str, execution: Execution, room: Room) -> dict[str, object]:

@@ -10,7 +10,7 @@ import base64
 import binascii
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from typing import TypeVar
 
 from belljar.results.execution import (
@@ -44,7 +44,7 @@ class Reader:
         value = self.line.get(name, default)
         # In Python a bool is an int; and people may write the float 1.0 as 1.
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = _as_float(value)
+            value = float(value) if abs(value) < 2**1000 else math.inf
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise Malformed(f"{self._place(name)} is not {_article(kind)}")
         huge = isinstance(value, int) and abs(value) >= 2**63
@@ -83,6 +83,23 @@ class Reader:
         inner = self.below(name)
         return {key: inner.get(key, str) for key in inner.line}
 
+    def make(self, cls: type[T], **known: object) -> T:
+        """A dataclass with the values of the fields that are not known."""
+        values = dict(known)
+        for each in fields(cls):  # type: ignore[arg-type]
+            if each.name not in known:
+                default = None if each.default is MISSING else each.default
+                values[each.name] = self._field(each.name, str(each.type), default)
+        return cls(**values)
+
+    def _field(self, name: str, annotation: str, default: object) -> object:
+        word, _, optional = annotation.partition(" | ")
+        if optional:
+            return self.optional(name, _KINDS[word])
+        if word == "tuple[str, ...]":
+            return self.texts(name)
+        return self.count(name) if word == "int" else self.get(name, _KINDS[word], default)
+
     def text(self, name: str) -> str:
         """A text; if it was left out, its beginning and a sentence about the rest."""
         value = self.line.get(name)
@@ -115,11 +132,7 @@ class Reader:
         return f"{self.at}.{name}" if self.at else name
 
 
-def _as_float(number: int) -> float:
-    try:
-        return float(number)
-    except OverflowError:
-        raise Malformed("a number is too large") from None
+_KINDS: dict[str, type[object]] = {"str": str, "int": int, "float": float, "bool": bool}
 
 
 def _article(kind: type[object]) -> str:
@@ -131,7 +144,8 @@ def load_execution(line: Reader) -> Execution:
     """Undo `dump_cell`. `line.left_out` gets the places of what was left out."""
     told = line.below("execution")
     stdout, stderr, background = (told.text(name) for name in ("stdout", "stderr", "background"))
-    return Execution(
+    return told.make(
+        Execution,
         outcome=_load_outcome(told),
         text=None if told.line.get("text") is None else told.text("text"),
         value=None,  # a record has the texts of a value, not the value
@@ -144,16 +158,12 @@ def load_execution(line: Reader) -> Execution:
             background=(background,) if background else (),
         ),
         error=_load_error(told),
-        exit_code=told.optional("exit_code", int),
-        signal=told.optional("signal", int),
-        execution_count=told.count("execution_count"),
-        usage=_load_usage(told),
+        usage=told.below("usage").make(Usage),
         state_preserved=told.get("state_preserved", bool, True),
         truncated=told.get("truncated", bool, False),
-        notes=told.texts("notes"),
-        calls=tuple(_load_call(each) for each in told.each("calls")),
-        files=_load_files(told),
-        saved=told.optional("saved", bool),
+        calls=tuple(each.make(Call) for each in told.each("calls")),
+        files=None if told.line.get("files") is None else told.below("files").make(FileChanges),
+        policy=None,
     )
 
 
@@ -162,24 +172,6 @@ def _load_outcome(told: Reader) -> Outcome:
         return Outcome(told.get("outcome", str))
     except ValueError:
         raise Malformed(f"{told.at}.outcome {told.line['outcome']!r:.100} is unknown") from None
-
-
-def _load_call(told: Reader) -> Call:
-    return Call(
-        name=told.get("name", str),
-        duration=told.get("duration", float),
-        ok=told.get("ok", bool),
-        argument_bytes=told.count("argument_bytes"),
-        error=told.optional("error", str),
-    )
-
-
-def _load_files(told: Reader) -> FileChanges | None:
-    if told.line.get("files") is None:
-        return None
-    files = told.below("files")
-    kinds = ("created", "changed", "removed")
-    return FileChanges(**{kind: files.texts(kind) for kind in kinds})
 
 
 def _load_error(told: Reader) -> ErrorInfo | None:
@@ -203,24 +195,13 @@ def _load_result(told: Reader) -> Result:
     return Result(raw=raw, is_main_result=told.get("is_main_result", bool, False))
 
 
-def _load_usage(told: Reader) -> Usage:
-    usage = told.below("usage")
-    return Usage(
-        wall=usage.get("wall", float),
-        cpu=usage.optional("cpu", float),
-        peak_memory=usage.optional("peak_memory", int),
-        output_bytes=usage.count("output_bytes"),
-    )
-
-
 def load_command(line: Reader) -> CommandResult:
     told = line.below("result")
-    return CommandResult(
+    return told.make(
+        CommandResult,
         stdout=told.text("stdout"),
         stderr=told.text("stderr"),
-        exit_code=told.optional("exit_code", int),
-        signal=told.optional("signal", int),
         outcome=_load_outcome(told),
-        usage=_load_usage(told),
+        usage=told.below("usage").make(Usage),
         truncated=told.get("truncated", bool, False),
     )

@@ -30,8 +30,8 @@ class RecordedEnvironment:
     packages: tuple[str, ...]
     python: str | None
     preload: tuple[str, ...]
-    warmup: str
-    allow_builds: bool
+    warmup: str = ""
+    allow_builds: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +44,11 @@ class Cell:
     execution: Execution
     timeout: float | None  # as the caller gave it
     env: tuple[str, ...]  # names of the variables set for this cell
-    undo_on_error: bool
+    undo_on_error: bool = False
     file: str | None  # the name of the file with the code
     argv: tuple[str, ...] | None  # sys.argv, if it was set
     stdin: bytes | None  # what it read from standard input, if it had one
-    csv: bool  # whether its tables were sent as CSV, too
+    csv: bool = False  # whether its tables were sent as CSV, too
     began: float  # seconds since the epoch
     left_out: Mapping[str, str]  # place in the line -> SHA-256 of what was too large
 
@@ -69,16 +69,16 @@ class Session:
 
     id: str
     line: int
-    belljar: str  # the version that wrote it
-    sandbox: str
-    backend: str
+    belljar: str = "?"  # the version that wrote it
+    sandbox: str = "?"
+    backend: str = "auto"
     environment: RecordedEnvironment
     limits: Limits
     env: tuple[str, ...]  # names; a record does not have the values
     functions: tuple[str, ...]  # names
     metadata: Mapping[str, str]
     host_files: tuple[str, ...]  # paths in the guest at which it saw files of the host
-    workdir: str
+    workdir: str = WORKSPACE
     began: float
     steps: tuple[Cell | Event, ...] = ()
     closed: bool = False  # the record has its end
@@ -99,9 +99,9 @@ class Record:
         return tuple(cell for session in self.sessions for cell in session.cells)
 
 
-def is_header(beginning: bytes) -> bool:
-    """True if a file with these first bytes is a record."""
-    return _HEADER.match(beginning) is not None
+def is_record(file: int) -> bool:
+    """True if the file begins as a record does."""
+    return _HEADER.match(os.pread(file, 4096, 0)) is not None
 
 
 def read(path: str | os.PathLike[str]) -> Record:
@@ -117,7 +117,7 @@ def read(path: str | os.PathLike[str]) -> Record:
     with file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise InvalidOption(f"{str(source)!r} is not a regular file")
-        if not is_header(os.pread(file.fileno(), 4096, 0)):
+        if not is_record(file.fileno()):
             raise InvalidOption(
                 f"{str(source)!r} is not a record",
                 hint="Sandbox(record=...) and `belljar run --record FILE` write records",
@@ -190,20 +190,16 @@ class _Reading:
             raise Malformed(
                 f"version {version} of the format is unknown; this Belljar reads {VERSION}"
             )
-        session = Session(
+        session = line.make(
+            Session,
             id=line.get("session", str),
             line=number,
-            belljar=line.get("belljar", str, "?"),
-            sandbox=line.get("sandbox", str, "?"),
-            backend=line.get("backend", str, "auto"),
-            environment=_environment(line.below("environment")),
+            environment=line.below("environment").make(RecordedEnvironment),
             limits=self._limits(number, line),
-            env=line.texts("env"),
-            functions=line.texts("functions"),
             metadata=line.mapping("metadata") if "metadata" in line.line else {},
-            host_files=line.texts("host_files"),
-            workdir=line.get("workdir", str, WORKSPACE),
             began=line.get("at", float, 0.0),
+            steps=(),
+            closed=False,
         )
         if session.id in self._sessions:
             raise Malformed(f"the session {session.id!r} has already started")
@@ -234,19 +230,14 @@ class _Reading:
             self._sessions[id] = replace(self._sessions[id], closed=True)
         elif kind == "cell":
             self._cells += 1
-            code, execution = line.text("code"), load_execution(line)
-            cell = Cell(
+            cell = line.make(
+                Cell,
                 number=self._cells,
                 line=number,
-                code=code,
-                execution=execution,
-                timeout=line.optional("timeout", float),
-                env=line.texts("env"),
-                undo_on_error=line.get("undo_on_error", bool, False),
-                file=line.optional("file", str),
+                code=line.text("code"),
+                execution=load_execution(line),
                 argv=line.texts("argv") if "argv" in line.line else None,
                 stdin=line.content("stdin") if "stdin" in line.line else None,
-                csv=line.get("csv", bool, False),
                 began=began,
                 left_out=line.left_out,
             )
@@ -265,14 +256,3 @@ class _Reading:
     def _refuse_torn(self) -> None:
         if self._torn is not None:
             raise _line_error(self._path, self._torn[0], f"it is not JSON: {self._torn[1]}")
-
-
-def _environment(told: Reader) -> RecordedEnvironment:
-    return RecordedEnvironment(
-        name=told.get("name", str),
-        packages=told.texts("packages"),
-        python=told.optional("python", str),
-        preload=told.texts("preload"),
-        warmup=told.get("warmup", str, ""),
-        allow_builds=told.get("allow_builds", bool, False),
-    )

@@ -35,10 +35,8 @@ from belljar.record.format import (
     dump_field,
     dump_script,
 )
-from belljar.record.reader import is_header
+from belljar.record.reader import is_record
 from belljar.results.execution import Execution
-
-_HEADER = 4096  # bytes: enough to tell a record from another file
 
 
 class Recorder:
@@ -209,7 +207,7 @@ def _check_file(file: int, path: Path) -> None:
         )
     if status.st_size == 0:
         return
-    if not is_header(os.pread(file, _HEADER, 0)):
+    if not is_record(file):
         raise InvalidOption(
             f"record={str(path)!r} exists and is not a record",
             hint="give the name of a new file, or of a record to append to",

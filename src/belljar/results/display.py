@@ -44,10 +44,8 @@ _REMARK = "opacity:0.7"
 def mime_bundle(result: Result) -> dict[str, object]:
     """The formats that a notebook may render itself: a picture, our own HTML, and text."""
     bundle: dict[str, object] = {"text/plain": _cut(result.text or repr(result))}
-    if result.png is not None:
-        bundle["image/png"] = result.png
-    elif result.jpeg is not None:
-        bundle["image/jpeg"] = result.jpeg
+    if (picture := sanitize.find_picture(result)) and picture[0] != "image/svg+xml":
+        bundle[picture[0]] = picture[1]
     elif held := _render_html(result):
         bundle["text/html"] = held
     return bundle
@@ -69,7 +67,8 @@ def _page_parts(execution: Execution, remarks: Iterable[str]) -> Iterator[str]:
     yield _pre(execution.stdout)
     yield _pre(execution.stderr, _STDERR)
     for result in execution.results:
-        yield _result_html(result)
+        text = result.text or result.markdown or result.latex or repr(result)
+        yield _render_html(result) or _pre(text)
     if execution.error is not None:
         yield _pre(execution.error.traceback, _TRACEBACK)
     for remark in remarks:
@@ -78,24 +77,12 @@ def _page_parts(execution: Execution, remarks: Iterable[str]) -> Iterator[str]:
         yield _pre(f"[{sanitize.MISSING}]", _REMARK)
 
 
-def _result_html(result: Result) -> str:
-    for mime, content in (("image/png", result.png), ("image/jpeg", result.jpeg)):
-        if content is not None:
-            return _image(mime, content)
-    text = result.text or result.markdown or result.latex or repr(result)
-    return _render_html(result) or _pre(text)
-
-
 def _render_html(result: Result) -> str:
-    """SVG as a picture, HTML in a frame; empty if there is neither or cleaning leaves nothing."""
-    if result.svg is not None:
-        return _image("image/svg+xml", result.svg.encode("utf-8", "replace"))
+    """A picture, or HTML in a frame; empty if there is neither or cleaning leaves nothing."""
+    if picture := sanitize.find_picture(result):
+        return f"<div>{sanitize.image(*picture)}</div>"
     cleaned = sanitize.to_html(result)
     return html_frame(cleaned) if cleaned else ""
-
-
-def _image(mime: str, content: bytes) -> str:
-    return f"<div>{sanitize.image(mime, content)}</div>"
 
 
 def _pre(text: str, style: str = "") -> str:

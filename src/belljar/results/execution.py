@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from signal import Signals
 from typing import TYPE_CHECKING, Self
@@ -132,10 +132,9 @@ class Execution:
     @property
     def images(self) -> list[bytes]:
         """The pictures that the code showed, in order: each as PNG, else JPEG, else SVG."""
-        pictures = (
-            r.png or r.jpeg or (r.svg or "").encode("utf-8", "replace") for r in self.results
-        )
-        return [picture for picture in pictures if picture]
+        from belljar.results.sanitize import find_picture
+
+        return [picture[1] for picture in map(find_picture, self.results) if picture]
 
     @property
     def signal_name(self) -> str | None:
@@ -154,27 +153,19 @@ class Execution:
         "value" is the value in JSON's types (a tuple becomes a list, keys become strings), or None
         if JSON has no type for it; "text" always has its repr.
         """
-        return {
+        changed = {
             "outcome": self.outcome.value,
-            "text": self.text,
             "value": as_json(self.value),
             "results": [result.to_dict() for result in self.results],
-            "stdout": self.stdout,
-            "stderr": self.stderr,
             "logs": _lists(asdict(self.logs)),
             "error": asdict(self.error) if self.error else None,
-            "exit_code": self.exit_code,
-            "signal": self.signal,
-            "execution_count": self.execution_count,
             "usage": asdict(self.usage),
-            "state_preserved": self.state_preserved,
-            "truncated": self.truncated,
             "notes": list(self.notes),
             "calls": [asdict(call) for call in self.calls],
             "files": None if self.files is None else _lists(asdict(self.files)),
-            "saved": self.saved,
             "policy": None if self.policy is None else self.policy.to_dict(),
         }
+        return {each.name: getattr(self, each.name) for each in fields(self)} | changed
 
     def to_json(self, indent: int | None = None) -> str:
         """Write `to_dict()` as JSON, in ASCII."""

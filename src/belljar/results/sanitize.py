@@ -13,6 +13,8 @@ import re
 from html import escape
 from typing import TYPE_CHECKING
 
+from belljar.text import encodable
+
 if TYPE_CHECKING:
     from belljar.results.result import Result
 
@@ -100,7 +102,7 @@ def clean(html: str) -> str:
     import nh3
 
     cleaned = nh3.clean(
-        _with_inline_styles(_encodable(html)),
+        _with_inline_styles(encodable(html)),
         tags=set(_ELEMENTS.split()),
         clean_content_tags=set(_REMOVED.split()),
         attributes=_ATTRIBUTES,
@@ -119,7 +121,16 @@ def clean_markdown(text: str) -> str:
     from markdown_it import MarkdownIt
 
     reader = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
-    return clean(reader.render(_encodable(text)))
+    return clean(reader.render(encodable(text)))
+
+
+def find_picture(result: Result) -> tuple[str, bytes] | None:
+    """The MIME type and the content of its PNG, else JPEG, else SVG."""
+    svg = (result.svg or "").encode("utf-8", "replace")
+    for kind, content in (("png", result.png), ("jpeg", result.jpeg), ("svg+xml", svg)):
+        if content:
+            return f"image/{kind}", content
+    return None
 
 
 def image(mime: str, content: bytes, alt: str = "") -> str:
@@ -176,8 +187,3 @@ def _with_inline_styles(html: str) -> str:
     return _NAMED.sub(
         lambda named: f' style="{styles[named[1]]}"' if named[1] in styles else named[0], html
     )
-
-
-def _encodable(text: str) -> str:
-    """Replace lone surrogates, which a page cannot contain."""
-    return text.encode("utf-8", "replace").decode("utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import time
 from typing import TYPE_CHECKING, Any
@@ -52,8 +53,10 @@ class SecurityValidator:
         valid, errors = self.validate(code)
         elapsed = time.perf_counter() - began
         text = code if isinstance(code, str) else ""
-        found = source.refuse(text, Caps()) or source.parse(text)
-        nodes = [] if isinstance(found, source.Problem) else list(ast.walk(found))
+        nodes: list[ast.AST] = []
+        with contextlib.suppress(source.Problem):
+            source.refuse(text, Caps())
+            nodes += ast.walk(source.parse(text))
         functions = (ast.FunctionDef, ast.AsyncFunctionDef)
         return {
             "is_valid": valid,

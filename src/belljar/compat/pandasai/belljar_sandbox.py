@@ -188,10 +188,12 @@ class BelljarSandbox(Sandbox):
     def _compile_code(self, code: str) -> None:
         """Parse the code. The original compiles it, and a few hundred characters of nested
         `finally` then make gigabytes of bytecode on the host."""
-        found = source.refuse(code, Caps()) or source.parse(code)
-        if isinstance(found, source.Problem):
-            told = found.told.removeprefix("(").removesuffix(")")
-            raise SyntaxError(f"Syntax error in code: {told} (line {found.line})")
+        try:
+            source.refuse(code, Caps())
+            source.parse(code)
+        except source.Problem as problem:
+            told = problem.told.removeprefix("(").removesuffix(")")
+            raise SyntaxError(f"Syntax error in code: {told} (line {problem.where[0]})") from None
 
     def _clean_jar(self, jar: Jar) -> Jar:
         """The sandbox, without any trace of earlier code."""

@@ -19,25 +19,17 @@ from belljar.text import printable
 
 # Escape codes: colours and cursor movements (CSI), titles and links (OSC), and short ones.
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]?[0-Z\\-~])")
-_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 MAX_HIGHLIGHTED = 200_000  # characters; the tokenizer is slow, and few people read more
-_STRINGS = {
-    number
-    for name, number in vars(token).items()
-    if name == "STRING" or name.startswith(("FSTRING_", "TSTRING_"))
-}
+_STRINGS = ("STRING", "FSTRING_", "TSTRING_")  # the last two since Python 3.12 and 3.14
+_CLASSES = {number: "s" for name, number in vars(token).items() if name.startswith(_STRINGS)}
+_CLASSES |= {token.COMMENT: "c", token.NUMBER: "n"}
 _BUILTINS = frozenset(dir(builtins))
 
 
 def without_ansi(text: str) -> str:
     return _ANSI.sub("", text)
-
-
-def encodable(text: str) -> str:
-    """Replace lone surrogates, which a file cannot contain."""
-    return _SURROGATE.sub("\ufffd", text)
 
 
 def plain_text(text: str) -> str:
@@ -129,14 +121,8 @@ def _token_spans(code: str) -> Iterator[str]:
 
 
 def _token_class(each: tokenize.TokenInfo, *, attribute: bool) -> str | None:
-    if each.type == token.COMMENT:
-        return "c"
-    if each.type in _STRINGS:
-        return "s"
-    if each.type == token.NUMBER:
-        return "n"
-    if each.type == token.NAME:
-        if keyword.iskeyword(each.string):
-            return "k"
-        return "b" if each.string in _BUILTINS and not attribute else None
-    return None
+    if each.type != token.NAME:
+        return _CLASSES.get(each.type)
+    if keyword.iskeyword(each.string):
+        return "k"
+    return "b" if each.string in _BUILTINS and not attribute else None

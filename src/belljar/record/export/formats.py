@@ -11,14 +11,13 @@ from belljar.record.export.export_text import (
     describe_command,
     describe_end,
     describe_event,
-    encodable,
     plain_text,
     session_heading,
 )
 from belljar.record.parse import Malformed, Reader, load_command
 from belljar.record.reader import Cell, Event, Record
 from belljar.results.execution import Execution
-from belljar.text import printable
+from belljar.text import encodable, printable
 
 FORMATS = {
     "ipynb": "a notebook for Jupyter",

@@ -15,7 +15,6 @@ from belljar.record.export.export_text import (
     describe_command,
     describe_end,
     describe_event,
-    encodable,
     plain_text,
     session_heading,
     without_ansi,
@@ -25,6 +24,7 @@ from belljar.record.reader import Cell, Event, Record
 from belljar.results import sanitize
 from belljar.results.execution import CommandResult, Execution, Result
 from belljar.results.result import CHART
+from belljar.text import encodable
 
 _DEPTH = 100  # of nested JSON: more could crash a reader of the notebook
 Json = dict[str, object]
@@ -63,15 +63,11 @@ def _cell(cell: Cell) -> Json:
 def _outputs(execution: Execution) -> list[Json]:
     outputs = _streams(execution)
     for result in execution.results:
-        output: Json = {"data": _bundle(result), "metadata": {}}
+        kind: Json = {"output_type": "display_data"}
         if result.is_main_result:
-            output |= {
-                "output_type": "execute_result",
-                "execution_count": execution.execution_count,
-            }
-        else:
-            output |= {"output_type": "display_data"}
-        outputs.append(output)
+            count = execution.execution_count
+            kind = {"output_type": "execute_result", "execution_count": count}
+        outputs.append({"data": _bundle(result), "metadata": {}, **kind})
     if execution.error is not None:
         trace = without_ansi(execution.error.traceback)
         outputs.append(

@@ -18,7 +18,6 @@ from belljar.record.export.export_text import (
     describe_command,
     describe_end,
     describe_event,
-    encodable,
     format_time,
     highlight_code,
     plain_text,
@@ -27,7 +26,7 @@ from belljar.record.parse import Malformed, Reader, load_command
 from belljar.record.reader import Cell, Event, Record, Session
 from belljar.results import sanitize
 from belljar.results.execution import CommandResult, Execution, Result, Usage
-from belljar.text import format_bytes, format_seconds, printable
+from belljar.text import encodable, format_bytes, format_seconds, printable
 
 _POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; "
@@ -248,14 +247,8 @@ def _result(result: Result) -> str:
 
 
 def _picture(result: Result) -> str:
-    text = html.escape(plain_text(result.text or "picture")[:500])
-    for mime, raw in (
-        ("image/png", result.png),
-        ("image/jpeg", result.jpeg),
-        ("image/svg+xml", result.svg and result.svg.encode("utf-8", "replace")),
-    ):
-        if raw:
-            return f'<img alt="{text}" src="{_data_url(mime, raw)}">'
+    if picture := sanitize.find_picture(result):
+        return sanitize.image(*picture, alt=plain_text(result.text or "picture")[:500])
     if {"image/png", "image/jpeg"} & set(result.raw):
         return '<p class="note">The picture was too large for the record.</p>'
     return ""
@@ -264,8 +257,9 @@ def _picture(result: Result) -> str:
 def _document(result: Result) -> str:
     if not result.pdf:
         return ""
-    link = f'<a download="result.pdf" href="{_data_url("application/pdf", result.pdf)}">PDF</a>'
-    return f"<p>{link}, {format_bytes(len(result.pdf))}</p>"
+    url = f"data:application/pdf;base64,{base64.b64encode(result.pdf).decode('ascii')}"
+    size = format_bytes(len(result.pdf))
+    return f'<p><a download="result.pdf" href="{url}">PDF</a>, {size}</p>'
 
 
 def _frame(result: Result) -> str:
@@ -289,7 +283,3 @@ def _result_text(result: Result) -> str:
         texts = (content for content in result.raw.values() if isinstance(content, str))
         text = next(texts, f"[{', '.join(result.formats())}]")
     return f"<pre>{_cut_text(text)}</pre>"
-
-
-def _data_url(mime: str, raw: bytes) -> str:
-    return f"data:{mime};base64,{base64.b64encode(raw).decode('ascii')}"
