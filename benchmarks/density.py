@@ -102,7 +102,7 @@ async def measure(number: int, environment: str) -> dict[str, float]:
         await each(number, start)
         started = time.perf_counter() - began
         taken, after = free - available(), host()
-        places = [s._session.guest.whereabouts.pid for s in sandboxes if s._session is not None]
+        places = [s._session.guest.location.pid for s in sandboxes if s._session is not None]
         memory = [sum(map(private, (pid, *below([pid])))) for pid in places[:100] if pid]
         answers: list[bool] = []
 

@@ -211,7 +211,7 @@ def test_a_tenant_gets_a_warm_guest_that_nobody_had_and_that_nobody_gets_again(r
     async def test():
         async with a_pool(min_ready=2) as pool:
             await pool.warm_up()
-            waiting = [guest.whereabouts for guest in guests_of(pool)]
+            waiting = [guest.location for guest in guests_of(pool)]
             assert len(waiting) == 2
             async with pool.acquire(metadata={"for": "x"}) as sandbox:
                 assert isinstance(sandbox, AsyncSandbox)
@@ -319,7 +319,7 @@ def test_warm_guests_that_are_killed_are_replaced_and_never_given(run_async):
                 await eventually(guest.stream.ended)
             async with pool.acquire() as sandbox:
                 assert (await sandbox.run_code("6 * 7")).value == 42
-                assert sandbox.whereabouts not in [guest.whereabouts for guest in dead]
+                assert sandbox.whereabouts not in [guest.location for guest in dead]
             await eventually(lambda: pool.stats().discarded["dead"] == 2)
             # Also if nobody asks.
             await pool.warm_up()
@@ -356,7 +356,7 @@ def test_a_warm_guest_that_is_too_old_is_replaced_and_never_given(run_async, mon
             (old,) = guests_of(pool)
             monkeypatch.setattr(guests_module, "now", lambda: time.monotonic() + 2000)
             async with pool.acquire() as sandbox:
-                assert sandbox.whereabouts != old.whereabouts
+                assert sandbox.whereabouts != old.location
             assert pool.stats().discarded["old"] == 1
 
     run_async(test)

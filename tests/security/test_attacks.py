@@ -29,9 +29,9 @@ def test_a_time_out_ends_threads_that_the_cell_started(sandbox):
     assert execution.outcome is Outcome.timeout
     assert not execution.state_preserved  # they cannot be ended but with the interpreter
     sandbox.run_code("1")  # the new one is ready
-    before = anyio.run(guest_of(sandbox).reading).cpu
+    before = anyio.run(guest_of(sandbox).read_usage).cpu
     time.sleep(0.5)  # what is measured is that nothing happens meanwhile
-    assert anyio.run(guest_of(sandbox).reading).cpu - before < 0.2
+    assert anyio.run(guest_of(sandbox).read_usage).cpu - before < 0.2
 
 
 @pytest.mark.usefixtures("patient")

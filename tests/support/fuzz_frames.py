@@ -113,7 +113,7 @@ class Guest:
     def __init__(self, stream):
         self.stream = stream
 
-    async def reading(self, *, from_now=False):
+    async def read_usage(self, *, from_now=False):
         return UsageSample(cpu=None, peak_memory=None, memory_kills=0)
 
     def kill(self):

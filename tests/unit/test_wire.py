@@ -143,7 +143,7 @@ class FakeGuest:
         self.stream = stream
         self.killed = False
 
-    async def reading(self, *, from_now=False):
+    async def read_usage(self, *, from_now=False):
         return UsageSample(cpu=None, peak_memory=None, memory_kills=0)
 
     def kill(self):

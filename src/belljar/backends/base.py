@@ -95,9 +95,9 @@ class Guest(Protocol):
     def isolation(self) -> Isolation: ...
 
     @property
-    def whereabouts(self) -> Location: ...
+    def location(self) -> Location: ...
 
-    async def reading(self, *, from_now: bool = False, now: bool = False) -> UsageSample:
+    async def read_usage(self, *, from_now: bool = False, now: bool = False) -> UsageSample:
         """Called by the sandbox around each cell, and by its usage(). `from_now` resets the peak;
         `now` adds what is used at this moment."""
 

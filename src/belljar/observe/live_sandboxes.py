@@ -145,7 +145,7 @@ class LiveSandboxes:
             if meters is not None:
                 meters.close()
             # It has no control group: add up what its processes use.
-            return Watchdog(note.pid, 0).reading(now=True)
+            return Watchdog(note.pid, 0).read_usage(now=True)
         self._local[note.id] = note, guest.LocalUsage(meters)
         return self._local[note.id][1].read(from_now=False, now=True)
 

@@ -58,7 +58,7 @@ class Deadline:
         time as it could have used without them. `before`: the guest's CPU time at the start."""
         while True:
             await anyio.sleep(min(CPU_INTERVAL, seconds))
-            cpu = (await guest.reading()).cpu
+            cpu = (await guest.read_usage()).cpu
             before = cpu if before is None else before  # the first reading that could be taken
             if cpu is not None and before is not None and cpu - before > seconds:
                 self._pauses += 1  # for good: no call may move the deadline any more

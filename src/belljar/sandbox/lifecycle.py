@@ -156,7 +156,7 @@ class Lifecycle:
                 subject=self.subject,
                 seconds=now - began,
                 stages={"start": session.started - began, "workspace": now - session.started},
-                whereabouts=guest.whereabouts,
+                whereabouts=guest.location,
             )
         except BaseException as error:
             if self.session is not None:
@@ -200,7 +200,7 @@ class Lifecycle:
         self._appear()
         self.keep_time()
         events.tell(events.Starting(subject=self.subject))
-        seen = session.guest.whereabouts
+        seen = session.guest.location
         events.tell(events.Started(subject=self.subject, seconds=0.0, stages={}, whereabouts=seen))
 
     def _appear(self) -> None:
@@ -340,7 +340,7 @@ class SandboxFacts:
     def whereabouts(self) -> Location | None:
         """Where its guest can be seen from outside; None while it has no guest."""
         session = self._lifecycle.session
-        return None if session is None else session.guest.whereabouts
+        return None if session is None else session.guest.location
 
     @property
     def isolation(self) -> Isolation:

@@ -129,7 +129,7 @@ class Run:
                     failure = error  # of a callback: the caller expects it, and not a group
             if failure is not None:
                 raise failure
-        finished, before, after = self._seen, self._before, await self._guest.reading()
+        finished, before, after = self._seen, self._before, await self._guest.read_usage()
         cpu = None
         if after.cpu is not None and before.cpu is not None:
             cpu = max(after.cpu - before.cpu, 0.0)
@@ -152,7 +152,7 @@ class Run:
     async def _perform(self) -> None:
         """Afterwards `done` or `lost` of `_seen` is set."""
         cell, number = self._cell, self._exchange.number
-        self._before = await self._guest.reading(from_now=True)
+        self._before = await self._guest.read_usage(from_now=True)
         if (calls := self._calls) is not None and cell.timeout is not None:
             seconds = cell.timeout * max(cell.limits.cpus, 1.0)
             calls.start_task(calls.deadline.watch_cpu, self._guest, self._before.cpu, seconds)

@@ -140,7 +140,7 @@ class AsyncSandbox(SandboxFacts):
         self._lifecycle.check_usable()
         if self._session is None:
             return UsageSample(cpu=None, peak_memory=None, memory_kills=0)
-        return await self._session.guest.reading(now=True)
+        return await self._session.guest.read_usage(now=True)
 
     async def close(self) -> None:
         """End it and leave nothing behind. May be called twice, and while code runs."""

@@ -82,7 +82,7 @@ class DockerGuest:
         return True
 
     @property
-    def whereabouts(self) -> Location:
+    def location(self) -> Location:
         return Location(
             pid=self.pid or None,
             cgroups=self._local.meters.paths if self._local is not None else (),
@@ -90,7 +90,7 @@ class DockerGuest:
             engine=str(self._engine.endpoint),
         )
 
-    async def reading(self, *, from_now: bool = False, now: bool = False) -> UsageSample:
+    async def read_usage(self, *, from_now: bool = False, now: bool = False) -> UsageSample:
         if self._local is not None:
             seen = self._local.read(from_now=from_now, now=now)
             gone = self._local.gone

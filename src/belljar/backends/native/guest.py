@@ -117,12 +117,12 @@ class NativeGuest:
         return self._watchdog
 
     @property
-    def whereabouts(self) -> Location:
+    def location(self) -> Location:
         return Location(pid=self.pid, cgroups=self._cgroup.paths if self._cgroup else ())
 
-    async def reading(self, *, from_now: bool = False, now: bool = False) -> UsageSample:
+    async def read_usage(self, *, from_now: bool = False, now: bool = False) -> UsageSample:
         if self._cgroup is None:
-            return self.watch().reading(from_now=from_now, now=now)
+            return self.watch().read_usage(from_now=from_now, now=now)
         if from_now:
             self._cgroup.reset_peak()
         wanted = ("cpu", "peak", "oom_kills", *(("current", "tasks") if now else ()))
@@ -136,7 +136,7 @@ class NativeGuest:
             processes=tasks,
         )
         if None in (cpu, peak, *current):
-            return seen.completed_by(self.watch().reading(from_now=from_now, now=now))
+            return seen.completed_by(self.watch().read_usage(from_now=from_now, now=now))
         return seen
 
     def kill(self) -> None:

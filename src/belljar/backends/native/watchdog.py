@@ -49,7 +49,7 @@ class Watchdog:
         adjusted = _first_number(f"/proc/{pid}/oom_score_adj") / 1000
         return shares[pid] + self._memory * adjusted
 
-    def reading(self, *, from_now: bool = False, now: bool = False) -> UsageSample:
+    def read_usage(self, *, from_now: bool = False, now: bool = False) -> UsageSample:
         pids = processes(self._init)
         workers = [pid for pid in pids if pid != self._init]
         if from_now:
