@@ -326,11 +326,8 @@ def _build(
                 path = store.publish(directory, name, key)
             took = time.monotonic() - started
             what = f"{_count_packages(distributions)}, {size / 2**20:.1f} MiB"
-            say(
-                "finished",
-                f"environment {name!r} built in {took:.1f} s ({what})",
-                len(distributions),
-            )
+            text = f"environment {name!r} built in {took:.1f} s ({what})"
+            say("finished", text, len(distributions))
             return path
 
 
@@ -344,10 +341,8 @@ def _base(environment: Environment, python: Interpreter, store: Store) -> Iterat
     for each in list_built():
         if each.packages and set(each.packages) < set(environment.packages):
             same = replace(environment, packages=each.packages, allow_builds=False)
-            if (
-                compute_key(same, python) == each.key
-                and store.find(each.name, each.key) == each.path
-            ):
+            key = compute_key(same, python)
+            if key == each.key and store.find(each.name, key) == each.path:
                 fitting.append(each)
     if not fitting:
         yield None

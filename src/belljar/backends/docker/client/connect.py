@@ -21,7 +21,6 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from belljar.backends import event_loop
 from belljar.backends.docker.client.endpoint import Endpoint, Tls, ssh_parts
 from belljar.backends.docker.client.engine_errors import EngineUnavailable
 
@@ -102,7 +101,12 @@ class Connection:
         """True if it is known to have ended. Does not wait or take any bytes."""
         if self._ended or self._ahead:
             return self._ended
-        return event_loop.has_hung_up(self._socket)
+        try:
+            return not self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def complaint(self) -> str:
         """What a program in between said about its end, if there is one."""
