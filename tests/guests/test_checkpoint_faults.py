@@ -151,7 +151,10 @@ def test_a_parked_interpreter_that_the_code_stops_does_not_hang_a_rollback(sandb
 def test_a_fork_that_the_code_kills_is_told(sandbox):
     ok(sandbox, "x = 1; open('f', 'w').write('a')")
     with sandbox.fork() as fork:
-        ok(sandbox, PARKED + "\nos.kill(parked[0], 9)")
+        # Init has noticed once the process is reaped. A cell that comes earlier may meet it dying.
+        kill = "for pid in parked: os.kill(pid, 9)"
+        wait = "while any(os.path.exists(f'/proc/{pid}') for pid in parked): pass"
+        ok(sandbox, "\n".join([PARKED, kill, wait]), timeout=30)
         execution = fork.run_code("'x' in globals(), open('f').read()")
         assert execution.value == (False, "a")
         assert not execution.state_preserved
