@@ -36,13 +36,14 @@ def bundle_figure(figure: Any) -> "Dict[str, Union[str, bytes]]":
     return _draw_bundle(figure)
 
 
-def replace_show(pyplot: Any, show: "Callable[[], None]") -> None:
-    """`pyplot.show` shows the open figures at once, because a cell may call `close()` next."""
+def replace_show(pyplot: Any, show: "Callable[[], None]") -> Any:
+    """Have `pyplot.show` show the open figures at once, because a cell may call `close()` next."""
 
     def show_open(*args: Any, **options: Any) -> None:
         show()
 
     pyplot.__dict__["show"] = show_open
+    return show_open
 
 
 def close_open_figures(pyplot: Any) -> "List[Dict[str, Union[str, bytes]]]":

@@ -76,6 +76,7 @@ class Worker:
         self._functions: Dict[str, Any] = {}  # name -> spec of a host function
         self._remade = "archive_size" in setup  # the workspace is, after another branch was active
         self._forked = False
+        self._pyplot_show: Any = None  # what replaced it
         self._named: Set[Tuple[int, int]] = set()  # open files in the workspace
         _reseed()
         display.install(self._show, self._show_figures)
@@ -130,8 +131,8 @@ class Worker:
         if self._reserve is None:
             self._reserve = _reserve_memory()
         pyplot = sys.modules.get("matplotlib.pyplot")
-        if pyplot is not None:
-            figures.replace_show(pyplot, self._show_figures)
+        if pyplot is not None and pyplot.__dict__.get("show") is not self._pyplot_show:
+            self._pyplot_show = figures.replace_show(pyplot, self._show_figures)
         rest = fds[2:]
         header, payload, value = self._run(frame, rest)
         if rest:
