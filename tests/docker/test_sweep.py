@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import uuid
+from textwrap import dedent
 
 import anyio
 import pytest
@@ -403,3 +404,15 @@ def test_a_list_of_containers_that_is_none_is_an_error_of_the_engine(
     monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
     with FakeEngine(path, answer(said)), pytest.raises(EngineError):
         orphans.find_orphans("docker")
+
+
+def test_orphans_can_be_looked_for_while_the_process_exits():
+    script = """
+        import atexit
+        from belljar.observe import orphans
+        atexit.register(lambda: print(len(orphans.find_orphans("docker").skipped)))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", dedent(script)], capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("0\n", "")

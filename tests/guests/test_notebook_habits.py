@@ -40,6 +40,15 @@ def test_the_objects_of_ipython_give_their_formats(sandbox):
     assert (last.html, last.is_main_result) == ("last", True)
 
 
+def test_the_objects_of_ipython_can_be_pickled(sandbox):
+    code = """
+        import pickle
+        from IPython.display import HTML, Markdown, SVG, Latex
+        [pickle.loads(pickle.dumps(kind("x"))).data for kind in (HTML, Markdown, SVG, Latex)]
+    """
+    assert sandbox.run_code(dedent(code)).value == ["x"] * 4
+
+
 def test_pictures_come_from_bytes_files_and_base64(sandbox):
     sandbox.files.write("a.png", PNG)
     found = results(

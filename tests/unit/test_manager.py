@@ -70,6 +70,29 @@ async def settle():
         await checkpoint()
 
 
+def test_what_a_factory_makes_needs_only_its_ends_and_what_callers_use():
+    class Minimal:
+        id = "minimal"
+        metadata: dict[str, str] = {}  # noqa: RUF012
+
+        async def close(self):
+            self.id = "closed"
+
+        kill = close
+
+        async def run_code(self, code, **options):
+            return f"ran {code}"
+
+    async def factory(**options):
+        return Minimal()
+
+    with SandboxManager(factory=factory) as manager:
+        sandbox = manager.get(manager.create("a"))
+        assert (sandbox.id, sandbox.metadata) == ("minimal", {})
+        assert sandbox.run_code("1") == "ran 1"
+        assert "Minimal" in repr(sandbox)
+
+
 # --- names -----------------------------------------------------------------------------------
 
 

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from belljar.errors import InvalidOption
-from belljar.policy import PRESETS, RULES, Finding, Policy, Report, Verdict
+from belljar.policy import PRESETS, RULES, Caps, Finding, Policy, Report, Verdict
+from belljar.policy.document import Document
 
 # --- data ------------------------------------------------------------------------------------
 
@@ -235,6 +236,25 @@ def test_a_check_that_fails_denies(monkeypatch):
     monkeypatch.setattr("belljar.policy.check.survey", broken)
     report = Policy.preset("permissive").check("x = 1")
     assert [finding.rule for finding in report.findings] == ["BJ006"]
+    assert not report.allowed
+
+
+@pytest.mark.parametrize("rule", ["BJ001", "BJ004", "BJ006"])
+def test_no_document_turns_a_rule_off_that_says_code_was_not_checked(monkeypatch, rule):
+    if rule == "BJ006":
+        monkeypatch.setattr("belljar.policy.check.survey", lambda *args: 1 / 0)
+    code = {"BJ001": "def", "BJ004": "x = 1\n" * 200, "BJ006": "x = 1"}[rule]
+    report = Policy(Document(rules={rule: "off"}, limits=Caps(nodes=50))).check(code)
+    assert [finding.rule for finding in report.findings] == [rule]
+    assert not report.allowed
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_builtin_behind_many_other_values_of_its_name_is_still_found(name):
+    rebound = [f"if flag == {number}: getattr = math.a{number}" for number in range(40)]
+    code = "\n".join(["import math", "flag = 1", *rebound, "getattr(x, '__globals__')"])
+    report = Policy.preset(name).check(code)
+    assert "BJ301" in [finding.rule for finding in report.findings]
     assert not report.allowed
 
 

@@ -236,7 +236,7 @@ def is_table(value: Any) -> bool:
         "pyarrow": ("Table", "RecordBatch"),
     }
     return any(
-        isinstance(value, getattr(sys.modules.get(library), name, ()))
+        isinstance(value, getattr(sys.modules.get(library), name, None) or ())
         for library, names in kinds.items()
         for name in names
     )

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import sys
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, Optional
 
 from ..protocol import messages
 from . import chart_elements, figures
@@ -177,6 +177,26 @@ class DisplayObject:
         return f"<IPython.display.{type(self).__name__} object>"
 
 
+class HTML(DisplayObject):
+    def _repr_html_(self) -> Any:
+        return self.data
+
+
+class Markdown(DisplayObject):
+    def _repr_markdown_(self) -> Any:
+        return self.data
+
+
+class Latex(DisplayObject):
+    def _repr_latex_(self) -> Any:
+        return self.data
+
+
+class SVG(DisplayObject):
+    def _repr_svg_(self) -> Any:
+        return self.data
+
+
 class Math(DisplayObject):
     def _repr_latex_(self) -> str:
         return f"$\\displaystyle {str(self.data).strip('$')}$"
@@ -240,15 +260,7 @@ class Image(DisplayObject):
         return {_find_picture_type(bytes(content), self.format): content}
 
 
-_DATA_METHODS = {  # of kinds that offer their data as it is
-    "HTML": "_repr_html_",
-    "Markdown": "_repr_markdown_",
-    "Latex": "_repr_latex_",
-    "SVG": "_repr_svg_",
-}
-_KINDS: List[type] = [DisplayObject, Math, JSON, Pretty, Code, Image]
-for _name, _method in _DATA_METHODS.items():
-    _KINDS.append(type(_name, (DisplayObject,), {_method: lambda self: self.data}))
+_KINDS = (DisplayObject, HTML, Markdown, Latex, Math, SVG, JSON, Pretty, Code, Image)
 _PICTURES = (
     (b"\x89PNG", "png"),
     (b"\xff\xd8", "jpeg"),

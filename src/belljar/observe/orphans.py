@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextvars
 import functools
 import os
+import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from belljar.errors import SandboxError, unknown_option
 
@@ -114,9 +115,17 @@ def _collect_docker(dry_run: bool) -> list[Leftover]:
     ask = functools.partial(sweep_leftovers, engine, dry_run=dry_run, timeout=DOCKER_TIMEOUT)
     # The caller may run an event loop: a second one needs its own thread, and a context that does
     # not name the first.
-    run = functools.partial(anyio.run, ask)
-    with ThreadPoolExecutor(1, "belljar-orphans") as thread:
-        found = thread.submit(contextvars.Context().run, run).result()
+    asked: Future[list[Any]] = Future()
+
+    def work() -> None:
+        try:
+            asked.set_result(anyio.run(ask))
+        except BaseException as error:
+            asked.set_exception(error)
+
+    # Not a ThreadPoolExecutor: that refuses work in atexit callbacks.
+    threading.Thread(target=contextvars.Context().run, args=(work,), name="belljar-orphans").start()
+    found = asked.result()
     return [
         Leftover(
             backend="docker",

@@ -177,7 +177,7 @@ class Monitor:
         with self._lock:
             if self._thread is None:
                 self._thread = Repeating(
-                    self.sample_now, self.interval, what="sampling", name="belljar-monitor"
+                    self.sample_now, lambda: self.interval, what="sampling", name="belljar-monitor"
                 )
         return self
 
@@ -198,7 +198,9 @@ class Monitor:
 class Repeating:
     """Calls `act` in a thread now, and again after each `interval`, until close()."""
 
-    def __init__(self, act: Callable[[], object], interval: float, *, what: str, name: str) -> None:
+    def __init__(
+        self, act: Callable[[], object], interval: Callable[[], float], *, what: str, name: str
+    ) -> None:
         self._act = act
         self._interval = interval
         self._what = what
@@ -212,8 +214,8 @@ class Repeating:
                 self._act()
             except Exception:
                 # A defect in here must not stop the monitoring.
-                log.exception("%s failed; retrying in %g s", self._what, self._interval)
-            self._stop.wait(self._interval)
+                log.exception("%s failed; retrying in %g s", self._what, self._interval())
+            self._stop.wait(self._interval())
 
     def close(self) -> None:
         self._stop.set()

@@ -173,5 +173,5 @@ def _watch_orphans(made: Observing, interval: float) -> None:
     if made.metrics is not None:
         made.metrics.gauge_source("belljar_orphans", found.copy)
     # In a thread: a container engine may be slow.
-    watch = Repeating(look, interval, what="searching for orphans", name="belljar-orphans")
+    watch = Repeating(look, lambda: interval, what="searching for orphans", name="belljar-orphans")
     made._stack.callback(watch.close)

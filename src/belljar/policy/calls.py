@@ -18,7 +18,10 @@ def check_call(analyser: Analyser, call: ast.Call, at: Place, relevant: set[str]
     function = call.func
     if isinstance(function, ast.Name):
         handler = _BY_NAME.get(function.id)
-        if handler and f"builtins.{function.id}" in analyser.resolver.paths(function, at):
+        # Not by `paths`, which leaves out the builtin behind many other values of the name.
+        found = analyser.resolver.lookup(function.id, at) if handler else ()
+        builtin = f"builtins.{function.id}"
+        if handler and any(isinstance(each, Ref) and each.path == builtin for each in found):
             handler(analyser, call, at)
         elif function.id in relevant and function.id not in _BY_NAME:
             _check_alias(analyser, call, function, at)

@@ -81,7 +81,8 @@ class _Check:
     def add(
         self, identity: str, name: str, where: Range = START, remedy: str | None = None
     ) -> None:
-        action = self._policy.actions[identity]
+        rule = RULES[identity]
+        action = "deny" if rule.fixed else self._policy.actions[identity]
         if action == "off":
             return
         severity = SEVERITIES[action]
@@ -89,7 +90,6 @@ class _Check:
         if key in self._found or self._count[severity] >= _MOST:
             return
         self._count[severity] += 1
-        rule = RULES[identity]
         template = self._policy.document.messages.get(identity, rule.message)
         self._found[key] = Finding(
             rule=identity,

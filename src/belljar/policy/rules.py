@@ -20,8 +20,8 @@ class Rule:
     name: str
     message: str  # {name} is what was found
     remedy: str
-    action: Action  # unless the policy names another
-    fixed: bool  # it denies in every policy: the code could not be checked
+    action: Action = "deny"  # unless the policy names another
+    fixed: bool = False  # it denies in every policy: the code could not be checked
 
 
 # id: name, message, remedy

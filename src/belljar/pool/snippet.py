@@ -99,6 +99,7 @@ def parse_snippet(given: object) -> Snippet:
             f"a snippet is a str, a mapping or a Snippet, not {type(given).__name__}",
             hint='"6 * 7", or {"code": "x * 7", "variables": {"x": 6}}',
         )
+    _check_known(given)  # before the next error: it names a misspelt "code"
     if "code" not in given:
         raise NotASnippet("the snippet has no code", hint='{"code": "6 * 7"}')
     return Snippet(**{str(name): value for name, value in given.items()})

@@ -11,6 +11,7 @@ import os
 import queue
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import (
+    TYPE_CHECKING,
     Any,
     Generic,
     Literal,
@@ -25,19 +26,24 @@ from typing import (
 import anyio
 
 from belljar import runtime
-from belljar.backends.base import UsageSample
+from belljar.backends.base import Location, UsageSample
+from belljar.backends.isolation import Isolation
+from belljar.environment.environment import Environment
 from belljar.errors import InvalidOption, suggests, unknown_option
 from belljar.files.api import AsyncFiles, FileInfo, GuestPath
 from belljar.files.script import Script
 from belljar.files.transfer import OnProgress, Transfer
+from belljar.limits import Limits
 from belljar.results.execution import CommandResult, Execution
 from belljar.sandbox import options
 from belljar.sandbox.commands import AsyncCommands
 from belljar.sandbox.guest_session import Checkpoint
-from belljar.sandbox.lifecycle import SandboxFacts
 from belljar.sandbox.options import DEFAULTS, SandboxOptions
 from belljar.sandbox.run import OnResult, OnText
 from belljar.sandbox.sandbox import AsyncSandbox
+
+if TYPE_CHECKING:
+    from belljar.policy import Policy
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -235,7 +241,7 @@ class Commands:
 
 
 @suggests
-class Sandbox(SandboxFacts):
+class Sandbox:
     """One isolated place for Python: variables persist, files have a workspace, limits hold.
 
     Starts when its `with` block is entered or at first use; `create` starts at once.
@@ -256,7 +262,6 @@ class Sandbox(SandboxFacts):
 
     def _set_up(self, sandbox: AsyncSandbox) -> None:
         self._sandbox = sandbox
-        self._lifecycle = sandbox._lifecycle
 
     @functools.cached_property
     def commands(self) -> Commands:
@@ -281,6 +286,51 @@ class Sandbox(SandboxFacts):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    @property
+    def id(self) -> str:
+        return self._sandbox.id
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        return self._sandbox.metadata
+
+    @property
+    def limits(self) -> Limits:
+        return self._sandbox.limits
+
+    @property
+    def environment(self) -> Environment:
+        return self._sandbox.environment
+
+    @property
+    def policy(self) -> Policy | None:
+        """What code is checked against before it runs."""
+        return self._sandbox.policy
+
+    @property
+    def workdir(self) -> str:
+        """Where its workspace is, in the sandbox."""
+        return self._sandbox.workdir
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has a live guest. A guest that was lost is replaced at the next use, without
+        the variables and files it had."""
+        return self._sandbox.alive
+
+    @property
+    def whereabouts(self) -> Location | None:
+        """Where its guest can be seen from outside; None while it has no guest."""
+        return self._sandbox.whereabouts
+
+    @property
+    def isolation(self) -> Isolation:
+        """What holds the guest, as measured on it. The sandbox must have been started."""
+        return self._sandbox.isolation
+
+    def __repr__(self) -> str:
+        return repr(self._sandbox).replace("AsyncSandbox", type(self).__name__, 1)
 
     def start(self) -> None:
         """Start the guest, if it does not run yet."""

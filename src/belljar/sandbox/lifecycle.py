@@ -9,17 +9,15 @@ import os
 import time
 import warnings
 import weakref
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING
 
 import anyio
 
 from belljar import events, runtime
-from belljar.backends.base import Guest, GuestSpec, Location
+from belljar.backends.base import Guest, GuestSpec
 from belljar.backends.event_loop import Lock
-from belljar.backends.isolation import Isolation
 from belljar.backends.mounts import Scratch
-from belljar.environment.environment import Environment
 from belljar.errors import ProtocolError, SandboxClosed
 from belljar.functions.registry import Registry
 from belljar.limits import Limits
@@ -29,7 +27,6 @@ from belljar.sandbox.options import Options
 from belljar.sandbox.persistence import Persistence
 
 if TYPE_CHECKING:
-    from belljar.policy import Policy
     from belljar.sandbox.sandbox import AsyncSandbox
 
 
@@ -295,64 +292,3 @@ class Lifecycle:
         if limits.idle is not None and not self.busy and now - self.last_used > limits.idle:
             self.stopped = True
             self.end(f"was idle for more than {limits.idle:g} s")
-
-
-class SandboxFacts:
-    """What Sandbox and AsyncSandbox say of themselves."""
-
-    _lifecycle: Lifecycle
-
-    @property
-    def id(self) -> str:
-        return self._lifecycle.id
-
-    @property
-    def metadata(self) -> Mapping[str, str]:
-        return self._lifecycle.options.metadata
-
-    @property
-    def limits(self) -> Limits:
-        return self._lifecycle.limits
-
-    @property
-    def environment(self) -> Environment:
-        return self._lifecycle.options.environment
-
-    @property
-    def policy(self) -> Policy | None:
-        """What code is checked against before it runs."""
-        return self._lifecycle.options.policy
-
-    @property
-    def workdir(self) -> str:
-        """Where its workspace is, in the sandbox."""
-        return self._lifecycle.workdir
-
-    @property
-    def alive(self) -> bool:
-        """Whether it has a live guest. A guest that was lost is replaced at the next use, without
-        the variables and files it had."""
-        lifecycle = self._lifecycle
-        session = lifecycle.session
-        return lifecycle.ended is None and session is not None and session.alive
-
-    @property
-    def whereabouts(self) -> Location | None:
-        """Where its guest can be seen from outside; None while it has no guest."""
-        session = self._lifecycle.session
-        return None if session is None else session.guest.location
-
-    @property
-    def isolation(self) -> Isolation:
-        """What holds the guest, as measured on it. The sandbox must have been started."""
-        if (session := self._lifecycle.session) is None:
-            raise SandboxClosed(
-                "the sandbox has no guest to measure",
-                hint="start it: enter its `with` block, or use create()",
-            )
-        return session.guest.isolation
-
-    def __repr__(self) -> str:
-        lifecycle = self._lifecycle
-        state = "closed" if lifecycle.ended else "running" if lifecycle.session else "not started"
-        return f"<{type(self).__name__} {self.id} ({self.environment.name}, {state})>"

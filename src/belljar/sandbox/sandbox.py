@@ -18,14 +18,17 @@ import anyio
 import anyio.to_thread
 
 from belljar import events
-from belljar.backends.base import UsageSample
+from belljar.backends.base import Location, UsageSample
 from belljar.backends.event_loop import Lock
+from belljar.backends.isolation import Isolation
+from belljar.environment.environment import Environment
 from belljar.errors import (
     CannotTravel,
     CheckpointLost,
     ExecutionError,
     InvalidOption,
     NameMissing,
+    SandboxClosed,
     SandboxError,
     check_callbacks,
     suggests,
@@ -34,13 +37,14 @@ from belljar.files import script as scripts
 from belljar.files.api import AsyncFiles
 from belljar.files.script import Script
 from belljar.functions.registry import HostFunction, Registry
+from belljar.limits import Limits
 from belljar.protocol import wire
 from belljar.protocol.values import Encoded
 from belljar.results.execution import Execution, Outcome
 from belljar.sandbox import advice, options, outcome, value_transfer
 from belljar.sandbox.commands import AsyncCommands
 from belljar.sandbox.guest_session import KEEP_TIMEOUT, Checkpoint, GuestSession
-from belljar.sandbox.lifecycle import Lifecycle, SandboxFacts
+from belljar.sandbox.lifecycle import Lifecycle
 from belljar.sandbox.options import Options, SandboxOptions
 from belljar.sandbox.outcome import Finished
 from belljar.sandbox.persistence import Code
@@ -51,7 +55,7 @@ if TYPE_CHECKING:
 
 
 @suggests
-class AsyncSandbox(SandboxFacts):
+class AsyncSandbox:
     """A sandbox under asyncio or trio. Starts when entered or first used; `create` starts at once.
 
     async with AsyncSandbox() as sandbox:
@@ -103,6 +107,61 @@ class AsyncSandbox(SandboxFacts):
 
     async def __aexit__(self, *exception: object) -> None:
         await self.close()
+
+    @property
+    def id(self) -> str:
+        return self._lifecycle.id
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        return self._lifecycle.options.metadata
+
+    @property
+    def limits(self) -> Limits:
+        return self._lifecycle.limits
+
+    @property
+    def environment(self) -> Environment:
+        return self._lifecycle.options.environment
+
+    @property
+    def policy(self) -> Policy | None:
+        """What code is checked against before it runs."""
+        return self._lifecycle.options.policy
+
+    @property
+    def workdir(self) -> str:
+        """Where its workspace is, in the sandbox."""
+        return self._lifecycle.workdir
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has a live guest. A guest that was lost is replaced at the next use, without
+        the variables and files it had."""
+        lifecycle = self._lifecycle
+        session = lifecycle.session
+        return lifecycle.ended is None and session is not None and session.alive
+
+    @property
+    def whereabouts(self) -> Location | None:
+        """Where its guest can be seen from outside; None while it has no guest."""
+        session = self._lifecycle.session
+        return None if session is None else session.guest.location
+
+    @property
+    def isolation(self) -> Isolation:
+        """What holds the guest, as measured on it. The sandbox must have been started."""
+        if (session := self._lifecycle.session) is None:
+            raise SandboxClosed(
+                "the sandbox has no guest to measure",
+                hint="start it: enter its `with` block, or use create()",
+            )
+        return session.guest.isolation
+
+    def __repr__(self) -> str:
+        lifecycle = self._lifecycle
+        state = "closed" if lifecycle.ended else "running" if lifecycle.session else "not started"
+        return f"<{type(self).__name__} {self.id} ({self.environment.name}, {state})>"
 
     @property
     def last_used(self) -> float:

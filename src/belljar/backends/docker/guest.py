@@ -255,7 +255,7 @@ class RemoteUsage:
         )
 
     async def _count_kills(self) -> None:
-        until = time.time() + 1
+        until = int(time.time() + 1)  # the engine keeps the answer open until then
         # If the engine is gone or silent, the sample has what is known.
         with contextlib.suppress(EngineError), anyio.move_on_after(USAGE_TIMEOUT):
             async with _list_kills(self._engine, self._container, self._since, until) as events:

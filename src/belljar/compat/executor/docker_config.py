@@ -7,7 +7,6 @@ option does to a sandbox.
 from __future__ import annotations
 
 import importlib.util
-import json
 import logging
 import os
 import re
@@ -19,6 +18,7 @@ from typing import Any, Self
 
 from belljar.config import config_files, substitute
 from belljar.config.config_files import ConfigError
+from belljar.config.kinds import parse_number
 from belljar.errors import InvalidOption, SandboxError, nearest, unknown_option
 from belljar.limits import parse_size
 
@@ -303,9 +303,7 @@ def _substitute(key: str, value: Any) -> Any:
     if not isinstance(value, str) or "${" not in value:
         return value
     text = substitute(value, os.environ)
-    if not isinstance(getattr(DockerConfig, key), (bool, int, float)):
-        return text
-    try:
-        return json.loads(text.lower())
-    except ValueError:
-        return text  # the check of the option refuses it, and names the option
+    default = getattr(DockerConfig, key)
+    if isinstance(default, bool):
+        return {"true": True, "false": False}.get(text.lower(), text)
+    return parse_number(text) if isinstance(default, (int, float)) else text

@@ -14,6 +14,30 @@ from belljar.compat.openmanus.core.sandbox import DockerSandbox
 class SandboxFileOperations(Protocol):
     """What a tool that works on files needs of a client."""
 
+    async def copy_from(self, container_path: str, local_path: str) -> None: ...
+
+    async def copy_to(self, local_path: str, container_path: str) -> None: ...
+
+    async def read_file(self, path: str) -> str: ...
+
+    async def write_file(self, path: str, content: str) -> None: ...
+
+
+class BaseSandboxClient(ABC):
+    """What agents and tools call. One sandbox at a time."""
+
+    @abstractmethod
+    async def create(
+        self,
+        config: SettingsLike | None = None,
+        volume_bindings: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start the sandbox."""
+
+    @abstractmethod
+    async def run_command(self, command: str, timeout: float | None = None) -> str:
+        """Run a command and return its output."""
+
     @abstractmethod
     async def copy_from(self, container_path: str, local_path: str) -> None:
         """Copy a file or directory to this host."""
@@ -29,22 +53,6 @@ class SandboxFileOperations(Protocol):
     @abstractmethod
     async def write_file(self, path: str, content: str) -> None:
         """Write a file."""
-
-
-class BaseSandboxClient(SandboxFileOperations, ABC):
-    """What agents and tools call. One sandbox at a time."""
-
-    @abstractmethod
-    async def create(
-        self,
-        config: SettingsLike | None = None,
-        volume_bindings: Mapping[str, str] | None = None,
-    ) -> None:
-        """Start the sandbox."""
-
-    @abstractmethod
-    async def run_command(self, command: str, timeout: float | None = None) -> str:
-        """Run a command and return its output."""
 
     @abstractmethod
     async def cleanup(self) -> None:
