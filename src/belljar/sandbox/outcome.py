@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from belljar.backends.base import init_settings
@@ -37,28 +37,28 @@ MOST_NOTES = 10  # about the findings of a policy
 RESTARTED = "variables were lost: the interpreter had to be restarted"
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Finished:
-    """A run that has ended. The Run fills it while it lasts."""
+    """A run that has ended."""
 
-    done: wire.Frame | None = None  # the guest's last word; None: the guest is gone
-    lost: Exception | None = None  # why there is no last word
-    stopped_for: Outcome | None = None  # the limit that ended it
-    interrupted: bool = False  # by the caller
-    results: list[Result] = field(default_factory=list)
-    logs: Logs = field(init=False)
-    usage: Usage = field(init=False)
-    truncated: bool = False  # output was dropped
-    dropped: bool = False  # parts of results were too large
-    cut: bool = False  # the text of a result was
-    files: FileChanges | None = field(default_factory=FileChanges)
-    memory_kills: int = 0  # processes killed because memory ran out, while it ran
-    memory_kills_in_all: int = 0  # and since the guest was started
-    calls: tuple[Call, ...] = ()
-    calls_left_out: int = 0
-    host_time_is_up: bool = False  # host functions took more time than is excused
-    value: list[value_transfer.Blob] = field(default_factory=list)  # at most one, until decoded
-    no_room: str | None = None  # why there is no value, though the guest sent one
+    done: wire.Frame | None  # the guest's last word; None: the guest is gone
+    lost: Exception | None  # why there is no last word
+    stopped_for: Outcome | None  # the limit that ended it
+    interrupted: bool  # by the caller
+    results: tuple[Result, ...]
+    logs: Logs
+    usage: Usage
+    truncated: bool  # output was dropped
+    dropped: bool  # parts of results were too large
+    cut: bool  # the text of a result was
+    files: FileChanges | None
+    memory_kills: int  # processes killed because memory ran out, while it ran
+    memory_kills_in_all: int  # and since the guest was started
+    calls: tuple[Call, ...]
+    calls_left_out: int
+    host_time_is_up: bool  # host functions took more time than is excused
+    value: list[value_transfer.Blob]  # at most one; taken out when it is decoded
+    no_room: str | None  # why there is no value, though the guest sent one
 
     @property
     def stdout(self) -> str:
@@ -146,7 +146,7 @@ async def make_execution(
         outcome=outcome,
         text=main.text if main is not None else None,
         value=value,
-        results=tuple(run.results),
+        results=run.results,
         stdout="".join(run.logs.stdout),
         stderr="".join(run.logs.stderr),
         logs=run.logs,

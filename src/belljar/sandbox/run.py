@@ -20,7 +20,7 @@ from belljar.functions.registry import Registry
 from belljar.limits import Limits
 from belljar.protocol import wire
 from belljar.protocol.values import Encoded
-from belljar.results.execution import Logs, Outcome, Result, Usage
+from belljar.results.execution import FileChanges, Logs, Outcome, Result, Usage
 from belljar.sandbox import outcome, value_transfer
 from belljar.sandbox.calls import Calls, Deadline
 from belljar.sandbox.channel import Lost, drop
@@ -98,12 +98,20 @@ class Run:
         self._background_room = MAX_BACKGROUND
         self._streams: dict[str, Stream] = {}  # made for the first bytes
         self._silent = False  # callbacks are not called any more
+        self._results: list[Result] = []
         self._result_bytes = 0
         # Pictures are larger than text: results have their own, wider share of the limit.
         self._max_results = min(ALL_RESULTS * limits.output, MAX_RESULT_BYTES)
         self._output_bytes = 0
-        self._seen = Finished()  # so far
+        self._truncated = self._dropped = self._cut = False
+        self._stopped_for: Outcome | None = None  # the limit that ended it
+        self._interrupted = False  # by the caller
+        self._done: wire.Frame | None = None  # the last frame,
+        self._lost: Exception | None = None  # or why it did not come
+        self._files: FileChanges | None = FileChanges()
         self._receiver: value_transfer.Receiver | None = None  # for values not in one frame
+        self._value: list[value_transfer.Blob] = []
+        self._no_room: str | None = None
         self._taken: dict[int, anyio.Event] = {}
         self._worker: object = None  # the process that has taken parts of a value
         self._clock = anyio.CancelScope()
@@ -129,28 +137,40 @@ class Run:
                     failure = error  # of a callback: the caller expects it, and not a group
             if failure is not None:
                 raise failure
-        finished, before, after = self._seen, self._before, await self._guest.read_usage()
+        before, after = self._before, await self._guest.read_usage()
         cpu = None
         if after.cpu is not None and before.cpu is not None:
             cpu = max(after.cpu - before.cpu, 0.0)
         chunks = {name: tuple(stream.chunks) for name, stream in self._streams.items()}
-        finished.logs = Logs(**{"stdout": (), "stderr": (), **chunks})
-        finished.usage = Usage(
-            wall=self._wall,
-            cpu=cpu,
-            peak_memory=after.peak_memory,
-            output_bytes=self._output_bytes,
+        timed_out = self._stopped_for is Outcome.timeout
+        return Finished(
+            done=self._done,
+            lost=self._lost,
+            stopped_for=self._stopped_for,
+            interrupted=self._interrupted,
+            results=tuple(self._results),
+            logs=Logs(**{"stdout": (), "stderr": (), **chunks}),
+            usage=Usage(
+                wall=self._wall,
+                cpu=cpu,
+                peak_memory=after.peak_memory,
+                output_bytes=self._output_bytes,
+            ),
+            truncated=self._truncated,
+            dropped=self._dropped,
+            cut=self._cut,
+            files=self._files,
+            memory_kills=after.memory_kills - before.memory_kills,
+            memory_kills_in_all=after.memory_kills,
+            calls=tuple(calls.made) if calls is not None else (),
+            calls_left_out=calls.unrecorded if calls is not None else 0,
+            host_time_is_up=timed_out and calls is not None and calls.deadline.excuse <= 0,
+            value=self._value,
+            no_room=self._no_room,
         )
-        finished.memory_kills = after.memory_kills - before.memory_kills
-        finished.memory_kills_in_all = after.memory_kills
-        if calls is not None:
-            finished.calls, finished.calls_left_out = tuple(calls.made), calls.unrecorded
-            timed_out = finished.stopped_for is Outcome.timeout
-            finished.host_time_is_up = timed_out and calls.deadline.excuse <= 0
-        return finished
 
     async def _perform(self) -> None:
-        """Afterwards `done` or `lost` of `_seen` is set."""
+        """Afterwards `_done` or `_lost` is set."""
         cell, number = self._cell, self._exchange.number
         self._before = await self._guest.read_usage(from_now=True)
         if (calls := self._calls) is not None and cell.timeout is not None:
@@ -171,16 +191,16 @@ class Run:
                 self._clock.deadline = anyio.current_time() + cell.timeout
             with self._clock:
                 await self._collect()
-            if self._seen.done is None:
-                self._seen.stopped_for = self._seen.stopped_for or Outcome.timeout
+            if self._done is None:
+                self._stopped_for = self._stopped_for or Outcome.timeout
                 await self._stop()
         except Lost as lost:
-            self._seen.lost = lost
+            self._lost = lost
         except WorkerDied:
-            self._seen.done = wire.Frame(wire.DONE, number, {"status": "died", "lost": True}, b"")
+            self._done = wire.Frame(wire.DONE, number, {"status": "died", "lost": True}, b"")
         except ProtocolError as error:
             self._session.kill()
-            self._seen.lost = error
+            self._lost = error
         except BaseException:
             if sent:  # else there is nothing to end
                 self._silent = True
@@ -205,29 +225,29 @@ class Run:
             await self._channel.send(wire.INTERRUPT, number, {"end": True})
             with anyio.move_on_after(grace):
                 await self._collect()
-            if self._seen.done is not None:
+            if self._done is not None:
                 return
         await self._channel.send(wire.KILL, number)
         with anyio.move_on_after(DEATH):
             await self._collect()
-        if self._seen.done is None:
+        if self._done is None:
             self._session.kill()
             raise Lost
 
     async def interrupt(self) -> None:
-        self._seen.interrupted = True
+        self._interrupted = True
         await self._channel.send(wire.INTERRUPT, self._exchange.number)
 
     # -- frames -----------------------------------------------------------------------------
 
     async def _collect(self) -> None:
         """Take frames until it is done, or a limit has been passed for the first time."""
-        while self._seen.done is None:
-            within = not self._seen.truncated
+        while self._done is None:
+            within = not self._truncated
             await self._take(await self._exchange.next())
-            if self._seen.truncated and within:
-                self._seen.stopped_for = self._seen.stopped_for or Outcome.output_limit
-                if self._seen.done is None:
+            if self._truncated and within:
+                self._stopped_for = self._stopped_for or Outcome.output_limit
+                if self._done is None:
                     return
 
     async def _take(self, frame: wire.Frame) -> None:
@@ -238,10 +258,10 @@ class Run:
             await self._take_result(frame)
         elif kind == wire.DONE:
             try:
-                self._seen.value.append(self._take_blob(frame, wire.VALUE_KEY))
+                self._value.append(self._take_blob(frame, wire.VALUE_KEY))
             except MemoryError as error:
-                self._seen.no_room = str(error)
-            self._seen.done = frame
+                self._no_room = str(error)
+            self._done = frame
         elif kind == wire.CALL and self._calls is not None:
             call = frame.header.get("call")
             self._calls.start(frame, self._take_blob(frame, call if type(call) is int else -1))
@@ -252,9 +272,9 @@ class Run:
             if type(key) is int and key in self._taken:
                 self._taken[key].set()
         elif kind == wire.CHANGES:
-            self._seen.files = outcome.parse_changes(frame)
+            self._files = outcome.parse_changes(frame)
         elif kind == wire.OVERFLOW:
-            self._seen.truncated = True
+            self._truncated = True
         else:
             drop(frame)
             raise ProtocolError(f"unexpected frame of kind {kind}")
@@ -277,19 +297,19 @@ class Run:
         self._room -= len(frame.payload)
         self._output_bytes += len(kept)
         if len(kept) < len(frame.payload):
-            self._seen.truncated = True
+            self._truncated = True
         await stream.feed(kept)
 
     async def _take_result(self, frame: wire.Frame) -> None:
         # As it will lie in memory: a character may take four bytes, an empty part is not free.
         result = outcome.parse_result(frame)
         self._result_bytes += 4 * len(frame.payload) + 256 * len(result.raw)
-        if len(self._seen.results) >= MAX_RESULTS or self._result_bytes > self._max_results:
-            self._seen.truncated = True
+        if len(self._results) >= MAX_RESULTS or self._result_bytes > self._max_results:
+            self._truncated = True
             return
-        self._seen.dropped = self._seen.dropped or bool(frame.header.get("dropped"))
-        self._seen.cut = self._seen.cut or bool(frame.header.get("cut"))
-        self._seen.results.append(result)
+        self._dropped = self._dropped or bool(frame.header.get("dropped"))
+        self._cut = self._cut or bool(frame.header.get("cut"))
+        self._results.append(result)
         if self._cell.on_result is not None and not self._silent:
             await _await_if_needed(self._cell.on_result(result))
 
@@ -315,7 +335,7 @@ class Run:
                 self._channel, number, header, value, key=number, taken=self._wait_taken
             )
         # The interpreter does not even read: nothing of it can be kept.
-        self._seen.stopped_for = Outcome.timeout
+        self._stopped_for = Outcome.timeout
         self._session.kill()
         raise Lost
 
