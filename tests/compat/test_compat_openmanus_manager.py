@@ -125,6 +125,36 @@ def test_creation_keeps_nobody_waiting(managed, monkeypatch):
     managed(main)
 
 
+def test_an_operation_that_waits_behind_a_delete_learns_that_the_sandbox_is_gone(managed):
+    async def main(manager):
+        name = await manager.create_sandbox()
+        turn = (await manager.get_sandbox(name)).container.turn
+        refused = []
+
+        async def late():
+            with pytest.raises(KeyError):
+                async with manager.sandbox_operation(name):
+                    pass
+            refused.append(name)
+
+        async def wait_for(waiting):
+            with anyio.fail_after(30):
+                while turn.statistics().tasks_waiting < waiting:
+                    await anyio.sleep(0.01)
+
+        async with anyio.create_task_group() as tasks:
+            async with manager.sandbox_operation(name):
+                tasks.start_soon(manager.delete_sandbox, name)
+                await wait_for(1)
+                tasks.start_soon(late)
+                await wait_for(2)
+            with anyio.fail_after(30):
+                while not refused:
+                    await anyio.sleep(0.01)
+
+    managed(main)
+
+
 def test_operations_on_one_sandbox_take_turns(managed):
     async def main(manager):
         name = await manager.create_sandbox()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any, Self
 
@@ -188,9 +188,11 @@ class SandboxManager:
 
     async def _delete(self, name: str) -> None:
         container = self._made[name].container if name in self._made else None
+        turn = ExitStack()
         if container is not None:
             with anyio.move_on_after(PATIENCE):
                 await container.turn.acquire()
+                turn.callback(container.turn.release)
         try:
             await self._manager.delete(name)
         except KeyError:
@@ -199,6 +201,7 @@ class SandboxManager:
             _log.warning("sandbox %s: %s", name, error)
         finally:
             self._made.pop(name, None)
+            turn.close()  # an operation that waits for its turn learns that the sandbox is gone
 
     def start_cleanup_task(self) -> None:
         """Does nothing: the manager sweeps idle sandboxes since the first was created."""
