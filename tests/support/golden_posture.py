@@ -147,7 +147,7 @@ class Lens:
     def worker(self):
         if setting.GVISOR:
             return self.init
-        born = (p for p in census.descendants(self.init) if p.parent == self.init)
+        born = census.descendants(self.init)
         return min(born, key=lambda p: p.started).pid
 
     def _of(self, roles):

@@ -20,7 +20,7 @@ PACKAGE = "_belljar"  # so that it can never be mistaken for the library itself
 
 # Packages that are sent whole, and modules of the host's packages that run on the other side too.
 _WHOLE = ("protocol", "guest")
-_NATIVE = ("rootfs", "launcher", "confine", "shared_pages", "zygote")
+_NATIVE = ("rootfs", "launcher", "confine", "shared_pages", "preloader", "zygote")
 _MODULES = ("backends.linux.syscalls", *(f"backends.native.{name}" for name in _NATIVE))
 
 # Not one byte more than the bundle: on a container's standard input, what follows are frames.

@@ -73,16 +73,28 @@ def processes() -> dict[int, Process]:
 
 
 def descendants(pid: int) -> list[Process]:
-    """Every process below `pid`, without zombies."""
+    """Every process below `pid`, without zombies. Below PID 1 of another pid namespace is all that
+    lives in it: natively, the parent of a worker is outside."""
     children: dict[int, list[Process]] = {}
-    for p in processes().values():
+    every = processes()
+    for p in every.values():
         children.setdefault(p.parent, []).append(p)
-    found, todo = [], [pid]
+    found = {}
+    if (namespace := _pid_namespace(pid)) not in ("", _pid_namespace(os.getpid())):
+        found = {n: p for n, p in every.items() if n != pid and _pid_namespace(n) == namespace}
+    todo = [pid, *found]
     while todo:
-        below = children.get(todo.pop(), [])
-        found += below
-        todo += [p.pid for p in below]
-    return [p for p in found if not p.dead]
+        below = {p.pid: p for p in children.get(todo.pop(), []) if p.pid not in found}
+        found |= below
+        todo += below
+    return [p for p in found.values() if not p.dead]
+
+
+def _pid_namespace(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:
+        return ""
 
 
 def family(pid: int) -> list[Process]:
@@ -151,15 +163,13 @@ def init_of(sandbox: Sandbox | AsyncSandbox) -> int:
 
 
 def worker_of(sandbox: Sandbox | AsyncSandbox, *, gvisor: bool = False) -> int:
-    """The process that runs the cells: the oldest child of init. With gVisor the host sees only
+    """The process that runs the cells: the oldest beside init. With gVisor the host sees only
     gVisor's kernel, the process of `init_of`."""
     init = init_of(sandbox)
     if gvisor:
         return init
-    children = wait_until(
-        lambda: [p for p in descendants(init) if p.parent == init], what="a worker"
-    )
-    return min(children, key=lambda p: p.started).pid
+    others = wait_until(lambda: descendants(init), what="a worker")
+    return min(others, key=lambda p: (p.started, p.pid)).pid
 
 
 _MADE = re.compile("belljar|docker[/-][0-9a-f]{64}")

@@ -11,6 +11,7 @@ its descriptors (it is not dumpable).
 Longer than other files: the state of a cell is read best beside all that changes it.
 """
 
+import contextlib
 import gc
 import json
 import os
@@ -116,7 +117,7 @@ class Init:
     def run(self) -> None:
         self._channel.setblocking(False)
         self.selector.register(self._incoming, poller.READ, self._on_channel)
-        self.selector.register(_child_signals(), poller.READ, self._on_child)
+        self.selector.register(child_signals(), poller.READ, self._on_child)
         gc.freeze()
         self._worker.start()
         while True:
@@ -493,14 +494,20 @@ class Init:
     # -- deaths -----------------------------------------------------------------------------
 
     def _on_child(self, pipe: Any, events: int) -> None:
-        try:
-            os.read(pipe, 4096)
-        except BlockingIOError:
-            pass
+        drain(pipe)
         self._reap()
 
+    def watch_worker(self, pidfd: int) -> None:
+        """One that is not init's child."""
+        self.selector.register(pidfd, poller.READ, lambda pidfd, events: self._reap())
+
     def _reap(self) -> None:
-        branches = self.branches
+        source = self.setup.get("source")
+        if source is not None:
+            for pidfd, pid, status in source.take_ended():
+                self.selector.unregister(pidfd)
+                os.close(pidfd)
+                self._on_exit(pid, status)
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -508,21 +515,25 @@ class Init:
                 break
             if pid == 0:
                 break
-            if pid == branches.active.worker.pid:
-                self._on_worker_gone(status)
-                continue
-            store, parked = branches.store, branches.find_worker(pid)
-            if store is not None and store.on_exit(pid, status):
-                continue
-            if parked is not None:
-                parked.close()
-                branches.on_lost(parked)
-            for command in list(self.commands.values()):
-                if command.pid == pid:
-                    command.on_exit(status)
-        branch = branches.active
-        if not branch.worker.pid and not branch.released and not branches.replacing:
+            self._on_exit(pid, status)
+        branch = self.branches.active
+        if not branch.worker.pid and not branch.released and not self.branches.replacing:
             self.start_worker()
+
+    def _on_exit(self, pid: int, status: int) -> None:
+        branches = self.branches
+        if pid == branches.active.worker.pid:
+            self._on_worker_gone(status)
+            return
+        store, parked = branches.store, branches.find_worker(pid)
+        if store is not None and store.on_exit(pid, status):
+            return
+        if parked is not None:
+            parked.close()
+            branches.on_lost(parked)
+        for command in list(self.commands.values()):
+            if command.pid == pid:
+                command.on_exit(status)
 
     def _on_worker_gone(self, status: int) -> None:
         """`status` is from the kernel. Kill the processes that the worker left."""
@@ -539,16 +550,20 @@ class Init:
 
 
 def close_descriptors(keep: "set[int]") -> None:
-    for name in os.listdir("/proc/self/fd"):
-        fd = int(name)
-        if fd not in keep:
-            try:
-                os.close(fd)
-            except OSError:
-                pass  # the descriptor of the listing itself
+    """Close all others; the process that forks workers may have thousands."""
+    first = 0
+    for fd in (*sorted(keep), resource.getrlimit(resource.RLIMIT_NOFILE)[0]):
+        if first < fd:  # Python 3.11 closes everything for (0, 0)
+            os.closerange(first, fd)
+        first = fd + 1
 
 
-def _child_signals() -> int:
+def drain(pipe: int) -> None:
+    with contextlib.suppress(BlockingIOError):
+        os.read(pipe, 4096)
+
+
+def child_signals() -> int:
     """A descriptor that becomes readable when a child has ended."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)

@@ -24,7 +24,7 @@ import sys
 import traceback
 import types
 import warnings
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, NoReturn, Optional, Set, Tuple
 
 from ..protocol import messages, values, wire
 from ..protocol.buffers import close_all
@@ -45,18 +45,11 @@ SHORT = 200  # characters
 _input = builtins.input
 
 
-def main(control: socket.socket, setup: Dict[str, Any]) -> None:
-    """Serve cells until init closes the socket. Never returns."""
-    worker = Worker(control, setup)
-    try:
-        worker.serve()
-    finally:
-        os._exit(0)
-
-
 class Worker:
-    def __init__(self, control: socket.socket, setup: Dict[str, Any]) -> None:
-        self._channel = WorkerChannel(control, setup)
+    """Made once, before the fork, where that is possible: `serve` has what is left to do."""
+
+    def __init__(self) -> None:
+        self._channel = WorkerChannel()
         self._in_cell = False
         self._early = False  # the next cell was interrupted before it began
         self._reserve = _reserve_memory()
@@ -66,47 +59,54 @@ class Worker:
         self._module = _main_module()
         self._sources = SourceCache()
         self._files: Set[str] = set()  # names of cells that came from files
-        self._interrupt = self._on_interrupt  # one object, to recognise the handler
-        self._output_limit = int(setup["output"])
-        self._result_limit = int(setup["result"])
-        self._value_limit = int(setup["values"])
-        self._workspace = setup["workspace"]
+        self.on_interrupt = self._on_interrupt  # one object, to recognise the handler
         self._last: Any = None  # `_`: the last value, as at Python's prompt
         self._parked: Optional[fork_state.Snapshot] = None  # set in a fork that runs no cells
         self._functions: Dict[str, Any] = {}  # name -> spec of a host function
-        self._remade = "archive_size" in setup  # the workspace is, after another branch was active
         self._forked = False
         self._pyplot_show: Any = None  # what replaced it
         self._named: Set[Tuple[int, int]] = set()  # open files in the workspace
-        _reseed()
         display.install(self._show, self._show_figures)
         builtins.input = _no_input
         builtins.print = streams.print_whole
-        signal.signal(signal.SIGINT, self._interrupt)
-        os.chdir(self._workspace)
         sys.argv = [""]
         if "" not in sys.path:
             sys.path.insert(0, "")
 
-    def serve(self) -> None:
-        while True:
-            try:
-                frame, fds = self._channel.next()
-            except EOFError:
-                return
-            if frame.kind == wire.SYNC:
-                self._early = False  # an interrupt that came too late is not for the next cell
-                self._channel.send_idle(wire.SYNCED, 0, None, frame.payload)
-            elif frame.kind == wire.FUNCTIONS:
-                self._define_functions(frame.header["functions"])
-            elif frame.kind == wire.FORK and fds:
-                self._fork(fds[0])
-            elif frame.kind == wire.FORK:
-                self._channel.send(wire.FORKED, 0, {"error": "the code has too many open files"})
-            elif frame.kind == wire.WAKE:
-                self._wake()
-            else:
-                self._serve_cell(frame, fds)
+    def serve(self, control: socket.socket, setup: Dict[str, Any]) -> NoReturn:
+        """Serve cells until init closes the socket."""
+        self._channel.begin(control, setup)
+        self._output_limit = int(setup["output"])
+        self._result_limit = int(setup["result"])
+        self._value_limit = int(setup["values"])
+        self._workspace = setup["workspace"]
+        self._remade = "archive_size" in setup  # the workspace is, after another branch was active
+        _reseed()
+        signal.signal(signal.SIGINT, self.on_interrupt)
+        os.chdir(self._workspace)
+        try:
+            while True:
+                self._serve_next()
+        except EOFError:
+            pass
+        finally:
+            os._exit(0)
+
+    def _serve_next(self) -> None:
+        frame, fds = self._channel.next()
+        if frame.kind == wire.SYNC:
+            self._early = False  # an interrupt that came too late is not for the next cell
+            self._channel.send_idle(wire.SYNCED, 0, None, frame.payload)
+        elif frame.kind == wire.FUNCTIONS:
+            self._define_functions(frame.header["functions"])
+        elif frame.kind == wire.FORK and fds:
+            self._fork(fds[0])
+        elif frame.kind == wire.FORK:
+            self._channel.send(wire.FORKED, 0, {"error": "the code has too many open files"})
+        elif frame.kind == wire.WAKE:
+            self._wake()
+        else:
+            self._serve_cell(frame, fds)
 
     def _define_functions(self, specs: List[Dict[str, Any]]) -> None:
         """Define host functions, except those that are defined already: the code may have used
@@ -125,8 +125,8 @@ class Worker:
         for stream, pipe in zip(self._streams, pipes):
             stream.begin(frame.request, pipe, leftover, keep=tasks)
             os.close(pipe)
-        if _signal.getsignal(_signal.SIGINT) is not self._interrupt:
-            signal.signal(signal.SIGINT, self._interrupt)
+        if _signal.getsignal(_signal.SIGINT) is not self.on_interrupt:
+            signal.signal(signal.SIGINT, self.on_interrupt)
         streams.CELL.set(frame.request)
         if self._reserve is None:
             self._reserve = _reserve_memory()

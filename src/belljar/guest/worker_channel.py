@@ -24,7 +24,7 @@ FIRST_CALL = 1 << 31  # so that parts of an answer are never taken for those of 
 
 
 class WorkerChannel:
-    def __init__(self, sock: socket.socket, setup: Dict[str, Any]) -> None:
+    def begin(self, sock: socket.socket, setup: Dict[str, Any]) -> None:
         self._limit = int(setup["values"])
         self._share = bool(setup["share"])
         self._handed = 0  # bytes of memory that the host was given, and that still count here

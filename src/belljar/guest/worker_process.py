@@ -1,4 +1,4 @@
-"""Init's side of a worker: forks the process, and exchanges frames with it over a socket. At the
+"""Init's side of a worker: starts the process, and exchanges frames with it over a socket. At the
 end, the roles that a worker can have: branch, checkpoint, copy.
 
 The code in the worker can forge what comes over the socket. Whether the process has died, and how,
@@ -13,7 +13,7 @@ import site
 import socket
 import struct
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, NoReturn, Optional, Tuple
 
 from ..protocol import messages, wire
 from ..protocol.buffers import Inbox, Outbox, check_shared, close_all
@@ -39,20 +39,28 @@ class WorkerProcess:
         self._on_sent: "List[Callable[[], None]]" = []
 
     def start(self) -> None:
-        ours, theirs = socket.socketpair()
+        source = self._setup.get("source")
         try:
-            pid = self._setup.get("fork", os.fork)()
+            ours, self.pid, pidfd = self._fork() if source is None else source.start()
         except OSError:
             # Dying processes still count against the limit for a moment. Init tries again when
             # the next one is gone, or with the next request.
-            ours.close()
-            theirs.close()
             return
-        if pid == 0:
-            self._become_worker(theirs)
-        theirs.close()
-        self.pid = pid
         self._connect(ours)
+        if pidfd >= 0:
+            self._init.watch_worker(pidfd)
+
+    def _fork(self) -> "Tuple[socket.socket, int, int]":
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                pid = self._setup.get("fork", os.fork)()
+            except OSError:
+                ours.close()
+                raise
+            if pid == 0:
+                become_worker(theirs, self._setup)
+        return ours, pid, -1  # SIGCHLD tells of its end
 
     def expect_fork(self) -> int:
         """Prepare for a process that another worker will fork; returns its end of the socket.
@@ -74,40 +82,15 @@ class WorkerProcess:
         self._events, self._paused = poller.READ, False
         self._init.selector.register(ours, self._events, self._on_ready)
 
-    def _become_worker(self, control: socket.socket) -> None:
-        try:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            null = os.open(os.devnull, os.O_RDWR)
-            for fd in (0, 1, 2):
-                os.dup2(null, fd)
-            if control.fileno() != fork_state.CONTROL:
-                os.dup2(control.detach(), fork_state.CONTROL)
-                control = socket.socket(
-                    socket.AF_UNIX, socket.SOCK_STREAM, fileno=fork_state.CONTROL
-                )
-            # The worker gets none of init's descriptors. Init keeps a higher limit than the code,
-            # so that the code cannot use up what init needs.
-            os.closerange(fork_state.CONTROL + 1, messages.MAX_FILES)
-            limit = self._setup["open_files"]
-            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-            data = self._setup.get("data")
-            if data is not None:
-                resource.setrlimit(resource.RLIMIT_DATA, (data, data))
-            os.setsid()
-            if "worker_started" in self._setup:
-                self._setup["worker_started"]()
-            if not self._setup.get("site", True):  # `.pth` files of packages run code only now
-                site.main()
-            fork_state.set_oom_score(fork_state.RUNNING)
-            worker.main(control, self._setup)
-        finally:
-            os._exit(1)
-
     def signal(self, number: int) -> None:
-        """Only init reaps the worker, so `pid` cannot belong to another process."""
+        """Init forgets `pid` when the worker is reaped, or at once after."""
         if self.pid:
-            os.kill(self.pid, number)
+            try:
+                os.kill(self.pid, number)
+            except ProcessLookupError:
+                return  # it was reaped, and init learns of it next
+            except PermissionError:
+                self._setup["source"].signal(self.pid, number)
 
     def close(self) -> None:
         """The process has been reaped, or never came."""
@@ -231,6 +214,40 @@ class WorkerProcess:
             close_all([fd])
             raise
         return [fd]
+
+
+def become_worker(
+    control: socket.socket, setup: Dict[str, Any], prepared: "Optional[worker.Worker]" = None
+) -> NoReturn:
+    """In a process that was just forked."""
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+        if control.fileno() != fork_state.CONTROL:
+            os.dup2(control.detach(), fork_state.CONTROL)
+            control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=fork_state.CONTROL)
+        # The worker gets none of init's descriptors. Init keeps a higher limit than the code,
+        # so that the code cannot use up what init needs.
+        os.closerange(fork_state.CONTROL + 1, messages.MAX_FILES)
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = messages.MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, messages.MAX_FILES)
+        limit = min(setup["open_files"], most)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+        data = setup.get("data")
+        if data is not None:
+            resource.setrlimit(resource.RLIMIT_DATA, (data, data))
+        os.setsid()
+        if "worker_started" in setup:
+            setup["worker_started"]()
+        if not setup.get("site", True):  # `.pth` files of packages run code only now
+            site.main()
+        fork_state.set_oom_score(fork_state.RUNNING)
+        (prepared or worker.Worker()).serve(control, setup)
+    finally:
+        os._exit(1)
 
 
 # -- roles of a worker ------------------------------------------------------------------------

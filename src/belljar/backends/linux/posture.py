@@ -51,6 +51,14 @@ def _own_namespaces(pid: int) -> frozenset[str] | None:
         return None  # another user's process
 
 
+def same_guest(pid: int, init: int) -> bool:
+    """Whether a process lives in the pid namespace of this init."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid") == os.readlink(f"/proc/{init}/ns/pid")
+    except OSError:
+        return False  # one of them has ended
+
+
 def check(posture: Posture, *, root: bool) -> None:
     """A guest that lacks a layer is not used, whatever the reason."""
     wrong = faults(posture)

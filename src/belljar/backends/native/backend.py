@@ -168,30 +168,30 @@ class NativeBackend:
     async def _confine(self, spec: GuestSpec, zygote: Zygote, group: Cgroup | None) -> NativeGuest:
         in_cgroup = group.enforced if group is not None else frozenset[str]()
         ours, theirs = socket.socketpair()
+        born, births = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for mine in (ours, born):
+            mine.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            mine.setblocking(False)
         try:
-            with theirs:
-                ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            with theirs, births:
                 join = group.join_fds() if group is not None else []
                 request = _request(spec, zygote, in_cgroup)
+                descriptors = theirs.fileno(), births.fileno(), join
                 with anyio.fail_after(HELLO_TIMEOUT):
-                    while not zygote.spawn(request, spec.env, theirs.fileno(), join):
+                    while not zygote.spawn(request, spec.env, *descriptors):
                         await anyio.sleep(0.005)
             if group is not None:
                 group.close_join_fds()
-            stream = SocketStream(ours)
             with anyio.fail_after(HELLO_TIMEOUT):
-                pid, said = await hello(stream)
-            if "failed" in said:
-                raise failure(said, spec.environment.name)
-            pidfd = os.pidfd_open(pid)
+                pid, said = await hello(ours)
+                if "failed" in said:
+                    raise failure(said, spec.environment.name)
+                pidfd = os.pidfd_open(pid)
         except BaseException as error:
             ours.close()
-            if isinstance(error, TimeoutError):
-                raise StartError(f"the guest did not come up in {HELLO_TIMEOUT:.0f} s") from None
-            if isinstance(error, ProcessLookupError):
-                raise StartError("the guest died as soon as it was confined") from None
-            raise
-        guest = NativeGuest(stream, pid, pidfd, group, spec.limits.memory)
+            born.close()
+            raise _start_error(error) from None
+        guest = NativeGuest(SocketStream(ours), pid, pidfd, group, spec.limits.memory, born)
         try:
             seen = posture.read(pid)
             posture.check(seen, root=zygote.root)
@@ -203,10 +203,22 @@ class NativeBackend:
             guest.isolation = Isolation(backend=self.name, layers=measured, limits=limits)
             if "memory" not in in_cgroup:
                 self._host.mind(guest.watch())
-        except BaseException:
+            with anyio.fail_after(HELLO_TIMEOUT):
+                said = await guest.first_worker()
+            if "failed" in said:
+                raise failure(said, spec.environment.name)
+        except BaseException as error:
             await guest.close()
-            raise
+            raise _start_error(error) from None
         return guest
+
+
+def _start_error(error: BaseException) -> BaseException:
+    if isinstance(error, TimeoutError):
+        return StartError(f"the guest did not come up in {HELLO_TIMEOUT:.0f} s")
+    if isinstance(error, ProcessLookupError):
+        return StartError("the guest died as soon as it was confined")
+    return error
 
 
 def _started_zygote(started: concurrent.futures.Future[Zygote] | None) -> Zygote | None:

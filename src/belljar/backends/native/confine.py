@@ -1,6 +1,7 @@
 """From a fork of the zygote to a guest: every layer, in the one order that works.
 
-`confine` shows the order. Each step is named, so that a failure says which layer is missing;
+`confine_init` makes the namespaces and file systems of a guest, `confine_worker` enters them; both
+then give up all their rights. Each step is named, so that a failure says which layer is missing;
 nothing of the caller's is read before the last of them.
 """
 
@@ -26,20 +27,43 @@ class StepFailed(Exception):
         self.errno = error.errno
 
 
-def confine(spec: Dict[str, Any], join: List[int]) -> Dict[str, Any]:
-    """Turn this process (PID 1 of its new pid namespace) into a guest. What was measured."""
+def confine_init(spec: Dict[str, Any], join: List[int]) -> Dict[str, Any]:
+    """Turn this process (PID 1 of its new pid namespace) into a guest's init. What was measured."""
     facts: Dict[str, Any] = {}
     kernel: List[int] = []  # a descriptor of /proc/sys, taken before it is masked
-    steps: List[Tuple[str, Callable[[], Any]]] = [
+    _take_steps(
         # First, so that everything from here on is charged to the guest.
         ("cgroup", lambda: _join(join)),
-        ("namespaces", _enter_namespaces),
+        ("namespaces", _make_namespaces),
         ("host name", lambda: sys_.sethostname("belljar")),
         ("loopback", _loopback_up),
         ("file systems", lambda: kernel.append(_mount(spec, facts))),
         # Mounts, network and pids stay owned by the zygote's user namespace: even a guest that
         # became root in its own would have no power over them.
         ("identity", lambda: _become(spec["uid"], kernel.pop())),
+        *_last_steps(spec, facts),
+    )
+    return facts
+
+
+def confine_worker(spec: Dict[str, Any], init: int, join: List[int]) -> Dict[str, Any]:
+    """Turn this process into a worker in the guest of this init, given by its pidfd. It is in the
+    pid namespace already."""
+    facts: Dict[str, Any] = {}
+    _take_steps(
+        ("cgroup", lambda: _join(join)),
+        ("namespaces", lambda: sys_.setns(init, _NAMESPACES | sys_.CLONE_NEWUSER)),
+        ("identity", lambda: _become_inside(init)),
+        *_last_steps(spec, facts),
+    )
+    return facts
+
+
+Step = Tuple[str, Callable[[], Any]]
+
+
+def _last_steps(spec: Dict[str, Any], facts: Dict[str, Any]) -> List[Step]:
+    return [
         ("capabilities", _drop_capabilities),
         ("limits", lambda: _set_limits(spec["rlimits"])),
         ("cpus", lambda: _set_affinity(spec["affinity"])),
@@ -47,14 +71,16 @@ def confine(spec: Dict[str, Any], join: List[int]) -> Dict[str, Any]:
         # Last: it takes away most calls used above.
         ("seccomp", lambda: sys_.seccomp_filter(spec["seccomp"])),
         ("dumpable", lambda: sys_.prctl(sys_.PR_SET_DUMPABLE, 0)),
-        ("probe", lambda: facts.update(escaped=probe())),
+        ("probe", _check_powers),
     ]
+
+
+def _take_steps(*steps: Step) -> None:
     for name, step in steps:
         try:
             step()
         except OSError as error:
             raise StepFailed(name, error) from None
-    return facts
 
 
 def _join(descriptors: List[int]) -> None:
@@ -63,15 +89,18 @@ def _join(descriptors: List[int]) -> None:
         os.close(fd)
 
 
-def _enter_namespaces() -> None:
+_NAMESPACES = (
+    sys_.CLONE_NEWNS
+    | sys_.CLONE_NEWNET
+    | sys_.CLONE_NEWIPC
+    | sys_.CLONE_NEWUTS
+    | sys_.CLONE_NEWCGROUP
+)
+
+
+def _make_namespaces() -> None:
     # cgroup: after joining, so that the guest sees its own group as the root.
-    sys_.unshare(
-        sys_.CLONE_NEWNS
-        | sys_.CLONE_NEWNET
-        | sys_.CLONE_NEWIPC
-        | sys_.CLONE_NEWUTS
-        | sys_.CLONE_NEWCGROUP
-    )
+    sys_.unshare(_NAMESPACES)
 
 
 def _loopback_up() -> None:
@@ -184,13 +213,20 @@ def _become(uid: int, kernel: int) -> None:
     os.close(kernel)
 
 
+def _become_inside(init: int) -> None:
+    """The one user of the guest's user namespace, which this process has entered."""
+    os.close(init)
+    os.setresgid(INSIDE_ID, INSIDE_ID, INSIDE_ID)
+    os.setresuid(INSIDE_ID, INSIDE_ID, INSIDE_ID)
+
+
 def _drop_capabilities() -> None:
     sys_.prctl(sys_.PR_SET_NO_NEW_PRIVS, 1)
     sys_.prctl(sys_.PR_CAP_AMBIENT, sys_.PR_CAP_AMBIENT_CLEAR_ALL)
     sys_.prctl(sys_.PR_SET_SECUREBITS, sys_.SECUREBITS_LOCKED)
     sys_.drop_bounding_set()
     sys_.capset_none()
-    # A change of credentials clears it. The zygote's end takes the guest along.
+    # A change of credentials clears it. The end of the parent takes this process along.
     sys_.prctl(sys_.PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -209,10 +245,10 @@ def _set_affinity(cpus: List[int]) -> None:
 
 
 def _writable(spec: Dict[str, Any], facts: Dict[str, Any]) -> Tuple[List[str], List[str]]:
-    # The store has the workspace in it, but Landlock does not look at what a mount hides.
-    store = f"/proc/self/fd/{facts['store']}"
-    own = [spec["workdir"], *spec["scratch"], store, "/tmp", "/dev/shm"]
-    directories = [*own, *spec["writable"]]
+    directories = [spec["workdir"], *spec["scratch"], "/tmp", "/dev/shm", *spec["writable"]]
+    if "store" in facts:
+        # It has the workspace in it, but Landlock does not look at what a mount hides.
+        directories.append(f"/proc/self/fd/{facts['store']}")
     return directories, ["/dev/" + name for name in _DEVICES] + spec["writable_files"]
 
 
@@ -225,6 +261,12 @@ def _write(path: str, text: str, below: Optional[int] = None) -> None:
 
 
 # -- the probe ------------------------------------------------------------------------------
+
+
+def _check_powers() -> None:
+    kept = probe()
+    if kept:
+        raise OSError(f"it can still {kept}")
 
 
 def probe() -> List[str]:
@@ -253,7 +295,6 @@ _ALL_V1 = (1 << 13) - 1
 _REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
 _READ = _EXECUTE | _READ_FILE | _READ_DIR
 _ON_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
-_SCOPE_ABSTRACT_SOCKETS, _SCOPE_SIGNALS = 1, 2
 
 
 def landlock_rights(abi: int) -> int:
@@ -270,12 +311,10 @@ def restrict_files(writable: List[str], devices: List[str]) -> int:
     if abi == 0:
         return 0
     rights = landlock_rights(abi)
-    fields = [rights]
-    if abi >= 4:
-        fields.append(0)  # TCP: the network namespace has only its own loopback
-    if abi >= 6:
-        fields.append(_SCOPE_ABSTRACT_SOCKETS | _SCOPE_SIGNALS)
-    ruleset = sys_.landlock_create_ruleset(fields)
+    # Files only. The network namespace has only its own loopback. Scopes of signals and abstract
+    # sockets (version 6) are left to the pid and network namespaces: they would part init, worker
+    # and commands, which are no forks of each other.
+    ruleset = sys_.landlock_create_ruleset([rights])
     try:
         _allow_path(ruleset, "/", _READ & rights)
         # /proc: kernel files decide for themselves; /proc/self/oom_score_adj and comm are the

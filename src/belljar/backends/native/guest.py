@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ from belljar.backends import event_loop
 from belljar.backends.base import Location, UsageSample
 from belljar.backends.event_loop import Lock
 from belljar.backends.isolation import Isolation
+from belljar.backends.linux import identity, posture
 from belljar.backends.linux.cgroup import Cgroup
 from belljar.backends.native import watchdog
 from belljar.errors import ProtocolError, SandboxError, StartError
@@ -96,9 +98,18 @@ class SocketStream:
 
 class NativeGuest:
     def __init__(
-        self, stream: SocketStream, pid: int, pidfd: int, group: Cgroup | None, memory: int
+        self,
+        stream: SocketStream,
+        pid: int,
+        pidfd: int,
+        group: Cgroup | None,
+        memory: int,
+        births: socket.socket,
     ) -> None:
+        """`births`: where every new worker tells that it is confined."""
         self.stream = stream
+        self._births = births
+        self._workers: list[int] = []  # pids, also of those that have ended
         self.pid = pid
         self._pidfd = pidfd
         self._cgroup = group
@@ -113,8 +124,36 @@ class NativeGuest:
     def watch(self) -> watchdog.Watchdog:
         """The watchdog of this guest. Called by the backend where no cgroup limits memory."""
         if self._watchdog is None:
-            self._watchdog = watchdog.Watchdog(self.pid, self._memory)
+            self._watchdog = watchdog.Watchdog(self.pid, self._memory, self._find_workers)
         return self._watchdog
+
+    async def first_worker(self) -> Mapping[str, object]:
+        """What the first worker says when it is confined."""
+        while True:
+            try:
+                return self._take_birth()
+            except BlockingIOError:
+                await anyio.wait_readable(self._births)
+
+    def _take_birth(self) -> Mapping[str, object]:
+        """What a new worker says. Its posture is read from outside, as that of init."""
+        pid, data = receive_with_pid(self._births)
+        if not data:
+            raise Stillborn("the guest ended before its interpreter was confined")
+        said: Mapping[str, object] = json.loads(data)
+        if "failed" not in said:
+            seen = posture.read(pid)
+            posture.check(seen, root=identity.has_uid_for_each())
+            self._workers.append(pid)
+        return said
+
+    def _find_workers(self) -> list[int]:
+        """The living ones: other processes get the pids of dead ones."""
+        with contextlib.suppress(BlockingIOError, SandboxError):
+            while True:
+                self._take_birth()
+        self._workers = [pid for pid in self._workers if posture.same_guest(pid, self.pid)]
+        return self._workers
 
     @property
     def location(self) -> Location:
@@ -168,8 +207,7 @@ class NativeGuest:
                 self._tidy_up_later()
                 raise
             finally:
-                os.close(self._pidfd)
-                self.stream.close()
+                self._close_descriptors()
             if self.left is not None:
                 await anyio.to_thread.run_sync(self.left)
 
@@ -192,14 +230,17 @@ class NativeGuest:
         if self._cgroup is not None:
             self._cgroup.kill()
         else:
-            for pid in watchdog.processes(self.pid):
-                watchdog.kill(pid, self.pid)
+            self.watch().kill_all()
 
     def discard(self) -> None:
         if self._kill_last():
-            os.close(self._pidfd)
-            self.stream.close()
+            self._close_descriptors()
             self._tidy_up_later()
+
+    def _close_descriptors(self) -> None:
+        os.close(self._pidfd)
+        self._births.close()
+        self.stream.close()
 
     def _tidy_up_later(self) -> None:
         if sys.is_finalizing():
@@ -219,28 +260,35 @@ def remove_cgroup(group: Cgroup) -> None:
     group.remove()
 
 
-async def hello(stream: SocketStream) -> tuple[int, Mapping[str, object]]:
+async def hello(sock: socket.socket) -> tuple[int, Mapping[str, object]]:
     """The guest's first frame, and its pid as the kernel (not the guest) gives it to us."""
-    pid = 0
     reader = wire.Reader(frozenset((wire.HELLO,)))
     while True:
         try:
-            data, ancillary, _, _ = stream.socket.recvmsg(wire.CHUNK, socket.CMSG_SPACE(12))
+            pid, data = receive_with_pid(sock)
         except BlockingIOError:
-            await anyio.wait_readable(stream.socket)
+            await anyio.wait_readable(sock)
             continue
         if not data:
             raise Stillborn(
                 "the guest ended before it was confined",
                 hint="out of processes or memory? `belljar doctor` tells what this host allows",
             )
-        for level, kind, body in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
-                pid = struct.unpack("iII", body[:12])[0]
         reader.feed(data)
         try:
             for frame in reader.frames():
-                stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
                 return pid, frame.header
         except wire.WireError as error:
             raise ProtocolError(f"the guest broke the protocol: {error}") from error
+
+
+def receive_with_pid(sock: socket.socket) -> tuple[int, bytes]:
+    """The sender's pid, and what it sent."""
+    data, ancillary, _, _ = sock.recvmsg(wire.CHUNK, socket.CMSG_SPACE(12))
+    pids = [
+        struct.unpack("iII", body[:12])[0]
+        for level, kind, body in ancillary
+        if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS
+    ]
+    return (pids or [0])[0], data

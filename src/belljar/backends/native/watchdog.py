@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import threading
+from collections.abc import Callable
 
 from belljar.backends.base import UsageSample
 from belljar.backends.linux import proc
@@ -17,9 +18,10 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 
 class Watchdog:
-    def __init__(self, init: int, memory: int) -> None:
+    def __init__(self, init: int, memory: int, find_workers: Callable[[], list[int]]) -> None:
         self._init = init
         self._memory = memory
+        self._find_workers = find_workers
         self._peak = 0
         self._kills = 0
         # Who sees that a process was killed finds it counted, however late this thread goes on.
@@ -33,7 +35,7 @@ class Watchdog:
 
     def look(self) -> None:
         """Measure; over the limit, kill what holds most. Called by the runtime's thread."""
-        pids = processes(self._init)
+        pids = self._processes()
         if sum(map(_resident, pids)) <= self._memory:
             return  # shared pages counted in full, and still below: no need to look closer
         shares = {pid: _share(pid) for pid in pids if pid != self._init}
@@ -42,7 +44,7 @@ class Watchdog:
         if total > self._memory:
             worst = max(shares, key=lambda p: self._badness(p, shares))
             with self._killing:
-                self._kills += kill(worst, self._init)
+                self._kills += self._kill(worst)
 
     def _badness(self, pid: int, shares: dict[int, int]) -> float:
         """As the kernel would weigh it: what runs goes before what is parked."""
@@ -50,7 +52,7 @@ class Watchdog:
         return shares[pid] + self._memory * adjusted
 
     def read_usage(self, *, from_now: bool = False, now: bool = False) -> UsageSample:
-        pids = processes(self._init)
+        pids = self._processes()
         workers = [pid for pid in pids if pid != self._init]
         if from_now:
             self._peak = 0
@@ -66,32 +68,35 @@ class Watchdog:
             processes=len(pids) if now else None,
         )
 
+    def kill_all(self) -> None:
+        for pid in self._processes():
+            self._kill(pid)
 
-def kill(pid: int, init: int) -> bool:
-    """By descriptor, and only if it is still the guest's: numbers are used again."""
-    with contextlib.suppress(ProcessLookupError):
-        pidfd = os.pidfd_open(pid)
-        try:
-            if pid in processes(init):
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                return True
-        finally:
-            os.close(pidfd)
-    return False
+    def _kill(self, pid: int) -> bool:
+        """By descriptor, and only if it is still the guest's: numbers are used again."""
+        with contextlib.suppress(ProcessLookupError):
+            pidfd = os.pidfd_open(pid)
+            try:
+                if pid in self._processes():
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                    return True
+            finally:
+                os.close(pidfd)
+        return False
 
-
-def processes(init: int) -> list[int]:
-    """PID 1 of the guest and all below it: orphans become its children, so none is missed."""
-    found, todo = [], [init]
-    while todo:
-        pid = todo.pop()
-        found.append(pid)
-        try:
-            for task in os.listdir(f"/proc/{pid}/task"):
-                todo += map(int, proc.read(f"/proc/{pid}/task/{task}/children").split())
-        except OSError:
-            continue  # ended meanwhile
-    return found
+    def _processes(self) -> list[int]:
+        """PID 1 of the guest, its workers and all below them: orphans become children of PID 1, so
+        none is missed."""
+        found, todo = [], [self._init, *self._find_workers()]
+        while todo:
+            pid = todo.pop()
+            found.append(pid)
+            try:
+                for task in os.listdir(f"/proc/{pid}/task"):
+                    todo += map(int, proc.read(f"/proc/{pid}/task/{task}/children").split())
+            except OSError:
+                continue  # ended meanwhile
+        return found
 
 
 def _resident(pid: int) -> int:

@@ -146,11 +146,13 @@ class Zygote:
         request: Mapping[str, object],
         env: Mapping[str, str],
         channel: int,
+        births: int,
         join: Sequence[int],
     ) -> bool:
-        """Ask for a guest; it answers on its own channel. What it alone may know, its environment
-        variables, it reads by itself. False: it is behind with its work, ask again."""
-        message = json.dumps({**request, "descriptors": 2 + len(join)}).encode()
+        """Ask for a guest; it answers on its own channel, its workers on `births`. What it alone may
+        know, its environment variables, it reads by itself. False: the zygote is behind with its
+        work, ask again."""
+        message = json.dumps({**request, "descriptors": 3 + len(join)}).encode()
         secret = json.dumps(dict(env)).encode()
         if len(secret) > MAX_REQUEST:
             raise InvalidOption(
@@ -159,7 +161,7 @@ class Zygote:
             )
         with _memfd(secret) as variables:
             try:
-                socket.send_fds(self._control, [message], [channel, variables, *join])
+                socket.send_fds(self._control, [message], [channel, births, variables, *join])
             except BlockingIOError:
                 return False
             except OSError as error:

@@ -1,0 +1,222 @@
+"""The preloader: a child of the zygote that has imported the Environment's preload modules. It forks
+the workers, so that only they, and not init, have a copy of its memory.
+
+An init asks for a worker over a socket of its own. The worker enters the pid namespace of that init
+by its birth and the other namespaces by itself. The preloader stays its parent: the kernel tells it
+how the worker ended, and it tells init. When init ends, the kernel kills the worker too.
+"""
+
+import contextlib
+import errno
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import traceback
+from typing import Any, Dict, List, NoReturn, Tuple
+
+from ...guest import fork_state, init, worker_source
+from ...guest.poller import READ, Poller
+from ...guest.worker import Worker
+from ...guest.worker_process import become_worker
+from ..linux import syscalls as sys_
+from . import confine, shared_pages
+
+MAX_REQUEST = 65536  # bytes
+MAX_DESCRIPTORS = 16
+
+
+def main(
+    config: Dict[str, Any], control: socket.socket, link: socket.socket, own_pids: int
+) -> NoReturn:
+    sys_.prctl(sys_.PR_SET_PDEATHSIG, signal.SIGKILL)
+    try:
+        _preload(config["preload"], config["warmup"])
+    except BaseException as error:
+        last = "".join(traceback.format_exception_only(type(error), error)).strip()
+        _fail(control, "preload", last)
+    threads = len(os.listdir("/proc/self/task"))
+    if threads != 1:
+        # A fork copies one thread only; locks the others held would stay locked for ever.
+        _fail(control, "threads", f"{threads - 1} threads are running")
+    # Once, for all workers: libraries drop what forks must not share, descriptors above all.
+    sys_.run_fork_hooks()
+    preloader = Preloader(config, link, own_pids)
+    gc.collect()
+    gc.freeze()  # the collector would otherwise write to, and so copy, every shared page
+    if config["preload"]:
+        # Never let go. The second time fills what the first has used itself, and given back.
+        held = [shared_pages.fill_holes(), shared_pages.fill_holes()]  # noqa: F841
+        shared_pages.take_huge_pages()
+    control.send(json.dumps({"ready": True, "data": _data_size()}).encode())
+    control.close()
+    preloader.serve()
+
+
+def _preload(modules: List[str], warmup: str) -> None:
+    reserved = shared_pages.reserve_arenas() if modules else []
+    for name in modules:
+        importlib.import_module(name)
+    exec(compile(warmup, "<warmup>", "exec"), {})
+    del reserved  # arenas that were not needed go with it
+
+
+def _fail(control: socket.socket, step: str, message: str) -> NoReturn:
+    control.send(json.dumps({"failed": step, "message": message}).encode())
+    os._exit(1)
+
+
+def _data_size() -> int:
+    with open("/proc/self/status") as file:
+        sizes = (line.split()[1] for line in file if line.startswith("VmData:"))
+        return int(next(sizes, 0)) * 1024
+
+
+def specification(config: Dict[str, Any], request: Dict[str, Any]) -> Dict[str, Any]:
+    """What `confine` needs to know of a guest."""
+    name = "seccomp_stricter" if request["deny_hidden_memory"] else "seccomp"
+    return {**request, "seccomp": config[name]}
+
+
+def read_variables(fd: int) -> "Dict[str, str]":
+    """The environment variables of a guest. Not in the request: all later guests find in their
+    memory what the zygote or the preloader has read."""
+    data = os.pread(fd, os.fstat(fd).st_size, 0)
+    os.close(fd)
+    variables: Dict[str, str] = json.loads(data)
+    return variables
+
+
+class Guest:
+    """An init, and what its workers need."""
+
+    def __init__(self, request: Dict[str, Any], fds: List[int]) -> None:
+        self.request = request
+        self.socket = socket.socket(fileno=fds[0])
+        self.init, self.births, self.variables, *self.join = self.fds = fds[1:]
+        self.workers = 0  # alive
+
+    def close(self) -> None:
+        self.socket.close()
+        for fd in self.fds:
+            os.close(fd)
+        self.fds.clear()
+
+
+class Preloader:
+    def __init__(self, config: Dict[str, Any], link: socket.socket, own_pids: int) -> None:
+        self._config = config
+        self._link = link
+        self._own_pids = own_pids
+        self._poller = Poller()
+        self._workers: Dict[int, Tuple[Guest, int]] = {}  # pid -> its guest and number
+        self._last = 0
+        self._prepared = Worker()
+
+    def serve(self) -> NoReturn:
+        self._poller.register(self._link, READ, self._on_guest)
+        self._poller.register(init.child_signals(), READ, self._on_child)
+        # For workers: it notes an interrupt that comes before the first cell.
+        signal.signal(signal.SIGINT, self._prepared.on_interrupt)
+        while True:
+            self._poller.wait()
+
+    def _on_guest(self, link: socket.socket, events: int) -> None:
+        data, fds, _, _ = socket.recv_fds(link, MAX_REQUEST, MAX_DESCRIPTORS)
+        if not data:
+            os._exit(0)  # the zygote is gone
+        request = json.loads(data)
+        if len(fds) != request["descriptors"] + 2:  # there was no number left for some
+            for fd in fds:
+                os.close(fd)  # init reads the end of its socket, and ends
+            return
+        control, guest = fds.pop(0), Guest(request, fds)
+        self._poller.register(guest.socket, READ, lambda _, events: self._on_request(guest))
+        self._fork(guest, control)
+
+    def _on_request(self, guest: Guest) -> None:
+        """From here on, init may be in the hands of the code: never wait for it."""
+        try:
+            data, fds, _, _ = socket.recv_fds(guest.socket, 16, 1)
+        except OSError:
+            data, fds = b"", []
+        if not data:
+            self._poller.unregister(guest.socket)
+            guest.close()
+        elif fds:
+            self._fork(guest, fds[0])
+        else:
+            worker, number = worker_source.SIGNAL.unpack(data)
+            for pid in (pid for pid, found in self._workers.items() if found == (guest, worker)):
+                os.kill(pid, number)
+
+    def _fork(self, guest: Guest, control: int) -> None:
+        try:
+            if guest.workers >= guest.request["rlimits"]["RLIMIT_NPROC"]:
+                raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            sys_.setns(guest.init, sys_.CLONE_NEWPID)
+            pid = sys_.fork()
+            if pid == 0:
+                self._become_worker(guest, control)
+            guest.workers += 1
+            self._last += 1
+            self._workers[pid] = guest, self._last
+            pidfd = os.pidfd_open(pid)
+        except OSError as error:
+            with contextlib.suppress(OSError):  # the host does not wait for it
+                socket.socket(fileno=os.dup(guest.births)).send(failure("fork", error))
+            worker_source.report(guest.socket, worker_source.FAILED, 0, error.errno or 0)
+        else:
+            worker_source.report(guest.socket, worker_source.FORKED, self._last, 0, pid, pidfd)
+            os.close(pidfd)
+        finally:
+            os.close(control)
+            with contextlib.suppress(OSError):  # it only keeps a namespace longer
+                sys_.setns(self._own_pids, sys_.CLONE_NEWPID)
+
+    def _on_child(self, pipe: int, events: int) -> None:
+        init.drain(pipe)
+        while self._workers:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            guest, number = self._workers.pop(pid)
+            guest.workers -= 1
+            if guest.fds:
+                worker_source.report(guest.socket, worker_source.ENDED, number, status)
+
+    def _become_worker(self, guest: Guest, control: int) -> NoReturn:
+        births = socket.socket(fileno=guest.births)
+        try:
+            init.close_descriptors({0, 1, 2, control, *guest.fds})
+            os.umask(0o022)
+            sock = socket.socket(fileno=control)
+            if sock.recv(1) != worker_source.GO:  # sent when init is confined
+                os._exit(0)
+            spec = specification(self._config, guest.request)
+            facts = confine.confine_worker(spec, guest.init, guest.join)
+            os.environ.update(read_variables(guest.variables))
+            births.send(json.dumps(facts).encode())
+            births.close()
+            setup = {**guest.request["setup"], "site": self._config["site"]}
+            setup["worker_started"] = _worker_started
+            become_worker(sock, setup, self._prepared)
+        except BaseException as error:
+            step = error.step if isinstance(error, confine.StepFailed) else "start"
+            births.send(failure(step, error))
+        finally:
+            os._exit(1)
+
+
+def _worker_started() -> None:
+    # Init is not dumpable; the worker may look at itself (/proc/self) and its children.
+    sys_.prctl(sys_.PR_SET_DUMPABLE, 1)
+    fork_state.renew_secrets()
+
+
+def failure(step: str, error: BaseException) -> bytes:
+    message = str(error) if isinstance(error, (OSError, confine.StepFailed)) else repr(error)
+    said = {"failed": step, "errno": getattr(error, "errno", None), "message": message[:1000]}
+    return json.dumps(said).encode()
