@@ -16,7 +16,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
-from belljar.conformance.processes import alive, mounts, process, threads
+from belljar.conformance.processes import alive, mounts, pid_namespace, process, threads
 
 Posture = dict[str, object]
 
@@ -160,8 +160,11 @@ def _drift(reference: Posture, pid: int, known: Collection[str]) -> list[str]:
             found = _differences(reference, pid, known)
             if (now := process(pid)) is not None and now.started != first.started:
                 return []  # it has ended, and another process has its number
-            # A worker that init has just forked still has to close init's directory.
-            if late or not any(line.endswith("is directory /workspace") for line in found):
+            # A worker that was just forked is still being confined (its parent is outside), or
+            # still has to close the directory of init.
+            outside = pid_namespace(first.parent) != pid_namespace(pid)
+            new = outside or any(line.endswith("is directory /workspace") for line in found)
+            if late or not found or not new:
                 return found
         except OSError:
             # A process that is ending belongs to no user, and a thread may be gone.

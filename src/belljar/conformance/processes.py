@@ -80,8 +80,8 @@ def descendants(pid: int) -> list[Process]:
     for p in every.values():
         children.setdefault(p.parent, []).append(p)
     found = {}
-    if (namespace := _pid_namespace(pid)) not in ("", _pid_namespace(os.getpid())):
-        found = {n: p for n, p in every.items() if n != pid and _pid_namespace(n) == namespace}
+    if (namespace := pid_namespace(pid)) not in ("", pid_namespace(os.getpid())):
+        found = {n: p for n, p in every.items() if n != pid and pid_namespace(n) == namespace}
     todo = [pid, *found]
     while todo:
         below = {p.pid: p for p in children.get(todo.pop(), []) if p.pid not in found}
@@ -90,7 +90,7 @@ def descendants(pid: int) -> list[Process]:
     return [p for p in found.values() if not p.dead]
 
 
-def _pid_namespace(pid: int) -> str:
+def pid_namespace(pid: int) -> str:
     try:
         return os.readlink(f"/proc/{pid}/ns/pid")
     except OSError:

@@ -55,6 +55,8 @@ class Cell:
         self.nonce = b""
         self.shared: List[int] = []  # the descriptor of its value
         self.output: Optional[OutputReader] = None
+        self.holders = (0, 0)  # who had its pipes when it began: see Init._holders
+        self.unchanged = False  # the worker's standard streams still are these pipes
         self.room = limit
         self.calls: Set[int] = set()  # of host functions, under way
         self.watched = False  # the host wants to know which files change
@@ -86,6 +88,7 @@ class Init:
         self._paused: List[Any] = []  # output readers and worker processes
         self._cell: Optional[Cell] = None
         self._stale: List[OutputReader] = []  # output of earlier cells
+        self._last: Optional[Cell] = None  # whose pipes may be used again
         self._unwatched: List[OutputReader] = []  # to be watched again when the quiet rounds end
         self._quiet = 0  # rounds that are left
         self._holding = False  # keep frames for the host until the cell is over
@@ -255,10 +258,11 @@ class Init:
         self._reap()  # this cell is not to blame for a worker that died since the last one
         if not self.branches.active.worker.pid:
             self._ensure_worker()
-        self._close_stale()
         branch = self.branches.active
         worker = branch.worker
         cell = self._cell = Cell(frame.request, int(frame.header["output"]))
+        self._reuse_pipes(cell, worker)
+        self._close_stale()
         if frame.header.get("worker") not in (None, worker.pid):
             close_all(fds)
             self._finish(cell, dict(GONE))  # the worker that received the value is dead
@@ -271,16 +275,39 @@ class Init:
             if self._workspace is None:
                 self._workspace = file_requests.WatchedDirectory(self.setup["workspace"])
             cell.files = self._workspace.take_census()
-        pipes = self._open_pipes()
-        fds = (*(writing for _, writing in pipes), *fds)
         header = {k: v for k, v in frame.header.items() if k not in FOR_INIT}
-        header["fds"] = len(fds)
+        pipes = self._open_pipes() if cell.output is None else []
+        fds = (*(writing for _, writing in pipes), *fds)
+        header["fds"], header["pipes"] = len(fds), len(pipes)
         worker.send(wire.pack(wire.CELL, frame.request, header, frame.payload), fds)
         # The code runs from here on: what follows does not delay it.
-        names = {reading: name for (reading, _), name in zip(pipes, ("stdout", "stderr"))}
-        cell.output = OutputReader(self, names, self._on_output)
+        if cell.output is None:
+            names = {reading: name for (reading, _), name in zip(pipes, ("stdout", "stderr"))}
+            cell.output = OutputReader(self, names, self._on_output)
         if not worker.pid:
             self._finish(cell, dict(GONE))
+
+    def _reuse_pipes(self, cell: Cell, worker: WorkerProcess) -> None:
+        """Take the pipes of the last cell if it wrote nothing, and only the worker has them."""
+        last, self._last = self._last, None
+        cell.holders = self._holders(worker)
+        if last is None or last.output is None:
+            return
+        quiet = not last.output.size and len(last.output.pipes) == 2
+        if quiet and last.unchanged and cell.holders == last.holders != (0, 0):
+            cell.output = last.output
+        else:
+            self._stale.append(last.output)
+
+    def _holders(self, worker: WorkerProcess) -> Tuple[int, int]:
+        """The worker, and the last pid that the kernel has given to a process or a thread here: if
+        neither has changed, nobody else has a pipe of the worker. (0, 0): unknown."""
+        if "source" not in self.setup:
+            return 0, 0
+        load = os.open("/proc/loadavg", os.O_RDONLY | os.O_CLOEXEC)
+        last = os.read(load, 128).split()[-1]
+        os.close(load)
+        return worker.pid, int(last)
 
     def _ensure_worker(self) -> None:
         """Try for a while: the last attempt may have met the process limit, against which killed
@@ -428,6 +455,7 @@ class Init:
             close_all(fds)
             return
         cell.shared = fds
+        cell.unchanged = frame.header.get("unchanged") is True
         cell.done = messages.check_done(frame.header, frame.payload, self.setup["result"])
         cell.payload = frame.payload
         cell.nonce = os.urandom(16)
@@ -459,8 +487,9 @@ class Init:
         for reader in self._stale:
             reader.read(1)  # usually its end
         self._end_quiet()
-        if cell.output is not None:
-            self._stale.append(cell.output)
+        if self._last is not None and self._last.output is not None:
+            self._stale.append(self._last.output)
+        self._last = cell
         for call in cell.calls:
             self._refuse_call(call, "the cell that called it has ended")
         if cell.watched:

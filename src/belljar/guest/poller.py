@@ -71,6 +71,7 @@ class OutputReader:
         self._init = init
         self.pipes = pipes  # those that are open
         self._on_data = on_data
+        self.size = 0  # bytes so far
         self._watched = False
         self._paused = False  # init holds more than the host takes
         for fd in pipes:
@@ -122,6 +123,7 @@ class OutputReader:
                     del self.pipes[fd]
                     break
                 size += len(data)
+                self.size += len(data)
                 self._on_data(self, self.pipes[fd], data)
         return size
 

@@ -9,13 +9,14 @@ Input comes from the host when the code reads.
 
 import builtins
 import contextvars
+import fcntl
 import io
 import linecache
 import os
 import sys
 import threading
 import types
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Tuple
 
 # The cell that the running code belongs to. Tasks inherit it; new threads do not.
 CELL: "contextvars.ContextVar[int]" = contextvars.ContextVar("belljar_cell")
@@ -36,6 +37,7 @@ class CellStream(io.TextIOWrapper):
         self._old: Dict[int, int] = {}  # cell -> descriptor of its pipe
         self._leftover: Dict[int, int] = {}  # thread -> its cell
         self._main = threading.get_ident()
+        self._pipe = (0, 0)
 
     def write(self, text: str) -> int:
         thread = threading.get_ident()
@@ -61,11 +63,25 @@ class CellStream(io.TextIOWrapper):
                 os.close(pipe)
 
     def begin(self, cell: int, pipe: int, leftover: List[int], keep: bool) -> None:
-        """Use the pipe of a new cell; threads and tasks of earlier cells keep their own pipes."""
-        if leftover or keep or self._old:
+        """Use the pipe of a new cell, or with -1 that of the last one; threads and tasks of earlier
+        cells keep their own pipes."""
+        if pipe >= 0 and (leftover or keep or self._old):
             self._keep_old(leftover)
         self._cell = cell  # before its pipe: see _write_in_thread
-        os.dup2(pipe, self._fd)
+        if pipe >= 0:
+            os.dup2(pipe, self._fd)
+            self._pipe = self._look()
+            os.close(pipe)
+
+    def unchanged(self) -> bool:
+        """True if the code has neither replaced the pipe nor changed how it works."""
+        try:
+            return self._look() == self._pipe
+        except OSError:
+            return False
+
+    def _look(self) -> Tuple[int, int]:
+        return os.fstat(self._fd).st_ino, fcntl.fcntl(self._fd, fcntl.F_GETFL)
 
     def close_old(self) -> None:
         """In a fork: the pipes of earlier cells belong to the original."""

@@ -119,12 +119,12 @@ class Worker:
     def _serve_cell(self, frame: wire.Frame, fds: List[int]) -> None:
         leftover = streams.find_new_threads(self._threads)
         tasks = self._loop is not None and bool(asyncio.all_tasks(self._loop))
-        pipes = fds[:2]
+        count = frame.header["pipes"]
+        pipes, rest = fds[:count], fds[count:]
         if min(pipes, default=3) < 3:
             pipes = _move_above_standard(pipes)
-        for stream, pipe in zip(self._streams, pipes):
+        for stream, pipe in zip(self._streams, pipes or (-1, -1)):
             stream.begin(frame.request, pipe, leftover, keep=tasks)
-            os.close(pipe)
         if _signal.getsignal(_signal.SIGINT) is not self.on_interrupt:
             signal.signal(signal.SIGINT, self.on_interrupt)
         streams.CELL.set(frame.request)
@@ -133,7 +133,6 @@ class Worker:
         pyplot = sys.modules.get("matplotlib.pyplot")
         if pyplot is not None and pyplot.__dict__.get("show") is not self._pyplot_show:
             self._pyplot_show = figures.replace_show(pyplot, self._show_figures)
-        rest = fds[2:]
         header, payload, value = self._run(frame, rest)
         if rest:
             close_all(rest)  # it was interrupted before it took them
@@ -142,6 +141,8 @@ class Worker:
             os._exit(int(header.get("exit_code") or 0) & 0xFF)
         if self._remade and self._forked:
             self._note_open_files()
+        if self._loop is None and all(stream.unchanged() for stream in self._streams):
+            header["unchanged"] = True
         if value is not None and value.size > wire.INLINE:
             self._channel.send_value(wire.CELL_DONE, frame.request, header, value)
         else:

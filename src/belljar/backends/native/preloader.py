@@ -1,5 +1,5 @@
-"""The preloader: a child of the zygote that has imported the Environment's preload modules. It forks
-the workers, so that only they, and not init, have a copy of its memory.
+"""The preloader: the process of the zygote that has imported the Environment's preload modules. It
+forks the workers, so that only they, and not init, have a copy of its memory.
 
 An init asks for a worker over a socket of its own. The worker enters the pid namespace of that init
 by its birth and the other namespaces by itself. The preloader stays its parent: the kernel tells it
@@ -31,7 +31,6 @@ MAX_DESCRIPTORS = 16
 def main(
     config: Dict[str, Any], control: socket.socket, link: socket.socket, own_pids: int
 ) -> NoReturn:
-    sys_.prctl(sys_.PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
         _preload(config["preload"], config["warmup"])
     except BaseException as error:
@@ -126,7 +125,7 @@ class Preloader:
     def _on_guest(self, link: socket.socket, events: int) -> None:
         data, fds, _, _ = socket.recv_fds(link, MAX_REQUEST, MAX_DESCRIPTORS)
         if not data:
-            os._exit(0)  # the zygote is gone
+            os._exit(0)  # the process that forks inits is gone, or the host
         request = json.loads(data)
         if len(fds) != request["descriptors"] + 2:  # there was no number left for some
             for fd in fds:
@@ -178,18 +177,22 @@ class Preloader:
 
     def _on_child(self, pipe: int, events: int) -> None:
         init.drain(pipe)
-        while self._workers:
+        while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
-            guest, number = self._workers.pop(pid)
-            guest.workers -= 1
-            if guest.fds:
-                worker_source.report(guest.socket, worker_source.ENDED, number, status)
+            if pid in self._workers:
+                guest, number = self._workers.pop(pid)
+                guest.workers -= 1
+                if guest.fds:
+                    worker_source.report(guest.socket, worker_source.ENDED, number, status)
 
     def _become_worker(self, guest: Guest, control: int) -> NoReturn:
         births = socket.socket(fileno=guest.births)
         try:
+            # The code of this guest may run already, in commands. It sees this process by its pid,
+            # and must not reach into it before the last layer is on.
+            sys_.prctl(sys_.PR_SET_DUMPABLE, 0)
             init.close_descriptors({0, 1, 2, control, *guest.fds})
             os.umask(0o022)
             sock = socket.socket(fileno=control)

@@ -1,8 +1,9 @@
-"""The zygote: PID 1 of its own namespaces, in the root that all its guests share.
+"""The zygote: two processes in their own namespaces, in the root that all their guests share.
 
-It stays small and forks the init of each guest. Its only child that is not an init, the preloader,
-has imported the Environment's preload modules, and forks the workers. When the zygote ends, for
-whatever reason, the kernel ends the preloader and every guest with it.
+The first, the preloader, imports the Environment's preload modules and forks the workers. It is
+PID 1: no worker can have the same pid, by which libraries notice that they were forked. Its child
+stays small, and forks the init of each guest. When either ends, for whatever reason, the other and
+every guest end with it.
 """
 
 import base64
@@ -44,11 +45,17 @@ def main(config: Dict[str, Any]) -> NoReturn:
         config[name] = base64.b64decode(config[name])
     link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-    if sys_.fork() == 0:
+    if sys_.fork():
         link.close()
         preloader.main(config, control, theirs, own_pids)
     theirs.close()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # guests are reaped by the kernel
+    _serve(config, control, link, own_pids)
+
+
+def _serve(
+    config: Dict[str, Any], control: socket.socket, link: socket.socket, own_pids: int
+) -> NoReturn:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # inits are reaped by the kernel
     gc.collect()
     gc.freeze()  # the collector would otherwise write to, and so copy, every shared page
     poll = select.poll()
@@ -56,7 +63,7 @@ def main(config: Dict[str, Any]) -> NoReturn:
     poll.register(link, 0)
     while True:
         if link.fileno() in dict(poll.poll()):
-            os._exit(1)  # the preloader is gone
+            os._exit(1)  # the preloader has failed
         data, fds, _, _ = socket.recv_fds(control, MAX_REQUEST, MAX_DESCRIPTORS)
         if not data:
             os._exit(0)  # the host process is gone
