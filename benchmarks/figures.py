@@ -10,6 +10,7 @@ from typing import Any, Self
 # Which peer a figure is set against: the first of these that was measured.
 REFERENCES = {
     "cold": ("docker_run", "subprocess_imports"),
+    "command": ("subprocess_imports",),
     "trip": ("jupyter", "subprocess_imports"),
     "frames": ("jupyter", "subprocess_imports"),
     "throughput": ("docker_run", "subprocess_imports"),
