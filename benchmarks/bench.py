@@ -82,6 +82,7 @@ def arguments() -> argparse.Namespace:
         metavar="MINUTES",
         help="at most, for a quiet machine (30; 5 with --quick); 0: none",
     )
+    parser.add_argument("--python", metavar="PATH", help="of belljar_other (3.13, if installed)")
     parser.add_argument("--soak", type=int, default=0, metavar="N", help="also N one-shots (20000)")
     parser.add_argument("--json", action="store_true", help="JSON to stdout instead of tables")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", metavar="DIR")
@@ -103,15 +104,15 @@ def arguments() -> argparse.Namespace:
     return given
 
 
-def start(names: list[str], logs: Path) -> tuple[list[Contender], dict[str, Any]]:
+def start(given: argparse.Namespace, logs: Path) -> tuple[list[Contender], dict[str, Any]]:
     """All contenders, also those who cannot be here; and what is to be said of the machine."""
     built = build("data")
-    told = surroundings(built, names)
+    told = surroundings(built, given.peers, given.python)
     interpreters = Interpreters(built)
     host = machine.describe(built, pinned(built))
     host["scratch"], host["plot"] = told["scratch"], ""
     contenders = []
-    for name in names:
+    for name in given.peers:
         try:
             python = interpreters.of(name)
         except NotInstalled as error:
@@ -129,7 +130,7 @@ def start(names: list[str], logs: Path) -> tuple[list[Contender], dict[str, Any]
 
 def course_of(given: argparse.Namespace, logs: Path) -> tuple[dict[str, Any], str]:
     """The whole run as plain data; and the interpreter that can draw it."""
-    contenders, host = start(given.peers, logs)
+    contenders, host = start(given, logs)
     plot, scratch = host.pop("plot"), host.pop("scratch")
     scale = QUICK if given.quick else Scale()
     quiet = Quiet()
@@ -166,12 +167,13 @@ def course_of(given: argparse.Namespace, logs: Path) -> tuple[dict[str, Any], st
 
 def how(scale: Scale, took: float) -> str:
     return (
-        f"Medians and quartiles of one run of {took / 60:.1f} minutes, in turns; {scale.cold} cold "
-        f"starts (fewer of what takes seconds) after one that is "
-        f"not counted, {scale.trips} round trips after 5 "
+        f"Medians and quartiles of one run of {took / 60:.1f} minutes, in turns; {scale.cold} "
+        f"turns of cold starts ({scale.cold_quick} in each of what takes less than 0.1 s; fewer of "
+        f"what takes seconds) after one that is not counted, {scale.trips} round trips after 5 "
         f"({SLOW_TRIPS * scale.trip_rounds} of what takes more than 20 ms), "
-        f"{scale.storm_rounds} × {scale.storm_seconds:.0f} s of one-shots after one, "
-        f"{scale.places} idle places beside one more, {scale.stream_rounds} streams after two"
+        f"{scale.storm_rounds} × {scale.storm_seconds:.0f} s of one-shots after one (once where "
+        f"there are less than 10 per second), {scale.places} idle places beside one more, "
+        f"{scale.stream_rounds} streams after two"
     )
 
 

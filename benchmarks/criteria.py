@@ -113,7 +113,7 @@ GROWTHS = (
         of=("memory", "private", "subprocess_imports"),
     ),
     Want(
-        f"a start beside 450 to 500 sandboxes: at most {GROWTH} × one alone",
+        f"a start beside all others of a run: at most {GROWTH} × one alone",
         ("many", "last tenth", NATIVE),
         GROWTH,
         of=("many", "alone, afterwards", NATIVE),

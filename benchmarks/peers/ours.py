@@ -222,9 +222,10 @@ class OtherPython(Belljar):
         super().__init__()
         self.works, self.cannot = OtherPython.works, OtherPython.cannot
         self.versions = "other_versions"
-        self._python = told("other_python")
-        self.title = f"Belljar, native, Python {self._python}"
-        self.settings = f'`Environment(extends="data", python="{self._python}")`, else as above'
+        self._python = told("other_python")  # its path
+        version = ".".join(told("other_versions").split(",")[0].split(".")[:2])  # "Python 3.13"
+        self.title = f"Belljar, native, {version}"
+        self.settings = '`Environment(extends="data", python=…)`, else as above'
 
     def prepare(self) -> None:
         if not self._python:

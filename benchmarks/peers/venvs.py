@@ -143,20 +143,24 @@ def image_of(environment: Environment | str) -> tuple[str, str]:
         return done.stdout.strip(), versions
 
 
-def other_python(built: Built) -> dict[str, str]:
+def other_python(built: Built, chosen: str | None) -> dict[str, str]:
     """Another Python of this host with the same packages, for the costs that depend on it."""
-    newer = built.interpreter.version < OTHER_FROM
-    for python in OTHER_NEWER if newer else OTHER_OLDER:
-        try:
-            found = build(Environment(extends="data", python=python))
-        except EnvironmentBuildError as error:
-            why = str(error).splitlines()[0][:160]
-            continue
-        return {"other_python": found.interpreter.short_version, "other_versions": versions(found)}
-    return {"no_other_python": why}
+    sys.path.append(str(ROOT / "tests" / "support"))
+    from interpreters import interpreters
+
+    here = interpreters()
+    wanted = OTHER_NEWER if built.interpreter.version < OTHER_FROM else OTHER_OLDER
+    path = chosen or next((here[version] for version in wanted if version in here), None)
+    if path is None:
+        return {"no_other_python": f"none of Python {', '.join(wanted)} is installed here"}
+    try:
+        found = build(Environment(extends="data", python=path))
+    except EnvironmentBuildError as error:
+        return {"no_other_python": str(error).splitlines()[0][:160]}
+    return {"other_python": path, "other_versions": versions(found)}
 
 
-def surroundings(built: Built, names: list[str]) -> dict[str, Any]:
+def surroundings(built: Built, names: list[str], python: str | None) -> dict[str, Any]:
     """What every peer is told: the interpreter, the packages, the images."""
     told: dict[str, Any] = {
         "python": built.interpreter.executable,
@@ -165,7 +169,7 @@ def surroundings(built: Built, names: list[str]) -> dict[str, Any]:
         "scratch": tempfile.mkdtemp(prefix="belljar-bench-"),
     }
     if "belljar_other" in names:
-        told |= other_python(built)
+        told |= other_python(built, python)
     images: list[tuple[str, Environment]] = []
     if any(USES_IMAGE.search(name) for name in names):
         images.append(("image", resolve("data")))

@@ -18,6 +18,7 @@ CELLS = (  # small ones that differ, as a session has them
     "1+1",
 )
 FIRST_CELLS = 200  # not counted: what is made once
+TURN = 50
 
 
 def run_cells(place: Place, begin: int, count: int) -> list[float]:
@@ -63,8 +64,8 @@ def cells(peer: Peer, count: int) -> dict[str, object]:
         run_cells(beside, 0, FIRST_CELLS)
         old, new = [], []
         for turn in range(10):
-            old += run_cells(place, turn * step, max(step // 10, 1))
-            new += run_cells(beside, turn * step, max(step // 10, 1))
+            old += run_cells(place, turn * TURN, TURN)
+            new += run_cells(beside, turn * TURN, TURN)
         return {"course": course, "old": median(old), "new": median(new)}
     finally:
         place.close()
