@@ -37,6 +37,7 @@ def cells(peer: Peer, count: int) -> dict[str, object]:
     At the end a new session takes turns with it: a machine that is busier at the end than at the
     beginning slows both.
     """
+    peer.one_shot()  # what all sessions share is there
     before = set(below([os.getpid()]))
     place = peer.start(session=True)
     beside: Place | None = None
