@@ -83,7 +83,7 @@ def look() -> tuple[float, str]:
 
 
 def _ticks() -> dict[tuple[int, str], int]:
-    """Processor time of each process, by number and name."""
+    """Processor time of each process and of its children that have ended, by number and name."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -91,8 +91,7 @@ def _ticks() -> dict[tuple[int, str], int]:
                 head, _, rest = (entry / "stat").read_text().rpartition(")")
             except OSError:  # it has ended
                 continue
-            words = rest.split()
-            found[int(entry.name), head.partition("(")[2]] = int(words[11]) + int(words[12])
+            found[int(entry.name), head.partition("(")[2]] = sum(map(int, rest.split()[11:15]))
     return found
 
 

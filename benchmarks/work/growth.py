@@ -43,21 +43,20 @@ def cells(peer: Peer, count: int) -> dict[str, object]:
     beside: Place | None = None
     try:
         run_cells(place, 0, FIRST_CELLS)
-        first, *rest = dict.fromkeys(
-            [*place.processes(), *sorted(set(below([os.getpid()])) - before)]
-        )
+        more = set(below([os.getpid()])) - before
+        guest_processes = list(dict.fromkeys([*place.processes(), *sorted(more)]))
         step, course = max(count // 50, 1), []
         for done in range(0, count, step):
-            guest, host = processor([first, *rest]), time.process_time()
+            guest, host = processor(guest_processes), time.process_time()
             times = run_cells(place, done, step)
             course.append(
                 {
                     "cells": done + step,
                     "time": median(times),
-                    "guest": (processor([first, *rest]) - guest) / step,
+                    "guest": (processor(guest_processes) - guest) / step,
                     "host": (time.process_time() - host) / step,
-                    "init_bytes": private(first),
-                    "worker_bytes": sum(map(private, rest)),
+                    "init_bytes": sum(map(private, guest_processes[:1])),
+                    "worker_bytes": sum(map(private, guest_processes[1:])),
                     "host_bytes": private(os.getpid()),
                 }
             )

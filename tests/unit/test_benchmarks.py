@@ -170,6 +170,7 @@ def test_a_run_of_a_busy_machine_is_not_published(tmp_path, monkeypatch):
         (1.5, "s", "1.50 s"),
         (10_200_000, "bytes", "10.2 MB"),
         (700, "bytes", "700 bytes"),
+        (50_000.0, "", "50,000"),
         (85.0, "per second", "85.0/s"),
         (1234.0, "MB/s", "1,234 MB/s"),
     ],
