@@ -33,7 +33,7 @@ def image() -> str:
 
 
 def engine_version() -> str:
-    """Of the engine, and what is in the image, which is that of ours."""
+    """Of the engine, and of Python and pandas in the image, which Belljar's guests use too."""
     engine = command("docker", "version", "--format", "{{.Server.Version}}")
     return f"docker {engine}, {json.loads(os.environ['BELLJAR_BENCH'])['image_versions']}"
 

@@ -148,10 +148,10 @@ def other_python(built: Built, chosen: str | None) -> dict[str, str]:
     sys.path.append(str(ROOT / "tests" / "support"))
     from interpreters import interpreters
 
-    here = interpreters()
+    here = {version: path or sys.executable for version, path in interpreters().items()}
     wanted = OTHER_NEWER if built.interpreter.version < OTHER_FROM else OTHER_OLDER
-    path = chosen or next((here[version] for version in wanted if version in here), None)
-    if path is None:
+    path = chosen or next((here[version] for version in wanted if version in here), "")
+    if not path:
         return {"no_other_python": f"none of Python {', '.join(wanted)} is installed here"}
     try:
         found = build(Environment(extends="data", python=path))

@@ -59,8 +59,11 @@ def processor(pids: Iterable[int]) -> float:
 
 
 def in_namespace_of(pid: int) -> list[int]:
-    """A guest's first process and all others in its process namespace, whoever their parent is."""
-    wanted, found = os.readlink(f"/proc/{pid}/ns/pid"), []
+    """A guest's first process and all others in its process namespace, also those of a zygote."""
+    try:
+        wanted, found = os.readlink(f"/proc/{pid}/ns/pid"), below([pid])
+    except PermissionError:  # an ordinary user may not look there
+        return [pid, *below([pid])]
     for entry in os.listdir("/proc"):
         try:
             if entry.isdigit() and os.readlink(f"/proc/{entry}/ns/pid") == wanted:
