@@ -216,7 +216,7 @@ class OtherPython(Belljar):
     """
 
     works = ("cold", "throughput", "memory")
-    cannot = {"*": "does not depend on the Python of the guest"}  # noqa: RUF012
+    cannot = {"*": 'measured with the Python of "data"'}  # noqa: RUF012
 
     def __init__(self) -> None:
         super().__init__()
