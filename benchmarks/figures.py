@@ -10,6 +10,7 @@ from typing import Any, Self
 # Which peer a figure is set against: the first of these that was measured.
 REFERENCES = {
     "cold": ("docker_run", "subprocess_imports"),
+    "command": ("subprocess_imports",),
     "trip": ("jupyter", "subprocess_imports"),
     "frames": ("jupyter", "subprocess_imports"),
     "throughput": ("docker_run", "subprocess_imports"),
@@ -120,6 +121,8 @@ def quantity(value: float, unit: str) -> str:
         if value < 0.001:
             return f"{value * 1e6:.0f} µs"
         return f"{digits(value * 1000)} ms" if value < 1 else f"{digits(value)} s"
+    if not unit:
+        return f"{value:,.0f}"
     if unit == "bytes" and abs(value) < 100_000:
         return f"{value:,.0f} bytes"
     if unit == "bytes":

@@ -8,6 +8,8 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from quiet import quiet_words
+
 from belljar import __version__
 from belljar.environment.environment import Built
 
@@ -35,7 +37,11 @@ def sentence(host: dict[str, Any]) -> str:
         f"{', '.join(host['packages']).replace('==', ' ')}; {host['processors']} cores "
         f"({host['processor'] or host['machine']}), {host['memory'] / 2**30:.0f} GiB, "
         f"Linux {host['kernel']}, as {'root' if host['root'] else 'an ordinary user'}, "
-        f"load {host['load']:.1f} at the start"
+        + (
+            quiet_words(host["quiet"])
+            if "quiet" in host
+            else f"load {host['load']:.1f} at the start"
+        )
     )
 
 

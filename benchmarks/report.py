@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from figures import Figure, Figures, digits, times
+from figures import Figure, Figures, digits, quantity, times
 from machine import sentence
 from rich import box
 from rich.console import Console
@@ -14,10 +14,12 @@ from rich.table import Table
 # The columns of the one table that shows all: heading, work, what. Ratios are to the reference.
 COLUMNS = (
     ("cold start to a first pandas result", "cold", "first result"),
+    ("its end", "close", "close"),
     ("round trip of `1+1`", "trip", "round trip"),
     ("10 MB frame in and out", "frames", "10 MB both"),
     ("100 MB frame in and out", "frames", "100 MB both"),
     ("one-shots, 8 at once", "throughput", "at 8: rate"),
+    ("processor time of one", "throughput", "at 8: processor"),
     ("one more, idle", "memory", "private"),
     ("output to a callback", "streaming", "writes"),
 )
@@ -143,19 +145,68 @@ def _cell(figures: Figures, peer: str, work: str, what: str) -> str:
     return found.shown + (f" ({times(ratio)})" if ratio is not None else "")
 
 
+# What grows: its work, the figure of so many, and the one that it is set against.
+GROWN = {
+    "sandboxes: a start beside them; alone, afterwards": (
+        "many",
+        "last tenth",
+        "alone, afterwards",
+    ),
+    "sandboxes: the last starts; the first": ("many", "last tenth", "first tenth"),
+    "cells: one more; one in a new session": ("cells", "old session", "new session beside it"),
+}
+
+
 def _growth_lines(figures: Figures, run: Run) -> list[str]:
-    lines = ["| what | who | first | last | ratio |", "|---|---|--:|--:|--:|"]
-    for work, name in (("many", "sandboxes"), ("cells", "cells")):
-        for figure in figures.all:
-            if (figure.work, figure.what) != (work, "first tenth"):
-                continue
-            last = figures.find(work, "last tenth", figure.peer)
-            count = figures.value(work, "count", figure.peer) or 0
-            if last is not None:
+    lines = ["| what | who | first figure | second | ratio |", "|---|---|--:|--:|--:|"]
+    for name, (work, what, other) in GROWN.items():
+        for late in figures.all:
+            against = figures.find(work, other, late.peer)
+            if (late.work, late.what) == (work, what) and against:
+                count = figures.value(work, "count", late.peer) or 0
                 lines.append(
-                    f"| 1 → {count:,.0f} {name} | {title_of(run, figure.peer)} | {figure.shown} "
-                    f"| {last.shown} | {times(last.median / figure.median)} |"
+                    f"| {count:,.0f} {name} | {title_of(run, late.peer)} | {late.shown} "
+                    f"| {against.shown} | {times(late.median / against.median)} |"
                 )
+    return lines
+
+
+def _course_lines(figures: Figures, run: Run) -> list[str]:
+    """Steps of a session: the first, at a tenth, a half, and the last."""
+    lines = [
+        "| cells | who | time of one | processor, guest | processor, host "
+        "| memory: init | worker | host |",
+        "|--:|---|" + "--:|" * 6,
+    ]
+    for peer, course in run.get("courses", {}).items():
+        chosen = (0, len(course) // 10 - 1, len(course) // 2 - 1, len(course) - 1)
+        for step in (course[max(number, 0)] for number in sorted(set(chosen))):
+            cells = [quantity(step[key], "s") for key in ("time", "guest", "host")]
+            cells += [
+                quantity(step[f"{side}_bytes"], "bytes") for side in ("init", "worker", "host")
+            ]
+            lines.append(
+                f"| {step['cells']:,} | {title_of(run, peer)} | " + " | ".join(cells) + " |"
+            )
+    return lines
+
+
+def _burst_lines(figures: Figures, run: Run) -> list[str]:
+    parts = ("wait", "last answer", "full again", "processes left")
+    lines = ["| | median wait | " + " | ".join(parts[1:]) + " |", "|---|" + "--:|" * len(parts)]
+    bursts = [one.what.partition(":")[0] for one in figures.all if one.work == "burst"]
+    for name in dict.fromkeys(bursts):
+        found = [figures.find("burst", f"{name}: {part}", "belljar_pool") for part in parts]
+        lines.append(f"| {name} | " + " | ".join(one.shown for one in found if one) + " |")
+    return lines
+
+
+def _command_lines(figures: Figures, run: Run) -> list[str]:
+    whats = list(dict.fromkeys(one.what for one in figures.all if one.work == "command"))
+    lines = ["| command | " + " | ".join(whats) + " |", "|---|" + "--:|" * len(whats)]
+    for peer in dict.fromkeys(one.peer for one in figures.all if one.work == "command"):
+        cells = [_cell(figures, peer, "command", what) for what in whats]
+        lines.append(f"| {title_of(run, peer)} | " + " | ".join(cells) + " |")
     return lines
 
 
@@ -216,7 +267,10 @@ def _missing_lines(figures: Figures, run: Run) -> list[str]:
 SECTIONS: dict[str, Callable[[Figures, Run], list[str]]] = {
     "What was promised": _promised_lines,
     "Throughput": _storm_lines,
+    "The command line": _command_lines,
     "Growth": _growth_lines,
+    "Cells of one session": _course_lines,
+    "64 requests at once on a pool of 8": _burst_lines,
     "Output": _output_lines,
     "Who, and how": _peer_lines,
     "Not measured": _missing_lines,

@@ -9,8 +9,11 @@ from dataclasses import dataclass
 
 from contender import Contender, Failed
 from figures import Figures, percentile
+from peers.contract import COMMANDS
 
 MB = 1_000_000
+QUICK_START = 0.1  # seconds
+QUICK_RATE = 10.0  # one-shots per second
 SLOW_TRIPS = 6  # of what takes more than 20 ms, in each round
 SLOW_FRAME = 3.0  # seconds for 10 MB: then 100 MB are not tried
 PATIENCE = {"frames": 60.0}  # seconds for an answer; 180 for all other work
@@ -20,27 +23,33 @@ PATIENCE = {"frames": 60.0}  # seconds for an answer; 180 for all other work
 class Scale:
     """How much is done; a peer's own `rounds` is a share of it."""
 
-    cold: int = 5  # starts, after one that is not counted
+    cold: int = 5  # turns of starts, after one that is not counted
+    cold_quick: int = 5  # starts in a turn, of what takes less than QUICK_START
+    commands: int = 7  # after one that is not counted
     trips: int = 150
     trip_rounds: int = 2
     frames: tuple[tuple[int, int], ...] = ((10, 3), (100, 2))  # MB, rounds
     at_once: tuple[int, ...] = (1, 2, 8, 32)
-    storm_seconds: float = 2.0
-    storm_rounds: int = 1
+    storm_seconds: float = 3.0
+    storm_rounds: int = 3  # of those who do more than QUICK_RATE
     storm_patience: float = 12.0  # seconds that the first of all may take
     places: int = 3
     stream_seconds: float = 1.0
     stream_rounds: int = 2
     stream_most: int = 256 << 20
-    cells: int = 10_000
+    cells: int = 50_000
     cells_of_others: int = 500
     sandboxes: int = 500
+    burst: int = 64
+    bursts: int = 3
     outputs: tuple[int, ...] = (1 << 10, 32 << 10, 1 << 20, 10 << 20, 100 << 20)
     output_seconds: float = 5.0
 
 
 QUICK = Scale(
     cold=2,
+    cold_quick=2,
+    commands=2,
     trips=60,
     trip_rounds=1,
     frames=((10, 1),),
@@ -55,20 +64,26 @@ QUICK = Scale(
     cells=500,
     cells_of_others=100,
     sandboxes=20,
+    bursts=1,
     outputs=(1 << 10, 1 << 20, 10 << 20),
     output_seconds=1.0,
 )
 
 
 class Course:
-    def __init__(self, contenders: list[Contender], scale: Scale, soak: int = 0) -> None:
+    def __init__(
+        self, contenders: list[Contender], scale: Scale, soak: int, rest: Callable[[], None]
+    ) -> None:
         self.contenders = contenders
         self.scale = scale
         self.soak = soak
+        self.rest = rest  # called between two kinds of work, while nothing is done
         self.figures = Figures()
         self.took: dict[str, float] = {}  # seconds, by work
+        self.courses: dict[str, list[dict[str, float]]] = {}  # of cells, by peer
         self.works: dict[str, Callable[[], None]] = {
             "cold": self.cold,
+            "command": self.command,
             "trip": self.trip,
             "frames": self.frames,
             "throughput": self.throughput,
@@ -77,6 +92,7 @@ class Course:
             "cells": self.cells,
             "outputs": self.outputs,
             "many": self.many,
+            "burst": self.burst,
         }
 
     def run(self, only: list[str]) -> None:
@@ -87,6 +103,7 @@ class Course:
                 work()
                 self.took[name] = round(time.monotonic() - began, 1)
                 print(f"{name}: {self.took[name]:.0f} s", file=sys.stderr)
+                self.rest()
         if self.soak:
             print(f"{self.soak:,} one-shots ...", file=sys.stderr)
             self.soaked()
@@ -117,9 +134,11 @@ class Course:
             for one in self.able("cold"):
                 if number > self.share(one, self.scale.cold):
                     continue
-                answer = self.ask(one, "cold", "cold")
-                if isinstance(answer, dict):
-                    found.setdefault(one.name, []).append(answer)
+                last = found.get(one.name, [{"seconds": 1.0}])[-1]["seconds"]
+                for _ in range(self.scale.cold_quick if number and last < QUICK_START else 1):
+                    answer = self.ask(one, "cold", "cold")
+                    if isinstance(answer, dict):
+                        found.setdefault(one.name, []).append(answer)
         for name, answers in found.items():
             counted = answers[1:]
             if not name.endswith("pool"):  # a pool has paid for it before the clock started
@@ -128,6 +147,17 @@ class Course:
             lives = [a["seconds"] + a["close"] for a in counted]
             self.figures.add("cold", "first result and end", name, "s", lives)
             self.figures.add("close", "close", name, "s", [a["close"] for a in counted])
+
+    def command(self) -> None:
+        for what in COMMANDS:
+            found: dict[str, list[float]] = {}
+            for _ in range(self.scale.commands + 1):  # the first of each is not counted
+                for one in self.able("command"):
+                    answer = self.ask(one, "command", "command", what=what)
+                    if isinstance(answer, float):
+                        found.setdefault(one.name, []).append(answer)
+            for name, times in found.items():
+                self.figures.add("command", what, name, "s", times[1:])
 
     def trip(self) -> None:
         found: dict[str, list[float]] = {}
@@ -170,9 +200,12 @@ class Course:
         for at_once in self.scale.at_once:
             rates: dict[str, list[float]] = {}
             times: dict[str, list[float]] = {}
-            for _ in range(self.scale.storm_rounds):
+            costs: dict[str, list[float]] = {}
+            for number in range(self.scale.storm_rounds):
                 for one in self.able("throughput"):
                     if not self.allowed(one, at_once):
+                        continue
+                    if number and rates.get(one.name, [0.0])[0] < QUICK_RATE:
                         continue
                     wanted = {"seconds": self.scale.storm_seconds, "least": at_once}
                     wanted["patience"] = self.scale.storm_patience
@@ -181,11 +214,14 @@ class Course:
                     if isinstance(answer, dict):
                         rates.setdefault(one.name, []).append(len(answer["times"]) / answer["took"])
                         times.setdefault(one.name, []).extend(answer["times"])
+                        each = answer["processor"] / len(answer["times"])
+                        costs.setdefault(one.name, []).append(each)
             for name, each in times.items():
                 what = f"at {at_once}"
                 self.figures.add("throughput", f"{what}: rate", name, "per second", rates[name])
                 self.figures.add("throughput", f"{what}: p50", name, "s", each)
                 self.figures.add("throughput", f"{what}: p99", name, "s", [percentile(each, 0.99)])
+                self.figures.add("throughput", f"{what}: processor", name, "s", costs[name])
 
     def allowed(self, one: Contender, at_once: int) -> bool:
         """Whether it is asked for so many at once at all; if not, it is said."""
@@ -225,11 +261,14 @@ class Course:
             answer = self.ask(one, "cells", "cells", count=count)
             if isinstance(answer, dict):
                 add = self.figures.add
-                add("cells", "count", one.name, "", [float(answer["count"])])
-                add("cells", "first tenth", one.name, "s", [answer["first"]])
-                add("cells", "last tenth", one.name, "s", [answer["last"]])
-                for side in ("guest", "host"):
-                    kept = float(answer[f"{side}_bytes_per_cell"])
+                course = self.courses[one.name] = answer["course"]
+                add("cells", "count", one.name, "", [float(count)])
+                add("cells", "old session", one.name, "s", [answer["old"]])
+                add("cells", "new session beside it", one.name, "s", [answer["new"]])
+                early, late = course[len(course) // 10], course[-1]
+                between = late["cells"] - early["cells"]
+                for side in ("init", "worker", "host"):
+                    kept = (late[f"{side}_bytes"] - early[f"{side}_bytes"]) / between
                     add("cells", f"kept per cell, {side}", one.name, "bytes", [kept])
 
     def outputs(self) -> None:
@@ -252,10 +291,23 @@ class Course:
                 times, add = answer["times"], self.figures.add
                 add("many", "first tenth", one.name, "s", times[:tenth])
                 add("many", "last tenth", one.name, "s", times[-tenth:])
+                add("many", "alone, afterwards", one.name, "s", answer["alone"])
                 add("many", "an answer of each", one.name, "s", answer["answers"])
                 add("many", "private, each", one.name, "bytes", [answer["private"]])
                 add("many", "close", one.name, "s", [answer["closing"]])
                 add("many", "count", one.name, "", [float(len(times))])
+
+    def burst(self) -> None:
+        count = self.scale.burst
+        for one in self.able("burst"):
+            for number in range(self.scale.bursts):
+                answer = self.ask(one, "burst", "burst", count=count)
+                if isinstance(answer, dict):
+                    what, add = f"burst {number + 1}", self.figures.add
+                    add("burst", f"{what}: wait", one.name, "s", answer["waits"])
+                    add("burst", f"{what}: last answer", one.name, "s", [max(answer["answers"])])
+                    add("burst", f"{what}: full again", one.name, "s", [answer["full"]])
+                    add("burst", f"{what}: processes left", one.name, "", [answer["left"]])
 
     def soaked(self) -> None:
         for one in self.contenders:

@@ -10,6 +10,9 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from quiet import busy_seconds
 
 IMPORTS = "import numpy, pandas, matplotlib"
 # The code of a cold start: the imports, and a first use of one.
@@ -18,8 +21,23 @@ ANSWER = "45"
 # Before memory is looked at: all that Belljar's guests have, though not every code needs it.
 RESIDENT = "import numpy, pandas, matplotlib.pyplot"
 
-ALL = ("cold", "trip", "frames", "throughput", "memory", "streaming", "cells", "outputs", "many")
+# What the command line runs: the name of a figure, the Environment, the code, what it prints.
+COMMANDS = {
+    "print(1), python": ("python", "print(1)", "1"),
+    "print(1), data": ("data", "print(1)", "1"),
+    "script with pandas": (
+        "data",
+        "import pandas\nprint(int(pandas.DataFrame({'a': range(10)}).a.sum()))",
+        ANSWER,
+    ),
+}
+
+ALL = (
+    *("cold", "command", "trip", "frames", "throughput", "memory", "streaming"),
+    *("cells", "outputs", "many", "burst"),
+)
 Watch = Callable[[int], None] | None
+Environ = dict[str, str] | None
 NO_SESSION = "each run is a new interpreter: nothing lives from one to the next"
 NOTHING_WAITS = "no interpreter waits in its container between two runs"
 NO_FRAMES = "has no way for a frame of its own"
@@ -31,6 +49,24 @@ class Missing(Exception):
 
 class NotTried(Exception):
     """Work that would take too long; the words say how long."""
+
+
+@dataclass
+class Storm:
+    """Many one-shots: how long each took, and all; the clocks run from `begin` to `end`."""
+
+    times: list[float] = field(default_factory=list)
+    took: float = 0.0
+    processor: float = 0.0  # seconds of all processes of the machine
+
+    def begin(self) -> float:
+        self.processor = -busy_seconds()
+        self.took = -time.perf_counter()
+        return -self.took
+
+    def end(self) -> None:
+        self.took += time.perf_counter()
+        self.processor += busy_seconds()
 
 
 class Place:
@@ -69,7 +105,7 @@ class Peer:
     title = ""  # as in the tables
     settings = ""  # how it is configured here
     isolation = ""  # what stands between the code and the host
-    works: tuple[str, ...] = ALL
+    works: tuple[str, ...] = ALL[:-1]  # all but bursts
     cannot: dict[str, str] = {}  # noqa: RUF012  work: why it is not measured
     first = FIRST
     resident = RESIDENT
@@ -106,16 +142,18 @@ class Peer:
             times.append(time.perf_counter() - began)
         return times
 
-    def storm(
-        self, at_once: int, seconds: float, least: int, watch: Watch = None
-    ) -> tuple[list[float], float]:
-        """One-shots, `at_once` at a time, for some seconds: how long each took, and all.
+    def command(self, environment: str, *words: str) -> tuple[list[str], Environ]:
+        """The command that runs `-c CODE` or a file, and its environment."""
+        raise NotImplementedError
+
+    def storm(self, at_once: int, seconds: float, least: int, watch: Watch = None) -> Storm:
+        """One-shots, `at_once` at a time, for some seconds.
 
         `watch` is told after each how many there have been.
         """
-        times: list[float] = []
-        began = time.perf_counter()
-        end = began + seconds
+        storm = Storm()
+        times = storm.times
+        end = storm.begin() + seconds
 
         def worker() -> None:
             while time.perf_counter() < end or len(times) < least:
@@ -128,7 +166,12 @@ class Peer:
         with ThreadPoolExecutor(at_once) as threads:
             for done in [threads.submit(worker) for _ in range(at_once)]:
                 done.result()
-        return times, time.perf_counter() - began
+        storm.end()
+        return storm
+
+    def burst(self, count: int) -> dict[str, object]:
+        """As in work/growth.py; only of pools."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """The end of the process: whatever it holds."""

@@ -24,12 +24,14 @@ WORK = {
     "cold": starts.cold,
     "trips": starts.trips,
     "storm": starts.storm,
+    "command": starts.command,
     "frames": exchange.frames,
     "streaming": exchange.streaming,
     "outputs": exchange.outputs,
     "memory": memory.measure,
     "cells": growth.cells,
     "many": growth.many,
+    "burst": growth.burst,
     "soak": growth.soak,
 }
 

@@ -33,7 +33,9 @@ def image() -> str:
 
 
 def engine_version() -> str:
-    return "docker " + command("docker", "version", "--format", "{{.Server.Version}}")
+    """Of the engine, and of Python and pandas in the image, which Belljar's guests use too."""
+    engine = command("docker", "version", "--format", "{{.Server.Version}}")
+    return f"docker {engine}, {json.loads(os.environ['BELLJAR_BENCH'])['image_versions']}"
 
 
 def shim_and_below(container: str) -> list[int]:

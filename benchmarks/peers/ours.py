@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -10,7 +13,7 @@ from typing import Any
 import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from peers.contract import ANSWER, FIRST, Peer, Place, Watch, expect
+from peers.contract import ANSWER, FIRST, Environ, Missing, Peer, Place, Storm, Watch, expect
 
 LIFTED = {"output": "1g", "timeout": 600.0, "memory": "2g", "workspace": "768m"}
 
@@ -22,6 +25,11 @@ def options_of(backend: str, wishes: dict[str, object]) -> dict[str, Any]:
     if wishes.get("lifted"):
         options |= {"limits": LIFTED, "strict": False}
     return options
+
+
+def told(name: str) -> str:
+    """What the benchmark has found out about this machine (venvs.py)."""
+    return str(json.loads(os.environ["BELLJAR_BENCH"]).get(name, ""))
 
 
 class Blocking(Place):
@@ -55,9 +63,9 @@ class Blocking(Place):
             from peers.engine import shim_and_below
 
             return shim_and_below(where.container)
-        from work.memory import below
+        from work.memory import in_namespace_of
 
-        return [where.pid, *below([where.pid])]
+        return in_namespace_of(where.pid)
 
     def close(self) -> None:
         self._sandbox.close()
@@ -70,6 +78,7 @@ class Belljar(Peer):
 
     def __init__(self, backend: str = "native") -> None:
         self.backend = backend
+        self.versions = "versions" if backend == "native" else "image_versions"
         self._stack = ExitStack()
         self._portal: BlockingPortal | None = None
         names = {"native": "native", "docker": "docker", "docker-gvisor": "gVisor"}
@@ -81,7 +90,8 @@ class Belljar(Peer):
             "docker-gvisor": "gVisor, hardened",
         }[backend]
         if backend != "native":
-            self.works = tuple(work for work in Peer.works if work not in ("cells", "many"))
+            left_out = ("command", "cells", "many")
+            self.works = tuple(work for work in Peer.works if work not in left_out)
             self.cannot = {"*": "measured natively: nothing in it is the backend's"}
         if backend == "docker-gvisor":
             self.rounds, self.most_at_once = 0.3, 2
@@ -97,7 +107,7 @@ class Belljar(Peer):
     def version(self) -> str:
         from belljar import __version__
 
-        return f"belljar {__version__}"
+        return f"belljar {__version__}, {told(self.versions)}"
 
     def options(self, wishes: dict[str, object]) -> dict[str, Any]:
         return options_of(self.backend, wishes)
@@ -113,12 +123,10 @@ class Belljar(Peer):
         async with AsyncSandbox(**self.options({})) as sandbox:
             expect((await sandbox.run_code(FIRST)).stdout, ANSWER)
 
-    def storm(
-        self, at_once: int, seconds: float, least: int, watch: Watch = None
-    ) -> tuple[list[float], float]:
+    def storm(self, at_once: int, seconds: float, least: int, watch: Watch = None) -> Storm:
         """With tasks instead of threads, as a server would."""
-        times: list[float] = []
-        took = 0.0
+        storm = Storm()
+        times = storm.times
 
         async def worker(end: float) -> None:
             while time.perf_counter() < end or len(times) < least:
@@ -129,16 +137,19 @@ class Belljar(Peer):
                     watch(len(times))
 
         async def main() -> None:
-            nonlocal took
             async with self.ready():
-                began = time.perf_counter()
+                end = storm.begin() + seconds
                 async with anyio.create_task_group() as tasks:
                     for _ in range(at_once):
-                        tasks.start_soon(worker, began + seconds)
-                took = time.perf_counter() - began
+                        tasks.start_soon(worker, end)
+                storm.end()
 
         self.loop().call(main)
-        return times, took
+        return storm
+
+    def command(self, environment: str, *words: str) -> tuple[list[str], Environ]:
+        belljar = os.path.join(os.path.dirname(sys.executable), "belljar")
+        return [belljar, "run", "--environment", environment, *words], None
 
     def loop(self) -> BlockingPortal:
         """One event loop for all storms, in a thread of its own, as a server has one."""
@@ -196,3 +207,32 @@ class Awaited(Belljar):
 
     def start(self, **wishes: object) -> Place:
         return Place()  # trips makes its own
+
+
+class OtherPython(Belljar):
+    """The packages of "data" on 3.12 or later if it is on an earlier one, and the other way round.
+
+    Objects of the zygote cost less there, because their reference counts need not be written.
+    """
+
+    works = ("cold", "throughput", "memory")
+    cannot = {"*": 'measured with the Python of "data"'}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.works, self.cannot = OtherPython.works, OtherPython.cannot
+        self.versions = "other_versions"
+        self._python = told("other_python")  # its path
+        version = ".".join(told("other_versions").split(",")[0].split(".")[:2])  # "Python 3.13"
+        self.title = f"Belljar, native, {version}"
+        self.settings = '`Environment(extends="data", python=…)`, else as above'
+
+    def prepare(self) -> None:
+        if not self._python:
+            raise Missing(told("no_other_python"))
+
+    def options(self, wishes: dict[str, object]) -> dict[str, Any]:
+        from belljar import Environment
+
+        environment = Environment(extends="data", python=self._python)
+        return super().options(wishes) | {"environment": environment}

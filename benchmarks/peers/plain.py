@@ -9,7 +9,7 @@ import struct
 import subprocess
 from collections.abc import Callable, Iterable
 
-from peers.contract import Peer, Place, read_all
+from peers.contract import Environ, Peer, Place, read_all
 
 # A child that keeps a namespace, takes frames as pickles, and runs code until its input ends.
 LIVE = """
@@ -118,8 +118,12 @@ class Subprocess(Peer):
         "asked for, a child that runs code from a pipe, and frames as pickles"
     )
     isolation = "none"
-    works = ("cold", "trip", "frames", "throughput", "memory", "streaming", "outputs")
+    works = ("cold", "command", "trip", "frames", "throughput", "memory", "streaming", "outputs")
     cannot = {"many": "500 interpreters do not fit", "cells": "the child is only a loop"}  # noqa: RUF012
+
+    def command(self, environment: str, *words: str) -> tuple[list[str], Environ]:
+        python, environ = interpreter()
+        return [python, *words], environ
 
     def start(self, **wishes: object) -> Place:
         return Live() if wishes.get("session") and not wishes.get("streams") else Once()

@@ -24,12 +24,14 @@ def pool_class(name: str) -> Any:
 
 
 class Pooled(Belljar):
-    works = ("cold", "throughput")
+    works = ("cold", "throughput", "burst")
     cannot = {"*": "a guest from a pool is a guest like any other"}  # noqa: RUF012
 
     def __init__(self, backend: str = "native") -> None:
         super().__init__(backend)
         self.works, self.cannot = Pooled.works, Pooled.cannot
+        if backend != "native":
+            self.works = ("cold", "throughput")
         self.title += ", pool"
         self.settings = f"`Pool(min_ready={READY[backend]})`, full when the clock starts"
         self._pool: Any = None
@@ -65,6 +67,37 @@ class Pooled(Belljar):
     def ready(self) -> Any:
         return _Open(self)
 
+    def burst(self, count: int) -> dict[str, object]:
+        waits: list[float] = []
+        answers: list[float] = []
+        full = 0.0
+
+        async def ask(began: float) -> None:
+            async with self._open.acquire() as sandbox:
+                waits.append(time.perf_counter() - began)
+                expect((await sandbox.run_code(FIRST)).stdout, ANSWER)
+                answers.append(time.perf_counter() - began)
+
+        async def main() -> None:
+            nonlocal full
+            async with self.ready():
+                began = time.perf_counter()
+                async with anyio.create_task_group() as tasks:
+                    for _ in range(count):
+                        tasks.start_soon(ask, began)
+                ended = time.perf_counter()
+                await self.filled()
+                full = time.perf_counter() - ended
+
+        self.loop().call(main)
+        return {"waits": waits, "answers": answers, "full": full}
+
+    async def filled(self) -> None:
+        """Until the AsyncPool has what it wants ready, and nothing else."""
+        with anyio.fail_after(60):
+            while (now := self._open.stats()).ready < READY[self.backend] or now.total > now.ready:
+                await anyio.sleep(0.005)
+
     def close(self) -> None:
         if self._pool is not None:
             self._pool.close()
@@ -84,9 +117,7 @@ class _Open:
         if peer._open is None:
             peer._open = await pool_class("AsyncPool")(**peer._options()).__aenter__()
         await peer.shot()
-        with anyio.fail_after(60):
-            while peer._open.stats().ready < READY[peer.backend]:
-                await anyio.sleep(0.01)
+        await peer.filled()
 
     async def __aexit__(self, *of: object) -> None:
         return None

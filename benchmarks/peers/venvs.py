@@ -14,15 +14,22 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from belljar import Sandbox, SandboxError
-from belljar.environment.environment import BUILTIN, Built, Environment, resolve
+from belljar import EnvironmentBuildError, Sandbox, SandboxError
+from belljar.environment.environment import BUILTIN, Built, Environment, build, resolve
 
 ROOT = Path(__file__).resolve().parents[2]
 REQUIREMENTS = ("ipykernel", "jupyter_client", "llm-sandbox[docker]", "smolagents[docker]")
+# Since 3.12 objects can be immortal: the criteria have figures for before and since.
+OTHER_FROM, OTHER_NEWER, OTHER_OLDER = (3, 12), ("3.13", "3.14", "3.12"), ("3.11",)
+VERSIONS = (
+    "import platform, pandas\n"
+    "print(f'Python {platform.python_version()}, pandas {pandas.__version__}')"
+)
 GATEWAY = ("ipykernel", "jupyter_client", "jupyter_kernel_gateway")
 
 PEERS = {  # name: which interpreter
     "belljar_native": "ours",
+    "belljar_other": "ours",
     "belljar_async": "ours",
     "belljar_pool": "ours",
     "belljar_docker": "ours",
@@ -61,6 +68,11 @@ def pinned(built: Built) -> list[str]:
         if name in ("matplotlib", "numpy", "pandas", "pyarrow"):
             found.append(f"{name}=={version}")
     return found
+
+
+def versions(built: Built) -> str:
+    pandas = next((one for one in pinned(built) if one.startswith("pandas==")), "no pandas")
+    return f"Python {'.'.join(map(str, built.interpreter.version))}, {pandas.replace('==', ' ')}"
 
 
 def python_of_peers(built: Built) -> str:
@@ -120,23 +132,44 @@ class Interpreters:
         return found
 
 
-def image_of(environment: Environment | str) -> str:
-    """The image of an Environment that our docker backend uses; built if it is missing."""
+def image_of(environment: Environment | str) -> tuple[str, str]:
+    """The image that our docker backend uses for it, built if it is missing; what is in it."""
     with Sandbox(backend="docker", environment=environment) as sandbox:
-        sandbox.run_code("1")
+        versions = sandbox.run_code(VERSIONS).raise_for_outcome().stdout.strip()
         where = sandbox.whereabouts
         assert where is not None
         inspect = ["docker", "inspect", "--format={{.Image}}", str(where.container)]
-        return subprocess.run(inspect, check=True, capture_output=True, text=True).stdout.strip()
+        done = subprocess.run(inspect, check=True, capture_output=True, text=True)
+        return done.stdout.strip(), versions
 
 
-def surroundings(built: Built, names: list[str]) -> dict[str, Any]:
+def other_python(built: Built, chosen: str | None) -> dict[str, str]:
+    """Another Python of this host with the same packages, for the costs that depend on it."""
+    sys.path.append(str(ROOT / "tests" / "support"))
+    from interpreters import interpreters
+
+    here = {version: path or sys.executable for version, path in interpreters().items()}
+    wanted = OTHER_NEWER if built.interpreter.version < OTHER_FROM else OTHER_OLDER
+    path = chosen or next((here[version] for version in wanted if version in here), "")
+    if not path:
+        return {"no_other_python": f"none of Python {', '.join(wanted)} is installed here"}
+    try:
+        found = build(Environment(extends="data", python=path))
+    except EnvironmentBuildError as error:
+        return {"no_other_python": str(error).splitlines()[0][:160]}
+    return {"other_python": path, "other_versions": versions(found)}
+
+
+def surroundings(built: Built, names: list[str], python: str | None) -> dict[str, Any]:
     """What every peer is told: the interpreter, the packages, the images."""
     told: dict[str, Any] = {
         "python": built.interpreter.executable,
         "packages": str(packages_of(built)),
+        "versions": versions(built),
         "scratch": tempfile.mkdtemp(prefix="belljar-bench-"),
     }
+    if "belljar_other" in names:
+        told |= other_python(built, python)
     images: list[tuple[str, Environment]] = []
     if any(USES_IMAGE.search(name) for name in names):
         images.append(("image", resolve("data")))
@@ -145,7 +178,7 @@ def surroundings(built: Built, names: list[str]) -> dict[str, Any]:
         images.append(("gateway_image", Environment(name="gateway", packages=packages)))
     for key, environment in images:
         try:
-            told[key] = image_of(environment)
+            told[key], told[f"{key}_versions"] = image_of(environment)
         except (SandboxError, OSError, subprocess.CalledProcessError) as error:
             told[f"no_{key}"] = f"no image: {str(error).strip().splitlines()[0][:160]}"
     return told

@@ -6,49 +6,94 @@ import os
 import time
 from statistics import median
 
-from peers.contract import ANSWER, Peer, expect
+from peers.contract import ANSWER, Peer, Place, expect
 
-from work.memory import below, private
+from work.memory import below, private, processor
+
+CELLS = (  # small ones that differ, as a session has them
+    "x{n} = {i} * 2\nprint(x{n})",
+    "sum(range({n}))",
+    "def f{n}(a):\n    return a + {i}\nf{n}(1)",
+    "'{i}'.upper()",
+    "1+1",
+)
+FIRST_CELLS = 200  # not counted: what is made once
+TURN = 50
+
+
+def run_cells(place: Place, begin: int, count: int) -> list[float]:
+    times = []
+    for i in range(begin, begin + count):
+        code = CELLS[i % len(CELLS)].format(i=i, n=i % 50)
+        began = time.perf_counter()
+        place.run(code)
+        times.append(time.perf_counter() - began)
+    return times
 
 
 def cells(peer: Peer, count: int) -> dict[str, object]:
-    """Many cells in one session: time and memory at its beginning and at its end."""
+    """Many cells in one session, in 50 steps: time, processor time and memory of all processes.
+
+    At the end a new session takes turns with it: a machine that is busier at the end than at the
+    beginning slows both.
+    """
+    peer.one_shot()  # what all sessions share is there
     before = set(below([os.getpid()]))
     place = peer.start(session=True)
+    beside: Place | None = None
     try:
-        peer.trips(place, 200)  # what is made once
-        times: list[float] = []
-        memory: list[int] = []
-        host: list[int] = []
-        tenth = max(count // 10, 1)
-        for _ in range(10):
-            processes = {*place.processes(), *(set(below([os.getpid()])) - before)}
-            memory.append(sum(private(pid) for pid in processes))
-            host.append(private(os.getpid()))
-            times += peer.trips(place, tenth)
-        return {
-            "first": median(times[:tenth]),
-            "last": median(times[-tenth:]),
-            "tenths": [median(times[i * tenth : (i + 1) * tenth]) for i in range(10)],
-            "guest_bytes_per_cell": (memory[-1] - memory[1]) / (8 * tenth),
-            "host_bytes_per_cell": (host[-1] - host[1]) / (8 * tenth),
-            "count": count,
-        }
+        run_cells(place, 0, FIRST_CELLS)
+        more = set(below([os.getpid()])) - before
+        guest_processes = list(dict.fromkeys([*place.processes(), *sorted(more)]))
+        step, course = max(count // 50, 1), []
+        for done in range(0, count, step):
+            guest, host = processor(guest_processes), time.process_time()
+            times = run_cells(place, done, step)
+            course.append(
+                {
+                    "cells": done + step,
+                    "time": median(times),
+                    "guest": (processor(guest_processes) - guest) / step,
+                    "host": (time.process_time() - host) / step,
+                    "init_bytes": sum(map(private, guest_processes[:1])),
+                    "worker_bytes": sum(map(private, guest_processes[1:])),
+                    "host_bytes": private(os.getpid()),
+                }
+            )
+        beside = peer.start(session=True)
+        run_cells(beside, 0, FIRST_CELLS)
+        old, new = [], []
+        for turn in range(10):
+            old += run_cells(place, turn * TURN, TURN)
+            new += run_cells(beside, turn * TURN, TURN)
+        return {"course": course, "old": median(old), "new": median(new)}
     finally:
         place.close()
+        if beside is not None:
+            beside.close()
+
+
+def first_result(peer: Peer, kept: list[Place] | None = None) -> float:
+    """Seconds from the start to the first result of one that is kept, or else closed."""
+    began = time.perf_counter()
+    place = peer.start(session=True)
+    try:
+        expect(place.run(peer.first), ANSWER)
+        return time.perf_counter() - began
+    finally:
+        if kept is None:
+            place.close()
+        else:
+            kept.append(place)
 
 
 def many(peer: Peer, count: int) -> dict[str, object]:
     """Ever more idle places, all kept: how long each took to its first result, and its memory."""
     times: list[float] = []
-    places = []
+    places: list[Place] = []
     try:
         for _ in range(count):
-            began = time.perf_counter()
-            place = peer.start(session=True)
-            places.append(place)
-            expect(place.run(peer.first), ANSWER)
-            times.append(time.perf_counter() - began)
+            times.append(first_result(peer, places))
         time.sleep(0.5)
         everything = sum(private(pid) for pid in [os.getpid(), *below([os.getpid()])])
         again = []
@@ -60,15 +105,26 @@ def many(peer: Peer, count: int) -> dict[str, object]:
         for place in places:
             place.close()
         places = []
+        closed = time.perf_counter()
+        alone = [first_result(peer) for _ in range(max(count // 10, 1))]  # the others are gone
         return {
             "times": times,
+            "alone": alone,
             "answers": again,
             "private": everything / count,
-            "closing": (time.perf_counter() - closing) / count,
+            "closing": (closed - closing) / count,
         }
     finally:
         for place in places:
             place.close()
+
+
+def burst(peer: Peer, count: int) -> dict[str, object]:
+    """An idle pool that is full; then many requests at once; then it is idle and full again."""
+    peer.burst(1)  # the pool is there, and full
+    before = len(below([os.getpid()]))
+    found = peer.burst(count)
+    return found | {"left": len(below([os.getpid()])) - before}
 
 
 def soak(peer: Peer, count: int, at_once: int) -> dict[str, object]:
@@ -83,7 +139,8 @@ def soak(peer: Peer, count: int, at_once: int) -> dict[str, object]:
         if done % every == 0:
             looks.append(sum(private(pid) for pid in [os.getpid(), *below([os.getpid()])]))
 
-    times, took = peer.storm(at_once, 0, count, watch)
+    storm = peer.storm(at_once, 0, count, watch)
     tenth = max(len(looks) // 10, 1)
     memory = [median(looks[i * tenth : (i + 1) * tenth]) for i in range(10)]
-    return {"memory": memory, "per_second": len(times) / took, "count": len(times)}
+    done = len(storm.times)
+    return {"memory": memory, "per_second": done / storm.took, "count": done}

@@ -52,6 +52,27 @@ def private(pid: int) -> int:
     return found.get("Private_Clean", 0) + found.get("Private_Dirty", 0)
 
 
+def processor(pids: Iterable[int]) -> float:
+    """Seconds that the threads of these processes have run."""
+    each = (path for pid in pids for path in Path(f"/proc/{pid}/task").glob("*/schedstat"))
+    return sum(int(path.read_text().split()[0]) for path in each) / 1e9
+
+
+def in_namespace_of(pid: int) -> list[int]:
+    """A guest's first process and all others in its process namespace, also those of a zygote."""
+    try:
+        wanted, found = os.readlink(f"/proc/{pid}/ns/pid"), below([pid])
+    except PermissionError:  # an ordinary user may not look there
+        return [pid, *below([pid])]
+    for entry in os.listdir("/proc"):
+        try:
+            if entry.isdigit() and os.readlink(f"/proc/{entry}/ns/pid") == wanted:
+                found.append(int(entry))
+        except OSError:  # it has ended, or is not ours to see
+            continue
+    return [pid, *sorted(set(found) - {pid})]
+
+
 def measure(peer: Peer, count: int) -> dict[str, object]:
     before = set(below([os.getpid()]))
     warm = peer.start(session=True)

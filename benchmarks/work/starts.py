@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import tempfile
 import time
+from dataclasses import asdict
+from pathlib import Path
 
-from peers.contract import ANSWER, NotTried, Peer, expect
+from peers.contract import ANSWER, COMMANDS, NotTried, Peer, expect
 
 
 def cold(peer: Peer) -> dict[str, float]:
@@ -43,5 +47,20 @@ def storm(
     one = time.perf_counter() - began
     if one * at_once / min(at_once, os.cpu_count() or 1) > patience:
         raise NotTried(f"not tried: one takes {one:.1f} s")
-    times, took = peer.storm(at_once, seconds, least)
-    return {"times": times, "took": took}
+    return asdict(peer.storm(at_once, seconds, least))
+
+
+def command(peer: Peer, what: str) -> float:
+    """A whole command, from its start to its exit."""
+    environment, code, answer = COMMANDS[what]
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["-c", code]
+        if what.startswith("script"):
+            words = [os.path.join(folder, "script.py")]
+            Path(words[0]).write_text(code)
+        arguments, environ = peer.command(environment, *words)
+        began = time.perf_counter()
+        done = subprocess.run(arguments, env=environ, check=True, capture_output=True, text=True)
+        took = time.perf_counter() - began
+    expect(done.stdout, answer)
+    return took

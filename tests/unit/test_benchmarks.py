@@ -24,10 +24,10 @@ def made(*rows):
     return figures
 
 
-def verdicts(figures):
+def verdicts(figures, **versions):
     from criteria import judge
 
-    return {one.wanted: one for one in judge(figures)}
+    return {one.wanted: one for one in judge(figures, versions)}
 
 
 def test_a_figure_has_its_median_its_quartiles_and_how_often():
@@ -71,8 +71,30 @@ def test_a_cold_start_is_held_against_docker_run(ours, holds):
         ("cold", "first result", "docker_run", "s", 1.0),
         ("cold", "first result", "belljar_native", "s", ours),
     )
-    found = verdicts(figures)["new sandbox with pandas: at most 1/50 of docker run, same imports"]
+    found = verdicts(figures)["new sandbox with pandas: at most 1/50 of docker run"]
     assert found.holds is holds
+
+
+@pytest.mark.parametrize(("rate", "holds"), [(80.0, True), (79.9, False)])
+def test_a_rate_has_a_least(rate, holds):
+    figures = made(("throughput", "at 8: rate", "belljar_native", "per second", rate))
+    wanted = "one-shots with pandas, 8 at once, Python 3.11: at least 80 per second"
+    assert verdicts(figures, belljar_native="belljar 1, Python 3.11.7").get(wanted).holds is holds
+
+
+@pytest.mark.parametrize(
+    ("native", "other", "rates"), [("3.11", "3.13", (60, 90)), ("3.13", "3.11", (90, 60))]
+)
+def test_one_shots_are_held_against_what_is_wanted_of_their_python(native, other, rates):
+    figures = made(
+        ("throughput", "at 8: rate", "belljar_native", "per second", rates[0]),
+        ("throughput", "at 8: rate", "belljar_other", "per second", rates[1]),
+    )
+    versions = {"belljar_native": f"belljar 1, Python {native}.1, pandas 3"}
+    found = verdicts(figures, **versions, belljar_other=f"belljar 1, Python {other}.1, pandas 3")
+    shots = "one-shots with pandas, 8 at once"
+    assert found[f"{shots}, Python 3.11: at least 80 per second"].measured == "60.0/s"
+    assert found[f"{shots}, Python ≥ 3.12: at least 95 per second"].measured == "90.0/s"
 
 
 def test_what_was_not_measured_does_not_hold():
@@ -80,24 +102,64 @@ def test_what_was_not_measured_does_not_hold():
 
 
 @pytest.mark.parametrize(
-    ("last", "kept", "count", "holds"),
+    ("old", "kept", "count", "holds"),
     [
-        (1.0, 0, 10_000, True),
-        (1.2, 0, 10_000, False),
-        (1.0, 4096, 10_000, False),
+        (1.0, 0, 50_000, True),
+        (1.2, 0, 50_000, False),
+        (1.0, 4096, 50_000, False),
         (1.0, 0, 1_000, None),
     ],
 )
-def test_growth_over_cells_is_of_time_or_of_memory(last, kept, count, holds):
+def test_growth_over_cells_is_of_time_or_of_memory(old, kept, count, holds):
     who = "belljar_native"
     figures = made(
         ("cells", "count", who, "", count),
-        ("cells", "first tenth", who, "s", 1.0),
-        ("cells", "last tenth", who, "s", last),
-        ("cells", "kept per cell, guest", who, "bytes", kept),
+        ("cells", "old session", who, "s", old),
+        ("cells", "new session beside it", who, "s", 1.0),
+        ("cells", "kept per cell, init", who, "bytes", 0),
+        ("cells", "kept per cell, worker", who, "bytes", kept),
         ("cells", "kept per cell, host", who, "bytes", 0),
     )
-    assert verdicts(figures)["10,000 cells in one session: no growth"].holds is holds
+    [found] = [one for wanted, one in verdicts(figures).items() if wanted.startswith("50,000")]
+    assert found.holds is holds
+
+
+@pytest.mark.parametrize(
+    ("before", "others", "quiet"),
+    [
+        (0.9, [0.0, 0.1, 0.0], True),
+        (1.0, [0.0, 0.1, 0.0], False),  # it began on a busy machine
+        (0.1, [0.0, 0.1, 1.0], False),  # something runs at its end
+        (0.1, [0.0, 1.0, 1.0, 1.0, 0.0], False),  # and here most of the time
+        (0.1, [0.0, 0.0, 1.9, 0.0, 0.0], True),
+    ],
+)
+def test_a_run_is_quiet_if_nothing_else_ran(before, others, quiet):
+    from quiet import is_quiet, quiet_words
+
+    found = {"before": before, "after": 9.0, "others": others}  # the load after is its own
+    assert is_quiet(found) is quiet
+    assert ("not quiet" in quiet_words(found)) is not quiet
+
+
+def test_a_run_of_a_busy_machine_is_not_published(tmp_path, monkeypatch):
+    import bench
+
+    page = tmp_path / "page.md"
+    page.write_text("<!-- speed: a -->\nold\n<!-- end of speed -->\n")
+    monkeypatch.setattr(bench, "PAGES", (page,))
+    monkeypatch.setattr(bench, "REPORTS", tmp_path)
+    made_by_run = tmp_path / "run.json"
+    made_by_run.write_text("{}")
+    run = a_run()
+    run["host"]["quiet"] = {"before": 26.0, "after": 26.0, "others": [2.0, 2.0]}
+    with pytest.raises(SystemExit, match="not published, the machine was not quiet"):
+        bench.publish(run, made_by_run)
+    assert "old" in page.read_text()
+    run["host"]["quiet"] = {"before": 0.1, "after": 9.0, "others": [0.0, 0.0]}
+    bench.publish(run, made_by_run)
+    assert "old" not in page.read_text()
+    assert (tmp_path / "benchmarks.json").is_file()
 
 
 @pytest.mark.parametrize(
@@ -108,6 +170,7 @@ def test_growth_over_cells_is_of_time_or_of_memory(last, kept, count, holds):
         (1.5, "s", "1.50 s"),
         (10_200_000, "bytes", "10.2 MB"),
         (700, "bytes", "700 bytes"),
+        (50_000.0, "", "50,000"),
         (85.0, "per second", "85.0/s"),
         (1234.0, "MB/s", "1,234 MB/s"),
     ],
@@ -118,10 +181,8 @@ def test_quantities_read_well(value, unit, shown):
     assert quantity(value, unit) == shown
 
 
-def test_peers_that_are_missing_are_in_every_text_with_the_reason():
-    import report
-
-    run = {
+def a_run():
+    return {
         "host": {
             **{"date": "2026-01-01", "belljar": "1", "python": "3.11.1", "packages": ["pandas==3"]},
             **{"kernel": "6", "machine": "x", "processor": "", "processors": 2},
@@ -137,9 +198,15 @@ def test_peers_that_are_missing_are_in_every_text_with_the_reason():
         },
         "missing": {"jupyter": "it could not be installed"},
         "figures": made(("cold", "first result", "docker_run", "s", 1.0)).as_json(),
+        "courses": {},
         "criteria": [],
     }
-    texts = report.markdown(json.loads(json.dumps(run)))
+
+
+def test_peers_that_are_missing_are_in_every_text_with_the_reason():
+    import report
+
+    texts = report.markdown(json.loads(json.dumps(a_run())))
     assert "missing: it could not be installed" in texts["benchmarks"]
     for words in ("it could not be installed", "no engine", "no session"):
         assert words in texts["benchmark results"]
