@@ -55,7 +55,7 @@ def docker_backend() -> Callable[[Host], Backend]:
 
 
 class Runtime:
-    _loop: asyncio.AbstractEventLoop
+    loop: asyncio.AbstractEventLoop
     _context: contextvars.Context
     _stop: anyio.Event
 
@@ -93,31 +93,37 @@ class Runtime:
             self._ready.set_exception(error)
 
     async def _main(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
         self._stop = anyio.Event()
         self._ready.set_result(None)
         await self._stop.wait()  # tasks that are left are cancelled by the end of anyio.run
 
-    def submit(self, function: Callable[[], Coroutine[None, None, None]]) -> None:
+    def submit(
+        self,
+        function: Callable[[], Coroutine[None, None, None]],
+        context: contextvars.Context | None = None,
+    ) -> None:
         """Start a task on the runtime's thread, from any thread. It must not raise.
 
         Does not wait until the loop has taken it, as anyio's portal does: that would double the
-        number of thread switches of every blocking call.
+        number of thread switches of every blocking call. `context`: None is a copy of the caller's.
         """
-        context = contextvars.copy_context()  # the caller's variables, except those that say
-        for variable, value in self._context.items():  # which event loop runs
+        context = context or contextvars.copy_context()  # the caller's variables, except those
+        for variable, value in self._context.items():  # that say which event loop runs
             context.run(variable.set, value)
-        self._loop.call_soon_threadsafe(self._start, function, context=context)
+        self.loop.call_soon_threadsafe(self._start, function, context)
 
-    def _start(self, function: Callable[[], Coroutine[None, None, None]]) -> None:
-        task = self._loop.create_task(function())
+    def _start(
+        self, function: Callable[[], Coroutine[None, None, None]], context: contextvars.Context
+    ) -> None:
+        task = self.loop.create_task(function(), context=context)
         self._tasks.add(task)  # the loop itself keeps only a weak reference
         task.add_done_callback(self._tasks.discard)
 
     def call_soon(self, function: Callable[[], None]) -> None:
         """Call a function on the runtime's thread, from any thread."""
-        self._loop.call_soon_threadsafe(function)
+        self.loop.call_soon_threadsafe(function)
 
     # -- backends ---------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ import anyio.to_thread
 
 from belljar import events
 from belljar.backends.base import Location, UsageSample
-from belljar.backends.event_loop import Lock
+from belljar.backends.event_loop import Lock, move_to_loop
 from belljar.backends.isolation import Isolation
 from belljar.environment.environment import Environment
 from belljar.errors import (
@@ -247,6 +247,7 @@ class AsyncSandbox:
         if type(code) is str and stdin is None:
             script = Script(code=code)
         else:
+            await move_to_loop()
             script = await scripts.make_script(code, stdin)
             header |= script.header()
         variables = {} if env is None else options.check_texts("env", env)
@@ -270,6 +271,7 @@ class AsyncSandbox:
             events.tell(events.CellStarting(subject=self._lifecycle.subject, code=script.code))
         try:
             if self._options.policy is not None:
+                await move_to_loop()
                 report = await self._check_policy(self._options.policy, script.code)
                 asked = time.perf_counter() - clock
             if report is not None and not report.allowed:
@@ -305,6 +307,8 @@ class AsyncSandbox:
     async def interrupt(self) -> None:
         """Raise KeyboardInterrupt in the running cell; nothing happens if none is running."""
         self._lifecycle.check_usable()
+        if self._run is not None and self._session is not None:
+            await self._session.settle()
         if self._run is not None:
             await self._run.interrupt()
 
@@ -319,15 +323,21 @@ class AsyncSandbox:
     @contextlib.asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
         """One cell after the other; an operation on variables counts as one."""
-        if self._lifecycle.session is not None:
-            self._lifecycle.session.check_free()
+        lifecycle = self._lifecycle
+        if lifecycle.functions is not None or lifecycle.persistence is not None:
+            await move_to_loop()
+        if lifecycle.session is not None:
+            lifecycle.session.check_free()
         async with self._turn:
             yield
 
     async def _run_cell(self, code: Code, cell: Cell, report: Report | None) -> Execution:
         began, persistence = time.time(), self._lifecycle.persistence
         async with self._alone():
-            before = await self._keep(cell.timeout) if code.undo_on_error else None
+            before: Checkpoint | None = None
+            if code.undo_on_error:
+                await move_to_loop()
+                before = await self._keep(cell.timeout)
             self._count += 1
             try:
                 execution, _ = await self._execute(cell)

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Mapping
 
 import anyio
-import anyio.lowlevel
 import anyio.to_thread
 
 from belljar.backends import event_loop
@@ -51,7 +50,7 @@ class SocketStream:
         # A guest that always has more must not keep the event loop, and its time-outs, waiting.
         if self._unpaused > MAX_UNPAUSED:
             self._unpaused = 0
-            await anyio.lowlevel.checkpoint()
+            await event_loop.let_others_run()
         while True:
             try:
                 data = self._inbox.receive(self.socket)
