@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
+import contextlib
 import contextvars
 import os
 import threading
@@ -23,6 +24,7 @@ import belljar
 from belljar.backends.auto import AutoBackend
 from belljar.backends.base import Backend, Host, Periodic
 from belljar.backends.native.backend import NativeBackend
+from belljar.backends.event_loop import CallerThread
 from belljar.errors import InvalidOption, StartError, unknown_option
 
 MIND_INTERVAL = 0.1
@@ -68,6 +70,7 @@ class Runtime:
         self._minded: list[Periodic] = []
         self._minding = False
         self._closed = threading.Event()
+        self._callers: list[CallerThread] = []  # that run no call now
         self._ready: concurrent.futures.Future[None] = concurrent.futures.Future()
         # A daemon, because the interpreter waits for other threads before it runs atexit.
         self._thread = threading.Thread(target=self._run, name="belljar", daemon=True)
@@ -125,6 +128,24 @@ class Runtime:
         """Call a function on the runtime's thread, from any thread."""
         self.loop.call_soon_threadsafe(function)
 
+    def take_caller(self) -> CallerThread | None:
+        """For a blocking call; to be given back. None if this process cannot have more."""
+        # Without a lock: the handler of a signal may call this in the middle of it.
+        try:
+            return self._callers.pop() if self._callers else CallerThread(self.loop)
+        except (AttributeError, IndexError, OSError):  # not Linux; just taken; no descriptors
+            return None
+
+    def give_back(self, caller: CallerThread) -> None:
+        self._callers.append(caller)
+        if self._closed.is_set():
+            self._close_callers()
+
+    def _close_callers(self) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                self._callers.pop().close()
+
     # -- backends ---------------------------------------------------------------------------
 
     def backend(self, name: str) -> Backend:
@@ -179,11 +200,13 @@ class Runtime:
             backend.close()
         self.call_soon(self._stop.set)
         self._thread.join(5.0)
+        self._close_callers()
 
     def abandon(self) -> None:
         """In a fork: the threads do not exist here, and the rest belongs to the parent."""
         for backend in self._backends.values():
             backend.abandon()
+        self._close_callers()
 
 
 _runtime: Runtime | None = None

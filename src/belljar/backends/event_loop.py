@@ -24,9 +24,11 @@ import time
 import types
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar
 
+import _signal  # `signal` does the same ten times slower, with enums
 import anyio
 import anyio.lowlevel
 
@@ -43,17 +45,14 @@ _DEFERRED = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
-# The functions beneath those of `signal`, which take ten times as long to make enums.
-_get_handler: Callable[[int], Any] = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
-_set_handler: Callable[[int, Any], Any] = getattr(signal.signal, "__wrapped__", signal.signal)
 
 
-class MoveToLoop(Exception):
+class MoveToLoop(BaseException):
     """This thread waits no more: the coroutine must go on under the event loop."""
 
 
 class CallerThread:
-    """A thread that runs the coroutine of a blocking call by itself. One for each thread.
+    """A thread that runs the coroutine of a blocking call by itself. Used for many calls.
 
     Only the methods `recall` and `_defer` are called from elsewhere: by other threads, and by
     handlers of signals. What a handler does (raise KeyboardInterrupt, use the sandbox) must not
@@ -61,42 +60,45 @@ class CallerThread:
     or has ended.
     """
 
-    def __init__(self, bell: int) -> None:
-        """`bell`: an eventfd, closed with this object."""
-        self._bell = bell
-        self.pid = os.getpid()
-        self.loop: object = None  # under which the coroutine goes on, if it must
+    def __init__(self, loop: object) -> None:
+        """`loop`: under which a coroutine goes on, if it must. Raises OSError."""
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._pid = os.getpid()
+        self.loop = loop
         self.on_move: Callable[[], None] | None = None  # called under it before that
         self.deferred: list[Callable[[], object]] = []  # what is to be called in this thread
-        self._handlers: dict[int, Any] = {}  # of signals
+        self._handlers: dict[int, Any] = {}  # of signals, in place of which are ours
         self._deadline = math.inf
         self._recalled = self._waiting = False
+        self._outer: CallerThread | None = None
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        close(self._bell)
+    def close(self) -> None:
+        os.close(self._bell)
 
-    def begin(self, loop: object) -> None:
+    def begin(self) -> None:
         """This thread runs a coroutine from now on. `end` must be called, also if this raises."""
-        self.loop, self.on_move = loop, None
-        self._recalled = False
+        self._outer, self.on_move, self._recalled = _thread.caller, None, False
+        self.mark = object()
+        _CALLS.set((*_CALLS.get(), self.mark))
         if self.deferred:
             self.deferred = []
-        if threading.get_ident() == threading.main_thread().ident:
+        if threading.current_thread() is threading.main_thread():
             for number in _DEFERRED:
-                handler = _get_handler(number)
-                if callable(handler) and handler != self._defer:
+                handler = _signal.getsignal(number)
+                if callable(handler):
                     self._handlers[number] = handler
-                    _set_handler(number, self._defer)
+                    _signal.signal(number, partial(self._defer, handler))
         _thread.caller = self
 
     def end(self) -> None:
-        _thread.caller = None
-        for number in reversed(self._handlers):  # SIGINT last: its handler may raise here
-            _set_handler(number, self._handlers[number])
+        _thread.caller, self._outer = self._outer, None
+        while self._handlers:  # that of SIGINT last: it may raise here
+            _signal.signal(*self._handlers.popitem())
 
-    def _defer(self, number: int, frame: types.FrameType | None) -> None:
-        handler = self._handlers[number]
-        if _thread.caller is not self or os.getpid() != self.pid:  # a fork, by another thread
+    def _defer(
+        self, handler: Callable[..., object], number: int, frame: types.FrameType | None
+    ) -> None:
+        if _thread.caller is not self or os.getpid() != self._pid:  # a fork, by another thread
             handler(number, frame)
             return
         self.deferred.append(partial(handler, number, frame))
@@ -106,6 +108,11 @@ class CallerThread:
 
     def recall(self) -> None:
         """Have the coroutine go on under the loop. From any thread."""
+        if self.mark in _CALLS.get():
+            raise SandboxError(
+                "a finalizer, or the handler of a signal, uses the sandbox whose call it interrupts",
+                hint="let it only take note, and use the sandbox afterwards",
+            )
         self._recalled = True
         os.eventfd_write(self._bell, 1)
 
@@ -147,28 +154,15 @@ def _raise(error: BaseException) -> None:
 
 class _Thread(threading.local):
     caller: CallerThread | None = None  # while it runs a coroutine
-    idle: CallerThread | None = None  # once made
 
 
 _thread = _Thread()
+_CALLS: ContextVar[tuple[object, ...]] = ContextVar("belljar_calls", default=())
 
 
 def caller_thread() -> CallerThread | None:
     """That of the code which calls this, if no event loop runs it."""
     return _thread.caller
-
-
-def take_caller_thread() -> CallerThread | None:
-    """For a new call of this thread; None if it runs one already: this is a handler of a signal, or
-    a finalizer."""
-    if _thread.caller is not None:
-        return None
-    if _thread.idle is None or _thread.idle.pid != os.getpid():
-        try:
-            _thread.idle = CallerThread(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
-        except (AttributeError, OSError):  # not Linux; no descriptors
-            return None
-    return _thread.idle
 
 
 @types.coroutine

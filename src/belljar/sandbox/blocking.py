@@ -37,7 +37,6 @@ from typing import (
 import anyio
 
 from belljar import runtime
-from belljar.backends import event_loop
 from belljar.backends.base import Location, UsageSample
 from belljar.backends.isolation import Isolation
 from belljar.environment.environment import Environment
@@ -66,25 +65,32 @@ Events = queue.SimpleQueue[Callable[[], object] | None]  # None: the work has en
 def call(function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
     """Like `wait`, and faster: in this thread for as long as no event loop is needed. For functions
     that await move_to_loop() before they need one."""
-    caller = event_loop.take_caller_thread()
-    # Callbacks must not hold up what reads the guest's output.
-    if caller is None or any(kwargs.get(name) is not None for name in CALLBACKS):
+    for name in CALLBACKS:  # they must not hold up what reads the guest's output
+        if kwargs.get(name) is not None:
+            return wait(function, *args, **kwargs)
+    process = runtime.current()
+    caller = process.take_caller()
+    if caller is None:
         return wait(function, *args, **kwargs)
-    process, context = runtime.current(), contextvars.copy_context()
-    coroutine, moves, result = function(*args, **kwargs), False, None
+    context = contextvars.copy_context()
+    moves, result = False, None
     try:
-        caller.begin(process.loop)
+        context.run(caller.begin)
+        coroutine = function(*args, **kwargs)
         context.run(coroutine.send, None)
         moves = True
     except StopIteration as done:
         result = done.value
     finally:
         caller.end()
+        deferred, caller.deferred = caller.deferred, []
+        on_move = caller.on_move
+        process.give_back(caller)
     if moves:
-        work: Work[T] = Work(functools.partial(_go_on, coroutine, caller.on_move))
-        work.begin(context, caller.deferred)
+        work: Work[T] = Work(functools.partial(_go_on, coroutine, on_move))
+        work.begin(context, deferred)
         return work.finish()
-    for handler in caller.deferred:
+    for handler in deferred:
         handler()
     return cast("T", result)
 

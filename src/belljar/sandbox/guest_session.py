@@ -54,7 +54,7 @@ class GuestSession:
         self._cells: set[object] = set()  # that run now
         self._free: anyio.Event | None = None  # made by the first task that waits for its turn
         self._loop: object | None = None  # that of the last turn
-        self._lock = threading.Lock()  # of the fields above, while a turn begins or ends
+        self._lock = threading.RLock()  # of the fields above, while a turn begins or ends
         self._caller: CallerThread | None = None  # that has a turn, alone
 
     @property

@@ -326,6 +326,7 @@ class AsyncSandbox:
         lifecycle = self._lifecycle
         if lifecycle.functions is not None or lifecycle.persistence is not None:
             await move_to_loop()
+        lifecycle.check_usable()
         if lifecycle.session is not None:
             lifecycle.session.check_free()
         async with self._turn:
