@@ -239,6 +239,8 @@ class Lock:
 
     async def __aenter__(self) -> None:
         loop = here()
+        if _thread.caller is None:
+            await anyio.lowlevel.checkpoint_if_cancelled()
         if not self._waiting and self._held.acquire(blocking=False):
             self._loop = loop
             return
