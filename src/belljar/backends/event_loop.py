@@ -135,7 +135,7 @@ class CallerThread:
                 left = self._deadline - time.monotonic()
                 # Rounded up: poll() counts milliseconds.
                 ready = poll.poll(None if left == math.inf else max(math.ceil(left * 1000), 0))
-                if any(number != self._bell for number, _ in ready):
+                if ready and (ready[0][0] != self._bell or len(ready) > 1):
                     return
                 if ready:  # of a call that has ended, or of this one
                     os.eventfd_read(self._bell)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 
@@ -30,6 +30,7 @@ from belljar.errors import CheckpointLost, GuestLost, ProtocolError, SandboxErro
 from belljar.protocol import wire
 from belljar.sandbox.channel import REHEARSAL, Channel, Exchange, Lost, drop
 
+T = TypeVar("T")
 KEEP_TIMEOUT = 20.0  # seconds to copy an interpreter and its files, at most
 GRACE = 1.0  # seconds more than the time-out of the caller: a copy takes longer than no code at all
 UNKNOWN = -1  # the branch whose turn it is, while init changes it
@@ -79,14 +80,13 @@ class GuestSession:
                 hint="files and commands of that sandbox work; or let the cell do it afterwards",
             )
 
-    @contextlib.contextmanager
-    def serving(self) -> Iterator[None]:
-        """While a cell runs: what it calls on the host knows that it is called by it."""
+    async def serve(self, run: Callable[[], Awaitable[T]]) -> T:
+        """Run a cell: what it calls on the host knows that it is called by it."""
         cell = object()
         self._cells.add(cell)
         token = SERVING.set((*SERVING.get(), cell))
         try:
-            yield
+            return await run()
         finally:
             SERVING.reset(token)
             self._cells.discard(cell)
