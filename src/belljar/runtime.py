@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
+import contextlib
 import contextvars
 import os
 import threading
@@ -23,6 +24,7 @@ import belljar
 from belljar.backends.auto import AutoBackend
 from belljar.backends.base import Backend, Host, Periodic
 from belljar.backends.native.backend import NativeBackend
+from belljar.backends.event_loop import CallerThread
 from belljar.errors import InvalidOption, StartError, unknown_option
 
 MIND_INTERVAL = 0.1
@@ -55,7 +57,7 @@ def docker_backend() -> Callable[[Host], Backend]:
 
 
 class Runtime:
-    _loop: asyncio.AbstractEventLoop
+    loop: asyncio.AbstractEventLoop
     _context: contextvars.Context
     _stop: anyio.Event
 
@@ -68,6 +70,7 @@ class Runtime:
         self._minded: list[Periodic] = []
         self._minding = False
         self._closed = threading.Event()
+        self._callers: list[CallerThread] = []  # that run no call now
         self._ready: concurrent.futures.Future[None] = concurrent.futures.Future()
         # A daemon, because the interpreter waits for other threads before it runs atexit.
         self._thread = threading.Thread(target=self._run, name="belljar", daemon=True)
@@ -93,31 +96,55 @@ class Runtime:
             self._ready.set_exception(error)
 
     async def _main(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
         self._stop = anyio.Event()
         self._ready.set_result(None)
         await self._stop.wait()  # tasks that are left are cancelled by the end of anyio.run
 
-    def submit(self, function: Callable[[], Coroutine[None, None, None]]) -> None:
+    def submit(
+        self,
+        function: Callable[[], Coroutine[None, None, None]],
+        context: contextvars.Context | None = None,
+    ) -> None:
         """Start a task on the runtime's thread, from any thread. It must not raise.
 
         Does not wait until the loop has taken it, as anyio's portal does: that would double the
-        number of thread switches of every blocking call.
+        number of thread switches of every blocking call. `context`: None is a copy of the caller's.
         """
-        context = contextvars.copy_context()  # the caller's variables, except those that say
-        for variable, value in self._context.items():  # which event loop runs
+        context = context or contextvars.copy_context()  # the caller's variables, except those
+        for variable, value in self._context.items():  # that say which event loop runs
             context.run(variable.set, value)
-        self._loop.call_soon_threadsafe(self._start, function, context=context)
+        self.loop.call_soon_threadsafe(self._start, function, context)
 
-    def _start(self, function: Callable[[], Coroutine[None, None, None]]) -> None:
-        task = self._loop.create_task(function())
+    def _start(
+        self, function: Callable[[], Coroutine[None, None, None]], context: contextvars.Context
+    ) -> None:
+        task = self.loop.create_task(function(), context=context)
         self._tasks.add(task)  # the loop itself keeps only a weak reference
         task.add_done_callback(self._tasks.discard)
 
     def call_soon(self, function: Callable[[], None]) -> None:
         """Call a function on the runtime's thread, from any thread."""
-        self._loop.call_soon_threadsafe(function)
+        self.loop.call_soon_threadsafe(function)
+
+    def take_caller(self) -> CallerThread | None:
+        """For a blocking call; to be given back. None if this process cannot have more."""
+        # Without a lock: the handler of a signal may call this in the middle of it.
+        try:
+            return self._callers.pop() if self._callers else CallerThread(self.loop)
+        except (AttributeError, IndexError, OSError):  # not Linux; just taken; no descriptors
+            return None
+
+    def give_back(self, caller: CallerThread) -> None:
+        self._callers.append(caller)
+        if self._closed.is_set():
+            self._close_callers()
+
+    def _close_callers(self) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                self._callers.pop().close()
 
     # -- backends ---------------------------------------------------------------------------
 
@@ -173,11 +200,13 @@ class Runtime:
             backend.close()
         self.call_soon(self._stop.set)
         self._thread.join(5.0)
+        self._close_callers()
 
     def abandon(self) -> None:
         """In a fork: the threads do not exist here, and the rest belongs to the parent."""
         for backend in self._backends.values():
             backend.abandon()
+        self._close_callers()
 
 
 _runtime: Runtime | None = None

@@ -261,10 +261,26 @@ def test_large_bytes_are_not_copied_when_encoded():
 def test_a_look_tells_whether_decoding_needs_a_thread():
     assert not values.needs_thread(values.encode({"a": [1, "x", 2.5]}).join())
     assert values.needs_thread(values.encode("x" * 100_000).join())
-    assert values.needs_thread(parcel_of({"frame": {}}))
+    assert values.needs_thread(parcel_of([{"frame": {}}] * 9))
     assert values.needs_thread(parcel_of(b'{"fr\\u0061me":{}}'))
     assert not values.needs_thread(b"")
     assert not values.needs_thread(b"x" * 100)
+
+
+def test_small_values_of_a_library_need_no_thread_once_it_is_imported(monkeypatch):
+    import numpy as np
+    import pandas as pd
+
+    few, many = np.arange(10), np.zeros(10_000)
+    small = {"numpy": [np.float64(1), few], "pandas": [pd.DataFrame({"a": [1], "b": ["x"]})]}
+    for large in (many, [few] * 9, pd.DataFrame({"a": many})):
+        assert values.needs_thread(values.encode(large).join())
+    for library, given_values in small.items():
+        for blob in [values.encode(value).join() for value in given_values]:
+            assert not values.needs_thread(blob)
+            with monkeypatch.context() as patch:
+                patch.delitem(sys.modules, library)
+                assert values.needs_thread(blob)
 
 
 def test_without_numpy_its_scalars_are_numbers_and_its_arrays_name_the_remedy():

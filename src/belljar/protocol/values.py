@@ -21,6 +21,7 @@ import collections
 import decimal
 import enum
 import json
+import sys
 import uuid
 from typing import Any, Callable, Dict, List, Optional
 
@@ -67,6 +68,8 @@ _LONG_LIST = 64
 _LONG_BYTES = 1024
 _LONG_TEXT = 4096
 _SHORT_WORK = 64 * 1024
+_SHORT_TABLE = 8 * 1024  # bytes, of what libraries decode: a few milliseconds at most
+_FEW_TAGS = 8
 _SCALARS = frozenset((bool, int, float, type(None)))  # that JSON has
 _SCALAR_SIZE = 64  # bytes that a parcel of one scalar takes at most
 _UUID_NUMBER = uuid.UUID.__dict__["int"]
@@ -120,7 +123,13 @@ def needs_thread(blob: Buffer) -> bool:
     except (ValueError, CannotTravel):
         return False  # malformed: decoding fails at once
     # An escaped letter could hide a tag.
-    return b"\\" in text or any(b'"%s":' % tag.encode() in text for tag in _LIBRARY_TAGS)
+    if b"\\" in text:
+        return True
+    found = [(library, text.count(tag)) for tag, library in _LIBRARY_TAGS.items() if tag in text]
+    if not found:
+        return False
+    few = len(view) <= _SHORT_TABLE and sum(count for _, count in found) <= _FEW_TAGS
+    return not few or not all(_IMPORTED[library] <= sys.modules.keys() for library, _ in found)
 
 
 def _describe(error: Exception) -> str:
@@ -366,4 +375,12 @@ _DECODERS: Dict[str, Callable[[Unpacker, Any], Any]] = {
 }
 for _, _decoders in _LIBRARIES:
     _DECODERS.update(_decoders)
-_LIBRARY_TAGS = tuple(tag for _, decoders in _LIBRARIES[1:] for tag in decoders)
+_IMPORTED = {  # what each would import
+    arrays: frozenset(("numpy",)),
+    tables: frozenset(("numpy", "pandas", "pyarrow", "pyarrow.compute")),
+    arrow: frozenset(("pyarrow",)),
+    polars_tables: frozenset(("polars", "pyarrow")),
+}
+_LIBRARY_TAGS = {
+    b'"%s":' % tag.encode(): library for library in _IMPORTED for tag in library.DECODERS
+}

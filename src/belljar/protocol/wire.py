@@ -85,6 +85,9 @@ FROM_INIT = frozenset((CELL, SYNC, ANSWER, PART, FUNCTIONS, FORK, WAKE))
 Header = Dict[str, Any]
 
 
+_decode_json = json.JSONDecoder().raw_decode  # json.loads, without spaces before and after
+
+
 class WireError(Exception):
     """The peer sent something that no honest peer sends."""
 
@@ -183,7 +186,10 @@ class Reader:
 
 def _parse(text: "Union[bytes, bytearray]") -> Header:
     try:
-        header = json.loads(str(text, "utf-8"))
+        read = str(text, "utf-8")
+        header, end = _decode_json(read)
+        if end != len(read):
+            raise WireError("bad frame header: more than one object")
     # RecursionError: deeply nested JSON. ValueError covers bad UTF-8, bad JSON, huge integers.
     except (ValueError, RecursionError) as error:
         raise WireError(f"bad frame header: {type(error).__name__}") from None

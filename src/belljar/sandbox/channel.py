@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import mmap
 import os
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
 import anyio
-import anyio.lowlevel
 
 from belljar.backends.base import Stream
-from belljar.backends.event_loop import here, in_use_elsewhere
+from belljar.backends.event_loop import (
+    finish_in_time,
+    here,
+    in_use_elsewhere,
+    let_others_run,
+    move_to_loop,
+)
 from belljar.errors import GuestLost, ProtocolError
 from belljar.protocol import buffers, wire
 
@@ -87,6 +93,7 @@ class Channel:
         self._stream = stream
         # Some streams can send without waiting, and need no time-out then.
         self._send_now: Callable[[bytes], bool] | None = getattr(stream, "send_now", None)
+        self.polls = self._send_now is not None  # a caller's thread can wait for it
         self._shareable = shareable
         self.held = Held()
         self._reader = wire.Reader(wire.FROM_GUEST)
@@ -151,6 +158,7 @@ class Channel:
             if fd >= 0:
                 os.close(fd)
             raise
+        await move_to_loop()
         with anyio.CancelScope(shield=True):
             try:
                 with anyio.fail_after(SEND_TIMEOUT):
@@ -190,7 +198,7 @@ class Channel:
                 self._came = self._reader.frames()
             else:
                 # Between frames, not while one is handed on: a task cancelled here loses none.
-                await anyio.lowlevel.checkpoint()
+                await let_others_run()
             for number, frame in enumerate(self._came, start=1):
                 self._hand_on(frame)
                 if number == AT_ONCE:
@@ -241,11 +249,15 @@ class Channel:
         timeout: float = CALL_TIMEOUT,
     ) -> tuple[dict[str, object], bytes]:
         """A request with one answer: its header, and the data that came before it."""
-        exchange = self.open()
+        exchange, data = self.open(), bytearray()
         try:
             await self.send(kind, exchange.number, header, payload)
-            with anyio.fail_after(timeout):
-                return await self._answer(exchange)
+            deadline = time.monotonic() + timeout
+            answer = await finish_in_time(lambda: self._answer(exchange, data), timeout)
+            if answer is None:
+                with anyio.fail_after(deadline - time.monotonic()):
+                    answer = await self._answer(exchange, data)
+            return answer, bytes(data)
         except Lost:
             raise GuestLost("the guest died during the operation") from None
         except TimeoutError:
@@ -256,12 +268,12 @@ class Channel:
         finally:
             exchange.close()
 
-    async def _answer(self, exchange: Exchange) -> tuple[dict[str, object], bytes]:
-        data = bytearray()
+    async def _answer(self, exchange: Exchange, data: bytearray) -> dict[str, object]:
+        """Add what comes to `data`, until the answer itself comes."""
         while True:
             frame = await exchange.next()
             if frame.kind == wire.REPLY:
-                return frame.header, bytes(data)
+                return frame.header
             if frame.kind != wire.DATA:
                 drop(frame)
                 raise ProtocolError(f"unexpected answer of kind {frame.kind}")

@@ -8,19 +8,29 @@ that one branch has under way (cells, commands, files) ends before another branc
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import anyio
 
 from belljar.backends.base import Guest
-from belljar.backends.event_loop import here, in_use_elsewhere
+from belljar.backends.event_loop import (
+    CallerThread,
+    caller_thread,
+    here,
+    in_use_elsewhere,
+    move_to_loop,
+    post,
+)
 from belljar.errors import CheckpointLost, GuestLost, ProtocolError, SandboxError
 from belljar.protocol import wire
 from belljar.sandbox.channel import REHEARSAL, Channel, Exchange, Lost, drop
 
+T = TypeVar("T")
 KEEP_TIMEOUT = 20.0  # seconds to copy an interpreter and its files, at most
 GRACE = 1.0  # seconds more than the time-out of the caller: a copy takes longer than no code at all
 UNKNOWN = -1  # the branch whose turn it is, while init changes it
@@ -45,6 +55,8 @@ class GuestSession:
         self._cells: set[object] = set()  # that run now
         self._free: anyio.Event | None = None  # made by the first task that waits for its turn
         self._loop: object | None = None  # that of the last turn
+        self._lock = threading.RLock()  # of the fields above, while a turn begins or ends
+        self._caller: CallerThread | None = None  # that has a turn, alone
 
     @property
     def alive(self) -> bool:
@@ -68,14 +80,13 @@ class GuestSession:
                 hint="files and commands of that sandbox work; or let the cell do it afterwards",
             )
 
-    @contextlib.contextmanager
-    def serving(self) -> Iterator[None]:
-        """While a cell runs: what it calls on the host knows that it is called by it."""
+    async def serve(self, run: Callable[[], Awaitable[T]]) -> T:
+        """Run a cell: what it calls on the host knows that it is called by it."""
         cell = object()
         self._cells.add(cell)
         token = SERVING.set((*SERVING.get(), cell))
         try:
-            yield
+            return await run()
         finally:
             SERVING.reset(token)
             self._cells.discard(cell)
@@ -90,25 +101,73 @@ class GuestSession:
         finally:
             self.end_turn()
 
-    async def begin_turn(self, branch: int) -> None:
-        """Wait for a turn of `branch`; `end_turn` must follow. Call `check_free` before."""
+    async def begin_turn(self, branch: int | None) -> None:
+        """Wait for a turn of `branch`; `end_turn` must follow. Call `check_free` before. None: for
+        a request that any branch may make at any time."""
+        if (caller := caller_thread()) is not None:
+            if self._begin_alone(branch, caller):
+                return
+            await move_to_loop()
         loop = here()
-        if self._under_way and self._loop is not loop:
-            raise in_use_elsewhere()
-        self._loop = loop
-        while self._alone or (self._under_way and self._active != branch):
-            await self._wait()
-        self._under_way += 1
-        if self._active != branch:
+        while (wait := self._count_in(branch, loop)) is not None:
+            await wait()
+        if branch is not None and self._active != branch:
             try:
                 await self._switch(branch)
             except BaseException:
                 self.end_turn()
                 raise
 
+    def _begin_alone(self, branch: int | None, caller: CallerThread) -> bool:
+        """Begin a turn in the thread of a blocking caller, if nothing at all is under way."""
+        with self._lock:
+            busy = self._under_way or self._alone or self._free is not None
+            if busy or self._active != branch or not self.channel.polls:
+                return False
+            self._caller, self._loop, self._under_way = caller, caller.loop, 1
+        caller.on_move = self._go_on
+        return True
+
+    def _go_on(self) -> None:
+        """The one that had begun alone is under the event loop now."""
+        with self._lock:
+            self._caller = None
+        self._tell_free()
+
+    def _count_in(
+        self, branch: int | None, loop: object
+    ) -> Callable[[], Coroutine[Any, Any, object]] | None:
+        """Begin a turn, or give what to wait for."""
+        with self._lock:
+            if self._under_way and self._loop is not loop:
+                raise in_use_elsewhere()
+            caller = self._caller
+            other = self._alone or (self._under_way and self._active != branch)
+            if caller is None and (branch is None or not other):
+                self._loop = loop
+                self._under_way += 1
+                return None
+            self._free = self._free or anyio.Event()
+            wait = self._free.wait
+        if caller is not None:
+            caller.recall()
+        return wait
+
+    async def settle(self) -> None:
+        """Wait until no thread uses the guest by itself."""
+        await self.begin_turn(None)
+        self.end_turn()
+
     def end_turn(self) -> None:
-        self._under_way -= 1
-        if self._free is not None:
+        with self._lock:
+            self._under_way -= 1
+            caller, self._caller = self._caller, None
+            waited_for = self._free is not None
+        if caller is not None:
+            caller.on_move = None
+            if waited_for:
+                post(self._loop, self._tell_free)
+        elif waited_for:
             self._tell_free()
 
     def check_loop(self) -> None:
@@ -175,7 +234,11 @@ class GuestSession:
             self._tell_free()
 
     async def release(self, number: int) -> None:
-        await self.channel.call(wire.RELEASE, {"number": number})
+        await self.begin_turn(None)
+        try:
+            await self.channel.call(wire.RELEASE, {"number": number})
+        finally:
+            self.end_turn()
 
     async def _ask(
         self, kind: int, header: dict[str, object], failed: str, timeout: float | None = None
@@ -223,6 +286,7 @@ class GuestSession:
             self.guest.kill()
             with anyio.CancelScope(shield=True):
                 try:
+                    await self.settle()
                     await self.channel.close()
                 finally:  # a cancellation of asyncio's own goes through shields
                     await self.guest.close()

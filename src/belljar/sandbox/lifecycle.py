@@ -16,7 +16,7 @@ import anyio
 
 from belljar import events, runtime
 from belljar.backends.base import Guest, GuestSpec
-from belljar.backends.event_loop import Lock
+from belljar.backends.event_loop import Lock, move_to_loop
 from belljar.backends.mounts import Scratch
 from belljar.errors import ProtocolError, SandboxClosed
 from belljar.functions.registry import Registry
@@ -79,6 +79,7 @@ class Lifecycle:
             self.check_usable()
             self.note_use()
             return session
+        await move_to_loop()
         async with self.starting:
             self.check_usable()
             self.note_use()
@@ -92,6 +93,8 @@ class Lifecycle:
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[GuestSession]:
         """The live guest, for one operation; started if need be."""
+        if self.persistence is not None:
+            await move_to_loop()
         session = await self.connect()
         async with session.turn(self.branch):
             try:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import anyio
 
+from belljar.backends.event_loop import finish_in_time, move_to_loop
 from belljar.errors import InvalidOption, ProtocolError
 from belljar.files.script import Input
 from belljar.functions.registry import Registry
@@ -114,9 +115,10 @@ class Run:
         self._no_room: str | None = None
         self._taken: dict[int, anyio.Event] = {}
         self._worker: object = None  # the process that has taken parts of a value
-        self._clock = anyio.CancelScope()
+        self._clock: anyio.CancelScope | None = None  # of the time-out, under an event loop
         self._calls: Calls | None = None
         if functions is not None or cell.stdin is not None:
+            self._clock = anyio.CancelScope()
             deadline = Deadline(self._clock, limits.host_time)
             known = functions or Registry()
             self._calls = Calls(known, self._answer, limits.memory, deadline, cell.stdin)
@@ -183,15 +185,16 @@ class Run:
             if cell.kind == wire.RUN and (held := self._channel.held.bytes):
                 header = {**header, "held": held}
             if cell.value is not None:
-                header, payload, fd = await self._load(header, cell.value)
+                if cell.value.size <= wire.INLINE:
+                    payload = cell.value.join()
+                else:
+                    header, payload, fd = await self._load(header, cell.value)
                 header = {**header, "worker": self._worker}
             sent = True
             await self._channel.send(cell.kind, number, header, payload, fd)
-            if cell.timeout is not None:
-                self._clock.deadline = anyio.current_time() + cell.timeout
-            with self._clock:
-                await self._collect()
+            await self._collect_in_time(cell.timeout)
             if self._done is None:
+                await move_to_loop()
                 self._stopped_for = self._stopped_for or Outcome.timeout
                 await self._stop()
         except Lost as lost:
@@ -204,6 +207,7 @@ class Run:
         except BaseException:
             if sent:  # else there is nothing to end
                 self._silent = True
+                await move_to_loop()
                 with anyio.CancelScope(shield=True):
                     try:
                         await self._stop()
@@ -240,7 +244,17 @@ class Run:
 
     # -- frames -----------------------------------------------------------------------------
 
-    async def _collect(self) -> None:
+    async def _collect_in_time(self, timeout: float | None) -> None:
+        began = time.monotonic()
+        if await finish_in_time(self._collect, timeout):
+            return
+        clock = self._clock = self._clock or anyio.CancelScope()
+        if timeout is not None:
+            clock.deadline = anyio.current_time() + timeout - (time.monotonic() - began)
+        with clock:
+            await self._collect()
+
+    async def _collect(self) -> bool:
         """Take frames until it is done, or a limit has been passed for the first time."""
         while self._done is None:
             within = not self._truncated
@@ -248,7 +262,8 @@ class Run:
             if self._truncated and within:
                 self._stopped_for = self._stopped_for or Outcome.output_limit
                 if self._done is None:
-                    return
+                    break
+        return True
 
     async def _take(self, frame: wire.Frame) -> None:
         kind = frame.kind
@@ -330,6 +345,7 @@ class Run:
         self, header: Mapping[str, object], value: Encoded
     ) -> tuple[Mapping[str, object], bytes, int]:
         number = self._exchange.number
+        await move_to_loop()
         with anyio.move_on_after(self._cell.timeout):
             return await value_transfer.load(
                 self._channel, number, header, value, key=number, taken=self._wait_taken

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Never, Self, Unpack
 
@@ -19,7 +19,7 @@ import anyio.to_thread
 
 from belljar import events
 from belljar.backends.base import Location, UsageSample
-from belljar.backends.event_loop import Lock
+from belljar.backends.event_loop import Lock, move_to_loop
 from belljar.backends.isolation import Isolation
 from belljar.environment.environment import Environment
 from belljar.errors import (
@@ -241,12 +241,13 @@ class AsyncSandbox:
         read. The callbacks get output and results while the code runs. With `undo_on_error`, code
         that does not end with the outcome ok leaves variables and files as they were before it.
         """
-        if any(each is not None for each in (on_stdout, on_stderr, on_result)):
+        if on_stdout is not None or on_stderr is not None or on_result is not None:
             check_callbacks(on_stdout=on_stdout, on_stderr=on_stderr, on_result=on_result)
         header: dict[str, object] = {"watch": True}
         if type(code) is str and stdin is None:
             script = Script(code=code)
         else:
+            await move_to_loop()
             script = await scripts.make_script(code, stdin)
             header |= script.header()
         variables = {} if env is None else options.check_texts("env", env)
@@ -270,6 +271,7 @@ class AsyncSandbox:
             events.tell(events.CellStarting(subject=self._lifecycle.subject, code=script.code))
         try:
             if self._options.policy is not None:
+                await move_to_loop()
                 report = await self._check_policy(self._options.policy, script.code)
                 asked = time.perf_counter() - clock
             if report is not None and not report.allowed:
@@ -305,6 +307,8 @@ class AsyncSandbox:
     async def interrupt(self) -> None:
         """Raise KeyboardInterrupt in the running cell; nothing happens if none is running."""
         self._lifecycle.check_usable()
+        if self._run is not None and self._session is not None:
+            await self._session.settle()
         if self._run is not None:
             await self._run.interrupt()
 
@@ -316,18 +320,24 @@ class AsyncSandbox:
             self._lifecycle.record("rejected", code=code, why=report.summary())
         return report
 
-    @contextlib.asynccontextmanager
-    async def _alone(self) -> AsyncIterator[None]:
-        """One cell after the other; an operation on variables counts as one."""
-        if self._lifecycle.session is not None:
-            self._lifecycle.session.check_free()
-        async with self._turn:
-            yield
+    async def _get_ready(self) -> None:
+        """Called before `_turn` is taken: one cell after the other; an operation on variables
+        counts as one."""
+        lifecycle = self._lifecycle
+        if lifecycle.functions is not None or lifecycle.persistence is not None:
+            await move_to_loop()
+        lifecycle.check_usable()
+        if lifecycle.session is not None:
+            lifecycle.session.check_free()
 
     async def _run_cell(self, code: Code, cell: Cell, report: Report | None) -> Execution:
         began, persistence = time.time(), self._lifecycle.persistence
-        async with self._alone():
-            before = await self._keep(cell.timeout) if code.undo_on_error else None
+        await self._get_ready()
+        async with self._turn:
+            before: Checkpoint | None = None
+            if code.undo_on_error:
+                await move_to_loop()
+                before = await self._keep(cell.timeout)
             self._count += 1
             try:
                 execution, _ = await self._execute(cell)
@@ -360,8 +370,8 @@ class AsyncSandbox:
                 session.functions[branch] = version
             self._run = Run(session, cell, functions)
             try:
-                with lifecycle.working(), session.serving():
-                    finished = await self._run.execute()
+                with lifecycle.working():
+                    finished = await session.serve(self._run.execute)
             finally:
                 self._run = None
         finally:
@@ -428,7 +438,8 @@ class AsyncSandbox:
         self, header: dict[str, object], value: Encoded | None, timeout: float | None
     ) -> Finished:
         cell = Cell(limits=self.limits, timeout=timeout, header=header, value=value)
-        async with self._alone():
+        await self._get_ready()
+        async with self._turn:
             execution, finished = await self._execute(cell, with_value=False)
         if not execution.state_preserved:
             self._lifecycle.state_lost = True
@@ -493,14 +504,16 @@ class AsyncSandbox:
         second, and after 20 seconds at the latest: what the code does when it is forked
         (`os.register_at_fork`) may hang. Then the interpreter is lost, and a SandboxError says so.
         """
-        async with self._alone():
+        await self._get_ready()
+        async with self._turn:
             made = await self._keep(self.limits.timeout)
         self._lifecycle.record("checkpoint", id=str(made.id))
         return made
 
     async def rollback(self, checkpoint: Checkpoint) -> None:
         """Go back to a checkpoint, which stays valid: one can go back to it again."""
-        async with self._alone():
+        await self._get_ready()
+        async with self._turn:
             await self._go_back(checkpoint, self.limits.timeout)
             if self._lifecycle.persistence is not None:
                 await self._lifecycle.persistence.save(self._session)
@@ -524,7 +537,8 @@ class AsyncSandbox:
                 "a sandbox whose workspace is kept on the host cannot be forked",
                 hint="two cannot write to one directory; checkpoint() and rollback() work",
             )
-        async with self._alone(), lifecycle.turn() as session:
+        await self._get_ready()
+        async with self._turn, lifecycle.turn() as session:
             branch, lacks = await session.keep(branch=True, timeout=self.limits.timeout)
         functions = None if lifecycle.functions is None else lifecycle.functions.copy()
         forked = self._from_options(options.make_fork_options(self._options), functions)

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import anyio.to_thread
 
+from belljar.backends.event_loop import caller_thread
 from belljar.errors import CannotTravel, ProtocolError
 from belljar.limits import format_size
 from belljar.protocol import buffers, values, wire
@@ -28,7 +29,7 @@ Blob = bytes | mmap.mmap
 
 async def encode(value: object, limit: int) -> Encoded:
     """Raises CannotTravel, which names the part of the value that cannot."""
-    if _is_small(value):
+    if caller_thread() is not None or _is_small(value):
         return _encode(value, limit)
     return await anyio.to_thread.run_sync(_encode, value, limit)
 
@@ -82,7 +83,7 @@ async def encode_for_record(given: Mapping[str, object]) -> dict[str, object]:
 
 async def decode(blob: Blob, limit: int, text_limit: int = values.MAX_TEXT) -> object:
     """Decode bytes that a hostile guest may have made."""
-    if values.needs_thread(blob):
+    if caller_thread() is None and values.needs_thread(blob):
         # Not a shared thread: a hostile value may take long.
         own = anyio.CapacityLimiter(1)
         work = functools.partial(_decode, blob, limit, text_limit)

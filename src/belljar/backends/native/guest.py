@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Mapping
 
 import anyio
-import anyio.lowlevel
 import anyio.to_thread
 
 from belljar.backends import event_loop
@@ -53,7 +52,7 @@ class SocketStream:
         # A guest that always has more must not keep the event loop, and its time-outs, waiting.
         if self._unpaused > MAX_UNPAUSED:
             self._unpaused = 0
-            await anyio.lowlevel.checkpoint()
+            await event_loop.let_others_run()
         while True:
             try:
                 data = self._inbox.receive(self.socket)
@@ -113,7 +112,7 @@ class NativeGuest:
         self.pid = pid
         self._pidfd = pidfd
         self._cgroup = group
-        self._closed = False
+        self._closed = self._killed = False
         # The number of the descriptor is another's soon after it was closed.
         self._signalling = threading.RLock()  # a handler of signals may interrupt kill()
         self.isolation = Isolation(backend="native", layers=(), limits=())
@@ -184,6 +183,11 @@ class NativeGuest:
                 return
             with contextlib.suppress(ProcessLookupError):  # it has ended already
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            # The kernel kills the others when PID 1 has given its memory back. Killed now, they give
+            # back theirs at the same time.
+            if self._cgroup is not None and not self._killed:
+                self._killed = True
+                self._cgroup.hasten()
 
     def _kill_last(self) -> bool:
         """Whether it was not closed yet. From here on only the caller uses the descriptor."""

@@ -40,15 +40,7 @@ class Meters:
         with self._lock:
             for name in names:
                 opened = self._files.get(name) or self._open(name)
-                text = b""
-                if opened is not None:
-                    fd, meter = opened
-                    with contextlib.suppress(OSError):  # ENODEV: the group was removed
-                        text = os.pread(fd, 4096, 0)
-                    if meter.key is not None:
-                        rows = dict(line.partition(b" ")[::2] for line in text.splitlines())
-                        text = rows.get(meter.key, b"")
-                values.append(int(text) * meter.unit if text else None)
+                values.append(None if opened is None else _read_meter(*opened))
         return values
 
     def reset_peak(self) -> bool:
@@ -78,6 +70,17 @@ class Meters:
                     self._files[what] = fd, meter
                     return fd, meter
         return None
+
+
+def _read_meter(fd: int, meter: Meter) -> int | None:
+    try:
+        text = os.pread(fd, 4096, 0)
+    except OSError:  # ENODEV: the group was removed
+        return None
+    if meter.key is not None:
+        _, _, text = (b"\n" + text).partition(b"\n%s " % meter.key)
+        text, _, _ = text.partition(b"\n")
+    return int(text) * meter.unit if text else None
 
 
 class Cgroup(Meters):
@@ -125,6 +128,11 @@ class Cgroup(Meters):
             return False
         with self._killing:
             return tree.kill(self.paths)
+
+    def hasten(self) -> None:
+        """SIGKILL to every member, at once and without a look at what comes of it."""
+        if self._is_ours():
+            tree.hasten(self.paths[0])
 
     def remove(self) -> bool:
         """Remove the group once its processes are gone; True if it is not there any more.
