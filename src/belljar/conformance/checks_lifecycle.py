@@ -126,8 +126,8 @@ def missing_layer(stage: Stage, look: Look) -> None:
         except BackendUnavailable as error:
             look.expect("seccomp" in str(error), f"refused: {error.message}", error)
 
-    def few() -> bool:  # the launcher and the zygote of that environment
-        return len([p for p in descendants(os.getpid()) if p.pid not in before]) <= 2
+    def few() -> bool:  # the launcher and the two of the zygote of that environment
+        return len([p for p in descendants(os.getpid()) if p.pid not in before]) <= 3
 
     if look.happens(few, "the end of the failed guest", timeout=20.0):
         look.saw("no process of it is left")

@@ -8,7 +8,7 @@ import resource
 from hostile import attempt
 
 for kind in range(16):
-    for pid in (1, os.getppid()):
+    for pid in {1, os.getppid() or 1}:  # 0: it is outside, and 0 would mean itself
         attempt(f"{kind} of {pid}", lambda k=kind, p=pid: resource.prlimit(p, k, (1, 1)))
     soft, hard = resource.getrlimit(kind)
     if hard != resource.RLIM_INFINITY:
