@@ -51,7 +51,7 @@ class Header:
             self._check_python(find_interpreter(environment.python).version)
         more = add_packages(environment, self.packages)
         if more is not environment:
-            more = replace(more, preload=(), warmup="", allow_builds=False)
+            more = replace(more.without_preload(), allow_builds=False)
             if not quiet:
                 terminal.say(f"packages that {self.file} asks for: {self._listing()}")
         return {**options, "environment": more, "packages": ()}

@@ -16,7 +16,7 @@ import sysconfig
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 import anyio
 import anyio.to_thread
@@ -26,11 +26,11 @@ from belljar.backends.docker.client.engine_errors import EngineError
 from belljar.backends.docker.settings import Docker
 from belljar.backends.event_loop import here, post
 from belljar.backends.native.backend import check_host
-from belljar.environment.environment import Environment, is_built, resolve
+from belljar.environment.environment import Environment, is_built
 from belljar.errors import BackendUnavailable, EnvironmentBuildError, InvalidOption, SandboxError
 from belljar.results.execution import Execution, Outcome
 from belljar.sandbox.blocking import Sandbox, Work, wait
-from belljar.sandbox.options import Options
+from belljar.sandbox.options import Options, SandboxOptions, make_options
 from belljar.sandbox.sandbox import AsyncSandbox
 
 if TYPE_CHECKING:
@@ -58,16 +58,13 @@ async def place(
     default_image: str,
     environment: str | Environment = "data",
     prefer_local: bool = False,
-    preload: bool = True,
     dockerfile: str | os.PathLike[str] | None = None,
 ) -> dict[str, Any]:
     """Choose the backend and what the sandbox finds there; return them as options of Sandbox. The
     option "backend" is "native", "docker", or the given Docker.
 
     `backend` None or "auto": BELLJAR_BACKEND decides, else docker if an engine answers, else
-    native. `prefer_local`: if the engine has an image of the default name, use it. `preload` False:
-    nothing is imported in a container before the code. (A native sandbox gets preloaded modules
-    from a process that has imported them once.)
+    native. `prefer_local`: if the engine has an image of the default name, use it.
     """
     named = dockerfile is not None or image not in (None, default_image)
     # The settings name an image already, and an environment has no meaning in it.
@@ -90,12 +87,8 @@ async def place(
     ):
         options["image"] = image
     elif not has_image_set:
-        options["environment"] = environment if preload else without_preload(environment)
+        options["environment"] = environment
     return options
-
-
-def without_preload(environment: str | Environment) -> Environment:
-    return replace(resolve(environment), preload=(), warmup="")
 
 
 def check_backend(options: Mapping[str, Any]) -> None:
@@ -175,14 +168,17 @@ class HeadStart:
     """A sandbox that starts in the background when its adapter is made, so that the first code
     waits less. Until it is taken, the sandbox ends with this object."""
 
-    def __init__(self, places: Sequence[Mapping[str, Any]], *, build: bool = True) -> None:
+    def __init__(
+        self, places: Sequence[Mapping[str, Any]], *, build: bool = True, preload: bool = True
+    ) -> None:
         """`places`: options of Sandbox, in the order in which they are tried. The next is tried
         if the one before cannot get its Environment: its image is not there and cannot be made.
-        `build=False`: a sandbox that needs a build or a download is not started.
+        `build=False`: a sandbox that needs a build or a download is not started. `preload=False`:
+        nothing is imported in a container before the code, so that it is ready sooner.
 
         Raises InvalidOption at once. `take` raises all other errors.
         """
-        self._sandboxes = [Sandbox(**options) for options in places]
+        self._sandboxes = [_make_sandbox(options, ahead=preload) for options in places]
         # Import here what the start imports. If the background thread imported it, a fork of the
         # process would leave import locks in the child that no thread releases.
         for name in _IMPORTED_BY_START:
@@ -218,6 +214,11 @@ class HeadStart:
         self.discard.detach()
         if self._runtime.pid == os.getpid():
             wait(_kill, self._inner, self._work)
+
+
+def _make_sandbox(options: Mapping[str, Any], *, ahead: bool) -> Sandbox:
+    checked = replace(make_options(cast(SandboxOptions, options)), ahead=ahead)
+    return Sandbox._from_async(AsyncSandbox._from_options(checked))
 
 
 async def _start_one(sandboxes: Sequence[Sandbox], build: bool) -> Sandbox:

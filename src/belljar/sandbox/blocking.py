@@ -10,6 +10,7 @@ import inspect
 import os
 import queue
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -20,6 +21,7 @@ from typing import (
     Self,
     TypeVar,
     Unpack,
+    cast,
     overload,
 )
 
@@ -486,7 +488,8 @@ def run(code: str | os.PathLike[str], **given: Any) -> Execution:
         if name not in DEFAULTS and name not in _RUN_OPTIONS:
             raise unknown_option("option", name, sorted({*DEFAULTS, *_RUN_OPTIONS}))
     running = {name: given.pop(name) for name in _RUN_OPTIONS if name in given}
-    with Sandbox(**given) as sandbox:
+    asked = replace(options.make_options(cast(SandboxOptions, given)), once=True)
+    with Sandbox._from_async(AsyncSandbox._from_options(asked)) as sandbox:
         return sandbox.run_code(code, **running)
 
 

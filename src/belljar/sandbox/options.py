@@ -39,7 +39,7 @@ ENVIRONMENT = BUILTIN["data"]
 LIMITS = Limits()
 
 # The Environment of a caller's own image: its packages are not known, so none is imported early.
-AS_IT_IS = replace(ENVIRONMENT, preload=(), warmup="")
+AS_IT_IS = ENVIRONMENT.without_preload()
 
 
 class SandboxOptions(TypedDict, total=False):
@@ -119,6 +119,9 @@ class Options:
     mounts: tuple[Mount, ...]
     noexec: bool
     record: Path | None
+    # As in GuestSpec. No options of callers.
+    once: bool = False
+    ahead: bool = False
 
 
 def make_options(

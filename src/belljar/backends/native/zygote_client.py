@@ -194,6 +194,10 @@ class Zygote:
         if self.cgroups is not self._shared_cgroups:
             self.cgroups.close()
 
+    def kill(self) -> None:
+        """End it while it starts: wait_ready() raises. Called from any thread, never waits."""
+        self._process.kill()  # its parent, with which it ends
+
     def abandon(self) -> None:
         """In a fork of the host process: close our copies; the zygote belongs to the parent."""
         self._let_go()
