@@ -188,10 +188,10 @@ def _default(rule: Rule) -> str:
 
 
 def make(args: argparse.Namespace) -> Sandbox:
-    """The sandbox that the options describe, not started yet."""
-    from belljar.sandbox.blocking import Sandbox
+    """The sandbox that the options describe, not started yet. This process makes no other one."""
+    from belljar.sandbox.blocking import make_once
 
-    return Sandbox(**options(args))
+    return make_once(options(args))
 
 
 def options(args: argparse.Namespace) -> dict[str, Any]:

@@ -477,6 +477,12 @@ _RUN_OPTIONS = {
 }
 
 
+def make_once(given: Mapping[str, Any]) -> Sandbox:
+    """A sandbox of these options for one piece of code, for which nothing is imported early."""
+    asked = replace(options.make_options(cast(SandboxOptions, given)), once=True)
+    return Sandbox._from_async(AsyncSandbox._from_options(asked))
+
+
 def run(code: str | os.PathLike[str], **given: Any) -> Execution:
     """Run code in a sandbox of its own; the options are those of Sandbox and of run_code.
 
@@ -488,8 +494,7 @@ def run(code: str | os.PathLike[str], **given: Any) -> Execution:
         if name not in DEFAULTS and name not in _RUN_OPTIONS:
             raise unknown_option("option", name, sorted({*DEFAULTS, *_RUN_OPTIONS}))
     running = {name: given.pop(name) for name in _RUN_OPTIONS if name in given}
-    asked = replace(options.make_options(cast(SandboxOptions, given)), once=True)
-    with Sandbox._from_async(AsyncSandbox._from_options(asked)) as sandbox:
+    with make_once(given) as sandbox:
         return sandbox.run_code(code, **running)
 
 

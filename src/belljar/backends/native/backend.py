@@ -42,6 +42,7 @@ class Key(NamedTuple):
     mounts: tuple[Mount, ...]
     directories: tuple[str, ...]  # of their own
 
+
 class NativeBackend:
     name = "native"
 
