@@ -167,8 +167,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--version", action="version", version=f"belljar {__version__}")
     raw = argparse.RawDescriptionHelpFormatter
     for name, entry in _COMMANDS.items():
-        formatter = {} if entry.run is None else {"formatter_class": raw}
-        parser.add_command(name, help=entry.summary, **formatter)
+        formatter = argparse.HelpFormatter if entry.run is None else raw
+        parser.add_command(name, help=entry.summary, formatter_class=formatter)
     return _parse(argv, parser)
 
 

@@ -143,8 +143,8 @@ BUILTIN = MappingProxyType(
             Environment(
                 "python",
                 preload=(
-                    *("collections", "datetime", "decimal", "functools", "itertools", "json"),
-                    *("linecache", "math", "random", "re", "statistics", "traceback"),
+                    *("asyncio", "collections", "datetime", "decimal", "functools", "itertools"),
+                    *("json", "linecache", "math", "random", "re", "statistics", "traceback"),
                 ),
             ),
             Environment(
@@ -159,7 +159,7 @@ BUILTIN = MappingProxyType(
                     "jinja2",  # for pandas' `df.style`
                     "tzdata",  # guests do not see the host's zoneinfo
                 ),
-                preload=("numpy", "pandas", "matplotlib", "matplotlib.pyplot"),
+                preload=("asyncio", "numpy", "pandas", "matplotlib", "matplotlib.pyplot"),
                 warmup=_WARMUP,
             ),
         )
