@@ -79,8 +79,8 @@ BOOTSTRAP = _READ + _START
 
 
 @functools.cache
-def sources() -> dict[str, str | None]:
-    """Module name -> source; None for a package."""
+def _modules() -> dict[str, str | None]:
+    """Module name -> the name of its file below that of this package; None for a package."""
     found: dict[str, str | None] = {PACKAGE: None}
     root = resources.files("belljar")
     whole = [
@@ -93,9 +93,18 @@ def sources() -> dict[str, str | None]:
         parts = module.split(".")
         for depth in range(1, len(parts)):
             found[".".join((PACKAGE, *parts[:depth]))] = None
-        text = root.joinpath(*parts[:-1], f"{parts[-1]}.py").read_text(encoding="utf-8")
-        found[f"{PACKAGE}.{module}"] = text
+        found[f"{PACKAGE}.{module}"] = f"{'/'.join(parts)}.py"
     return found
+
+
+@functools.cache
+def sources() -> dict[str, str | None]:
+    """Module name -> source; None for a package."""
+    root = resources.files("belljar")
+    return {
+        name: None if file is None else root.joinpath(file).read_text(encoding="utf-8")
+        for name, file in _modules().items()
+    }
 
 
 MAGIC = importlib.util.MAGIC_NUMBER.hex()  # of the bytecode that this Python writes
@@ -115,7 +124,7 @@ def make(config: dict[str, object], magic: str | None = None) -> bytes:
 
 @functools.cache
 def _compiled() -> bytes:
-    found = {name: None if text is None else _code(name) for name, text in sources().items()}
+    found = {name: None if file is None else _code(name) for name, file in _modules().items()}
     return marshal.dumps(found)
 
 

@@ -22,10 +22,11 @@ import anyio
 import anyio.to_thread
 
 from belljar import runtime
+from belljar.backends import auto
 from belljar.backends.docker.client.engine_errors import EngineError
 from belljar.backends.docker.settings import Docker
 from belljar.backends.event_loop import here, post
-from belljar.backends.native.backend import check_host
+from belljar.backends.native.zygote_client import check_host
 from belljar.environment.environment import Environment, is_built
 from belljar.errors import BackendUnavailable, EnvironmentBuildError, InvalidOption, SandboxError
 from belljar.results.execution import Execution, Outcome
@@ -69,7 +70,7 @@ async def place(
     named = dockerfile is not None or image not in (None, default_image)
     # The settings name an image already, and an environment has no meaning in it.
     has_image_set = isinstance(backend, Docker) and backend.own
-    name = "docker" if isinstance(backend, Docker) else runtime.resolve_backend(backend or "auto")
+    name = "docker" if isinstance(backend, Docker) else auto.resolve_backend(backend or "auto")
     if name == "auto":
         name = "docker" if named or await engine_answers() else "native"
     if name == "native":
@@ -101,7 +102,7 @@ def check_backend(options: Mapping[str, Any]) -> None:
 
 def asks_for_docker(backend: str | Docker | None) -> bool:
     """True if the caller or BELLJAR_BACKEND asks for containers only."""
-    return isinstance(backend, Docker) or runtime.resolve_backend(backend or "auto") == "docker"
+    return isinstance(backend, Docker) or auto.resolve_backend(backend or "auto") == "docker"
 
 
 def succeeded(execution: Execution) -> bool:
@@ -144,7 +145,7 @@ async def ask_engine(path: str, *, timeout: float = 30.0) -> None:
 
 def find_engine(host: str | None = None) -> Engine:
     """Raises BackendUnavailable if the extra to talk to it is not installed."""
-    runtime.docker_backend()
+    auto.docker_backend()
     from belljar.backends.docker.client import endpoint
     from belljar.backends.docker.client.engine import Engine
 
@@ -178,7 +179,8 @@ class HeadStart:
 
         Raises InvalidOption at once. `take` raises all other errors.
         """
-        self._sandboxes = [_make_sandbox(options, ahead=preload) for options in places]
+        checked = [make_options(cast(SandboxOptions, options)) for options in places]
+        self._sandboxes = [Sandbox._from_options(replace(o, ahead=preload)) for o in checked]
         # Import here what the start imports. If the background thread imported it, a fork of the
         # process would leave import locks in the child that no thread releases.
         for name in _IMPORTED_BY_START:
@@ -214,11 +216,6 @@ class HeadStart:
         self.discard.detach()
         if self._runtime.pid == os.getpid():
             wait(_kill, self._inner, self._work)
-
-
-def _make_sandbox(options: Mapping[str, Any], *, ahead: bool) -> Sandbox:
-    checked = replace(make_options(cast(SandboxOptions, options)), ahead=ahead)
-    return Sandbox._from_async(AsyncSandbox._from_options(checked))
 
 
 async def _start_one(sandboxes: Sequence[Sandbox], build: bool) -> Sandbox:

@@ -40,7 +40,7 @@ from belljar.results.execution import CommandResult, Execution
 from belljar.sandbox import options
 from belljar.sandbox.commands import AsyncCommands
 from belljar.sandbox.guest_session import Checkpoint
-from belljar.sandbox.options import DEFAULTS, SandboxOptions
+from belljar.sandbox.options import DEFAULTS, Options, SandboxOptions
 from belljar.sandbox.run import OnResult, OnText
 from belljar.sandbox.sandbox import AsyncSandbox
 
@@ -262,6 +262,10 @@ class Sandbox:
         made._set_up(sandbox)
         return made
 
+    @classmethod
+    def _from_options(cls, checked: Options) -> Self:
+        return cls._from_async(AsyncSandbox._from_options(checked))
+
     def _set_up(self, sandbox: AsyncSandbox) -> None:
         self._sandbox = sandbox
 
@@ -477,12 +481,6 @@ _RUN_OPTIONS = {
 }
 
 
-def make_once(given: Mapping[str, Any]) -> Sandbox:
-    """A sandbox of these options for one piece of code, for which nothing is imported early."""
-    asked = replace(options.make_options(cast(SandboxOptions, given)), once=True)
-    return Sandbox._from_async(AsyncSandbox._from_options(asked))
-
-
 def run(code: str | os.PathLike[str], **given: Any) -> Execution:
     """Run code in a sandbox of its own; the options are those of Sandbox and of run_code.
 
@@ -494,7 +492,8 @@ def run(code: str | os.PathLike[str], **given: Any) -> Execution:
         if name not in DEFAULTS and name not in _RUN_OPTIONS:
             raise unknown_option("option", name, sorted({*DEFAULTS, *_RUN_OPTIONS}))
     running = {name: given.pop(name) for name in _RUN_OPTIONS if name in given}
-    with make_once(given) as sandbox:
+    asked = options.make_options(cast(SandboxOptions, given))
+    with Sandbox._from_options(replace(asked, once=True)) as sandbox:
         return sandbox.run_code(code, **running)
 
 

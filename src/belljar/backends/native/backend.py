@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import os
-import platform
 import socket
 import threading
 from typing import NamedTuple
@@ -16,10 +15,10 @@ import anyio.to_thread
 from belljar.backends import base, isolation
 from belljar.backends.base import Guest, GuestSpec, Host
 from belljar.backends.isolation import Isolation
-from belljar.backends.linux import cgroup, guest_view, identity, posture
+from belljar.backends.linux import cgroup, guest_view, posture
 from belljar.backends.linux.cgroup import Cgroup
 from belljar.backends.mounts import Mount
-from belljar.backends.native import layers, plan
+from belljar.backends.native import layers, plan, zygote_client
 from belljar.backends.native.guest import (
     NativeGuest,
     SocketStream,
@@ -27,10 +26,16 @@ from belljar.backends.native.guest import (
     hello,
     remove_cgroup,
 )
-from belljar.backends.native.zygote_client import EXHAUSTED, Zygote, ZygoteGone, failure
+from belljar.backends.native.zygote_client import (
+    EXHAUSTED,
+    Zygote,
+    ZygoteGone,
+    check_host,
+    failure,
+)
 from belljar.backends.single_flight import wait_until_done
 from belljar.environment.environment import Environment, build
-from belljar.errors import BackendUnavailable, StartError
+from belljar.errors import StartError
 
 HELLO_TIMEOUT = 30.0
 
@@ -53,7 +58,10 @@ class NativeBackend:
         self._zygotes: dict[Key, concurrent.futures.Future[Zygote]] = {}
         self._starting: set[Zygote] = set()
         cgroup.sweep()  # what earlier processes left when they were killed
-        self._cgroups = cgroup.detect()
+        ahead = zygote_client.take_ahead()
+        self._cgroups = cgroup.detect() if ahead is None else ahead.cgroups
+        if ahead is not None:
+            self._begin(Key(ahead.environment, (), (ahead.workdir,)), ahead.zygote)
 
     async def start(self, spec: GuestSpec) -> Guest:
         try:
@@ -107,7 +115,8 @@ class NativeBackend:
             found = _started_zygote(self._zygotes.get(preloaded))
             if found is not None and found.alive:
                 return preloaded
-            if bare in self._zygotes and preloaded not in self._zygotes:
+            first = _started_zygote(self._zygotes.get(bare))
+            if first is not None and first.users and preloaded not in self._zygotes:
                 self._begin(preloaded)
         return bare
 
@@ -127,20 +136,23 @@ class NativeBackend:
             await wait_until_done(started)
             started.result()  # raises what went wrong
 
-    def _begin(self, key: Key) -> concurrent.futures.Future[Zygote]:
-        """Start a zygote in the background. The caller holds the lock."""
+    def _begin(self, key: Key, zygote: Zygote | None = None) -> concurrent.futures.Future[Zygote]:
+        """Start a zygote in the background, or wait there for this one, which has been started. The
+        caller holds the lock."""
         started = self._zygotes[key] = concurrent.futures.Future()
-        self._host.submit(functools.partial(self._start_zygote, key, started))
+        self._host.submit(functools.partial(self._start_zygote, key, started, zygote))
         return started
 
-    async def _start_zygote(self, key: Key, started: concurrent.futures.Future[Zygote]) -> None:
+    async def _start_zygote(
+        self, key: Key, started: concurrent.futures.Future[Zygote], zygote: Zygote | None
+    ) -> None:
         environment, mounts, directories = key
-        zygote: Zygote | None = None
         try:
-            built = await anyio.to_thread.run_sync(build, environment)
-            hold = await anyio.to_thread.run_sync(built.hold)
-            # In this thread: the kernel binds its life to it.
-            zygote = Zygote(built, hold, self._cgroups, mounts, directories)
+            if zygote is None:
+                built = await anyio.to_thread.run_sync(build, environment)
+                hold = await anyio.to_thread.run_sync(built.hold)
+                # In this thread: the kernel binds its life to it.
+                zygote = Zygote(built, hold, self._cgroups, mounts, directories)
             self._starting.add(zygote)
             await anyio.to_thread.run_sync(zygote.wait_ready)
         except BaseException as error:
@@ -283,15 +295,3 @@ def _request(spec: GuestSpec, zygote: Zygote, in_cgroup: frozenset[str]) -> dict
 def _is_rare(spec: GuestSpec) -> bool:
     """True if no other sandbox is likely to have guests of the same zygote."""
     return bool(spec.mounts or spec.scratch)
-
-
-def check_host() -> None:
-    """Raise if the native backend cannot be had at all here, before anything is started."""
-    if platform.system() != "Linux":
-        raise BackendUnavailable(
-            f"the native backend needs Linux, this is {platform.system()}",
-            hint="use the docker backend",
-        )
-    if platform.machine() not in ("x86_64", "aarch64"):
-        raise BackendUnavailable(f"the native backend does not know {platform.machine()}")
-    identity.check_proc()
