@@ -116,7 +116,7 @@ class Worker:
 
     def _serve_cell(self, frame: wire.Frame, fds: List[int]) -> None:
         leftover = streams.find_new_threads(self._threads)
-        tasks = fork_state.has_tasks(self._loop)
+        tasks = self._loop is not None and fork_state.has_tasks(self._loop)
         pipes = fds[:2]
         if min(pipes, default=3) < 3:
             pipes = _move_above_standard(pipes)
