@@ -26,7 +26,7 @@ from belljar.backends.linux.cgroup import Cgroups, scope
 from belljar.backends.mounts import WORKSPACE, Mount
 from belljar.backends.native import layers, plan
 from belljar.environment.environment import Built, Environment, build, is_built
-from belljar.environment.interpreter import find_interpreter
+from belljar.environment.interpreter import Interpreter, find_interpreter
 from belljar.errors import BackendUnavailable, InvalidOption, SandboxError, StartError
 
 CLOSE_TIMEOUT = 10.0
@@ -63,9 +63,8 @@ class Zygote:
             with theirs, _memfd() as source, _gate() as (gate, opener):
                 # Its interpreter starts while the rest is prepared here.
                 self._process = _spawn(source, theirs.fileno(), gate)
-                same = built.interpreter == find_interpreter()
                 config = self._config(built, theirs.fileno())
-                _fill(source, bundle.make(config, bundle.MAGIC if same else None))
+                _fill(source, _make_bundle(config, built.interpreter))
                 os.write(opener, b"1")
         except BaseException as error:
             self._let_go()
@@ -218,6 +217,13 @@ class Zygote:
         if self._hold >= 0:
             os.close(self._hold)
             self._hold = -1
+
+
+def _make_bundle(config: dict[str, object], interpreter: Interpreter) -> bytes:
+    """The launcher runs on our own Python, the zygote on the Environment's."""
+    if interpreter == find_interpreter():
+        return bundle.make(config, bundle.MAGIC)
+    return bundle.make(config, other=bundle.compile_with(interpreter.executable))
 
 
 # The launcher's program: waits with its imports done until the bundle is there.
