@@ -13,7 +13,7 @@ import contextlib
 import contextvars
 import os
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 
 # The event loop's modules are imported here, not by the runtime's thread: a fork of the process
 # in the middle of an import would leave the child waiting for ever for the import to end.
@@ -21,39 +21,13 @@ import anyio
 import anyio._backends._asyncio
 
 import belljar
-from belljar.backends.auto import AutoBackend
-from belljar.backends.base import Backend, Host, Periodic
-from belljar.backends.native.backend import NativeBackend
+from belljar.backends.auto import AutoBackend, docker_backend, resolve_backend
+from belljar.backends.base import Backend, Periodic
 from belljar.backends.event_loop import CallerThread
-from belljar.errors import InvalidOption, StartError, unknown_option
+from belljar.backends.native.backend import NativeBackend
+from belljar.errors import StartError
 
 MIND_INTERVAL = 0.1
-BACKENDS = ("auto", "native", "docker")
-WANTED = "BELLJAR_BACKEND"  # what "auto" means, if it is set
-
-
-def resolve_backend(name: str, environ: Mapping[str, str] | None = None) -> str:
-    """The backend that a name stands for; BELLJAR_BACKEND says what "auto" is."""
-    if name not in BACKENDS:
-        raise unknown_option("backend", name, BACKENDS)
-    wanted = (os.environ if environ is None else environ).get(WANTED)
-    if name != "auto" or not wanted:
-        return name
-    if wanted not in BACKENDS:
-        raise InvalidOption(
-            f"{WANTED}={wanted[:100]!r} is not a backend", hint=f"one of {', '.join(BACKENDS)}"
-        )
-    return wanted
-
-
-def docker_backend() -> Callable[[Host], Backend]:
-    """The docker backend's class, imported when it is first used. Raises BackendUnavailable if the
-    extra that it needs is not installed."""
-    from belljar.backends.docker.backend import DockerBackend
-    from belljar.backends.docker.client.http import require_h11
-
-    require_h11()
-    return DockerBackend
 
 
 class Runtime:

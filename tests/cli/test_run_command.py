@@ -40,6 +40,11 @@ def test_exit_code_tells_the_outcome(
     assert done.returncode == exit_code, done.stderr
 
 
+def test_nothing_is_imported_before_the_code_imports_it(belljar: Cli) -> None:
+    done = belljar.run("import sys; print('asyncio' in sys.modules, 'pandas' in sys.modules)")
+    assert (done.returncode, done.stdout) == (0, "False False\n")
+
+
 def test_sandbox_that_dies_under_the_code_is_lost_with_exit_code_122(belljar: Cli) -> None:
     with belljar.running(SLEEP) as process:
         family = Family(process.pid)

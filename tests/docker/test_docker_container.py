@@ -294,8 +294,8 @@ LIAR = """
             data += os.read(0, size - len(data))
         return data
 
-    sizes = take(24)
-    _, _, sources = [take(int(sizes[at : at + 8], 16)) for at in (0, 8, 16)]
+    sizes = take(32)
+    *_, sources = [take(int(sizes[at : at + 8], 16)) for at in (0, 8, 16, 24)]
     key, number = take(32), 0
     wire = types.ModuleType("wire")
     (source,) = [v for k, v in json.loads(sources).items() if k.endswith(".protocol.wire")]

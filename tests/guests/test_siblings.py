@@ -81,7 +81,9 @@ def test_all_namespaces_of_siblings_differ(make_sandbox):
 
 def in_a_process(code):
     """What it prints, as JSON: the allocator of a process that runs tests has seen too much."""
-    line = f"import json, re, mmap, ctypes\nfrom belljar.backends.native import shared_pages\n{code}"
+    line = (
+        f"import json, re, mmap, ctypes\nfrom belljar.backends.native import shared_pages\n{code}"
+    )
     done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 

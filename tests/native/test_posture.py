@@ -303,6 +303,7 @@ def test_the_root_holds_nothing_of_the_hosts_but_programs_and_libraries(busy):
         "nsswitch.conf",
         "os-release",
         "localtime",
+        "fonts",
         "alternatives",
         "ld.so.cache",
         "ssl",

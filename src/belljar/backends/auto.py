@@ -1,21 +1,54 @@
-"""`backend="auto"`: native where this host allows it, else docker, else an error for both.
+"""Which backend a name stands for.
 
-Whether native is possible shows when its first guest is confined, not before. What was chosen
-then stays for this process: a host that has once held a native guest is not left for an engine
-because of a failure that passes.
+`auto` is native where this host allows it, else docker, else an error for both. Whether native is
+possible shows when its first guest is confined, not before. What was chosen then stays for this
+process: a host that has once held a native guest is not left for an engine because of a failure
+that passes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Literal
 
-from belljar.backends.base import Backend, Guest, GuestSpec
+from belljar.backends.base import Backend, Guest, GuestSpec, Host
 from belljar.backends.docker import settings
-from belljar.errors import BackendUnavailable, LimitNotEnforceable
+from belljar.errors import (
+    BackendUnavailable,
+    InvalidOption,
+    LimitNotEnforceable,
+    unknown_option,
+)
 
 Choice = Literal["native", "docker"]
+BACKENDS = ("auto", "native", "docker")
+WANTED = "BELLJAR_BACKEND"  # what "auto" means, if it is set
+
+
+def resolve_backend(name: str, environ: Mapping[str, str] | None = None) -> str:
+    """The backend that a name stands for; BELLJAR_BACKEND says what "auto" is."""
+    if name not in BACKENDS:
+        raise unknown_option("backend", name, BACKENDS)
+    wanted = (os.environ if environ is None else environ).get(WANTED)
+    if name != "auto" or not wanted:
+        return name
+    if wanted not in BACKENDS:
+        raise InvalidOption(
+            f"{WANTED}={wanted[:100]!r} is not a backend", hint=f"one of {', '.join(BACKENDS)}"
+        )
+    return wanted
+
+
+def docker_backend() -> Callable[[Host], Backend]:
+    """The docker backend's class, imported when it is first used. Raises BackendUnavailable if the
+    extra that it needs is not installed."""
+    from belljar.backends.docker.backend import DockerBackend
+    from belljar.backends.docker.client.http import require_h11
+
+    require_h11()
+    return DockerBackend
 
 
 class AutoBackend:

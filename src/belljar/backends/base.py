@@ -35,6 +35,9 @@ class GuestSpec:
     workdir: str = WORKSPACE  # where its workspace is
     network: str = "none"
     settings: object = None  # of the one backend that takes some
+    # When the Environment's preload is worth its time. A backend may share its cost among guests.
+    once: bool = False  # it is for one piece of code, and this process may make no other guest
+    ahead: bool = False  # it waits for code
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
 """The guest's program, to be sent to the other side.
 
 A bundle is its modules by name, as sources and compiled: another Python than ours cannot read the
-latter, and compiling takes a tenth of a second. The other side needs nothing but a Python:
+latter, and compiling takes a tenth of a second. So what another Python of this host has compiled is
+kept in the cache. The other side needs nothing but a Python:
 `BOOTSTRAP` reads the bundle and makes its modules importable. Their file names start with
 `<belljar>`, by which tracebacks know what not to show.
 """
@@ -9,12 +10,20 @@ latter, and compiling takes a tenth of a second. The other side needs nothing bu
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.abc
 import importlib.util
 import json
+import logging
 import marshal
+import os
+import subprocess
 import types
 from importlib import resources
+
+from belljar.environment import store
+
+log = logging.getLogger("belljar")
 
 PACKAGE = "_belljar"  # so that it can never be mistaken for the library itself
 
@@ -39,12 +48,14 @@ def take(size):
             sys.exit(0)
         size -= len(parts[-1])
     return b"".join(parts)
-sizes = take(24)
-bundle, compiled, sources = [take(int(sizes[at:at + 8], 16)) for at in (0, 8, 16)]
+sizes = take(32)
+bundle, *compiled, sources = [take(int(sizes[at:at + 8], 16)) for at in (0, 8, 16, 24)]
 bundle = json.loads(bundle)
-if compiled and bundle["magic"] == importlib.util.MAGIC_NUMBER.hex():
+magic = importlib.util.MAGIC_NUMBER.hex()
+compiled = [code for code, its in zip(compiled, bundle["magics"]) if code and its == magic]
+if compiled:
     import marshal
-    bundle["sources"] = marshal.loads(compiled)
+    bundle["sources"] = marshal.loads(compiled[0])
 else:
     bundle["sources"] = json.loads(sources)
 del compiled, sources
@@ -79,8 +90,8 @@ BOOTSTRAP = _READ + _START
 
 
 @functools.cache
-def sources() -> dict[str, str | None]:
-    """Module name -> source; None for a package."""
+def _modules() -> dict[str, str | None]:
+    """Module name -> the name of its file below that of this package; None for a package."""
     found: dict[str, str | None] = {PACKAGE: None}
     root = resources.files("belljar")
     whole = [
@@ -93,29 +104,74 @@ def sources() -> dict[str, str | None]:
         parts = module.split(".")
         for depth in range(1, len(parts)):
             found[".".join((PACKAGE, *parts[:depth]))] = None
-        text = root.joinpath(*parts[:-1], f"{parts[-1]}.py").read_text(encoding="utf-8")
-        found[f"{PACKAGE}.{module}"] = text
+        found[f"{PACKAGE}.{module}"] = f"{'/'.join(parts)}.py"
     return found
 
 
+@functools.cache
+def sources() -> dict[str, str | None]:
+    """Module name -> source; None for a package."""
+    root = resources.files("belljar")
+    return {
+        name: None if file is None else root.joinpath(file).read_text(encoding="utf-8")
+        for name, file in _modules().items()
+    }
+
+
 MAGIC = importlib.util.MAGIC_NUMBER.hex()  # of the bytecode that this Python writes
+MAGIC_SIZE = 4  # bytes
 
 
-def make(config: dict[str, object], magic: str | None = None) -> bytes:
-    """For BOOTSTRAP: three lengths of eight hexadecimal digits each, then the three parts.
+def make(config: dict[str, object], magic: str | None = None, other: bytes = b"") -> bytes:
+    """For BOOTSTRAP: four lengths of eight hexadecimal digits each, then the four parts.
 
     `magic`: of the one Python there, "" if it is unknown; then the modules go in one form only.
+    `other`: what `compile_with` made for the second Python that reads this, so that it needs no
+    sources.
     """
-    head = json.dumps({"magic": MAGIC, "config": config}).encode()
+    theirs, code_of_other = other[:MAGIC_SIZE].hex(), other[MAGIC_SIZE:]
+    head = json.dumps({"magics": [MAGIC, theirs], "config": config}).encode()
     code = _compiled() if magic in (None, MAGIC) else b""
-    text = b"" if magic == MAGIC else json.dumps(sources()).encode()
-    parts = head, code, text
+    text = b"" if magic == MAGIC or other else json.dumps(sources()).encode()
+    parts = head, code, code_of_other, text
     return b"".join([*(b"%08x" % len(part) for part in parts), *parts])
+
+
+# Run by another Python.
+_COMPILER = """
+import importlib.util, json, marshal, sys
+def compiled(name, text):
+    file = "<belljar>/" + name.replace(".", "/") + ".py"
+    return text and compile(text, file, "exec", dont_inherit=True)
+found = {name: compiled(name, text) for name, text in json.load(sys.stdin).items()}
+sys.stdout.buffer.write(importlib.util.MAGIC_NUMBER + marshal.dumps(found))
+"""
+
+
+def compile_with(executable: str) -> bytes:
+    """The modules as another Python of this host compiles them, after its magic number; b"" if it
+    cannot. Takes a moment the first time."""
+    text = json.dumps(sources()).encode()
+
+    def run() -> bytes:
+        command = [executable, "-I", "-S", "-c", _COMPILER]
+        return subprocess.run(
+            command, input=text, capture_output=True, check=True, timeout=60
+        ).stdout
+
+    try:
+        status = os.stat(executable)
+        version = hashlib.sha256(text + f"{status.st_mtime_ns} {status.st_size}".encode())
+        name = hashlib.sha256(executable.encode()).hexdigest()[:16]
+        return store.load_or_make(f"bundles/{name}", version.digest(), run)
+    except (OSError, subprocess.SubprocessError) as error:
+        log.debug("%s does not compile the guest's program: %s", executable, error)
+        return b""
 
 
 @functools.cache
 def _compiled() -> bytes:
-    found = {name: None if text is None else _code(name) for name, text in sources().items()}
+    found = {name: None if file is None else _code(name) for name, file in _modules().items()}
     return marshal.dumps(found)
 
 

@@ -12,6 +12,7 @@ it knows that a loop runs it.
 
 from __future__ import annotations
 
+import _signal  # `signal` does the same ten times slower, with enums
 import asyncio
 import contextlib
 import math
@@ -28,7 +29,6 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar
 
-import _signal  # `signal` does the same ten times slower, with enums
 import anyio
 import anyio.lowlevel
 

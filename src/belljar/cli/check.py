@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from belljar.policy.learning import Observed
 
 
-SUMMARY = "apply a policy to code, without running it"
 DEFAULT_POLICY = "data-science"
 
 _DESCRIPTION = """\
@@ -182,8 +181,6 @@ def _list_rules(policy: Policy, *, as_json: bool) -> None:
         ("RULE", "NAME", policy.name.upper(), "SAYS"),
     )
 
-
-LEARN_SUMMARY = "run code and print the smallest policy that would allow it"
 
 _LEARN_DESCRIPTION = """\
 Run each file in a new sandbox under the policy `permissive`, and print the smallest policy that

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from belljar.cli.entry import Parser
     from belljar.config import Config
 
-SUMMARY = "show and check the configuration"
-
 
 def add_commands(parser: Parser) -> None:
     parser.description = (

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from belljar.conformance.runner import Progress
     from belljar.conformance.setting import Setting
 
-SUMMARY = "try the known attacks on this machine, and report what held"
 FORMATS = ("text", "json", "html")
 
 _DESCRIPTION = """\

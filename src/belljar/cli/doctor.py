@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from belljar.environment.environment import Environment
     from belljar.sandbox.blocking import Sandbox
 
-SUMMARY = "report what this host allows, measured on a live sandbox"
 ENFORCED, BEST_EFFORT, CANNOT_RUN = 0, 1, 2
 ROUND_TRIPS = 50
 

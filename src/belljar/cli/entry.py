@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import importlib
 import io
 import os
 import signal
@@ -16,28 +17,12 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NoReturn
 
 from belljar import __version__
-from belljar.cli import (
-    check,
-    configuration,
-    conformance,
-    doctor,
-    env,
-    exit_codes,
-    export,
-    image,
-    ps,
-    repl,
-    replay,
-    run,
-    session,
-    terminal,
-    top,
-)
-from belljar.cli import map as map_
+from belljar.cli import exit_codes, terminal
 from belljar.errors import (
     FileError,
     InvalidOption,
@@ -49,21 +34,45 @@ from belljar.text import printable
 
 Command = Callable[[argparse.Namespace], int | None]  # None: exit code 0
 
-_COMMANDS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None], Command], ...] = (
-    ("run", run.SUMMARY, run.add_arguments, run.run),
-    ("map", map_.SUMMARY, map_.add_arguments, map_.run),
-    ("repl", repl.SUMMARY, repl.add_arguments, repl.run),
-    ("replay", replay.SUMMARY, replay.add_arguments, replay.run),
-    ("export", export.SUMMARY, export.add_arguments, export.run),
-    ("check", check.SUMMARY, check.add_arguments, check.run),
-    ("learn", check.LEARN_SUMMARY, check.add_learn_arguments, check.run_learn),
-    ("ps", ps.SUMMARY, ps.add_arguments, ps.run),
-    ("top", top.SUMMARY, top.add_arguments, top.run),
-    ("doctor", doctor.SUMMARY, doctor.add_arguments, doctor.run),
-    ("gc", ps.GC_SUMMARY, ps.add_gc_arguments, ps.run_gc),
-    ("conformance", conformance.SUMMARY, conformance.add_arguments, conformance.run),
-)
-_GROUPS = {"config": configuration, "env": env, "image": image, "session": session}
+
+@dataclass(frozen=True)
+class _Entry:
+    """A command, or a group of commands, and where it is."""
+
+    summary: str
+    module: str
+    add: str = "add_arguments"  # the function that adds its arguments to a parser
+    run: str | None = "run"  # None: a group
+
+
+def _group(summary: str, module: str) -> _Entry:
+    return _Entry(summary, module, add="add_commands", run=None)
+
+
+# Imported when it is used: each has modules that the others do not need.
+_COMMANDS = {
+    "run": _Entry("run a file of Python in a sandbox", "run"),
+    "map": _Entry("run many snippets, each in a new sandbox", "map"),
+    "repl": _Entry("open a Python prompt in a sandbox", "repl"),
+    "replay": _Entry("run a record again and show the differences", "replay"),
+    "export": _Entry("turn a record into a notebook, a script or a page", "export"),
+    "check": _Entry("apply a policy to code, without running it", "check"),
+    "learn": _Entry(
+        "run code and print the smallest policy that would allow it",
+        *("check", "add_learn_arguments", "run_learn"),
+    ),
+    "ps": _Entry("list live sandboxes", "ps"),
+    "top": _Entry("watch live sandboxes", "top"),
+    "doctor": _Entry("report what this host allows, measured on a live sandbox", "doctor"),
+    "gc": _Entry("remove what killed processes left behind", "ps", "add_gc_arguments", "run_gc"),
+    "conformance": _Entry(
+        "try the known attacks on this machine, and report what held", "conformance"
+    ),
+    "config": _group("show and check the configuration", "configuration"),
+    "env": _group("list, build and remove environments (sets of packages)", "env"),
+    "image": _group("build, list and remove images (environments for the docker backend)", "image"),
+    "session": _group("list and remove sessions (workspaces kept by name)", "session"),
+}
 _EPILOG = """\
 start here:
   belljar doctor                      what this host can enforce
@@ -156,17 +165,25 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"belljar {__version__}")
-    for name, summary, add_arguments, command in _COMMANDS:
-        raw = argparse.RawDescriptionHelpFormatter
-        add_arguments(parser.add_command(name, command, help=summary, formatter_class=raw))
-    for name, group in _GROUPS.items():
-        group.add_commands(parser.add_command(name, help=group.SUMMARY))
+    raw = argparse.RawDescriptionHelpFormatter
+    for name, entry in _COMMANDS.items():
+        formatter = argparse.HelpFormatter if entry.run is None else raw
+        parser.add_command(name, help=entry.summary, formatter_class=formatter)
     return _parse(argv, parser)
+
+
+def _add_arguments(parser: Parser, entry: _Entry) -> None:
+    module = importlib.import_module(f"belljar.cli.{entry.module}")
+    if entry.run is not None:
+        parser.set_defaults(command=getattr(module, entry.run))
+    getattr(module, entry.add)(parser)
 
 
 def _parse(argv: Sequence[str], top: Parser) -> argparse.Namespace:
     """Suggests the right word for a mistyped one; argparse would only reject it."""
     argv, arguments = _split_arguments(_expand_shorthand(argv, top))
+    if argv and argv[0] in _COMMANDS:
+        _add_arguments(top.commands[argv[0]], _COMMANDS[argv[0]])
     chosen = top
     for word in argv[:2]:
         if word.startswith("-") or not chosen.commands:

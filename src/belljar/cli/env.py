@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from belljar.cli.entry import Parser
     from belljar.environment.environment import Environment
 
-SUMMARY = "list, build and remove environments (sets of packages)"
 _SHOWN = 5  # packages of one environment in the table; --json has all of them
 
 

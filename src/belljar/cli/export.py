@@ -10,8 +10,6 @@ from pathlib import Path
 from belljar.cli import terminal
 from belljar.errors import InvalidOption
 
-SUMMARY = "turn a record into a notebook, a script or a page"
-
 _EPILOG = """\
 formats:
   ipynb   a notebook for Jupyter, with all outputs

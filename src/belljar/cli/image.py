@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from belljar.cli.entry import Parser
     from belljar.environment.environment import Environment
 
-SUMMARY = "build, list and remove images (environments for the docker backend)"
-
 
 def add_commands(parser: Parser) -> None:
     parser.description = "Images: environments for sandboxes in containers."

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from belljar.results.execution import Execution
 
-SUMMARY = "run many snippets, each in a new sandbox"
-
 _DESCRIPTION = """\
 Run many snippets, each in a new sandbox from a warm pool. They come from a file of JSON lines
 (`-`: standard input) or are the *.py files of a directory. A line is a string of code, or an

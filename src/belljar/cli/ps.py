@@ -18,7 +18,6 @@ from belljar.text import format_bytes
 if TYPE_CHECKING:
     from belljar.observe.live_sandboxes import LiveSandbox, LiveSandboxes
 
-SUMMARY = "list live sandboxes"
 INTERVAL = 0.25  # seconds between the two samples that give the processor usage
 
 _DESCRIPTION = """\
@@ -167,7 +166,6 @@ def summarize(sightings: Sequence[LiveSandbox]) -> str:
 
 # -- gc -------------------------------------------------------------------------------------------
 
-GC_SUMMARY = "remove what killed processes left behind"
 _GC_DESCRIPTION = """\
 Remove what is left of sandboxes whose process is dead: control groups and the processes in them,
 half-built environments, containers, and the files by which `belljar ps` finds sandboxes. Each

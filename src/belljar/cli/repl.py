@@ -23,7 +23,6 @@ from belljar.text import format_bytes
 if TYPE_CHECKING:
     from belljar.sandbox.blocking import Sandbox
 
-SUMMARY = "open a Python prompt in a sandbox"
 HISTORY_LENGTH = 2000
 PATIENCE = 1.0  # seconds after Ctrl-C before a message says what a second one does
 

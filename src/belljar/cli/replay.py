@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from belljar.sandbox.replay import Replay, ReplayedCell
 
 
-SUMMARY = "run a record again and show the differences"
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 
 _EPILOG = """\

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from belljar.results.execution import Execution
     from belljar.sandbox.blocking import Sandbox
 
-SUMMARY = "run a file of Python in a sandbox"
-
 _EXAMPLES = """\
 examples:
   belljar run analysis.py --put sales.csv --get chart.png

@@ -6,9 +6,12 @@ import argparse
 import contextlib
 import os
 import re
+import sys
+import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from belljar.backends.mounts import WORKSPACE
 from belljar.cli import terminal
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
     from belljar.backends.mounts import Mount
     from belljar.cli.script_header import Header
     from belljar.sandbox.blocking import Sandbox
-
+    from belljar.sandbox.options import Options, SandboxOptions
 
 _FLAGS = {"workspace": "workspace_size"}  # --workspace names the directory
 
@@ -188,10 +191,26 @@ def _default(rule: Rule) -> str:
 
 
 def make(args: argparse.Namespace) -> Sandbox:
-    """The sandbox that the options describe, not started yet."""
+    """The sandbox that the options describe, not started yet. This process makes no other one."""
+    from belljar.sandbox.options import make_options
+
+    asked = replace(make_options(cast("SandboxOptions", options(args))), once=True)
+    _start_ahead(asked)
     from belljar.sandbox.blocking import Sandbox
 
-    return Sandbox(**options(args))
+    return Sandbox._from_options(asked)
+
+
+def _start_ahead(asked: Options) -> None:
+    """Start what a native sandbox needs while this process still imports modules."""
+    main = threading.current_thread() is threading.main_thread()
+    if not main or "belljar.runtime" in sys.modules:
+        return  # called by a program, for which `start_ahead` is not made or comes too late
+    usual = asked.policy is None and not asked.mounts  # with a policy, perhaps nothing is started
+    if usual and asked.backend in ("auto", "native"):
+        from belljar.backends.native.zygote_client import start_ahead
+
+        start_ahead(asked.environment.without_preload(), asked.workdir)
 
 
 def options(args: argparse.Namespace) -> dict[str, Any]:

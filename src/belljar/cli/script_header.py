@@ -12,7 +12,6 @@ this host), nothing is built from source, and the packages are not imported outs
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -51,7 +50,7 @@ class Header:
             self._check_python(find_interpreter(environment.python).version)
         more = add_packages(environment, self.packages)
         if more is not environment:
-            more = replace(more, preload=(), warmup="", allow_builds=False)
+            more = replace(more.without_preload(), allow_builds=False)
             if not quiet:
                 terminal.say(f"packages that {self.file} asks for: {self._listing()}")
         return {**options, "environment": more, "packages": ()}
@@ -85,6 +84,8 @@ def read(file: str, code: str) -> Header | None:
     block = _block(file, code)
     if block is None:
         return None
+    import tomllib  # here: few files have a header
+
     first, text = block
     try:
         told = tomllib.loads(text)

@@ -12,8 +12,6 @@ from belljar.text import format_bytes
 if TYPE_CHECKING:
     from belljar.cli.entry import Parser
 
-SUMMARY = "list and remove sessions (workspaces kept by name)"
-
 
 def add_commands(parser: Parser) -> None:
     parser.description = (

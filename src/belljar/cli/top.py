@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from belljar.observe.live_sandboxes import LiveSandbox, LiveSandboxes
     from belljar.observe.presence_file import Note
 
-SUMMARY = "watch live sandboxes"
-
 _DESCRIPTION = """\
 Watch the live sandboxes of this user (as root: of all users), the busiest first.
 """

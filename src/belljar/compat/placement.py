@@ -16,21 +16,22 @@ import sysconfig
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 import anyio
 import anyio.to_thread
 
 from belljar import runtime
+from belljar.backends import auto
 from belljar.backends.docker.client.engine_errors import EngineError
 from belljar.backends.docker.settings import Docker
 from belljar.backends.event_loop import here, post
-from belljar.backends.native.backend import check_host
-from belljar.environment.environment import Environment, is_built, resolve
+from belljar.backends.native.zygote_client import check_host
+from belljar.environment.environment import Environment, is_built
 from belljar.errors import BackendUnavailable, EnvironmentBuildError, InvalidOption, SandboxError
 from belljar.results.execution import Execution, Outcome
 from belljar.sandbox.blocking import Sandbox, Work, wait
-from belljar.sandbox.options import Options
+from belljar.sandbox.options import Options, SandboxOptions, make_options
 from belljar.sandbox.sandbox import AsyncSandbox
 
 if TYPE_CHECKING:
@@ -58,21 +59,18 @@ async def place(
     default_image: str,
     environment: str | Environment = "data",
     prefer_local: bool = False,
-    preload: bool = True,
     dockerfile: str | os.PathLike[str] | None = None,
 ) -> dict[str, Any]:
     """Choose the backend and what the sandbox finds there; return them as options of Sandbox. The
     option "backend" is "native", "docker", or the given Docker.
 
     `backend` None or "auto": BELLJAR_BACKEND decides, else docker if an engine answers, else
-    native. `prefer_local`: if the engine has an image of the default name, use it. `preload` False:
-    nothing is imported in a container before the code. (A native sandbox gets preloaded modules
-    from a process that has imported them once.)
+    native. `prefer_local`: if the engine has an image of the default name, use it.
     """
     named = dockerfile is not None or image not in (None, default_image)
     # The settings name an image already, and an environment has no meaning in it.
     has_image_set = isinstance(backend, Docker) and backend.own
-    name = "docker" if isinstance(backend, Docker) else runtime.resolve_backend(backend or "auto")
+    name = "docker" if isinstance(backend, Docker) else auto.resolve_backend(backend or "auto")
     if name == "auto":
         name = "docker" if named or await engine_answers() else "native"
     if name == "native":
@@ -90,12 +88,8 @@ async def place(
     ):
         options["image"] = image
     elif not has_image_set:
-        options["environment"] = environment if preload else without_preload(environment)
+        options["environment"] = environment
     return options
-
-
-def without_preload(environment: str | Environment) -> Environment:
-    return replace(resolve(environment), preload=(), warmup="")
 
 
 def check_backend(options: Mapping[str, Any]) -> None:
@@ -108,7 +102,7 @@ def check_backend(options: Mapping[str, Any]) -> None:
 
 def asks_for_docker(backend: str | Docker | None) -> bool:
     """True if the caller or BELLJAR_BACKEND asks for containers only."""
-    return isinstance(backend, Docker) or runtime.resolve_backend(backend or "auto") == "docker"
+    return isinstance(backend, Docker) or auto.resolve_backend(backend or "auto") == "docker"
 
 
 def succeeded(execution: Execution) -> bool:
@@ -151,7 +145,7 @@ async def ask_engine(path: str, *, timeout: float = 30.0) -> None:
 
 def find_engine(host: str | None = None) -> Engine:
     """Raises BackendUnavailable if the extra to talk to it is not installed."""
-    runtime.docker_backend()
+    auto.docker_backend()
     from belljar.backends.docker.client import endpoint
     from belljar.backends.docker.client.engine import Engine
 
@@ -175,14 +169,18 @@ class HeadStart:
     """A sandbox that starts in the background when its adapter is made, so that the first code
     waits less. Until it is taken, the sandbox ends with this object."""
 
-    def __init__(self, places: Sequence[Mapping[str, Any]], *, build: bool = True) -> None:
+    def __init__(
+        self, places: Sequence[Mapping[str, Any]], *, build: bool = True, preload: bool = True
+    ) -> None:
         """`places`: options of Sandbox, in the order in which they are tried. The next is tried
         if the one before cannot get its Environment: its image is not there and cannot be made.
-        `build=False`: a sandbox that needs a build or a download is not started.
+        `build=False`: a sandbox that needs a build or a download is not started. `preload=False`:
+        nothing is imported in a container before the code, so that it is ready sooner.
 
         Raises InvalidOption at once. `take` raises all other errors.
         """
-        self._sandboxes = [Sandbox(**options) for options in places]
+        checked = [make_options(cast(SandboxOptions, options)) for options in places]
+        self._sandboxes = [Sandbox._from_options(replace(o, ahead=preload)) for o in checked]
         # Import here what the start imports. If the background thread imported it, a fork of the
         # process would leave import locks in the child that no thread releases.
         for name in _IMPORTED_BY_START:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,6 +114,8 @@ def read_document(path: Path, *, found: bool = False) -> Document:
 
 
 def _toml(path: Path, text: str) -> tuple[dict[str, Any], dict[str, int]]:
+    import tomllib  # here: most users have no file
+
     try:
         data = tomllib.loads(text)
     except RecursionError:

@@ -226,7 +226,7 @@ def _make(key: str, default: object, meaning: str, kind: Kind, **flags: bool) ->
 
 
 def _backends() -> tuple[str, ...]:
-    from belljar.runtime import BACKENDS
+    from belljar.backends.auto import BACKENDS
 
     return BACKENDS
 

@@ -57,6 +57,8 @@ class Environment:
     _: KW_ONLY
     packages: Sequence[str] = ()  # PEP 508 requirements, or paths of wheels
     python: str | None = None  # a path, or a version like "3.12"; None: the one Belljar runs on
+    # For speed only: a guest for one piece of code, and a container that does not wait in a pool,
+    # start without them.
     preload: Sequence[str] = ()  # modules imported once, before any guest starts
     warmup: str = ""  # code run once after them, so that guests skip what libraries do at first use
     # Building a source distribution runs its code on this host, outside any sandbox.
@@ -99,6 +101,10 @@ class Environment:
         """True if code of the packages, including `.pth` files, runs only in confined guests."""
         return bool(self.packages) and not self.preload
 
+    def without_preload(self) -> Environment:
+        """The same packages; code imports what it needs."""
+        return replace(self, preload=(), warmup="")
+
     def _inherit(self, base: Environment, added: set[str]) -> None:
         inherited = {
             "name": self.name or _derived_name(base.name, added),
@@ -137,8 +143,8 @@ BUILTIN = MappingProxyType(
             Environment(
                 "python",
                 preload=(
-                    *("collections", "datetime", "decimal", "functools", "itertools", "json"),
-                    *("linecache", "math", "random", "re", "statistics", "traceback"),
+                    *("asyncio", "collections", "datetime", "decimal", "functools", "itertools"),
+                    *("json", "linecache", "math", "random", "re", "statistics", "traceback"),
                 ),
             ),
             Environment(
@@ -153,7 +159,7 @@ BUILTIN = MappingProxyType(
                     "jinja2",  # for pandas' `df.style`
                     "tzdata",  # guests do not see the host's zoneinfo
                 ),
-                preload=("numpy", "pandas", "matplotlib", "matplotlib.pyplot"),
+                preload=("asyncio", "numpy", "pandas", "matplotlib", "matplotlib.pyplot"),
                 warmup=_WARMUP,
             ),
         )

@@ -5,6 +5,7 @@
     envs/.trash-<name>-<key>-<x>/ removed, but perhaps still mounted by a guest
     envs/.locks/<key>.build       held exclusively while <key> is built
     envs/.locks/<name>-<key>.use  held shared while a guest mounts it; its mtime is "last used"
+    bundles/<name>                the guest's program, compiled by another Python
     named/<name>.json             the description that `belljar env build` saved
 
 Lock files are never deleted, because a process that opened one before may hold a lock on it. They
@@ -16,6 +17,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import logging
 import os
 import shutil
 import stat
@@ -28,6 +30,8 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import EnvironmentBuildError
+
+log = logging.getLogger("belljar")
 
 DESCRIPTION = "belljar.json"  # in each directory
 CACHE_MODE = 0o755  # packages: users of a shared cache may read them, and only its owner may write
@@ -358,3 +362,30 @@ def load_environment(path: Path) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise ValueError("it is not a JSON object")
     return fields
+
+
+# -- other files --------------------------------------------------------------------------------
+
+
+def load_or_make(name: str, version: bytes, make: Callable[[], bytes]) -> bytes:
+    """The content of a file of the cache, made if the file is missing or of another version. A
+    cache that another user may write to, or this one may not, is not used."""
+    path = cache_root() / name
+    try:
+        with open(path, "rb") as file:
+            if not _is_foreign(os.fstat(file.fileno())):
+                content = file.read()
+                if content.startswith(version):
+                    return content[len(version) :]
+    except OSError as error:
+        log.debug("%s cannot be read: %s", path, error)
+    made = make()
+    try:
+        make_directory(path.parent, CACHE_MODE)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as new:
+            new.write(version + made)
+            os.fchmod(new.fileno(), 0o644)
+        os.replace(new.name, path)
+    except OSError as error:
+        log.debug("%s cannot be written: %s", path, error)
+    return made

@@ -20,12 +20,15 @@ import textwrap
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING
 
 from belljar.errors import InvalidOption
 from belljar.functions import signature
-from belljar.functions.calling import Callee
 from belljar.functions.signature import cut
 from belljar.protocol import messages, wire
+
+if TYPE_CHECKING:
+    from belljar.functions.calling import Callee
 
 MAX_FUNCTIONS = 200
 MAX_NAME = 64
@@ -257,6 +260,8 @@ class Registry:
 
     def add(self, function: HostFunction) -> None:
         """Let the guest call it from now on; it replaces a function of the same name."""
+        from belljar.functions.calling import Callee  # here: options are checked without a loop
+
         name, function = _with_name(function)
         _check_number(len({*self._functions, name}))
         self._functions[name] = (function, Callee(function, name))

@@ -1,14 +1,16 @@
 """What a fork of the worker changes so that it can run cells apart from the original."""
 
-import asyncio
 import os
 import stat as modes
 import sys
 import threading
 import time
-from typing import Any, List, NamedTuple, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Set, Tuple
 
 from . import commands
+
+if TYPE_CHECKING:
+    import asyncio
 
 CONTROL = 3  # the worker's socket, and its only descriptor beside the standard ones
 _DELETED = " (deleted)"  # the kernel appends it to the path of a removed file
@@ -97,14 +99,14 @@ def _change_directory(directory: str, workspace: str) -> None:
 
 
 def find_missing(
-    loop: Optional[asyncio.AbstractEventLoop], known: List[int], control: int
+    loop: "Optional[asyncio.AbstractEventLoop]", known: List[int], control: int
 ) -> List[str]:
     """What a fork cannot have, in words. `control` is the socket that the fork will get."""
     found = []
     threads = [t for t in threading.enumerate() if t.ident not in known]
     if threads:
         found.append(f"{len(threads)} running thread{'s' * (len(threads) > 1)}")
-    if loop is not None and not loop.is_closed() and asyncio.all_tasks(loop):
+    if has_tasks(loop):
         found.append("asyncio tasks that had not ended")
     ours = {CONTROL, control}
     for known_loop in (*released_loops, loop):
@@ -120,6 +122,14 @@ def find_missing(
     if any(commands.read_parent(p) == own and commands.is_alive(p) for p in processes):
         found.append("child processes")
     return found
+
+
+def has_tasks(loop: "Optional[asyncio.AbstractEventLoop]") -> bool:
+    if loop is None or loop.is_closed():
+        return False
+    import asyncio  # there is a loop, so it is there
+
+    return bool(asyncio.all_tasks(loop))
 
 
 def _list_wakeup_sockets(loop: Any) -> List[int]:

@@ -8,8 +8,6 @@ Longer than other files: a cell is read best from its start to its end in one pl
 
 import _signal  # type: ignore[import-not-found]  # signal itself makes an enum of every answer
 import ast
-import asyncio
-import asyncio.base_events
 import builtins
 import contextlib
 import fcntl
@@ -53,7 +51,7 @@ class Worker:
         self._in_cell = False
         self._early = False  # the next cell was interrupted before it began
         self._reserve = _reserve_memory()
-        self._loop: Optional[asyncio.AbstractEventLoop] = None
+        self._loop: Any = None  # of asyncio, made for the first cell that awaits
         self._streams = streams.install_streams()
         self._threads = streams.list_threads()
         self._module = _main_module()
@@ -118,7 +116,7 @@ class Worker:
 
     def _serve_cell(self, frame: wire.Frame, fds: List[int]) -> None:
         leftover = streams.find_new_threads(self._threads)
-        tasks = self._loop is not None and bool(asyncio.all_tasks(self._loop))
+        tasks = self._loop is not None and fork_state.has_tasks(self._loop)
         count = frame.header["pipes"]
         pipes, rest = fds[:count], fds[count:]
         if min(pipes, default=3) < 3:
@@ -328,6 +326,8 @@ class Worker:
         return namespace.pop(_VALUE, None)
 
     def _await(self, coroutine: Any) -> None:
+        import asyncio  # here: it takes as long as all other imports of this program
+
         if self._loop is None or self._loop.is_closed():
             self._loop = asyncio.new_event_loop()
             asyncio.set_event_loop(self._loop)
@@ -484,7 +484,8 @@ def _remove_own_frames(shown: Any, seen: "Set[int]", files: "Set[str]") -> None:
     cells = (i for i, f in enumerate(stack) if f.filename in files or f.filename[:6] == "<cell ")
     first = next(cells, 0)
     stack[:] = [frame for frame in stack[first:] if not frame.filename.startswith(SOURCE)]
-    if stack and stack[0].filename == asyncio.base_events.__file__:
+    loops = sys.modules.get("asyncio.base_events")
+    if stack and loops is not None and stack[0].filename == loops.__file__:
         stack.clear()  # interrupted while the event loop was waiting: no frame is of the cell
     for inner in [shown.__cause__, shown.__context__, *(getattr(shown, "exceptions", None) or ())]:
         _remove_own_frames(inner, seen, files)

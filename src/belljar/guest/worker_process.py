@@ -233,7 +233,9 @@ def become_worker(
         # so that the code cannot use up what init needs.
         os.closerange(fork_state.CONTROL + 1, messages.MAX_FILES)
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        most = messages.MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, messages.MAX_FILES)
+        most = (
+            messages.MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, messages.MAX_FILES)
+        )
         limit = min(setup["open_files"], most)
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
         data = setup.get("data")

@@ -68,7 +68,7 @@ def collect_orphans(backend: str = "all", *, dry_run: bool = False) -> Collected
 
 
 def _collect_native(dry_run: bool) -> list[Leftover]:
-    from belljar.backends.native.backend import check_host
+    from belljar.backends.native.zygote_client import check_host
 
     check_host()
     return [*_collect_control_groups(dry_run), *_collect_environments(dry_run)]

@@ -164,6 +164,9 @@ class State:
     def _place_of(self, request: Request) -> int:
         return bisect.bisect_left(self.waiting, _order(request), key=_order)
 
+    def count_requests(self, key: Hashable) -> int:
+        return sum(request.key == key for request in self.waiting)
+
     def first_request(self, key: Hashable) -> Request | None:
         """The first request for this kind."""
         return next((request for request in self.waiting if request.key == key), None)

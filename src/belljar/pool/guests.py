@@ -196,14 +196,16 @@ class Guests:
         bucket.starting += 1
         scope = anyio.CancelScope()
         self._scopes.add(scope)
-        spawn(lambda: self._start(bucket, scope))
+        # There are requests for those that start before this one. Does one wait for this one too?
+        ahead = self.state.count_requests(bucket.key) < bucket.starting
+        spawn(lambda: self._start(bucket, scope, ahead))
 
-    async def _start(self, bucket: Bucket, scope: anyio.CancelScope) -> None:
+    async def _start(self, bucket: Bucket, scope: anyio.CancelScope, ahead: bool) -> None:
         idle: IdleGuest | None = None
         error: Exception | None = None
         try:
             with scope:
-                wanted = settings.without_tenant(bucket.options)
+                wanted = replace(settings.without_tenant(bucket.options), ahead=ahead)
                 made = PooledSandbox._from_options(wanted)
                 backend = runtime.current().backend(made._options.backend)
                 idle = await IdleGuest.start(backend, made._lifecycle.make_spec())

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from belljar.errors import InvalidOption
 from belljar.limits import RULES, Limits
-from belljar.pool.decide import Rules
 
 if TYPE_CHECKING:
     # Imported where they are used: a configuration is loaded without the engine.
+    from belljar.pool.decide import Rules
     from belljar.sandbox.options import Options
     from belljar.sandbox.sandbox import AsyncSandbox
 
@@ -27,6 +27,8 @@ READY = 2  # idle guests, by default
 
 
 def make_rules(min_ready: int | None, max_total: int, max_age: float | None) -> Rules:
+    from belljar.pool.decide import Rules
+
     check_count("max_total", max_total)
     if min_ready is None:
         min_ready = min(READY, max_total)

@@ -20,6 +20,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from dataclasses import replace
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -49,7 +50,7 @@ from belljar.results.execution import CommandResult, Execution
 from belljar.sandbox import options
 from belljar.sandbox.commands import AsyncCommands
 from belljar.sandbox.guest_session import Checkpoint
-from belljar.sandbox.options import DEFAULTS, SandboxOptions
+from belljar.sandbox.options import DEFAULTS, Options, SandboxOptions
 from belljar.sandbox.run import OnResult, OnText
 from belljar.sandbox.sandbox import AsyncSandbox
 
@@ -323,6 +324,10 @@ class Sandbox:
         made._set_up(sandbox)
         return made
 
+    @classmethod
+    def _from_options(cls, checked: Options) -> Self:
+        return cls._from_async(AsyncSandbox._from_options(checked))
+
     def _set_up(self, sandbox: AsyncSandbox) -> None:
         self._sandbox = sandbox
 
@@ -549,7 +554,8 @@ def run(code: str | os.PathLike[str], **given: Any) -> Execution:
         if name not in DEFAULTS and name not in _RUN_OPTIONS:
             raise unknown_option("option", name, sorted({*DEFAULTS, *_RUN_OPTIONS}))
     running = {name: given.pop(name) for name in _RUN_OPTIONS if name in given}
-    with Sandbox(**given) as sandbox:
+    asked = options.make_options(cast(SandboxOptions, given))
+    with Sandbox._from_options(replace(asked, once=True)) as sandbox:
         return sandbox.run_code(code, **running)
 
 

@@ -186,6 +186,8 @@ class Lifecycle:
             workdir=options.workdir,
             network=options.network,
             settings=options.docker,
+            once=options.once,
+            ahead=options.ahead,
         )
 
     def adopt(self, guest: Guest) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from belljar import runtime
+from belljar.backends import auto
 from belljar.backends.docker import settings
 from belljar.backends.docker.settings import FLAT, Docker
 from belljar.backends.mounts import WORKSPACE, Mount, Scratch, check_mounts, check_workdir
@@ -39,7 +39,7 @@ ENVIRONMENT = BUILTIN["data"]
 LIMITS = Limits()
 
 # The Environment of a caller's own image: its packages are not known, so none is imported early.
-AS_IT_IS = replace(ENVIRONMENT, preload=(), warmup="")
+AS_IT_IS = ENVIRONMENT.without_preload()
 
 
 class SandboxOptions(TypedDict, total=False):
@@ -119,6 +119,9 @@ class Options:
     mounts: tuple[Mount, ...]
     noexec: bool
     record: Path | None
+    # As in GuestSpec. No options of callers.
+    once: bool = False
+    ahead: bool = False
 
 
 def make_options(
@@ -211,7 +214,7 @@ def _choose_backend(
     if not isinstance(backend, (str, Docker)):
         raise InvalidOption(
             f"backend is a str or Docker(...), not {backend!r}",
-            hint=f"one of {', '.join(runtime.BACKENDS)}",
+            hint=f"one of {', '.join(auto.BACKENDS)}",
         )
     docker = settings.DEFAULT
     named: tuple[str, ...] = ()
@@ -223,7 +226,7 @@ def _choose_backend(
     name = "docker" if isinstance(backend, Docker) else backend
     if name == "auto" and (named or network != "none"):
         name = "docker"
-    name = runtime.resolve_backend(name)
+    name = auto.resolve_backend(name)
     if name == "native":
         if named:
             raise InvalidOption(
@@ -240,7 +243,7 @@ def _choose_backend(
         return name, docker  # the choice is made at the start
     # Here, in the caller's thread: a fork of the process while another thread imports would
     # leave the child waiting for ever for the import to end.
-    runtime.docker_backend()
+    auto.docker_backend()
     if environment is not None:
         settings.check_environment(docker, environment)
     return name, settings.fill_from_environment(docker)

@@ -14,7 +14,7 @@ import re
 import threading
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import anyio
@@ -78,6 +78,8 @@ class DockerBackend:
     async def start(self, spec: GuestSpec) -> Guest:
         docker = docker_settings(spec.settings)
         engine = self._engine(docker)
+        if not spec.ahead:  # preloading takes longer than the imports of most code
+            spec = replace(spec, environment=spec.environment.without_preload())
         work = functools.partial(self._start_watched, spec, docker, engine)
         return await health.run_detached(self._host, work, undo=DockerGuest.discard)
 

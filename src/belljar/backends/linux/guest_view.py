@@ -60,6 +60,9 @@ FILES = {
     "os-release": 'NAME="Belljar"\nID=belljar\n',
     "protocols": "".join(f"{name} {no} {name.upper()}\n" for name, no in _PROTOCOLS.items()),
     "services": _services(),
+    # Without it fc-list, which matplotlib runs, complains on standard error.
+    "fonts/fonts.conf": "<fontconfig><dir>/usr/share/fonts</dir>"
+    "<cachedir>/tmp/.fontconfig</cachedir></fontconfig>\n",
 }
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import os
-import platform
 import socket
 import threading
+from typing import NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -15,10 +15,10 @@ import anyio.to_thread
 from belljar.backends import base, isolation
 from belljar.backends.base import Guest, GuestSpec, Host
 from belljar.backends.isolation import Isolation
-from belljar.backends.linux import cgroup, guest_view, identity, posture
+from belljar.backends.linux import cgroup, guest_view, posture
 from belljar.backends.linux.cgroup import Cgroup
 from belljar.backends.mounts import Mount
-from belljar.backends.native import layers, plan
+from belljar.backends.native import layers, plan, zygote_client
 from belljar.backends.native.guest import (
     NativeGuest,
     SocketStream,
@@ -26,14 +26,26 @@ from belljar.backends.native.guest import (
     hello,
     remove_cgroup,
 )
-from belljar.backends.native.zygote_client import EXHAUSTED, Zygote, ZygoteGone, failure
+from belljar.backends.native.zygote_client import (
+    EXHAUSTED,
+    Zygote,
+    ZygoteGone,
+    check_host,
+    failure,
+)
 from belljar.backends.single_flight import wait_until_done
 from belljar.environment.environment import Environment, build
-from belljar.errors import BackendUnavailable, StartError
+from belljar.errors import StartError
 
 HELLO_TIMEOUT = 30.0
-# What guests of one zygote have in common; the last are the directories of their own.
-Key = tuple[Environment, tuple[Mount, ...], tuple[str, ...]]
+
+
+class Key(NamedTuple):
+    """What guests of one zygote have in common."""
+
+    environment: Environment
+    mounts: tuple[Mount, ...]
+    directories: tuple[str, ...]  # of their own
 
 
 class NativeBackend:
@@ -44,8 +56,12 @@ class NativeBackend:
         self._host = host
         self._lock = threading.Lock()
         self._zygotes: dict[Key, concurrent.futures.Future[Zygote]] = {}
+        self._starting: set[Zygote] = set()
         cgroup.sweep()  # what earlier processes left when they were killed
-        self._cgroups = cgroup.detect()
+        ahead = zygote_client.take_ahead()
+        self._cgroups = cgroup.detect() if ahead is None else ahead.cgroups
+        if ahead is not None:
+            self._begin(Key(ahead.environment, (), (ahead.workdir,)), ahead.zygote)
 
     async def start(self, spec: GuestSpec) -> Guest:
         try:
@@ -56,18 +72,18 @@ class NativeBackend:
             raise StartError(f"no guest could be started: {error}", hint=EXHAUSTED) from error
 
     async def _start_twice(self, spec: GuestSpec) -> Guest:
-        zygote = await self._zygote(_key(spec))
+        key = self._choose_key(spec)
+        zygote = await self._zygote(key)
         try:
-            return await self._start(spec, zygote)
+            return await self._start(spec, key, zygote)
         except (ZygoteGone, Stillborn):
             # The zygote may have been killed, for example out of memory: try once with a new one.
             if not await anyio.to_thread.run_sync(zygote.died):
                 raise
-        return await self._start(spec, await self._zygote(_key(spec)))
+        return await self._start(spec, key, await self._zygote(key))
 
-    async def _start(self, spec: GuestSpec, zygote: Zygote) -> Guest:
-        rare = spec.mounts or spec.scratch
-        left = functools.partial(self._let_go, _key(spec), zygote) if rare else None
+    async def _start(self, spec: GuestSpec, key: Key, zygote: Zygote) -> Guest:
+        left = functools.partial(self._let_go, key, zygote) if _is_rare(spec) else None
         group: Cgroup | None = None
         try:
             group = self._make_cgroup(spec, zygote)
@@ -84,8 +100,28 @@ class NativeBackend:
 
     # -- zygotes ----------------------------------------------------------------------------
 
+    def _choose_key(self, spec: GuestSpec) -> Key:
+        """The key of the zygote for a guest.
+
+        Preloading takes longer than starting a guest and importing in it what its code needs. It
+        pays only if many guests are forked. So the first guest for one piece of code comes from a
+        zygote that preloads nothing; with the second one, a zygote that preloads starts in the
+        background, for those that follow."""
+        preloaded = Key(spec.environment, spec.mounts, (spec.workdir, *spec.scratch))
+        if not (spec.once and spec.environment.preload):
+            return preloaded
+        bare = preloaded._replace(environment=spec.environment.without_preload())
+        with self._lock:
+            found = _started_zygote(self._zygotes.get(preloaded))
+            if found is not None and found.alive:
+                return preloaded
+            first = _started_zygote(self._zygotes.get(bare))
+            if first is not None and first.users and preloaded not in self._zygotes:
+                self._begin(preloaded)
+        return bare
+
     async def _zygote(self, key: Key) -> Zygote:
-        """The warm zygote of an Environment; the first caller starts it, others wait for it."""
+        """The zygote of a key; the first caller starts it, others wait for it."""
         while True:
             with self._lock:
                 started = self._zygotes.get(key)
@@ -96,18 +132,28 @@ class NativeBackend:
                 if zygote is not None:
                     zygote.close()  # it was killed
                 if started is None or started.done():
-                    started = self._zygotes[key] = concurrent.futures.Future()
-                    self._host.submit(functools.partial(self._start_zygote, key, started))
+                    started = self._begin(key)
             await wait_until_done(started)
             started.result()  # raises what went wrong
 
-    async def _start_zygote(self, key: Key, started: concurrent.futures.Future[Zygote]) -> None:
+    def _begin(self, key: Key, zygote: Zygote | None = None) -> concurrent.futures.Future[Zygote]:
+        """Start a zygote in the background, or wait there for this one, which has been started. The
+        caller holds the lock."""
+        started = self._zygotes[key] = concurrent.futures.Future()
+        self._host.submit(functools.partial(self._start_zygote, key, started, zygote))
+        return started
+
+    async def _start_zygote(
+        self, key: Key, started: concurrent.futures.Future[Zygote], zygote: Zygote | None
+    ) -> None:
         environment, mounts, directories = key
         try:
-            built = await anyio.to_thread.run_sync(build, environment)
-            hold = await anyio.to_thread.run_sync(built.hold)
-            # In this thread: the kernel binds its life to it.
-            zygote = Zygote(built, hold, self._cgroups, mounts, directories)
+            if zygote is None:
+                built = await anyio.to_thread.run_sync(build, environment)
+                hold = await anyio.to_thread.run_sync(built.hold)
+                # In this thread: the kernel binds its life to it.
+                zygote = Zygote(built, hold, self._cgroups, mounts, directories)
+            self._starting.add(zygote)
             await anyio.to_thread.run_sync(zygote.wait_ready)
         except BaseException as error:
             started.set_exception(error)
@@ -115,6 +161,9 @@ class NativeBackend:
                 raise
         else:
             started.set_result(zygote)
+        finally:
+            if zygote is not None:
+                self._starting.discard(zygote)
 
     def _let_go(self, key: Key, zygote: Zygote) -> None:
         """Release a guest with mounts. Other sandboxes hardly have the same mounts, so the zygote
@@ -127,6 +176,8 @@ class NativeBackend:
         zygote.close()
 
     def close(self) -> None:
+        for zygote in list(self._starting):
+            zygote.kill()  # the end of the process does not wait for imports
         for zygote in self._take_zygotes():
             zygote.close()
         self._cgroups.close()
@@ -253,17 +304,6 @@ def _request(spec: GuestSpec, zygote: Zygote, in_cgroup: frozenset[str]) -> dict
     }
 
 
-def _key(spec: GuestSpec) -> Key:
-    return spec.environment, spec.mounts, (spec.workdir, *spec.scratch)
-
-
-def check_host() -> None:
-    """Raise if the native backend cannot be had at all here, before anything is started."""
-    if platform.system() != "Linux":
-        raise BackendUnavailable(
-            f"the native backend needs Linux, this is {platform.system()}",
-            hint="use the docker backend",
-        )
-    if platform.machine() not in ("x86_64", "aarch64"):
-        raise BackendUnavailable(f"the native backend does not know {platform.machine()}")
-    identity.check_proc()
+def _is_rare(spec: GuestSpec) -> bool:
+    """True if no other sandbox is likely to have guests of the same zygote."""
+    return bool(spec.mounts or spec.scratch)

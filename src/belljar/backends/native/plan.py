@@ -97,6 +97,7 @@ def _interpreter(interpreter: Interpreter) -> Iterator[Step]:
 
 
 def _etc() -> Iterator[Step]:
+    yield ["dir", "/etc/fonts"]
     for name, text in guest_view.FILES.items():
         yield ["file", f"/etc/{name}", text]
     if os.path.exists("/usr/share/zoneinfo/UTC"):

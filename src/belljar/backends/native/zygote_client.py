@@ -6,6 +6,7 @@ thread that made it: a thread of the caller's may end any time.
 
 from __future__ import annotations
 
+import atexit
 import base64
 import contextlib
 import errno
@@ -17,14 +18,15 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from belljar.backends import bundle
-from belljar.backends.event_loop import has_hung_up
 from belljar.backends.linux import cgroup, guest_view, identity, seccomp
 from belljar.backends.linux.cgroup import Cgroups, scope
 from belljar.backends.mounts import WORKSPACE, Mount
 from belljar.backends.native import layers, plan
-from belljar.environment.environment import Built
+from belljar.environment.environment import Built, Environment, build, is_built
+from belljar.environment.interpreter import Interpreter, find_interpreter
 from belljar.errors import BackendUnavailable, InvalidOption, SandboxError, StartError
 
 CLOSE_TIMEOUT = 10.0
@@ -58,8 +60,12 @@ class Zygote:
         self._hold = hold
         try:
             self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with theirs, _memfd(bundle.make(self._config(built, theirs.fileno()))) as source:
-                self._process = _spawn(source, theirs.fileno())
+            with theirs, _memfd() as source, _gate() as (gate, opener):
+                # Its interpreter starts while the rest is prepared here.
+                self._process = _spawn(source, theirs.fileno(), gate)
+                config = self._config(built, theirs.fileno())
+                _fill(source, _make_bundle(config, built.interpreter))
+                os.write(opener, b"1")
         except BaseException as error:
             self._let_go()
             if isinstance(error, OSError):
@@ -171,6 +177,8 @@ class Zygote:
     def died(self) -> bool:
         """Whether it has ended, or is about to: its parent needs a moment to notice."""
         try:
+            from belljar.backends.event_loop import has_hung_up  # not before `start_ahead`
+
             # Its end of the socket is its alone; the kernel closes it when it ends.
             self._process.wait(DEATH_TIMEOUT if has_hung_up(self._control) else 0.2)
         except subprocess.TimeoutExpired:
@@ -196,6 +204,10 @@ class Zygote:
         if self.cgroups is not self._shared_cgroups:
             self.cgroups.close()
 
+    def kill(self) -> None:
+        """End it while it starts: wait_ready() raises. Called from any thread, never waits."""
+        self._process.kill()  # its parent, with which it ends
+
     def abandon(self) -> None:
         """In a fork of the host process: close our copies; the zygote belongs to the parent."""
         self._let_go()
@@ -209,7 +221,23 @@ class Zygote:
             self._hold = -1
 
 
-def _spawn(source: int, control: int) -> subprocess.Popen[bytes]:
+def _make_bundle(config: dict[str, object], interpreter: Interpreter) -> bytes:
+    """The launcher runs on our own Python, the zygote on the Environment's."""
+    if interpreter == find_interpreter():
+        return bundle.make(config, bundle.MAGIC)
+    return bundle.make(config, other=bundle.compile_with(interpreter.executable))
+
+
+# The launcher's program: waits with its imports done until the bundle is there.
+_LAUNCHER = """
+import ctypes, importlib.util, json, os, signal, socket, sys, typing
+if not os.read(int(sys.argv[3]), 1):
+    sys.exit(0)
+os.close(int(sys.argv[3]))
+"""
+
+
+def _spawn(source: int, control: int, gate: int) -> subprocess.Popen[bytes]:
     # An own session: Ctrl-C at the terminal is for the host process to handle.
     return subprocess.Popen(
         [
@@ -217,14 +245,15 @@ def _spawn(source: int, control: int) -> subprocess.Popen[bytes]:
             "-I",
             "-S",
             "-c",
-            bundle.BOOTSTRAP,
+            _LAUNCHER + bundle.BOOTSTRAP,
             str(source),
             f"{bundle.PACKAGE}.backends.native.launcher",
+            str(gate),
         ],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=None if os.environ.get("BELLJAR_DEBUG") else subprocess.DEVNULL,
-        pass_fds=(source, control),
+        pass_fds=(source, control, gate),
         # Only what the interpreter itself may need to start.
         env={k: v for k, v in os.environ.items() if k == "LD_LIBRARY_PATH"},
         cwd="/",
@@ -233,16 +262,31 @@ def _spawn(source: int, control: int) -> subprocess.Popen[bytes]:
 
 
 @contextlib.contextmanager
-def _memfd(data: bytes) -> Iterator[int]:
+def _gate() -> Iterator[tuple[int, int]]:
+    """A pipe: the launcher goes on when it can read a byte, and ends when it reads the end."""
+    ends = os.pipe()
+    try:
+        yield ends
+    finally:
+        for end in ends:
+            os.close(end)
+
+
+@contextlib.contextmanager
+def _memfd(data: bytes = b"") -> Iterator[int]:
     fd = os.memfd_create("belljar", os.MFD_CLOEXEC)
     try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
-        os.lseek(fd, 0, os.SEEK_SET)
+        _fill(fd, data)
         yield fd
     finally:
         os.close(fd)
+
+
+def _fill(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+    os.lseek(fd, 0, os.SEEK_SET)
 
 
 def _b64(data: bytes) -> str:
@@ -282,3 +326,68 @@ def failure(answer: Mapping[str, object], environment: str) -> SandboxError:
         f"could not confine a guest of environment {environment!r} ({step}): {answer['message']}",
         hint=EXHAUSTED if passing else hint,
     )
+
+
+# -- ahead of everything else -------------------------------------------------------------------
+
+
+class Ahead(NamedTuple):
+    """A zygote that was started before there was a backend for it."""
+
+    environment: Environment
+    workdir: str
+    cgroups: Cgroups
+    zygote: Zygote
+
+
+_ahead: Ahead | None = None
+
+
+def start_ahead(environment: Environment, workdir: str) -> None:
+    """Start a zygote while this process imports the modules of its event loop, which takes as long.
+    The native backend takes it over when it is made.
+
+    For a command: called once, by the main thread, which lives as long as the process. Does nothing
+    if the Environment must be built. If it fails, the start of the sandbox meets the same error.
+    """
+    global _ahead
+    try:
+        check_host()
+        if not is_built(environment):
+            return
+        built = build(environment)
+        groups = cgroup.detect()
+        _ahead = Ahead(
+            environment, workdir, groups, Zygote(built, built.hold(), groups, (), (workdir,))
+        )
+    except (SandboxError, OSError):
+        return
+    atexit.register(_close_ahead)
+
+
+def take_ahead() -> Ahead | None:
+    """Called by the backend, which closes it."""
+    global _ahead
+    ahead, _ahead = _ahead, None
+    return ahead
+
+
+def _close_ahead() -> None:
+    """There was an error, or a signal, before a backend was made."""
+    ahead = take_ahead()
+    if ahead is not None:
+        ahead.zygote.kill()
+        ahead.zygote.close()
+        ahead.cgroups.close()
+
+
+def check_host() -> None:
+    """Raise if the native backend cannot be had at all here, before anything is started."""
+    if platform.system() != "Linux":
+        raise BackendUnavailable(
+            f"the native backend needs Linux, this is {platform.system()}",
+            hint="use the docker backend",
+        )
+    if platform.machine() not in ("x86_64", "aarch64"):
+        raise BackendUnavailable(f"the native backend does not know {platform.machine()}")
+    identity.check_proc()

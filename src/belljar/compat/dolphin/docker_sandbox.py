@@ -137,7 +137,6 @@ class DockerSandboxExecutor:
                 default_image=default,
                 environment=resolve(ENVIRONMENT if environment is None else environment),
                 prefer_local=environment is None,
-                preload=False,
             )
             placement.check_backend(options)
             image = options.get("image")

@@ -12,9 +12,9 @@ import os
 import sys
 from typing import Any
 
-from belljar import runtime
+from belljar.backends import auto
 from belljar.backends.docker.settings import Docker
-from belljar.backends.native.backend import check_host
+from belljar.backends.native.zygote_client import check_host
 from belljar.compat.dolphin import docker_sandbox
 from belljar.compat.dolphin.docker_sandbox import (
     DEFAULT_IMAGE,
@@ -59,7 +59,7 @@ def python_interpreter(
 
 def _without_docker() -> str | None:
     """The backend of BELLJAR_BACKEND, else "native" if this host supports it, else None."""
-    if wanted := os.environ.get(runtime.WANTED):
+    if wanted := os.environ.get(auto.WANTED):
         return wanted
     try:
         check_host()

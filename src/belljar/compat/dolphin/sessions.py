@@ -50,7 +50,7 @@ class Session:
         try:
             if self._sandbox or self._head_start or len(_ahead) >= MOST_AHEAD:
                 return
-            self._head_start = HeadStart([self.options], build=False)
+            self._head_start = HeadStart([self.options], build=False, preload=False)
             _ahead.add(self._head_start)
         except SandboxError as error:  # the first code meets the same error, and raises it
             log.debug("session %s: no start ahead: %s", self.directory.name, error)

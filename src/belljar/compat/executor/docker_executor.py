@@ -131,7 +131,6 @@ class DockerExecutor:
             self._backend,
             image=self.config.image,
             default_image=DEFAULT_IMAGE,
-            preload=False,
         )
 
     # -- one execution ----------------------------------------------------------------------

@@ -18,6 +18,7 @@ from belljar.compat.openmanus.container import Container, Volumes
 from belljar.compat.openmanus.core.exceptions import SandboxTimeoutError as SandboxTimeoutError
 from belljar.compat.openmanus.core.terminal import AsyncDockerizedTerminal, CommandOutput
 from belljar.compat.placement import across
+from belljar.environment.environment import resolve
 from belljar.errors import InvalidOption, SandboxError
 from belljar.files.transfer import Transfer
 from belljar.limits import Limits
@@ -95,7 +96,7 @@ class DockerSandbox:
             image=self.config.image,
             default_image=DEFAULT_IMAGE,
             # Commands start new programs, which would not have the preloaded modules.
-            environment=placement.without_preload("data"),
+            environment=resolve("data").without_preload(),
             prefer_local=True,
         )
         return {
