@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import time
@@ -24,7 +25,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
-from belljar.environment.interpreter import Interpreter, find_interpreter
+from belljar.environment.interpreter import (
+    NEWEST,
+    Interpreter,
+    find_interpreter,
+    list_newest,
+    load_interpreter,
+)
 from belljar.environment.requirement import (
     check_package,
     fingerprint_package,
@@ -44,6 +51,7 @@ from belljar.errors import EnvironmentBuildError, InvalidOption, unknown_option
 if TYPE_CHECKING:
     from belljar.environment.uv_build import Listener, Step
 
+_log = logging.getLogger("belljar.environment")
 LAYOUT = 2  # of the directory; a new number rebuilds every environment
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -56,7 +64,9 @@ class Environment:
     name: str = ""  # optional with `extends`
     _: KW_ONLY
     packages: Sequence[str] = ()  # PEP 508 requirements, or paths of wheels
-    python: str | None = None  # a path, or a version like "3.12"; None: the one Belljar runs on
+    # A path, or a version like "3.12"; None: the one Belljar runs on; "newest": the newest one that
+    # this host has, unless the environment is built for another one.
+    python: str | None = None
     preload: Sequence[str] = ()  # modules imported once, before any guest starts
     warmup: str = ""  # code run once after them, so that guests skip what libraries do at first use
     # Building a source distribution runs its code on this host, outside any sandbox.
@@ -153,6 +163,7 @@ BUILTIN = MappingProxyType(
                     "jinja2",  # for pandas' `df.style`
                     "tzdata",  # guests do not see the host's zoneinfo
                 ),
+                python=NEWEST,  # from 3.12 on a guest copies half as much memory
                 preload=("numpy", "pandas", "matplotlib", "matplotlib.pyplot"),
                 warmup=_WARMUP,
             ),
@@ -247,7 +258,7 @@ def compute_key(environment: Environment, python: Interpreter) -> str:
 
 def is_built(environment: Environment) -> bool:
     """True if its directory exists. Blocks for a short time."""
-    key = compute_key(environment, find_interpreter(environment.python))
+    key = compute_key(environment, choose_interpreter(environment))
     return Store.default().find(environment.name, key) is not None
 
 
@@ -260,8 +271,62 @@ def build(
     `progress`: "auto" shows a display on a terminal and two lines elsewhere, both on stderr.
     """
     environment = resolve(environment)
+    python = choose_interpreter(environment)
+    while True:
+        try:
+            return _find_or_build(environment, python, progress)
+        except EnvironmentBuildError as error:
+            python = _choose_older(environment, python, error)
+
+
+def choose_interpreter(environment: Environment) -> Interpreter:
+    """The one that guests of the environment have. Blocks for a short time.
+
+    For "newest": what is built keeps its interpreter, and so does what adds packages to it. A newer
+    Python on the host causes no build that the user has not asked for."""
+    if environment.python != NEWEST:
+        return find_interpreter(environment.python)
+    store, running = Store.default(), find_interpreter(None)
+    known = [load_interpreter(fields) for fields in store.list_interpreters()]
+    newer = {each for each in known if each.version[:2] > running.version[:2] and _exists(each)}
+    usable = (*sorted(newer, key=lambda each: each.version, reverse=True), running)
+    for python in usable:
+        if store.find(environment.name, compute_key(environment, python)) is not None:
+            return python
+    for python in usable:
+        if _find_base(environment, python, store) is not None:
+            return python
+    return find_interpreter(NEWEST)
+
+
+def _exists(python: Interpreter) -> bool:
+    return os.access(python.executable, os.X_OK)
+
+
+def _choose_older(
+    environment: Environment, python: Interpreter, error: EnvironmentBuildError
+) -> Interpreter:
+    """The next interpreter to try, if packages are not made for this one yet; else raise."""
+    older = [each for each in list_newest() if each.version < python.version]
+    if environment.python != NEWEST or not older or not _NOT_FOR_THIS_PYTHON.search(error.message):
+        raise error
+    _log.warning(
+        "environment %r has a package without a wheel for Python %s; trying Python %s",
+        environment.name,
+        python.short_version,
+        older[0].short_version,
+    )
+    return older[0]
+
+
+# What uv says of packages that another version of Python may have.
+_NOT_FOR_THIS_PYTHON = re.compile(r"no usable wheels|has no wheels|does not satisfy Python")
+
+
+def _find_or_build(
+    environment: Environment, python: Interpreter, progress: Listener | Literal["auto"] | None
+) -> Built:
     store = Store.default()
-    python = find_interpreter(environment.python)
     key = compute_key(environment, python)
     path = store.find(environment.name, key)
     if path is None:
@@ -323,19 +388,19 @@ def _build(
                     "distributions": distributions,
                 }
                 size = write_description(directory, description)
-                path = store.publish(directory, name, key)
+                path = store.publish(directory, name, key, asdict(python))
             took = time.monotonic() - started
             what = f"{_count_packages(distributions)}, {size / 2**20:.1f} MiB"
+            what += f", Python {python.short_version}"
             text = f"environment {name!r} built in {took:.1f} s ({what})"
             say("finished", text, len(distributions))
             return path
 
 
-@contextmanager
-def _base(environment: Environment, python: Interpreter, store: Store) -> Iterator[Path | None]:
-    """The built environment that has most of these packages and no others, held meanwhile; or None.
+def _find_base(environment: Environment, python: Interpreter, store: Store) -> Path | None:
+    """The built environment that has most of these packages and no others; or None.
 
-    The new environment takes over its versions, so that adding a package changes no other version
+    A new environment takes over its versions, so that adding a package changes no other version
     unless it must."""
     fitting = []
     for each in list_built():
@@ -344,10 +409,16 @@ def _base(environment: Environment, python: Interpreter, store: Store) -> Iterat
             key = compute_key(same, python)
             if key == each.key and store.find(each.name, key) == each.path:
                 fitting.append(each)
-    if not fitting:
+    return max(fitting, key=lambda each: len(each.packages)).path if fitting else None
+
+
+@contextmanager
+def _base(environment: Environment, python: Interpreter, store: Store) -> Iterator[Path | None]:
+    """What `_find_base` finds, held meanwhile."""
+    base = _find_base(environment, python, store)
+    if base is None:
         yield None
         return
-    base = max(fitting, key=lambda each: len(each.packages)).path
     hold = store.hold(base)
     try:
         yield base
