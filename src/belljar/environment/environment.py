@@ -128,16 +128,26 @@ def _derived_name(base: str, added: set[str]) -> str:
 
 
 # The first frame, its repr and the first figure of a process take a hundred times as long as the
-# second.
+# second. `scripts/bench warmup` chose it: a statement is here if it saves work over a corpus of
+# cells. The figure comes first, because it leaves holes in memory that the others fill.
 _WARMUP = """
-import io, pandas, matplotlib.pyplot
-frame = pandas.DataFrame({"a": [1, 2], "b": ["x", "y"]})
-frame.groupby("b").sum(), frame.describe(), repr(frame), frame.to_html(), frame["a"].sum()
-frame.merge(frame, on="a"), frame.sort_values("b"), pandas.date_range("2024-01-01", periods=2)
+import asyncio, dataclasses, io, statistics, traceback
+import matplotlib.pyplot, numpy, pandas
 figure, axes = matplotlib.pyplot.subplots()
 axes.plot([1, 2], label="a"), axes.set_title("a"), axes.legend()
 figure.savefig(io.BytesIO(), format="png")
 matplotlib.pyplot.close(figure)
+numpy.linalg.solve(numpy.eye(2), numpy.ones(2))
+frame = pandas.DataFrame({"a": [1, 2], "b": ["x", "y"]})
+repr(frame), frame.to_html(), frame.describe(), frame.groupby("b").sum(), frame["a"].sum()
+frame.merge(frame, on="a"), frame.sort_values("b"), frame["b"].str.upper().value_counts()
+frame["d"] = pandas.date_range("2024-01-01", periods=2)
+frame["d"].dt.year, pandas.concat([frame, frame]), frame[frame["a"] > 1], frame.isna().sum()
+try:
+    frame["e"]
+except KeyError:
+    traceback.format_exc()
+asyncio.run(asyncio.sleep(0))
 """
 
 BUILTIN = MappingProxyType(
@@ -338,6 +348,8 @@ def _find_or_build(
                 hint="is the disk full or read-only? BELLJAR_CACHE sets another directory",
             ) from error
     store.touch(path)
+    if environment.python == NEWEST and python != find_interpreter(None):
+        store.note_interpreter(path, asdict(python))
     return Built(environment=environment, key=key, path=path, interpreter=python)
 
 
@@ -388,7 +400,7 @@ def _build(
                     "distributions": distributions,
                 }
                 size = write_description(directory, description)
-                path = store.publish(directory, name, key, asdict(python))
+                path = store.publish(directory, name, key)
             took = time.monotonic() - started
             what = f"{_count_packages(distributions)}, {size / 2**20:.1f} MiB"
             what += f", Python {python.short_version}"

@@ -4,8 +4,8 @@
     envs/.building-<key>-<x>/     under construction, or left by a process that was killed
     envs/.trash-<name>-<key>-<x>/ removed, but perhaps still mounted by a guest
     envs/.locks/<key>.build       held exclusively while <key> is built
-    envs/.locks/<name>-<key>.use  held shared while a guest mounts it; its mtime is "last used", its
-                                  content the interpreter it was built for
+    envs/.locks/<name>-<key>.use  held shared while a guest mounts it; its mtime is "last used"; its
+                                  content, if any, the interpreter that was chosen for it
     named/<name>.json             the description that `belljar env build` saved
 
 Lock files are never deleted, because a process that opened one before may hold a lock on it. They
@@ -111,20 +111,22 @@ class Store:
         finally:
             _delete(directory)
 
-    def publish(
-        self, directory: Path, name: str, key: str, interpreter: Mapping[str, object]
-    ) -> Path:
+    def publish(self, directory: Path, name: str, key: str) -> Path:
         final = self.envs / f"{name}-{key}"
         # Made by the builder, because users who may only read the cache lock it too.
-        use = os.open(self._lock(f"{final.name}.use"), os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
-        with open(use, "w") as file:
-            json.dump(interpreter, file)
+        os.close(os.open(self._lock(f"{final.name}.use"), os.O_RDWR | os.O_CREAT, 0o644))
         os.rename(directory, final)
         self.touch(final)
         return final
 
+    def note_interpreter(self, path: Path, interpreter: Mapping[str, object]) -> None:
+        """Let `list_interpreters` name it. Not in the directory: guests may not see host paths."""
+        use = self._lock(f"{path.name}.use")
+        with suppress(OSError):  # as for touch
+            if use.stat().st_size == 0:
+                use.write_text(json.dumps(interpreter))
+
     def list_interpreters(self) -> list[dict[str, Any]]:
-        """The interpreters that the environments were built for, as `publish` got them."""
         if self.envs.is_dir():
             self._refuse_foreign()
         found = []
@@ -133,7 +135,7 @@ class Store:
                 text = self._lock(f"{path.name}.use").read_text()
             except FileNotFoundError:
                 continue  # removed meanwhile
-            if text:
+            with suppress(json.JSONDecodeError):  # another process writes it at this moment
                 found.append(json.loads(text))
         return found
 
