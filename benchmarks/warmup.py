@@ -23,6 +23,7 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src"
@@ -35,7 +36,7 @@ frame["d"] = pandas.date_range("2024-01-01", periods=3)
 CANDIDATES = {
     "shown": "repr(frame), frame.to_html(), frame._repr_html_()",
     "describe": "frame.describe()",
-    "columns": "frame[frame.a > 1][['a', 'b']], frame.assign(e=frame.a * 2), frame.iloc[:2], frame.head()",
+    "columns": "frame[frame.a > 1][['a', 'b']], frame.assign(e=frame.a * 2), frame.head()",
     "sums": "frame['a'].sum(), frame['c'].mean(), frame.isna().sum()",
     "groupby": "frame.groupby('b')['a'].sum(), frame.groupby('b').agg({'a': 'mean', 'c': 'max'})",
     "merge": "frame.merge(frame, on='a'), pandas.concat([frame, frame])",
@@ -49,8 +50,9 @@ CANDIDATES = {
     "rolling": "frame['a'].rolling(2).mean()",
     "apply": "frame['a'].apply(lambda x: x), frame.apply(lambda row: row['a'], axis=1)",
     "corr": "frame[['a', 'c']].corr()",
-    "csv": "pandas.read_csv(io.StringIO('a,b\\n1,x\\n'), parse_dates=[]), frame.to_csv(), frame.to_dict('records')",
-    "json": "frame.to_json(), pandas.read_json(io.StringIO('[{\"a\": 1}]')), json.dumps(json.loads('[1]'), indent=1)",
+    "csv": "pandas.read_csv(io.StringIO('a,b\\n1,x\\n')), frame.to_csv(), frame.to_dict('records')",
+    "json": "frame.to_json(), pandas.read_json(io.StringIO('[{\"a\": 1}]'))\n"
+    "json.dumps(json.loads('[1]'), indent=1)",
     "arrays": "numpy.linalg.solve(numpy.eye(2), numpy.ones(2)), numpy.linalg.svd(numpy.eye(2)), "
     "numpy.random.default_rng(0).normal(size=2), numpy.random.normal(size=2), "
     "numpy.percentile(numpy.linspace(0, 1, 3), 50), numpy.polyfit([0, 1, 2], [0, 1, 2], 1)",
@@ -60,7 +62,8 @@ CANDIDATES = {
     "bars": "figure, axes = matplotlib.pyplot.subplots(1, 2); axes[0].bar(['a'], [1]); "
     "axes[1].scatter([1], [1]); axes[1].hist([1, 2]); figure.tight_layout(); "
     "figure.savefig(io.BytesIO(), format='png'); matplotlib.pyplot.close(figure)",
-    "frame_plot": "frame['a'].plot(); matplotlib.pyplot.savefig(io.BytesIO()); matplotlib.pyplot.close()",
+    "frame_plot": "frame['a'].plot(); matplotlib.pyplot.savefig(io.BytesIO())\n"
+    "matplotlib.pyplot.close()",
     "error": "try:\n    frame['z']\nexcept KeyError:\n    traceback.format_exc()",
     "asyncio": "import asyncio\nasync def nothing(): pass\nasyncio.run(nothing())",
     "plain": "import collections, dataclasses, datetime, statistics\n"
@@ -86,7 +89,7 @@ def run_cell(code: str) -> None:
         traceback.format_exc()
 
 
-def in_fork(work) -> tuple[object, float, int]:
+def in_fork(work: Callable[[], object]) -> tuple[object, float, int]:
     """What it returns, and the processor time in ms and the faults of a fork that does it."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -154,17 +157,16 @@ def total(result: dict[str, object]) -> tuple[float, int]:
 
 
 def inside(args: argparse.Namespace) -> None:
+    from belljar.backends.native import shared_pages
     from warmup_corpus import CELLS
 
     warnings.simplefilter("ignore")  # they would be in the way of the figures
-
-    from belljar.backends.native import shared_pages
-
     reserved = shared_pages.reserve_arenas()
     for name in ("numpy", "pandas", "matplotlib", "matplotlib.pyplot"):
         importlib.import_module(name)
     del reserved
-    present = os.environ["PRESENT"]
+    warmup, rehearsal = os.environ["WARMUP"], os.environ["REHEARSAL"]
+    present = rehearsal if args.rehearsal else warmup
     plans = {"nothing": "", "present": present, "prepare": PREPARE}
     for name, code in CANDIDATES.items():
         plans[f"only {name}"] = f"{PREPARE}\n{code}\n"
@@ -177,7 +179,7 @@ def inside(args: argparse.Namespace) -> None:
     print(f"{'plan':24} {'cost ms':>8} {'cells ms':>9} {'faults':>8}")
     for name, code in chosen.items():
         if args.rehearsal:
-            work = lambda code=code: measure(present, code, CELLS, args.repeats)  # noqa: E731
+            work = lambda code=code: measure(warmup, code, CELLS, args.repeats)  # noqa: E731
         else:
             work = lambda code=code: measure(code, "", CELLS, args.repeats)  # noqa: E731
         told = in_fork(work)[0]
@@ -190,7 +192,9 @@ def inside(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--python", help="of the environment; else that of `data`")
     parser.add_argument("--rehearsal", action="store_true")
     parser.add_argument("--only", help="nothing, present, prepare, only, all or without")
@@ -202,6 +206,7 @@ def main() -> None:
         return inside(args)
     from belljar.environment.environment import BUILTIN, Environment, build
     from belljar.environment.uv_build import site_packages
+    from belljar.pool.pooled_sandbox import choose_warmup_code
 
     data = BUILTIN["data"]
     if args.python:
@@ -209,8 +214,13 @@ def main() -> None:
     built = build(data)
     here = Path(__file__).parent
     path = [site_packages(built.path, built.interpreter), SOURCE, here]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path)), "PRESENT": data.warmup}
-    env["MPLBACKEND"] = "agg"
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, path)),
+        "MPLBACKEND": "agg",
+        "WARMUP": data.warmup,
+        "REHEARSAL": choose_warmup_code(data, None),
+    }
     command = [built.interpreter.executable, __file__, "--inside", *sys.argv[1:]]
     raise SystemExit(subprocess.run(command, env=env, check=False).returncode)
 

@@ -81,14 +81,16 @@ def test_all_namespaces_of_siblings_differ(make_sandbox):
 
 def in_a_process(code):
     """What it prints, as JSON: the allocator of a process that runs tests has seen too much."""
-    line = f"import json, re, mmap, ctypes\nfrom belljar.backends.native import zygote\n{code}"
+    line = (
+        f"import json, re, mmap, ctypes\nfrom belljar.backends.native import shared_pages\n{code}"
+    )
     done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
 
 FREE_BLOCKS = """
 def free():
-    rows = [line.split() for line in zygote._allocator_statistics().splitlines()]
+    rows = [line.split() for line in shared_pages._allocator_statistics().splitlines()]
     return sum(int(r[1]) * int(r[4]) for r in rows if len(r) == 5 and all(map(str.isdigit, r)))
 kept = [bytes(range(size % 200)) for size in range(200_000)][::2]
 """
@@ -97,7 +99,7 @@ kept = [bytes(range(size % 200)) for size in range(200_000)][::2]
 def test_no_room_is_left_between_the_objects_that_guests_share():
     code = """
 before = free()
-held = [zygote._fill_holes(), zygote._fill_holes()]
+held = [shared_pages.fill_holes(), shared_pages.fill_holes()]
 print(json.dumps([before, free()]))
 """
     before, after = in_a_process(FREE_BLOCKS + code)
@@ -108,10 +110,10 @@ print(json.dumps([before, free()]))
 def test_arenas_that_were_reserved_and_not_used_are_given_back():
     code = """
 def arenas():
-    text = zygote._allocator_statistics()
+    text = shared_pages._allocator_statistics()
     return int(re.search(r"arenas allocated current *= *([0-9,]+)", text)[1].replace(",", ""))
 before = arenas()
-reserved = zygote._reserve_arenas()
+reserved = shared_pages.reserve_arenas()
 during = arenas()
 del reserved
 print(json.dumps([before, during, arenas()]))
@@ -127,7 +129,7 @@ memory = mmap.mmap(-1, 8 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 text = bytes(range(256)) * (len(memory) // 256)
 memory[:] = text
 first = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-taken = zygote.sys_.madvise_collapse(first, first + len(memory))
+taken = shared_pages.sys_.madvise_collapse(first, first + len(memory))
 print(json.dumps([taken, memory[:] == text]))
 """
     taken, same = in_a_process(code)

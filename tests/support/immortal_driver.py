@@ -30,7 +30,7 @@ class Result(unittest.TestResult):
         super().__init__()
         self.passed = []
 
-    def addSuccess(self, test):  # noqa: N802
+    def addSuccess(self, test):
         self.passed.append(test.id())
 
 

@@ -11,9 +11,7 @@ import zipfile
 from pathlib import Path
 
 
-def make_wheel(
-    directory: Path, name: str, version: str = "1.0", tag: str = "py3-none-any"
-) -> Path:
+def make_wheel(directory: Path, name: str, version: str = "1.0", tag: str = "py3-none-any") -> Path:
     """A wheel with one module and one console script, both called `name`."""
     info = f"{name}-{version}.dist-info"
     files = {

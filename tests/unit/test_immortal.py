@@ -17,14 +17,26 @@ PYTHONS = interpreters()
 # Types that count references themselves or look at counts: in-place changes, results used again,
 # weak references, frames, interned strings, the collector.
 MODULES = (
-    *("test_gc", "test_weakref", "test_weakset", "test_list", "test_dict", "test_tuple", "test_set"),
+    *(
+        "test_gc",
+        "test_weakref",
+        "test_weakset",
+        "test_list",
+        "test_dict",
+        "test_tuple",
+        "test_set",
+    ),
     *("test_struct", "test_memoryio", "test_fileio", "test_itertools", "test_functools"),
     *("test_enumerate", "test_ordered_dict", "test_deque", "test_generators", "test_coroutines"),
     *("test_frame", "test_code", "test_marshal", "test_types", "test_class", "test_context"),
     *("test_exceptions", "test_json", "test_userstring", "test_array", "test_bytes"),
 )
 # They compare what sys.getrefcount says of an object before and after.
-COUNTING = {f"test_memoryio.CBytesIOTest.test_cow_{what}" for what in ("setstate", "truncate", "write")}
+COUNTING = [
+    f"test_memoryio.CBytesIOTest.test_cow_{what}" for what in ("setstate", "truncate", "write")
+]
+# After gc.unfreeze(), which another test calls, the collector of 3.14 forgets immortal objects.
+TRACKING = ["test_gc.GCTests.test_is_tracked", "test_gc.GCTests.test_get_referents_on_capsule"]
 
 
 @pytest.fixture(params=["3.12", "3.13", "3.14"])
@@ -76,7 +88,9 @@ def test_pythons_own_tests_give_the_same_results(python, tmp_path):
         immortal = after["answers"][module]
         assert "ended" not in immortal, module
         lost = set(plain["passed"]) - set(immortal["passed"])
-        assert {each.removeprefix("test.") for each in lost} <= COUNTING, immortal["failed"]
+        assert {each.removeprefix("test.") for each in lost} <= {*COUNTING, *TRACKING}, immortal[
+            "failed"
+        ]
 
 
 def test_counts_stay_as_they_are_and_new_objects_are_freed(python):
@@ -91,7 +105,8 @@ made = make_immortal()
 immortal = sys.getrefcount(old)
 assert made > 5000 and immortal > 2**30, (made, immortal)
 def counts():
-    return [ctypes.c_uint32.from_address(id(each)).value for each in (old, Old, text, numbers, numbers[1])]
+    some = (old, Old, text, numbers, numbers[1])
+    return [ctypes.c_uint32.from_address(id(each)).value for each in some]
 before = counts()
 held = [(old, Old, text, numbers, numbers[1]) for _ in range(1000)]
 assert counts() == before

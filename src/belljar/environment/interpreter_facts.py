@@ -13,7 +13,6 @@ import platform
 import sys
 import sysconfig
 
-
 # Parts of the standard library that builds lack whose maker had no headers of a C library.
 _OPTIONAL = ("_bz2", "_ctypes", "_hashlib", "_lzma", "_sqlite3", "_ssl", "zlib")
 

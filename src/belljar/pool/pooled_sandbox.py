@@ -108,9 +108,9 @@ class IdleGuest:
 
 
 _PLAIN_WARMUP = "repr(1)"
-# The caller's own image may lack pandas. Chosen by `scripts/bench warmup --rehearsal`: it takes 10 ms
-# of processor time, and first cells then copy a fifth of the pages that they would copy otherwise.
-# Figures are not in it: they take three times as long, and few first cells draw.
+# The caller's own image may lack pandas. Chosen by `scripts/bench warmup --rehearsal`: it takes 9
+# to 14 ms of processor time, and first cells then copy a fifth to a quarter of the pages. A figure
+# is not in it: that would take 30 ms more, and few first cells draw.
 _PANDAS_WARMUP = """\
 try:
     import pandas, traceback
