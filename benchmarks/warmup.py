@@ -157,8 +157,9 @@ def total(result: dict[str, object]) -> tuple[float, int]:
 
 
 def inside(args: argparse.Namespace) -> None:
-    from belljar.backends.native import shared_pages
     from warmup_corpus import CELLS
+
+    from belljar.backends.native import shared_pages
 
     warnings.simplefilter("ignore")  # they would be in the way of the figures
     reserved = shared_pages.reserve_arenas()
