@@ -11,14 +11,14 @@ import zipfile
 from pathlib import Path
 
 
-def make_wheel(directory: Path, name: str, version: str = "1.0") -> Path:
+def make_wheel(directory: Path, name: str, version: str = "1.0", tag: str = "py3-none-any") -> Path:
     """A wheel with one module and one console script, both called `name`."""
     info = f"{name}-{version}.dist-info"
     files = {
         f"{name}.py": f"def main():\n    print('{name} {version}')\n",
         f"{name}_template.py": "this is {{ not }} Python\n",
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n",
         f"{info}/entry_points.txt": f"[console_scripts]\n{name}-tool = {name}:main\n",
     }
     record = ""
@@ -26,7 +26,7 @@ def make_wheel(directory: Path, name: str, version: str = "1.0") -> Path:
         digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=")
         record += f"{path},sha256={digest.decode()},{len(text)}\n"
     files[f"{info}/RECORD"] = record + f"{info}/RECORD,,\n"
-    wheel = directory / f"{name}-{version}-py3-none-any.whl"
+    wheel = directory / f"{name}-{version}-{tag}.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         for path, text in files.items():
             archive.writestr(path, text)

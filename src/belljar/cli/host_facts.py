@@ -153,10 +153,10 @@ def _cgroups() -> list[Fact]:
 
 def _interpreter(environment: Environment) -> Fact:
     from belljar.backends.linux import identity
-    from belljar.environment.interpreter import find_interpreter
+    from belljar.environment.environment import choose_interpreter
 
     try:
-        found = find_interpreter(environment.python)
+        found = choose_interpreter(environment)
     except SandboxError as error:
         return _no("interpreter", error.message, error.hint)
     detail = f"Python {'.'.join(map(str, found.version))}, {found.executable}"

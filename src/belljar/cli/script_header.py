@@ -35,8 +35,7 @@ class Header:
     def add_to(self, options: Mapping[str, Any], *, quiet: bool) -> dict[str, Any]:
         """The options of the sandbox with the packages added to its environment."""
         from belljar.backends.docker.settings import Docker
-        from belljar.environment.environment import add_packages, resolve
-        from belljar.environment.interpreter import find_interpreter
+        from belljar.environment.environment import add_packages, choose_interpreter, resolve
 
         backend = options.get("backend", "auto")
         docker = isinstance(backend, Docker)
@@ -47,7 +46,7 @@ class Header:
         environment = resolve(options.get("environment") or "data")
         environment = add_packages(environment, options.get("packages", ()))
         if not docker and backend != "docker":  # there only the guest knows its Python
-            self._check_python(find_interpreter(environment.python).version)
+            self._check_python(choose_interpreter(environment).version)
         more = add_packages(environment, self.packages)
         if more is not environment:
             more = replace(more.without_preload(), allow_builds=False)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import time
@@ -24,7 +25,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
-from belljar.environment.interpreter import Interpreter, find_interpreter
+from belljar.environment.interpreter import (
+    NEWEST,
+    Interpreter,
+    find_interpreter,
+    list_newest,
+    load_interpreter,
+)
 from belljar.environment.requirement import (
     check_package,
     fingerprint_package,
@@ -44,6 +51,7 @@ from belljar.errors import EnvironmentBuildError, InvalidOption, unknown_option
 if TYPE_CHECKING:
     from belljar.environment.uv_build import Listener, Step
 
+_log = logging.getLogger("belljar.environment")
 LAYOUT = 2  # of the directory; a new number rebuilds every environment
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -56,7 +64,9 @@ class Environment:
     name: str = ""  # optional with `extends`
     _: KW_ONLY
     packages: Sequence[str] = ()  # PEP 508 requirements, or paths of wheels
-    python: str | None = None  # a path, or a version like "3.12"; None: the one Belljar runs on
+    # A path, or a version like "3.12"; None: the one Belljar runs on; "newest": the newest one that
+    # this host has, unless the environment is built for another one.
+    python: str | None = None
     # For speed only: a guest for one piece of code, and a container that does not wait in a pool,
     # start without them.
     preload: Sequence[str] = ()  # modules imported once, before any guest starts
@@ -124,16 +134,26 @@ def _derived_name(base: str, added: set[str]) -> str:
 
 
 # The first frame, its repr and the first figure of a process take a hundred times as long as the
-# second.
+# second. `scripts/bench warmup` chose it: a statement is here if it saves work over a corpus of
+# cells. The figure comes first, because it leaves holes in memory that the others fill.
 _WARMUP = """
-import io, pandas, matplotlib.pyplot
-frame = pandas.DataFrame({"a": [1, 2], "b": ["x", "y"]})
-frame.groupby("b").sum(), frame.describe(), repr(frame), frame.to_html(), frame["a"].sum()
-frame.merge(frame, on="a"), frame.sort_values("b"), pandas.date_range("2024-01-01", periods=2)
+import asyncio, dataclasses, io, statistics, traceback
+import matplotlib.pyplot, numpy, pandas
 figure, axes = matplotlib.pyplot.subplots()
 axes.plot([1, 2], label="a"), axes.set_title("a"), axes.legend()
 figure.savefig(io.BytesIO(), format="png")
 matplotlib.pyplot.close(figure)
+numpy.linalg.solve(numpy.eye(2), numpy.ones(2))
+frame = pandas.DataFrame({"a": [1, 2], "b": ["x", "y"]})
+repr(frame), frame.to_html(), frame.describe(), frame.groupby("b").sum(), frame["a"].sum()
+frame.merge(frame, on="a"), frame.sort_values("b"), frame["b"].str.upper().value_counts()
+frame["d"] = pandas.date_range("2024-01-01", periods=2)
+frame["d"].dt.year, pandas.concat([frame, frame]), frame[frame["a"] > 1], frame.isna().sum()
+try:
+    frame["e"]
+except KeyError:
+    traceback.format_exc()
+asyncio.run(asyncio.sleep(0))
 """
 
 BUILTIN = MappingProxyType(
@@ -159,6 +179,7 @@ BUILTIN = MappingProxyType(
                     "jinja2",  # for pandas' `df.style`
                     "tzdata",  # guests do not see the host's zoneinfo
                 ),
+                python=NEWEST,  # from 3.12 on a guest copies half as much memory
                 preload=("asyncio", "numpy", "pandas", "matplotlib", "matplotlib.pyplot"),
                 warmup=_WARMUP,
             ),
@@ -253,7 +274,7 @@ def compute_key(environment: Environment, python: Interpreter) -> str:
 
 def is_built(environment: Environment) -> bool:
     """True if its directory exists. Blocks for a short time."""
-    key = compute_key(environment, find_interpreter(environment.python))
+    key = compute_key(environment, choose_interpreter(environment))
     return Store.default().find(environment.name, key) is not None
 
 
@@ -266,8 +287,62 @@ def build(
     `progress`: "auto" shows a display on a terminal and two lines elsewhere, both on stderr.
     """
     environment = resolve(environment)
+    python = choose_interpreter(environment)
+    while True:
+        try:
+            return _find_or_build(environment, python, progress)
+        except EnvironmentBuildError as error:
+            python = _choose_older(environment, python, error)
+
+
+def choose_interpreter(environment: Environment) -> Interpreter:
+    """The one that guests of the environment have. Blocks for a short time.
+
+    For "newest": what is built keeps its interpreter, and so does what adds packages to it. A newer
+    Python on the host causes no build that the user has not asked for."""
+    if environment.python != NEWEST:
+        return find_interpreter(environment.python)
+    store, running = Store.default(), find_interpreter(None)
+    known = [load_interpreter(fields) for fields in store.list_interpreters()]
+    newer = {each for each in known if each.version[:2] > running.version[:2] and _exists(each)}
+    usable = (*sorted(newer, key=lambda each: each.version, reverse=True), running)
+    for python in usable:
+        if store.find(environment.name, compute_key(environment, python)) is not None:
+            return python
+    for python in usable:
+        if _find_base(environment, python, store) is not None:
+            return python
+    return find_interpreter(NEWEST)
+
+
+def _exists(python: Interpreter) -> bool:
+    return os.access(python.executable, os.X_OK)
+
+
+def _choose_older(
+    environment: Environment, python: Interpreter, error: EnvironmentBuildError
+) -> Interpreter:
+    """The next interpreter to try, if packages are not made for this one yet; else raise."""
+    older = [each for each in list_newest() if each.version < python.version]
+    if environment.python != NEWEST or not older or not _NOT_FOR_THIS_PYTHON.search(error.message):
+        raise error
+    _log.warning(
+        "environment %r has a package without a wheel for Python %s; trying Python %s",
+        environment.name,
+        python.short_version,
+        older[0].short_version,
+    )
+    return older[0]
+
+
+# What uv says of packages that another version of Python may have.
+_NOT_FOR_THIS_PYTHON = re.compile(r"no usable wheels|has no wheels|does not satisfy Python")
+
+
+def _find_or_build(
+    environment: Environment, python: Interpreter, progress: Listener | Literal["auto"] | None
+) -> Built:
     store = Store.default()
-    python = find_interpreter(environment.python)
     key = compute_key(environment, python)
     path = store.find(environment.name, key)
     if path is None:
@@ -279,6 +354,8 @@ def build(
                 hint="is the disk full or read-only? BELLJAR_CACHE sets another directory",
             ) from error
     store.touch(path)
+    if environment.python == NEWEST and python != find_interpreter(None):
+        store.note_interpreter(path, asdict(python))
     return Built(environment=environment, key=key, path=path, interpreter=python)
 
 
@@ -332,16 +409,16 @@ def _build(
                 path = store.publish(directory, name, key)
             took = time.monotonic() - started
             what = f"{_count_packages(distributions)}, {size / 2**20:.1f} MiB"
+            what += f", Python {python.short_version}"
             text = f"environment {name!r} built in {took:.1f} s ({what})"
             say("finished", text, len(distributions))
             return path
 
 
-@contextmanager
-def _base(environment: Environment, python: Interpreter, store: Store) -> Iterator[Path | None]:
-    """The built environment that has most of these packages and no others, held meanwhile; or None.
+def _find_base(environment: Environment, python: Interpreter, store: Store) -> Path | None:
+    """The built environment that has most of these packages and no others; or None.
 
-    The new environment takes over its versions, so that adding a package changes no other version
+    A new environment takes over its versions, so that adding a package changes no other version
     unless it must."""
     fitting = []
     for each in list_built():
@@ -350,10 +427,16 @@ def _base(environment: Environment, python: Interpreter, store: Store) -> Iterat
             key = compute_key(same, python)
             if key == each.key and store.find(each.name, key) == each.path:
                 fitting.append(each)
-    if not fitting:
+    return max(fitting, key=lambda each: len(each.packages)).path if fitting else None
+
+
+@contextmanager
+def _base(environment: Environment, python: Interpreter, store: Store) -> Iterator[Path | None]:
+    """What `_find_base` finds, held meanwhile."""
+    base = _find_base(environment, python, store)
+    if base is None:
         yield None
         return
-    base = max(fitting, key=lambda each: len(each.packages)).path
     hold = store.hold(base)
     try:
         yield base

@@ -11,12 +11,15 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from belljar.environment import interpreter_facts
 from belljar.environment.uv import find_uv
 from belljar.errors import EnvironmentBuildError
 
 OLDEST = (3, 9)
+NEWEST = "newest"  # the newest of these that the host has, if the running Python is not newer
+_PREFERRED = ("3.14", "3.13", "3.12", "3.11")  # packages of `data` have wheels for them
 _VERSION = re.compile(r"3\.\d+(\.\d+)?")
 
 
@@ -31,10 +34,17 @@ class Interpreter:
     shared: bool  # needs libpython.so from libdir
     libdir: str
     abi: str = ""  # SOABI, e.g. cpython-311-x86_64-linux-gnu
+    complete: bool = True  # a final release, an ordinary build, with all that packages need
 
     @property
     def short_version(self) -> str:
         return f"{self.version[0]}.{self.version[1]}"
+
+
+def load_interpreter(fields: Mapping[str, Any]) -> Interpreter:
+    """What `asdict` made of one, after JSON; perhaps by another version of Belljar."""
+    known = {name: fields[name] for name in Interpreter.__dataclass_fields__ if name in fields}
+    return Interpreter(**{**known, "version": tuple(fields["version"])})
 
 
 def guest_python(interpreter: Interpreter) -> str:
@@ -48,9 +58,12 @@ def guest_python(interpreter: Interpreter) -> str:
 
 
 def find_interpreter(python: str | None = None) -> Interpreter:
-    """The interpreter for `python`: None (the running one), a path, or a version like "3.12"."""
+    """The interpreter for `python`: None (the running one), a path, a version like "3.12", or
+    "newest"."""
     if python is None:
         return _running_interpreter()
+    if python == NEWEST:
+        return next(list_newest())
     problems: list[str] = []
     wanted = tuple(map(int, python.split("."))) if _VERSION.fullmatch(python) else ()
     for candidate in _candidates(python):
@@ -63,6 +76,21 @@ def find_interpreter(python: str | None = None) -> Interpreter:
         if wanted
         else "give the path of a CPython interpreter, or a version like '3.12'",
     )
+
+
+def list_newest() -> Iterator[Interpreter]:
+    """What "newest" may mean, the best first. The last is the running one: no older one is used."""
+    running = _running_interpreter()
+    for version in _PREFERRED:
+        if tuple(map(int, version.split("."))) <= running.version[:2]:
+            break
+        try:
+            found = find_interpreter(version)
+        except EnvironmentBuildError:
+            continue
+        if found.complete:
+            yield found
+    yield running
 
 
 @functools.cache
@@ -136,6 +164,7 @@ def _parse_facts(answer: Mapping[str, object]) -> Interpreter:
         shared=bool(answer["shared"]),
         libdir=str(answer["libdir"]),
         abi=str(answer["abi"]),
+        complete=bool(answer["complete"]),
     )
     if answer["implementation"] != "cpython" or answer["system"] != "linux":
         raise EnvironmentBuildError(

@@ -6,11 +6,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import platform
 import sys
 import sysconfig
+
+# Parts of the standard library that builds lack whose maker had no headers of a C library.
+_OPTIONAL = ("_bz2", "_ctypes", "_hashlib", "_lzma", "_sqlite3", "_ssl", "zlib")
 
 
 def facts() -> dict[str, object]:
@@ -34,6 +38,9 @@ def facts() -> dict[str, object]:
         "shared": bool(sysconfig.get_config_var("Py_ENABLE_SHARED")),
         "libdir": os.path.realpath(libdir),
         "abi": sysconfig.get_config_var("SOABI") or platform.machine(),
+        "complete": sys.version_info[3] == "final"
+        and not sys.abiflags
+        and all(importlib.util.find_spec(name) for name in _OPTIONAL),
     }
 
 

@@ -4,7 +4,8 @@
     envs/.building-<key>-<x>/     under construction, or left by a process that was killed
     envs/.trash-<name>-<key>-<x>/ removed, but perhaps still mounted by a guest
     envs/.locks/<key>.build       held exclusively while <key> is built
-    envs/.locks/<name>-<key>.use  held shared while a guest mounts it; its mtime is "last used"
+    envs/.locks/<name>-<key>.use  held shared while a guest mounts it; its mtime is "last used"; its
+                                  content, if any, the interpreter that was chosen for it
     bundles/<name>                the guest's program, compiled by another Python
     named/<name>.json             the description that `belljar env build` saved
 
@@ -121,6 +122,26 @@ class Store:
         os.rename(directory, final)
         self.touch(final)
         return final
+
+    def note_interpreter(self, path: Path, interpreter: Mapping[str, object]) -> None:
+        """Let `list_interpreters` name it. Not in the directory: guests may not see host paths."""
+        use = self._lock(f"{path.name}.use")
+        with suppress(OSError):  # as for touch
+            if use.stat().st_size == 0:
+                use.write_text(json.dumps(interpreter))
+
+    def list_interpreters(self) -> list[dict[str, Any]]:
+        if self.envs.is_dir():
+            self._refuse_foreign()
+        found = []
+        for path in self.list_complete():
+            try:
+                text = self._lock(f"{path.name}.use").read_text()
+            except FileNotFoundError:
+                continue  # removed meanwhile
+            with suppress(json.JSONDecodeError):  # another process writes it at this moment
+                found.append(json.loads(text))
+        return found
 
     def touch(self, path: Path) -> None:
         with suppress(OSError):  # the cache may belong to root, or be on a read-only file system

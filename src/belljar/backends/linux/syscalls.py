@@ -206,6 +206,7 @@ def landlock_create_ruleset(fields: List[int]) -> int:
 
 class _path_beneath(ctypes.Structure):
     _pack_ = 1
+    _layout_ = "ms"  # what `_pack_` means; 3.14 wants it said
     _fields_ = [("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32)]
 
 

@@ -44,6 +44,8 @@ def main(
     sys_.run_fork_hooks()
     preloader = Preloader(config, link, own_pids)
     gc.collect()
+    if config["preload"]:
+        shared_pages.make_immortal()
     gc.freeze()  # the collector would otherwise write to, and so copy, every shared page
     if config["preload"]:
         # Never let go. The second time fills what the first has used itself, and given back.

@@ -155,9 +155,9 @@ class Zygote:
         births: int,
         join: Sequence[int],
     ) -> bool:
-        """Ask for a guest; it answers on its own channel, its workers on `births`. What it alone may
-        know, its environment variables, it reads by itself. False: the zygote is behind with its
-        work, ask again."""
+        """Ask for a guest; it answers on its own channel, its workers on `births`. What it alone
+        may know, its environment variables, it reads by itself. False: the zygote is behind with
+        its work, ask again."""
         message = json.dumps({**request, "descriptors": 3 + len(join)}).encode()
         secret = json.dumps(dict(env)).encode()
         if len(secret) > MAX_REQUEST:

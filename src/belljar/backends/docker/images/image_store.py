@@ -21,7 +21,7 @@ from belljar.backends.docker import owner
 from belljar.backends.docker.client.engine import Engine, EngineError
 from belljar.backends.docker.settings import Docker
 from belljar.environment.environment import Environment
-from belljar.environment.interpreter import find_interpreter
+from belljar.environment.interpreter import NEWEST, find_interpreter
 from belljar.environment.requirement import fingerprint_package, hide_secrets
 from belljar.errors import EnvironmentBuildError
 
@@ -66,7 +66,8 @@ class ImagePlan:
 
 def plan_image(environment: Environment, base: str | None, platform: str | None) -> ImagePlan:
     """Blocks if it has to read local wheels or to run an interpreter."""
-    python = environment.python
+    # An image comes with its own Python: "newest" is about this host.
+    python = None if environment.python == NEWEST else environment.python
     if python is not None and not _VERSION.fullmatch(python):  # a path on this host
         python = find_interpreter(python).short_version
     minor = ".".join(python.split(".")[:2]) if python else "{}.{}".format(*sys.version_info)
