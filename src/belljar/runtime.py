@@ -23,8 +23,8 @@ import anyio._backends._asyncio
 import belljar
 from belljar.backends.auto import AutoBackend
 from belljar.backends.base import Backend, Host, Periodic
-from belljar.backends.native.backend import NativeBackend
 from belljar.backends.event_loop import CallerThread
+from belljar.backends.native.backend import NativeBackend
 from belljar.errors import InvalidOption, StartError, unknown_option
 
 MIND_INTERVAL = 0.1

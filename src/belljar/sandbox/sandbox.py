@@ -202,7 +202,12 @@ class AsyncSandbox:
         return await self._session.guest.read_usage(now=True)
 
     async def close(self) -> None:
-        """End it and leave nothing behind. May be called twice, and while code runs."""
+        """End it and leave nothing behind. May be called twice, and while code runs.
+
+        When it returns, every process of the sandbox has ended and given its memory back, and its
+        control group is removed. The kernel takes down the empty namespaces, with the workspace
+        and other mounts in them, at the same time or right after.
+        """
         if os.getpid() != self._lifecycle.pid:
             return  # after a fork: the guest belongs to the parent
         try:
