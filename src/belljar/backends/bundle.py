@@ -18,7 +18,9 @@ import logging
 import marshal
 import os
 import subprocess
+import tempfile
 import types
+from collections.abc import Callable
 from importlib import resources
 
 from belljar.environment import store
@@ -163,10 +165,34 @@ def compile_with(executable: str) -> bytes:
         status = os.stat(executable)
         version = hashlib.sha256(text + f"{status.st_mtime_ns} {status.st_size}".encode())
         name = hashlib.sha256(executable.encode()).hexdigest()[:16]
-        return store.load_or_make(f"bundles/{name}", version.digest(), run)
+        return _load_or_make(f"bundles/{name}", version.digest(), run)
     except (OSError, subprocess.SubprocessError) as error:
         log.debug("%s does not compile the guest's program: %s", executable, error)
         return b""
+
+
+def _load_or_make(name: str, version: bytes, make: Callable[[], bytes]) -> bytes:
+    """The content of a file of the cache, made if the file is missing or of another version. A
+    cache that another user may write to, or this one may not, is not used."""
+    path = store.cache_root() / name
+    try:
+        with open(path, "rb") as file:
+            if not store.is_foreign(os.fstat(file.fileno())):
+                content = file.read()
+                if content.startswith(version):
+                    return content[len(version) :]
+    except OSError as error:
+        log.debug("%s cannot be read: %s", path, error)
+    made = make()
+    try:
+        store.make_directory(path.parent, store.CACHE_MODE)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as new:
+            new.write(version + made)
+            os.fchmod(new.fileno(), 0o644)
+        os.replace(new.name, path)
+    except OSError as error:
+        log.debug("%s cannot be written: %s", path, error)
+    return made
 
 
 @functools.cache

@@ -12,7 +12,7 @@ it knows that a loop runs it.
 
 from __future__ import annotations
 
-import _signal  # `signal` does the same ten times slower, with enums
+import _signal  # type: ignore[import-not-found]  # `signal` makes enums: ten times slower
 import asyncio
 import contextlib
 import math
@@ -110,7 +110,7 @@ class CallerThread:
         """Have the coroutine go on under the loop. From any thread."""
         if self.mark in _CALLS.get():
             raise SandboxError(
-                "a finalizer, or the handler of a signal, uses the sandbox whose call it interrupts",
+                "a finalizer or signal handler cannot use the sandbox whose call it interrupts",
                 hint="let it only take note, and use the sandbox afterwards",
             )
         self._recalled = True
@@ -173,8 +173,8 @@ def move_to_loop() -> Generator[None, None, None]:
 
 
 async def finish_in_time(work: Callable[[], Awaitable[T]], seconds: float | None) -> T | None:
-    """Do some work in the caller's thread. None: it must be done (again) under the event loop, which
-    runs the coroutine from now on."""
+    """Do some work in the caller's thread. None: it must be done (again) under the event loop,
+    which runs the coroutine from now on."""
     caller = _thread.caller
     if caller is None:
         return None

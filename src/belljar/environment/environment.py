@@ -8,6 +8,9 @@
 A built environment is a directory in the user's cache that guests see read-only at /opt/env. Its
 key is a hash of everything that decides its content, so it never changes once it exists. The name
 is only for people: two environments of the same content share one directory.
+
+Longer than other files: the description, the two that come with Belljar, and the choice of their
+Python belong together.
 """
 
 from __future__ import annotations

@@ -228,7 +228,7 @@ class Store:
 
     def _refuse_foreign(self) -> None:
         """Guests and builds import what lies here, so no other user may have put it here."""
-        if _is_foreign(self.envs.stat()):
+        if is_foreign(self.envs.stat()):
             raise EnvironmentBuildError(
                 f"the cache directory {self.envs} belongs to another user, or another user can "
                 "write to it",
@@ -236,7 +236,7 @@ class Store:
             )
 
 
-def _is_foreign(status: os.stat_result) -> bool:
+def is_foreign(status: os.stat_result) -> bool:
     """True if a user other than root and this one may change the file."""
     others = stat.S_IWGRP | stat.S_IWOTH
     return status.st_uid not in (0, os.geteuid()) or bool(status.st_mode & others)
@@ -374,7 +374,7 @@ def load_environment(path: Path) -> dict[str, Any]:
     # Its packages are imported with the rights of this process before a guest is confined, so no
     # other user may have chosen them.
     with path.open() as file:
-        if _is_foreign(os.fstat(file.fileno())):
+        if is_foreign(os.fstat(file.fileno())):
             raise EnvironmentBuildError(
                 f"{path} belongs to another user, or another user can write to it",
                 hint="remove it and build the environment again",
@@ -383,30 +383,3 @@ def load_environment(path: Path) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise ValueError("it is not a JSON object")
     return fields
-
-
-# -- other files --------------------------------------------------------------------------------
-
-
-def load_or_make(name: str, version: bytes, make: Callable[[], bytes]) -> bytes:
-    """The content of a file of the cache, made if the file is missing or of another version. A
-    cache that another user may write to, or this one may not, is not used."""
-    path = cache_root() / name
-    try:
-        with open(path, "rb") as file:
-            if not _is_foreign(os.fstat(file.fileno())):
-                content = file.read()
-                if content.startswith(version):
-                    return content[len(version) :]
-    except OSError as error:
-        log.debug("%s cannot be read: %s", path, error)
-    made = make()
-    try:
-        make_directory(path.parent, CACHE_MODE)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as new:
-            new.write(version + made)
-            os.fchmod(new.fileno(), 0o644)
-        os.replace(new.name, path)
-    except OSError as error:
-        log.debug("%s cannot be written: %s", path, error)
-    return made

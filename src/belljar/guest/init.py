@@ -301,7 +301,7 @@ class Init:
 
     def _holders(self, worker: WorkerProcess) -> Tuple[int, int]:
         """The worker, and the last pid that the kernel has given to a process or a thread here: if
-        neither has changed, nobody else has a pipe of the worker. (0, 0): unknown."""
+        neither has changed, no other process has a pipe of the worker. (0, 0): unknown."""
         if "source" not in self.setup:
             return 0, 0
         load = os.open("/proc/loadavg", os.O_RDONLY | os.O_CLOEXEC)

@@ -8,6 +8,7 @@ that owner must run as the user that owns the file.
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import time
@@ -21,6 +22,7 @@ from belljar.backends.docker import guest
 from belljar.backends.docker import owner as labels
 from belljar.backends.docker.client import endpoint
 from belljar.backends.docker.client.engine import Engine, EngineError
+from belljar.backends.linux import posture
 from belljar.backends.native.watchdog import Watchdog
 from belljar.errors import SandboxError
 from belljar.observe import presence, presence_file
@@ -145,7 +147,8 @@ class LiveSandboxes:
             if meters is not None:
                 meters.close()
             # It has no control group: add up what its processes use.
-            return Watchdog(note.pid, 0).read_usage(now=True)
+            find_others = functools.partial(posture.find_same_guest, note.pid)
+            return Watchdog(note.pid, 0, find_others).read_usage(now=True)
         self._local[note.id] = note, guest.LocalUsage(meters)
         return self._local[note.id][1].read(from_now=False, now=True)
 

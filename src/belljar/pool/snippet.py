@@ -22,9 +22,15 @@ from belljar.errors import (
 )
 from belljar.pool.pooled_sandbox import LostBeforeStart, PooledSandbox
 from belljar.results.execution import ErrorInfo, Execution, Outcome
-from belljar.sandbox.options import Options, check_name, check_texts, check_timeout, new_id
+from belljar.sandbox.options import (
+    Options,
+    check_name,
+    check_texts,
+    check_timeout,
+    encode_code,
+    new_id,
+)
 from belljar.sandbox.outcome import make_empty
-from belljar.sandbox.run import encode_code
 from belljar.sandbox.sandbox import AsyncSandbox, check_policy
 
 if TYPE_CHECKING:

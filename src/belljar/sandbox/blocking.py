@@ -103,7 +103,8 @@ def _go_on(
     """The rest of a coroutine that has begun in another thread."""
     if on_move is not None:
         on_move()
-    return (yield from coroutine)  # type: ignore[misc]  # unlike `await`, takes one that has begun
+    result: T = yield from coroutine  # unlike `await`, this takes one that has begun
+    return result
 
 
 def wait(function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -530,7 +531,12 @@ class Sandbox:
         return wait(self._sandbox.kill)
 
     def close(self) -> None:
-        """End it and leave nothing behind. May be called twice, and while code runs."""
+        """End it and leave nothing behind. May be called twice, and while code runs.
+
+        When it returns, every process of the sandbox has ended and given its memory back, and its
+        control group is removed. The kernel takes down the empty namespaces, with the workspace
+        and other mounts in them, at the same time or right after.
+        """
         return wait(self._sandbox.close)
 
 

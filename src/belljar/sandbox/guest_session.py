@@ -121,7 +121,7 @@ class GuestSession:
     def _begin_alone(self, branch: int | None, caller: CallerThread) -> bool:
         """Begin a turn in the thread of a blocking caller, if nothing at all is under way."""
         with self._lock:
-            busy = self._under_way or self._alone or self._free is not None
+            busy = self._under_way or self._alone or self._free is not None or not self._branches
             if busy or self._active != branch or not self.channel.polls:
                 return False
             self._caller, self._loop, self._under_way = caller, caller.loop, 1
@@ -277,7 +277,8 @@ class GuestSession:
 
     def drop(self, branch: int) -> bool:
         """Remove a branch whose sandbox was not closed. True if it was the last one."""
-        self._branches.discard(branch)
+        with self._lock:
+            self._branches.discard(branch)  # without any, no thread uses the guest by itself
         return not self._branches
 
     async def leave(self, branch: int) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from belljar.backends.event_loop import finish_in_time, move_to_loop
-from belljar.errors import InvalidOption, ProtocolError
+from belljar.errors import ProtocolError
 from belljar.files.script import Input
 from belljar.functions.registry import Registry
 from belljar.limits import Limits
@@ -30,7 +30,6 @@ from belljar.sandbox.outcome import Finished
 
 GRACE = 1.0  # seconds between KeyboardInterrupt and SIGKILL
 DEATH = 5.0  # seconds a killed worker may take to be reported, before the whole guest is killed
-MAX_CODE = wire.MAX_PAYLOAD
 MAX_BACKGROUND = 64 * 1024
 MAX_RESULTS = 1000
 ALL_RESULTS = 64  # times the output limit that all results of a cell may take in memory
@@ -388,17 +387,3 @@ class Run:
             return  # the run itself will notice
         finally:
             self._taken.pop(call, None)
-
-
-def encode_code(code: str) -> bytes:
-    if not isinstance(code, str):  # of a Snippet
-        raise InvalidOption(
-            f"code is a str, not {type(code).__name__}", hint="decode bytes before running them"
-        )
-    payload = code.removeprefix("\ufeff").encode("utf-8", "surrogatepass")
-    if len(payload) > MAX_CODE:
-        raise InvalidOption(
-            f"the code has {len(payload)} bytes, more than {MAX_CODE}",
-            hint="write large data to a file with files.write()",
-        )
-    return payload

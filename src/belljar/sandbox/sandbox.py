@@ -48,7 +48,7 @@ from belljar.sandbox.lifecycle import Lifecycle
 from belljar.sandbox.options import Options, SandboxOptions
 from belljar.sandbox.outcome import Finished
 from belljar.sandbox.persistence import Code
-from belljar.sandbox.run import Cell, OnResult, OnText, Run, encode_code
+from belljar.sandbox.run import Cell, OnResult, OnText, Run
 
 if TYPE_CHECKING:
     from belljar.policy import Policy, Report
@@ -202,7 +202,12 @@ class AsyncSandbox:
         return await self._session.guest.read_usage(now=True)
 
     async def close(self) -> None:
-        """End it and leave nothing behind. May be called twice, and while code runs."""
+        """End it and leave nothing behind. May be called twice, and while code runs.
+
+        When it returns, every process of the sandbox has ended and given its memory back, and its
+        control group is removed. The kernel takes down the empty namespaces, with the workspace
+        and other mounts in them, at the same time or right after.
+        """
         if os.getpid() != self._lifecycle.pid:
             return  # after a fork: the guest belongs to the parent
         try:
@@ -258,7 +263,7 @@ class AsyncSandbox:
             limits=limits,
             timeout=limits.timeout if timeout is None else options.check_timeout(timeout, None),
             header=header,
-            payload=encode_code(script.code),
+            payload=options.encode_code(script.code),
             stdin=script.stdin,
             on_stdout=on_stdout,
             on_stderr=on_stderr,

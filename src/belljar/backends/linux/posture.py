@@ -51,6 +51,12 @@ def _own_namespaces(pid: int) -> frozenset[str] | None:
         return None  # another user's process
 
 
+def find_same_guest(init: int) -> list[int]:
+    """All processes in the pid namespace of this init that we may look at, without init."""
+    pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
+    return [pid for pid in pids if pid != init and same_guest(pid, init)]
+
+
 def same_guest(pid: int, init: int) -> bool:
     """Whether a process lives in the pid namespace of this init."""
     try:

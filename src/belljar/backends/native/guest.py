@@ -183,8 +183,8 @@ class NativeGuest:
                 return
             with contextlib.suppress(ProcessLookupError):  # it has ended already
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            # The kernel kills the others when PID 1 has given its memory back. Killed now, they give
-            # back theirs at the same time.
+            # The kernel kills the others when PID 1 has given its memory back. Killed now, they
+            # give back theirs at the same time.
             if self._cgroup is not None and not self._killed:
                 self._killed = True
                 self._cgroup.hasten()

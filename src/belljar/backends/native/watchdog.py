@@ -87,16 +87,17 @@ class Watchdog:
     def _processes(self) -> list[int]:
         """PID 1 of the guest, its workers and all below them: orphans become children of PID 1, so
         none is missed."""
-        found, todo = [], [self._init, *self._find_workers()]
+        found: set[int] = set()
+        todo = [self._init, *self._find_workers()]
         while todo:
             pid = todo.pop()
-            found.append(pid)
+            found.add(pid)
             try:
                 for task in os.listdir(f"/proc/{pid}/task"):
                     todo += map(int, proc.read(f"/proc/{pid}/task/{task}/children").split())
             except OSError:
                 continue  # ended meanwhile
-        return found
+        return list(found)
 
 
 def _resident(pid: int) -> int:
