@@ -48,13 +48,14 @@ LIMITS = {"run_code": {"files": 24, "calls": 300}, "start": {"files": 34}}
 ROUNDS = 11
 SETTLE = 0.03
 
-# All that is known of the product: the name of the program that the tracer is put before, and how
-# file names begin inside the guest.
+# All that is known of the product: the name of the program that the tracer is put before, how file
+# names begin inside the guest, and the functions with which init and worker begin after their fork.
 BOOTSTRAP = "BOOTSTRAP"
 GUEST_FILES = "<belljar>/_belljar/"
+BIRTHS = {"_become_init": 2, "_become_worker": 3}  # their places in PROCESSES
 
 HOST_FILES = str(Path(belljar.__file__).parent) + "/"
-PROCESSES = ("host", "zygote", "init", "worker")  # the zygote forks init, and init the worker
+PROCESSES = ("host", "zygote", "init", "worker")
 SHOWN = ("host", "init", "worker")
 SWITCH, AREA = 8, 1 << 20  # bytes of the record: the switch, then the calls of each process
 GUEST_FD = 100
@@ -66,14 +67,14 @@ class Tracer:
     The source of this class is sent to the guest, whose Python may be 3.9.
     """
 
-    def __init__(self, page, prefix, place, areas):
+    def __init__(self, page, prefix, place, areas, births):
         import dis
         import threading
         import time
 
         self.page, self.prefix, self.place, self.areas = page, prefix, place, areas
         self.lock, self.dis, self.first_yield = threading.Lock(), dis, {}
-        self.clock, self.cpu_time, self.used = time.monotonic_ns, time.process_time_ns, 0
+        self.clock, self.births = time.monotonic_ns, births
         threading.setprofile(self.hook)
         sys.setprofile(self.hook)
 
@@ -81,12 +82,10 @@ class Tracer:
         if event != "call":
             return
         with self.lock:
-            # In a child CPU time begins at zero. Its pid would not tell, because the zygote and
-            # init both have 1, and Python's hooks do not run for these forks.
-            before, self.used = self.used, self.cpu_time()
-            self.place += self.used < before
             ours = frame.f_code.co_filename.startswith(self.prefix)
-            if self.page[0] and ours and self.place < len(self.areas) and self.is_entry(frame):
+            if ours:
+                self.place = self.births.get(frame.f_code.co_name, self.place)
+            if self.page[0] and ours and self.is_entry(frame):
                 self.write(frame, *self.areas[self.place])
 
     def is_entry(self, frame):
@@ -119,7 +118,7 @@ import mmap, os, sys
 try:
     os.dup2(os.open({{path!r}}, os.O_RDWR), {GUEST_FD})
 except FileNotFoundError:
-    Tracer(mmap.mmap({GUEST_FD}, 0), {GUEST_FILES!r}, 1, {{areas}})
+    Tracer(mmap.mmap({GUEST_FD}, 0), {GUEST_FILES!r}, 1, {{areas}}, {{births}})
     os.close({GUEST_FD})
 """
 
@@ -142,14 +141,14 @@ class Record:
         self._starts = [SWITCH + index * AREA for index in range(len(PROCESSES))]
         areas = [(start, start + AREA) for start in self._starts]
         tracer = inspect.getsource(Tracer)
-        program = IN_GUEST.format(source=tracer, path=str(path), areas=areas)
+        program = IN_GUEST.format(source=tracer, path=str(path), areas=areas, births=BIRTHS)
         modules = [module for name, module in sys.modules.items() if name.startswith("belljar.")]
         holders = [each for each in modules if isinstance(vars(each).get(BOOTSTRAP), str)]
         if not holders:
             raise SystemExit(f"walk: no module of belljar has {BOOTSTRAP}; was it renamed?")
         for module in holders:
             setattr(module, BOOTSTRAP, program + getattr(module, BOOTSTRAP))
-        Tracer(self._page, HOST_FILES, 0, areas)
+        Tracer(self._page, HOST_FILES, 0, areas, {})
 
     @contextmanager
     def recording(self) -> Iterator[None]:

@@ -27,10 +27,10 @@ from belljar.sandbox.options import (
     check_name,
     check_texts,
     check_timeout,
-    encode_code,
     new_id,
 )
 from belljar.sandbox.outcome import make_empty
+from belljar.sandbox.run import encode_code
 from belljar.sandbox.sandbox import AsyncSandbox, check_policy
 
 if TYPE_CHECKING:

@@ -26,7 +26,6 @@ from belljar.errors import InvalidOption, check_encodable, unknown_option
 from belljar.files import sessions
 from belljar.functions.registry import Functions, HostFunction, coerce_functions
 from belljar.limits import RULES, Limits
-from belljar.protocol.wire import MAX_PAYLOAD
 
 if TYPE_CHECKING:
     from belljar.policy import Policy
@@ -304,17 +303,3 @@ def check_timeout(given: float | None, default: float | None) -> float | None:
     if not math.isfinite(given) or given <= 0:
         raise InvalidOption(f"timeout must be above 0 and finite, not {given!r}")
     return float(given)
-
-
-def encode_code(code: str) -> bytes:
-    if not isinstance(code, str):  # of a Snippet
-        raise InvalidOption(
-            f"code is a str, not {type(code).__name__}", hint="decode bytes before running them"
-        )
-    payload = code.removeprefix("\ufeff").encode("utf-8", "surrogatepass")
-    if len(payload) > MAX_PAYLOAD:
-        raise InvalidOption(
-            f"the code has {len(payload)} bytes, more than {MAX_PAYLOAD}",
-            hint="write large data to a file with files.write()",
-        )
-    return payload

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from belljar.backends.event_loop import finish_in_time, move_to_loop
-from belljar.errors import ProtocolError
+from belljar.errors import InvalidOption, ProtocolError
 from belljar.files.script import Input
 from belljar.functions.registry import Registry
 from belljar.limits import Limits
@@ -35,7 +35,6 @@ MAX_RESULTS = 1000
 ALL_RESULTS = 64  # times the output limit that all results of a cell may take in memory
 MAX_RESULT_BYTES = 128 * 1024 * 1024
 STREAMS = ("stdout", "stderr", "background")
-
 _DECODER = codecs.getincrementaldecoder("utf-8")
 
 OnText = Callable[[str], object]
@@ -72,16 +71,13 @@ class Stream:
         if text:
             self.chunks.append(text)
             if self.callback is not None:
-                await _await_if_needed(self.callback(text))
-
-
-async def _await_if_needed(made: object) -> None:
-    if inspect.isawaitable(made):
-        await made
+                made = self.callback(text)
+                if inspect.isawaitable(made):
+                    await made
 
 
 class WorkerDied(Exception):
-    """The interpreter died while it was given a value."""
+    """While it was given a value."""
 
 
 class Run:
@@ -325,7 +321,9 @@ class Run:
         self._cut = self._cut or bool(frame.header.get("cut"))
         self._results.append(result)
         if self._cell.on_result is not None and not self._silent:
-            await _await_if_needed(self._cell.on_result(result))
+            made = self._cell.on_result(result)
+            if inspect.isawaitable(made):
+                await made
 
     # -- values -----------------------------------------------------------------------------
 
@@ -387,3 +385,16 @@ class Run:
             return  # the run itself will notice
         finally:
             self._taken.pop(call, None)
+
+
+def encode_code(code: str) -> bytes:
+    if not isinstance(code, str):  # of a Snippet
+        found = f"code is a str, not {type(code).__name__}"
+        raise InvalidOption(found, hint="decode bytes before running them")
+    payload = code.removeprefix("\ufeff").encode("utf-8", "surrogatepass")
+    if len(payload) > wire.MAX_PAYLOAD:
+        raise InvalidOption(
+            f"the code has {len(payload)} bytes, more than {wire.MAX_PAYLOAD}",
+            hint="write large data to a file with files.write()",
+        )
+    return payload

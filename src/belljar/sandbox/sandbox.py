@@ -48,7 +48,7 @@ from belljar.sandbox.lifecycle import Lifecycle
 from belljar.sandbox.options import Options, SandboxOptions
 from belljar.sandbox.outcome import Finished
 from belljar.sandbox.persistence import Code
-from belljar.sandbox.run import Cell, OnResult, OnText, Run
+from belljar.sandbox.run import Cell, OnResult, OnText, Run, encode_code
 
 if TYPE_CHECKING:
     from belljar.policy import Policy, Report
@@ -263,7 +263,7 @@ class AsyncSandbox:
             limits=limits,
             timeout=limits.timeout if timeout is None else options.check_timeout(timeout, None),
             header=header,
-            payload=options.encode_code(script.code),
+            payload=encode_code(script.code),
             stdin=script.stdin,
             on_stdout=on_stdout,
             on_stderr=on_stderr,

@@ -242,7 +242,8 @@ class NativeBackend:
             ours.close()
             born.close()
             raise _start_error(error) from None
-        guest = NativeGuest(SocketStream(ours), pid, pidfd, group, spec.limits.memory, born)
+        memory, root = spec.limits.memory, zygote.root
+        guest = NativeGuest(SocketStream(ours), pid, pidfd, group, memory, born, root=root)
         try:
             seen = posture.read(pid)
             posture.check(seen, root=zygote.root)

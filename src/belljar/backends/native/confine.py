@@ -6,6 +6,7 @@ nothing of the caller's is read before the last of them.
 """
 
 import fcntl
+import json
 import os
 import resource
 import signal
@@ -25,6 +26,21 @@ class StepFailed(Exception):
         super().__init__(f"{step}: {error}")
         self.step = step
         self.errno = error.errno
+
+
+def specification(config: Dict[str, Any], request: Dict[str, Any]) -> Dict[str, Any]:
+    """What the steps need to know of a guest."""
+    name = "seccomp_stricter" if request["deny_hidden_memory"] else "seccomp"
+    return {**request, "seccomp": config[name]}
+
+
+def read_variables(fd: int) -> "Dict[str, str]":
+    """The environment variables of a guest. Not in the request: all later guests find in their
+    memory what the zygote or the preloader has read."""
+    data = os.pread(fd, os.fstat(fd).st_size, 0)
+    os.close(fd)
+    variables: Dict[str, str] = json.loads(data)
+    return variables
 
 
 def confine_init(spec: Dict[str, Any], join: List[int]) -> Dict[str, Any]:

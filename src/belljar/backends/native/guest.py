@@ -19,7 +19,7 @@ from belljar.backends import event_loop
 from belljar.backends.base import Location, UsageSample
 from belljar.backends.event_loop import Lock
 from belljar.backends.isolation import Isolation
-from belljar.backends.linux import identity, posture
+from belljar.backends.linux import posture
 from belljar.backends.linux.cgroup import Cgroup
 from belljar.backends.native import watchdog
 from belljar.errors import ProtocolError, SandboxError, StartError
@@ -104,10 +104,13 @@ class NativeGuest:
         group: Cgroup | None,
         memory: int,
         births: socket.socket,
+        *,
+        root: bool,
     ) -> None:
-        """`births`: where every new worker tells that it is confined."""
+        """`births`: where every new worker tells that it is confined. `root`: as posture.check."""
         self.stream = stream
         self._births = births
+        self._root = root
         self._workers: list[int] = []  # pids, also of those that have ended
         self.pid = pid
         self._pidfd = pidfd
@@ -142,7 +145,7 @@ class NativeGuest:
         said: Mapping[str, object] = json.loads(data)
         if "failed" not in said:
             seen = posture.read(pid)
-            posture.check(seen, root=identity.has_uid_for_each())
+            posture.check(seen, root=self._root)
             self._workers.append(pid)
         return said
 

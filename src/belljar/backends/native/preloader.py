@@ -17,10 +17,9 @@ import socket
 import traceback
 from typing import Any, Dict, List, NoReturn, Tuple
 
-from ...guest import fork_state, init, worker_source
+from ...guest import fork_state, init, worker_process
 from ...guest.poller import READ, Poller
 from ...guest.worker import Worker
-from ...guest.worker_process import become_worker
 from ..linux import syscalls as sys_
 from . import confine, shared_pages
 
@@ -73,21 +72,6 @@ def _data_size() -> int:
     with open("/proc/self/status") as file:
         sizes = (line.split()[1] for line in file if line.startswith("VmData:"))
         return int(next(sizes, 0)) * 1024
-
-
-def specification(config: Dict[str, Any], request: Dict[str, Any]) -> Dict[str, Any]:
-    """What `confine` needs to know of a guest."""
-    name = "seccomp_stricter" if request["deny_hidden_memory"] else "seccomp"
-    return {**request, "seccomp": config[name]}
-
-
-def read_variables(fd: int) -> "Dict[str, str]":
-    """The environment variables of a guest. Not in the request: all later guests find in their
-    memory what the zygote or the preloader has read."""
-    data = os.pread(fd, os.fstat(fd).st_size, 0)
-    os.close(fd)
-    variables: Dict[str, str] = json.loads(data)
-    return variables
 
 
 class Guest:
@@ -149,7 +133,7 @@ class Preloader:
         elif fds:
             self._fork(guest, fds[0])
         else:
-            worker, number = worker_source.SIGNAL.unpack(data)
+            worker, number = worker_process.SIGNAL.unpack(data)
             for pid in (pid for pid, found in self._workers.items() if found == (guest, worker)):
                 os.kill(pid, number)
 
@@ -168,9 +152,9 @@ class Preloader:
         except OSError as error:
             with contextlib.suppress(OSError):  # the host does not wait for it
                 socket.socket(fileno=os.dup(guest.births)).send(failure("fork", error))
-            worker_source.report(guest.socket, worker_source.FAILED, 0, error.errno or 0)
+            worker_process.report(guest.socket, worker_process.FAILED, 0, error.errno or 0)
         else:
-            worker_source.report(guest.socket, worker_source.FORKED, self._last, 0, pid, pidfd)
+            worker_process.report(guest.socket, worker_process.FORKED, self._last, 0, pid, pidfd)
             os.close(pidfd)
         finally:
             os.close(control)
@@ -187,7 +171,7 @@ class Preloader:
                 guest, number = self._workers.pop(pid)
                 guest.workers -= 1
                 if guest.fds:
-                    worker_source.report(guest.socket, worker_source.ENDED, number, status)
+                    worker_process.report(guest.socket, worker_process.ENDED, number, status)
 
     def _become_worker(self, guest: Guest, control: int) -> NoReturn:
         births = socket.socket(fileno=guest.births)
@@ -198,16 +182,16 @@ class Preloader:
             init.close_descriptors({0, 1, 2, control, *guest.fds})
             os.umask(0o022)
             sock = socket.socket(fileno=control)
-            if sock.recv(1) != worker_source.GO:  # sent when init is confined
+            if sock.recv(1) != worker_process.GO:  # sent when init is confined
                 os._exit(0)
-            spec = specification(self._config, guest.request)
+            spec = confine.specification(self._config, guest.request)
             facts = confine.confine_worker(spec, guest.init, guest.join)
-            os.environ.update(read_variables(guest.variables))
+            os.environ.update(confine.read_variables(guest.variables))
             births.send(json.dumps(facts).encode())
             births.close()
             setup = {**guest.request["setup"], "site": self._config["site"]}
             setup["worker_started"] = _worker_started
-            become_worker(sock, setup, self._prepared)
+            worker_process.become_worker(sock, setup, self._prepared)
         except BaseException as error:
             step = error.step if isinstance(error, confine.StepFailed) else "start"
             births.send(failure(step, error))

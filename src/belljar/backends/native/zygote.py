@@ -21,7 +21,7 @@ import traceback
 from typing import Any, Dict, List, NoReturn
 
 from ...guest import init
-from ...guest.worker_source import WorkerSource
+from ...guest.worker_process import WorkerSource
 from ...protocol import wire
 from ..linux import syscalls as sys_
 from . import confine, preloader
@@ -107,10 +107,10 @@ def _become_init(
         source = WorkerSource(link, data, [births, variables, *join])
         link.close()
         os.close(births)
-        facts = confine.confine_init(preloader.specification(config, request), join)
+        facts = confine.confine_init(confine.specification(config, request), join)
         store = facts.pop("store")
         channel.sendall(wire.pack(wire.HELLO, 0, facts))
-        os.environ.update(preloader.read_variables(variables))
+        os.environ.update(confine.read_variables(variables))
         setup = {**request["setup"], "store": store, "source": source}
         init.main(channel, setup)
     except confine.StepFailed as error:
