@@ -33,7 +33,8 @@ RANK = {name: rank for rank, names in enumerate(reversed(LAYERS)) for name in na
 # What runs inside a guest is sent there with `protocol`, and with the one file that has ctypes.
 INSIDE = {"guest", "protocol"}
 CTYPES = "belljar.backends.linux.syscalls"
-ZYGOTE = "belljar.backends.native.zygote"  # becomes init by a fork
+# They become init and worker by a fork.
+ZYGOTE = {"belljar.backends.native.zygote", "belljar.backends.native.preloader"}
 # Within backends: these import neither each other nor, in the case of linux, the other two.
 BACKENDS = {"linux": {"native", "docker"}, "native": {"docker"}, "docker": {"native"}}
 MODULES = {
@@ -83,7 +84,7 @@ def is_wrong(module: str, target: str) -> bool:
     if above == "guest":
         return below != "protocol" and target != CTYPES
     if below == "guest":  # the host sends these files, and never runs them
-        return module != ZYGOTE
+        return module not in ZYGOTE
     return RANK[below] >= RANK[above]
 
 
