@@ -6,6 +6,7 @@ init learns from the kernel alone.
 """
 
 import array
+import contextlib
 import errno
 import os
 import resource
@@ -270,17 +271,15 @@ def become_worker(
 def report(
     sock: socket.socket, kind: int, number: int, value: int, pid: int = 0, pidfd: int = -1
 ) -> None:
-    """Tell init; the kernel translates the pid. An init that does not read learns nothing."""
+    """Tell init; the kernel translates the pid. One that is gone or does not read is not told."""
     ancillary: List[Tuple[int, int, Any]] = []
     if pid:
         ancillary = [
             (socket.SOL_SOCKET, socket.SCM_CREDENTIALS, _CREDENTIALS.pack(pid, 0, 0)),
             (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [pidfd])),
         ]
-    try:
+    with contextlib.suppress(OSError):
         sock.sendmsg([_REPORT.pack(kind, number, value)], ancillary, socket.MSG_DONTWAIT)
-    except OSError:
-        sock.close()  # init is gone, or of no use
 
 
 class WorkerSource:

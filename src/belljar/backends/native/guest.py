@@ -144,24 +144,44 @@ class NativeGuest:
             raise Stillborn("the guest ended before its interpreter was confined")
         said: Mapping[str, object] = json.loads(data)
         if "failed" not in said:
-            seen = posture.read(pid)
-            posture.check(seen, root=self._root)
-            self._workers.append(pid)
+            # Without those that have ended, whose pids other processes get.
+            living = [each for each in self._workers if posture.same_guest(each, self.pid)]
+            self._workers = [*living, pid]
+            try:
+                posture.check(posture.read(pid), root=self._root)
+            except StartError:
+                if posture.same_guest(pid, self.pid):  # else it has ended, and is of no concern
+                    raise
         return said
 
+    def _check_births(self) -> None:
+        """Called before each cell: the interpreter may be a new one. A guest with one that lacks a
+        layer is killed."""
+        with self._signalling:
+            while not self._closed:
+                try:
+                    self._take_birth()
+                except (OSError, Stillborn):
+                    return  # there are no more
+                except StartError:
+                    self.kill()
+                    raise
+
     def _find_workers(self) -> list[int]:
-        """The living ones: other processes get the pids of dead ones."""
-        with contextlib.suppress(BlockingIOError, SandboxError):
-            while True:
-                self._take_birth()
-        self._workers = [pid for pid in self._workers if posture.same_guest(pid, self.pid)]
-        return self._workers
+        """The living ones."""
+        with contextlib.suppress(StartError):  # the guest was killed
+            self._check_births()
+        with self._signalling:
+            self._workers = [pid for pid in self._workers if posture.same_guest(pid, self.pid)]
+            return self._workers
 
     @property
     def location(self) -> Location:
         return Location(pid=self.pid, cgroups=self._cgroup.paths if self._cgroup else ())
 
     async def read_usage(self, *, from_now: bool = False, now: bool = False) -> UsageSample:
+        if from_now:
+            self._check_births()
         if self._cgroup is None:
             return self.watch().read_usage(from_now=from_now, now=now)
         if from_now:

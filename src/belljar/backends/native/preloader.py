@@ -132,10 +132,11 @@ class Preloader:
             guest.close()
         elif fds:
             self._fork(guest, fds[0])
-        else:
+        elif len(data) == worker_process.SIGNAL.size:
             worker, number = worker_process.SIGNAL.unpack(data)
-            for pid in (pid for pid, found in self._workers.items() if found == (guest, worker)):
-                os.kill(pid, number)
+            for pid, found in self._workers.items():
+                if found == (guest, worker) and number in signal.valid_signals():
+                    os.kill(pid, number)
 
     def _fork(self, guest: Guest, control: int) -> None:
         try:
@@ -150,8 +151,9 @@ class Preloader:
             self._workers[pid] = guest, self._last
             pidfd = os.pidfd_open(pid)
         except OSError as error:
-            with contextlib.suppress(OSError):  # the host does not wait for it
-                socket.socket(fileno=os.dup(guest.births)).send(failure("fork", error))
+            said = failure("fork", error)
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(guest.births)) as births:
+                births.send(said, socket.MSG_DONTWAIT)
             worker_process.report(guest.socket, worker_process.FAILED, 0, error.errno or 0)
         else:
             worker_process.report(guest.socket, worker_process.FORKED, self._last, 0, pid, pidfd)
@@ -187,14 +189,15 @@ class Preloader:
             spec = confine.specification(self._config, guest.request)
             facts = confine.confine_worker(spec, guest.init, guest.join)
             os.environ.update(confine.read_variables(guest.variables))
-            births.send(json.dumps(facts).encode())
+            with contextlib.suppress(BlockingIOError):  # of hundreds since the last cell
+                births.send(json.dumps(facts).encode(), socket.MSG_DONTWAIT)
             births.close()
             setup = {**guest.request["setup"], "site": self._config["site"]}
             setup["worker_started"] = _worker_started
             worker_process.become_worker(sock, setup, self._prepared)
         except BaseException as error:
             step = error.step if isinstance(error, confine.StepFailed) else "start"
-            births.send(failure(step, error))
+            births.send(failure(step, error), socket.MSG_DONTWAIT)
         finally:
             os._exit(1)
 
