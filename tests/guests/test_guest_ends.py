@@ -5,7 +5,10 @@ from textwrap import dedent
 import pytest
 
 import census
-from belljar import Limits, Outcome, SandboxError
+import oracles
+import setting
+from belljar import Limits, Outcome, SandboxError, StartError
+from belljar.backends.linux import posture
 from belljar.sandbox import run as cell
 from cells import LOOP, run
 
@@ -270,3 +273,27 @@ def test_a_memory_bomb_ends_out_of_memory_and_the_sandbox_goes_on(make_sandbox):
     assert execution.stdout == "before\n"
     sandbox.run_code("hoard = None")
     assert run(sandbox, "1 + 1").value == 2
+
+
+def test_many_restarts_between_two_cells(make_sandbox):
+    """Each new interpreter tells the host that it is confined, and must not wait to be heard."""
+    sandbox = make_sandbox(environment="python")
+    for _ in range(30 if setting.DOCKER else 400):
+        sandbox.restart()
+    assert run(sandbox, "1").value == 1
+
+
+@pytest.mark.contract("native")
+def test_a_new_interpreter_that_lacks_a_layer_ends_the_guest(make_sandbox, monkeypatch):
+    sandbox = make_sandbox(environment="python")
+    run(sandbox, "1")
+    init = oracles.init_of(sandbox)
+
+    def lacks(seen, *, root):
+        raise StartError("the new guest is not confined: it has no seccomp filter")
+
+    monkeypatch.setattr(posture, "check", lacks)
+    sandbox.restart()
+    with pytest.raises(StartError, match="no seccomp filter"):
+        sandbox.run_code("1")
+    census.wait_until(lambda: not census.alive(init), what="the end of the guest")
