@@ -104,6 +104,10 @@ class Guest(Protocol):
         """Called by the sandbox around each cell, and by its usage(). `from_now` resets the peak;
         `now` adds what is used at this moment."""
 
+    def find_mapped(self) -> set[int] | None:
+        """Inodes of files that its processes have mapped for writing; None: init can tell. Called
+        in a worker thread, to keep a workspace."""
+
     def kill(self) -> None:
         """End every process of the guest at once. Called at any time, also twice."""
 

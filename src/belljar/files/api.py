@@ -10,6 +10,10 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar, overload
 
+import anyio
+import anyio.to_thread
+
+from belljar.backends.base import Guest
 from belljar.backends.linux.safe_dir import Kind, is_file_name
 from belljar.errors import (
     FileError,
@@ -63,7 +67,7 @@ class Connected(Protocol):
     @property
     def workdir(self) -> str: ...
 
-    def using(self) -> AbstractAsyncContextManager[tuple[Caller, object]]: ...
+    def using(self) -> AbstractAsyncContextManager[tuple[Caller, Guest]]: ...
 
 
 @suggests
@@ -238,6 +242,11 @@ class AsyncFiles:
             }
             await self._on_change(event, **plain)
         return made
+
+    async def find_mapped(self) -> set[int] | None:
+        """As that of the guest. `tree_protocol` uses it."""
+        async with self._sandbox.using() as (_, guest):
+            return await anyio.to_thread.run_sync(guest.find_mapped)
 
     async def call(
         self, path: str, header: dict[str, Any], payload: bytes = b""

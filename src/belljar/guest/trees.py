@@ -13,7 +13,6 @@ import contextlib
 import errno
 import json
 import os
-import re
 import stat as modes
 import time
 from functools import partial
@@ -23,8 +22,6 @@ from ..protocol import messages, removal, wire
 from .tree_pack import write_at
 
 MAPPED_TIMEOUT = 0.05  # seconds
-MAX_MAPS = 4 * 1024 * 1024  # bytes of /proc/*/maps
-_SHARED = re.compile(rb"^\S+ .w.s \S+ \S+ ([1-9]\d*) ", re.MULTILINE)
 
 _FILE = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 FILE_TYPES = {modes.S_IFREG: "file", modes.S_IFDIR: "dir", modes.S_IFLNK: "symlink"}
@@ -156,10 +153,11 @@ def scan(frame: wire.Frame) -> Answer:
 
 def find_mapped(frame: wire.Frame) -> Answer:
     """Inodes of files that processes have mapped for writing: on tmpfs, the kernel updates the time
-    only for the first such write. Limited in time and size, so some may be missing."""
+    only for the first such write. Limited in time and size, so some may be missing. Natively, init
+    may not look into the worker, and the host does this."""
     inodes: Set[int] = set()
     deadline = Deadline(MAPPED_TIMEOUT)
-    room = MAX_MAPS
+    room = messages.MAX_MAPS
     for name in os.listdir("/proc"):
         if not name.isdigit() or deadline.passed or room <= 0:
             continue
@@ -169,7 +167,7 @@ def find_mapped(frame: wire.Frame) -> Answer:
         except OSError:
             continue  # it has ended, or is init itself
         room -= len(text)
-        inodes.update(int(number) for number in _SHARED.findall(text))
+        inodes |= messages.find_shared(text)
     return {"inodes": sorted(inodes)[: messages.MAX_ROWS]}, b""
 
 

@@ -10,10 +10,11 @@ import inspect
 import re
 import struct
 import warnings
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Set
 
 from . import wire
 
+MAX_MAPS = 4 * 1024 * 1024  # bytes of /proc/*/maps that are read at once
 MAX_FILES = 16384  # open files of init, and the most that the code can get
 
 # Files and trees
@@ -53,6 +54,14 @@ def _check_result_part(part: Any) -> Dict[str, Any]:
     if not named or type(size) is not int or not 0 <= size <= wire.MAX_PAYLOAD:
         raise wire.WireError("a part of a result is malformed")
     return {"mime": mime, "size": size, "text": part.get("text") is True}
+
+
+_SHARED = re.compile(rb"^\S+ .w.s \S+ \S+ ([1-9]\d*) ", re.MULTILINE)
+
+
+def find_shared(maps: bytes) -> "Set[int]":
+    """Inodes of files that a process has mapped for writing, in a text of /proc/PID/maps."""
+    return {int(number) for number in _SHARED.findall(maps)}
 
 
 def check_done(header: wire.Header, payload: bytes, most: int) -> Dict[str, Any]:

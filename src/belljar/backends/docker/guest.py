@@ -103,6 +103,9 @@ class DockerGuest:
             return seen
         return replace(seen, memory_kills=seen.memory_kills + 1)
 
+    def find_mapped(self) -> None:
+        return None
+
     def kill(self) -> None:
         """Shut the stream down, at which its init ends, and also send SIGKILL. Never waits."""
         if self._killed:

@@ -14,6 +14,7 @@ from typing import ParamSpec, TypeVar
 
 import anyio
 
+from belljar.backends.base import Guest
 from belljar.backends.mounts import Mount, Scratch, below, check_mounts
 from belljar.compat.openmanus.core.exceptions import SandboxError
 from belljar.compat.openmanus.sdk_container import SdkContainer, is_sdk_container
@@ -262,4 +263,4 @@ class _OtherDirectory:
 
     workdir: str
     limits: Limits
-    using: Callable[[], AbstractAsyncContextManager[tuple[Caller, object]]]
+    using: Callable[[], AbstractAsyncContextManager[tuple[Caller, Guest]]]
