@@ -104,7 +104,7 @@ class Runtime:
 
     def take_caller(self) -> CallerThread | None:
         """For a blocking call; to be given back. None if this process cannot have more."""
-        # Without a lock: the handler of a signal may call this in the middle of it.
+        # Without a lock, here and below: the handler of a signal may call this in the middle of it.
         try:
             return self._callers.pop() if self._callers else CallerThread(self.loop)
         except (AttributeError, IndexError, OSError):  # not Linux; just taken; no descriptors
@@ -112,12 +112,11 @@ class Runtime:
 
     def give_back(self, caller: CallerThread) -> None:
         self._callers.append(caller)
-        if self._closed.is_set():
-            self._close_callers()
+        self._close_callers(all_but=0 if self._closed.is_set() else 1)
 
-    def _close_callers(self) -> None:
-        with contextlib.suppress(IndexError):
-            while True:
+    def _close_callers(self, all_but: int = 0) -> None:
+        with contextlib.suppress(IndexError):  # another thread does the same
+            while len(self._callers) > all_but:
                 self._callers.pop().close()
 
     # -- backends ---------------------------------------------------------------------------
@@ -180,7 +179,8 @@ class Runtime:
         """In a fork: the threads do not exist here, and the rest belongs to the parent."""
         for backend in self._backends.values():
             backend.abandon()
-        self._close_callers()
+        for caller in self._callers:
+            caller.abandon()
 
 
 _runtime: Runtime | None = None

@@ -15,6 +15,7 @@ import pytest
 import census
 from belljar import Outcome, Sandbox, SandboxClosed, SandboxError, runtime
 
+pytestmark = pytest.mark.contract("native", "docker")
 LOOP = "while True: pass"
 # Containers have no socket that a thread could wait for.
 native_only = pytest.mark.native_only("only a native guest has a socket to wait for")

@@ -69,10 +69,17 @@ class CallerThread:
         self.deferred: list[Callable[[], object]] = []  # what is to be called in this thread
         self._handlers: dict[int, Any] = {}  # of signals, in place of which are ours
         self._deadline = math.inf
-        self._recalled = self._waiting = False
+        self._recalled = self._waiting = self._closed = False
+        self._ringing = threading.RLock()  # until it is closed: then the number is another's
         self._outer: CallerThread | None = None
 
     def close(self) -> None:
+        with self._ringing:
+            self._closed = True
+            os.close(self._bell)
+
+    def abandon(self) -> None:
+        """In a fork of the process: there is no other thread, though one may hold the lock."""
         os.close(self._bell)
 
     def begin(self) -> None:
@@ -113,8 +120,10 @@ class CallerThread:
                 "a finalizer or signal handler cannot use the sandbox whose call it interrupts",
                 hint="let it only take note, and use the sandbox afterwards",
             )
-        self._recalled = True
-        os.eventfd_write(self._bell, 1)
+        with self._ringing:
+            if not self._closed:
+                self._recalled = True
+                os.eventfd_write(self._bell, 1)
 
     def limit(self, seconds: float | None) -> None:
         """How long it may wait from now on."""
