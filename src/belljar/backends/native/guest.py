@@ -156,8 +156,8 @@ class NativeGuest:
         return said
 
     def _check_births(self) -> None:
-        """Called before each cell: the interpreter may be a new one. A guest with one that lacks a
-        layer is killed."""
+        """Called before and after each cell: the interpreter may be a new one. A guest with one that
+        lacks a layer is killed, and the result of the cell is not given."""
         with self._signalling:
             while not self._closed:
                 try:
@@ -181,8 +181,7 @@ class NativeGuest:
         return Location(pid=self.pid, cgroups=self._cgroup.paths if self._cgroup else ())
 
     async def read_usage(self, *, from_now: bool = False, now: bool = False) -> UsageSample:
-        if from_now:
-            self._check_births()
+        self._check_births()
         if self._cgroup is None:
             return self.watch().read_usage(from_now=from_now, now=now)
         if from_now:
