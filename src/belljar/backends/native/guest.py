@@ -156,8 +156,8 @@ class NativeGuest:
         return said
 
     def _check_births(self) -> None:
-        """Called before and after each cell: the interpreter may be a new one. A guest with one that
-        lacks a layer is killed, and the result of the cell is not given."""
+        """Called before and after each cell: the interpreter may be a new one. A guest with one
+        that lacks a layer is killed, and the result of the cell is not given."""
         with self._signalling:
             while not self._closed:
                 try:
