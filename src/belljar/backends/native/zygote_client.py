@@ -17,6 +17,7 @@ import platform
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -237,28 +238,37 @@ os.close(int(sys.argv[3]))
 """
 
 
+# Popen waits until no process has its pipe any more. A fork of this process in that moment, by
+# another thread, would have it for as long as it lives.
+_spawning = threading.Lock()
+os.register_at_fork(
+    before=_spawning.acquire, after_in_parent=_spawning.release, after_in_child=_spawning.release
+)
+
+
 def _spawn(source: int, control: int, gate: int) -> subprocess.Popen[bytes]:
-    # An own session: Ctrl-C at the terminal is for the host process to handle.
-    return subprocess.Popen(
-        [
-            sys.executable,
-            "-I",
-            "-S",
-            "-c",
-            _LAUNCHER + bundle.BOOTSTRAP,
-            str(source),
-            f"{bundle.PACKAGE}.backends.native.launcher",
-            str(gate),
-        ],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=None if os.environ.get("BELLJAR_DEBUG") else subprocess.DEVNULL,
-        pass_fds=(source, control, gate),
-        # Only what the interpreter itself may need to start.
-        env={k: v for k, v in os.environ.items() if k == "LD_LIBRARY_PATH"},
-        cwd="/",
-        start_new_session=True,
-    )
+    with _spawning:
+        # An own session: Ctrl-C at the terminal is for the host process to handle.
+        return subprocess.Popen(
+            [
+                sys.executable,
+                "-I",
+                "-S",
+                "-c",
+                _LAUNCHER + bundle.BOOTSTRAP,
+                str(source),
+                f"{bundle.PACKAGE}.backends.native.launcher",
+                str(gate),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=None if os.environ.get("BELLJAR_DEBUG") else subprocess.DEVNULL,
+            pass_fds=(source, control, gate),
+            # Only what the interpreter itself may need to start.
+            env={k: v for k, v in os.environ.items() if k == "LD_LIBRARY_PATH"},
+            cwd="/",
+            start_new_session=True,
+        )
 
 
 @contextlib.contextmanager
