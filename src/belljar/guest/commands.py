@@ -206,7 +206,8 @@ def is_alive(pid: int) -> bool:
 
 
 def _send_signal(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it has ended
+    # It has ended, or is a worker that is being confined.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 
 

@@ -304,10 +304,11 @@ class Init:
         neither has changed, no other process has a pipe of the worker. (0, 0): unknown."""
         if "source" not in self.setup:
             return 0, 0
-        load = os.open("/proc/loadavg", os.O_RDONLY | os.O_CLOEXEC)
-        last = os.read(load, 128).split()[-1]
-        os.close(load)
-        return worker.pid, int(last)
+        try:
+            with open("/proc/loadavg", "rb", buffering=0) as file:
+                return worker.pid, int(file.read(128).split()[-1])
+        except OSError:
+            return 0, 0  # out of descriptors or memory
 
     def _ensure_worker(self) -> None:
         """Try for a while: the last attempt may have met the process limit, against which killed

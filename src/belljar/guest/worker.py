@@ -90,6 +90,10 @@ class Worker:
         finally:
             os._exit(0)
 
+    def forget_interrupt(self) -> None:
+        """One that came before the fork was not for this worker."""
+        self._early = False
+
     def _serve_next(self) -> None:
         frame, fds = self._channel.next()
         if frame.kind == wire.SYNC:

@@ -23,6 +23,7 @@ from ..protocol.buffers import Inbox, Outbox, check_shared, close_all
 from . import commands, fork_state, poller, worker
 from .workspace_store import CURRENT
 
+FORK = b"fork"
 GO = b"\1"  # the first byte on the socket of a worker: init is confined
 FORKED, FAILED, ENDED = range(3)
 _REPORT = struct.Struct("<BIi")  # one of these; number of the worker; errno or exit status
@@ -237,7 +238,8 @@ def become_worker(
         for fd in (0, 1, 2):
             os.dup2(null, fd)
         if control.fileno() != fork_state.CONTROL:
-            os.dup2(control.detach(), fork_state.CONTROL)
+            os.dup2(control.fileno(), fork_state.CONTROL, inheritable=False)
+            control.close()
             control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=fork_state.CONTROL)
         # The worker gets none of init's descriptors. Init keeps a higher limit than the code,
         # so that the code cannot use up what init needs.
@@ -293,11 +295,9 @@ class WorkerSource:
         self._poll = select.poll()
         self._first: Optional[socket.socket]
         self._first, control = socket.socketpair()
-        own = os.pidfd_open(os.getpid())
-        socket.send_fds(link, [request], [control.fileno(), theirs.fileno(), own, *fds])
+        socket.send_fds(link, [request], [control.fileno(), theirs.fileno(), *fds])
         for each in (control, theirs):
             each.close()
-        os.close(own)
 
     def start(self) -> "Tuple[socket.socket, int, int]":
         """Our end of the socket of a new worker, its pid, and a descriptor that becomes readable
@@ -306,13 +306,13 @@ class WorkerSource:
         if ours is None:
             ours, theirs = socket.socketpair()
             with theirs:
-                socket.send_fds(self._socket, [b"fork"], [theirs.fileno()])
+                socket.send_fds(self._socket, [FORK], [theirs.fileno()])
         try:
             ours.sendall(GO)
             kind, number, value, pid, pidfd = self._receive()
             while kind == ENDED:
                 kind, number, value, pid, pidfd = self._receive()
-            if kind == FAILED:
+            if kind == FAILED or pidfd < 0:  # without a number for its descriptor
                 raise OSError(value, os.strerror(value))
         except BaseException:
             ours.close()

@@ -46,6 +46,7 @@ PR_CAP_AMBIENT_CLEAR_ALL = 4
 SECUREBITS_LOCKED = 0x01 | 0x02 | 0x04 | 0x08 | 0x20 | 0x40 | 0x80
 
 # Numbers that are the same on every architecture (all calls since Linux 5.1) need no table.
+_SYS_pidfd_open = 434
 _SYS_mount_setattr = 442
 _SYS_landlock_create_ruleset = 444
 _SYS_landlock_add_rule = 445
@@ -128,6 +129,11 @@ def unshare(flags: int) -> None:
 
 def setns(fd: int, kind: int) -> None:
     _check(_libc.setns(fd, kind), f"setns {kind:#x}")
+
+
+def pidfd_open(pid: int) -> int:
+    """os.pidfd_open, which some builds of Python lack."""
+    return _syscall("pidfd_open", _SYS_pidfd_open, pid, 0)
 
 
 def clone(flags: int) -> int:

@@ -234,6 +234,7 @@ def _become_inside(init: int) -> None:
     os.close(init)
     os.setresgid(INSIDE_ID, INSIDE_ID, INSIDE_ID)
     os.setresuid(INSIDE_ID, INSIDE_ID, INSIDE_ID)
+    sys_.prctl(sys_.PR_SET_DUMPABLE, 0)  # whatever the host's fs.suid_dumpable says
 
 
 def _drop_capabilities() -> None:

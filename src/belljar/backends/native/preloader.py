@@ -12,6 +12,7 @@ import gc
 import importlib
 import json
 import os
+import resource
 import signal
 import socket
 import traceback
@@ -20,11 +21,13 @@ from typing import Any, Dict, List, NoReturn, Tuple
 from ...guest import fork_state, init, worker_process
 from ...guest.poller import READ, Poller
 from ...guest.worker import Worker
+from ...protocol.buffers import close_all
 from ..linux import syscalls as sys_
 from . import confine, shared_pages
 
 MAX_REQUEST = 65536  # bytes
 MAX_DESCRIPTORS = 16
+SIGNALS = (signal.SIGINT, signal.SIGKILL, signal.SIGCONT)  # that init has sent
 
 
 def main(
@@ -52,6 +55,10 @@ def main(
         shared_pages.take_huge_pages()
     control.send(json.dumps({"ready": True, "data": _data_size()}).encode())
     control.close()
+    # The code of a guest may run already when a new worker is born, in commands. It sees that by
+    # its pid, and must not reach into it before the last layer is on: nor into a dump of it.
+    sys_.prctl(sys_.PR_SET_DUMPABLE, 0)
+    resource.setrlimit(resource.RLIMIT_CORE, (1, 1))  # 0 would not stop a dump into a program
     preloader.serve()
 
 
@@ -127,29 +134,37 @@ class Preloader:
             data, fds, _, _ = socket.recv_fds(guest.socket, 16, 1)
         except OSError:
             data, fds = b"", []
-        if not data:
-            self._poller.unregister(guest.socket)
-            guest.close()
-        elif fds:
-            self._fork(guest, fds[0])
-        elif len(data) == worker_process.SIGNAL.size:
+        if data == worker_process.FORK:
+            self._fork(guest, fds[0] if fds else -1)
+            return
+        close_all(fds)
+        if len(data) == worker_process.SIGNAL.size:
             worker, number = worker_process.SIGNAL.unpack(data)
-            for pid, found in self._workers.items():
-                if found == (guest, worker) and number in signal.valid_signals():
-                    os.kill(pid, number)
+            if number in SIGNALS:
+                for pid, found in self._workers.items():
+                    if found == (guest, worker):
+                        os.kill(pid, number)
+                return
+        # Init has ended, or says what it never says.
+        self._poller.unregister(guest.socket)
+        guest.close()
 
     def _fork(self, guest: Guest, control: int) -> None:
         try:
-            if guest.workers >= guest.request["rlimits"]["RLIMIT_NPROC"]:
+            if control < 0 or guest.workers >= guest.request["rlimits"]["RLIMIT_NPROC"]:
                 raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
             sys_.setns(guest.init, sys_.CLONE_NEWPID)
+            self._prepared.forget_interrupt()
             pid = sys_.fork()
             if pid == 0:
-                self._become_worker(guest, control)
+                try:
+                    self._become_worker(guest, control)
+                finally:
+                    os._exit(1)
             guest.workers += 1
             self._last += 1
             self._workers[pid] = guest, self._last
-            pidfd = os.pidfd_open(pid)
+            pidfd = sys_.pidfd_open(pid)
         except OSError as error:
             said = failure("fork", error)
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(guest.births)) as births:
@@ -159,7 +174,7 @@ class Preloader:
             worker_process.report(guest.socket, worker_process.FORKED, self._last, 0, pid, pidfd)
             os.close(pidfd)
         finally:
-            os.close(control)
+            close_all([control] if control >= 0 else [])
             with contextlib.suppress(OSError):  # it only keeps a namespace longer
                 sys_.setns(self._own_pids, sys_.CLONE_NEWPID)
 
@@ -178,9 +193,7 @@ class Preloader:
     def _become_worker(self, guest: Guest, control: int) -> NoReturn:
         births = socket.socket(fileno=guest.births)
         try:
-            # The code of this guest may run already, in commands. It sees this process by its pid,
-            # and must not reach into it before the last layer is on.
-            sys_.prctl(sys_.PR_SET_DUMPABLE, 0)
+            signal.set_wakeup_fd(-1)
             init.close_descriptors({0, 1, 2, control, *guest.fds})
             os.umask(0o022)
             sock = socket.socket(fileno=control)

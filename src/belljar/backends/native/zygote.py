@@ -79,7 +79,10 @@ def _fork_init(
         sys_.setns(own_pids, sys_.CLONE_NEWPID)
         sys_.unshare(sys_.CLONE_NEWPID)
         if sys_.fork() == 0:
-            _become_init(config, request, fds, link)
+            try:
+                _become_init(config, request, fds, link)
+            finally:
+                os._exit(1)
         with contextlib.suppress(OSError):
             sys_.setns(own_pids, sys_.CLONE_NEWPID)
     except OSError as error:
@@ -104,7 +107,9 @@ def _become_init(
         os.setsid()
         os.umask(0o022)
         # First: while this process makes the namespaces, the preloader forks the worker.
-        source = WorkerSource(link, data, [births, variables, *join])
+        own = sys_.pidfd_open(os.getpid())
+        source = WorkerSource(link, data, [own, births, variables, *join])
+        os.close(own)
         link.close()
         os.close(births)
         facts = confine.confine_init(confine.specification(config, request), join)

@@ -247,19 +247,12 @@ os.register_at_fork(
 
 
 def _spawn(source: int, control: int, gate: int) -> subprocess.Popen[bytes]:
+    entry = f"{bundle.PACKAGE}.backends.native.launcher"
+    program = ["-I", "-S", "-c", _LAUNCHER + bundle.BOOTSTRAP, str(source), entry, str(gate)]
     with _spawning:
         # An own session: Ctrl-C at the terminal is for the host process to handle.
         return subprocess.Popen(
-            [
-                sys.executable,
-                "-I",
-                "-S",
-                "-c",
-                _LAUNCHER + bundle.BOOTSTRAP,
-                str(source),
-                f"{bundle.PACKAGE}.backends.native.launcher",
-                str(gate),
-            ],
+            [sys.executable, *program],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=None if os.environ.get("BELLJAR_DEBUG") else subprocess.DEVNULL,

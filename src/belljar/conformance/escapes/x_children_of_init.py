@@ -1,5 +1,5 @@
 # row: 19, 20
-# attempt: make children that are init's and not its own, and let them end in every way
+# attempt: make children that are its parent's and not its own, and let them end in every way
 # expect: outcome=ok
 # machine: x86_64
 # control: simulated by verdict
