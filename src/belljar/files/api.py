@@ -243,7 +243,7 @@ class AsyncFiles:
             await self._on_change(event, **plain)
         return made
 
-    async def find_mapped(self) -> set[int] | None:
+    async def _find_mapped(self) -> set[int] | None:
         """As that of the guest. `tree_protocol` uses it."""
         async with self._sandbox.using() as (_, guest):
             return await anyio.to_thread.run_sync(guest.find_mapped)

@@ -116,7 +116,7 @@ async def scan_tree(files: AsyncFiles, root: str, *, most: int, unlock: bool = F
 
 async def list_mapped(files: AsyncFiles, root: str) -> set[int]:
     """The inodes of files that processes have mapped for writing."""
-    if (found := await files.find_mapped()) is not None:
+    if (found := await files._find_mapped()) is not None:
         return found
     answer, _ = await files.call(root, {"op": "mapped", "path": root})
     inodes = answer.get("inodes")

@@ -71,7 +71,6 @@ class CellStream(io.TextIOWrapper):
         if pipe >= 0:
             os.dup2(pipe, self._fd)
             self._pipe = self._look()
-            os.close(pipe)
 
     def unchanged(self) -> bool:
         """True if the code has neither replaced the pipe nor changed how it works."""

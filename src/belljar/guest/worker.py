@@ -127,6 +127,7 @@ class Worker:
             pipes = _move_above_standard(pipes)
         for stream, pipe in zip(self._streams, pipes or (-1, -1)):
             stream.begin(frame.request, pipe, leftover, keep=tasks)
+        close_all(pipes)
         if _signal.getsignal(_signal.SIGINT) is not self.on_interrupt:
             signal.signal(signal.SIGINT, self.on_interrupt)
         streams.CELL.set(frame.request)
