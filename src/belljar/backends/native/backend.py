@@ -253,12 +253,12 @@ class NativeBackend:
             if spec.mounts:
                 measured += isolation.describe_mounts(spec.mounts)
             guest.isolation = Isolation(backend=self.name, layers=measured, limits=limits)
-            if "memory" not in in_cgroup:
-                self._host.mind(guest.watch())
             with anyio.fail_after(HELLO_TIMEOUT):
                 said = await guest.first_worker()
             if "failed" in said:
                 raise failure(said, spec.environment.name)
+            if "memory" not in in_cgroup:  # it looks for new workers too: not before the first
+                self._host.mind(guest.watch())
         except BaseException as error:
             await guest.close()
             raise _start_error(error) from None
