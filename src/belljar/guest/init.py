@@ -305,8 +305,11 @@ class Init:
         if "source" not in self.setup:
             return 0, 0
         try:
-            with open("/proc/loadavg", "rb", buffering=0) as file:
-                return worker.pid, int(file.read(128).split()[-1])
+            fd = os.open("/proc/loadavg", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                return worker.pid, int(os.read(fd, 128).split()[-1])
+            finally:
+                os.close(fd)
         except OSError:
             return 0, 0  # out of descriptors or memory
 
@@ -600,13 +603,17 @@ def child_signals() -> int:
     os.set_blocking(writing, False)
     signal.signal(signal.SIGCHLD, lambda signum, frame: None)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    reset_signals()
+    return reading
+
+
+def reset_signals() -> None:
     # Only signals with a handler reach PID 1, so SIGCHLD alone has one. The others get SIG_DFL:
     # the worker and all programs would inherit SIG_IGN, which under nohup comes from the host.
     for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
         if number == signal.SIGINT or signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    return reading
 
 
 def main(channel: Any, setup: Dict[str, Any]) -> None:

@@ -308,12 +308,13 @@ class WorkerSource:
             with theirs:
                 socket.send_fds(self._socket, [FORK], [theirs.fileno()])
         try:
-            ours.sendall(GO)
             kind, number, value, pid, pidfd = self._receive()
             while kind == ENDED:
                 kind, number, value, pid, pidfd = self._receive()
             if kind == FAILED or pidfd < 0:  # without a number for its descriptor
                 raise OSError(value, os.strerror(value))
+            with contextlib.suppress(OSError):  # it has ended already
+                ours.sendall(GO)
         except BaseException:
             ours.close()
             raise

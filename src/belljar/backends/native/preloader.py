@@ -8,13 +8,13 @@ how the worker ended, and it tells init. When init ends, the kernel kills the wo
 
 import contextlib
 import errno
-import gc
 import importlib
 import json
 import os
 import resource
 import signal
 import socket
+import time
 import traceback
 from typing import Any, Dict, List, NoReturn, Tuple
 
@@ -27,6 +27,7 @@ from . import confine, shared_pages
 
 MAX_REQUEST = 65536  # bytes
 MAX_DESCRIPTORS = 16
+FORKS, FORKS_PER_SECOND = 50, 50.0  # for one guest: a fork is paid by all who share the preloader
 SIGNALS = (signal.SIGINT, signal.SIGKILL, signal.SIGCONT)  # that init has sent
 
 
@@ -45,13 +46,8 @@ def main(
     # Once, for all workers: libraries drop what forks must not share, descriptors above all.
     sys_.run_fork_hooks()
     preloader = Preloader(config, link, own_pids)
-    gc.collect()
+    held = shared_pages.settle(thoroughly=bool(config["preload"]))  # noqa: F841
     if config["preload"]:
-        shared_pages.make_immortal()
-    gc.freeze()  # the collector would otherwise write to, and so copy, every shared page
-    if config["preload"]:
-        # Never let go. The second time fills what the first has used itself, and given back.
-        held = [shared_pages.fill_holes(), shared_pages.fill_holes()]  # noqa: F841
         shared_pages.take_huge_pages()
     control.send(json.dumps({"ready": True, "data": _data_size()}).encode())
     control.close()
@@ -89,6 +85,17 @@ class Guest:
         self.socket = socket.socket(fileno=fds[0])
         self.init, self.births, self.variables, *self.join = self.fds = fds[1:]
         self.workers = 0  # alive
+        self._forks, self._since = float(FORKS), time.monotonic()
+
+    def may_fork(self) -> bool:
+        """Code that kills each new worker gets the next one only after a pause."""
+        now = time.monotonic()
+        self._forks = min(FORKS, self._forks + (now - self._since) * FORKS_PER_SECOND)
+        self._since = now
+        if self._forks < 1:
+            return False
+        self._forks -= 1
+        return True
 
     def close(self) -> None:
         self.socket.close()
@@ -103,13 +110,13 @@ class Preloader:
         self._link = link
         self._own_pids = own_pids
         self._poller = Poller()
-        self._workers: Dict[int, Tuple[Guest, int]] = {}  # pid -> its guest and number
+        self._workers: Dict[int, Tuple[int, Guest, int]] = {}  # pidfd -> pid, guest, number
         self._last = 0
         self._prepared = Worker()
 
     def serve(self) -> NoReturn:
         self._poller.register(self._link, READ, self._on_guest)
-        self._poller.register(init.child_signals(), READ, self._on_child)
+        init.reset_signals()
         # For workers: it notes an interrupt that comes before the first cell.
         signal.signal(signal.SIGINT, self._prepared.on_interrupt)
         while True:
@@ -141,8 +148,8 @@ class Preloader:
         if len(data) == worker_process.SIGNAL.size:
             worker, number = worker_process.SIGNAL.unpack(data)
             if number in SIGNALS:
-                for pid, found in self._workers.items():
-                    if found == (guest, worker):
+                for pid, owner, found in self._workers.values():
+                    if owner is guest and found == worker:
                         os.kill(pid, number)
                 return
         # Init has ended, or says what it never says.
@@ -150,6 +157,11 @@ class Preloader:
         guest.close()
 
     def _fork(self, guest: Guest, control: int) -> None:
+        if not guest.may_fork():
+            worker_process.report(guest.socket, worker_process.FAILED, 0, errno.EAGAIN)
+            close_all([control] if control >= 0 else [])
+            return
+        pid = 0
         try:
             if control < 0 or guest.workers >= guest.request["rlimits"]["RLIMIT_NPROC"]:
                 raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
@@ -161,34 +173,35 @@ class Preloader:
                     self._become_worker(guest, control)
                 finally:
                     os._exit(1)
+            # Not SIGCHLD, which also comes when the code stops a worker, as often as it likes.
+            pidfd = sys_.pidfd_open(pid)
+            self._poller.register(pidfd, READ, self._on_end)
             guest.workers += 1
             self._last += 1
-            self._workers[pid] = guest, self._last
-            pidfd = sys_.pidfd_open(pid)
+            self._workers[pidfd] = pid, guest, self._last
         except OSError as error:
+            if pid:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
             said = failure("fork", error)
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(guest.births)) as births:
                 births.send(said, socket.MSG_DONTWAIT)
             worker_process.report(guest.socket, worker_process.FAILED, 0, error.errno or 0)
         else:
             worker_process.report(guest.socket, worker_process.FORKED, self._last, 0, pid, pidfd)
-            os.close(pidfd)
         finally:
             close_all([control] if control >= 0 else [])
             with contextlib.suppress(OSError):  # it only keeps a namespace longer
                 sys_.setns(self._own_pids, sys_.CLONE_NEWPID)
 
-    def _on_child(self, pipe: int, events: int) -> None:
-        init.drain(pipe)
-        while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                return
-            if pid in self._workers:
-                guest, number = self._workers.pop(pid)
-                guest.workers -= 1
-                if guest.fds:
-                    worker_process.report(guest.socket, worker_process.ENDED, number, status)
+    def _on_end(self, pidfd: int, events: int) -> None:
+        self._poller.unregister(pidfd)
+        os.close(pidfd)
+        pid, guest, number = self._workers.pop(pidfd)
+        _, status = os.waitpid(pid, 0)
+        guest.workers -= 1
+        if guest.fds:
+            worker_process.report(guest.socket, worker_process.ENDED, number, status)
 
     def _become_worker(self, guest: Guest, control: int) -> NoReturn:
         births = socket.socket(fileno=guest.births)

@@ -30,6 +30,17 @@ _ADDRESSES = 2**47  # bytes of a process's address space
 _CODE_PARTS = operator.attrgetter("co_consts", "co_name", "co_qualname")  # those that are counted
 
 
+def settle(*, thoroughly: bool) -> object:
+    """Before the first fork. Keep what it returns for ever. `thoroughly` takes some time, for
+    processes that fork often."""
+    gc.collect()
+    if thoroughly:
+        make_immortal()
+    gc.freeze()  # the collector would otherwise write to, and so copy, every shared page
+    # The second time fills what the first has used itself, and given back.
+    return [fill_holes(), fill_holes()] if thoroughly else None
+
+
 def reserve_arenas() -> List[object]:
     """Let the allocator's arenas lie side by side, before libraries are mapped between them: one
     object in each keeps it until it is used."""

@@ -9,7 +9,6 @@ every guest end with it.
 import base64
 import contextlib
 import errno
-import gc
 import json
 import os
 import resource
@@ -24,7 +23,7 @@ from ...guest import init
 from ...guest.worker_process import WorkerSource
 from ...protocol import wire
 from ..linux import syscalls as sys_
-from . import confine, preloader
+from . import confine, preloader, shared_pages
 
 MAX_REQUEST = 65536  # bytes
 MAX_DESCRIPTORS = 16
@@ -56,8 +55,7 @@ def _serve(
     config: Dict[str, Any], control: socket.socket, link: socket.socket, own_pids: int
 ) -> NoReturn:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # inits are reaped by the kernel
-    gc.collect()
-    gc.freeze()  # the collector would otherwise write to, and so copy, every shared page
+    held = shared_pages.settle(thoroughly=bool(config["preload"]))  # noqa: F841
     poll = select.poll()
     poll.register(control, select.POLLIN)
     poll.register(link, 0)
