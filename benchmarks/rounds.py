@@ -26,7 +26,7 @@ class Scale:
     cold: int = 5  # turns of starts, after one that is not counted
     cold_quick: int = 5  # starts in a turn, of what takes less than QUICK_START
     commands: int = 7  # after one that is not counted
-    trips: int = 150
+    trips: int = 1000
     trip_rounds: int = 2
     frames: tuple[tuple[int, int], ...] = ((10, 3), (100, 2))  # MB, rounds
     at_once: tuple[int, ...] = (1, 2, 8, 32)

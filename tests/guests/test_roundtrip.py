@@ -273,7 +273,7 @@ def test_a_file_that_comes_at_the_very_moment_of_a_look_is_seen_by_the_next(tmp_
 
 def test_an_empty_directory_is_known_again_without_looking_into_it(tmp_path, monkeypatch):
     watched = file_requests.WatchedDirectory(str(tmp_path))
-    monkeypatch.setattr(file_requests, "TIMESTAMP_STEP", -1)
+    monkeypatch.setattr(file_requests.messages, "FRESH", -1)
     assert watched.take_census() == {}
     monkeypatch.setattr(file_requests, "take_census", None)
     assert watched.take_census() == {}

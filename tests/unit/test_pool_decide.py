@@ -142,6 +142,12 @@ def test_while_tenants_come_and_go_only_a_bucket_less_than_half_full_is_filled()
     assert decide(a_state(1, leased=1, given=0.0), RULES, QUIET) == [Start("a")]
 
 
+def test_a_guest_that_is_given_now_is_not_replaced_before_its_caller_has_used_it():
+    state = a_state(2)
+    ask(state)
+    assert kinds(decide(state, RULES, 0.0)) == [Give]
+
+
 def test_a_kind_asked_for_once_is_not_kept_ready_and_one_asked_for_again_is_for_a_while():
     state = a_state(2)
     state.buckets["b"] = Bucket(key="b", requests=1, requested=0.0)

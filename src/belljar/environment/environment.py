@@ -236,6 +236,8 @@ def save(environment: Environment) -> None:
 
 def add_packages(environment: Environment, packages: Sequence[str]) -> Environment:
     """The environment with these packages too; the same object if it has them."""
+    if packages == ():  # of every ordinary sandbox
+        return environment
     extended = Environment(extends=environment, packages=packages)
     return environment if extended.packages == environment.packages else extended
 

@@ -127,7 +127,6 @@ Census = Dict[str, Entry]
 MAX_PATH = 4000  # bytes below the root: no program opens a longer path in one call
 CLOCK_INTERVAL = 64  # entries between two checks of the clock
 _get_state = operator.attrgetter("st_size", "st_mtime_ns", "st_ctime_ns", "st_ino")
-TIMESTAMP_STEP = 100_000_000  # nanoseconds: more than a tick of the clock of file times
 
 
 class WatchedDirectory:
@@ -148,7 +147,7 @@ class WatchedDirectory:
         if state == self._empty:
             return {}
         # If it changed just now, the next change might get the same time.
-        settled = time.time_ns() - status.st_ctime_ns > TIMESTAMP_STEP
+        settled = time.time_ns() - status.st_ctime_ns > messages.FRESH
         found = take_census(self._root)
         self._empty = state if found == {} and settled else None
         return found

@@ -240,6 +240,7 @@ class _Decision:
         self.starting = state.starting
         self.starts_of = {s.key: s.starting for s in state.buckets.values()}
         self.free = rules.max_total - state.total
+        self.lively = now - state.given < QUIET
         self.coming = state.ending + len(self.unfit)  # places that will become free
 
     def _fit(self, bucket: Bucket) -> Iterator[ReadyGuest]:
@@ -260,6 +261,7 @@ class _Decision:
                 left.extend(itertools.islice(self.state.waiting, at, at + self.rules.max_total))
                 break
             if idle := self._take(request.key):
+                self.lively = True
                 yield Give(request, idle)
             else:
                 left.append(request)
@@ -317,11 +319,10 @@ class _Decision:
         """A start takes processor time from guests in use: while guests are leased there is one
         start at a time, and only for a bucket that is less than half full."""
         most = 1 if self.state.leased else self.rules.refills
-        lively = self.now - self.state.given < QUIET
         for bucket in self.state.buckets.values():
             coming = len(self.usable[bucket.key]) + self.under_way[bucket.key]
             target = bucket.target(self.rules, self.now)
-            for _ in range((target + 1) // 2 - coming if lively else target - coming):
+            for _ in range((target + 1) // 2 - coming if self.lively else target - coming):
                 may = self._may_start(bucket.key, most) and self.now >= bucket.retry
                 if not may or self.free <= 0:
                     break
