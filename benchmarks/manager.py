@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import random
@@ -70,12 +71,17 @@ class Ledger:
 
         async def noted() -> None:
             self.ended.add(sandbox.id)
-            if self.under_way[sandbox.id] and sandbox.id not in self.deleted:
+            if self.under_way[sandbox.id] and not self.was_ended(sandbox.id):
                 self.counts["busy_swept"] += 1
             await close()
 
         sandbox.close = noted  # type: ignore[method-assign]
         return sandbox
+
+    def was_ended(self, id: str, began: float = math.inf) -> bool:
+        """Deleted; or killed meanwhile, or so shortly before that the kernel was not yet done."""
+        since = min(began, time.monotonic()) - DYING
+        return id in self.deleted or self.killed.get(id, -math.inf) > since
 
     @property
     def alive(self) -> int:
@@ -217,12 +223,9 @@ class Load:
         return None
 
     def cut_short(self, sandbox: AsyncSandbox, what: str, excused: bool, began: float) -> None:
-        """Nobody's fault if it was deleted, or killed meanwhile; or so shortly before that the
-        kernel was not yet done with it."""
         ledger = self.ledger
         ledger.counts["cut_short"] += 1
-        killed = ledger.killed.get(sandbox.id, 0.0) > began - DYING
-        if not (excused or killed or sandbox.id in ledger.deleted):
+        if not excused and not ledger.was_ended(sandbox.id, began):
             ledger.fault(f"{sandbox.id}: {what}")
 
     async def delete(self, name: str) -> None:

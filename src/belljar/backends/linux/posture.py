@@ -60,9 +60,20 @@ def find_same_guest(init: int) -> list[int]:
 def same_guest(pid: int, init: int) -> bool:
     """Whether a process lives in the pid namespace of this init."""
     try:
-        return os.readlink(f"/proc/{pid}/ns/pid") == os.readlink(f"/proc/{init}/ns/pid")
+        if os.readlink(f"/proc/{pid}/ns/pid") != os.readlink(f"/proc/{init}/ns/pid"):
+            return False
+        threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
         return False  # one of them has ended
+    # One that is ending has given up its other namespaces. Its first thread may do so alone.
+    return any(_has_namespaces(f"{pid}/task/{each}") for each in threads)
+
+
+def _has_namespaces(task: str) -> bool:
+    try:
+        return bool(os.readlink(f"/proc/{task}/ns/mnt"))
+    except OSError:
+        return False
 
 
 def check(posture: Posture, *, root: bool) -> None:
