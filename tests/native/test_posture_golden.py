@@ -78,7 +78,9 @@ def settled(check):
     deadline = time.monotonic() + PATIENCE
     while True:
         wrong = check()
-        final = [line for line in wrong if not is_unfinished(line)]
+        # A new worker goes there when it is confined and all else is done.
+        born = not any(line.startswith("worker > directory: ") for line in wrong)
+        final = [line for line in wrong if born and not is_unfinished(line)]
         if not wrong or final or time.monotonic() > deadline:
             return wrong
         time.sleep(0.05)
