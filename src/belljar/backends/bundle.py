@@ -1,10 +1,10 @@
 """The guest's program, to be sent to the other side.
 
 A bundle is its modules by name, as sources and compiled: another Python than ours cannot read the
-latter, and compiling takes a tenth of a second. So what another Python of this host has compiled is
-kept in the cache. The other side needs nothing but a Python:
-`BOOTSTRAP` reads the bundle and makes its modules importable. Their file names start with
-`<belljar>`, by which tracebacks know what not to show.
+latter, and compiling takes a tenth of a second. So what each Python of this host has compiled is
+kept in the cache. The other side needs nothing but a Python: `BOOTSTRAP` reads the bundle and makes
+its modules importable. Their file names start with `<belljar>`, by which tracebacks know what not
+to show.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import tempfile
 import types
 from collections.abc import Callable
 from importlib import resources
+from pathlib import Path
 
 from belljar.environment import store
 
@@ -197,6 +198,16 @@ def _load_or_make(name: str, version: bytes, make: Callable[[], bytes]) -> bytes
 
 @functools.cache
 def _compiled() -> bytes:
+    root = resources.files("belljar")
+    if not isinstance(root, Path):  # in an archive
+        return _compile()
+    stamps = [os.stat(root / file) for file in _modules().values() if file is not None]
+    seen = [MAGIC, str(root), *_modules(), *((each.st_mtime_ns, each.st_size) for each in stamps)]
+    name = hashlib.sha256(f"{MAGIC} {root}".encode()).hexdigest()[:16]
+    return _load_or_make(f"bundles/{name}", hashlib.sha256(repr(seen).encode()).digest(), _compile)
+
+
+def _compile() -> bytes:
     found = {name: None if file is None else _code(name) for name, file in _modules().items()}
     return marshal.dumps(found)
 

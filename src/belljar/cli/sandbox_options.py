@@ -203,6 +203,8 @@ def make(args: argparse.Namespace) -> Sandbox:
 
 def _start_ahead(asked: Options) -> None:
     """Start what a native sandbox needs while this process still imports modules."""
+    from belljar.backends.native import spawn
+
     main = threading.current_thread() is threading.main_thread()
     if not main or "belljar.runtime" in sys.modules:
         return  # called by a program, for which `start_ahead` is not made or comes too late
@@ -211,6 +213,7 @@ def _start_ahead(asked: Options) -> None:
         from belljar.backends.native.zygote_client import start_ahead
 
         start_ahead(asked.environment.without_preload(), asked.workdir)
+    spawn.discard()
 
 
 def options(args: argparse.Namespace) -> dict[str, Any]:

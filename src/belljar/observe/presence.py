@@ -82,11 +82,11 @@ class Presence:
 
     def write(self) -> None:
         """Write the files of the sandboxes that have started."""
-        while self._unwritten and os.getpid() == self.pid:
+        while os.getpid() == self.pid:
             with self._lock:  # for one file: an end waits no longer than that
-                id = next(iter(self._unwritten), None)
-                if id is None:
+                if not self._unwritten:
                     return
+                id = next(iter(self._unwritten))
                 event, data = self._unwritten.pop(id)
                 try:
                     self._write(id, data)

@@ -103,13 +103,16 @@ def _etc() -> Iterator[Step]:
     if os.path.exists("/usr/share/zoneinfo/UTC"):
         yield ["symlink", "/usr/share/zoneinfo/UTC", "/etc/localtime"]
     # Debian's names for "the awk that is installed": links into /usr, and nothing else.
-    alternatives = Path("/etc/alternatives")
-    if not alternatives.is_dir():
+    try:
+        links = sorted(
+            entry.name for entry in os.scandir("/etc/alternatives") if entry.is_symlink()
+        )
+    except OSError:
         return
     yield ["dir", "/etc/alternatives"]
-    for link in sorted(alternatives.iterdir()):
-        if link.is_symlink() and (target := os.readlink(link)).startswith("/usr/"):
-            yield ["symlink", target, f"/etc/alternatives/{link.name}"]
+    for name in links:
+        if (target := os.readlink(f"/etc/alternatives/{name}")).startswith("/usr/"):
+            yield ["symlink", target, f"/etc/alternatives/{name}"]
 
 
 def _devices() -> Iterator[Step]:

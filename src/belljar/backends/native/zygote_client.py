@@ -16,8 +16,6 @@ import os
 import platform
 import socket
 import subprocess
-import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -25,7 +23,7 @@ from belljar.backends import bundle
 from belljar.backends.linux import cgroup, guest_view, identity, seccomp
 from belljar.backends.linux.cgroup import Cgroups, scope
 from belljar.backends.mounts import WORKSPACE, Mount
-from belljar.backends.native import layers, plan
+from belljar.backends.native import layers, plan, spawn
 from belljar.environment.environment import Built, Environment, build, is_built
 from belljar.environment.interpreter import Interpreter, find_interpreter
 from belljar.errors import BackendUnavailable, InvalidOption, SandboxError, StartError
@@ -59,15 +57,17 @@ class Zygote:
         self.baseline = 0
         self._name = built.environment.name
         self._hold = hold
+        launcher = None
         try:
-            self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with theirs, _memfd() as source, _gate() as (gate, opener):
-                # Its interpreter starts while the rest is prepared here.
-                self._process = _spawn(source, theirs.fileno(), gate)
-                config = self._config(built, theirs.fileno())
-                _fill(source, _make_bundle(config, built.interpreter))
-                os.write(opener, b"1")
+            launcher = spawn.take()
+            self._process, self._control = launcher.process, launcher.control
+            # Its interpreter starts while the rest is prepared here.
+            config = self._config(built, launcher.their_control)
+            entry = f"{bundle.PACKAGE}.backends.native.launcher"
+            launcher.run(bundle.BOOTSTRAP, entry, _make_bundle(config, built.interpreter))
         except BaseException as error:
+            if launcher is not None:
+                launcher.close()
             self._let_go()
             if isinstance(error, OSError):
                 raise StartError(f"the zygote did not start: {error}") from error
@@ -229,67 +229,14 @@ def _make_bundle(config: dict[str, object], interpreter: Interpreter) -> bytes:
     return bundle.make(config, other=bundle.compile_with(interpreter.executable))
 
 
-# The launcher's program: waits with its imports done until the bundle is there.
-_LAUNCHER = """
-import ctypes, importlib.util, json, os, signal, socket, sys, typing
-if not os.read(int(sys.argv[3]), 1):
-    sys.exit(0)
-os.close(int(sys.argv[3]))
-"""
-
-
-# Popen waits until no process has its pipe any more. A fork of this process in that moment, by
-# another thread, would have it for as long as it lives.
-_spawning = threading.Lock()
-os.register_at_fork(
-    before=_spawning.acquire, after_in_parent=_spawning.release, after_in_child=_spawning.release
-)
-
-
-def _spawn(source: int, control: int, gate: int) -> subprocess.Popen[bytes]:
-    entry = f"{bundle.PACKAGE}.backends.native.launcher"
-    program = ["-I", "-S", "-c", _LAUNCHER + bundle.BOOTSTRAP, str(source), entry, str(gate)]
-    with _spawning:
-        # An own session: Ctrl-C at the terminal is for the host process to handle.
-        return subprocess.Popen(
-            [sys.executable, *program],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=None if os.environ.get("BELLJAR_DEBUG") else subprocess.DEVNULL,
-            pass_fds=(source, control, gate),
-            # Only what the interpreter itself may need to start.
-            env={k: v for k, v in os.environ.items() if k == "LD_LIBRARY_PATH"},
-            cwd="/",
-            start_new_session=True,
-        )
-
-
-@contextlib.contextmanager
-def _gate() -> Iterator[tuple[int, int]]:
-    """A pipe: the launcher goes on when it can read a byte, and ends when it reads the end."""
-    ends = os.pipe()
-    try:
-        yield ends
-    finally:
-        for end in ends:
-            os.close(end)
-
-
 @contextlib.contextmanager
 def _memfd(data: bytes = b"") -> Iterator[int]:
     fd = os.memfd_create("belljar", os.MFD_CLOEXEC)
     try:
-        _fill(fd, data)
+        spawn.fill(fd, data)
         yield fd
     finally:
         os.close(fd)
-
-
-def _fill(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-    os.lseek(fd, 0, os.SEEK_SET)
 
 
 def _b64(data: bytes) -> str:
