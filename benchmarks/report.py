@@ -153,6 +153,11 @@ GROWN = {
         "alone, afterwards",
     ),
     "sandboxes: the last starts; the first": ("many", "last tenth", "first tenth"),
+    "sandboxes: a new page of memory from the kernel beside them; before the first": (
+        "many",
+        "new page, beside",
+        "new page, before",
+    ),
     "cells: one more; one in a new session": ("cells", "old session", "new session beside it"),
 }
 

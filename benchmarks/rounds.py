@@ -295,6 +295,8 @@ class Course:
                 add("many", "an answer of each", one.name, "s", answer["answers"])
                 add("many", "private, each", one.name, "bytes", [answer["private"]])
                 add("many", "close", one.name, "s", [answer["closing"]])
+                add("many", "new page, before", one.name, "s", [answer["page"]])
+                add("many", "new page, beside", one.name, "s", [answer["page_beside"]])
                 add("many", "count", one.name, "", [float(len(times))])
 
     def burst(self) -> None:

@@ -20,7 +20,7 @@ CELLS = (  # small ones that differ, as a session has them
 )
 FIRST_CELLS = 200  # not counted: what is made once
 TURN = 50
-TOUCHED = 16 * 2**20  # bytes for each place, before the first: more than one takes
+PAGES = 65536  # 256 MiB
 
 
 def run_cells(place: Place, begin: int, count: int) -> list[float]:
@@ -89,21 +89,26 @@ def first_result(peer: Peer, kept: list[Place] | None = None) -> float:
             kept.append(place)
 
 
-def touch_memory(size: int) -> None:
-    """Use that much and free it. On a virtual machine, the first use of a page waits for the
-    hypervisor, which takes several times as long as to copy the page."""
-    with mmap.mmap(-1, size) as memory:
-        memory[:: mmap.PAGESIZE] = bytes(size // mmap.PAGESIZE)
+def new_page() -> float:
+    """Seconds to get a page from the kernel. A virtual machine gives free memory back to its
+    hypervisor, and is slow to get it again: that has nothing to do with what is measured here."""
+    size = PAGES * mmap.PAGESIZE
+    with mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+        began = time.perf_counter()
+        memory[:: mmap.PAGESIZE] = bytes(PAGES)
+        return (time.perf_counter() - began) / PAGES
 
 
 def many(peer: Peer, count: int) -> dict[str, object]:
     """Ever more idle places, all kept: how long each took to its first result, and its memory."""
-    touch_memory(count * TOUCHED)
+    page = new_page()
     times: list[float] = []
     places: list[Place] = []
     try:
         for _ in range(count):
             times.append(first_result(peer, places))
+        page_beside = new_page()
         time.sleep(0.5)
         everything = sum(private(pid) for pid in [os.getpid(), *below([os.getpid()])])
         again = []
@@ -123,6 +128,8 @@ def many(peer: Peer, count: int) -> dict[str, object]:
             "answers": again,
             "private": everything / count,
             "closing": (closed - closing) / count,
+            "page": page,
+            "page_beside": page_beside,
         }
     finally:
         for place in places:
