@@ -11,7 +11,6 @@ from pathlib import Path
 import anyio
 import anyio.lowlevel
 import pytest
-from census import wait_until
 
 import observe_events as made
 import setting
@@ -19,6 +18,7 @@ from belljar import events
 from belljar.observe import orphans, presence, presence_file
 from belljar.observe.live_sandboxes import LiveSandboxes, is_there, kill
 from belljar.observe.presence import Presence
+from census import wait_until
 
 ID = "bj-0123456789abcdef"
 
