@@ -26,7 +26,7 @@ import anyio._backends._asyncio
 
 import belljar.observe.presence
 from belljar import AsyncSandbox, SandboxError, runtime
-from belljar.backends.native import zygote_client
+from belljar.backends.native import spawn
 from outside import session_of
 
 OUTPUT = """
@@ -236,7 +236,7 @@ def settle():
 def work(job):
     journal = Journal(f"{job['directory']}/journal")
     if job["executable"]:
-        zygote_client.sys = SimpleNamespace(executable=job["executable"])
+        spawn.sys = SimpleNamespace(executable=job["executable"])
     for name, limits in job["rlimits"].items():
         resource.setrlimit(getattr(resource, name), tuple(limits))
     before = descriptors()

@@ -24,7 +24,7 @@ ID = "bj-0123456789abcdef"
 
 
 @pytest.fixture(autouse=True)
-def directory(tmp_path, monkeypatch):
+def directory(tmp_path, monkeypatch, not_installed):
     path = tmp_path / "runtime"
     monkeypatch.setenv("BELLJAR_RUNTIME_DIR", str(path))
     return path
@@ -253,7 +253,7 @@ def test_files_from_before_a_reboot_are_stale(file):
     assert note.stale is (True if machine != "unknown" else None)
 
 
-def test_in_a_fork_the_files_stay_the_parents(directory, not_installed):
+def test_in_a_fork_the_files_stay_the_parents(directory):
     presence.install()
     events.tell(made.started(pid=os.getpid()))
     wait_until((directory / ID).exists, 60.0, "its file")
@@ -274,7 +274,7 @@ def test_a_sandbox_that_has_ended_gets_no_file(writer, directory):
     assert not directory.exists()
 
 
-def test_installed_twice_is_installed_once(directory, not_installed):
+def test_installed_twice_is_installed_once(directory):
     presence.install()
     first = presence._installed
     presence.install()
